@@ -1,1 +1,29 @@
-//! placeholder
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 0. Uses: nothing.
+//!
+//! The one home of every byte that two domains agree on: offsets, sizes, magics, limits, and the
+//! encoding of the segment header, the record header, the state words and the control messages.
+//! `spec/` is the normative text; each item here names its clause.
+//!
+//! Everything is little-endian, of fixed width, with explicit padding that is zero.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod features;
+pub mod handshake;
+pub mod header;
+pub mod limits;
+pub mod record;
+pub mod state;
+pub mod words;
+
+pub use features::Features;
+pub use header::{Geometry, HeaderError, SegmentHeader};
+
+/// M-1. First eight bytes of every segment and of every control message, for ever.
+pub const MAGIC: [u8; 8] = *b"TOMBOLO\0";
+
+/// M-1. The version of the layout that this code speaks: it changes when an old peer would misread a byte.
+pub const VERSION: u16 = 1;

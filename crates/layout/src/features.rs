@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! C-4. Feature bits of a channel: offered by both ends, in force where both offered them.
+
+/// A set of feature bits.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Features(pub u64);
+
+impl Features {
+    /// Nothing beyond the base protocol.
+    pub const NONE: Self = Self(0);
+    /// Records instead of a stream of bytes.
+    pub const MESSAGES: Self = Self(1 << 0);
+    /// This end's process is registered for the kernel's global expedited membarrier, and both ends run on
+    /// one kernel: the ringer leaves its fence out, the sleeper issues the barrier.
+    pub const MEMBARRIER: Self = Self(1 << 1);
+    /// H-*. This end follows a hand-over to a new ring.
+    pub const HANDOVER: Self = Self(1 << 2);
+    /// Reserved: several reader pages on one pipe.
+    pub const MULTICAST: Self = Self(1 << 8);
+    /// Reserved: records that describe buffers in a shared pool.
+    pub const POOL: Self = Self(1 << 9);
+    /// Reserved: padding records, so that no record straddles the end of the ring.
+    pub const CONTIGUOUS: Self = Self(1 << 10);
+
+    /// Bits that this version knows how to honour.
+    pub const KNOWN: Self = Self(Self::MESSAGES.0 | Self::MEMBARRIER.0 | Self::HANDOVER.0);
+
+    /// Whether all bits of `other` are set.
+    #[must_use]
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Bits set in both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Bits set in either.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Bits of this set that are not in `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Whether no bit is set.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Sizes and bounds, in bytes unless the name says otherwise.
+
+/// M-2. Granule of segment sizes and of the data offset.
+pub const PAGE: u64 = 4096;
+/// M-4. Bytes of a segment in front of its data: the header, the words and what is reserved.
+pub const CONTROL_LEN: u64 = PAGE;
+/// M-4. Smallest ring.
+pub const CAPACITY_MIN: u64 = PAGE;
+/// M-4. Largest ring: a receiver never has to map more than this and one page for a pipe.
+pub const CAPACITY_MAX: u64 = 1 << 30;
+/// Ring size where nobody asked for another: fits in L2 and lets the writer run ahead of the reader.
+pub const CAPACITY_DEFAULT: u64 = 1 << 20;
+/// Granule of records, and the size of a record's header.
+pub const RECORD_ALIGN: u64 = 8;
+/// C-2. Longest control message.
+pub const CONTROL_MESSAGE_MAX: usize = 256;
+/// C-2. Most memory segments that one control message may carry.
+pub const CONTROL_SEGMENTS_MAX: usize = 1;
+/// C-3. Longest reason in a refusal, in bytes of UTF-8.
+pub const REASON_MAX: usize = 160;
+
+/// Largest payload of one record in a ring of `capacity` bytes.
+#[must_use]
+pub const fn message_max(capacity: u64) -> u64 {
+    let fits = capacity - RECORD_ALIGN;
+    if fits > u32::MAX as u64 { u32::MAX as u64 & !(RECORD_ALIGN - 1) } else { fits }
+}
+
+const _: () = assert!(CAPACITY_MIN.is_power_of_two() && CAPACITY_MAX.is_power_of_two());
+const _: () = assert!(CONTROL_LEN % PAGE == 0);

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! M-5. Where the live words of a segment stand. Each is a naturally aligned `u64`, written by the
+//! segment's owner only and read by the peer; hot words are 128 bytes apart, so that neither the
+//! line nor its prefetched neighbour is shared by two of them.
+
+/// Position after the last byte published. Owner: writer.
+pub const TAIL: usize = 0x080;
+/// Position of the next byte to be read. Owner: reader.
+pub const HEAD: usize = 0x100;
+/// The reader's wait word: wake me when the tail reaches the target. Owner: reader.
+pub const WANT_DATA: usize = 0x180;
+/// The writer's wait word: wake me when the head reaches the target. Owner: writer.
+pub const WANT_SPACE: usize = 0x200;
+/// The writer's state. Owner: writer.
+pub const WRITER_STATE: usize = 0x280;
+/// The reader's state. Owner: reader.
+pub const READER_STATE: usize = 0x288;
+/// Hint: which CPU this end last ran on. Owner: the end.
+pub const CPU: usize = 0x300;
+/// M-5. From here to the data everything is zero and reserved (further reader words, pool descriptors).
+pub const RESERVED: usize = 0x380;
+
+const LINE: usize = 128;
+const _: () = assert!(crate::header::LEN <= TAIL);
+const _: () = assert!(TAIL % LINE == 0 && HEAD % LINE == 0 && WANT_DATA % LINE == 0 && WANT_SPACE % LINE == 0);
+const _: () = assert!(WRITER_STATE % LINE == 0 && READER_STATE == WRITER_STATE + 8 && CPU % LINE == 0);
+const _: () = assert!((RESERVED as u64) < crate::limits::CONTROL_LEN);
+
+/// The CPU hint as it stands in memory: 0 while unknown, else the CPU's number plus one.
+#[must_use]
+pub const fn encode_cpu(cpu: u32) -> u64 {
+    cpu as u64 + 1
+}
+
+/// The wait word of one who waits for `target`: shifted left, lowest bit set.
+#[must_use]
+pub const fn armed(target: u64) -> u64 {
+    (target << 1) | 1
+}
+
+/// The wait word of one who is awake.
+pub const AWAKE: u64 = 0;
+
+/// Whether `word` is armed and `position` has reached its target. Positions wrap at 2^63 here,
+/// so a distance below 2^62 decides.
+#[must_use]
+pub const fn reached(word: u64, position: u64) -> bool {
+    word & 1 == 1 && ((position << 1).wrapping_sub(word & !1) as i64) >= 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r10_armed_word_is_never_awake() {
+        for target in [0, 1, 7, 1 << 31, u64::MAX >> 1, u64::MAX] {
+            assert_ne!(armed(target), AWAKE);
+        }
+    }
+
+    #[test]
+    fn r11_target_is_reached_from_its_position_on_also_across_the_wrap() {
+        for target in [0u64, 1, 4096, (1 << 63) - 1, 1 << 63, u64::MAX] {
+            assert!(reached(armed(target), target));
+            assert!(reached(armed(target), target.wrapping_add(9)));
+            assert!(!reached(armed(target), target.wrapping_sub(1)));
+        }
+        assert!(!reached(AWAKE, 0), "one who is awake is never rung");
+    }
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! # Safety
+//! A [`Mapping`] is an address range that stays mapped for as long as the value lives, because it is unmapped only in
+//! `drop` and the fields are private to this module. Whether it may be written is fixed when it is made.
+#![allow(unsafe_code)]
+
+use std::{io, os::fd::BorrowedFd, ptr::NonNull};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// A shared mapping of `len` bytes.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread; what is done with the bytes is up to `word` and `data`.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the value itself is immutable.
+unsafe impl Sync for Mapping {}
+
+/// Who may write through a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Access {
+    ReadWrite,
+    ReadOnly,
+}
+
+impl Mapping {
+    /// Maps `len` bytes of `fd` from `offset` on, page tables filled at once.
+    pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> io::Result<Self> {
+        let prot = match access {
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+            Access::ReadOnly => ProtFlags::READ,
+        };
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range, so nothing of ours is replaced.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, offset) }?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address 0"))?;
+        Ok(Self { base, len })
+    }
+
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Leaves this mapping out of children made by fork, as a hypervisor's foreign mappings are.
+    pub(crate) fn forget_in_children(&self) -> io::Result<()> {
+        // SAFETY: (range) base and len are those of a live mapping; the advice changes only what a child inherits.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, rustix::mm::Advice::LinuxDontFork) }?;
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: (range) base and len came from mmap and are unmapped nowhere else; (users) every word and slice holds
+        // this mapping alive, so none is left.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
+    }
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Sealed memfds: memory that its maker alone can ever write, and that nobody can take away from under a reader.
+//!
+//! The order is everything: map writable, *then* seal, *then* pass the descriptor on. Once `F_SEAL_FUTURE_WRITE` is set
+//! no new writable mapping can be made by anyone through any path (`mprotect`, `/proc/self/fd`, a second `mmap`), while
+//! the one made before goes on. See `memfd_create(2)`, "File sealing".
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+
+use crate::{
+    map::{Access, Mapping},
+    segment::OwnSegment,
+};
+
+/// What a segment's descriptor must carry before it may be mapped.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL).union(SealFlags::FUTURE_WRITE);
+
+/// `statfs` type of tmpfs; a hugetlbfs memfd, whose pages can fail to appear (`SIGBUS`), has another.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// Makes `len` bytes of zeroed, allocated memory: the only writable mapping there will ever be, and the sealed
+/// descriptor to pass on. `name` is what `/proc/PID/maps` shows.
+///
+/// # Errors
+/// What the kernel says: no memory, a full quota, too many descriptors.
+pub fn create_sealed(name: &str, len: usize) -> io::Result<(OwnSegment, OwnedFd)> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|error| match error {
+            // Kernels before 6.3 do not know NOEXEC_SEAL.
+            rustix::io::Errno::INVAL => rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING),
+            other => Err(other),
+        })?;
+    // Allocates now, so that want of memory is an error here and not a SIGBUS at first touch.
+    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
+    let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite)?;
+    rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+    Ok((OwnSegment::from_only_writable(mapping), fd))
+}
+
+/// Why a descriptor received from a peer is not taken for a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SealError {
+    /// It is no memfd on tmpfs.
+    NotMemory,
+    /// Seals are missing: the bits that are.
+    Unsealed(u32),
+    /// It has no size that a segment can have.
+    Size(u64),
+    /// Some of its memory is not there: this many bytes of the size are.
+    Sparse(u64, u64),
+}
+
+/// Checks that `fd` is memory that can neither shrink nor be written by anyone but its maker, and says how long it is.
+///
+/// # Errors
+/// The first check that fails.
+pub fn check_sealed(fd: BorrowedFd<'_>, max: u64) -> Result<usize, SealError> {
+    let statfs = rustix::fs::fstatfs(fd).map_err(|_| SealError::NotMemory)?;
+    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| SealError::NotMemory)?;
+    if statfs.f_type as u64 != TMPFS_MAGIC {
+        return Err(SealError::NotMemory);
+    }
+    // A full write seal is as good: then not even the maker writes.
+    let wanted = if seals.contains(SealFlags::WRITE) { SEALS - SealFlags::FUTURE_WRITE } else { SEALS };
+    if !seals.contains(wanted) {
+        return Err(SealError::Unsealed((wanted - seals).bits()));
+    }
+    let stat = rustix::fs::fstat(fd).map_err(|_| SealError::NotMemory)?;
+    let size = stat.st_size as u64;
+    if size == 0 || size > max || size % 4096 != 0 {
+        return Err(SealError::Size(size));
+    }
+    let allocated = stat.st_blocks as u64 * 512;
+    if allocated < size {
+        return Err(SealError::Sparse(allocated, size));
+    }
+    usize::try_from(size).map_err(|_| SealError::Size(size))
+}

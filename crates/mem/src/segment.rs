@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Segments: one owner writes, one or more peers read.
+
+use std::{io, os::fd::BorrowedFd, sync::Arc};
+
+use crate::{
+    PeerData,
+    data::{OwnBytes, PeerBytes},
+    map::{Access, Mapping},
+    word::{MappedOwnWord, MappedPeerWord},
+};
+
+/// A segment that this end owns: the one writable mapping of its memory.
+#[derive(Debug)]
+pub struct OwnSegment(Arc<Mapping>);
+
+impl OwnSegment {
+    pub(crate) fn from_only_writable(mapping: Mapping) -> Self {
+        Self(Arc::new(mapping))
+    }
+
+    /// Bytes of the segment.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Never: a segment has at least a page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.len() == 0
+    }
+
+    /// Leaves this mapping out of children made by fork.
+    ///
+    /// # Errors
+    /// What the kernel says to `madvise`.
+    pub fn forget_in_children(&self) -> io::Result<()> {
+        self.0.forget_in_children()
+    }
+
+    /// Takes the segment apart into its words (before `at`) and its data (from `at` on), each owned once.
+    ///
+    /// # Panics
+    /// If `at` lies outside the segment.
+    #[must_use]
+    pub fn split(self, at: usize) -> (OwnControl, OwnBytes) {
+        (OwnControl { mapping: Arc::clone(&self.0), len: at }, OwnBytes::new(self.0, at))
+    }
+}
+
+/// The part of an own segment that holds its header and words.
+#[derive(Debug)]
+pub struct OwnControl {
+    mapping: Arc<Mapping>,
+    len: usize,
+}
+
+impl OwnControl {
+    /// The word at `offset`.
+    ///
+    /// # Panics
+    /// If it is misaligned or outside the control part.
+    #[must_use]
+    pub fn word(&self, offset: usize) -> MappedOwnWord {
+        assert!(offset + 8 <= self.len, "word at {offset:#x} reaches into the data");
+        MappedOwnWord::new(&self.mapping, offset)
+    }
+
+    /// Writes the immutable header, word by word, before the peer hears of the segment.
+    ///
+    /// # Panics
+    /// If the header is no multiple of eight bytes.
+    pub fn write_header(&self, header: &[u8]) {
+        let (words, rest) = header.as_chunks::<8>();
+        assert!(rest.is_empty(), "a header is made of words");
+        for (index, word) in words.iter().enumerate() {
+            crate::OwnWord::store_relaxed(&self.word(index * 8), u64::from_le_bytes(*word));
+        }
+    }
+}
+
+/// A segment that the peer owns, mapped read-only.
+#[derive(Clone, Debug)]
+pub struct PeerSegment(Arc<Mapping>);
+
+impl PeerSegment {
+    /// Maps `len` bytes of `fd` read-only. Whether the memory can shrink under the mapping (a `SIGBUS`) is for the
+    /// caller to know; see [`crate::check_sealed`].
+    ///
+    /// # Errors
+    /// What the kernel says to `mmap`.
+    pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        Ok(Self(Arc::new(Mapping::new(fd, 0, len, Access::ReadOnly)?)))
+    }
+
+    /// Bytes of the segment.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Never: a segment has at least a page.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.len() == 0
+    }
+
+    /// Leaves this mapping out of children made by fork.
+    ///
+    /// # Errors
+    /// What the kernel says to `madvise`.
+    pub fn forget_in_children(&self) -> io::Result<()> {
+        self.0.forget_in_children()
+    }
+
+    /// A private copy of the first `N` bytes.
+    ///
+    /// # Panics
+    /// If the segment is smaller.
+    #[must_use]
+    pub fn header<const N: usize>(&self) -> [u8; N] {
+        let mut header = [0; N];
+        PeerBytes::new(Arc::clone(&self.0), 0).copy_out(0, &mut header);
+        header
+    }
+
+    /// The word at `offset`.
+    ///
+    /// # Panics
+    /// If it is misaligned or outside the segment.
+    #[must_use]
+    pub fn word(&self, offset: usize) -> MappedPeerWord {
+        MappedPeerWord::new(&self.0, offset)
+    }
+
+    /// The data from `offset` on.
+    ///
+    /// # Panics
+    /// If `offset` lies outside the segment.
+    #[must_use]
+    pub fn data(&self, offset: usize) -> PeerBytes {
+        PeerBytes::new(Arc::clone(&self.0), offset)
+    }
+
+    /// Where it is mapped, for tests of what the kernel refuses to do with it.
+    #[must_use]
+    pub fn address(&self) -> (*const u8, usize) {
+        (self.0.base().as_ptr(), self.0.len())
+    }
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! # Safety
+//! A word keeps its mapping alive, was bounds- and alignment-checked once when it was made, and is only ever reached as
+//! an atomic: this crate makes no reference to the bytes of a control page other than these.
+#![allow(unsafe_code)]
+
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{OwnWord, PeerWord, Untrusted, map::Mapping};
+
+/// The address of an aligned word, and what keeps it mapped.
+#[derive(Clone, Debug)]
+struct Address {
+    at: NonNull<AtomicU64>,
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: the address is shared and reached only by atomic operations, and the mapping is Send and Sync.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+impl Address {
+    fn new(mapping: &Arc<Mapping>, offset: usize) -> Self {
+        assert!(offset % 8 == 0 && offset + 8 <= mapping.len(), "word at {offset:#x} outside its segment");
+        // SAFETY: (in bounds) just checked against the length of the mapping.
+        let at = unsafe { mapping.base().add(offset) };
+        Self { at: at.cast(), _mapping: Arc::clone(mapping) }
+    }
+
+    #[inline]
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: (valid, aligned) checked in `new`, the base being page-aligned; (alive) `_mapping` is held;
+        // (aliasing) only atomics touch this word, here and at the peer.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+/// A word of a mapped segment that this end owns.
+#[derive(Debug)]
+pub struct MappedOwnWord(Address);
+
+/// A word of a mapped segment that the peer owns.
+#[derive(Clone, Debug)]
+pub struct MappedPeerWord(Address);
+
+impl MappedOwnWord {
+    pub(crate) fn new(mapping: &Arc<Mapping>, offset: usize) -> Self {
+        Self(Address::new(mapping, offset))
+    }
+}
+
+impl MappedPeerWord {
+    pub(crate) fn new(mapping: &Arc<Mapping>, offset: usize) -> Self {
+        Self(Address::new(mapping, offset))
+    }
+}
+
+impl OwnWord for MappedOwnWord {
+    #[inline]
+    fn store_release(&self, value: u64) {
+        self.0.word().store(value.to_le(), Ordering::Release);
+    }
+
+    #[inline]
+    fn store_relaxed(&self, value: u64) {
+        self.0.word().store(value.to_le(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn load(&self) -> u64 {
+        u64::from_le(self.0.word().load(Ordering::Relaxed))
+    }
+}
+
+impl PeerWord for MappedPeerWord {
+    #[inline]
+    fn load_acquire(&self) -> Untrusted<u64> {
+        Untrusted::new(u64::from_le(self.0.word().load(Ordering::Acquire)))
+    }
+
+    #[inline]
+    fn load_relaxed(&self) -> Untrusted<u64> {
+        Untrusted::new(u64::from_le(self.0.word().load(Ordering::Relaxed)))
+    }
+}
