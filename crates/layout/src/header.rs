@@ -205,6 +205,6 @@ mod tests {
         assert_eq!(refused(|h| h.data_offset = 0), "M-4");
         assert_eq!(refused(|h| h.data_offset = 4100), "M-4");
         assert_eq!(refused(|h| h.data_offset = 8192), "M-4");
-        assert_eq!(refused(|h| h.data_offset = u64::MAX & !4095), "M-4", "the sum overflows");
+        assert_eq!(refused(|h| h.data_offset = !4095), "M-4", "the sum overflows");
     }
 }

@@ -79,9 +79,9 @@ mod imp {
         } else {
             for at in 0..len {
                 // SAFETY: (in bounds) `at < len`.
-                let byte = unsafe { from.add(at).read_volatile() };
+                let byte = unsafe { from.wrapping_add(at).read_volatile() };
                 // SAFETY: (in bounds) `at < len`.
-                unsafe { to.add(at).write_volatile(byte) };
+                unsafe { to.wrapping_add(at).write_volatile(byte) };
             }
         }
     }
@@ -230,9 +230,9 @@ mod imp {
             }
             while len - at >= 8 {
                 // SAFETY: (in bounds) eight bytes are left; (aligned) both addresses are multiples of 8 by now.
-                let word = unsafe { from.add(at).cast::<u64>().read_volatile() };
+                let word = unsafe { from.wrapping_add(at).cast::<u64>().read_volatile() };
                 // SAFETY: as above.
-                unsafe { to.add(at).cast::<u64>().write_volatile(word) };
+                unsafe { to.wrapping_add(at).cast::<u64>().write_volatile(word) };
                 at += 8;
             }
         }
@@ -248,9 +248,9 @@ mod imp {
     #[inline(always)]
     unsafe fn byte(from: *const u8, to: *mut u8, at: usize) {
         // SAFETY: the caller's promise.
-        let byte = unsafe { from.add(at).read_volatile() };
+        let byte = unsafe { from.wrapping_add(at).read_volatile() };
         // SAFETY: the caller's promise.
-        unsafe { to.add(at).write_volatile(byte) };
+        unsafe { to.wrapping_add(at).write_volatile(byte) };
     }
 
     pub(super) fn prefetch(_at: *const u8) {}
