@@ -1,1 +1,24 @@
-//! placeholder
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 2. Uses: layout, mem, ring.
+//!
+//! What a backend is: three small traits. [`Rendezvous`] makes two ends meet; the [`Link`] it gives them is their
+//! [`Memory`], their control path and what is known of the peer's life; a [`Doorbell`] wakes a sleeper.
+//!
+//! The rules were settled on the harsh double (feature `testing`), which has the habits of all hypervisors at once.
+//! Nothing here presumes descriptors that can be passed, memory that can be mapped twice, mappings that survive a fork,
+//! a doorbell of one's own per channel, or a peer that behaves.
+#![forbid(unsafe_code)]
+
+mod doorbell;
+mod error;
+mod link;
+mod rendezvous;
+
+pub use doorbell::{Doorbell, Slot, Woken};
+pub use error::Error;
+pub use link::{Life, Link, Memory, Offer, Peer, Received};
+pub use rendezvous::{Listener, Rendezvous};
+pub use tombolo_ring::Deadline;
+
+/// What the calls of this crate return.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How a sleeper is woken.
+
+use std::os::fd::BorrowedFd;
+
+use crate::{Deadline, Result};
+
+/// Which of an end's two possible sleepers is meant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Slot {
+    /// The reader, who waits for data.
+    Data,
+    /// The writer, who waits for space.
+    Space,
+}
+
+impl Slot {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Data, Self::Space];
+
+    /// 0 or 1, for tables.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woken {
+    /// The bell was rung, by the peer or by nobody in particular: look again.
+    Rung,
+    /// The deadline passed.
+    TimedOut,
+    /// The peer's process or domain is gone, or the path to it: nobody will ever ring again.
+    PeerGone,
+}
+
+/// The notification primitive of one channel: an event channel, an MSI-X vector, a pipe.
+///
+/// Bells are *sticky*: a ring that comes while nobody waits is kept until [`drain`](Self::drain)ed, however many came.
+/// They may ring for nothing (some backends have one bell for many channels); whoever is woken looks again.
+///
+/// Whatever the peer does to its end of the bell, no call here blocks longer than it says: `ring` and `drain` never
+/// block, `wait` ends at its deadline.
+///
+/// At most one thread waits on a slot; both slots may be waited on at once.
+pub trait Doorbell: Send + Sync + std::fmt::Debug {
+    /// Wakes the peer's sleeper in `slot`. Never blocks; ringing a peer that is gone does nothing.
+    fn ring(&self, slot: Slot);
+
+    /// Blocks until this end's `slot` is rung, the peer is gone or `deadline` passes. A ring that is already there
+    /// ends it at once; it stays there until drained. A ring takes precedence over a peer that is gone.
+    ///
+    /// # Errors
+    /// Only what makes further waiting impossible (the descriptor is broken); never the peer's doing.
+    fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken>;
+
+    /// Forgets rings of this end's `slot` that came before this call. Never blocks.
+    fn drain(&self, slot: Slot);
+
+    /// A descriptor that polls readable (`POLLIN` or `POLLHUP`) while a ring is undrained or the peer is gone. It is
+    /// for poll and epoll only, never to be read.
+    fn fd(&self, slot: Slot) -> BorrowedFd<'_>;
+}

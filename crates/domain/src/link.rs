@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What two ends have of each other once they met.
+
+use std::{any::Any, fmt, os::fd::BorrowedFd, sync::Arc};
+
+use tombolo_mem::{OwnSegment, PeerSegment};
+
+use crate::{Doorbell, Result};
+
+/// What an owner keeps of a segment so that it can be offered to the peer and taken back: a descriptor, grant
+/// references, a slice's number. Only the backend that made it knows what is inside.
+pub struct Offer(Box<dyn Any + Send>);
+
+impl Offer {
+    /// Wraps a backend's own token.
+    pub fn new(token: impl Any + Send) -> Self {
+        Self(Box::new(token))
+    }
+
+    /// The backend's own token, if it is of this backend.
+    #[must_use]
+    pub fn token<T: Any>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
+
+    /// Unwraps the backend's own token, if it is of this backend.
+    #[must_use]
+    pub fn into_token<T: Any>(self) -> Option<T> {
+        self.0.downcast().ok().map(|token| *token)
+    }
+}
+
+impl fmt::Debug for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Offer")
+    }
+}
+
+/// Where shared memory comes from.
+pub trait Memory {
+    /// Allocates `len` bytes (a multiple of 4096), zeroed, present, writable by this mapping alone, and the offer by
+    /// which the peer gets to map it read-only.
+    ///
+    /// # Errors
+    /// [`Error::Limit`](crate::Error::Limit) names what ran out.
+    fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)>;
+
+    /// Takes a segment back: the mapping goes now, the memory itself as soon as the peer can no longer reach it. Until
+    /// then it waits in quarantine, where nobody reuses it.
+    fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer);
+
+    /// Bytes of memory that were retired while the peer could still reach them.
+    fn quarantined(&self) -> u64;
+}
+
+/// What is known of the peer's life by an authority other than the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Life {
+    /// It runs, as far as can be known.
+    Running,
+    /// It exists and does not run: stopped, frozen, suspended. It may go on at any time.
+    Paused,
+    /// Its process is gone, or has closed its side of the path.
+    ProcessGone,
+    /// Its whole domain is gone.
+    DomainGone,
+    /// Nobody here can tell.
+    Unknown,
+}
+
+impl Life {
+    /// Whether the peer will never do anything again.
+    #[must_use]
+    pub const fn is_gone(self) -> bool {
+        matches!(self, Self::ProcessGone | Self::DomainGone)
+    }
+}
+
+/// Who the peer is, said by the backend and not by the peer.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Peer {
+    /// The domain's name or number.
+    pub domain: String,
+    /// Its process, where the two ends share a kernel and its number means something here.
+    pub pid: Option<u32>,
+    /// Its user, likewise.
+    pub uid: Option<u32>,
+}
+
+/// A control message that came in.
+#[derive(Debug)]
+pub struct Received {
+    /// The message.
+    pub message: Vec<u8>,
+    /// The segment it carried: checked, and mapped read-only.
+    pub segment: Option<PeerSegment>,
+}
+
+/// Two ends that met: their memory, a path for control messages, and each other's life.
+///
+/// Control messages are few (set-up, hand-over), at most
+/// [`CONTROL_MESSAGE_MAX`](tombolo_layout::limits::CONTROL_MESSAGE_MAX) bytes, kept apart, in order.
+pub trait Link: Memory + Send + fmt::Debug {
+    /// Sends `message` and, with it, the right to map what `offer` stands for. Never blocks.
+    ///
+    /// # Errors
+    /// [`PeerGone`](crate::Error::PeerGone); [`Limit`](crate::Error::Limit) where the path is full because the peer
+    /// does not read it.
+    fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()>;
+
+    /// The next control message, or `None` while there is none. Never blocks. A segment that comes with it is checked
+    /// (it cannot shrink, this end cannot write it, it is all there, it has at most `max_segment` bytes) and mapped.
+    ///
+    /// # Errors
+    /// [`Malformed`](crate::Error::Malformed) where the message or what it carries breaks the rules;
+    /// [`PeerGone`](crate::Error::PeerGone) when there is nothing left to read and nobody to send more.
+    fn recv(&mut self, max_segment: u64) -> Result<Option<Received>>;
+
+    /// A descriptor that polls readable when [`recv`](Self::recv) has something to say.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// The channel's doorbell; there is one once the first message came in.
+    fn doorbell(&self) -> Option<Arc<dyn Doorbell>>;
+
+    /// What is known of the peer's life now. May cost a system call or a few.
+    fn life(&self) -> Life;
+
+    /// Who the peer is.
+    fn peer(&self) -> Peer;
+
+    /// Whether both ends run on one kernel, so that a barrier of that kernel reaches both.
+    fn same_kernel(&self) -> bool;
+}

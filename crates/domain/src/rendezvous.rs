@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How two ends meet.
+
+use std::os::fd::BorrowedFd;
+
+use crate::{Deadline, Link, Result};
+
+/// One way for domains to find each other: a folder of sockets, XenStore, a broker.
+pub trait Rendezvous: Send + Sync + std::fmt::Debug {
+    /// The part of an address before the colon.
+    fn scheme(&self) -> &'static str;
+
+    /// Begins to listen for the peers of `service`. Nothing is left behind when the listener is dropped.
+    ///
+    /// # Errors
+    /// [`InUse`](crate::Error::InUse), [`Denied`](crate::Error::Denied), [`BadService`](crate::Error::BadService).
+    fn listen(&self, service: &str) -> Result<Box<dyn Listener>>;
+
+    /// Reaches the listener of `service`. Where nobody listens yet, fails at once with
+    /// [`NotFound`](crate::Error::NotFound); waiting for a listener is the channel's business.
+    ///
+    /// # Blocking
+    /// Until the listener's backlog has room, at most until `deadline`.
+    ///
+    /// # Errors
+    /// [`NotFound`](crate::Error::NotFound), [`Denied`](crate::Error::Denied), [`TimedOut`](crate::Error::TimedOut).
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>>;
+}
+
+/// One who waits for peers.
+pub trait Listener: Send + std::fmt::Debug {
+    /// The next peer that knocked, or `None` while there is none. Never blocks, whatever peers do or fail to do.
+    ///
+    /// # Errors
+    /// [`Limit`](crate::Error::Limit) where a peer knocked and there is no room for it: it stays knocking.
+    fn accept(&mut self) -> Result<Option<Box<dyn Link>>>;
+
+    /// A descriptor that polls readable when [`accept`](Self::accept) has something to say.
+    fn fd(&self) -> BorrowedFd<'_>;
+}
