@@ -9,21 +9,21 @@ pub const TAIL: usize = 0x080;
 pub const HEAD: usize = 0x100;
 /// The reader's wait word: wake me when the tail reaches the target. Owner: reader.
 pub const WANT_DATA: usize = 0x180;
+/// The reader's state, on the line that the writer looks at anyway. Owner: reader.
+pub const READER_STATE: usize = 0x188;
 /// The writer's wait word: wake me when the head reaches the target. Owner: writer.
 pub const WANT_SPACE: usize = 0x200;
-/// The writer's state. Owner: writer.
-pub const WRITER_STATE: usize = 0x280;
-/// The reader's state. Owner: reader.
-pub const READER_STATE: usize = 0x288;
+/// The writer's state, on the line that the reader looks at anyway. Owner: writer.
+pub const WRITER_STATE: usize = 0x208;
 /// Hint: which CPU this end last ran on. Owner: the end.
-pub const CPU: usize = 0x300;
+pub const CPU: usize = 0x280;
 /// M-5. From here to the data everything is zero and reserved (further reader words, pool descriptors).
-pub const RESERVED: usize = 0x380;
+pub const RESERVED: usize = 0x300;
 
 const LINE: usize = 128;
 const _: () = assert!(crate::header::LEN <= TAIL);
 const _: () = assert!(TAIL % LINE == 0 && HEAD % LINE == 0 && WANT_DATA % LINE == 0 && WANT_SPACE % LINE == 0);
-const _: () = assert!(WRITER_STATE % LINE == 0 && READER_STATE == WRITER_STATE + 8 && CPU % LINE == 0);
+const _: () = assert!(READER_STATE == WANT_DATA + 8 && WRITER_STATE == WANT_SPACE + 8 && CPU % LINE == 0);
 const _: () = assert!((RESERVED as u64) < crate::limits::CONTROL_LEN);
 
 /// The CPU hint as it stands in memory: 0 while unknown, else the CPU's number plus one.

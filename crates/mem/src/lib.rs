@@ -28,16 +28,18 @@ pub use segment::{OwnControl, OwnSegment, PeerSegment};
 pub use untrusted::Untrusted;
 pub use word::{MappedOwnWord, MappedPeerWord};
 
+use std::fmt::Debug;
+
 /// The kind of memory a ring runs over: mapped segments in real life, a model checker's cells in its proofs.
-pub trait Mem {
+pub trait Mem: Debug {
     /// A word that this end writes and the peer reads.
-    type OwnWord: OwnWord;
+    type OwnWord: OwnWord + Debug;
     /// A word that the peer writes.
-    type PeerWord: PeerWord;
+    type PeerWord: PeerWord + Debug;
     /// Data that this end writes.
-    type OwnData: OwnData;
+    type OwnData: OwnData + Debug;
     /// Data that the peer writes.
-    type PeerData: PeerData;
+    type PeerData: PeerData + Debug;
 
     /// A full fence: everything before it is visible to the peer before anything after it is done.
     fn fence();
@@ -81,6 +83,13 @@ pub trait OwnData {
     /// # Panics
     /// Where it would not fit.
     fn copy_in(&mut self, offset: usize, from: &[u8]);
+    /// Stores a little-endian word at `offset`, a multiple of eight.
+    ///
+    /// # Panics
+    /// Where it would not fit.
+    fn put_word(&mut self, offset: usize, word: u64) {
+        self.copy_in(offset, &word.to_le_bytes());
+    }
     /// Copies what stands at `offset` back into `to`: this end alone wrote it, so it is trusted.
     ///
     /// # Panics
@@ -101,6 +110,15 @@ pub trait PeerData {
     /// # Panics
     /// Where it would reach beyond the end.
     fn copy_out(&self, offset: usize, to: &mut [u8]);
+    /// Loads the little-endian word that stands at `offset`, a multiple of eight, now.
+    ///
+    /// # Panics
+    /// Where it would reach beyond the end.
+    fn word(&self, offset: usize) -> Untrusted<u64> {
+        let mut bytes = [0; 8];
+        self.copy_out(offset, &mut bytes);
+        Untrusted::new(u64::from_le_bytes(bytes))
+    }
     /// Asks the CPU to fetch the lines of `offset .. offset + len`; a hint, so out of bounds it does nothing.
     fn prefetch(&self, offset: usize, len: usize);
 }

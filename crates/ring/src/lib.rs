@@ -1,7 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 1. Uses: layout, mem.
+//!
+//! One pipe: a [`Writer`] publishes bytes into a ring that it owns, a [`Reader`] consumes them; [`wait`] lets either
+//! sleep until the other gets on. Over any [`Mem`](tombolo_mem::Mem): mapped memory, or a model checker's cells.
+//! `spec/2-ring.md` is the normative text.
 #![forbid(unsafe_code)]
 
+mod carrier;
+mod counters;
 mod deadline;
+mod error;
+mod mapped;
+mod notify;
+mod reader;
+mod slip;
+mod spin;
+mod wait;
+mod writer;
+mod zero_copy;
 
+pub use carrier::{OwnCarrier, PeerCarrier};
+pub use counters::Counters;
 pub use deadline::Deadline;
+pub use error::{Corrupt, Error};
+pub use mapped::{Fresh, Halves, Mode, follow, halves};
+pub use notify::Ordering;
+pub use reader::{Reader, ReaderParts};
+pub use spin::Spin;
+pub use wait::{Side, Sleeper, Waited, Waits, Woken, arm, wait};
+pub use writer::{FlushPolicy, Writer, WriterParts};
+pub use zero_copy::{Peeked, Reserved};

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One ring of a pipe: its data and its tail. A pipe moves from ring to ring (H-1 to H-6); everything else stays.
+
+use tombolo_mem::{Mem, OwnData, PeerData, Untrusted};
+
+/// The writer's view of a ring.
+#[derive(Debug)]
+pub struct OwnCarrier<M: Mem> {
+    pub(crate) tail: M::OwnWord,
+    pub(crate) data: M::OwnData,
+    pub(crate) capacity: u64,
+}
+
+/// The reader's view of a ring.
+#[derive(Debug)]
+pub struct PeerCarrier<M: Mem> {
+    pub(crate) tail: M::PeerWord,
+    pub(crate) data: M::PeerData,
+    pub(crate) capacity: u64,
+}
+
+impl<M: Mem> OwnCarrier<M> {
+    /// A ring over all of `data`.
+    ///
+    /// # Panics
+    /// If the length is no power of two.
+    pub fn new(tail: M::OwnWord, data: M::OwnData) -> Self {
+        let capacity = data.len() as u64;
+        assert!(capacity.is_power_of_two(), "a ring of {capacity} bytes");
+        Self { tail, data, capacity }
+    }
+
+    /// Where `position` stands.
+    #[inline]
+    pub(crate) fn offset(&self, position: u64) -> usize {
+        (position & (self.capacity - 1)) as usize
+    }
+
+    #[inline]
+    pub(crate) fn put_word(&mut self, position: u64, word: u64) {
+        self.data.put_word(self.offset(position), word);
+    }
+
+    #[inline]
+    pub(crate) fn copy_in(&mut self, position: u64, bytes: &[u8]) {
+        let offset = self.offset(position);
+        let room = self.capacity as usize - offset;
+        if bytes.len() <= room {
+            self.data.copy_in(offset, bytes);
+        } else {
+            let (first, second) = bytes.split_at(room);
+            self.data.copy_in(offset, first);
+            self.data.copy_in(0, second);
+        }
+    }
+
+    pub(crate) fn copy_back(&self, position: u64, to: &mut [u8]) {
+        let offset = self.offset(position);
+        let room = (self.capacity as usize - offset).min(to.len());
+        let (first, second) = to.split_at_mut(room);
+        self.data.copy_back(offset, first);
+        self.data.copy_back(0, second);
+    }
+}
+
+impl<M: Mem> PeerCarrier<M> {
+    /// A ring over all of `data`.
+    ///
+    /// # Panics
+    /// If the length is no power of two.
+    pub fn new(tail: M::PeerWord, data: M::PeerData) -> Self {
+        let capacity = data.len() as u64;
+        assert!(capacity.is_power_of_two(), "a ring of {capacity} bytes");
+        Self { tail, data, capacity }
+    }
+
+    /// Where `position` stands.
+    #[inline]
+    pub(crate) fn offset(&self, position: u64) -> usize {
+        (position & (self.capacity - 1)) as usize
+    }
+
+    #[inline]
+    pub(crate) fn word(&self, position: u64) -> Untrusted<u64> {
+        self.data.word(self.offset(position))
+    }
+
+    #[inline]
+    pub(crate) fn copy_out(&self, position: u64, to: &mut [u8]) {
+        let offset = self.offset(position);
+        let room = self.capacity as usize - offset;
+        if to.len() <= room {
+            self.data.copy_out(offset, to);
+        } else {
+            let (first, second) = to.split_at_mut(room);
+            self.data.copy_out(offset, first);
+            self.data.copy_out(0, second);
+        }
+    }
+
+    /// Breaks the chain header -> length -> last lines of a short record: asks for all lines at once.
+    #[inline]
+    pub(crate) fn prefetch(&self, position: u64, len: u64) {
+        let offset = self.offset(position);
+        let len = (len as usize).min(self.capacity as usize - offset);
+        if len > 64 {
+            self.data.prefetch(offset + 64, len - 64);
+        }
+    }
+}

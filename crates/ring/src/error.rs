@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What can go wrong on a pipe.
+
+/// The peer broke the specification. Nothing it says is believed any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the peer broke {clause} of the specification: {what} (found {found:#x}, bound {bound:#x})")]
+pub struct Corrupt {
+    /// The clause of `spec/2-ring.md` or `spec/1-memory.md`.
+    pub clause: &'static str,
+    /// What is wrong, in words.
+    pub what: &'static str,
+    /// The value found.
+    pub found: u64,
+    /// The bound or value that it should have kept.
+    pub bound: u64,
+}
+
+/// Why an operation on a pipe failed. Would-block is not among them: it is `Ok(None)`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The peer lied; the pipe is of no more use.
+    #[error(transparent)]
+    Corrupt(#[from] Corrupt),
+    /// The reader wants no more (the `EPIPE` of this world).
+    #[error("the reader has closed the pipe")]
+    Closed,
+    /// A record cannot fit into this ring, now or later.
+    #[error("a record of {len} bytes does not fit: this ring takes at most {max}; use a larger ring")]
+    TooLarge {
+        /// Bytes of the record.
+        len: u64,
+        /// Largest record of this ring.
+        max: u64,
+    },
+    /// The caller's buffer is smaller than the next record, which stays where it is.
+    #[error("the next record has {len} bytes, the buffer only {buffer}")]
+    BufferTooSmall {
+        /// Bytes of the record.
+        len: u64,
+        /// Bytes of the buffer.
+        buffer: u64,
+    },
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Pipes over mapped segments: which word of which segment goes where.
+
+use tombolo_layout::{Geometry, HeaderError, SegmentHeader, header, limits, words};
+use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnControl, OwnSegment, PeerSegment};
+
+use crate::{Corrupt, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Writer, WriterParts};
+
+/// How both pipes of a channel are used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mode {
+    /// Records instead of a stream of bytes.
+    pub messages: bool,
+    /// Who fences.
+    pub ordering: Ordering,
+}
+
+/// A segment of one's own with its header written, nothing said in it yet.
+#[derive(Debug)]
+pub struct Fresh {
+    control: OwnControl,
+    carrier: OwnCarrier<Mapped>,
+    start: u64,
+}
+
+impl Fresh {
+    /// Writes `header` into a zeroed segment (M-1 to M-6).
+    ///
+    /// # Panics
+    /// If the header describes another size than the segment has.
+    #[must_use]
+    pub fn new(segment: OwnSegment, header: &SegmentHeader) -> Self {
+        assert_eq!(segment.len() as u64, header.segment_len, "the header describes another segment");
+        let (control, data) = segment.split(header.geometry().data_offset);
+        control.write_header(&header.encode());
+        let carrier = OwnCarrier::new(control.word(words::TAIL), data);
+        Self { control, carrier, start: header.start }
+    }
+
+    /// The ring alone, for a pipe that moves to it (H-1).
+    #[must_use]
+    pub fn into_carrier(self) -> OwnCarrier<Mapped> {
+        self.carrier
+    }
+}
+
+/// One end's half of each of the two pipes of a channel.
+#[derive(Debug)]
+pub struct Halves {
+    /// Writes into the own segment.
+    pub writer: Writer<Mapped>,
+    /// Reads from the peer's.
+    pub reader: Reader<Mapped>,
+    /// Where this end says on which CPU it runs.
+    pub own_cpu: MappedOwnWord,
+    /// Where the peer says so.
+    pub peer_cpu: MappedPeerWord,
+}
+
+/// Joins the own segment and the peer's into two pipes.
+///
+/// # Errors
+/// [`Corrupt`] where the peer's header is none, or of a ring that is not the first.
+pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, SegmentHeader), Corrupt> {
+    let (theirs, carrier) = checked(peer, 0)?;
+    let control = own.control;
+    let writer = Writer::new(WriterParts {
+        carrier: own.carrier,
+        want_space: control.word(words::WANT_SPACE),
+        state: control.word(words::WRITER_STATE),
+        head: peer.word(words::HEAD),
+        want_data: peer.word(words::WANT_DATA),
+        reader_state: peer.word(words::READER_STATE),
+        start: own.start,
+        messages: mode.messages,
+        ordering: mode.ordering,
+    });
+    let reader = Reader::new(ReaderParts {
+        carrier,
+        head: control.word(words::HEAD),
+        want_data: control.word(words::WANT_DATA),
+        state: control.word(words::READER_STATE),
+        want_space: peer.word(words::WANT_SPACE),
+        writer_state: peer.word(words::WRITER_STATE),
+        start: theirs.start,
+        messages: mode.messages,
+        ordering: mode.ordering,
+    });
+    let (own_cpu, peer_cpu) = (control.word(words::CPU), peer.word(words::CPU));
+    Ok((Halves { writer, reader, own_cpu, peer_cpu }, theirs))
+}
+
+/// The ring that the peer's pipe moves to (H-1).
+///
+/// # Errors
+/// [`Corrupt`] where its header is none, or of another ring than `generation`.
+pub fn follow(peer: &PeerSegment, generation: u16) -> Result<(PeerCarrier<Mapped>, SegmentHeader), Corrupt> {
+    checked(peer, generation).map(|(header, carrier)| (carrier, header))
+}
+
+/// Copies a peer's header once, checks it, and never reads it again (M-8).
+fn checked(peer: &PeerSegment, generation: u16) -> Result<(SegmentHeader, PeerCarrier<Mapped>), Corrupt> {
+    let len = peer.len() as u64;
+    if len < limits::CONTROL_LEN + limits::CAPACITY_MIN {
+        let what = "segment smaller than a control page and the smallest ring";
+        return Err(Corrupt { clause: "M-2", what, found: len, bound: limits::CONTROL_LEN + limits::CAPACITY_MIN });
+    }
+    let theirs = SegmentHeader::decode(&peer.header::<{ header::LEN }>(), len).map_err(|error| {
+        let HeaderError { clause, what, found } = error;
+        Corrupt { clause, what, found, bound: len }
+    })?;
+    if theirs.generation != generation {
+        let (found, bound) = (theirs.generation.into(), generation.into());
+        return Err(Corrupt { clause: "H-1", what: "segment of another ring", found, bound });
+    }
+    let Geometry { data_offset, .. } = theirs.geometry();
+    let carrier = PeerCarrier::new(peer.word(words::TAIL), peer.data(data_offset));
+    Ok((theirs, carrier))
+}

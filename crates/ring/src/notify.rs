@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! R-12. The ringer's half of the wake protocol. The waiter's half is in `wait`.
+//!
+//! ```text
+//! ringer                                    waiter
+//! B1 publish the position (release)         A1 arm: own wait word := target
+//! B2 fence                                  A2 fence
+//! B3 load the peer's wait word              A3 re-check the peer's position; reached: go on
+//! B4 armed, reached, not rung yet: ring     A4 block on the doorbell
+//! ```
+//!
+//! The two fences are totally ordered. B2 first: A3 sees the position, nobody sleeps. A2 first: B3 sees the word of
+//! this sleep or of a later one, and rings unless it rang for that very target before. It remembers the last target
+//! it rang for in private memory and never writes the waiter's word: positions only grow, so a target that was once
+//! reached stays reached, and no waiter sleeps on it again.
+
+use tombolo_layout::words;
+use tombolo_mem::{Mem, PeerWord};
+
+/// Who pays for the order between publishing and looking (R-13).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ordering {
+    /// Both sides issue a fence: works between any two domains.
+    Fences,
+    /// The sleeper issues a barrier that reaches the ringer's CPU; the ringer only keeps the compiler in order.
+    SleeperBarrier,
+}
+
+impl Ordering {
+    /// B2 on the ringer's side.
+    #[inline]
+    pub(crate) fn ringer_fence<M: Mem>(self) {
+        match self {
+            Self::Fences => M::fence(),
+            Self::SleeperBarrier => M::light_fence(),
+        }
+    }
+}
+
+/// What a ringer knows of the peer's sleeper.
+#[derive(Debug)]
+pub(crate) struct Ringer<M: Mem> {
+    want: M::PeerWord,
+    /// The wait word of the last target rung for.
+    rung: u64,
+    /// A ring is owed: the owner of the doorbell picks it up.
+    owed: bool,
+    pub(crate) sent: u64,
+    pub(crate) suppressed: u64,
+}
+
+impl<M: Mem> Ringer<M> {
+    pub(crate) fn new(want: M::PeerWord, start: u64) -> Self {
+        Self { want, rung: words::armed(start), owed: false, sent: 0, suppressed: 0 }
+    }
+
+    /// B3 and B4, after the caller published `position` and fenced.
+    #[inline]
+    pub(crate) fn look(&mut self, position: u64) {
+        // ORDER R-12: Relaxed; the caller's fence (B2) pairs with the waiter's (A2).
+        let word = self.want.load_relaxed().hint();
+        if word & 1 == 0 || word == self.rung {
+            self.suppressed += 1;
+        } else {
+            self.look_closer(word, position);
+        }
+    }
+
+    #[cold]
+    fn look_closer(&mut self, word: u64, position: u64) {
+        let beyond_last = (word.wrapping_sub(self.rung) as i64) > 0;
+        if beyond_last && words::reached(word, position) {
+            self.rung = word;
+            self.owe();
+        } else {
+            self.suppressed += 1;
+        }
+    }
+
+    /// Rings whatever the peer's word says (R-16).
+    pub(crate) fn owe(&mut self) {
+        self.owed = true;
+        self.sent += 1;
+    }
+
+    #[inline]
+    pub(crate) fn take(&mut self) -> bool {
+        std::mem::take(&mut self.owed)
+    }
+}

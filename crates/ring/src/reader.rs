@@ -1,0 +1,611 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The reading half of a pipe.
+
+use std::io::IoSliceMut;
+
+use tombolo_layout::{
+    limits::{self, RECORD_ALIGN},
+    record,
+    state::{Phase, State},
+    words,
+};
+use tombolo_mem::{Mem, OwnWord, PeerWord};
+
+use crate::{
+    Corrupt, Counters, Error, Ordering,
+    carrier::PeerCarrier,
+    notify::Ringer,
+    slip::Slip,
+    wait::{Side, Waits},
+};
+
+/// Space is handed back at the latest after so many bytes.
+const RELEASE_AT_MOST: u64 = 64 << 10;
+/// Lines are asked for ahead of the header only where no more than this was published.
+const PREFETCH_UP_TO: u64 = 1 << 10;
+/// Pauses without progress after which a record that is still being written is left for later.
+const PATIENCE: u32 = 512;
+
+/// The words and data that a [`Reader`] is made of.
+#[derive(Debug)]
+pub struct ReaderParts<M: Mem> {
+    /// The first ring.
+    pub carrier: PeerCarrier<M>,
+    /// Own position.
+    pub head: M::OwnWord,
+    /// Own wait word.
+    pub want_data: M::OwnWord,
+    /// Own state.
+    pub state: M::OwnWord,
+    /// The writer's wait word.
+    pub want_space: M::PeerWord,
+    /// The writer's state.
+    pub writer_state: M::PeerWord,
+    /// Position of the first byte.
+    pub start: u64,
+    /// Records instead of a stream.
+    pub messages: bool,
+    /// Who fences.
+    pub ordering: Ordering,
+}
+
+/// The reading half of a pipe: one reader, who alone writes the head, its wait word and its state.
+///
+/// No call blocks; where there is nothing the answer is `Ok(None)`, and `wait` waits. At the end of file, calls answer
+/// `Ok(None)` too and [`finished`](Self::finished) tells. After each call the doorbell must be rung if
+/// [`take_ring`](Self::take_ring) says so.
+#[derive(Debug)]
+pub struct Reader<M: Mem> {
+    carrier: PeerCarrier<M>,
+    /// Position of the next byte to be read.
+    head: u64,
+    /// The tail as last seen and checked.
+    tail_seen: u64,
+    /// The head as last published, and when to publish it next.
+    released: u64,
+    release_step: u64,
+    ringer: Ringer<M>,
+    slip: Slip,
+    ordering: Ordering,
+    state: State,
+    writer: State,
+    messages: bool,
+    records: u64,
+    start: u64,
+    peeked: Option<u64>,
+    pub(crate) waits: Waits,
+    next: Option<PeerCarrier<M>>,
+    head_word: M::OwnWord,
+    want_data: M::OwnWord,
+    state_word: M::OwnWord,
+    writer_state: M::PeerWord,
+    corrupt: Option<Corrupt>,
+}
+
+impl<M: Mem> Reader<M> {
+    /// A reader at the beginning of its pipe. Publishes that it is open.
+    pub fn new(parts: ReaderParts<M>) -> Self {
+        let ReaderParts { carrier, start, .. } = parts;
+        parts.head.store_relaxed(start);
+        // ORDER R-15: Release; pairs with the Acquire in Writer::look_at_reader.
+        parts.state.store_release(State::OPEN.encode());
+        Self {
+            head: start,
+            tail_seen: start,
+            released: start,
+            release_step: release_step(carrier.capacity),
+            carrier,
+            ringer: Ringer::new(parts.want_space, start),
+            slip: Slip::default(),
+            ordering: parts.ordering,
+            state: State::OPEN,
+            writer: State { phase: Phase::Fresh, ready: 0, current: 0 },
+            messages: parts.messages,
+            records: 0,
+            start,
+            peeked: None,
+            waits: Waits::default(),
+            next: None,
+            head_word: parts.head,
+            want_data: parts.want_data,
+            state_word: parts.state,
+            writer_state: parts.writer_state,
+            corrupt: None,
+        }
+    }
+
+    /// Reads what is there into `to`, at most as much as fits, at least one byte; `None` while there is nothing.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where the writer's words are impossible.
+    #[inline]
+    pub fn read(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error> {
+        let len = to.len() as u64;
+        if len <= self.available() && len <= self.release_step {
+            self.carrier.copy_out(self.head, to);
+            self.advance(len);
+            self.records += 1;
+            return Ok(Some(to.len()));
+        }
+        self.read_in_steps(to)
+    }
+
+    /// Reads into `parts` in order; see [`read`](Self::read).
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_vectored(&mut self, parts: &mut [IoSliceMut<'_>]) -> Result<Option<usize>, Error> {
+        let mut done = 0;
+        for part in parts.iter_mut().filter(|part| !part.is_empty()) {
+            match self.read(part) {
+                Ok(Some(n)) => {
+                    done += n;
+                    if n < part.len() {
+                        break;
+                    }
+                }
+                Ok(None) if done == 0 => return Ok(None),
+                Err(error) if done == 0 => return Err(error),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Ok(Some(done))
+    }
+
+    #[inline(never)]
+    fn read_in_steps(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error> {
+        if to.is_empty() {
+            return Ok(Some(0));
+        }
+        let mut done = 0;
+        while done < to.len() {
+            let want = (to.len() - done) as u64;
+            if self.available() < want {
+                self.look_at_tail()?;
+            }
+            let take = want.min(self.available()).min(self.release_step) as usize;
+            if take == 0 {
+                if !self.follow()? {
+                    break;
+                }
+                continue;
+            }
+            self.carrier.copy_out(self.head, &mut to[done..done + take]);
+            self.advance(take as u64);
+            done += take;
+        }
+        if done == 0 {
+            self.release();
+            self.waits.stalls += 1;
+            return Ok(None);
+        }
+        self.records += 1;
+        Ok(Some(done))
+    }
+
+    /// Receives the next record into `to`, whole or not at all, and says how long it is; `None` while there is none.
+    ///
+    /// # Errors
+    /// [`Error::BufferTooSmall`] where `to` cannot hold it (it stays); [`Error::Corrupt`] where what the writer says is
+    /// impossible.
+    #[inline]
+    pub fn recv(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error> {
+        let Some(len) = self.next_record()? else { return Ok(None) };
+        if len > to.len() as u64 {
+            return Err(Error::BufferTooSmall { len, buffer: to.len() as u64 });
+        }
+        let to = &mut to[..len as usize];
+        let span = record::span(len);
+        if span <= self.available() {
+            self.carrier.copy_out(self.head.wrapping_add(RECORD_ALIGN), to);
+        } else if !self.copy_behind_writer(to)? {
+            self.waits.stalls += 1;
+            return Ok(None);
+        }
+        self.advance(span);
+        self.records += 1;
+        Ok(Some(to.len()))
+    }
+
+    /// Length of the next record once its header is there; its payload may still be on the way.
+    #[inline]
+    fn next_record(&mut self) -> Result<Option<u64>, Error> {
+        if self.available() < RECORD_ALIGN && !self.look_for_more()? {
+            return Ok(None);
+        }
+        let max = self.message_max();
+        let len = self.carrier.word(self.head).check(|word| match record::decode(word.to_le_bytes()) {
+            Some(len) if u64::from(len) <= max => Ok(u64::from(len)),
+            Some(_) => Err(Corrupt { clause: "R-21", what: "record longer than its ring", found: word, bound: max }),
+            None => Err(Corrupt { clause: "R-20", what: "record header", found: word, bound: u64::from(u32::MAX) }),
+        });
+        self.note(len).map(Some)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_for_more(&mut self) -> Result<bool, Error> {
+        loop {
+            self.look_at_tail()?;
+            if self.available() != 0 {
+                return Ok(true);
+            }
+            if !self.follow()? {
+                self.release();
+                self.waits.stalls += 1;
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Copies the payload of a record that the writer is publishing in steps, as far and as long as it comes. Says
+    /// whether it is whole; if not, nothing was consumed.
+    #[inline(never)]
+    fn copy_behind_writer(&mut self, to: &mut [u8]) -> Result<bool, Error> {
+        let payload = self.head.wrapping_add(RECORD_ALIGN);
+        let (mut done, mut patience) = (0, PATIENCE);
+        loop {
+            let there = (self.available() - RECORD_ALIGN).min(to.len() as u64) as usize;
+            if there > done {
+                self.carrier.copy_out(payload.wrapping_add(done as u64), &mut to[done..there]);
+                (done, patience) = (there, PATIENCE);
+            }
+            if self.available() >= record::span(to.len() as u64) {
+                return Ok(true);
+            }
+            if patience == 0 {
+                return Ok(false);
+            }
+            patience -= 1;
+            M::pause();
+            self.look_at_tail()?;
+        }
+    }
+
+    /// Bytes to [`wait`](crate::wait) for so that the next call has something to deliver: one, or in message mode all
+    /// of a record whose beginning is there.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where that beginning is impossible.
+    pub fn need(&mut self) -> Result<u64, Error> {
+        if self.messages && self.available() >= RECORD_ALIGN {
+            return Ok(self.next_record()?.map_or(1, record::span));
+        }
+        Ok(1)
+    }
+
+    /// For `peek`: how many bytes to skip and to show.
+    pub(crate) fn peek_range(&mut self) -> Result<Option<(u64, u64)>, Error> {
+        self.peeked = None;
+        let range = if self.messages {
+            let Some(len) = self.next_record()? else { return Ok(None) };
+            if record::span(len) > self.available() {
+                self.look_at_tail()?;
+            }
+            if record::span(len) > self.available() {
+                return Ok(None);
+            }
+            self.peeked = Some(record::span(len));
+            (RECORD_ALIGN, len)
+        } else {
+            if self.available() == 0 && !self.look_for_more()? {
+                return Ok(None);
+            }
+            self.peeked = Some(self.available());
+            (0, self.available())
+        };
+        Ok(Some(range))
+    }
+
+    pub(crate) fn consume_peeked(&mut self, len: u64) {
+        let peeked = self.peeked.expect("consume after a peek that found something");
+        assert!(len <= peeked, "{len} bytes handed back, {peeked} peeked at");
+        self.advance(if self.messages { peeked } else { len });
+        self.records += 1;
+    }
+
+    pub(crate) fn carrier(&self) -> (&PeerCarrier<M>, u64) {
+        (&self.carrier, self.head)
+    }
+
+    /// Largest record that this ring takes, in bytes.
+    #[must_use]
+    pub fn message_max(&self) -> u64 {
+        limits::message_max(self.carrier.capacity)
+    }
+
+    /// Bytes of the ring.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.carrier.capacity
+    }
+
+    /// Bytes published and not yet read, as last seen.
+    #[inline]
+    #[must_use]
+    pub fn available(&self) -> u64 {
+        self.tail_seen.wrapping_sub(self.head)
+    }
+
+    /// Position of the next byte to be read.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.head
+    }
+
+    /// Whether the doorbell must be rung now; asking answers it.
+    #[inline]
+    #[must_use]
+    pub fn take_ring(&mut self) -> bool {
+        self.ringer.take()
+    }
+
+    /// Wants no more: the writer's next call fails.
+    pub fn close(&mut self) {
+        self.finish(Phase::Closed);
+    }
+
+    /// Gives up: like [`close`](Self::close), said differently.
+    pub fn abort(&mut self) {
+        self.finish(Phase::Aborted);
+    }
+
+    fn finish(&mut self, phase: Phase) {
+        if self.state.phase == Phase::Open {
+            self.set_state(State { phase, ..self.state });
+            self.ringer.owe();
+        }
+    }
+
+    /// What the writer's end looks like to one who has read everything: `None` while more may come, else whether
+    /// it closed in order or gave up in the middle (also: in the middle of a record).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where its state word is impossible.
+    pub fn finished(&mut self) -> Result<Option<Phase>, Error> {
+        self.look_at_writer()?;
+        if matches!(self.writer.phase, Phase::Fresh | Phase::Open) {
+            return Ok(None);
+        }
+        // The final tail is visible with the state; only what is left decides.
+        self.look_at_tail()?;
+        if self.available() == 0 && self.follow()? {
+            return Ok(None);
+        }
+        Ok(match (self.available(), self.partial_record()?) {
+            (0, _) => Some(self.writer.phase),
+            (_, true) => Some(Phase::Aborted),
+            (_, false) => None,
+        })
+    }
+
+    /// Whether what is left is the beginning of a record whose end will not come.
+    fn partial_record(&mut self) -> Result<bool, Error> {
+        if !self.messages || self.available() < RECORD_ALIGN {
+            return Ok(false);
+        }
+        Ok(self.next_record()?.is_some_and(|len| record::span(len) > self.available()))
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        Counters {
+            bytes: self.head.wrapping_sub(self.start),
+            messages: self.records,
+            notifications_sent: self.ringer.sent,
+            notifications_suppressed: self.ringer.suppressed,
+            ..self.waits.counters()
+        }
+    }
+
+    /// Loads the tail again, whatever is cached, and says how many bytes there are.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where it is impossible.
+    pub fn refresh(&mut self) -> Result<u64, Error> {
+        self.look_at_tail()?;
+        if self.available() == 0 {
+            self.follow()?;
+        }
+        Ok(self.available())
+    }
+
+    /// Loads the writer's position once and checks it.
+    #[inline]
+    fn look_at_tail(&mut self) -> Result<(), Error> {
+        if let Some(corrupt) = self.corrupt {
+            return Err(corrupt.into());
+        }
+        self.load_tail()?;
+        let found = self.available();
+        if found != 0 && found < self.carrier.capacity / 4 && self.slip.pause::<M>() {
+            self.load_tail()?;
+            self.slip.learn(self.available() > found, self.available() < self.carrier.capacity / 4);
+        }
+        self.prefetch();
+        Ok(())
+    }
+
+    #[inline]
+    fn prefetch(&self) {
+        let available = self.available();
+        if available != 0 && available <= PREFETCH_UP_TO {
+            self.carrier.prefetch(self.head, available);
+        }
+    }
+
+    #[inline]
+    fn load_tail(&mut self) -> Result<(), Error> {
+        // ORDER R-5: Acquire; pairs with the Release in Writer::publish. The bytes before it may be read.
+        let seen = self.carrier.tail.load_acquire().check(|tail| {
+            let ahead = tail.wrapping_sub(self.head);
+            let bound = self.carrier.capacity;
+            if ahead > bound {
+                Err(Corrupt { clause: "R-7", what: "tail more than a ring ahead of the head", found: tail, bound })
+            } else if ahead < self.available() {
+                Err(Corrupt { clause: "R-7", what: "tail went back", found: tail, bound: self.tail_seen })
+            } else if self.messages && tail % RECORD_ALIGN != 0 {
+                Err(Corrupt { clause: "R-20", what: "tail inside a word", found: tail, bound: RECORD_ALIGN })
+            } else {
+                Ok(tail)
+            }
+        });
+        self.tail_seen = self.note(seen)?;
+        Ok(())
+    }
+
+    #[inline]
+    fn advance(&mut self, len: u64) {
+        self.head = self.head.wrapping_add(len);
+        self.peeked = None;
+        if self.head.wrapping_sub(self.released) >= self.release_step {
+            self.release();
+        }
+    }
+
+    /// Hands space back: publishes the head and looks whether the writer sleeps for it.
+    fn release(&mut self) {
+        if self.head != self.released {
+            self.publish_head();
+            self.ordering.ringer_fence::<M>();
+            self.ringer.look(self.head);
+        }
+    }
+
+    fn publish_head(&mut self) {
+        self.released = self.head;
+        // ORDER R-5: Release; pairs with the Acquire in Writer::look_at_head. These bytes were copied out.
+        self.head_word.store_release(self.head);
+    }
+
+    fn look_at_writer(&mut self) -> Result<(), Error> {
+        if let Some(corrupt) = self.corrupt {
+            return Err(corrupt.into());
+        }
+        // ORDER R-15: Acquire; pairs with the Release in Writer::set_state. The final tail is visible with it.
+        let seen = self.writer_state.load_acquire().check(|word| match State::decode(word) {
+            Some(state) if state.current == state.ready || state.ready == state.current.wrapping_add(1) => Ok(state),
+            _ => Err(Corrupt { clause: "R-15", what: "writer state", found: word, bound: self.writer.encode() }),
+        });
+        self.writer = self.note(seen)?;
+        Ok(())
+    }
+
+    fn note<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
+        seen.map_err(|corrupt| {
+            self.corrupt = Some(corrupt);
+            self.tail_seen = self.head;
+            corrupt.into()
+        })
+    }
+
+    fn set_state(&mut self, state: State) {
+        self.state = state;
+        // ORDER R-15: Release; pairs with the Acquire in Writer::look_at_reader.
+        self.state_word.store_release(state.encode());
+    }
+}
+
+/// H-1 to H-4: following to another ring.
+impl<M: Mem> Reader<M> {
+    /// H-1. The ring that the writer has announced and this reader has not got yet, if any.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where the writer's state word is impossible.
+    pub fn announced(&mut self) -> Result<Option<u16>, Error> {
+        self.look_at_writer()?;
+        Ok((self.writer.ready != self.state.ready).then_some(self.writer.ready))
+    }
+
+    /// H-2. Has ring `generation` mapped and declares itself ready to follow.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where it is not the ring that comes next.
+    pub fn prepare(&mut self, generation: u16, next: PeerCarrier<M>) -> Result<(), Error> {
+        let expected = self.state.ready.wrapping_add(1);
+        if generation != expected || self.next.is_some() {
+            let what = "a ring out of turn";
+            let bound = expected.into();
+            return Err(Corrupt { clause: "H-5", what, found: generation.into(), bound }.into());
+        }
+        self.next = Some(next);
+        self.set_state(State { ready: generation, ..self.state });
+        self.ringer.owe();
+        Ok(())
+    }
+
+    /// H-4. Goes on in the next ring if the writer has, and everything in this one was read.
+    fn follow(&mut self) -> Result<bool, Error> {
+        if self.next.is_none() {
+            return Ok(false);
+        }
+        self.look_at_writer()?;
+        if self.writer.current != self.state.ready {
+            return Ok(false);
+        }
+        self.load_tail()?;
+        if self.available() != 0 {
+            return Ok(true);
+        }
+        let Some(next) = self.next.take() else { return Ok(false) };
+        self.release_step = release_step(next.capacity);
+        self.carrier = next;
+        self.release();
+        Ok(true)
+    }
+}
+
+impl<M: Mem> Side for Reader<M> {
+    type Mem = M;
+
+    #[inline]
+    fn ready(&mut self, need: u64) -> Result<bool, Error> {
+        if self.available() >= need {
+            return Ok(true);
+        }
+        if let Some(corrupt) = self.corrupt {
+            return Err(corrupt.into());
+        }
+        self.load_tail()?;
+        if self.available() >= need {
+            self.prefetch();
+            return Ok(true);
+        }
+        // The end, or a ring to follow to, is something to tell the caller.
+        self.look_at_writer()?;
+        let following = self.next.is_some() && self.writer.current == self.state.ready;
+        let offered = self.writer.ready != self.state.ready;
+        Ok(offered || (following && self.follow()?) || !matches!(self.writer.phase, Phase::Fresh | Phase::Open))
+    }
+
+    fn arm(&mut self, need: u64) {
+        self.publish_head();
+        // ORDER R-12: Relaxed; the fence (A2) in `wait` pairs with the ringer's (B2).
+        self.want_data.store_relaxed(words::armed(self.head.wrapping_add(need)));
+    }
+
+    fn before_spin(&mut self) {
+        self.release();
+    }
+
+    fn before_sleep(&mut self) {
+        self.ringer.look(self.head);
+    }
+
+    fn take_ring(&mut self) -> bool {
+        self.ringer.take()
+    }
+
+    fn ordering(&self) -> Ordering {
+        self.ordering
+    }
+
+    fn waits(&mut self) -> &mut Waits {
+        &mut self.waits
+    }
+}
+
+fn release_step(capacity: u64) -> u64 {
+    (capacity / 8).min(RELEASE_AT_MOST)
+}

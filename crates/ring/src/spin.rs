@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How long to spin before a sleep, learnt from the sleeps: spinning as long as a wake-up costs is at most twice the
+//! optimum, and pays only where the peer tends to answer within that time.
+
+use std::time::{Duration, Instant};
+
+use tombolo_mem::Mem;
+
+use crate::{Deadline, Error};
+
+/// Budget to begin with, and to come back to when short waits are seen again.
+const BEGIN: Duration = Duration::from_micros(20);
+/// Looks at the peer's word between two looks at the clock.
+const LOOKS: u32 = 32;
+
+/// The spin policy of one half of a channel.
+#[derive(Debug)]
+pub struct Spin {
+    budget: Duration,
+    most: Duration,
+}
+
+impl Spin {
+    /// The longest that is ever spun unless a caller says otherwise: about what a wake-up between two idle virtual
+    /// CPUs costs.
+    pub const MOST: Duration = Duration::from_micros(50);
+
+    /// Spins up to `most` before each sleep, less where that does not pay; zero never spins, [`Duration::MAX`] always.
+    #[must_use]
+    pub fn new(most: Duration) -> Self {
+        Self { budget: BEGIN.min(most), most }
+    }
+
+    pub(crate) fn worthwhile(&self) -> bool {
+        !self.budget.is_zero()
+    }
+
+    pub(crate) fn now(&self) -> Option<Instant> {
+        (!self.most.is_zero()).then(Instant::now)
+    }
+
+    /// Looks until it finds, the budget is spent or the deadline passes.
+    #[inline]
+    pub(crate) fn run<M: Mem, F: FnMut() -> Result<bool, Error>>(
+        &self,
+        deadline: Deadline,
+        mut look: F,
+    ) -> Result<bool, Error> {
+        let mut since = None;
+        loop {
+            for _ in 0..LOOKS {
+                M::pause();
+                if look()? {
+                    return Ok(true);
+                }
+            }
+            let now = Instant::now();
+            if now - *since.get_or_insert(now) >= self.budget || deadline.expired() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// After a sleep: one that was short would have been caught by a longer spin, a long one makes spinning a waste.
+    pub(crate) fn learn(&mut self, asleep_since: Option<Instant>) {
+        let Some(since) = asleep_since else { return };
+        if self.most == Duration::MAX {
+            return;
+        }
+        // The sleep itself costs about as much as the longest spin.
+        if since.elapsed() <= self.most * 2 {
+            self.budget = (self.budget * 2).clamp(BEGIN.min(self.most), self.most);
+        } else {
+            self.budget /= 2;
+            if self.budget < Duration::from_micros(2) {
+                self.budget = Duration::ZERO;
+            }
+        }
+    }
+}
+
+impl Default for Spin {
+    fn default() -> Self {
+        Self::new(Self::MOST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spin_shrinks_to_nothing_on_long_sleeps_and_comes_back_on_a_short_one() {
+        let mut spin = Spin::default();
+        let long_ago = Instant::now().checked_sub(Duration::from_millis(5));
+        for _ in 0..8 {
+            spin.learn(long_ago);
+        }
+        assert!(!spin.worthwhile());
+        spin.learn(Some(Instant::now()));
+        assert_eq!(spin.budget, BEGIN);
+    }
+
+    #[test]
+    fn spin_that_may_not_spin_never_does() {
+        let mut spin = Spin::new(Duration::ZERO);
+        spin.learn(Some(Instant::now()));
+        assert!(!spin.worthwhile());
+        assert_eq!(spin.now(), None);
+    }
+}

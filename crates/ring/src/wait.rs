@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The waiter's half of the wake protocol, around it the spin, below it the sleep.
+
+use tombolo_mem::Mem;
+
+use crate::{Counters, Deadline, Error, Ordering, spin::Spin};
+
+/// A half of a pipe that can wait: a reader for data, a writer for space.
+pub trait Side {
+    /// The memory it runs over.
+    type Mem: Mem;
+
+    /// Whether `need` bytes are there, or something else that the caller must look at (an end, a new ring).
+    ///
+    /// # Errors
+    /// Where the peer's words are impossible.
+    fn ready(&mut self, need: u64) -> Result<bool, Error>;
+
+    /// A1: publishes what the peer may wait for, then the own wait word.
+    fn arm(&mut self, need: u64);
+
+    /// What the peer must see before this end spins.
+    fn before_spin(&mut self) {}
+
+    /// After the fence: looks whether the peer sleeps and waits for what was published before.
+    fn before_sleep(&mut self);
+
+    /// Whether the peer must be rung now; asking answers it.
+    fn take_ring(&mut self) -> bool;
+
+    /// Who fences.
+    fn ordering(&self) -> Ordering;
+
+    /// What is counted.
+    fn waits(&mut self) -> &mut Waits;
+}
+
+/// What a sleep needs of the world outside the ring: a doorbell, a barrier, a CPU number.
+pub trait Sleeper {
+    /// Why sleeping failed.
+    type Error: From<Error>;
+
+    /// Wakes the peer.
+    fn ring(&mut self);
+
+    /// Forgets rings that came before now.
+    fn drain(&mut self);
+
+    /// Makes every CPU that runs the peer pass a full fence.
+    fn barrier(&mut self);
+
+    /// A4: sleeps until rung, until the peer is gone, or until `deadline`.
+    ///
+    /// # Errors
+    /// Where sleeping is impossible.
+    fn sleep(&mut self, deadline: Deadline) -> Result<Woken, Self::Error>;
+
+    /// Whether spinning can pay: not where both ends share a CPU.
+    fn may_spin(&mut self) -> bool;
+}
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Woken {
+    /// Rung, perhaps for nothing.
+    Rung,
+    /// The deadline passed.
+    TimedOut,
+    /// Nobody is left to ring.
+    PeerGone,
+}
+
+/// How a wait ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waited {
+    /// There is something to do.
+    Ready,
+    /// The deadline passed and there is nothing to do.
+    TimedOut,
+    /// The peer is gone and there is nothing to do: nothing more will come.
+    PeerGone,
+}
+
+/// What waiting counts.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Waits {
+    pub(crate) received: u64,
+    pub(crate) spurious: u64,
+    pub(crate) spins_paid: u64,
+    pub(crate) spins_wasted: u64,
+    pub(crate) sleeps: u64,
+    pub(crate) stalls: u64,
+}
+
+impl Waits {
+    pub(crate) fn counters(&self) -> Counters {
+        Counters {
+            notifications_received: self.received,
+            wakeups_spurious: self.spurious,
+            spins_paid: self.spins_paid,
+            spins_wasted: self.spins_wasted,
+            sleeps: self.sleeps,
+            stalls: self.stalls,
+            ..Counters::default()
+        }
+    }
+}
+
+/// Waits until `side` has `need` bytes or something else to look at: spins while that is likely to pay, then arms,
+/// fences, looks again and sleeps.
+///
+/// # Errors
+/// Where the peer's words are impossible or sleeping is.
+pub fn wait<S: Side, Z: Sleeper>(
+    side: &mut S,
+    sleeper: &mut Z,
+    spin: &mut Spin,
+    need: u64,
+    deadline: Deadline,
+) -> Result<Waited, Z::Error> {
+    side.before_spin();
+    ring_if_owed(side, sleeper);
+    if side.ready(need)? {
+        return Ok(Waited::Ready);
+    }
+    if spin.worthwhile() && sleeper.may_spin() {
+        if spin.run::<S::Mem, _>(deadline, || side.ready(need))? {
+            side.waits().spins_paid += 1;
+            return Ok(Waited::Ready);
+        }
+        side.waits().spins_wasted += 1;
+    }
+    let asleep_since = spin.now();
+    loop {
+        if arm(side, sleeper, need)? {
+            return Ok(Waited::Ready);
+        }
+        if deadline.expired() {
+            return Ok(Waited::TimedOut);
+        }
+        side.waits().sleeps += 1;
+        let woken = sleeper.sleep(deadline)?;
+        spin.learn(asleep_since);
+        side.waits().received += u64::from(woken == Woken::Rung);
+        if side.ready(need)? {
+            return Ok(Waited::Ready);
+        }
+        match woken {
+            Woken::Rung => side.waits().spurious += 1,
+            Woken::TimedOut => return Ok(Waited::TimedOut),
+            Woken::PeerGone => return Ok(Waited::PeerGone),
+        }
+    }
+}
+
+/// A1 to A3: says whether there is something to do after all. If not, the peer will ring once there is.
+///
+/// # Errors
+/// Where the peer's words are impossible.
+pub fn arm<S: Side, Z: Sleeper>(side: &mut S, sleeper: &mut Z, need: u64) -> Result<bool, Z::Error> {
+    // Rings from before are about what was looked at already.
+    sleeper.drain();
+    side.arm(need);
+    match side.ordering() {
+        Ordering::Fences => S::Mem::fence(),
+        Ordering::SleeperBarrier => sleeper.barrier(),
+    }
+    side.before_sleep();
+    ring_if_owed(side, sleeper);
+    Ok(side.ready(need)?)
+}
+
+fn ring_if_owed<S: Side, Z: Sleeper>(side: &mut S, sleeper: &mut Z) {
+    if side.take_ring() {
+        sleeper.ring();
+    }
+}

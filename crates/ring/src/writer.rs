@@ -1,0 +1,614 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The writing half of a pipe.
+
+use std::{
+    io::IoSlice,
+    time::{Duration, Instant},
+};
+
+use tombolo_layout::{
+    limits, record,
+    state::{Phase, State},
+    words,
+};
+use tombolo_mem::{Mem, OwnWord, PeerWord};
+
+use crate::{
+    Corrupt, Counters, Error, Ordering,
+    carrier::OwnCarrier,
+    notify::Ringer,
+    wait::{Side, Waits},
+};
+
+/// Writes of more than this are published in steps, so that reader and writer copy at the same time.
+const STEPPED_FROM: u64 = 16 << 10;
+
+/// When a writer looks whether the reader sleeps. A reader that is awake sees published bytes at once under
+/// either policy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FlushPolicy {
+    /// At every write.
+    #[default]
+    Immediate,
+    /// Once so many bytes have gathered or so much time has passed, looked at by the next write; and always before the
+    /// writer waits or closes. A writer that stops in between calls [`Writer::flush`].
+    Batch {
+        /// Look after this many bytes.
+        bytes: u64,
+        /// Or after this much time.
+        time: Duration,
+    },
+}
+
+/// The words and data that a [`Writer`] is made of.
+#[derive(Debug)]
+pub struct WriterParts<M: Mem> {
+    /// The first ring.
+    pub carrier: OwnCarrier<M>,
+    /// Own wait word.
+    pub want_space: M::OwnWord,
+    /// Own state.
+    pub state: M::OwnWord,
+    /// The reader's position.
+    pub head: M::PeerWord,
+    /// The reader's wait word.
+    pub want_data: M::PeerWord,
+    /// The reader's state.
+    pub reader_state: M::PeerWord,
+    /// Position of the first byte.
+    pub start: u64,
+    /// Records instead of a stream.
+    pub messages: bool,
+    /// Who fences.
+    pub ordering: Ordering,
+}
+
+/// The writing half of a pipe: one writer, who alone writes the ring, its tail, its wait word and its state.
+///
+/// No call blocks; where there is no room the answer is `Ok(None)`, and `wait` waits. After each call the doorbell
+/// must be rung if [`take_ring`](Self::take_ring) says so.
+#[derive(Debug)]
+pub struct Writer<M: Mem> {
+    carrier: OwnCarrier<M>,
+    /// Position after the last byte published.
+    tail: u64,
+    /// The tail may grow to here without another look at the head.
+    limit: u64,
+    /// The head as last seen and checked.
+    head_seen: u64,
+    /// H-3. Where the present ring begins: what lies before it is in the ring before.
+    floor: u64,
+    ringer: Ringer<M>,
+    ordering: Ordering,
+    policy: FlushPolicy,
+    unflushed: u64,
+    unflushed_since: Option<Instant>,
+    /// The reader's state word as last seen and checked.
+    reader_word: u64,
+    /// Every call takes the slow path: an end closed, or the reader lied.
+    alert: bool,
+    reader: State,
+    state: State,
+    messages: bool,
+    records: u64,
+    start: u64,
+    pub(crate) waits: Waits,
+    previous: Option<OwnCarrier<M>>,
+    head: M::PeerWord,
+    want_space: M::OwnWord,
+    state_word: M::OwnWord,
+    reader_state: M::PeerWord,
+    corrupt: Option<Corrupt>,
+}
+
+impl<M: Mem> Writer<M> {
+    /// A writer at the beginning of its pipe. Publishes that it is open.
+    pub fn new(parts: WriterParts<M>) -> Self {
+        let WriterParts { carrier, start, .. } = parts;
+        carrier.tail.store_relaxed(start);
+        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_state.
+        parts.state.store_release(State::OPEN.encode());
+        Self {
+            tail: start,
+            limit: start.wrapping_add(carrier.capacity),
+            carrier,
+            head_seen: start,
+            floor: start,
+            ringer: Ringer::new(parts.want_data, start),
+            ordering: parts.ordering,
+            policy: FlushPolicy::Immediate,
+            unflushed: 0,
+            unflushed_since: None,
+            reader_word: 0,
+            alert: false,
+            reader: State { phase: Phase::Fresh, ready: 0, current: 0 },
+            state: State::OPEN,
+            messages: parts.messages,
+            records: 0,
+            start,
+            waits: Waits::default(),
+            previous: None,
+            head: parts.head,
+            want_space: parts.want_space,
+            state_word: parts.state,
+            reader_state: parts.reader_state,
+            corrupt: None,
+        }
+    }
+
+    /// Writes as much of `bytes` as there is room for, at least one byte; `None` while there is no room.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] where the reader wants no more, [`Error::Corrupt`] where the reader's words are impossible.
+    #[inline]
+    pub fn write(&mut self, bytes: &[u8]) -> Result<Option<usize>, Error> {
+        let len = bytes.len() as u64;
+        if len <= self.limit.wrapping_sub(self.tail) && len <= STEPPED_FROM {
+            self.check_open()?;
+            self.carrier.copy_in(self.tail, bytes);
+            self.publish(len);
+            self.records += 1;
+            return Ok(Some(bytes.len()));
+        }
+        self.write_in_steps(bytes)
+    }
+
+    /// Writes of `parts` in order as much as there is room for; see [`write`](Self::write).
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
+        let mut written = 0;
+        for part in parts.iter().filter(|part| !part.is_empty()) {
+            match self.write(part) {
+                Ok(Some(n)) => {
+                    written += n;
+                    if n < part.len() {
+                        break;
+                    }
+                }
+                Ok(None) if written == 0 => return Ok(None),
+                Err(error) if written == 0 => return Err(error),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Ok(Some(written))
+    }
+
+    #[inline(never)]
+    fn write_in_steps(&mut self, bytes: &[u8]) -> Result<Option<usize>, Error> {
+        self.check_open()?;
+        if bytes.is_empty() {
+            return Ok(Some(0));
+        }
+        let step = step_for(bytes.len() as u64);
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let want = step.min(rest.len() as u64);
+            let mut room = self.limit.wrapping_sub(self.tail);
+            if room < want {
+                room = self.look_at_head()?;
+            }
+            let take = want.min(room) as usize;
+            if take == 0 {
+                break;
+            }
+            let (now, later) = rest.split_at(take);
+            self.carrier.copy_in(self.tail, now);
+            self.publish(now.len() as u64);
+            rest = later;
+        }
+        let written = bytes.len() - rest.len();
+        if written == 0 {
+            self.waits.stalls += 1;
+            return Ok(None);
+        }
+        self.records += 1;
+        Ok(Some(written))
+    }
+
+    /// Sends one record, whole or not at all; `None` while there is no room for it.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] where it can never fit; else as [`write`](Self::write).
+    #[inline]
+    pub fn send(&mut self, payload: &[u8]) -> Result<Option<()>, Error> {
+        let span = record::span(payload.len() as u64);
+        if span <= self.limit.wrapping_sub(self.tail) && span <= STEPPED_FROM {
+            self.check_open()?;
+            self.carrier.put_word(self.tail, payload.len() as u64);
+            self.carrier.copy_in(self.tail.wrapping_add(limits::RECORD_ALIGN), payload);
+            self.publish(span);
+            self.records += 1;
+            return Ok(Some(()));
+        }
+        self.send_vectored(&[IoSlice::new(payload)])
+    }
+
+    /// Sends the concatenation of `parts` as one record; see [`send`](Self::send).
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_vectored(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<()>, Error> {
+        let len = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        if !self.make_room(len)? {
+            return Ok(None);
+        }
+        let end = self.tail.wrapping_add(record::span(len));
+        self.carrier.put_word(self.tail, len);
+        let mut at = self.tail.wrapping_add(limits::RECORD_ALIGN);
+        // Steps are multiples of eight, as every published position is in message mode.
+        let step = step_for(len);
+        for part in parts {
+            for piece in part.chunks(step as usize) {
+                self.carrier.copy_in(at, piece);
+                at = at.wrapping_add(piece.len() as u64);
+                let whole = (at.wrapping_sub(self.tail)) & !(limits::RECORD_ALIGN - 1);
+                if whole >= step {
+                    self.publish(whole);
+                }
+            }
+        }
+        self.publish(end.wrapping_sub(self.tail));
+        self.records += 1;
+        Ok(Some(()))
+    }
+
+    /// Whether a record of `len` bytes fits now.
+    fn make_room(&mut self, len: u64) -> Result<bool, Error> {
+        self.check_open()?;
+        let max = self.message_max();
+        if len > max {
+            return Err(Error::TooLarge { len, max });
+        }
+        let fits =
+            record::span(len) <= self.limit.wrapping_sub(self.tail) || record::span(len) <= self.look_at_head()?;
+        self.waits.stalls += u64::from(!fits);
+        Ok(fits)
+    }
+
+    /// For `reserve` and `commit`: whether so many bytes, with a record's header where there is one, fit now.
+    pub(crate) fn has_room(&mut self, len: u64) -> Result<bool, Error> {
+        if self.messages {
+            return self.make_room(len);
+        }
+        self.check_open()?;
+        let max = self.carrier.capacity;
+        if len > max {
+            return Err(Error::TooLarge { len, max });
+        }
+        let fits = len <= self.room() || len <= self.look_at_head()?;
+        self.waits.stalls += u64::from(!fits);
+        Ok(fits)
+    }
+
+    pub(crate) fn room(&self) -> u64 {
+        self.limit.wrapping_sub(self.tail)
+    }
+
+    pub(crate) fn is_messages(&self) -> bool {
+        self.messages
+    }
+
+    pub(crate) fn carrier_mut(&mut self) -> (&mut OwnCarrier<M>, u64) {
+        (&mut self.carrier, self.tail)
+    }
+
+    pub(crate) fn publish_call(&mut self, len: u64) {
+        self.publish(len);
+        self.records += 1;
+    }
+
+    /// Largest record that this ring takes, in bytes.
+    #[must_use]
+    pub fn message_max(&self) -> u64 {
+        limits::message_max(self.carrier.capacity)
+    }
+
+    /// Bytes of the ring.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.carrier.capacity
+    }
+
+    /// Bytes published and not yet read, as far as this end knows.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        self.tail.wrapping_sub(self.head_seen)
+    }
+
+    /// Position after the last byte published.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.tail
+    }
+
+    /// Sets when a sleeping reader is looked for.
+    pub fn set_flush_policy(&mut self, policy: FlushPolicy) {
+        self.flush();
+        self.policy = policy;
+    }
+
+    /// Looks whether the reader sleeps and is to be woken for what was published.
+    #[inline]
+    pub fn flush(&mut self) {
+        if self.unflushed != 0 {
+            self.notify();
+        }
+    }
+
+    /// Whether the doorbell must be rung now; asking answers it.
+    #[inline]
+    #[must_use]
+    pub fn take_ring(&mut self) -> bool {
+        self.ringer.take()
+    }
+
+    /// Publishes nothing more: the reader drains what is there and then finds the end.
+    pub fn close(&mut self) {
+        self.finish(Phase::Closed);
+    }
+
+    /// Gives up in the middle: the reader still finds what was published, then learns that more was to come.
+    pub fn abort(&mut self) {
+        self.finish(Phase::Aborted);
+    }
+
+    fn finish(&mut self, phase: Phase) {
+        if self.state.phase == Phase::Open {
+            self.set_state(State { phase, ..self.state });
+            self.ringer.owe();
+        }
+    }
+
+    /// Whether [`close`](Self::close) or [`abort`](Self::abort) was called.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.state.phase != Phase::Open
+    }
+
+    /// Whether the reader has closed or given up, looked at afresh.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where its state word is impossible.
+    pub fn reader_closed(&mut self) -> Result<bool, Error> {
+        self.look_at_reader()?;
+        Ok(matches!(self.reader.phase, Phase::Closed | Phase::Aborted))
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        Counters {
+            bytes: self.tail.wrapping_sub(self.start),
+            messages: self.records,
+            notifications_sent: self.ringer.sent,
+            notifications_suppressed: self.ringer.suppressed,
+            ..self.waits.counters()
+        }
+    }
+
+    /// B1 to B4 of the wake protocol, the last three as the flush policy says.
+    #[inline]
+    fn publish(&mut self, len: u64) {
+        self.tail = self.tail.wrapping_add(len);
+        // ORDER R-5: Release; pairs with the Acquire in Reader::look_at_tail. Publishes the bytes up to `tail`.
+        self.carrier.tail.store_release(self.tail);
+        match self.policy {
+            FlushPolicy::Immediate => self.notify(),
+            FlushPolicy::Batch { bytes, time } => self.gather(len, bytes, time),
+        }
+    }
+
+    #[inline]
+    fn notify(&mut self) {
+        self.unflushed = 0;
+        self.unflushed_since = None;
+        self.ordering.ringer_fence::<M>();
+        self.ringer.look(self.tail);
+    }
+
+    fn gather(&mut self, len: u64, bytes: u64, time: Duration) {
+        self.unflushed += len;
+        let since = *self.unflushed_since.get_or_insert_with(Instant::now);
+        if self.unflushed >= bytes || since.elapsed() >= time {
+            self.notify();
+        }
+    }
+
+    /// Refuses to write to a reader who closed. The word stands on the line that `notify` looks at, so this is cheap.
+    #[inline]
+    fn check_open(&mut self) -> Result<(), Error> {
+        // ORDER R-15: Relaxed; the word stands for itself. A change takes the slow path, which loads it with Acquire.
+        if self.alert || self.reader_state.load_relaxed().hint() != self.reader_word {
+            return self.check_open_slow();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn check_open_slow(&mut self) -> Result<(), Error> {
+        self.look_at_reader()?;
+        match (self.state.phase, self.reader.phase) {
+            (Phase::Open, Phase::Fresh | Phase::Open) => Ok(()),
+            _ => Err(Error::Closed),
+        }
+    }
+
+    fn look_at_reader(&mut self) -> Result<(), Error> {
+        if let Some(corrupt) = self.corrupt {
+            return Err(corrupt.into());
+        }
+        // ORDER R-15: Acquire; pairs with the Release in Reader::set_state.
+        let seen = self.reader_state.load_acquire().check(|word| match State::decode(word) {
+            Some(state) if state.current == 0 && state.ready <= self.state.ready => Ok((word, state)),
+            _ => Err(Corrupt { clause: "R-15", what: "reader state", found: word, bound: self.reader_word }),
+        });
+        let (word, state) = self.note(seen)?;
+        self.alert |= matches!(state.phase, Phase::Closed | Phase::Aborted);
+        self.reader_word = word;
+        self.reader = state;
+        Ok(())
+    }
+
+    /// Loads the reader's position once, checks it, and says how much room there is.
+    #[inline(never)]
+    fn look_at_head(&mut self) -> Result<u64, Error> {
+        if let Some(corrupt) = self.corrupt {
+            return Err(corrupt.into());
+        }
+        // ORDER R-5: Acquire; pairs with the Release in Reader::release. The bytes before it may be overwritten.
+        let seen = self.head.load_acquire().check(|head| {
+            if head.wrapping_sub(self.head_seen) <= self.tail.wrapping_sub(self.head_seen) {
+                Ok(head)
+            } else {
+                Err(Corrupt { clause: "R-8", what: "head outside what was written", found: head, bound: self.tail })
+            }
+        });
+        self.head_seen = self.note(seen)?;
+        let behind_floor = self.floor.wrapping_sub(self.head_seen) as i64 > 0;
+        if !behind_floor {
+            self.floor = self.head_seen;
+            self.previous = None;
+        }
+        self.limit = self.floor.wrapping_add(self.carrier.capacity);
+        Ok(self.limit.wrapping_sub(self.tail))
+    }
+
+    /// Remembers a lie: whoever lied once is not listened to again.
+    fn note<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
+        seen.map_err(|corrupt| {
+            self.corrupt = Some(corrupt);
+            self.alert = true;
+            self.limit = self.tail;
+            corrupt.into()
+        })
+    }
+
+    fn set_state(&mut self, state: State) {
+        self.state = state;
+        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_state. The final tail is visible with it.
+        self.state_word.store_release(state.encode());
+        self.alert |= state.phase != Phase::Open;
+    }
+}
+
+/// H-1 to H-6: moving to another ring.
+impl<M: Mem> Writer<M> {
+    /// Whether a new ring may be offered: none is outstanding and the reader has left the one before (H-5).
+    pub fn can_offer(&mut self) -> Result<bool, Error> {
+        if self.previous.is_some() {
+            self.look_at_head()?;
+        }
+        Ok(self.state.ready == self.state.current && self.previous.is_none() && self.state.phase == Phase::Open)
+    }
+
+    /// H-1. Says that ring `generation` was offered over the control path; it is the number after the present one.
+    /// Rings, so that a sleeping reader takes it.
+    pub fn announce(&mut self) -> u16 {
+        self.set_state(State { ready: self.state.current.wrapping_add(1), ..self.state });
+        self.ringer.owe();
+        self.state.ready
+    }
+
+    /// H-2. Whether the reader has declared itself ready for the ring that was announced.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where its state word is impossible.
+    pub fn reader_ready(&mut self) -> Result<bool, Error> {
+        self.look_at_reader()?;
+        Ok(self.state.ready != self.state.current && self.reader.ready == self.state.ready)
+    }
+
+    /// H-3. Goes on in `next` from the present position: the ring so far keeps what the reader has not read yet.
+    ///
+    /// # Panics
+    /// If the reader is not ready for it: bytes would be lost.
+    pub fn switch_to(&mut self, next: OwnCarrier<M>) {
+        assert!(
+            self.reader.ready == self.state.ready && self.state.ready != self.state.current,
+            "H-3: reader not ready"
+        );
+        // A reader that follows finds at least the switch point here.
+        next.tail.store_relaxed(self.tail);
+        self.limit = self.tail.wrapping_add(next.capacity);
+        self.previous = Some(std::mem::replace(&mut self.carrier, next));
+        self.floor = self.tail;
+        self.set_state(State { current: self.state.ready, ..self.state });
+        self.ringer.owe();
+    }
+
+    /// H-6. Copies what the reader has not read, from its position `from` on, out of this ring: the writer keeps unread
+    /// bytes, so any carrier can go on where the reader stopped. Appends to `to`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where `from` is no position between the last head seen and the tail.
+    pub fn unread_from(&self, from: u64, to: &mut Vec<u8>) -> Result<(), Error> {
+        let unread = self.tail.wrapping_sub(from);
+        if unread > self.tail.wrapping_sub(self.head_seen) {
+            let what = "resume position outside what is unread";
+            return Err(Corrupt { clause: "H-6", what, found: from, bound: self.head_seen }.into());
+        }
+        let in_previous = (self.floor.wrapping_sub(from) as i64).clamp(0, unread as i64) as u64;
+        let begin = to.len();
+        to.resize(begin + unread as usize, 0);
+        let (old, new) = to[begin..].split_at_mut(in_previous as usize);
+        if let Some(previous) = &self.previous {
+            previous.copy_back(from, old);
+        }
+        self.carrier.copy_back(from.wrapping_add(in_previous), new);
+        Ok(())
+    }
+}
+
+impl<M: Mem> Side for Writer<M> {
+    type Mem = M;
+
+    #[inline]
+    fn ready(&mut self, need: u64) -> Result<bool, Error> {
+        if self.limit.wrapping_sub(self.tail) >= need {
+            return Ok(true);
+        }
+        if self.look_at_head()? >= need {
+            return Ok(true);
+        }
+        // A closed reader is something to tell the caller, and so is a ring to go on in.
+        self.look_at_reader()?;
+        Ok(matches!(self.reader.phase, Phase::Closed | Phase::Aborted) || self.reader_ready()?)
+    }
+
+    fn arm(&mut self, need: u64) {
+        // Not for one byte: room for an eighth of the ring is worth a wake-up, and a drained ring always has it.
+        let room = need.max(self.carrier.capacity / 8);
+        let target = self.tail.wrapping_add(room).wrapping_sub(self.carrier.capacity);
+        // After a switch the reader must first leave the ring before.
+        let target = if (self.floor.wrapping_sub(target) as i64) > 0 { self.floor } else { target };
+        // ORDER R-12: Relaxed; the fence (A2) in `wait` pairs with the ringer's (B2).
+        self.want_space.store_relaxed(words::armed(target));
+    }
+
+    fn before_spin(&mut self) {
+        self.flush();
+    }
+
+    fn before_sleep(&mut self) {
+        self.ringer.look(self.tail);
+    }
+
+    fn take_ring(&mut self) -> bool {
+        self.ringer.take()
+    }
+
+    fn ordering(&self) -> Ordering {
+        self.ordering
+    }
+
+    fn waits(&mut self) -> &mut Waits {
+        &mut self.waits
+    }
+}
+
+/// How much of a large write is published at once: an eighth, between 8 and 64 KiB.
+fn step_for(len: u64) -> u64 {
+    if len <= STEPPED_FROM { STEPPED_FROM } else { (len / 8).clamp(8 << 10, 64 << 10) & !(limits::RECORD_ALIGN - 1) }
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Working in place: the writer fills the ring itself, the reader looks at it where it lies. Only over mapped memory,
+//! and not across a step of the protocol: what was reserved or peeked ends with the next call.
+
+use tombolo_layout::{limits::RECORD_ALIGN, record};
+use tombolo_mem::{Mapped, OwnData, PeerData, SharedSlice};
+
+use crate::{Error, Reader, Writer};
+
+/// Room in the ring, in order; the second part is empty unless the ring wraps there.
+pub type Reserved<'a> = (&'a mut [u8], &'a mut [u8]);
+
+/// Bytes in the ring, in order; the second part is empty unless the ring wraps there.
+pub type Peeked<'a> = (SharedSlice<'a>, SharedSlice<'a>);
+
+impl Writer<Mapped> {
+    /// Room for `len` bytes to be filled in place, as two slices (the second is empty unless the ring wraps there);
+    /// `None` while there is no such room. In message mode it becomes the payload of one record.
+    ///
+    /// Nothing is published before [`commit`](Self::commit); reserving again starts over.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); a stream takes at most its ring at once.
+    pub fn reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>, Error> {
+        if !self.has_room(len as u64)? {
+            return Ok(None);
+        }
+        let skip = if self.is_messages() { RECORD_ALIGN } else { 0 };
+        let (carrier, tail) = self.carrier_mut();
+        let offset = carrier.offset(tail.wrapping_add(skip));
+        let first = len.min(carrier.data.len() - offset);
+        Ok(Some(carrier.data.slices_mut((offset, first), (0, len - first))))
+    }
+
+    /// Publishes the first `len` bytes of what was last reserved: as a record, or as the stream's next bytes.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] where there is not that much room, so it was not reserved.
+    pub fn commit(&mut self, len: usize) -> Result<(), Error> {
+        let len = len as u64;
+        if !self.has_room(len)? {
+            return Err(Error::TooLarge { len, max: self.room() });
+        }
+        if self.is_messages() {
+            let (carrier, tail) = self.carrier_mut();
+            carrier.put_word(tail, len);
+            self.publish_call(record::span(len));
+        } else {
+            self.publish_call(len);
+        }
+        Ok(())
+    }
+}
+
+impl Reader<Mapped> {
+    /// What comes next, where it lies: all that is there (a stream), or the payload of the next record, as two slices
+    /// (the second is empty unless the ring wraps there); `None` while there is nothing. The writer cannot reuse the
+    /// bytes before [`consume`](Self::consume), but a hostile one can still change them: look at them once, or copy.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read) and [`recv`](Self::recv).
+    pub fn peek(&mut self) -> Result<Option<Peeked<'_>>, Error> {
+        let Some((skip, len)) = self.peek_range()? else { return Ok(None) };
+        let (carrier, head) = self.carrier();
+        let offset = carrier.offset(head.wrapping_add(skip));
+        let first = (len as usize).min(carrier.data.len() - offset);
+        Ok(Some((carrier.data.slice(offset, first), carrier.data.slice(0, len as usize - first))))
+    }
+
+    /// Hands back `len` bytes of the stream, or the record, that was last peeked at.
+    ///
+    /// # Panics
+    /// If more is handed back than was peeked at, or nothing was.
+    pub fn consume(&mut self, len: usize) {
+        self.consume_peeked(len as u64);
+    }
+}

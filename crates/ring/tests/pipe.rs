@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A pipe over real memory, single-threaded: what goes in comes out.
+#![cfg(not(loom))]
+
+mod common;
+
+use common::{Pair, pair};
+use std::io::IoSlice;
+
+#[test]
+fn r5_stream_comes_out_as_it_went_in_across_the_wrap() {
+    let Pair { mut writer, mut reader, .. } = pair(4096, false);
+    let (mut next, mut expected) = (0u8, 0u8);
+    for round in 0..5000usize {
+        let bytes: Vec<u8> = std::iter::repeat_with(|| {
+            next = next.wrapping_add(1);
+            next
+        })
+        .take(round % 613)
+        .collect();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            if let Some(n) = writer.write(rest).unwrap() {
+                rest = &rest[n..];
+            }
+            let mut out = [0; 100];
+            if let Some(n) = reader.read(&mut out).unwrap() {
+                for byte in &out[..n] {
+                    expected = expected.wrapping_add(1);
+                    assert_eq!(*byte, expected);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn r22_records_come_out_whole_and_apart() {
+    let Pair { mut writer, mut reader, .. } = pair(4096, true);
+    let mut out = vec![0; 4096];
+    for len in (0..4089usize).step_by(7).chain([4088]) {
+        let record: Vec<u8> = (0..len).map(|i| (i * 31 + len) as u8).collect();
+        let (a, b) = record.split_at(len / 3);
+        assert_eq!(writer.send_vectored(&[IoSlice::new(a), IoSlice::new(b)]), Ok(Some(())));
+        assert_eq!(reader.recv(&mut out), Ok(Some(len)));
+        assert_eq!(out[..len], record);
+    }
+    assert_eq!(reader.recv(&mut out), Ok(None));
+}
