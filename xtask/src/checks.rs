@@ -4,6 +4,7 @@
 mod clauses;
 mod docs;
 mod layers;
+mod licences;
 mod size;
 mod spdx;
 mod unsafe_places;
@@ -37,12 +38,13 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 6] = [
+const CHECKS: [Check; 7] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
     Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
     Check { name: "size", run: |project| size::check(&project.tree) },
     Check { name: "spdx", run: |project| spdx::check(&project.tree) },
+    Check { name: "licences", run: |project| licences::check(&project.workspace) },
     Check { name: "docs", run: |project| docs::check(&project.tree) },
 ];
 

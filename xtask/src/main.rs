@@ -23,6 +23,7 @@ usage: cargo xtask <command>
   unsafe              unsafe code lives only where docs/unsafe.md says
   size                no file over the limit of lines; the ten largest
   spdx                each source file begins with its licence
+  licences            dependencies come under licences that go with ours
   docs                relative links in *.md lead somewhere
 
   tiers               the table of test tiers

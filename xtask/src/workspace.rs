@@ -5,13 +5,18 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Where dependencies are looked at: what only other platforms need is left out.
+const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+
 /// The workspace as its manifests describe it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Workspace {
     /// The folder of the root manifest.
     pub root: PathBuf,
     /// Its members.
     pub packages: Vec<Package>,
+    /// Everything else that they are built from.
+    pub foreign: Vec<Foreign>,
     /// `[workspace.metadata.layers]`, null if there is none.
     pub layers: Value,
 }
@@ -27,6 +32,15 @@ pub struct Package {
     pub targets: Vec<Target>,
 }
 
+/// A package of somebody else.
+#[derive(Debug)]
+pub struct Foreign {
+    /// Its name and version.
+    pub name: String,
+    /// The SPDX expression in its manifest.
+    pub licence: String,
+}
+
 /// One crate root.
 #[derive(Debug)]
 pub struct Target {
@@ -39,11 +53,11 @@ pub struct Target {
 }
 
 impl Workspace {
-    /// Asks cargo about the workspace around the current folder. Needs no network.
+    /// Asks cargo about the workspace around the current folder.
     pub fn load() -> Result<Self, String> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(cargo)
-            .args(["metadata", "--format-version", "1", "--no-deps"])
+            .args(["metadata", "--format-version", "1", "--filter-platform", PLATFORM])
             .output()
             .map_err(|e| format!("cannot run cargo metadata: {e}"))?;
         if !output.status.success() {
@@ -56,8 +70,11 @@ impl Workspace {
     /// Takes what is needed from cargo's answer.
     pub fn parse(json: &Value) -> Result<Self, String> {
         let root = PathBuf::from(text(json, "workspace_root")?);
-        let packages = list(json, "packages")?.iter().map(|p| package(p, &root)).collect::<Result<_, _>>()?;
-        Ok(Self { root, packages, layers: json["metadata"]["layers"].clone() })
+        let (members, others): (Vec<&Value>, Vec<&Value>) =
+            list(json, "packages")?.iter().partition(|package| package["source"].is_null());
+        let packages = members.iter().map(|member| package(member, &root)).collect::<Result<_, _>>()?;
+        let foreign = others.iter().map(|other| foreign(other)).collect::<Result<_, _>>()?;
+        Ok(Self { root, packages, foreign, layers: json["metadata"]["layers"].clone() })
     }
 }
 
@@ -72,6 +89,11 @@ fn package(json: &Value, root: &Path) -> Result<Package, String> {
     dependencies.dedup();
     let targets = list(json, "targets")?.iter().map(|t| target(t, root)).collect::<Result<_, _>>()?;
     Ok(Package { name: text(json, "name")?.to_owned(), dependencies, targets })
+}
+
+fn foreign(json: &Value) -> Result<Foreign, String> {
+    let name = format!("{} {}", text(json, "name")?, text(json, "version")?);
+    Ok(Foreign { name, licence: json["license"].as_str().unwrap_or_default().to_owned() })
 }
 
 fn target(json: &Value, root: &Path) -> Result<Target, String> {
@@ -113,6 +135,8 @@ mod tests {
                     { "kind": ["lib"], "src_path": "/w/crates/ring/src/lib.rs" },
                     { "kind": ["test"], "src_path": "/w/crates/ring/tests/loom.rs" },
                 ],
+            }, {
+                "name": "libc", "version": "0.2.1", "source": "registry", "license": "MIT",
             }],
         }))
         .unwrap();
@@ -121,6 +145,8 @@ mod tests {
         assert_eq!(ring.targets[0].path, "crates/ring/src/lib.rs");
         assert!(ring.targets[0].ships && ring.targets[0].library);
         assert!(!ring.targets[1].ships);
+        assert_eq!((workspace.packages.len(), workspace.foreign.len()), (1, 1));
+        assert_eq!(workspace.foreign[0].name, "libc 0.2.1");
         assert_eq!(workspace.layers["order"][0], "L0");
     }
 

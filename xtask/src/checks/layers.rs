@@ -207,7 +207,7 @@ mod tests {
             "edges": ["tombolo-domain-local -> tombolo-domain"],
             "forbidden": ["tombolo-cli -> tombolo-mem"],
         });
-        Workspace { root: "/w".into(), packages, layers }
+        Workspace { packages, layers, ..Workspace::default() }
     }
 
     /// The whole workspace, right but for the dependencies of one crate.

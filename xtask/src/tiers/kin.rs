@@ -60,7 +60,7 @@ pub fn outlasting(grace: Duration) -> Vec<Kin> {
         if left.is_empty() || Instant::now() >= deadline {
             return left;
         }
-        std::thread::sleep(TICK);
+        pause();
     }
 }
 
@@ -75,8 +75,14 @@ pub fn end_all() {
         for pid in left.iter().filter_map(|kin| Pid::from_raw(kin.pid)) {
             _ = kill_process(pid, Signal::KILL); // It may have ended by itself.
         }
-        std::thread::sleep(TICK);
+        pause();
     }
+}
+
+/// A moment, between two looks at what others do.
+#[expect(clippy::disallowed_methods, reason = "nothing tells when somebody else's child ends")]
+pub fn pause() {
+    std::thread::sleep(TICK);
 }
 
 /// Name and parent from `pid (name) state parent …`; none for a process that has ended.

@@ -72,7 +72,7 @@ fn supervise(
                     io::stdout().flush()?;
                     return Ok(ran);
                 }
-                None => thread::sleep(TICK), // It closed its streams and runs on.
+                None => kin::pause(), // It closed its streams and runs on.
             },
         }
         if ran.is_some() {
