@@ -45,7 +45,7 @@ install-deps: ## install what the tests need, the nightly toolchain for AddressS
 	@tools/install-deps.sh --nightly
 
 doc: toolchain ## build the documentation
-	@RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+	@cargo xtask test doc
 
 ci: ## what every change must pass
 	@.ci/run

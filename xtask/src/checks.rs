@@ -89,3 +89,27 @@ fn print_failures(check: &Check, report: &Report) {
         println!("{}: {failure}", check.name);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn every_check_is_called_and_has_canaries() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/checks");
+        let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(files.len(), CHECKS.len(), "a check that nobody calls: {files:?}");
+        for file in files {
+            let source = fs::read_to_string(&file).unwrap();
+            assert!(source.contains("fn canary_"), "{} has no canary", file.display());
+        }
+    }
+
+    #[test]
+    fn every_check_is_in_the_usage() {
+        for check in &CHECKS {
+            assert!(crate::USAGE.contains(&format!("\n  {:19} ", check.name)), "{} is missing", check.name);
+        }
+    }
+}

@@ -28,7 +28,7 @@ pub fn describe() -> String {
             Runs::Always => "",
             Runs::Asked => " (when named)",
         };
-        _ = writeln!(out, "{:12} {:2} min{when}: {}", tier.name, tier.minutes.0, tier.assumes);
+        _ = writeln!(out, "{:12} {:2} min{when}: {}", tier.name, tier.limit, tier.assumes);
         _ = writeln!(out, "{:12} {env}{}", "", tier.command);
     }
     out
@@ -92,10 +92,17 @@ fn run_tier(tier: &Tier, long: bool, required: &Required, root: &Path) -> Result
     let mut words = tier.command.split_whitespace();
     let mut command = Command::new(words.next().unwrap_or("cargo"));
     command.args(words).envs(tier.env.iter().copied()).current_dir(root);
-    if long {
-        command.env("TOMBOLO_LONG", "1");
-    }
-    let limit = Duration::from_secs(60 * if long { tier.minutes.1 } else { tier.minutes.0 });
+    let minutes = match tier.long.filter(|_| long) {
+        Some(minutes) => {
+            command.env("TOMBOLO_LONG", "1");
+            minutes
+        }
+        None => {
+            command.env_remove("TOMBOLO_LONG");
+            tier.limit
+        }
+    };
+    let limit = Duration::from_secs(60 * minutes);
     let ran = runner::run(&mut command, limit, |line| tally.line(line))
         .map_err(|e| format!("{}: cannot run `{}`: {e}", tier.name, tier.command))?;
     let verdict = judge(tier.gate, &ran, limit, &tally);

@@ -118,7 +118,7 @@ fn heading(line: &str) -> Option<Result<(Clause, &str), String>> {
         && letters.len() <= 2
         && letters.bytes().all(|b| b.is_ascii_uppercase())
         && number.starts_with(|c: char| c.is_ascii_digit());
-    if !looks_like_id || !line[..line.len() - bare.len()].contains(['*', '#']) {
+    if !looks_like_id || !["**", "#"].iter().any(|mark| line[..line.len() - bare.len()].contains(mark)) {
         return None;
     }
     let id = &bare[..id_end];
@@ -185,7 +185,7 @@ mod tests {
     const SPEC: (&str, &str) = (
         "spec/2-ring.md",
         "# Ring\n\n**R-7.** The reader MUST.\n\n**R-8.** The writer, see **R-7**.\n\n**R-30.** *(reserved)*\n\n\
-         ```\n**R-99.** in a listing\n```\n\n- **UTF-8** is not a clause.\n",
+         ```\n**R-99.** in a listing\n```\n\n* R-7 is listed.\n- **UTF-8** is not a clause.\n",
     );
 
     fn check_with(spec: &str, test: &str) -> Report {

@@ -11,8 +11,10 @@ pub struct Tier {
     /// Split at blanks; no shell.
     pub command: &'static str,
     pub env: &'static [(&'static str, &'static str)],
-    /// The limit of the short and of the long form, builds included: far beyond the usual time, against a hang.
-    pub minutes: (u64, u64),
+    /// The limit in minutes, builds included: far beyond the usual time, against a hang.
+    pub limit: u64,
+    /// The limit of the long form, if there is one. A tier without one runs in a long run as in a short one.
+    pub long: Option<u64>,
     pub gate: Gate,
     pub runs: Runs,
     pub needs: Option<Need>,
@@ -42,14 +44,15 @@ const BASE: Tier = Tier {
     assumes: "nothing",
     command: "",
     env: &[],
-    minutes: (10, 20),
+    limit: 10,
+    long: None,
     gate: Gate::Tests,
     runs: Runs::Always,
     needs: None,
 };
 
 /// All tiers in the order in which they run.
-pub const TIERS: [Tier; 13] = [
+pub const TIERS: [Tier; 14] = [
     Tier {
         name: "format",
         command: "cargo fmt --all --check",
@@ -59,49 +62,56 @@ pub const TIERS: [Tier; 13] = [
     },
     Tier {
         name: "lint",
-        command: "cargo clippy --workspace --all-targets -- -D warnings",
+        command: "cargo clippy --workspace --all-targets --all-features -- -D warnings",
         gate: Gate::ExitCode,
         needs: Some(Need::Clippy),
         ..BASE
     },
     Tier { name: "rules", command: "cargo run --quiet --package xtask -- check", gate: Gate::ExitCode, ..BASE },
-    Tier { name: "unit", command: "cargo test --workspace --lib --bins", ..BASE },
+    Tier { name: "unit", command: "cargo test --workspace --all-features --lib --bins", ..BASE },
+    Tier {
+        name: "doc",
+        command: "cargo doc --workspace --all-features --no-deps",
+        env: &[("RUSTDOCFLAGS", "-D warnings")],
+        gate: Gate::ExitCode,
+        ..BASE
+    },
     Tier {
         name: "integration",
         assumes: "Linux, no privileges, loopback",
-        command: "cargo test --workspace --test *",
-        minutes: (15, 60),
+        command: "cargo test --workspace --all-features --test *",
+        limit: 15,
         ..BASE
     },
-    Tier { name: "doc", command: "cargo test --workspace --doc", ..BASE },
+    Tier { name: "examples", command: "cargo test --workspace --all-features --doc", ..BASE },
     Tier {
         name: "loom",
         assumes: "nothing: the model checker replaces threads and atomics",
         command: "cargo test --release -p tombolo-ring --test loom",
         env: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
-        minutes: (10, 60),
+        long: Some(60),
         gate: Gate::Canaries,
         ..BASE
     },
     Tier {
         name: "hostile",
         assumes: "threads, time for deadlines",
-        command: "cargo test --release -p tombolo-ring --test hostile",
-        minutes: (10, 60),
+        command: "cargo test --release --workspace --all-features --test hostile",
+        long: Some(60),
         ..BASE
     },
     Tier {
         name: "stress",
         assumes: "two CPUs; membarrier, else skipped",
-        command: "cargo test --release -p tombolo-ring --test stress",
-        minutes: (10, 60),
+        command: "cargo test --release --workspace --all-features --test stress",
+        long: Some(60),
         ..BASE
     },
     Tier {
         name: "crash",
         assumes: "Linux, processes to kill",
-        command: "cargo test --release -p tombolo-channel --test crash",
-        minutes: (10, 120),
+        command: "cargo test --release --workspace --all-features --test crash",
+        long: Some(120),
         ..BASE
     },
     Tier {
@@ -109,14 +119,14 @@ pub const TIERS: [Tier; 13] = [
         assumes: "a nightly toolchain with AddressSanitizer",
         command: "cargo +nightly test --target host-tuple -p tombolo-ring --test hostile",
         env: &[("RUSTFLAGS", "-Zsanitizer=address --cfg tombolo_plain_copy"), ("CARGO_TARGET_DIR", "target/asan")],
-        minutes: (10, 120),
+        long: Some(120),
         needs: Some(Need::Asan),
         ..BASE
     },
     Tier {
         name: "conformance",
         assumes: "Linux, no privileges; part of `integration`",
-        command: "cargo test --workspace --test conformance",
+        command: "cargo test --workspace --all-features --test conformance",
         runs: Runs::Asked,
         ..BASE
     },
@@ -142,7 +152,7 @@ mod tests {
         assert_eq!(names.len(), TIERS.len());
         for tier in &TIERS {
             assert!(!tier.name.is_empty() && tier.command.starts_with("cargo "), "{}", tier.name);
-            assert!(tier.minutes.0 <= tier.minutes.1, "{}", tier.name);
+            assert!(tier.long.is_none_or(|long| long >= tier.limit), "{}", tier.name);
         }
     }
 
