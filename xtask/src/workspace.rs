@@ -22,12 +22,14 @@ pub struct Workspace {
 }
 
 /// One member.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Package {
     /// Its name in the manifest.
     pub name: String,
     /// What it needs to be built or run; what only its tests need is left out.
     pub dependencies: Vec<String>,
+    /// Those of them whose feature `testing` it turns on.
+    pub testing: Vec<String>,
     /// What is compiled from it.
     pub targets: Vec<Target>,
 }
@@ -79,16 +81,18 @@ impl Workspace {
 }
 
 fn package(json: &Value, root: &Path) -> Result<Package, String> {
-    let mut dependencies = Vec::new();
-    for dependency in list(json, "dependencies")? {
-        if dependency["kind"].as_str() != Some("dev") {
-            dependencies.push(text(dependency, "name")?.to_owned());
+    let (mut dependencies, mut testing) = (Vec::new(), Vec::new());
+    for dependency in list(json, "dependencies")?.iter().filter(|d| d["kind"].as_str() != Some("dev")) {
+        let name = text(dependency, "name")?;
+        dependencies.push(name.to_owned());
+        if dependency["features"].as_array().is_some_and(|features| features.iter().any(|f| f == "testing")) {
+            testing.push(name.to_owned());
         }
     }
     dependencies.sort();
     dependencies.dedup();
     let targets = list(json, "targets")?.iter().map(|t| target(t, root)).collect::<Result<_, _>>()?;
-    Ok(Package { name: text(json, "name")?.to_owned(), dependencies, targets })
+    Ok(Package { name: text(json, "name")?.to_owned(), dependencies, testing, targets })
 }
 
 fn foreign(json: &Value) -> Result<Foreign, String> {
@@ -126,9 +130,9 @@ mod tests {
             "packages": [{
                 "name": "ring",
                 "dependencies": [
-                    { "name": "mem", "kind": null },
+                    { "name": "mem", "kind": null, "features": ["testing"] },
                     { "name": "cc", "kind": "build" },
-                    { "name": "loom", "kind": "dev" },
+                    { "name": "loom", "kind": "dev", "features": ["testing"] },
                     { "name": "mem", "kind": null, "target": "cfg(unix)" },
                 ],
                 "targets": [
@@ -142,6 +146,7 @@ mod tests {
         .unwrap();
         let ring = &workspace.packages[0];
         assert_eq!(ring.dependencies, ["cc", "mem"]);
+        assert_eq!(ring.testing, ["mem"]);
         assert_eq!(ring.targets[0].path, "crates/ring/src/lib.rs");
         assert!(ring.targets[0].ships && ring.targets[0].library);
         assert!(!ring.targets[1].ships);

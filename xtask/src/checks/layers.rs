@@ -16,7 +16,7 @@ const BROKER: &str = "tombolo-broker";
 const FACADE: &str = "facade";
 
 /// Normal and build dependencies go to a strictly lower layer or along a listed edge, backends are named by the
-/// facade and the broker only, and each crate's doc begins with its layer and what it uses.
+/// facade and the broker only, what is for tests does not ship, and each crate's doc begins with its layer and what it uses.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     let mut report = Report::default();
     let layers = Layers::parse(&workspace.layers, &mut report);
@@ -31,6 +31,9 @@ pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
             if let Err(why) = layers.allow(&package.name, to) {
                 report.fail(format!("{} -> {to}: {why}", package.name));
             }
+        }
+        for to in &package.testing {
+            report.fail(format!("{} ships with the feature `testing` of {to}: only tests may have it", package.name));
         }
         if package.name != OUTSIDE {
             check_crate_docs(package, &layers, &uses, &members, tree, &mut report);
@@ -193,7 +196,12 @@ mod tests {
     fn package(name: &str, dependencies: &[&str]) -> Package {
         let path = format!("{name}/lib.rs");
         let dependencies = dependencies.iter().map(|d| (*d).to_owned()).collect();
-        Package { name: name.to_owned(), dependencies, targets: vec![Target { ships: true, library: true, path }] }
+        Package {
+            name: name.to_owned(),
+            dependencies,
+            targets: vec![Target { ships: true, library: true, path }],
+            ..Package::default()
+        }
     }
 
     fn workspace(packages: Vec<Package>) -> Workspace {
@@ -274,6 +282,13 @@ mod tests {
     #[test]
     fn canary_front_that_names_a_backend_fails() {
         check_arrows(&sound("tombolo-cli", &["tombolo-domain-local"])).assert_only_failure("only the facade");
+    }
+
+    #[test]
+    fn canary_double_that_ships_fails() {
+        let mut shipped = sound("", &[]);
+        shipped.packages[3].testing.push("tombolo-domain".into());
+        check_arrows(&shipped).assert_only_failure("ships with the feature `testing`");
     }
 
     #[test]

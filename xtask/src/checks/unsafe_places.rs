@@ -77,7 +77,7 @@ mod tests {
 
     fn check_files(files: &[(&str, &str)]) -> Report {
         let target = Target { ships: true, library: true, path: ROOT.0.into() };
-        let package = Package { name: "mem".into(), dependencies: vec![], targets: vec![target] };
+        let package = Package { name: "mem".into(), targets: vec![target], ..Package::default() };
         let workspace = Workspace { packages: vec![package], ..Workspace::default() };
         check(&workspace, &Tree::of(files))
     }
