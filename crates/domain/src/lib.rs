@@ -11,6 +11,8 @@
 
 mod doorbell;
 mod error;
+#[cfg(feature = "testing")]
+pub mod harsh;
 mod link;
 mod poll;
 mod rendezvous;
