@@ -1,1 +1,66 @@
-fn main() {}
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The project's own checks and its test runner: `cargo xtask <command>`.
+//!
+//! A check reads the tree and says what breaks a rule of the project; a tier is a command with a time limit.
+//! Both are data plus small functions, so a new one is a new file and one line in a table.
+#![forbid(unsafe_code)]
+
+mod checks;
+mod report;
+mod rust;
+mod tiers;
+mod tree;
+mod workspace;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask <command>
+
+  check               every check below; one line each, then everything that is wrong
+  layers              dependencies go one way, as [workspace.metadata.layers] says
+  clauses             every clause of spec/ has a test, every test's clause exists
+  unsafe              unsafe code lives only where docs/unsafe.md says
+  size                no file over the limit of lines; the ten largest
+  spdx                each source file begins with its licence
+  licences            dependencies come under licences that go with ours
+  docs                relative links in *.md lead somewhere
+
+  tiers               the table of test tiers
+  test [TIER...]      run all tiers, or those named; --long for the long forms
+
+exit code: 0 all is well, 1 something is wrong, 2 usage or the command could not run";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match run(&words) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(why) => {
+            eprintln!("xtask: {why}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs one command; true if all is well.
+fn run(words: &[&str]) -> Result<bool, String> {
+    match words {
+        ["help" | "-h" | "--help"] => {
+            println!("{USAGE}");
+            Ok(true)
+        }
+        ["check"] => checks::run_all(&checks::Project::load()?),
+        ["tiers"] => {
+            print!("{}", tiers::describe());
+            Ok(true)
+        }
+        ["test", rest @ ..] => tiers::run(rest),
+        [name] => match checks::find(name) {
+            Some(check) => Ok(checks::run_one(check, &checks::Project::load()?)),
+            None => Err(format!("unknown command `{name}`\n\n{USAGE}")),
+        },
+        _ => Err(format!("what to do?\n\n{USAGE}")),
+    }
+}

@@ -11,12 +11,16 @@
 
 mod doorbell;
 mod error;
+#[cfg(feature = "testing")]
+pub mod harsh;
 mod link;
+mod poll;
 mod rendezvous;
 
 pub use doorbell::{Doorbell, Slot, Woken};
 pub use error::Error;
 pub use link::{Life, Link, Memory, Offer, Peer, Received};
+pub use poll::wait_readable;
 pub use rendezvous::{Listener, Rendezvous};
 pub use tombolo_ring::Deadline;
 

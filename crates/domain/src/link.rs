@@ -65,6 +65,9 @@ pub enum Life {
     ProcessGone,
     /// Its whole domain is gone.
     DomainGone,
+    /// It may well run, but the memory it shared was taken back, by itself or by the hypervisor: no more comes over
+    /// this link.
+    Revoked,
     /// Nobody here can tell.
     Unknown,
 }

@@ -23,6 +23,8 @@ mod untrusted;
 mod word;
 
 pub use data::{OwnBytes, PeerBytes, SharedSlice};
+#[cfg(feature = "testing")]
+pub use memfd::create_forgeable;
 pub use memfd::{SealError, check_sealed, create_sealed};
 pub use segment::{OwnControl, OwnSegment, PeerSegment};
 pub use untrusted::Untrusted;

@@ -4,7 +4,7 @@
 //! `drop` and the fields are private to this module. Whether it may be written is fixed when it is made.
 #![allow(unsafe_code)]
 
-use std::{io, os::fd::BorrowedFd, ptr::NonNull};
+use std::{any::Any, io, os::fd::BorrowedFd, ptr::NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -13,6 +13,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Dropped once the range is unmapped: fields go after `drop` has run.
+    guard: Option<Box<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; what is done with the bytes is up to `word` and `data`.
@@ -38,7 +40,13 @@ impl Mapping {
         // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range, so nothing of ours is replaced.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, offset) }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address 0"))?;
-        Ok(Self { base, len })
+        Ok(Self { base, len, guard: None })
+    }
+
+    /// Keeps `guard` until the range is unmapped.
+    pub(crate) fn guarded(mut self, guard: impl Any + Send + Sync) -> Self {
+        self.guard = Some(Box::new(guard));
+        self
     }
 
     pub(crate) fn base(&self) -> NonNull<u8> {

@@ -29,6 +29,23 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// # Errors
 /// What the kernel says: no memory, a full quota, too many descriptors.
 pub fn create_sealed(name: &str, len: usize) -> io::Result<(OwnSegment, OwnedFd)> {
+    create(name, len, SEALS)
+}
+
+/// As [`create_sealed`], but `write(2)` to the descriptor is not sealed off: whoever holds it can change the bytes as
+/// their owner could, which is how a test plays a lying peer. The descriptor is for the test alone; a peer maps one
+/// that was opened for reading.
+///
+/// The owner's slices (`OwnBytes::slice_mut`) promise that nobody else writes: hold none while the test writes.
+///
+/// # Errors
+/// As [`create_sealed`].
+#[cfg(feature = "testing")]
+pub fn create_forgeable(name: &str, len: usize) -> io::Result<(OwnSegment, OwnedFd)> {
+    create(name, len, SEALS.difference(SealFlags::FUTURE_WRITE))
+}
+
+fn create(name: &str, len: usize, seals: SealFlags) -> io::Result<(OwnSegment, OwnedFd)> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL)
         .or_else(|error| match error {
             // Kernels before 6.3 do not know NOEXEC_SEAL.
@@ -38,7 +55,7 @@ pub fn create_sealed(name: &str, len: usize) -> io::Result<(OwnSegment, OwnedFd)
     // Allocates now, so that want of memory is an error here and not a SIGBUS at first touch.
     rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
     let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite)?;
-    rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+    rustix::fs::fcntl_add_seals(&fd, seals)?;
     Ok((OwnSegment::from_only_writable(mapping), fd))
 }
 
@@ -80,4 +97,41 @@ pub fn check_sealed(fd: BorrowedFd<'_>, max: u64) -> Result<usize, SealError> {
         return Err(SealError::Sparse(allocated, size));
     }
     usize::try_from(size).map_err(|_| SealError::Size(size))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::PeerSegment;
+
+    #[test]
+    fn m7_sealed_memory_passes_its_own_check_and_cannot_be_written_by_descriptor() {
+        let (segment, fd) = create_sealed("test", 8192).unwrap();
+        assert_eq!(check_sealed(fd.as_fd(), 8192), Ok(8192));
+        assert_eq!(check_sealed(fd.as_fd(), 4096), Err(SealError::Size(8192)));
+        assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Err(rustix::io::Errno::PERM));
+        drop(segment);
+    }
+
+    #[cfg(feature = "testing")]
+    #[test]
+    fn m7_forgeable_memory_is_refused_by_the_check() {
+        let (_segment, fd) = create_forgeable("test", 4096).unwrap();
+        assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Ok(1));
+        assert_eq!(check_sealed(fd.as_fd(), 4096), Err(SealError::Unsealed(SealFlags::FUTURE_WRITE.bits())));
+    }
+
+    #[test]
+    fn guard_goes_with_the_last_word_of_the_mapping() {
+        let (_segment, fd) = create_sealed("test", 4096).unwrap();
+        let guard = Arc::new(());
+        let peer = PeerSegment::map_guarded(fd.as_fd(), 4096, Arc::clone(&guard)).unwrap();
+        let word = peer.word(8);
+        drop(peer);
+        assert_eq!(Arc::strong_count(&guard), 2);
+        drop(word);
+        assert_eq!(Arc::strong_count(&guard), 1);
+    }
 }

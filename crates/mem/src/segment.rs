@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Segments: one owner writes, one or more peers read.
 
-use std::{io, os::fd::BorrowedFd, sync::Arc};
+use std::{any::Any, io, os::fd::BorrowedFd, sync::Arc};
 
 use crate::{
     PeerData,
@@ -92,6 +92,15 @@ impl PeerSegment {
     /// What the kernel says to `mmap`.
     pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         Ok(Self(Arc::new(Mapping::new(fd, 0, len, Access::ReadOnly)?)))
+    }
+
+    /// As [`map`](Self::map), and drops `guard` when the segment and all words and slices of it are gone and the memory
+    /// is unmapped (or could not be mapped): for a backend that has to tell somebody.
+    ///
+    /// # Errors
+    /// What the kernel says to `mmap`.
+    pub fn map_guarded(fd: BorrowedFd<'_>, len: usize, guard: impl Any + Send + Sync) -> io::Result<Self> {
+        Ok(Self(Arc::new(Mapping::new(fd, 0, len, Access::ReadOnly)?.guarded(guard))))
     }
 
     /// Bytes of the segment.

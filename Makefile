@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+# A thin menu over cargo: what has logic is in xtask/ and tools/. `make` alone prints it.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+.DEFAULT_GOAL := menu
+TARGETS := menu demo test test-all check model conformance hostile crash fuzz bench install-deps doc ci clean
+.PHONY: $(TARGETS) toolchain
+
+menu: ## print this menu
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@tools/toolchain.sh
+
+demo: toolchain ## move a large file between two domains, then compare with TCP and UNIX sockets [FILE=path]
+	@cargo run --release -p tombolo-cli -- demo $(if $(FILE),'$(FILE)')
+
+test: toolchain ## install what the tests need, run all tiers (10 to 20 minutes on 2 cores)
+	@tools/install-deps.sh
+	@cargo xtask test
+
+test-all: toolchain ## the same in the long forms: millions of mutations, thousands of kills (hours)
+	@tools/install-deps.sh
+	@cargo xtask test --long
+
+check: toolchain ## format, lints, rules, unit tests: no network, no root, a minute once built
+	@cargo xtask test format lint rules unit
+
+model: toolchain ## the model checker on the shipping ring, and its canaries
+	@cargo xtask test loom
+
+conformance: toolchain ## one suite over every backend
+	@cargo xtask test conformance
+
+hostile: toolchain ## a peer that changes its pages at any time, also under AddressSanitizer
+	@cargo xtask test hostile asan
+
+crash: toolchain ## peers that die or stop at any moment
+	@cargo xtask test crash
+
+fuzz: toolchain ## five minutes of fuzzing (nightly, cargo-fuzz)
+	@TOMBOLO_REQUIRE=fuzz cargo xtask test fuzz
+
+bench: toolchain ## measure against the kernel's transports on this machine
+	@cargo run --release -p tombolo-cli -- bench
+
+install-deps: ## install what the tests need, the nightly toolchain for AddressSanitizer too
+	@tools/install-deps.sh --nightly
+
+doc: toolchain ## build the documentation
+	@cargo xtask test doc
+
+ci: ## what every change must pass
+	@.ci/run
+
+clean: toolchain ## remove all that was built
+	@cargo clean
+
+toolchain:
+	@tools/toolchain.sh

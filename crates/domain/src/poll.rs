@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The one way to sleep on a descriptor.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+};
+
+use crate::{Deadline, Error, Result};
+
+/// Whether `fd` polls readable (data, a hang-up or an error: whatever makes a read return) before `deadline`.
+///
+/// # Blocking
+/// Until one or the other.
+///
+/// # Errors
+/// What the kernel says to `poll`.
+///
+/// # Example
+/// ```
+/// use std::{os::fd::AsFd, time::Duration};
+/// use tombolo_domain::{Deadline, wait_readable};
+///
+/// let (reader, writer) = std::io::pipe()?;
+/// assert!(!wait_readable(reader.as_fd(), Deadline::after(Duration::from_millis(1)))?);
+/// drop(writer);
+/// assert!(wait_readable(reader.as_fd(), Deadline::NEVER)?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn wait_readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    loop {
+        // A time beyond what the kernel can hold is as good as never.
+        let timeout = deadline.remaining().and_then(|left| Timespec::try_from(left).ok());
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(0) if deadline.expired() => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(Error::os("poll", error)),
+        }
+    }
+}

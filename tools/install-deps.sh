@@ -1,0 +1,40 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+# Installs what the tests need and is missing: Debian packages if we are root or sudo asks nothing, components of
+# the Rust toolchain if there is a rustup. What cannot be installed is named, with what will be skipped for want of
+# it; the tests say so again. With --nightly also the toolchain that has AddressSanitizer.
+set -eu
+
+missing=
+want() { # command, package, what is skipped without it
+    command -v "$1" >/dev/null && return
+    missing="$missing $2"
+    echo "tombolo: no $1 (package $2): $3" >&2
+}
+
+want cc "gcc libc6-dev" "nothing can be built"
+want ip iproute2 "measurements over a pair of virtual Ethernet devices are skipped"
+
+if [ -n "$missing" ]; then
+    root=
+    [ "$(id -u)" = 0 ] || root="sudo -n"
+    # shellcheck disable=SC2086 # Words are meant to be split.
+    if command -v apt-get >/dev/null && $root true 2>/dev/null; then
+        $root apt-get update -q || true
+        $root apt-get install -qy --no-install-recommends $missing ||
+            echo "tombolo: apt-get failed; going on without$missing" >&2
+    else
+        echo "tombolo: not root, and sudo would ask; going on. To install: sudo apt-get install$missing" >&2
+    fi
+fi
+
+if command -v rustup >/dev/null; then
+    for tool in fmt clippy; do
+        cargo $tool --version >/dev/null 2>&1 && continue
+        [ $tool = fmt ] && component=rustfmt || component=clippy
+        rustup component add $component || echo "tombolo: no $component: its tier is skipped" >&2
+    done
+    if [ "${1-}" = --nightly ]; then
+        rustup toolchain install nightly --profile minimal
+    fi
+fi

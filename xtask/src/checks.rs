@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The checks: one module each, and the table that lists them.
+
+mod clauses;
+mod docs;
+mod layers;
+mod licences;
+mod size;
+mod spdx;
+mod unsafe_places;
+
+pub use clauses::{known_clauses, proven_by};
+
+use crate::report::Report;
+use crate::tree::Tree;
+use crate::workspace::Workspace;
+
+/// All that a check may look at.
+pub struct Project {
+    /// The manifests.
+    pub workspace: Workspace,
+    /// The files.
+    pub tree: Tree,
+}
+
+impl Project {
+    /// Reads the project around the current folder.
+    pub fn load() -> Result<Self, String> {
+        let workspace = Workspace::load()?;
+        let tree = Tree::load(&workspace.root)?;
+        Ok(Self { workspace, tree })
+    }
+}
+
+/// A check by its name on the command line.
+pub struct Check {
+    name: &'static str,
+    run: fn(&Project) -> Report,
+}
+
+const CHECKS: [Check; 7] = [
+    Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
+    Check { name: "clauses", run: |project| clauses::check(&project.tree) },
+    Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
+    Check { name: "size", run: |project| size::check(&project.tree) },
+    Check { name: "spdx", run: |project| spdx::check(&project.tree) },
+    Check { name: "licences", run: |project| licences::check(&project.workspace) },
+    Check { name: "docs", run: |project| docs::check(&project.tree) },
+];
+
+/// The check of that name.
+pub fn find(name: &str) -> Option<&'static Check> {
+    CHECKS.iter().find(|check| check.name == name)
+}
+
+/// Runs one check and prints all it has to say; true if it passed.
+pub fn run_one(check: &Check, project: &Project) -> bool {
+    let report = (check.run)(project);
+    for note in &report.notes {
+        println!("{note}");
+    }
+    print_line(check, &report);
+    print_failures(check, &report);
+    report.passed()
+}
+
+/// Runs all checks: one line each, then every failure of every check; true if all passed.
+pub fn run_all(project: &Project) -> Result<bool, String> {
+    let reports: Vec<_> = CHECKS.iter().map(|check| (check, (check.run)(project))).collect();
+    for (check, report) in &reports {
+        print_line(check, report);
+    }
+    for (check, report) in &reports {
+        print_failures(check, report);
+    }
+    Ok(reports.iter().all(|(_, report)| report.passed()))
+}
+
+fn print_line(check: &Check, report: &Report) {
+    let verdict = match report.failures.len() {
+        0 => "ok".to_owned(),
+        wrong => format!("FAILED, {wrong} wrong"),
+    };
+    println!("{:8} {verdict} ({})", check.name, report.summary);
+}
+
+fn print_failures(check: &Check, report: &Report) {
+    for failure in &report.failures {
+        println!("{}: {failure}", check.name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn every_check_is_called_and_has_canaries() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/checks");
+        let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(files.len(), CHECKS.len(), "a check that nobody calls: {files:?}");
+        for file in files {
+            let source = fs::read_to_string(&file).unwrap();
+            assert!(source.contains("fn canary_"), "{} has no canary", file.display());
+        }
+    }
+
+    #[test]
+    fn every_check_is_in_the_usage() {
+        for check in &CHECKS {
+            assert!(crate::USAGE.contains(&format!("\n  {:19} ", check.name)), "{} is missing", check.name);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What we link comes under licences that go with ours.
+
+use crate::report::Report;
+use crate::workspace::Workspace;
+
+/// Licences under which a dependency may come. A new one is a decision: does it bind those who ship Tombolo?
+const ALLOWED: [&str; 3] = ["Apache-2.0", "MIT", "Unicode-3.0"];
+
+/// Every dependency, of whatever depth, may be used under allowed licences alone.
+pub fn check(workspace: &Workspace) -> Report {
+    let mut report = Report::default();
+    for foreign in &workspace.foreign {
+        if !may_use(&foreign.licence) {
+            let name = &foreign.name;
+            report.fail(format!("{name}: licence `{}`, allowed are {}", foreign.licence, ALLOWED.join(", ")));
+        }
+    }
+    report.summary = format!("{} dependencies", workspace.foreign.len());
+    report
+}
+
+/// True if an SPDX expression can be met with allowed licences; false if it cannot be read.
+fn may_use(expression: &str) -> bool {
+    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let mut words: Vec<&str> = spaced.split_whitespace().rev().collect();
+    either(&mut words).is_some_and(|good| good && words.is_empty())
+}
+
+// Each takes its words from the end of the list, where the next word is; none if they make no sense.
+
+fn either(words: &mut Vec<&str>) -> Option<bool> {
+    let mut good = both(words)?;
+    while words.pop_if(|word| *word == "OR").is_some() {
+        good |= both(words)?;
+    }
+    Some(good)
+}
+
+fn both(words: &mut Vec<&str>) -> Option<bool> {
+    let mut good = one(words)?;
+    while words.pop_if(|word| *word == "AND").is_some() {
+        good &= one(words)?;
+    }
+    Some(good)
+}
+
+fn one(words: &mut Vec<&str>) -> Option<bool> {
+    match words.pop()? {
+        "(" => {
+            let good = either(words)?;
+            (words.pop()? == ")").then_some(good)
+        }
+        licence => {
+            let mut good = ALLOWED.contains(&licence);
+            if words.pop_if(|word| *word == "WITH").is_some() {
+                words.pop()?;
+                good = false; // An exception makes another licence of it; none is allowed so far.
+            }
+            Some(good)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::Foreign;
+
+    fn check_licence(licence: &str) -> Report {
+        let foreign = vec![Foreign { name: "dep".into(), licence: licence.into() }];
+        check(&Workspace { foreign, ..Workspace::default() })
+    }
+
+    #[test]
+    fn allowed_expressions_pass() {
+        for licence in [
+            "MIT",
+            "MIT/Apache-2.0",
+            "Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT",
+            "(MIT OR GPL-3.0) AND Unicode-3.0",
+            "GPL-3.0 OR MIT",
+        ] {
+            check_licence(licence).assert_passed();
+        }
+    }
+
+    #[test]
+    fn canary_other_expressions_fail() {
+        for licence in [
+            "GPL-3.0",
+            "MIT AND GPL-3.0",
+            "(MIT AND GPL-3.0) OR LGPL-2.1",
+            "Apache-2.0 WITH LLVM-exception",
+            "",
+            "(MIT",
+            "MIT MIT",
+            "MIT OR",
+        ] {
+            check_licence(licence).assert_only_failure("dep: licence");
+        }
+    }
+}

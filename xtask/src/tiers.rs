@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The test runner: runs the tiers of the table, each under its own limit, and adds up what they say.
+
+mod kin;
+mod need;
+mod runner;
+mod table;
+mod tally;
+
+use crate::checks::{known_clauses, proven_by};
+use crate::tree::Tree;
+use crate::workspace::Workspace;
+use need::Required;
+use runner::End;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use table::{Gate, Runs, TIERS, Tier};
+use tally::Tally;
+
+/// The table of tiers, for people.
+pub fn describe() -> String {
+    let mut out = String::new();
+    for tier in &TIERS {
+        let env: String = tier.env.iter().map(|(key, value)| format!("{key}='{value}' ")).collect();
+        let when = match tier.runs {
+            Runs::Always => "",
+            Runs::Asked => " (when named)",
+        };
+        _ = writeln!(out, "{:12} {:2} min{when}: {}", tier.name, tier.limit, tier.assumes);
+        _ = writeln!(out, "{:12} {env}{}", "", tier.command);
+    }
+    out
+}
+
+/// Runs the tiers that `args` name, all if none; true if all passed.
+pub fn run(args: &[&str]) -> Result<bool, String> {
+    let named: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--long").collect();
+    if let Some(unknown) = named.iter().find(|name| !TIERS.iter().any(|tier| tier.name == **name)) {
+        let known: Vec<&str> = TIERS.iter().map(|tier| tier.name).collect();
+        return Err(format!("no tier `{unknown}`; there are: {}", known.join(", ")));
+    }
+    let long = args.contains(&"--long") || std::env::var("TOMBOLO_LONG").is_ok_and(|v| !v.is_empty() && v != "0");
+    let required = Required::from_env();
+    let root = Workspace::load()?.root;
+    kin::adopt().map_err(|e| format!("cannot adopt orphans of the tests: {e}"))?;
+    let wanted = |tier: &&Tier| match named.is_empty() {
+        true => tier.runs == Runs::Always,
+        false => named.contains(&tier.name),
+    };
+    let mut rows: Vec<Row> = Vec::new();
+    for tier in TIERS.iter().filter(wanted) {
+        println!("\n==> {}: {}", tier.name, tier.command);
+        rows.push(run_tier(tier, long, &required, &root)?);
+    }
+    if named.is_empty() {
+        rows.push(clauses_proven(&root, &rows)?);
+    }
+    let (text, all_passed) = summary(&rows);
+    print!("\n{text}");
+    Ok(all_passed)
+}
+
+enum Verdict {
+    Passed,
+    Failed(String),
+    Skipped(String),
+}
+
+/// What became of one tier.
+struct Row {
+    name: &'static str,
+    verdict: Verdict,
+    took: Duration,
+    tally: Tally,
+}
+
+fn run_tier(tier: &Tier, long: bool, required: &Required, root: &Path) -> Result<Row, String> {
+    let start = Instant::now();
+    if let Some((need, why)) = tier.needs.and_then(|need| Some((need.name(), need.missing()?))) {
+        println!("SKIP {} (needs {need}): {why}", tier.name);
+        let refused = required.contains(need);
+        let tally = Tally::of_skipped_tier(refused);
+        let verdict = match refused {
+            true => Verdict::Failed(format!("TOMBOLO_REQUIRE names {need}: {why}")),
+            false => Verdict::Skipped(why),
+        };
+        return Ok(Row { name: tier.name, verdict, took: start.elapsed(), tally });
+    }
+    let mut tally = Tally::new(required.clone());
+    let mut words = tier.command.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or("cargo"));
+    command.args(words).envs(tier.env.iter().copied()).current_dir(root);
+    let minutes = match tier.long.filter(|_| long) {
+        Some(minutes) => {
+            command.env("TOMBOLO_LONG", "1");
+            minutes
+        }
+        None => {
+            command.env_remove("TOMBOLO_LONG");
+            tier.limit
+        }
+    };
+    let limit = Duration::from_secs(60 * minutes);
+    let ran = runner::run(&mut command, limit, |line| tally.line(line))
+        .map_err(|e| format!("{}: cannot run `{}`: {e}", tier.name, tier.command))?;
+    let verdict = judge(tier.gate, &ran, limit, &tally);
+    Ok(Row { name: tier.name, verdict, took: start.elapsed(), tally })
+}
+
+/// A tier passes if its command does, leaves nothing behind, and ran what it is there to run.
+fn judge(gate: Gate, ran: &runner::Ran, limit: Duration, tally: &Tally) -> Verdict {
+    let wrong = match &ran.end {
+        End::TimedOut => format!("still running after {} s: killed", limit.as_secs()),
+        End::Exited(status) if !status.success() => match tally.failed() {
+            0 => status.to_string(),
+            _ => tally.failures().join(", "),
+        },
+        End::Exited(_) if tally.failed() > 0 => tally.failures().join(", "),
+        End::Exited(_) if !ran.strays.is_empty() => {
+            format!("left processes behind: {}", ran.strays.join(", "))
+        }
+        End::Exited(_) if gate != Gate::ExitCode && tally.total() == 0 => "ran no test".into(),
+        End::Exited(_) if gate == Gate::Canaries && tally.canaries() == 0 => "ran no canary".into(),
+        End::Exited(_) => return Verdict::Passed,
+    };
+    Verdict::Failed(wrong)
+}
+
+/// The last gate of a whole run: each clause of the specification was cited by a test that ran and passed. Names
+/// in the source, which `cargo xtask clauses` reads, do not show that.
+fn clauses_proven(root: &Path, rows: &[Row]) -> Result<Row, String> {
+    let start = Instant::now();
+    let mut open = known_clauses(&Tree::load(root)?);
+    let known = open.len();
+    for name in rows.iter().flat_map(|row| row.tally.names()) {
+        for clause in proven_by(name) {
+            open.remove(&clause);
+        }
+    }
+    let verdict = match (open.is_empty(), known) {
+        (_, 0) => Verdict::Failed("spec/ holds no clause".into()),
+        (true, _) => Verdict::Passed,
+        (false, _) => {
+            let open: Vec<String> = open.iter().map(ToString::to_string).collect();
+            Verdict::Failed(format!("of {known} clauses no passed test names {}", open.join(", ")))
+        }
+    };
+    Ok(Row { name: "clauses", verdict, took: start.elapsed(), tally: Tally::default() })
+}
+
+/// A line for each tier, then the totals; true if nothing failed.
+fn summary(rows: &[Row]) -> (String, bool) {
+    let mut out = format!("{:12} {:7} {:>8}\n", "tier", "", "seconds");
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    for row in rows {
+        let (word, why) = match &row.verdict {
+            Verdict::Passed => ("ok", ""),
+            Verdict::Failed(why) => ("FAILED", why.as_str()),
+            Verdict::Skipped(why) => ("SKIPPED", why.as_str()),
+        };
+        let counts = match row.tally.total() {
+            0 => String::new(),
+            _ => row.tally.to_string(),
+        };
+        let line = format!("{:12} {word:7} {:8.1}  {counts}  {why}", row.name, row.took.as_secs_f64());
+        _ = writeln!(out, "{}", line.trim_end());
+        passed += row.tally.passed();
+        skipped += row.tally.skipped();
+        // A tier that failed without a failed test (it did not compile, it hung) is one failure.
+        failed += row.tally.failed().max(u64::from(matches!(row.verdict, Verdict::Failed(_))));
+    }
+    _ = writeln!(out, "{passed} passed, {failed} failed, {skipped} skipped");
+    (out, failed == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runner::Ran;
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    const GOOD: &str = "test r1_a ... ok\ntest r1_canary - should panic ... ok\n\
+                        test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n";
+
+    fn tally(output: &str) -> Tally {
+        let mut tally = Tally::default();
+        output.lines().for_each(|line| tally.line(line));
+        tally
+    }
+
+    fn exited(code: i32) -> Ran {
+        Ran { end: End::Exited(ExitStatus::from_raw(code << 8)), strays: vec![] }
+    }
+
+    fn why(gate: Gate, ran: &Ran, output: &str) -> Option<String> {
+        match judge(gate, ran, Duration::from_secs(9), &tally(output)) {
+            Verdict::Failed(why) => Some(why),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn good_run_passes_every_gate() {
+        for gate in [Gate::ExitCode, Gate::Tests, Gate::Canaries] {
+            assert_eq!(why(gate, &exited(0), GOOD), None);
+        }
+    }
+
+    #[test]
+    fn canary_every_way_to_fail_fails() {
+        let gone = Ran { end: End::TimedOut, strays: vec![] };
+        let stray = Ran { strays: vec!["sleep (7)".into()], ..exited(0) };
+        let plain = "test a ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored\n";
+        let bad = "test a ... FAILED\ntest result: FAILED. 0 passed; 1 failed; 0 ignored\n";
+        let empty = "test result: ok. 0 passed; 0 failed; 0 ignored\n";
+        assert_eq!(why(Gate::Tests, &gone, GOOD).unwrap(), "still running after 9 s: killed");
+        assert_eq!(why(Gate::Tests, &exited(101), bad).unwrap(), "a");
+        assert_eq!(why(Gate::Tests, &exited(0), bad).unwrap(), "a");
+        assert_eq!(why(Gate::ExitCode, &exited(1), "").unwrap(), "exit status: 1");
+        assert_eq!(why(Gate::Tests, &stray, GOOD).unwrap(), "left processes behind: sleep (7)");
+        assert_eq!(why(Gate::Tests, &exited(0), empty).unwrap(), "ran no test");
+        assert_eq!(why(Gate::Canaries, &exited(0), plain).unwrap(), "ran no canary");
+    }
+
+    #[test]
+    fn summary_ends_with_the_totals() {
+        let row = |name, verdict, output| Row { name, verdict, took: Duration::ZERO, tally: tally(output) };
+        let rows = [
+            row("format", Verdict::Passed, ""),
+            row("unit", Verdict::Passed, GOOD),
+            row("lint", Verdict::Failed("exit status: 1".into()), ""),
+            row("asan", Verdict::Skipped("no nightly".into()), ""),
+        ];
+        let (text, passed) = summary(&rows);
+        assert!(!passed);
+        assert!(text.ends_with("\n2 passed, 1 failed, 1 skipped\n"), "{text}");
+        let (text, passed) = summary(&rows[..2]);
+        assert!(passed && text.ends_with("\n2 passed, 0 failed, 1 skipped\n"), "{text}");
+    }
+
+    #[test]
+    fn page_about_testing_names_every_tier() {
+        let page = include_str!("../../docs/testing.md");
+        for tier in &TIERS {
+            assert!(page.contains(&format!("| `{}` |", tier.name)), "docs/testing.md lacks {}", tier.name);
+        }
+    }
+
+    #[test]
+    fn unknown_tier_is_refused() {
+        assert!(run(&["unit", "no-such-tier"]).unwrap_err().contains("no tier `no-such-tier`"));
+    }
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The tiers, fastest first. `docs/testing.md` says the same in words.
+
+use super::need::Need;
+
+/// One tier: a command under a time limit.
+pub struct Tier {
+    pub name: &'static str,
+    /// What its tests may assume.
+    pub assumes: &'static str,
+    /// Split at blanks; no shell.
+    pub command: &'static str,
+    pub env: &'static [(&'static str, &'static str)],
+    /// The limit in minutes, builds included: far beyond the usual time, against a hang.
+    pub limit: u64,
+    /// The limit of the long form, if there is one. A tier without one runs in a long run as in a short one.
+    pub long: Option<u64>,
+    pub gate: Gate,
+    pub runs: Runs,
+    pub needs: Option<Need>,
+}
+
+/// What a tier must show besides a good exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// Nothing.
+    ExitCode,
+    /// At least one test ran.
+    Tests,
+    /// At least one test ran, and at least one of them was a canary.
+    Canaries,
+}
+
+/// When a tier is part of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runs {
+    Always,
+    /// Only if it is named: another tier covers it, or it has no natural end.
+    Asked,
+}
+
+const BASE: Tier = Tier {
+    name: "",
+    assumes: "nothing",
+    command: "",
+    env: &[],
+    limit: 10,
+    long: None,
+    gate: Gate::Tests,
+    runs: Runs::Always,
+    needs: None,
+};
+
+/// All tiers in the order in which they run.
+pub const TIERS: [Tier; 14] = [
+    Tier {
+        name: "format",
+        command: "cargo fmt --all --check",
+        gate: Gate::ExitCode,
+        needs: Some(Need::Rustfmt),
+        ..BASE
+    },
+    Tier {
+        name: "lint",
+        command: "cargo clippy --workspace --all-targets --all-features -- -D warnings",
+        gate: Gate::ExitCode,
+        needs: Some(Need::Clippy),
+        ..BASE
+    },
+    Tier { name: "rules", command: "cargo run --quiet --package xtask -- check", gate: Gate::ExitCode, ..BASE },
+    Tier { name: "unit", command: "cargo test --workspace --all-features --lib --bins", ..BASE },
+    Tier {
+        name: "doc",
+        command: "cargo doc --workspace --all-features --no-deps",
+        env: &[("RUSTDOCFLAGS", "-D warnings")],
+        gate: Gate::ExitCode,
+        ..BASE
+    },
+    Tier {
+        name: "integration",
+        assumes: "Linux, no privileges, loopback",
+        command: "cargo test --workspace --all-features --test *",
+        limit: 15,
+        ..BASE
+    },
+    Tier { name: "examples", command: "cargo test --workspace --all-features --doc", ..BASE },
+    Tier {
+        name: "loom",
+        assumes: "nothing: the model checker replaces threads and atomics",
+        command: "cargo test --release -p tombolo-ring --test loom",
+        env: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
+        long: Some(60),
+        gate: Gate::Canaries,
+        ..BASE
+    },
+    Tier {
+        name: "hostile",
+        assumes: "threads, time for deadlines",
+        command: "cargo test --release --workspace --all-features --test hostile",
+        long: Some(60),
+        ..BASE
+    },
+    Tier {
+        name: "stress",
+        assumes: "two CPUs; membarrier, else skipped",
+        command: "cargo test --release --workspace --all-features --test stress",
+        long: Some(60),
+        ..BASE
+    },
+    Tier {
+        name: "crash",
+        assumes: "Linux, processes to kill",
+        command: "cargo test --release --workspace --all-features --test crash",
+        long: Some(120),
+        ..BASE
+    },
+    Tier {
+        name: "asan",
+        assumes: "a nightly toolchain with AddressSanitizer",
+        command: "cargo +nightly test --target host-tuple -p tombolo-ring --test hostile",
+        env: &[("RUSTFLAGS", "-Zsanitizer=address --cfg tombolo_plain_copy"), ("CARGO_TARGET_DIR", "target/asan")],
+        long: Some(120),
+        needs: Some(Need::Asan),
+        ..BASE
+    },
+    Tier {
+        name: "conformance",
+        assumes: "Linux, no privileges; part of `integration`",
+        command: "cargo test --workspace --all-features --test conformance",
+        runs: Runs::Asked,
+        ..BASE
+    },
+    Tier {
+        name: "fuzz",
+        assumes: "a nightly toolchain, cargo-fuzz",
+        command: "cargo +nightly fuzz run hostile -- -max_total_time=300",
+        gate: Gate::ExitCode,
+        runs: Runs::Asked,
+        needs: Some(Need::CargoFuzz),
+        ..BASE
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn tiers_are_complete_and_named_once() {
+        let names: BTreeSet<&str> = TIERS.iter().map(|tier| tier.name).collect();
+        assert_eq!(names.len(), TIERS.len());
+        for tier in &TIERS {
+            assert!(!tier.name.is_empty() && tier.command.starts_with("cargo "), "{}", tier.name);
+            assert!(tier.long.is_none_or(|long| long >= tier.limit), "{}", tier.name);
+        }
+    }
+
+    #[test]
+    fn own_flags_come_with_an_own_target_folder() {
+        for tier in TIERS.iter().filter(|tier| tier.env.iter().any(|(key, _)| *key == "RUSTFLAGS")) {
+            assert!(tier.env.iter().any(|(key, _)| *key == "CARGO_TARGET_DIR"), "{} would rebuild all", tier.name);
+        }
+    }
+}

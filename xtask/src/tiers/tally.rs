@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Adds up what tests print.
+
+use super::need::Required;
+use std::fmt;
+
+/// What a tier's tests said, read line by line from libtest's output.
+///
+/// A test that cannot run here prints `SKIP name (needs thing): why` on standard error and returns. libtest takes
+/// it for passed; the tally counts it as skipped, or as failed if the thing is required.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// As libtest counts, so with the tests that skipped themselves.
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+    /// Tests that skipped themselves.
+    skipped: u64,
+    canaries: u64,
+    names: Vec<String>,
+    failures: Vec<String>,
+    required: Required,
+}
+
+impl Tally {
+    /// An empty tally under `TOMBOLO_REQUIRE`.
+    pub fn new(required: Required) -> Self {
+        Self { required, ..Self::default() }
+    }
+
+    /// The tally of a tier that was skipped as a whole: one skip, or one failure.
+    pub fn of_skipped_tier(failed: bool) -> Self {
+        Self { failed: u64::from(failed), ignored: u64::from(!failed), ..Self::default() }
+    }
+
+    /// Takes in one line of output.
+    pub fn line(&mut self, line: &str) {
+        if let Some(result) = line.strip_prefix("test result: ") {
+            self.add_totals(result);
+        } else if let Some((name, end)) = line.strip_prefix("test ").and_then(|l| l.rsplit_once(" ... ")) {
+            self.add_test(name, end);
+        } else if let Some(skip) = line.strip_prefix("SKIP ") {
+            self.add_skip(skip);
+        }
+    }
+
+    /// `ok. 2 passed; 0 failed; 1 ignored; …`
+    fn add_totals(&mut self, result: &str) {
+        for part in result.split(['.', ';']) {
+            let Some((count, what)) = part.trim().split_once(' ') else { continue };
+            let count = count.parse().unwrap_or(0);
+            match what {
+                "passed" => self.passed += count,
+                "failed" => self.failed += count,
+                "ignored" => self.ignored += count,
+                _ => {}
+            }
+        }
+    }
+
+    fn add_test(&mut self, name: &str, end: &str) {
+        match end.split_whitespace().next() {
+            Some("ok") => {
+                self.canaries += u64::from(name.contains("canary"));
+                self.names.push(name.to_owned());
+            }
+            Some("FAILED") => self.failures.push(name.to_owned()),
+            _ => {}
+        }
+    }
+
+    /// `name (needs thing): why`
+    fn add_skip(&mut self, skip: &str) {
+        let need = skip.split_once("(needs ").and_then(|(_, rest)| rest.split_once(')')).map_or("", |(need, _)| need);
+        self.skipped += 1;
+        if self.required.contains(need) {
+            self.failures.push(format!("SKIP {skip}"));
+        }
+    }
+
+    /// Tests that ran and passed.
+    pub fn passed(&self) -> u64 {
+        self.passed.saturating_sub(self.skipped)
+    }
+
+    /// Tests that failed, and those that skipped themselves for want of what is required.
+    pub fn failed(&self) -> u64 {
+        self.failed + self.skips_refused()
+    }
+
+    /// Tests that were ignored or skipped themselves with good reason.
+    pub fn skipped(&self) -> u64 {
+        self.ignored + self.skipped - self.skips_refused()
+    }
+
+    /// All that was counted.
+    pub fn total(&self) -> u64 {
+        self.passed() + self.failed() + self.skipped()
+    }
+
+    /// Passed tests with `canary` in their name.
+    pub fn canaries(&self) -> u64 {
+        self.canaries
+    }
+
+    /// Names of the tests that passed.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Names of the tests that failed, and the skips that were refused.
+    pub fn failures(&self) -> &[String] {
+        &self.failures
+    }
+
+    fn skips_refused(&self) -> u64 {
+        self.failures.iter().filter(|failure| failure.starts_with("SKIP ")).count() as u64
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed(), self.failed(), self.skipped())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "
+running 4 tests
+test ring::tests::r7_reader_waits ... ok
+test r7_canary_weak_store - should panic ... ok
+test slow ... ignored, takes an hour
+test wrong ... FAILED
+SKIP r7_reader_waits (needs userns): off here
+
+test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.12s
+
+test crates/ring/src/lib.rs - (line 3) ... ok
+
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
+";
+
+    fn read(required: &str) -> Tally {
+        let mut tally = Tally::new(Required::parse(required));
+        OUTPUT.lines().for_each(|line| tally.line(line));
+        tally
+    }
+
+    #[test]
+    fn totals_of_all_binaries_are_added() {
+        let tally = read("");
+        assert_eq!(tally.to_string(), "2 passed, 1 failed, 2 skipped");
+        assert_eq!(tally.failures(), ["wrong"]);
+        assert_eq!(tally.canaries(), 1);
+        assert!(tally.names().contains(&"ring::tests::r7_reader_waits".to_owned()));
+    }
+
+    #[test]
+    fn canary_skip_for_want_of_what_is_required_fails() {
+        let tally = read("userns");
+        assert_eq!(tally.to_string(), "2 passed, 2 failed, 1 skipped");
+        assert_eq!(tally.failures()[1], "SKIP r7_reader_waits (needs userns): off here");
+    }
+
+    #[test]
+    fn skipped_tier_counts_once() {
+        assert_eq!(Tally::of_skipped_tier(false).to_string(), "0 passed, 0 failed, 1 skipped");
+        assert_eq!(Tally::of_skipped_tier(true).to_string(), "0 passed, 1 failed, 0 skipped");
+    }
+}

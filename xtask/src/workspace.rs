@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `cargo metadata` says about the workspace.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where dependencies are looked at: what only other platforms need is left out.
+const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+
+/// The workspace as its manifests describe it.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    /// The folder of the root manifest.
+    pub root: PathBuf,
+    /// Its members.
+    pub packages: Vec<Package>,
+    /// Everything else that they are built from.
+    pub foreign: Vec<Foreign>,
+    /// `[workspace.metadata.layers]`, null if there is none.
+    pub layers: Value,
+}
+
+/// One member.
+#[derive(Debug, Default)]
+pub struct Package {
+    /// Its name in the manifest.
+    pub name: String,
+    /// What it needs to be built or run; what only its tests need is left out.
+    pub dependencies: Vec<String>,
+    /// Those of them whose feature `testing` it turns on.
+    pub testing: Vec<String>,
+    /// What is compiled from it.
+    pub targets: Vec<Target>,
+}
+
+/// A package of somebody else.
+#[derive(Debug)]
+pub struct Foreign {
+    /// Its name and version.
+    pub name: String,
+    /// The SPDX expression in its manifest.
+    pub licence: String,
+}
+
+/// One crate root.
+#[derive(Debug)]
+pub struct Target {
+    /// True for a library, a program or anything else that ships; false for tests, examples and benches.
+    pub ships: bool,
+    /// True for a library of any kind.
+    pub library: bool,
+    /// From the workspace root, with `/` between folders.
+    pub path: String,
+}
+
+impl Workspace {
+    /// Asks cargo about the workspace around the current folder.
+    pub fn load() -> Result<Self, String> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let output = Command::new(cargo)
+            .args(["metadata", "--format-version", "1", "--filter-platform", PLATFORM])
+            .output()
+            .map_err(|e| format!("cannot run cargo metadata: {e}"))?;
+        if !output.status.success() {
+            return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        let json = serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))?;
+        Self::parse(&json)
+    }
+
+    /// Takes what is needed from cargo's answer.
+    pub fn parse(json: &Value) -> Result<Self, String> {
+        let root = PathBuf::from(text(json, "workspace_root")?);
+        let (members, others): (Vec<&Value>, Vec<&Value>) =
+            list(json, "packages")?.iter().partition(|package| package["source"].is_null());
+        let packages = members.iter().map(|member| package(member, &root)).collect::<Result<_, _>>()?;
+        let foreign = others.iter().map(|other| foreign(other)).collect::<Result<_, _>>()?;
+        Ok(Self { root, packages, foreign, layers: json["metadata"]["layers"].clone() })
+    }
+}
+
+fn package(json: &Value, root: &Path) -> Result<Package, String> {
+    let (mut dependencies, mut testing) = (Vec::new(), Vec::new());
+    for dependency in list(json, "dependencies")?.iter().filter(|d| d["kind"].as_str() != Some("dev")) {
+        let name = text(dependency, "name")?;
+        dependencies.push(name.to_owned());
+        if dependency["features"].as_array().is_some_and(|features| features.iter().any(|f| f == "testing")) {
+            testing.push(name.to_owned());
+        }
+    }
+    dependencies.sort();
+    dependencies.dedup();
+    let targets = list(json, "targets")?.iter().map(|t| target(t, root)).collect::<Result<_, _>>()?;
+    Ok(Package { name: text(json, "name")?.to_owned(), dependencies, testing, targets })
+}
+
+fn foreign(json: &Value) -> Result<Foreign, String> {
+    let name = format!("{} {}", text(json, "name")?, text(json, "version")?);
+    Ok(Foreign { name, licence: json["license"].as_str().unwrap_or_default().to_owned() })
+}
+
+fn target(json: &Value, root: &Path) -> Result<Target, String> {
+    let kinds: Vec<&str> = list(json, "kind")?.iter().filter_map(Value::as_str).collect();
+    let path = Path::new(text(json, "src_path")?);
+    let path = path.strip_prefix(root).unwrap_or(path).to_string_lossy().replace('\\', "/");
+    let library = kinds.iter().any(|kind| kind.ends_with("lib") || *kind == "proc-macro");
+    let ships = library || kinds.iter().any(|kind| matches!(*kind, "bin" | "custom-build"));
+    Ok(Target { ships, library, path })
+}
+
+fn text<'a>(json: &'a Value, key: &str) -> Result<&'a str, String> {
+    json[key].as_str().ok_or_else(|| format!("cargo metadata has no text `{key}`"))
+}
+
+fn list<'a>(json: &'a Value, key: &str) -> Result<&'a [Value], String> {
+    json[key].as_array().map(Vec::as_slice).ok_or_else(|| format!("cargo metadata has no list `{key}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn metadata_is_reduced_to_what_checks_need() {
+        let workspace = Workspace::parse(&json!({
+            "workspace_root": "/w",
+            "metadata": { "layers": { "order": ["L0"] } },
+            "packages": [{
+                "name": "ring",
+                "dependencies": [
+                    { "name": "mem", "kind": null, "features": ["testing"] },
+                    { "name": "cc", "kind": "build" },
+                    { "name": "loom", "kind": "dev", "features": ["testing"] },
+                    { "name": "mem", "kind": null, "target": "cfg(unix)" },
+                ],
+                "targets": [
+                    { "kind": ["lib"], "src_path": "/w/crates/ring/src/lib.rs" },
+                    { "kind": ["test"], "src_path": "/w/crates/ring/tests/loom.rs" },
+                ],
+            }, {
+                "name": "libc", "version": "0.2.1", "source": "registry", "license": "MIT",
+            }],
+        }))
+        .unwrap();
+        let ring = &workspace.packages[0];
+        assert_eq!(ring.dependencies, ["cc", "mem"]);
+        assert_eq!(ring.testing, ["mem"]);
+        assert_eq!(ring.targets[0].path, "crates/ring/src/lib.rs");
+        assert!(ring.targets[0].ships && ring.targets[0].library);
+        assert!(!ring.targets[1].ships);
+        assert_eq!((workspace.packages.len(), workspace.foreign.len()), (1, 1));
+        assert_eq!(workspace.foreign[0].name, "libc 0.2.1");
+        assert_eq!(workspace.layers["order"][0], "L0");
+    }
+
+    #[test]
+    fn unexpected_metadata_is_an_error() {
+        let error = Workspace::parse(&json!({ "workspace_root": "/w" })).unwrap_err();
+        assert!(error.contains("packages"), "{error}");
+    }
+}
