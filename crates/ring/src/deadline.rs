@@ -5,42 +5,62 @@ use std::time::{Duration, Instant};
 
 /// A point in time after which a call gives up, or never.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Deadline(Option<Instant>);
+pub struct Deadline(When);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum When {
+    Over,
+    At(Instant),
+    #[default]
+    Never,
+}
 
 impl Deadline {
     /// Wait for ever.
-    pub const NEVER: Self = Self(None);
+    pub const NEVER: Self = Self(When::Never);
+    /// Do not wait at all.
+    pub const NOW: Self = Self(When::Over);
 
     /// Gives up when `timeout` has passed from now on. A timeout beyond what the clock can hold is never.
     #[must_use]
     pub fn after(timeout: Duration) -> Self {
-        Self(Instant::now().checked_add(timeout))
+        Self(Instant::now().checked_add(timeout).map_or(When::Never, When::At))
     }
 
     /// Gives up at `instant`.
     #[must_use]
     pub const fn at(instant: Instant) -> Self {
-        Self(Some(instant))
+        Self(When::At(instant))
     }
 
     /// Time left; `None` is for ever, zero is over.
     #[must_use]
     pub fn remaining(self) -> Option<Duration> {
-        self.0.map(|at| at.saturating_duration_since(Instant::now()))
+        match self.0 {
+            When::Over => Some(Duration::ZERO),
+            When::At(instant) => Some(instant.saturating_duration_since(Instant::now())),
+            When::Never => None,
+        }
     }
 
     /// Whether the time is over.
     #[must_use]
     pub fn expired(self) -> bool {
-        self.0.is_some_and(|at| Instant::now() >= at)
+        match self.0 {
+            When::Over => true,
+            When::At(instant) => Instant::now() >= instant,
+            When::Never => false,
+        }
     }
 
     /// The earlier of the two.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         match (self.0, other.0) {
-            (Some(a), Some(b)) => Self(Some(a.min(b))),
-            (a, b) => Self(a.or(b)),
+            (When::Over, _) | (_, When::Over) => Self::NOW,
+            (When::At(a), When::At(b)) => Self::at(a.min(b)),
+            (When::Never, _) => other,
+            (_, When::Never) => self,
         }
     }
 }

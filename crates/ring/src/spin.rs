@@ -10,6 +10,8 @@ use crate::{Deadline, Error};
 
 /// Budget to begin with, and to come back to when short waits are seen again.
 const BEGIN: Duration = Duration::from_micros(20);
+/// One who always spins looks this often whether the peer still lives.
+const SLICE: Duration = Duration::from_millis(5);
 /// Looks at the peer's word between two looks at the clock.
 const LOOKS: u32 = 32;
 
@@ -25,10 +27,19 @@ impl Spin {
     /// CPUs costs.
     pub const MOST: Duration = Duration::from_micros(50);
 
-    /// Spins up to `most` before each sleep, less where that does not pay; zero never spins, [`Duration::MAX`] always.
+    /// Spins for ever, never sleeps: for ends with a CPU to spare each. A dead peer is still noticed.
+    pub const ALWAYS: Duration = Duration::MAX;
+
+    /// Spins up to `most` before each sleep, less where that does not pay; zero never spins, [`ALWAYS`](Self::ALWAYS) never
+    /// sleeps.
     #[must_use]
     pub fn new(most: Duration) -> Self {
-        Self { budget: BEGIN.min(most), most }
+        let budget = if most == Self::ALWAYS { SLICE } else { BEGIN.min(most) };
+        Self { budget, most }
+    }
+
+    pub(crate) fn always(&self) -> bool {
+        self.most == Self::ALWAYS
     }
 
     pub(crate) fn worthwhile(&self) -> bool {
@@ -36,7 +47,7 @@ impl Spin {
     }
 
     pub(crate) fn now(&self) -> Option<Instant> {
-        (!self.most.is_zero()).then(Instant::now)
+        (!self.most.is_zero() && !self.always()).then(Instant::now)
     }
 
     /// Looks until it finds, the budget is spent or the deadline passes.
@@ -64,7 +75,7 @@ impl Spin {
     /// After a sleep: one that was short would have been caught by a longer spin, a long one makes spinning a waste.
     pub(crate) fn learn(&mut self, asleep_since: Option<Instant>) {
         let Some(since) = asleep_since else { return };
-        if self.most == Duration::MAX {
+        if self.always() {
             return;
         }
         // The sleep itself costs about as much as the longest spin.

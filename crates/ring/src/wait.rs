@@ -123,6 +123,9 @@ pub fn wait<S: Side, Z: Sleeper>(
     if side.ready(need)? {
         return Ok(Waited::Ready);
     }
+    if spin.always() {
+        return spin_for_ever(side, sleeper, spin, need, deadline);
+    }
     if spin.worthwhile() && sleeper.may_spin() {
         if spin.run::<S::Mem, _>(deadline, || side.ready(need))? {
             side.waits().spins_paid += 1;
@@ -149,6 +152,32 @@ pub fn wait<S: Side, Z: Sleeper>(
             Woken::Rung => side.waits().spurious += 1,
             Woken::TimedOut => return Ok(Waited::TimedOut),
             Woken::PeerGone => return Ok(Waited::PeerGone),
+        }
+    }
+}
+
+/// Spins in slices; between two of them looks whether anybody is left to spin for.
+fn spin_for_ever<S: Side, Z: Sleeper>(
+    side: &mut S,
+    sleeper: &mut Z,
+    spin: &Spin,
+    need: u64,
+    deadline: Deadline,
+) -> Result<Waited, Z::Error> {
+    loop {
+        if spin.run::<S::Mem, _>(deadline, || side.ready(need))? {
+            side.waits().spins_paid += 1;
+            return Ok(Waited::Ready);
+        }
+        let woken = sleeper.sleep(Deadline::NOW)?;
+        if side.ready(need)? {
+            return Ok(Waited::Ready);
+        }
+        if woken == Woken::PeerGone {
+            return Ok(Waited::PeerGone);
+        }
+        if deadline.expired() {
+            return Ok(Waited::TimedOut);
         }
     }
 }
