@@ -1,1 +1,40 @@
-//! placeholder
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 3. Uses: layout, mem, ring, domain.
+//!
+//! A channel: two pipes between two ends that met through some backend, behind one interface. This crate knows the
+//! traits of `domain`, never a backend; the facade tells it which there are.
+#![forbid(unsafe_code)]
+
+mod address;
+mod connect;
+mod end;
+mod error;
+mod handover;
+mod listen;
+mod messages;
+mod options;
+mod os;
+mod pollable;
+mod receiving;
+mod sending;
+mod stats;
+mod stream;
+#[cfg(feature = "tokio")]
+mod tokio;
+mod waiter;
+
+pub use address::{Address, AddressError};
+pub use connect::{Backends, Channel};
+pub use end::Ending;
+pub use error::Error;
+pub use listen::Listener;
+pub use messages::{MessageReceiver, MessageSender, Messages};
+pub use options::Options;
+pub use stats::{PipeStatistics, Statistics};
+pub use stream::{ReadHalf, Stream, WriteHalf};
+pub use tombolo_domain::{Deadline, Life, Peer};
+pub use tombolo_mem::SharedSlice;
+pub use tombolo_ring::{Corrupt, Counters, FlushPolicy, Peeked, Reserved};
+
+/// What the calls of this crate return.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -317,6 +317,15 @@ impl<M: Mem> Writer<M> {
         self.tail.wrapping_sub(self.head_seen)
     }
 
+    /// Whether the reader has read everything, looked at afresh.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where its position is impossible.
+    pub fn is_drained(&mut self) -> Result<bool, Error> {
+        self.look_at_head()?;
+        Ok(self.in_flight() == 0)
+    }
+
     /// Position after the last byte published.
     #[must_use]
     pub fn position(&self) -> u64 {
@@ -503,10 +512,16 @@ impl<M: Mem> Writer<M> {
         Ok(self.state.ready == self.state.current && self.previous.is_none() && self.state.phase == Phase::Open)
     }
 
+    /// H-1. The number of the ring that comes next.
+    #[must_use]
+    pub fn next_generation(&self) -> u16 {
+        self.state.current.wrapping_add(1)
+    }
+
     /// H-1. Says that ring `generation` was offered over the control path; it is the number after the present one.
     /// Rings, so that a sleeping reader takes it.
     pub fn announce(&mut self) -> u16 {
-        self.set_state(State { ready: self.state.current.wrapping_add(1), ..self.state });
+        self.set_state(State { ready: self.next_generation(), ..self.state });
         self.ringer.owe();
         self.state.ready
     }

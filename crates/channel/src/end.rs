@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What both halves of a channel's end share.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tombolo_domain::{Life, Link, Offer, Peer};
+use tombolo_layout::{Features, state::Phase};
+use tombolo_mem::{MappedOwnWord, MappedPeerWord};
+
+/// How the peer's side of a pipe ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Ending {
+    /// In order: everything was written.
+    Closed,
+    /// The peer gave up in the middle.
+    Aborted,
+    /// The peer's process died, or went without closing.
+    ProcessGone,
+    /// The peer's whole domain died.
+    DomainGone,
+}
+
+impl Ending {
+    pub(crate) fn from_phase(phase: Phase) -> Self {
+        if phase == Phase::Closed { Self::Closed } else { Self::Aborted }
+    }
+
+    pub(crate) fn from_life(life: Life) -> Self {
+        if life == Life::DomainGone { Self::DomainGone } else { Self::ProcessGone }
+    }
+}
+
+/// One end of a channel, shared by its two halves.
+#[derive(Debug)]
+pub(crate) struct End {
+    link: Mutex<Shared>,
+    /// Where this end says on which CPU it runs.
+    pub(crate) own_cpu: MappedOwnWord,
+    /// Where the peer says so.
+    pub(crate) peer_cpu: MappedPeerWord,
+    pub(crate) features: Features,
+    pub(crate) own_epoch: u64,
+    pub(crate) peer_epoch: u64,
+    pub(crate) own_map_limit: u64,
+    pub(crate) peer_map_limit: u64,
+    /// The doorbell said so once; it stays so.
+    gone: AtomicBool,
+}
+
+/// The link, and what of this end's memory must be taken back in the end.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) link: Box<dyn Link>,
+    pub(crate) offers: Vec<Offer>,
+}
+
+/// What two ends agreed on in their handshake.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Agreement {
+    pub(crate) features: Features,
+    pub(crate) own_epoch: u64,
+    pub(crate) peer_epoch: u64,
+    pub(crate) own_map_limit: u64,
+    pub(crate) peer_map_limit: u64,
+}
+
+impl End {
+    pub(crate) fn new(
+        link: Box<dyn Link>,
+        first: Offer,
+        cpus: (MappedOwnWord, MappedPeerWord),
+        agreed: Agreement,
+    ) -> Self {
+        let Agreement { features, own_epoch, peer_epoch, own_map_limit, peer_map_limit } = agreed;
+        let link = Mutex::new(Shared { link, offers: vec![first] });
+        let (own_cpu, peer_cpu) = cpus;
+        let gone = AtomicBool::new(false);
+        Self { link, own_cpu, peer_cpu, features, own_epoch, peer_epoch, own_map_limit, peer_map_limit, gone }
+    }
+
+    pub(crate) fn link(&self) -> MutexGuard<'_, Shared> {
+        // A panic elsewhere leaves the link as usable as it was.
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn life(&self) -> Life {
+        self.link().link.life()
+    }
+
+    pub(crate) fn peer(&self) -> Peer {
+        self.link().link.peer()
+    }
+
+    /// Remembers that the peer is gone.
+    pub(crate) fn set_gone(&self) {
+        // ORDER: Relaxed; the flag stands for itself, what the peer published was visible before it died.
+        self.gone.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        for offer in self.offers.drain(..) {
+            self.link.retire(None, offer);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What can go wrong on a channel, and its one map to `std::io::ErrorKind`.
+
+use std::io;
+
+use tombolo_domain::Error as DomainError;
+use tombolo_layout::{
+    handshake::{MessageError, Refusal},
+    header::HeaderError,
+};
+use tombolo_ring::{Corrupt, Error as RingError};
+
+use crate::AddressError;
+
+/// A situation on a channel, with the numbers that belong to it. Would-block is never an error.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The text is no address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// No backend of this program speaks the scheme.
+    #[error("no backend for {scheme:?} addresses here; there are: {known}")]
+    UnknownScheme {
+        /// The scheme asked for.
+        scheme: String,
+        /// Those that there are.
+        known: String,
+    },
+    /// The backend could not do its part.
+    #[error(transparent)]
+    Domain(DomainError),
+    /// The deadline passed first.
+    #[error("timed out")]
+    TimedOut,
+    /// The peer has closed its reading side, or this end its writing side (`EPIPE`).
+    #[error("the peer does not read any more")]
+    Closed,
+    /// The peer's process or domain is gone (`EPIPE`).
+    #[error("the peer is gone")]
+    PeerGone,
+    /// The peer broke the specification; the channel is of no more use.
+    #[error(transparent)]
+    Corrupt(Corrupt),
+    /// The peer's control message or memory broke the specification.
+    #[error("the peer broke {clause} of the specification: {what}")]
+    Malformed {
+        /// The clause of `spec/`.
+        clause: &'static str,
+        /// What was found.
+        what: String,
+    },
+    /// The peer does not want this channel.
+    #[error("the peer refused the channel: {reason}")]
+    Refused {
+        /// The peer's code.
+        code: Refusal,
+        /// The peer's words.
+        reason: String,
+    },
+    /// The two ends have no layout version in common.
+    #[error("no common version: this end speaks {ours}, the peer {theirs_min} to {theirs_max}; upgrade the older one")]
+    VersionMismatch {
+        /// What this end speaks.
+        ours: u16,
+        /// The peer's oldest.
+        theirs_min: u16,
+        /// The peer's newest.
+        theirs_max: u16,
+    },
+    /// A record cannot fit into the ring, now or later.
+    #[error("a message of {len} bytes does not fit: this channel takes at most {max}; ask for a larger ring")]
+    TooLarge {
+        /// Bytes of the message.
+        len: u64,
+        /// Largest message of this channel.
+        max: u64,
+    },
+    /// The caller's buffer is smaller than the next message, which stays where it is.
+    #[error("the next message has {len} bytes, the buffer only {buffer}")]
+    BufferTooSmall {
+        /// Bytes of the message.
+        len: u64,
+        /// Bytes of the buffer.
+        buffer: u64,
+    },
+    /// The peer does not follow hand-overs, or one is under way.
+    #[error("the ring cannot be changed now: {0}")]
+    Handover(&'static str),
+}
+
+impl Error {
+    /// The kind that stands for this error in `std::io`.
+    #[must_use]
+    pub fn kind(&self) -> io::ErrorKind {
+        use io::ErrorKind as Kind;
+        match self {
+            Self::Address(_) | Self::UnknownScheme { .. } => Kind::InvalidInput,
+            Self::TooLarge { .. } | Self::BufferTooSmall { .. } => Kind::InvalidInput,
+            Self::TimedOut => Kind::TimedOut,
+            Self::Closed | Self::PeerGone => Kind::BrokenPipe,
+            Self::Corrupt(_) | Self::Malformed { .. } | Self::VersionMismatch { .. } => Kind::InvalidData,
+            Self::Refused { .. } => Kind::ConnectionRefused,
+            Self::Handover(_) => Kind::Unsupported,
+            Self::Domain(error) => match error {
+                DomainError::BadService { .. } => Kind::InvalidInput,
+                DomainError::NotFound(_) => Kind::NotFound,
+                DomainError::InUse(_) => Kind::AddrInUse,
+                DomainError::Denied(_) => Kind::PermissionDenied,
+                DomainError::Limit { .. } => Kind::OutOfMemory,
+                DomainError::Os { source, .. } => source.kind(),
+                _ => Kind::Other,
+            },
+        }
+    }
+}
+
+impl From<DomainError> for Error {
+    fn from(error: DomainError) -> Self {
+        match error {
+            DomainError::TimedOut => Self::TimedOut,
+            DomainError::PeerGone => Self::PeerGone,
+            DomainError::Malformed { clause, what } => Self::Malformed { clause, what },
+            other => Self::Domain(other),
+        }
+    }
+}
+
+impl From<RingError> for Error {
+    fn from(error: RingError) -> Self {
+        match error {
+            RingError::Corrupt(corrupt) => Self::Corrupt(corrupt),
+            RingError::TooLarge { len, max } => Self::TooLarge { len, max },
+            RingError::BufferTooSmall { len, buffer } => Self::BufferTooSmall { len, buffer },
+            _ => Self::Closed,
+        }
+    }
+}
+
+impl From<Corrupt> for Error {
+    fn from(corrupt: Corrupt) -> Self {
+        Self::Corrupt(corrupt)
+    }
+}
+
+impl From<MessageError> for Error {
+    fn from(MessageError { clause, what }: MessageError) -> Self {
+        Self::Malformed { clause, what: what.into() }
+    }
+}
+
+impl From<HeaderError> for Error {
+    fn from(HeaderError { clause, what, found }: HeaderError) -> Self {
+        Self::Malformed { clause, what: format!("{what} ({found:#x})") }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        Self::new(error.kind(), error)
+    }
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! H-1 to H-7. Moving a pipe to a larger or smaller ring under load.
+
+use tombolo_domain::Offer;
+use tombolo_layout::{Features, SegmentHeader, handshake::Message};
+use tombolo_mem::Mapped;
+use tombolo_ring::{Fresh, OwnCarrier, Reader, Writer, follow as follow_to};
+
+use crate::{Error, Result, end::End};
+
+/// The writer's side of a move.
+#[derive(Debug, Default)]
+pub(crate) enum Outgoing {
+    /// None.
+    #[default]
+    Settled,
+    /// The new ring was offered; the reader has not declared itself ready.
+    Offered(OwnCarrier<Mapped>, Offer),
+    /// The writer has moved; the reader may still be draining the ring before.
+    Moved,
+}
+
+impl Outgoing {
+    #[inline]
+    pub(crate) fn is_under_way(&self) -> bool {
+        !matches!(self, Self::Settled)
+    }
+
+    /// H-1. Makes a ring of `capacity` bytes and offers it.
+    pub(crate) fn begin(&mut self, capacity: u64, writer: &mut Writer<Mapped>, end: &End) -> Result<()> {
+        if !end.features.has(Features::HANDOVER) {
+            return Err(Error::Handover("the peer does not follow hand-overs"));
+        }
+        if self.is_under_way() || !writer.can_offer()? {
+            return Err(Error::Handover("the last change is not finished yet; try again later"));
+        }
+        let mut shared = end.link();
+        let generation = writer.next_generation();
+        let header = SegmentHeader::new(capacity, generation, 0, end.features, end.own_epoch);
+        if header.segment_len > end.peer_map_limit {
+            return Err(Error::TooLarge { len: header.segment_len, max: end.peer_map_limit });
+        }
+        let (segment, offer) = shared.link.allocate(header.segment_len as usize)?;
+        let message = Message::Ring { generation, epoch: end.own_epoch };
+        shared.link.send(&message.encode(), Some(&offer))?;
+        writer.announce();
+        *self = Self::Offered(Fresh::new(segment, &header).into_carrier(), offer);
+        Ok(())
+    }
+
+    /// H-3, H-7. Goes one step further if the reader has.
+    pub(crate) fn go_on(&mut self, writer: &mut Writer<Mapped>, end: &End) -> Result<()> {
+        match std::mem::take(self) {
+            Self::Settled => {}
+            Self::Offered(carrier, offer) => {
+                if writer.reader_ready()? {
+                    writer.switch_to(carrier);
+                    end.link().offers.push(offer);
+                    *self = Self::Moved;
+                } else {
+                    *self = Self::Offered(carrier, offer);
+                }
+            }
+            Self::Moved => {
+                if writer.can_offer()? {
+                    retire_before_last(end);
+                } else {
+                    *self = Self::Moved;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// H-7. Of the rings so far the first stays, as its control page is in use, and so does the last.
+fn retire_before_last(end: &End) {
+    let mut shared = end.link();
+    if shared.offers.len() > 2 {
+        let offer = shared.offers.remove(1);
+        shared.link.retire(None, offer);
+    }
+}
+
+/// H-2. Takes the ring that the peer's writer announced off the control path and declares the reader ready for it.
+pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> Result<()> {
+    let malformed = |what: &str| Error::Malformed { clause: "H-1", what: what.into() };
+    let Some(received) = end.link().link.recv(end.own_map_limit)? else {
+        return Err(malformed("a ring was announced that was not offered"));
+    };
+    let Message::Ring { generation, epoch } = Message::decode(&received.message)? else {
+        return Err(malformed("a control message out of place"));
+    };
+    let segment = received.segment.ok_or_else(|| malformed("a ring was offered without its segment"))?;
+    let (carrier, header) = follow_to(&segment, generation)?;
+    if generation != announced || epoch != end.peer_epoch || header.epoch != epoch {
+        return Err(malformed("the ring offered is not the one announced"));
+    }
+    reader.prepare(generation, carrier)?;
+    Ok(())
+}

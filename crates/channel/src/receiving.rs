@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The reading half of a channel's end: the ring's reader, its waiter, the end of file, and following to other rings.
+
+use std::{os::fd::BorrowedFd, task::Poll, time::Duration};
+
+use tombolo_mem::Mapped;
+use tombolo_ring::{Deadline, Error as RingError, Reader, Waited};
+
+use crate::{Ending, Error, Result, handover, stats::PipeStatistics, waiter::Waiter};
+
+/// Calls between two looks for a ring to follow to, where there is always something to read.
+const CALLS_PER_LOOK: u32 = 64;
+
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    reader: Reader<Mapped>,
+    waiter: Waiter,
+    ending: Option<Ending>,
+    calls: u32,
+}
+
+impl Receiving {
+    pub(crate) fn new(reader: Reader<Mapped>, waiter: Waiter) -> Self {
+        Self { reader, waiter, ending: None, calls: 0 }
+    }
+
+    /// Does `call` if there is something; `Ready(None)` is the end of file.
+    #[inline]
+    pub(crate) fn attempt<T>(
+        &mut self,
+        mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
+    ) -> Result<Poll<Option<T>>> {
+        let mut looked = false;
+        loop {
+            if let Some(done) = call(&mut self.reader)? {
+                self.after()?;
+                return Ok(Poll::Ready(Some(done)));
+            }
+            self.ring_if_owed();
+            if self.ended(looked)? {
+                return Ok(Poll::Ready(None));
+            }
+            self.follow()?;
+            let need = self.reader.need()?;
+            if looked || !self.waiter.is_polled() || !self.waiter.arm_for_poll(&mut self.reader, need)? {
+                if self.waiter.is_polled() && !looked && self.waiter.gone_now() {
+                    self.waiter.end().set_gone();
+                    looked = true;
+                    continue;
+                }
+                return Ok(Poll::Pending);
+            }
+            looked = true;
+        }
+    }
+
+    /// Does `call`, waiting for something until `deadline`; `None` is the end of file.
+    #[inline]
+    pub(crate) fn complete<T>(
+        &mut self,
+        mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        deadline: Deadline,
+    ) -> Result<Option<T>> {
+        loop {
+            if let Some(done) = call(&mut self.reader)? {
+                self.after()?;
+                return Ok(Some(done));
+            }
+            if self.wait(deadline)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits for something to read. Says whether the end was found instead.
+    #[cold]
+    #[inline(never)]
+    fn wait(&mut self, deadline: Deadline) -> Result<bool> {
+        self.ring_if_owed();
+        if self.ended(false)? {
+            return Ok(true);
+        }
+        self.follow()?;
+        let need = self.reader.need()?;
+        match self.waiter.wait(&mut self.reader, need, deadline)? {
+            Waited::Ready => {
+                self.follow()?;
+                Ok(false)
+            }
+            Waited::TimedOut => Err(Error::TimedOut),
+            Waited::PeerGone => {
+                self.waiter.end().set_gone();
+                self.ended(true)
+            }
+        }
+    }
+
+    /// Whether everything was read and nothing will come (R-17, C-10). `surely` looks whether the peer lives, else only
+    /// now and then.
+    fn ended(&mut self, surely: bool) -> Result<bool> {
+        if self.ending.is_some() {
+            return Ok(true);
+        }
+        if let Some(phase) = self.reader.finished()? {
+            self.ending = Some(Ending::from_phase(phase));
+            return Ok(true);
+        }
+        let gone =
+            self.waiter.end().gone() || if surely { self.waiter.gone_now() } else { self.waiter.gone_at_times() };
+        if !gone {
+            return Ok(false);
+        }
+        self.waiter.end().set_gone();
+        // What it published before it went is visible by now, and comes first. The beginning of a record does not.
+        let there = self.reader.refresh()?;
+        if there >= self.reader.need()? {
+            return Ok(false);
+        }
+        self.ending = Some(match self.reader.finished()? {
+            Some(phase) => Ending::from_phase(phase),
+            None => Ending::from_life(self.waiter.end().life()),
+        });
+        Ok(true)
+    }
+
+    /// What follows every call that did something.
+    #[inline]
+    fn after(&mut self) -> Result<()> {
+        self.ring_if_owed();
+        self.calls += 1;
+        if self.calls >= CALLS_PER_LOOK {
+            self.calls = 0;
+            self.follow()?;
+        }
+        self.waiter.settle();
+        Ok(())
+    }
+
+    #[inline]
+    fn ring_if_owed(&mut self) {
+        if self.reader.take_ring() {
+            self.waiter.ring_peer();
+        }
+    }
+
+    #[inline(never)]
+    fn follow(&mut self) -> Result<()> {
+        if let Some(generation) = self.reader.announced()? {
+            handover::follow(&mut self.reader, self.waiter.end(), generation)?;
+            self.ring_if_owed();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reader(&mut self) -> &mut Reader<Mapped> {
+        &mut self.reader
+    }
+
+    pub(crate) fn consumed(&mut self, len: usize) -> Result<()> {
+        self.reader.consume(len);
+        self.after()
+    }
+
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        self.ending
+    }
+
+    pub(crate) fn set_spin(&mut self, most: Duration) {
+        self.waiter.set_spin(most);
+    }
+
+    pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
+        self.waiter.pollable()
+    }
+
+    pub(crate) fn waiter(&self) -> &Waiter {
+        &self.waiter
+    }
+
+    pub(crate) fn statistics(&self) -> PipeStatistics {
+        PipeStatistics {
+            counters: self.reader.counters(),
+            ring_size: self.reader.capacity(),
+            in_flight: self.reader.available(),
+        }
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.reader.close();
+        self.ring_if_owed();
+    }
+}
+
+impl Drop for Receiving {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

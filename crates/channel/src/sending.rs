@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The writing half of a channel's end: the ring's writer, its waiter, and moves to other rings.
+
+use std::{os::fd::BorrowedFd, time::Duration};
+
+use tombolo_mem::Mapped;
+use tombolo_ring::{Deadline, Error as RingError, FlushPolicy, Waited, Writer};
+
+use crate::{Error, Result, handover::Outgoing, stats::PipeStatistics, waiter::Waiter};
+
+#[derive(Debug)]
+pub(crate) struct Sending {
+    writer: Writer<Mapped>,
+    waiter: Waiter,
+    move_: Outgoing,
+}
+
+impl Sending {
+    pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter) -> Self {
+        Self { writer, waiter, move_: Outgoing::default() }
+    }
+
+    /// Does `call` if there is room; `None` where there is not.
+    #[inline]
+    pub(crate) fn attempt<T>(
+        &mut self,
+        mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        need: impl FnOnce() -> u64,
+    ) -> Result<Option<T>> {
+        if self.move_.is_under_way() {
+            self.go_on()?;
+        }
+        let mut done = call(&mut self.writer)?;
+        if done.is_none() {
+            if self.waiter.gone_now() {
+                return Err(Error::PeerGone);
+            }
+            if self.waiter.is_polled() && self.waiter.arm_for_poll(&mut self.writer, need())? {
+                done = call(&mut self.writer)?;
+            }
+        }
+        self.after()?;
+        Ok(done)
+    }
+
+    /// Does `call`, waiting for room until `deadline`.
+    #[inline]
+    pub(crate) fn complete<T>(
+        &mut self,
+        mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        need: impl Fn() -> u64,
+        deadline: Deadline,
+    ) -> Result<T> {
+        loop {
+            if self.move_.is_under_way() {
+                self.go_on()?;
+            }
+            if let Some(done) = call(&mut self.writer)? {
+                self.after()?;
+                return Ok(done);
+            }
+            self.wait(need(), deadline)?;
+        }
+    }
+
+    /// What follows every call: the doorbell if it is owed, and now and then a look whether the peer lives.
+    #[inline]
+    fn after(&mut self) -> Result<()> {
+        if self.writer.take_ring() {
+            self.waiter.ring_peer();
+            // Ringing costs a system call anyway; a look at the peer costs little beside it.
+            self.look_at_peer()?;
+        } else if self.waiter.gone_at_times() {
+            return Err(self.peer_gone());
+        }
+        self.waiter.settle();
+        Ok(())
+    }
+
+    #[cold]
+    fn look_at_peer(&mut self) -> Result<()> {
+        if self.waiter.gone_now() { Err(self.peer_gone()) } else { Ok(()) }
+    }
+
+    fn peer_gone(&mut self) -> Error {
+        self.waiter.end().set_gone();
+        Error::PeerGone
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait(&mut self, need: u64, deadline: Deadline) -> Result<()> {
+        match self.waiter.wait(&mut self.writer, need, deadline)? {
+            Waited::Ready => Ok(()),
+            Waited::TimedOut => Err(Error::TimedOut),
+            Waited::PeerGone => Err(self.peer_gone()),
+        }
+    }
+
+    /// Waits until the reader has read everything that was written.
+    pub(crate) fn drained(&mut self, deadline: Deadline) -> Result<()> {
+        self.writer.flush();
+        loop {
+            if self.move_.is_under_way() {
+                self.go_on()?;
+            }
+            self.after()?;
+            if self.writer.is_drained()? {
+                return Ok(());
+            }
+            let whole = self.writer.capacity();
+            self.wait(whole, deadline)?;
+            if self.writer.reader_closed()? {
+                return Err(Error::Closed);
+            }
+        }
+    }
+
+    #[cold]
+    fn go_on(&mut self) -> Result<()> {
+        self.move_.go_on(&mut self.writer, self.waiter.end())?;
+        self.after()
+    }
+
+    pub(crate) fn resize(&mut self, capacity: u64) -> Result<()> {
+        self.move_.begin(capacity, &mut self.writer, self.waiter.end())?;
+        self.after()
+    }
+
+    pub(crate) fn is_moving(&self) -> bool {
+        self.move_.is_under_way()
+    }
+
+    pub(crate) fn writer(&mut self) -> &mut Writer<Mapped> {
+        &mut self.writer
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        self.writer.flush();
+        self.after()
+    }
+
+    pub(crate) fn set_flush_policy(&mut self, policy: FlushPolicy) {
+        self.writer.set_flush_policy(policy);
+    }
+
+    pub(crate) fn set_spin(&mut self, most: Duration) {
+        self.waiter.set_spin(most);
+    }
+
+    pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
+        self.waiter.pollable()
+    }
+
+    pub(crate) fn waiter(&self) -> &Waiter {
+        &self.waiter
+    }
+
+    pub(crate) fn statistics(&self) -> PipeStatistics {
+        PipeStatistics {
+            counters: self.writer.counters(),
+            ring_size: self.writer.capacity(),
+            in_flight: self.writer.in_flight(),
+        }
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.writer.close();
+        self.ring_if_owed();
+    }
+
+    pub(crate) fn abort(&mut self) {
+        self.writer.abort();
+        self.ring_if_owed();
+    }
+
+    fn ring_if_owed(&mut self) {
+        if self.writer.take_ring() {
+            self.waiter.ring_peer();
+        }
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a half of a channel sleeps on: the doorbell, seen through the ring's [`Sleeper`].
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{Arc, OnceLock},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tombolo_domain::{Doorbell, Slot, Woken as Bell};
+use tombolo_layout::words;
+use tombolo_mem::{OwnWord, PeerWord};
+use tombolo_ring::{Deadline, Side, Sleeper, Spin, Waited, Woken, arm, wait};
+
+use crate::{Error, Result, end::End, os, pollable::Pollable};
+
+/// Rings in a row that brought nothing, after which the bell is believed no more and naps take its place.
+const STORM: u32 = 64;
+/// First nap, and the longest.
+const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
+/// Non-blocking calls between two looks whether the peer lives, where nobody ever waits.
+const CALLS_PER_LOOK: u32 = 1024;
+
+/// One half's side of the doorbell.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    bell: Arc<dyn Doorbell>,
+    slot: Slot,
+    end: Arc<End>,
+    spin: Spin,
+    /// The bell may hold a ring that nobody drained.
+    maybe_rung: bool,
+    /// Rings in a row that brought nothing.
+    fruitless: u32,
+    calls: u32,
+    /// Set up once somebody asks for a descriptor to poll.
+    pollable: OnceLock<Pollable>,
+    /// If something is there now or comes later, the bell holds a ring or will: true after an arming that found
+    /// nothing, false once the bell was drained.
+    promised: bool,
+}
+
+impl Waiter {
+    pub(crate) fn new(bell: Arc<dyn Doorbell>, slot: Slot, end: Arc<End>, spin: Duration) -> Self {
+        let (spin, pollable) = (Spin::new(spin), OnceLock::new());
+        Self { bell, slot, end, spin, maybe_rung: false, fruitless: 0, calls: 0, pollable, promised: false }
+    }
+
+    pub(crate) fn end(&self) -> &Arc<End> {
+        &self.end
+    }
+
+    pub(crate) fn set_spin(&mut self, most: Duration) {
+        self.spin = Spin::new(most);
+    }
+
+    /// Waits until `side` has `need` bytes or something else to look at.
+    pub(crate) fn wait(&mut self, side: &mut impl Side, need: u64, deadline: Deadline) -> Result<Waited> {
+        self.fruitless = 0;
+        // The spin is lent out so that the rest of the waiter can be the sleeper.
+        let mut spin = std::mem::replace(&mut self.spin, Spin::new(Duration::ZERO));
+        let waited = wait(side, self, &mut spin, need, deadline);
+        self.spin = spin;
+        waited
+    }
+
+    /// Rings the peer's sleeper of the other kind.
+    #[inline(never)]
+    pub(crate) fn ring_peer(&self) {
+        self.bell.ring(match self.slot {
+            Slot::Data => Slot::Space,
+            Slot::Space => Slot::Data,
+        });
+    }
+
+    /// Whether the peer is gone, asked by one who does not wait; looked at now and then.
+    #[inline]
+    pub(crate) fn gone_at_times(&mut self) -> bool {
+        self.calls += 1;
+        self.calls >= CALLS_PER_LOOK && self.gone_now()
+    }
+
+    /// Whether the peer is gone, looked at now.
+    #[cold]
+    pub(crate) fn gone_now(&mut self) -> bool {
+        self.calls = 0;
+        self.end.gone() || matches!(self.bell.wait(self.slot, Deadline::NOW), Ok(Bell::PeerGone))
+    }
+
+    /// The descriptor to poll; from its first use on, [`settle`](Self::settle) keeps its promise.
+    pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
+        if self.pollable.get().is_none() {
+            let made = Pollable::new(self.bell.fd(self.slot))?;
+            // Nobody knows yet what is there: whoever polls is sent to look once.
+            made.raise();
+            let _ = self.pollable.set(made);
+        }
+        Ok(self.pollable.get().expect("set just now").fd())
+    }
+
+    pub(crate) fn is_polled(&self) -> bool {
+        self.pollable.get().is_some()
+    }
+
+    /// After a call that did something: whoever polls must not miss what is left.
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if !self.promised {
+            self.settle_slow();
+        }
+    }
+
+    fn settle_slow(&mut self) {
+        if let Some(pollable) = self.pollable.get() {
+            pollable.raise();
+            self.promised = true;
+        }
+    }
+
+    /// Before a call says would-block to one who polls: arms, so that the descriptor stays quiet until there is
+    /// something. Says whether there is something after all.
+    pub(crate) fn arm_for_poll(&mut self, side: &mut impl Side, need: u64) -> Result<bool> {
+        let Some(pollable) = self.pollable.get() else { return Ok(false) };
+        pollable.lower();
+        self.maybe_rung = true;
+        let ready = arm(side, self, need)?;
+        self.promised = !ready;
+        Ok(ready)
+    }
+
+    /// One who is rung again and again for nothing naps instead of listening.
+    fn nap(&self, deadline: Deadline) -> Woken {
+        let doublings = (self.fruitless - STORM).min(4);
+        let nap = (NAP.0 * (1 << doublings)).min(NAP.1);
+        let until = Instant::now() + deadline.remaining().map_or(nap, |left| left.min(nap));
+        while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            thread::park_timeout(left);
+        }
+        if deadline.expired() { Woken::TimedOut } else { Woken::Rung }
+    }
+}
+
+impl Sleeper for Waiter {
+    type Error = Error;
+
+    fn ring(&mut self) {
+        self.ring_peer();
+    }
+
+    fn drain(&mut self) {
+        if self.maybe_rung {
+            self.bell.drain(self.slot);
+            self.maybe_rung = false;
+        }
+        self.promised = false;
+    }
+
+    fn barrier(&mut self) {
+        os::barrier();
+    }
+
+    fn sleep(&mut self, deadline: Deadline) -> Result<Woken> {
+        if self.fruitless >= STORM {
+            let napped = self.nap(deadline);
+            self.fruitless += 1;
+            return Ok(if self.gone_now() { Woken::PeerGone } else { napped });
+        }
+        Ok(match self.bell.wait(self.slot, deadline)? {
+            Bell::Rung => {
+                self.maybe_rung = true;
+                self.fruitless += 1;
+                Woken::Rung
+            }
+            Bell::TimedOut => Woken::TimedOut,
+            Bell::PeerGone => Woken::PeerGone,
+        })
+    }
+
+    fn may_spin(&mut self) -> bool {
+        let cpu = words::encode_cpu(os::current_cpu());
+        if self.end.own_cpu.load() != cpu {
+            // ORDER R-14: Relaxed; a hint.
+            self.end.own_cpu.store_relaxed(cpu);
+        }
+        self.end.peer_cpu.load_relaxed().hint() != cpu
+    }
+}
