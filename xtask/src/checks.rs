@@ -9,7 +9,7 @@ mod size;
 mod spdx;
 mod unsafe_places;
 
-pub use clauses::{known_clauses, proven_by};
+pub use clauses::{Clause, known_clauses, proven_by};
 
 use crate::report::Report;
 use crate::tree::Tree;

@@ -7,11 +7,12 @@ mod runner;
 mod table;
 mod tally;
 
-use crate::checks::{known_clauses, proven_by};
+use crate::checks::{Clause, known_clauses, proven_by};
 use crate::tree::Tree;
 use crate::workspace::Workspace;
 use need::Required;
 use runner::End;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
@@ -55,7 +56,7 @@ pub fn run(args: &[&str]) -> Result<bool, String> {
         rows.push(run_tier(tier, long, &required, &root)?);
     }
     if named.is_empty() {
-        rows.push(clauses_proven(&root, &rows)?);
+        rows.push(clauses_row(&root, &rows)?);
     }
     let (text, all_passed) = summary(&rows);
     print!("\n{text}");
@@ -115,9 +116,9 @@ fn judge(gate: Gate, ran: &runner::Ran, limit: Duration, tally: &Tally) -> Verdi
         End::TimedOut => format!("still running after {} s: killed", limit.as_secs()),
         End::Exited(status) if !status.success() => match tally.failed() {
             0 => status.to_string(),
-            _ => tally.failures().join(", "),
+            _ => format!("failed: {}", tally.failures().join(", ")),
         },
-        End::Exited(_) if tally.failed() > 0 => tally.failures().join(", "),
+        End::Exited(_) if tally.failed() > 0 => format!("failed: {}", tally.failures().join(", ")),
         End::Exited(_) if !ran.strays.is_empty() => {
             format!("left processes behind: {}", ran.strays.join(", "))
         }
@@ -130,24 +131,28 @@ fn judge(gate: Gate, ran: &runner::Ran, limit: Duration, tally: &Tally) -> Verdi
 
 /// The last gate of a whole run: each clause of the specification was cited by a test that ran and passed. Names
 /// in the source, which `cargo xtask clauses` reads, do not show that.
-fn clauses_proven(root: &Path, rows: &[Row]) -> Result<Row, String> {
+fn clauses_row(root: &Path, rows: &[Row]) -> Result<Row, String> {
     let start = Instant::now();
-    let mut open = known_clauses(&Tree::load(root)?);
-    let known = open.len();
-    for name in rows.iter().flat_map(|row| row.tally.names()) {
-        for clause in proven_by(name) {
-            open.remove(&clause);
-        }
-    }
-    let verdict = match (open.is_empty(), known) {
-        (_, 0) => Verdict::Failed("spec/ holds no clause".into()),
-        (true, _) => Verdict::Passed,
-        (false, _) => {
-            let open: Vec<String> = open.iter().map(ToString::to_string).collect();
-            Verdict::Failed(format!("of {known} clauses no passed test names {}", open.join(", ")))
-        }
-    };
+    let known = known_clauses(&Tree::load(root)?);
+    let tallies: Vec<&Tally> = rows.iter().map(|row| &row.tally).collect();
+    let verdict = clauses_proven(known, &tallies);
     Ok(Row { name: "clauses", verdict, took: start.elapsed(), tally: Tally::default() })
+}
+
+fn clauses_proven(mut open: BTreeSet<Clause>, tallies: &[&Tally]) -> Verdict {
+    if open.is_empty() {
+        return Verdict::Failed("spec/ holds no clause".into());
+    }
+    let passed: BTreeSet<Clause> = tallies.iter().flat_map(|t| t.proofs()).flat_map(proven_by).collect();
+    let skipped: BTreeSet<Clause> = tallies.iter().flat_map(|t| t.skips()).flat_map(|n| proven_by(n)).collect();
+    open.retain(|clause| !passed.contains(clause));
+    let list = |clauses: Vec<&Clause>| clauses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let untested: Vec<&Clause> = open.difference(&skipped).collect();
+    match (untested.is_empty(), open.is_empty()) {
+        (false, _) => Verdict::Failed(format!("no test that passed names {}", list(untested))),
+        (true, false) => Verdict::Skipped(format!("tested only by what was skipped: {}", list(open.iter().collect()))),
+        (true, true) => Verdict::Passed,
+    }
 }
 
 /// A line for each tier, then the totals; true if nothing failed.
@@ -217,8 +222,8 @@ mod tests {
         let bad = "test a ... FAILED\ntest result: FAILED. 0 passed; 1 failed; 0 ignored\n";
         let empty = "test result: ok. 0 passed; 0 failed; 0 ignored\n";
         assert_eq!(why(Gate::Tests, &gone, GOOD).unwrap(), "still running after 9 s: killed");
-        assert_eq!(why(Gate::Tests, &exited(101), bad).unwrap(), "a");
-        assert_eq!(why(Gate::Tests, &exited(0), bad).unwrap(), "a");
+        assert_eq!(why(Gate::Tests, &exited(101), bad).unwrap(), "failed: a");
+        assert_eq!(why(Gate::Tests, &exited(0), bad).unwrap(), "failed: a");
         assert_eq!(why(Gate::ExitCode, &exited(1), "").unwrap(), "exit status: 1");
         assert_eq!(why(Gate::Tests, &stray, GOOD).unwrap(), "left processes behind: sleep (7)");
         assert_eq!(why(Gate::Tests, &exited(0), empty).unwrap(), "ran no test");
@@ -239,6 +244,30 @@ mod tests {
         assert!(text.ends_with("\n2 passed, 1 failed, 1 skipped\n"), "{text}");
         let (text, passed) = summary(&rows[..2]);
         assert!(passed && text.ends_with("\n2 passed, 0 failed, 1 skipped\n"), "{text}");
+    }
+
+    fn clauses(names: &[&str]) -> BTreeSet<Clause> {
+        names.iter().flat_map(|name| proven_by(name)).collect()
+    }
+
+    #[test]
+    fn clause_with_a_passed_test_is_proven() {
+        let tally = tally("test a::r1_x ... ok\ntest r2_y - should panic ... ok\n");
+        assert!(matches!(clauses_proven(clauses(&["r1", "r2"]), &[&tally]), Verdict::Passed));
+    }
+
+    #[test]
+    fn clause_with_a_skipped_test_is_skipped() {
+        let tally = tally("SKIP r1_x (needs userns): off\ntest a::r1_x ... ok\n");
+        assert!(matches!(clauses_proven(clauses(&["r1"]), &[&tally]), Verdict::Skipped(why) if why.ends_with(": R-1")));
+    }
+
+    #[test]
+    fn canary_clause_whose_test_never_passed_fails() {
+        let tally = tally("test r1_x ... FAILED\ntest r2_y ... ignored\nSKIP r2_z: off\n");
+        let verdict = clauses_proven(clauses(&["r1", "r2", "r3"]), &[&tally]);
+        assert!(matches!(verdict, Verdict::Failed(why) if why.ends_with("names R-1, R-3")));
+        assert!(matches!(clauses_proven(BTreeSet::new(), &[&tally]), Verdict::Failed(_)));
     }
 
     #[test]
