@@ -9,6 +9,8 @@
 //! a doorbell of one's own per channel, or a peer that behaves.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "testing")]
+pub mod conformance;
 mod doorbell;
 mod error;
 #[cfg(feature = "testing")]

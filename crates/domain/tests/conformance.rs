@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The conformance suite on the harsh double.
+#![cfg(feature = "testing")]
+
+mod support;
+
+tombolo_domain::conformance!(support::Harsh::new());
