@@ -4,7 +4,7 @@
 use std::io;
 
 /// A result of this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a measurement, or the whole run, did not come about.
 #[derive(Debug, thiserror::Error)]

@@ -50,7 +50,10 @@ impl Placement {
 pub struct Line {
     mine: MappedOwnWord,
     theirs: MappedPeerWord,
+    /// Round trips so far.
     turn: u64,
+    /// The last word of the other side.
+    heard: u64,
     limit: Duration,
 }
 
@@ -64,7 +67,7 @@ impl Line {
         link.pass(fd.as_fd())?;
         let peer = PeerSegment::map(link.take()?.as_fd(), PAGE).os("mapping the other worker's page")?;
         let (control, _) = own.split(PAGE);
-        Ok(Self { mine: control.word(0), theirs: peer.word(0), turn: 0, limit })
+        Ok(Self { mine: control.word(0), theirs: peer.word(0), turn: 0, heard: 0, limit })
     }
 
     /// Makes one round trip; the other side is in [`Line::answer`].
@@ -73,9 +76,7 @@ impl Line {
     /// [`Error::Timeout`] if the answer does not come.
     #[inline]
     pub fn ask(&mut self) -> Result<()> {
-        self.turn += 1;
-        self.mine.store_release(self.turn);
-        self.await_change(self.turn - 1).map(drop)
+        self.say(self.turn + 1)
     }
 
     /// Ends the other side's [`Line::answer`].
@@ -83,10 +84,15 @@ impl Line {
     /// # Errors
     /// As [`Line::ask`].
     pub fn stop(&mut self) -> Result<()> {
-        let before = self.turn;
+        self.say(LAST | (self.turn + 1))
+    }
+
+    #[inline]
+    fn say(&mut self, word: u64) -> Result<()> {
         self.turn += 1;
-        self.mine.store_release(self.turn | LAST);
-        self.await_change(before).map(drop)
+        self.mine.store_release(word);
+        self.heard = self.await_change(self.heard)?;
+        Ok(())
     }
 
     /// Answers until the other side says stop.
@@ -95,10 +101,10 @@ impl Line {
     /// [`Error::Timeout`] if the other side falls silent.
     pub fn answer(&mut self) -> Result<()> {
         loop {
-            let word = self.await_change(self.turn)?;
-            self.turn = word & !LAST;
+            self.heard = self.await_change(self.heard)?;
+            self.turn = self.heard & !LAST;
             self.mine.store_release(self.turn);
-            if word & LAST != 0 {
+            if self.heard & LAST != 0 {
                 return Ok(());
             }
         }
@@ -173,7 +179,8 @@ mod tests {
 
     fn lines(limit: Duration) -> (Line, Line) {
         let (a, b) = UnixStream::pair().unwrap();
-        let other = std::thread::spawn(move || Line::open(&Link::new(b, Duration::from_secs(5)).unwrap(), limit).unwrap());
+        let other =
+            std::thread::spawn(move || Line::open(&Link::new(b, Duration::from_secs(5)).unwrap(), limit).unwrap());
         let line = Line::open(&Link::new(a, Duration::from_secs(5)).unwrap(), limit).unwrap();
         (line, other.join().unwrap())
     }
@@ -181,7 +188,8 @@ mod tests {
     #[test]
     fn line_asked_thrice_in_two_conversations_is_answered() {
         let (mut ask, mut answer) = lines(Duration::from_secs(20));
-        let other = std::thread::spawn(move || answer.answer().and_then(|()| answer.answer()).map(|()| answer.turn).unwrap());
+        let other =
+            std::thread::spawn(move || answer.answer().and_then(|()| answer.answer()).map(|()| answer.turn).unwrap());
         for _ in 0..2 {
             for _ in 0..3 {
                 ask.ask().unwrap();

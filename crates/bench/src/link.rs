@@ -9,7 +9,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
 
 use crate::error::{Error, Os, Result};
 
@@ -32,7 +34,8 @@ impl Link {
     /// # Errors
     /// [`Error::Os`] if the other worker is gone or does not listen.
     pub fn say(&self, text: &str) -> Result<()> {
-        let length = u16::try_from(text.len()).map_err(|_| Error::Worker(format!("{} bytes are too long for the link", text.len())))?;
+        let length = u16::try_from(text.len())
+            .map_err(|_| Error::Worker(format!("{} bytes are too long for the link", text.len())))?;
         (&self.0).write_all(&[&length.to_le_bytes(), text.as_bytes()].concat()).os("writing to the other worker")
     }
 
@@ -69,7 +72,8 @@ impl Link {
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds = [fd];
         control.push(SendAncillaryMessage::ScmRights(&fds));
-        rustix::net::sendmsg(&self.0, &[IoSlice::new(b"F")], &mut control, SendFlags::NOSIGNAL).os("passing a descriptor")?;
+        rustix::net::sendmsg(&self.0, &[IoSlice::new(b"F")], &mut control, SendFlags::NOSIGNAL)
+            .os("passing a descriptor")?;
         Ok(())
     }
 
@@ -81,7 +85,8 @@ impl Link {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
-        rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC).os("taking a descriptor")?;
+        rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+            .os("taking a descriptor")?;
         let fds = control.drain().find_map(|m| match m {
             RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
             _ => None,

@@ -3,8 +3,8 @@
 //! 64 bytes that takes 4 ns is not measured through a pointer.
 //!
 //! The left sends chunks of messages and reads the clock once a chunk; all messages of a chunk carry its number, so
-//! the loop between two clock reads does nothing but send. The right checks that number where it meets the first
-//! message of a chunk, and at the end the driver compares the bytes of both.
+//! the loop between two clock reads does nothing but send. The right checks that number in the first and the last
+//! message of a chunk, or in the first of each gulp, and at the end the driver compares the bytes of both.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -115,7 +115,11 @@ fn receive<E: End>(end: &mut E, context: &Context, start: Instant) -> Result<Rep
     };
     let one_by_one = job.test == Test::Rate || job.mode == Mode::Message;
     let mut meter = Meter { size: job.size, ..Meter::new(start, warm) };
-    if one_by_one { meter.messages(end)? } else { meter.gulps(end)? }
+    if one_by_one {
+        meter.messages(end)?
+    } else {
+        meter.gulps(end)?
+    }
     Ok(meter.report())
 }
 
@@ -152,6 +156,7 @@ impl Meter {
                     self.check(&buffer, number)?;
                 }
             }
+            self.check(&buffer, number)?;
             self.read_clock();
         }
         Ok(())
@@ -473,7 +478,8 @@ mod tests {
 
     #[test]
     fn meter_true_data_is_counted_whatever_the_gulps() {
-        for (size, gulp) in [(1, 7), (3, 1000), (8, 8), (64, 100), (64, 65536), (100, 1), (5000, 4096), (70000, 65536)] {
+        for (size, gulp) in [(1, 7), (3, 1000), (8, 8), (64, 100), (64, 65536), (100, 1), (5000, 4096), (70000, 65536)]
+        {
             let sent = stream(size, 3, gulp).bytes.len() as u64;
             let mut gulps = meter(size);
             gulps.gulps(&mut stream(size, 3, gulp)).unwrap();
@@ -486,14 +492,14 @@ mod tests {
 
     #[test]
     fn meter_lost_repeated_or_cut_data_is_refused() {
-        let lost = |queue: &mut Queue| drop(queue.bytes.drain(..64));
-        let repeated = |queue: &mut Queue| (0..64).for_each(|i| queue.bytes.push_front(i));
-        for spoil in [&lost as &dyn Fn(&mut Queue), &repeated] {
-            let (mut a, mut b) = (stream(64, 4, 64), stream(64, 4, 4096));
-            spoil(&mut a);
-            spoil(&mut b);
-            assert!(matches!(meter(64).messages(&mut a), Err(Error::Spoiled(_))));
-            assert!(matches!(meter(64).gulps(&mut b), Err(Error::Spoiled(_))));
+        let mut lost = stream(64, 4, 64);
+        lost.bytes.drain(..64);
+        assert!(matches!(meter(64).messages(&mut lost), Err(Error::Spoiled(_))));
+        for gulp in [64, 4096] {
+            let mut repeated = stream(64, 4, gulp);
+            (0..64).for_each(|byte| repeated.bytes.push_front(byte));
+            let spoiled = if gulp == 64 { meter(64).messages(&mut repeated) } else { meter(64).gulps(&mut repeated) };
+            assert!(matches!(spoiled, Err(Error::Spoiled(_))), "gulp {gulp}");
         }
         let mut cut = stream(64, 1, 64);
         cut.bytes.pop_back();

@@ -142,7 +142,8 @@ impl Worker {
         command.stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(link)).stderr(Stdio::inherit());
         // A Ctrl-C ends the driver; the workers see it go and clean up.
         let program = command.get_program().to_string_lossy().into_owned();
-        let child = command.process_group(0).spawn().map_err(|e| Error::Unsupported(format!("cannot start {program}: {e}")))?;
+        let child =
+            command.process_group(0).spawn().map_err(|e| Error::Unsupported(format!("cannot start {program}: {e}")))?;
         Ok(Self { child, control, heard: Vec::new() })
     }
 

@@ -51,7 +51,7 @@ pub struct Measurement {
     /// Bytes of a ring.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ring: Option<usize>,
-    /// Further numbers of the test; medians over the samples.
+    /// Voluntary context switches per GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub voluntary: Option<f64>,
     /// Involuntary context switches per GiB.
@@ -66,9 +66,6 @@ pub struct Measurement {
     /// The share of the channel that got most.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_max: Option<f64>,
-    /// What else there is to know.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
 }
 
 /// A measurement that did not come about.
@@ -142,7 +139,6 @@ mod tests {
             syscalls: None,
             share_min: None,
             share_max: None,
-            note: None,
         }
     }
 
@@ -160,7 +156,10 @@ mod tests {
     fn times_better_turns_around_where_less_is_better() {
         let slow = Measurement { median: 28005.0, ..sample() };
         assert_eq!(sample().times_better_than(&slow), 10.0);
-        let (a, b) = (Measurement { test: Test::Rate, median: 4.0, ..sample() }, Measurement { test: Test::Rate, median: 2.0, ..sample() });
+        let (a, b) = (
+            Measurement { test: Test::Rate, median: 4.0, ..sample() },
+            Measurement { test: Test::Rate, median: 2.0, ..sample() },
+        );
         assert_eq!(a.times_better_than(&b), 2.0);
     }
 }

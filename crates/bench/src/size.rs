@@ -41,7 +41,9 @@ mod tests {
 
     #[test]
     fn parse_units_gives_bytes() {
-        for (text, bytes) in [("64", 64), ("64B", 64), ("4KiB", 4096), ("4K", 4096), ("1MiB", 1 << 20), ("2 GiB", 2 << 30)] {
+        for (text, bytes) in
+            [("64", 64), ("64B", 64), ("4KiB", 4096), ("4K", 4096), ("1MiB", 1 << 20), ("2 GiB", 2 << 30)]
+        {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
     }

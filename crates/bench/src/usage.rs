@@ -30,7 +30,9 @@ impl Usage {
         let mut usage = Self { cpu_ns: cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64, ..Self::default() };
         for task in fs::read_dir("/proc/self/task").os("listing /proc/self/task")? {
             // A thread may end between the listing and the reading.
-            let Ok(status) = fs::read_to_string(task.os("listing /proc/self/task")?.path().join("status")) else { continue };
+            let Ok(status) = fs::read_to_string(task.os("listing /proc/self/task")?.path().join("status")) else {
+                continue;
+            };
             usage.voluntary += field(&status, "voluntary_ctxt_switches:").unwrap_or(0);
             usage.involuntary += field(&status, "nonvoluntary_ctxt_switches:").unwrap_or(0);
         }
@@ -90,10 +92,11 @@ mod tests {
     }
 
     #[test]
-    fn memory_after_touching_a_mebibyte_grows_by_it() {
+    fn memory_after_touching_64_mib_grows_by_it() {
         let before = memory().unwrap();
-        let block = std::hint::black_box(vec![1u8; 8 << 20]);
-        assert!(memory().unwrap() >= before + (7 << 20));
+        let block = std::hint::black_box(vec![1u8; 64 << 20]);
+        // Other tests run in this process as well, and give back some of theirs.
+        assert!(memory().unwrap() >= before + (32 << 20));
         drop(block);
     }
 }

@@ -99,7 +99,8 @@ fn obey(order: Order, role: Role, link: &mut Option<Link>, context: &mut Option<
         Order::Sample { job, host, scratch } => {
             if let Some(link) = link.take() {
                 let line = Line::open(&link, LINE_LIMIT)?;
-                *context = Some(Context { role, job: job.clone(), link, line, host: host.clone(), scratch: scratch.clone() });
+                *context =
+                    Some(Context { role, job: job.clone(), link, line, host: host.clone(), scratch: scratch.clone() });
             }
             let context = context.as_mut().ok_or_else(|| Error::Worker("the line was lost earlier".into()))?;
             (context.job, context.host, context.scratch) = (job, host, scratch);
@@ -147,7 +148,8 @@ fn run(command: &[String]) -> Result<()> {
     let text = command.join(" ");
     let unable = |why: String| Error::Unsupported(format!("{text}: {why}"));
     let [program, arguments @ ..] = command else { return Ok(()) };
-    let done = Command::new(program).args(arguments).stdin(Stdio::null()).output().map_err(|e| unable(e.to_string()))?;
+    let done =
+        Command::new(program).args(arguments).stdin(Stdio::null()).output().map_err(|e| unable(e.to_string()))?;
     if done.status.success() { Ok(()) } else { Err(unable(String::from_utf8_lossy(&done.stderr).trim().into())) }
 }
 

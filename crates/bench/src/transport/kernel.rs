@@ -20,15 +20,8 @@ use crate::job::{Job, Mode, Test, Wait};
 const UNIX_BUFFER: usize = 8 << 20;
 /// The largest pipe that the kernel gives to everyone by default.
 const PIPE_BUFFER: usize = 1 << 20;
-const SOCKET_TESTS: &[Test] = &[
-    Test::Throughput,
-    Test::Rate,
-    Test::Latency,
-    Test::Switches,
-    Test::Setup,
-    Test::Channels,
-    Test::Cpu,
-];
+const SOCKET_TESTS: &[Test] =
+    &[Test::Throughput, Test::Rate, Test::Latency, Test::Switches, Test::Setup, Test::Channels, Test::Cpu];
 
 const SOCKET: Card = Card {
     name: "tcp",
@@ -38,6 +31,7 @@ const SOCKET: Card = Card {
     tests: SOCKET_TESTS,
     waits: &[Wait::Spin, Wait::Sleep],
     size: None,
+    rings: false,
 };
 
 /// An end that is one or two descriptors.
@@ -73,7 +67,9 @@ impl End for FdEnd {
                 Err(Errno::INTR) => {}
                 Err(Errno::MSGSIZE) => {
                     let size = message.len();
-                    return Err(Error::Unsupported(format!("a message of {size} bytes is longer than the socket buffer; raise net.core.wmem_max")));
+                    return Err(Error::Unsupported(format!(
+                        "a message of {size} bytes is longer than the socket buffer; raise net.core.wmem_max"
+                    )));
                 }
                 Err(e) => return Err(e).os("write"),
             }
@@ -158,7 +154,8 @@ impl Unix {
     }
 
     fn seqpacket(address: &str) -> Result<(OwnedFd, SocketAddrUnix)> {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).os("socket")?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .os("socket")?;
         Ok((socket, SocketAddrUnix::new_abstract_name(address.as_bytes()).os("naming a socket")?))
     }
 }
@@ -168,7 +165,8 @@ impl Wire for Unix {
     type End = FdEnd;
 
     fn card(&self) -> Card {
-        let (name, mode) = if self.messages { ("unix-seqpacket", Mode::Message) } else { ("unix-stream", Mode::Stream) };
+        let (name, mode) =
+            if self.messages { ("unix-seqpacket", Mode::Message) } else { ("unix-stream", Mode::Stream) };
         Card { name, mode, ..SOCKET }
     }
 
@@ -274,4 +272,3 @@ fn serial() -> u64 {
     // ORDER: none needed; each caller only wants a number of its own.
     SERIAL.fetch_add(1, Ordering::Relaxed)
 }
-

@@ -20,6 +20,7 @@ impl Transport for RawLine {
             tests: &[Test::Latency],
             waits: &[Wait::Spin],
             size: Some(8),
+            rings: false,
         }
     }
 

@@ -20,6 +20,7 @@ impl Transport for Memcpy {
             tests: &[Test::Throughput, Test::Rate],
             waits: &[Wait::Spin, Wait::Sleep],
             size: None,
+            rings: true,
         }
     }
 

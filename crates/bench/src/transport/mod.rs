@@ -35,6 +35,8 @@ pub struct Card {
     pub waits: &'static [Wait],
     /// The one size it moves, if it knows no other.
     pub size: Option<usize>,
+    /// Whether [`Job::ring`] means something to it.
+    pub rings: bool,
 }
 
 /// Where the two processes of a measurement live.
