@@ -1,1 +1,42 @@
-//! placeholder
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 4. Uses: mem.
+//!
+//! Measures ways of moving bytes between two processes, side by side in one run.
+//!
+//! A *driver* (the program that calls [`run`]) starts a pair of *workers*: itself once more, with a hidden argument that
+//! [`role_main`] answers to. The left worker sends and asks, the right receives and answers, each tied to a CPU. The
+//! driver takes samples of all measurements in turns, so that a drift of the machine hits all of them alike, and each
+//! sample stands between two probes of how far apart the two CPUs are (see [`Placement`]): a host moves its guests'
+//! CPUs, and a round trip between distant ones takes five times as long. The median of the samples is reported.
+//!
+//! What is moved is copied from a private buffer and to a private buffer, stamped and checked. Nothing waits for ever: a
+//! sample that takes too long fails, and its workers are ended. The workers end with the driver, however it ends.
+//!
+//! To add a transport, implement [`transport::Wire`] and name it in [`transport::all`].
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod job;
+pub mod line;
+pub mod link;
+pub mod size;
+pub mod stats;
+pub mod table;
+pub mod transport;
+pub mod usage;
+
+mod args;
+mod front;
+mod loops;
+mod pair;
+mod result;
+mod run;
+mod worker;
+
+pub use args::{BenchArgs, Plan};
+pub use error::{Error, Result};
+pub use front::main;
+pub use line::Placement;
+pub use result::{Measurement, Skip};
+pub use run::{Event, Outcome, run};
+pub use worker::role_main;

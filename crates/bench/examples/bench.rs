@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The benchmark as a program of its own: `cargo run --release --example bench -- --test latency`.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[derive(Parser)]
+struct Options {
+    #[command(flatten)]
+    bench: tombolo_bench::BenchArgs,
+}
+
+fn main() -> ExitCode {
+    tombolo_bench::role_main().unwrap_or_else(|| tombolo_bench::main(&Options::parse().bench))
+}

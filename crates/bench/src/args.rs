@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The options of `tombolo bench`, and the plan that they make.
+
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use rustix::thread::sched_getaffinity;
+
+use crate::error::{Error, Os, Result};
+use crate::job::{Cpu, Test, Wait};
+use crate::size;
+use crate::transport::{self, Transport};
+
+/// Options of a benchmark; a list is separated by commas.
+#[derive(Debug, Clone, clap::Args)]
+pub struct BenchArgs {
+    /// What to measure, or "all"
+    #[arg(long = "test", value_name = "TEST", value_delimiter = ',', default_value = "throughput,latency")]
+    pub tests: Vec<String>,
+    /// Transports to measure [default: all]
+    #[arg(long = "transport", value_name = "NAME", value_delimiter = ',')]
+    pub transports: Vec<String>,
+    /// Message sizes, such as 64 or 4KiB [default: depends on the test]
+    #[arg(long = "size", value_name = "SIZE", value_delimiter = ',', value_parser = message_size)]
+    pub sizes: Vec<usize>,
+    /// How the ends wait in round trips
+    #[arg(long = "wait", value_delimiter = ',', default_value = "spin,sleep")]
+    pub waits: Vec<Wait>,
+    /// Whether the two ends run on two CPUs or share one
+    #[arg(long = "cpu", value_delimiter = ',', default_value = "cross")]
+    pub cpus: Vec<Cpu>,
+    /// Numbers of channels at once, in the test of that name
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16,64")]
+    pub channels: Vec<usize>,
+    /// Seconds of a sample
+    #[arg(long, value_name = "S", default_value = "0.2", value_parser = seconds)]
+    pub seconds: f64,
+    /// Samples of each measurement, of which the median is reported
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub runs: u16,
+    /// Bytes of a ring, and of memcpy's buffers
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = message_size)]
+    pub ring: usize,
+    /// Bytes that cross in the test of context switches
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = message_size)]
+    pub volume: usize,
+    /// Also show how many times better each is than this transport
+    #[arg(long, value_name = "NAME")]
+    pub against: Option<String>,
+    /// Print one line of JSON for each measurement instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Default for BenchArgs {
+    /// What the command line means with no options.
+    fn default() -> Self {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: BenchArgs,
+        }
+        <Line as clap::Parser>::parse_from(["bench"]).args
+    }
+}
+
+fn message_size(text: &str) -> Result<usize, String> {
+    match size::parse(text)? {
+        0 => Err("the smallest size is 1".into()),
+        n if n > 1 << 40 => Err(format!("{text} is more than a benchmark can move")),
+        n => Ok(n),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(s) if (0.001..=3600.0).contains(&s) => Ok(s),
+        _ => Err(format!("{text:?} is not a number of seconds from 0.001 to 3600")),
+    }
+}
+
+/// What is to be measured, and how.
+#[derive(Clone)]
+pub struct Plan {
+    /// The tests, in order.
+    pub tests: Vec<Test>,
+    /// The transports, in order.
+    pub transports: Vec<Arc<dyn Transport>>,
+    /// Message sizes; none for those that suit the test.
+    pub sizes: Vec<usize>,
+    /// Ways to wait in round trips.
+    pub waits: Vec<Wait>,
+    /// Where the ends run.
+    pub cpus: Vec<Cpu>,
+    /// Numbers of channels at once.
+    pub channels: Vec<usize>,
+    /// Seconds of a sample.
+    pub seconds: f64,
+    /// Samples of each measurement.
+    pub runs: usize,
+    /// Bytes of a ring.
+    pub ring: usize,
+    /// Bytes that cross in [`Test::Switches`].
+    pub volume: u64,
+    /// The CPUs to which the two ends are tied; the same one twice if there is but one.
+    pub pinned: [usize; 2],
+}
+
+impl TryFrom<&BenchArgs> for Plan {
+    type Error = Error;
+
+    fn try_from(args: &BenchArgs) -> Result<Self> {
+        let tests = if args.tests.iter().any(|t| t == "all") {
+            Test::value_variants().to_vec()
+        } else {
+            let unknown = |t: &String| Error::Usage(format!("there is no test {t:?}; there are {}, all", names()));
+            args.tests.iter().map(|t| Test::from_str(t, false).map_err(|_| unknown(t))).collect::<Result<_>>()?
+        };
+        let mut transports = transport::all();
+        let known = |name: &String| {
+            let known: Vec<_> = transport::all().iter().map(|t| t.card().name).collect();
+            if known.contains(&name.as_str()) {
+                Ok(())
+            } else {
+                Err(Error::Usage(format!("there is no transport {name:?}; there are {}", known.join(", "))))
+            }
+        };
+        args.transports.iter().chain(&args.against).try_for_each(known)?;
+        if !args.transports.is_empty() {
+            transports.retain(|t| args.transports.iter().chain(&args.against).any(|name| name == t.card().name));
+        }
+        Ok(Self {
+            tests,
+            transports,
+            sizes: args.sizes.clone(),
+            waits: args.waits.clone(),
+            cpus: args.cpus.clone(),
+            channels: args.channels.clone(),
+            seconds: args.seconds,
+            runs: args.runs.into(),
+            ring: args.ring,
+            volume: args.volume as u64,
+            pinned: two_cpus()?,
+        })
+    }
+}
+
+fn names() -> String {
+    let names: Vec<_> = Test::value_variants().iter().map(|t| t.name()).collect();
+    names.join(", ")
+}
+
+/// The first two CPUs that this process may use.
+fn two_cpus() -> Result<[usize; 2]> {
+    let set = sched_getaffinity(None).os("sched_getaffinity")?;
+    let mut allowed = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
+    let first = allowed.next().unwrap_or(0);
+    Ok([first, allowed.next().unwrap_or(first)])
+}
+
+impl Test {
+    /// Its name on the command line and in the results.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
+    }
+
+    /// The message sizes that show what the test is about.
+    pub fn default_sizes(self) -> &'static [usize] {
+        const KI: usize = 1 << 10;
+        const MI: usize = 1 << 20;
+        match self {
+            Self::Throughput => &[8, 64, 256, KI, 4 * KI, 16 * KI, 64 * KI, 256 * KI, MI, 4 * MI],
+            Self::Rate => &[8, 64, 256, KI],
+            Self::Latency => &[1, 64, 256, KI, 4 * KI, 16 * KI, 64 * KI],
+            Self::Switches | Self::Cpu => &[32 * KI],
+            Self::Channels => &[16 * KI],
+            Self::Setup | Self::Memory => &[1],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(change: impl FnOnce(&mut BenchArgs)) -> Result<Plan> {
+        let mut args = BenchArgs::default();
+        change(&mut args);
+        Plan::try_from(&args)
+    }
+
+    #[test]
+    fn plan_of_the_defaults_is_throughput_and_latency_of_all() {
+        let plan = plan(|_| ()).unwrap();
+        assert_eq!(plan.tests, [Test::Throughput, Test::Latency]);
+        assert_eq!((plan.transports.len(), plan.runs, plan.ring), (transport::all().len(), 5, 1 << 20));
+    }
+
+    #[test]
+    fn plan_with_names_has_those_and_the_yardstick() {
+        let plan = plan(|a| (a.transports, a.against) = (vec!["pipe".into()], Some("tcp".into()))).unwrap();
+        let names: Vec<_> = plan.transports.iter().map(|t| t.card().name).collect();
+        assert_eq!(names, ["tcp", "pipe"]);
+    }
+
+    #[test]
+    fn plan_with_unknown_names_is_refused_and_says_the_known() {
+        let transport = plan(|a| a.transports = vec!["carrier-pigeon".into()]).err().unwrap().to_string();
+        assert!(transport.contains("carrier-pigeon") && transport.contains("unix-stream"), "{transport}");
+        let test = plan(|a| a.tests = vec!["speed".into()]).err().unwrap().to_string();
+        assert!(test.contains("speed") && test.contains("throughput"), "{test}");
+    }
+}

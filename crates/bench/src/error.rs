@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What can go wrong while measuring.
+
+use std::io;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a measurement, or the whole run, did not come about.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A system call failed.
+    #[error("{call} failed")]
+    Os {
+        /// The call and what it was meant for.
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// This machine, or this transport, cannot do what was asked; the measurement is skipped.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The bytes that arrived are not the bytes that were sent.
+    #[error("the data arrived spoiled: {0}")]
+    Spoiled(String),
+    /// The other end left in the middle of a measurement.
+    #[error("the other end closed in the middle of a message: {got} of {size} bytes arrived")]
+    Closed {
+        /// Bytes that arrived.
+        got: usize,
+        /// Bytes that were expected.
+        size: usize,
+    },
+    /// Something took longer than it may.
+    #[error("{what} did not end within {seconds} s")]
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// The limit.
+        seconds: f64,
+    },
+    /// A worker process said something that is not a reply, or nothing at all.
+    #[error("worker process: {0}")]
+    Worker(String),
+    /// The command line asks for something that does not exist.
+    #[error("{0}")]
+    Usage(String),
+}
+
+/// Names the system call in an error.
+pub(crate) trait Os<T> {
+    /// Turns the error into [`Error::Os`].
+    fn os(self, call: &'static str) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Os<T> for std::result::Result<T, E> {
+    #[inline]
+    fn os(self, call: &'static str) -> Result<T> {
+        self.map_err(|e| Error::Os { call, source: e.into() })
+    }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The cord between the two workers of a pair: short texts, descriptors, barriers.
+//!
+//! Used to set a measurement up, never while one runs.
+
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+
+use crate::error::{Error, Os, Result};
+
+/// One end of the cord.
+pub struct Link(UnixStream);
+
+impl Link {
+    /// Takes a connected UNIX stream socket over; nothing waits on it for longer than `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the socket refuses time limits.
+    pub fn new(socket: UnixStream, limit: Duration) -> Result<Self> {
+        socket.set_read_timeout(Some(limit)).os("setting the link's read time limit")?;
+        socket.set_write_timeout(Some(limit)).os("setting the link's write time limit")?;
+        Ok(Self(socket))
+    }
+
+    /// Says a text of up to 64 KiB to the other worker.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the other worker is gone or does not listen.
+    pub fn say(&self, text: &str) -> Result<()> {
+        let length = u16::try_from(text.len())
+            .map_err(|_| Error::Worker(format!("{} bytes are too long for the link", text.len())))?;
+        (&self.0).write_all(&[&length.to_le_bytes(), text.as_bytes()].concat()).os("writing to the other worker")
+    }
+
+    /// Hears what the other worker says.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the other worker is gone or silent.
+    pub fn hear(&self) -> Result<String> {
+        let mut length = [0; 2];
+        (&self.0).read_exact(&mut length).os("waiting for the other worker")?;
+        let mut text = vec![0; u16::from_le_bytes(length).into()];
+        (&self.0).read_exact(&mut text).os("waiting for the other worker")?;
+        String::from_utf8(text).map_err(|_| Error::Worker("the other worker talks nonsense".into()))
+    }
+
+    /// Returns when the other worker has called it too.
+    ///
+    /// # Errors
+    /// As [`Link::hear`].
+    pub fn meet(&self) -> Result<()> {
+        self.say("meet")?;
+        match self.hear()?.as_str() {
+            "meet" => Ok(()),
+            other => Err(Error::Worker(format!("the other worker said {other:?} at a meeting"))),
+        }
+    }
+
+    /// Passes a descriptor to the other worker.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the other worker is gone.
+    pub fn pass(&self, fd: BorrowedFd<'_>) -> Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd];
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        rustix::net::sendmsg(&self.0, &[IoSlice::new(b"F")], &mut control, SendFlags::NOSIGNAL)
+            .os("passing a descriptor")?;
+        Ok(())
+    }
+
+    /// Takes the descriptor that the other worker passes.
+    ///
+    /// # Errors
+    /// [`Error::Os`] if the other worker is gone, [`Error::Worker`] if it passed none.
+    pub fn take(&self) -> Result<OwnedFd> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+            .os("taking a descriptor")?;
+        let fds = control.drain().find_map(|m| match m {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        fds.ok_or_else(|| Error::Worker("the other worker passed no descriptor".into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    fn links() -> (Link, Link) {
+        let (a, b) = UnixStream::pair().unwrap();
+        (Link::new(a, Duration::from_millis(50)).unwrap(), Link::new(b, Duration::from_millis(50)).unwrap())
+    }
+
+    #[test]
+    fn link_texts_and_descriptors_arrive_in_order() {
+        let (a, b) = links();
+        let (rx, tx) = rustix::pipe::pipe().unwrap();
+        a.say("address").unwrap();
+        a.pass(tx.as_fd()).unwrap();
+        a.say("").unwrap();
+        assert_eq!(b.hear().unwrap(), "address");
+        rustix::io::write(b.take().unwrap(), b"through").unwrap();
+        assert_eq!(b.hear().unwrap(), "");
+        let mut buf = [0; 16];
+        assert_eq!(rustix::io::read(&rx, &mut buf).unwrap(), 7);
+    }
+
+    #[test]
+    fn link_silent_peer_ends_at_the_limit() {
+        let (a, _b) = links();
+        assert!(matches!(a.hear(), Err(Error::Os { .. })));
+    }
+}

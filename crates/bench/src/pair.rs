@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The driver's side of a pair of workers: starts them, tells them what to do, loses patience, cleans up.
+
+use std::fs::{self, DirBuilder};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+use crate::error::{Error, Os, Result};
+use crate::job::{Job, Order, Reply, Report, Test};
+use crate::transport::Namespaces;
+use crate::worker::ARGUMENT;
+
+/// Addresses of the two ends of the veth pair: in namespaces of our own nothing can collide with them.
+const VETH: [(&str, &str); 2] = [("tombolo0", "10.83.11.1"), ("tombolo1", "10.83.11.2")];
+/// How long starting a worker may take.
+const START: Duration = Duration::from_secs(10);
+
+/// Two workers. Dropping it ends them; so does the end of this process, however it comes.
+pub(crate) struct Pair {
+    workers: [Worker; 2],
+    host: &'static str,
+    scratch: Scratch,
+}
+
+impl Pair {
+    /// Starts two workers, in network namespaces of their own if need be.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if this machine does not let us make the namespaces.
+    pub(crate) fn start(namespaces: Namespaces) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let (left_link, right_link) = UnixStream::pair().os("socketpair")?;
+        match namespaces {
+            Namespaces::Shared => {
+                let start = |role, link| Worker::start(Command::new("/proc/self/exe"), role, link, &scratch);
+                let workers = [start("left", left_link)?, start("right", right_link)?];
+                Ok(Self { workers, host: "127.0.0.1", scratch })
+            }
+            Namespaces::Veth => {
+                // The left lives in a new user namespace, where it may do what follows without privilege; the right in the
+                // same, but with a network of its own. The namespaces have no names: they end with the workers.
+                let program = std::env::current_exe().os("finding this program")?;
+                let mut unshare = Command::new("unshare");
+                unshare.args(["--user", "--map-root-user", "--net", "--"]).arg(&program);
+                let mut left = Worker::start(unshare, "left", left_link, &scratch)?;
+                left.ask(&Order::Hello)?;
+                let mut nsenter = Command::new("nsenter");
+                nsenter.args(["--preserve-credentials", "--user", "--target", &left.child.id().to_string(), "--"]);
+                nsenter.args(["unshare", "--net", "--"]).arg(&program);
+                let mut right = Worker::start(nsenter, "right", right_link, &scratch)?;
+                right.ask(&Order::Hello)?;
+
+                let [(here, _), (there, host)] = VETH;
+                let target = right.child.id();
+                left.run(&format!("ip link add name {here} type veth peer name {there} netns {target}"))?;
+                for (worker, (name, address)) in [(&mut left, VETH[0]), (&mut right, VETH[1])] {
+                    worker.run(&format!("ip address add {address}/30 dev {name}"))?;
+                    worker.run(&format!("ip link set {name} up"))?;
+                }
+                Ok(Self { workers: [left, right], host, scratch })
+            }
+        }
+    }
+
+    /// Takes one sample: what the left saw, and the right.
+    ///
+    /// # Errors
+    /// What a worker says, or [`Error::Timeout`]. The pair is of no use after an error.
+    ///
+    /// # Blocking
+    /// For the sample's time and its set-up; never much longer than the limit that the job implies.
+    pub(crate) fn sample(&mut self, job: &Job) -> Result<[Report; 2]> {
+        let order = Order::Sample { job: job.clone(), host: self.host.into(), scratch: self.scratch.0.clone() };
+        for worker in &mut self.workers {
+            worker.tell(&order)?;
+        }
+        let limit = limit(job);
+        let deadline = Instant::now() + limit;
+        let mut reports = [None, None];
+        while let Some(waiting) = reports.iter().position(Option::is_none) {
+            let what = format!("{} {:?} of {} bytes", job.transport, job.test, job.size);
+            let ready = match reports {
+                [None, None] => first_to_speak(&self.workers, deadline),
+                _ => Some(waiting),
+            };
+            let reply = ready.and_then(|i| Some((i, self.workers[i].reply(deadline).transpose()?)));
+            match reply {
+                Some((i, reply)) => reports[i] = Some(report(reply?)?),
+                None => return Err(Error::Timeout { what, seconds: limit.as_secs_f64() }),
+            }
+        }
+        Ok(reports.map(Option::unwrap_or_default))
+    }
+}
+
+/// How long a sample may take before its workers are given up: the time it is meant to take four times over, or its
+/// volume at 16 MiB/s, and ten seconds for the set-up.
+fn limit(job: &Job) -> Duration {
+    let volume = if job.test == Test::Switches { job.volume as f64 / (16 << 20) as f64 } else { 0.0 };
+    Duration::from_secs_f64(10.0 + 4.0 * job.seconds + volume)
+}
+
+fn report(reply: Reply) -> Result<Report> {
+    match reply {
+        Reply::Sampled(report) => Ok(*report),
+        Reply::Done => Err(Error::Worker("done, but with no report".into())),
+        Reply::Unsupported(why) => Err(Error::Unsupported(why)),
+        Reply::Failed(why) => Err(Error::Worker(why)),
+    }
+}
+
+/// The worker whose reply can be read first, or `None` at the deadline.
+fn first_to_speak(workers: &[Worker; 2], deadline: Instant) -> Option<usize> {
+    let mut fds = workers.each_ref().map(|w| PollFd::new(&w.control, PollFlags::IN));
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+    poll(&mut fds, Some(&left)).ok()?;
+    fds.iter().position(|fd| !fd.revents().is_empty())
+}
+
+/// A worker process and the socket to it.
+struct Worker {
+    child: Child,
+    control: UnixStream,
+    heard: Vec<u8>,
+}
+
+impl Worker {
+    fn start(mut command: Command, role: &str, link: UnixStream, scratch: &Scratch) -> Result<Self> {
+        let (control, theirs) = UnixStream::pair().os("socketpair")?;
+        command.args([ARGUMENT, role]).arg(&scratch.0);
+        command.stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(link)).stderr(Stdio::inherit());
+        // A Ctrl-C ends the driver; the workers see it go and clean up.
+        let program = command.get_program().to_string_lossy().into_owned();
+        let child =
+            command.process_group(0).spawn().map_err(|e| Error::Unsupported(format!("cannot start {program}: {e}")))?;
+        Ok(Self { child, control, heard: Vec::new() })
+    }
+
+    fn tell(&mut self, order: &Order) -> Result<()> {
+        let text = serde_json::to_string(order).map_err(|e| Error::Worker(e.to_string()))?;
+        writeln!(self.control, "{text}").os("writing to a worker")
+    }
+
+    /// The next reply, or `None` at the deadline.
+    fn reply(&mut self, deadline: Instant) -> Result<Option<Reply>> {
+        loop {
+            if let Some(end) = self.heard.iter().position(|&b| b == b'\n') {
+                let line: Vec<u8> = self.heard.drain(..=end).collect();
+                return serde_json::from_slice(&line).map(Some).map_err(|e| Error::Worker(format!("no reply: {e}")));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.control.set_read_timeout(Some(left)).os("setting a time limit")?;
+            let mut buffer = [0; 4096];
+            match self.control.read(&mut buffer) {
+                Ok(0) => return Err(Error::Worker("it ended before it replied".into())),
+                Ok(n) => self.heard.extend(&buffer[..n]),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e).os("reading from a worker"),
+            }
+        }
+    }
+
+    /// Gives an order that is done at once.
+    fn ask(&mut self, order: &Order) -> Result<()> {
+        self.tell(order)?;
+        match self.reply(Instant::now() + START) {
+            Ok(Some(Reply::Done)) => Ok(()),
+            Ok(Some(other)) => report(other).map(drop),
+            Ok(None) => Err(Error::Timeout { what: "starting a worker".into(), seconds: START.as_secs_f64() }),
+            // A worker in namespaces of its own that does not even start was refused them.
+            Err(_) => Err(Error::Unsupported("cannot make user and network namespaces; the reason is above".into())),
+        }
+    }
+
+    fn run(&mut self, command: &str) -> Result<()> {
+        self.ask(&Order::Run(command.split(' ').map(String::from).collect()))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Neither can fail for a child that was not waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A directory that only this user can enter, and that goes away.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        // ORDER: none needed; each caller only wants a number of its own.
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("tombolo-bench-{}-{serial}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&path).os("making a directory for sockets")?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Nothing to be done about a directory that cannot be removed.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

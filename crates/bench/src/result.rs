@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a run comes to: one [`Measurement`] per line of JSON.
+
+use serde::{Deserialize, Serialize};
+
+use crate::job::{Cpu, Mode, Test, Wait};
+use crate::line::Placement;
+
+/// The result of one measurement: the median of several samples, and what they have in common.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// What was measured.
+    pub test: Test,
+    /// On which transport.
+    pub transport: String,
+    /// In which mode.
+    pub mode: Mode,
+    /// Bytes of a message.
+    pub size: usize,
+    /// Connections at once.
+    pub channels: usize,
+    /// What the numbers count.
+    pub unit: String,
+    /// Median of the samples.
+    pub median: f64,
+    /// Smallest sample.
+    pub min: f64,
+    /// Largest sample.
+    pub max: f64,
+    /// Median over the samples of their medians of single round trips.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p50: Option<f64>,
+    /// The same of their 99th percentiles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99: Option<f64>,
+    /// The same of their 99.9th percentiles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p999: Option<f64>,
+    /// Samples that count.
+    pub runs: usize,
+    /// Where the two CPUs were.
+    pub placement: Placement,
+    /// How the ends waited; absent where it was left to the transport.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait: Option<Wait>,
+    /// Where the ends ran.
+    pub cpu: Cpu,
+    /// The best of the transport's variants, which this is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// Bytes of a ring.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ring: Option<usize>,
+    /// Voluntary context switches per GiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub voluntary: Option<f64>,
+    /// Involuntary context switches per GiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub involuntary: Option<f64>,
+    /// System calls per GiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub syscalls: Option<f64>,
+    /// The share of the channel that got least, as part of an equal share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_min: Option<f64>,
+    /// The share of the channel that got most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share_max: Option<f64>,
+}
+
+/// A measurement that did not come about.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skip {
+    /// What was to be measured.
+    pub test: Test,
+    /// On which transport.
+    pub transport: String,
+    /// Bytes of a message; `None` if the transport as a whole was skipped.
+    pub size: Option<usize>,
+    /// Why not.
+    pub reason: String,
+    /// Whether that is a failure and not merely something that this machine cannot do.
+    pub failed: bool,
+}
+
+impl Test {
+    /// What its numbers count.
+    pub fn unit(self) -> &'static str {
+        match self {
+            Self::Throughput | Self::Channels => "bytes/s",
+            Self::Rate => "messages/s",
+            Self::Latency => "ns",
+            Self::Switches => "switches/GiB",
+            Self::Setup => "connections/s",
+            Self::Cpu => "cpu-s/GiB",
+            Self::Memory => "bytes",
+        }
+    }
+
+    /// Whether more is better.
+    pub fn more_is_better(self) -> bool {
+        matches!(self, Self::Throughput | Self::Channels | Self::Rate | Self::Setup)
+    }
+}
+
+impl Measurement {
+    /// How many times better this is than `other`, a measurement of the same test.
+    pub fn times_better_than(&self, other: &Self) -> f64 {
+        if self.test.more_is_better() { self.median / other.median } else { other.median / self.median }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn sample() -> Measurement {
+        Measurement {
+            test: Test::Latency,
+            transport: "unix-stream".into(),
+            mode: Mode::Stream,
+            size: 64,
+            channels: 1,
+            unit: Test::Latency.unit().into(),
+            median: 2800.5,
+            min: 2700.0,
+            max: 3000.0,
+            p50: Some(2790.0),
+            p99: Some(4000.0),
+            p999: Some(9000.0),
+            runs: 5,
+            placement: Placement::Near,
+            wait: Some(Wait::Spin),
+            cpu: Cpu::Cross,
+            variant: None,
+            ring: None,
+            voluntary: None,
+            involuntary: None,
+            syscalls: None,
+            share_min: None,
+            share_max: None,
+        }
+    }
+
+    #[test]
+    fn measurement_as_json_has_the_agreed_names_in_the_agreed_order() {
+        let json = serde_json::to_string(&sample()).unwrap();
+        assert_eq!(
+            json,
+            r#"{"test":"latency","transport":"unix-stream","mode":"stream","size":64,"channels":1,"unit":"ns","median":2800.5,"min":2700.0,"max":3000.0,"p50":2790.0,"p99":4000.0,"p999":9000.0,"runs":5,"placement":"near","wait":"spin","cpu":"cross"}"#
+        );
+        assert_eq!(serde_json::from_str::<Measurement>(&json).unwrap(), sample());
+    }
+
+    #[test]
+    fn times_better_turns_around_where_less_is_better() {
+        let slow = Measurement { median: 28005.0, ..sample() };
+        assert_eq!(sample().times_better_than(&slow), 10.0);
+        let (a, b) = (
+            Measurement { test: Test::Rate, median: 4.0, ..sample() },
+            Measurement { test: Test::Rate, median: 2.0, ..sample() },
+        );
+        assert_eq!(a.times_better_than(&b), 2.0);
+    }
+}

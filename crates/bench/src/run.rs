@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A run: every measurement of a plan, sampled in turns so that a drift of the machine hits all of them alike.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::args::Plan;
+use crate::error::{Error, Result};
+use crate::job::{Cpu, Job, Report, RoundTrip, Test, Wait};
+use crate::line::Placement;
+use crate::pair::Pair;
+use crate::result::{Measurement, Skip};
+use crate::stats;
+use crate::transport::{Namespaces, Transport};
+use crate::worker::chain;
+
+/// How often a sample is repeated because the host moved a CPU meanwhile.
+const REPEATS: usize = 2;
+/// How many further rounds there are for measurements with no sample in the placement of the others.
+const EXTRA_ROUNDS: usize = 3;
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// What happens in a run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// So many of so many samples are taken.
+    Progress {
+        /// Samples taken.
+        done: usize,
+        /// Samples in all.
+        total: usize,
+    },
+    /// A measurement is complete.
+    Measured(&'a Measurement),
+    /// A measurement does not come about.
+    Skipped(&'a Skip),
+}
+
+/// All that a run came to.
+#[derive(Debug, Clone, Default)]
+pub struct Outcome {
+    /// What was measured, test by test.
+    pub measurements: Vec<Measurement>,
+    /// What was not.
+    pub skips: Vec<Skip>,
+}
+
+/// Measures everything in the plan, and tells `listen` as it goes.
+///
+/// # Blocking
+/// For about samples × (seconds + 20 ms). A stuck sample is given up after 10 s and four times its own time, and fails.
+///
+/// # Errors
+/// Only what prevents the run as a whole; what goes wrong with a single measurement is a [`Skip`].
+pub fn run(plan: &Plan, mut listen: impl FnMut(Event<'_>)) -> Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let mut pairs = Pairs::default();
+    let mut tests: Vec<Vec<Cell>> = plan.tests.iter().map(|&test| cells(plan, test)).collect();
+    let total = tests.iter().flatten().map(|cell| cell.variants.len() * plan.runs).sum();
+    let mut done = 0;
+    for cells in &mut tests {
+        for _ in 0..plan.runs {
+            for cell in cells.iter_mut() {
+                cell.round(plan, &mut pairs, &mut outcome, &mut listen);
+                done += cell.variants.len();
+                listen(Event::Progress { done, total });
+            }
+        }
+        let placement = majority(cells.iter().flat_map(Cell::samples));
+        for _ in 0..EXTRA_ROUNDS {
+            for cell in cells.iter_mut().filter(|c| c.lacks(placement)) {
+                cell.round(plan, &mut pairs, &mut outcome, &mut listen);
+            }
+        }
+        for measurement in cells.iter().filter_map(|cell| cell.sum_up(plan, placement)) {
+            listen(Event::Measured(&measurement));
+            outcome.measurements.push(measurement);
+        }
+    }
+    Ok(outcome)
+}
+
+/// One measurement in the making.
+struct Cell {
+    test: Test,
+    transport: Arc<dyn Transport>,
+    size: usize,
+    channels: usize,
+    wait: Option<Wait>,
+    cpu: Cpu,
+    variants: Vec<(&'static str, Vec<Sample>)>,
+    /// It was skipped.
+    dead: bool,
+}
+
+/// All measurements of a test: size by size, so that neighbours in time are neighbours in a table's row.
+fn cells(plan: &Plan, test: Test) -> Vec<Cell> {
+    let sizes = if plan.sizes.is_empty() { test.default_sizes() } else { &plan.sizes };
+    let waits: Vec<_> = if test == Test::Latency { plan.waits.iter().copied().map(Some).collect() } else { vec![None] };
+    let channels: &[usize] = match test {
+        Test::Channels => &plan.channels,
+        Test::Memory => &[64],
+        _ => &[1],
+    };
+    let mut cells = Vec::new();
+    for (&cpu, &wait) in plan.cpus.iter().flat_map(|cpu| waits.iter().map(move |wait| (cpu, wait))) {
+        for (&size, &channels) in sizes.iter().flat_map(|size| channels.iter().map(move |n| (size, n))) {
+            for transport in &plan.transports {
+                let card = transport.card();
+                // A transport of one size is measured once, in the first row.
+                let size = match card.size {
+                    Some(only) if size == sizes[0] => only,
+                    Some(_) => continue,
+                    None => size,
+                };
+                if card.offers(test, wait, cpu) {
+                    let variants = card.variants.iter().map(|v| (*v, Vec::new())).collect();
+                    let transport = Arc::clone(transport);
+                    cells.push(Cell { test, transport, size, channels, wait, cpu, variants, dead: false });
+                }
+            }
+        }
+    }
+    cells
+}
+
+impl Cell {
+    /// Takes one sample of each variant. What cannot be measured is skipped from then on, aloud.
+    fn round(&mut self, plan: &Plan, pairs: &mut Pairs, outcome: &mut Outcome, listen: &mut impl FnMut(Event<'_>)) {
+        for i in 0..self.variants.len() {
+            if self.dead {
+                return;
+            }
+            let card = self.transport.card();
+            match self.sample(plan, pairs, self.variants[i].0) {
+                Ok(sample) => self.variants[i].1.push(sample),
+                Err(e) => {
+                    self.dead = true;
+                    let lost = pairs.refused.contains_key(&card.namespaces);
+                    let skip = Skip {
+                        test: self.test,
+                        transport: card.name.into(),
+                        size: (!lost).then_some(self.size),
+                        failed: !matches!(e, Error::Unsupported(_)),
+                        reason: chain(&e),
+                    };
+                    // What this machine does not have is said once.
+                    if !outcome.skips.contains(&skip) {
+                        listen(Event::Skipped(&skip));
+                        outcome.skips.push(skip);
+                    }
+                }
+            }
+        }
+    }
+
+    fn sample(&self, plan: &Plan, pairs: &mut Pairs, variant: &str) -> Result<Sample> {
+        let card = self.transport.card();
+        let job = Job {
+            test: self.test,
+            transport: card.name.into(),
+            mode: card.mode,
+            variant: variant.into(),
+            size: self.size,
+            channels: self.channels,
+            ring: plan.ring,
+            seconds: plan.seconds,
+            volume: plan.volume,
+            wait: self.wait,
+            cpu: self.cpu,
+            cpus: plan.pinned,
+        };
+        let mut repeats = 0;
+        loop {
+            let reports = pairs.sample(card.namespaces, &job)?;
+            let sample = Sample::of(&job, &reports)?;
+            if sample.placement != Placement::Mixed || repeats == REPEATS {
+                return Ok(sample);
+            }
+            repeats += 1;
+        }
+    }
+
+    fn samples(&self) -> impl Iterator<Item = &Sample> {
+        self.variants.iter().flat_map(|(_, samples)| samples)
+    }
+
+    fn lacks(&self, placement: Placement) -> bool {
+        !self.dead && self.variants.iter().any(|(_, samples)| samples.iter().all(|s| s.placement != placement))
+    }
+
+    /// The measurement: the best variant, of the samples in the placement that most had.
+    fn sum_up(&self, plan: &Plan, placement: Placement) -> Option<Measurement> {
+        if self.dead {
+            return None;
+        }
+        let all = self.variants.iter().filter_map(|(variant, samples)| {
+            let most = if samples.iter().any(|s| s.placement == placement) { placement } else { majority(samples) };
+            let same = |s: &&Sample| s.placement == most || most == Placement::Mixed;
+            let used: Vec<_> = samples.iter().filter(same).collect();
+            Some((*variant, most, stats::median(&mut values(&used, |s| Some(s.value)))?, used))
+        });
+        let better = |value: f64| if self.test.more_is_better() { value } else { -value };
+        let (variant, placement, median, used) = all.max_by(|a, b| {
+            (a.1 == placement, better(a.2))
+                .partial_cmp(&(b.1 == placement, better(b.2)))
+                .unwrap_or(std::cmp::Ordering::Equal)
+        })?;
+        let card = self.transport.card();
+        let values_of = values(&used, |s| Some(s.value));
+        let middle = |of: fn(&Sample) -> Option<f64>| stats::median(&mut values(&used, of));
+        Some(Measurement {
+            test: self.test,
+            transport: card.name.into(),
+            mode: card.mode,
+            size: self.size,
+            channels: self.channels,
+            unit: self.test.unit().into(),
+            median,
+            min: values_of.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values_of.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            p50: middle(|s| Some(s.round_trip?.p50)),
+            p99: middle(|s| Some(s.round_trip?.p99)),
+            p999: middle(|s| Some(s.round_trip?.p999)),
+            runs: used.len(),
+            placement,
+            wait: self.wait,
+            cpu: self.cpu,
+            variant: (card.variants.len() > 1).then(|| variant.into()),
+            ring: card.rings.then_some(plan.ring),
+            voluntary: middle(|s| s.voluntary),
+            involuntary: middle(|s| s.involuntary),
+            syscalls: middle(|s| s.syscalls),
+            share_min: middle(|s| Some(s.shares?.0)),
+            share_max: middle(|s| Some(s.shares?.1)),
+        })
+    }
+}
+
+fn values(samples: &[&Sample], of: impl Fn(&Sample) -> Option<f64>) -> Vec<f64> {
+    samples.iter().filter_map(|s| of(s)).collect()
+}
+
+/// The placement that most samples had; `Mixed` only if no sample had a clear one.
+fn majority<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Placement {
+    let mut counts = HashMap::new();
+    for sample in samples {
+        *counts.entry(sample.placement).or_insert(0usize) += 1;
+    }
+    let clear = [Placement::Near, Placement::Far, Placement::Same, Placement::Unknown];
+    let most = clear.into_iter().rev().max_by_key(|p| counts.get(p).copied().unwrap_or(0));
+    most.filter(|p| counts.contains_key(p)).unwrap_or(Placement::Mixed)
+}
+
+/// One sample of a measurement.
+struct Sample {
+    value: f64,
+    placement: Placement,
+    round_trip: Option<RoundTrip>,
+    voluntary: Option<f64>,
+    involuntary: Option<f64>,
+    syscalls: Option<f64>,
+    shares: Option<(f64, f64)>,
+}
+
+impl Sample {
+    /// Puts together what the two workers saw.
+    fn of(job: &Job, [left, right]: &[Report; 2]) -> Result<Self> {
+        let flows = matches!(job.test, Test::Throughput | Test::Rate | Test::Switches | Test::Channels | Test::Cpu);
+        if flows && left.total != right.total {
+            return Err(Error::Spoiled(format!("{} bytes were sent and {} arrived", left.total, right.total)));
+        }
+        let per_gib = |n: u64| n as f64 / (left.total as f64 / GIB);
+        let voluntary = per_gib(left.usage.voluntary + right.usage.voluntary);
+        let value = match job.test {
+            Test::Throughput | Test::Channels => right.bytes as f64 / right.seconds,
+            Test::Rate => right.messages as f64 / right.seconds,
+            Test::Latency => left.round_trip.map_or(f64::NAN, |r| r.median),
+            Test::Switches => voluntary,
+            Test::Setup => left.messages as f64 / left.seconds,
+            Test::Cpu => per_gib(left.usage.cpu_ns + right.usage.cpu_ns) / 1e9,
+            Test::Memory => (left.memory + right.memory) as f64 / job.channels as f64,
+        };
+        if !value.is_finite() {
+            return Err(Error::Worker("nothing arrived within the sample's time; give it more with --seconds".into()));
+        }
+        let counted = job.test == Test::Switches;
+        let fair = right.total as f64 / right.shares.len() as f64;
+        let share = |bytes: Option<&u64>| bytes.map(|&b| b as f64 / fair);
+        Ok(Self {
+            value,
+            placement: left.placement(job.cpu),
+            round_trip: left.round_trip,
+            voluntary: counted.then_some(voluntary),
+            involuntary: counted.then(|| per_gib(left.usage.involuntary + right.usage.involuntary)),
+            syscalls: left.syscalls.zip(right.syscalls).filter(|_| counted).map(|(l, r)| per_gib(l + r)),
+            shares: share(right.shares.iter().min()).zip(share(right.shares.iter().max())),
+        })
+    }
+}
+
+/// The pairs of workers, started when first needed and again after an error.
+#[derive(Default)]
+struct Pairs {
+    running: HashMap<Namespaces, Pair>,
+    refused: HashMap<Namespaces, String>,
+}
+
+impl Pairs {
+    fn sample(&mut self, namespaces: Namespaces, job: &Job) -> Result<[Report; 2]> {
+        if let Some(why) = self.refused.get(&namespaces) {
+            return Err(Error::Unsupported(why.clone()));
+        }
+        let mut pair = match self.running.remove(&namespaces) {
+            Some(pair) => pair,
+            None => Pair::start(namespaces).inspect_err(|e| {
+                self.refused.insert(namespaces, chain(e));
+            })?,
+        };
+        let reports = pair.sample(job)?;
+        self.running.insert(namespaces, pair);
+        Ok(reports)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(value: f64, placement: Placement) -> Sample {
+        Sample { value, placement, round_trip: None, voluntary: None, involuntary: None, syscalls: None, shares: None }
+    }
+
+    fn cell(samples: Vec<Vec<Sample>>) -> Cell {
+        let transport = crate::transport::find("tcp", crate::job::Mode::Stream).unwrap();
+        let variants = transport.card().variants.iter().copied().zip(samples).collect();
+        Cell {
+            test: Test::Throughput,
+            transport,
+            size: 64,
+            channels: 1,
+            wait: None,
+            cpu: Cpu::Cross,
+            variants,
+            dead: false,
+        }
+    }
+
+    fn plan() -> Plan {
+        Plan::try_from(&crate::BenchArgs::default()).unwrap()
+    }
+
+    #[test]
+    fn majority_of_samples_ignores_mixed_unless_alone() {
+        use Placement::{Far, Mixed, Near};
+        let of = |placements: &[Placement]| majority(&placements.iter().map(|&p| sample(1.0, p)).collect::<Vec<_>>());
+        assert_eq!(of(&[Near, Far, Far, Mixed, Mixed, Mixed]), Far);
+        assert_eq!(of(&[Near, Far]), Near);
+        assert_eq!(of(&[Mixed, Mixed]), Mixed);
+    }
+
+    #[test]
+    fn cell_summed_up_has_the_best_variant_in_the_common_placement_only() {
+        let nagle = vec![sample(10.0, Placement::Near), sample(30.0, Placement::Near), sample(99.0, Placement::Far)];
+        let nodelay = vec![sample(15.0, Placement::Near), sample(1.0, Placement::Far)];
+        let m = cell(vec![nagle, nodelay]).sum_up(&plan(), Placement::Near).unwrap();
+        assert_eq!((m.variant.as_deref(), m.median, m.min, m.max, m.runs), (Some("nagle"), 20.0, 10.0, 30.0, 2));
+        assert_eq!(m.placement, Placement::Near);
+    }
+
+    #[test]
+    fn cell_without_a_sample_in_the_common_placement_says_its_own() {
+        let far = || vec![sample(5.0, Placement::Far)];
+        let cell = cell(vec![far(), far()]);
+        assert!(cell.lacks(Placement::Near));
+        assert_eq!(cell.sum_up(&plan(), Placement::Near).unwrap().placement, Placement::Far);
+    }
+
+    #[test]
+    fn sample_with_bytes_missing_is_refused() {
+        let job: Job = serde_json::from_str(
+            r#"{"test":"throughput","transport":"tcp","mode":"stream","variant":"","size":64,"channels":1,"ring":1,"seconds":1.0,"volume":1,"wait":null,"cpu":"cross","cpus":[0,1]}"#,
+        )
+        .unwrap();
+        let sent = Report { total: 128, ..Report::default() };
+        let arrived = Report { total: 64, bytes: 64, seconds: 1.0, ..Report::default() };
+        assert!(matches!(Sample::of(&job, &[sent.clone(), arrived]), Err(Error::Spoiled(_))));
+        let arrived = Report { bytes: 64, seconds: 0.5, ..sent.clone() };
+        assert_eq!(Sample::of(&job, &[sent, arrived]).unwrap().value, 128.0);
+    }
+}

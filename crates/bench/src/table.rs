@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Results for people: a table for each test, a row for each size, a column for each transport.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use crate::job::{Cpu, Mode, Test, Wait};
+use crate::line::Placement;
+use crate::result::Measurement;
+use crate::size;
+use crate::transport;
+
+/// Draws all tables, and if `against` names a transport, after each how many times better than it the others are.
+pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
+    let mut groups: Vec<Vec<&Measurement>> = Vec::new();
+    for m in measurements {
+        let kin =
+            |group: &&mut Vec<&Measurement>| (group[0].test, group[0].wait, group[0].cpu) == (m.test, m.wait, m.cpu);
+        match groups.iter_mut().find(kin) {
+            Some(group) => group.push(m),
+            None => groups.push(vec![m]),
+        }
+    }
+    let mut text = String::new();
+    for group in groups {
+        let table = Table::of(&group);
+        let cell = |m: &Measurement| {
+            format!("{}{}", human(m.median, m.test), if m.placement == table.placement { "" } else { "*" })
+        };
+        table.draw(&mut text, &heading(group[0], &table), cell);
+        if let Some(yardstick) = against {
+            let Some(column) = table.columns.iter().position(|(name, _)| name == yardstick) else { continue };
+            let title = format!("{}: times better than {yardstick}", title(group[0]));
+            let ratio = |m: &Measurement, row: &Row| {
+                row.get(&column).map_or(String::new(), |other| format!("{:.2}", m.times_better_than(other)))
+            };
+            table.draw_by_row(&mut text, &title, ratio);
+        }
+    }
+    text
+}
+
+fn title(m: &Measurement) -> String {
+    let mut title = match m.test {
+        Test::Throughput => "throughput",
+        Test::Rate => "message rate",
+        Test::Latency => "round trip",
+        Test::Switches => "voluntary context switches per GiB",
+        Test::Setup => "connections per second",
+        Test::Channels => "throughput of many channels at once",
+        Test::Cpu => "CPU seconds per GiB",
+        Test::Memory => "memory per channel",
+    }
+    .to_owned();
+    title += match m.wait {
+        Some(Wait::Spin) => ", spinning",
+        Some(Wait::Sleep) => ", sleeping",
+        None => "",
+    };
+    title + if m.cpu == Cpu::Same { ", both on one CPU" } else { "" }
+}
+
+fn heading(first: &Measurement, table: &Table<'_>) -> String {
+    let others = table.rows.values().flat_map(BTreeMap::values).any(|m| m.placement != table.placement);
+    let placement = match table.placement {
+        Placement::Near => "; CPUs near",
+        Placement::Far => "; CPUs far apart",
+        Placement::Mixed => "; the host moved the CPUs: treat as noise",
+        Placement::Same | Placement::Unknown => "",
+    };
+    format!("{}{placement}{}", title(first), if others { " (* elsewhere)" } else { "" })
+}
+
+type Row<'a> = BTreeMap<usize, &'a Measurement>;
+
+struct Table<'a> {
+    columns: Vec<(String, Mode)>,
+    /// By size and number of channels; a row knows its cells by column.
+    rows: BTreeMap<(usize, usize), Row<'a>>,
+    placement: Placement,
+}
+
+impl<'a> Table<'a> {
+    fn of(group: &[&'a Measurement]) -> Self {
+        let fixed = |m: &Measurement| transport::find(&m.transport, m.mode).is_ok_and(|t| t.card().size.is_some());
+        let mut table = Self { columns: Vec::new(), rows: BTreeMap::new(), placement: Placement::Mixed };
+        let mut counts = BTreeMap::new();
+        for &m in group {
+            let key = (m.transport.clone(), m.mode);
+            if !table.columns.contains(&key) {
+                table.columns.push(key);
+            }
+            let count = counts.entry(format!("{:?}", m.placement)).or_insert((0, m.placement));
+            count.0 += 1;
+        }
+        table.placement = counts.into_values().max_by_key(|(n, _)| *n).map_or(Placement::Mixed, |(_, p)| p);
+        let column =
+            |m: &Measurement| table.columns.iter().position(|(name, mode)| *name == m.transport && *mode == m.mode);
+        for &m in group.iter().filter(|m| !fixed(m)) {
+            if let Some(column) = column(m) {
+                table.rows.entry((m.size, m.channels)).or_default().insert(column, m);
+            }
+        }
+        // What knows but one size is the same yardstick in every row.
+        for &m in group.iter().filter(|m| fixed(m)) {
+            if table.rows.is_empty() {
+                table.rows.insert((m.size, m.channels), Row::new());
+            }
+            if let Some(column) = column(m) {
+                table.rows.values_mut().for_each(|row| _ = row.insert(column, m));
+            }
+        }
+        table
+    }
+
+    fn draw(&self, text: &mut String, title: &str, cell: impl Fn(&Measurement) -> String) {
+        self.draw_by_row(text, title, |m, _| cell(m));
+    }
+
+    fn draw_by_row(&self, text: &mut String, title: &str, cell: impl Fn(&Measurement, &Row<'a>) -> String) {
+        let twice = |name: &String| self.columns.iter().filter(|(other, _)| other == name).count() > 1;
+        let name = |(name, mode): &(String, Mode)| match mode {
+            Mode::Message if twice(name) => format!("{name} (messages)"),
+            _ => name.clone(),
+        };
+        let test = self.rows.values().flat_map(BTreeMap::values).next().map(|m| m.test);
+        let label = |&(bytes, channels): &(usize, usize)| match test {
+            Some(Test::Channels) => format!("{channels} × {}", size::show(bytes)),
+            Some(Test::Memory) => format!("{channels} channels"),
+            _ => size::show(bytes),
+        };
+        let mut lines = vec![std::iter::once(String::new()).chain(self.columns.iter().map(name)).collect::<Vec<_>>()];
+        for (key, row) in &self.rows {
+            let cells = (0..self.columns.len()).map(|c| row.get(&c).map_or("-".into(), |m| cell(m, row)));
+            lines.push(std::iter::once(label(key)).chain(cells).collect());
+        }
+        let width = |c: usize| lines.iter().map(|line| line[c].chars().count()).max().unwrap_or(0);
+        let widths: Vec<_> = (0..=self.columns.len()).map(width).collect();
+        let _ = writeln!(text, "\n{title}");
+        for line in &lines {
+            let padded: Vec<_> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
+            let _ = writeln!(text, "{}", padded.join("  "));
+        }
+    }
+}
+
+/// A number with its unit, three digits of it.
+fn human(value: f64, test: Test) -> String {
+    let scaled = |steps: &[(f64, &str)]| {
+        let (unit, name) = steps.iter().rev().find(|(unit, _)| value >= *unit).unwrap_or(&steps[0]);
+        let digits = match value / unit {
+            v if v >= 99.95 => 0,
+            v if v >= 9.995 => 1,
+            _ => 2,
+        };
+        format!("{:.digits$} {name}", value / unit)
+    };
+    match test {
+        Test::Throughput | Test::Channels => scaled(&[(1e3, "kB/s"), (1e6, "MB/s"), (1e9, "GB/s")]),
+        Test::Rate => scaled(&[(1.0, "/s"), (1e3, "k/s"), (1e6, "M/s")]),
+        Test::Latency => scaled(&[(1.0, "ns"), (1e3, "µs"), (1e6, "ms")]),
+        Test::Setup => scaled(&[(1.0, "/s"), (1e3, "k/s")]),
+        Test::Memory => scaled(&[(1024.0, "KiB"), (1048576.0, "MiB")]),
+        Test::Switches => format!("{value:.0}"),
+        Test::Cpu => format!("{value:.3} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn m(transport: &str, size: usize, median: f64) -> Measurement {
+        let json = format!(
+            r#"{{"test":"latency","transport":"{transport}","mode":"{}","size":{size},"channels":1,"unit":"ns","median":{median},"min":1,"max":2,"runs":5,"placement":"near","wait":"spin","cpu":"cross"}}"#,
+            if transport == "line" { "message" } else { "stream" }
+        );
+        serde_json::from_str(&json).unwrap()
+    }
+
+    #[test]
+    fn table_of_two_sizes_repeats_the_line_and_adds_ratios() {
+        let text = render(&[m("tcp", 1, 7200.0), m("line", 8, 100.0), m("tcp", 4096, 80_000.0)], Some("line"));
+        let want = "
+round trip, spinning; CPUs near
+          tcp    line
+   1  7.20 µs  100 ns
+4KiB  80.0 µs  100 ns
+
+round trip, spinning: times better than line
+       tcp  line
+   1  0.01  1.00
+4KiB  0.00  1.00
+";
+        assert_eq!(text, want);
+    }
+
+    #[test]
+    fn human_numbers_have_three_digits_and_a_unit() {
+        for (value, test, text) in [
+            (58.25e9, Test::Throughput, "58.2 GB/s"),
+            (14e6, Test::Throughput, "14.0 MB/s"),
+            (235e6, Test::Rate, "235 M/s"),
+            (84.6, Test::Latency, "84.6 ns"),
+            (40_700.0, Test::Latency, "40.7 µs"),
+            (0.1234, Test::Cpu, "0.123 s"),
+            (65536.0, Test::Memory, "64.0 KiB"),
+        ] {
+            assert_eq!(human(value, test), text);
+        }
+    }
+}

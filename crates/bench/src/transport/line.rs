@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The bare cache line as a transport: nothing that crosses between two cores can be quicker.
+
+use std::time::{Duration, Instant};
+
+use super::{Card, Context, Namespaces, Transport};
+use crate::error::Result;
+use crate::job::{Mode, Report, Role, Test, Wait};
+use crate::loops::Stopwatch;
+
+pub(super) struct RawLine;
+
+impl Transport for RawLine {
+    fn card(&self) -> Card {
+        Card {
+            name: "line",
+            mode: Mode::Message,
+            variants: &[""],
+            namespaces: Namespaces::Shared,
+            tests: &[Test::Latency],
+            waits: &[Wait::Spin],
+            size: Some(8),
+            rings: false,
+        }
+    }
+
+    fn perform(&self, context: &mut Context) -> Result<Report> {
+        match context.role {
+            Role::Right => context.line.answer().map(|()| Report::default()),
+            Role::Left => {
+                let time = Duration::from_secs_f64(context.job.seconds);
+                let watch = Stopwatch::run(Instant::now(), time, || context.line.ask())?;
+                context.line.stop()?;
+                Ok(watch.report())
+            }
+        }
+    }
+}
