@@ -102,7 +102,7 @@ impl Backends {
     /// # Errors
     /// What the backend says: [`Error::Domain`].
     pub fn listen<C: Channel>(&self, address: &Address, options: &Options) -> Result<Listener<C>> {
-        Ok(Listener::new(self.of(address)?.listen(address.service())?, options.clone()))
+        Listener::new(self.of(address)?.listen(address.service())?, options.clone())
     }
 }
 

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! C-7. Waiting for peers, none of whom can keep another waiting.
 
-use std::{marker::PhantomData, os::fd::BorrowedFd, time::Duration};
+use std::{
+    marker::PhantomData,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    thread,
+    time::Duration,
+};
 
-use rustix::event::{PollFd, PollFlags};
-use tombolo_domain::{Deadline, Link, Listener as DomainListener};
+use rustix::event::{PollFd, PollFlags, epoll};
+use tombolo_domain::{Deadline, Error as DomainError, Link, Listener as DomainListener};
 
 use crate::{
     Channel, Error, Options, Result,
@@ -21,13 +26,20 @@ const BREATHER: Duration = Duration::from_millis(10);
 pub struct Listener<C> {
     door: Box<dyn DomainListener>,
     half_open: Vec<(Box<dyn Link>, Deadline)>,
+    /// An epoll set of the door and of all who are half open.
+    set: OwnedFd,
+    /// The last knock could not be answered for want of something of this process's own.
+    short: bool,
     options: Options,
     kind: PhantomData<fn() -> C>,
 }
 
 impl<C: Channel> Listener<C> {
-    pub(crate) fn new(door: Box<dyn DomainListener>, options: Options) -> Self {
-        Self { door, half_open: Vec::new(), options, kind: PhantomData }
+    pub(crate) fn new(door: Box<dyn DomainListener>, options: Options) -> Result<Self> {
+        let set =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| DomainError::os("epoll_create1", error))?;
+        watch(&set, door.fd())?;
+        Ok(Self { door, half_open: Vec::new(), set, short: false, options, kind: PhantomData })
     }
 
     /// The next channel with a peer that knocked and agreed.
@@ -62,11 +74,18 @@ impl<C: Channel> Listener<C> {
     /// # Errors
     /// As [`accept`](Self::accept).
     pub fn try_accept(&mut self) -> Result<Option<C>> {
+        self.short = false;
         while self.half_open.len() < HALF_OPEN_MOST {
             match self.door.accept() {
-                Ok(Some(link)) => self.half_open.push((link, Deadline::after(self.options.handshake_timeout))),
+                Ok(Some(link)) => {
+                    watch(&self.set, link.fd())?;
+                    self.half_open.push((link, Deadline::after(self.options.handshake_timeout)));
+                }
                 Ok(None) => break,
-                Err(tombolo_domain::Error::Limit { .. }) if !self.half_open.is_empty() => break,
+                Err(DomainError::Limit { .. }) if !self.half_open.is_empty() => {
+                    self.short = true;
+                    break;
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -76,6 +95,8 @@ impl<C: Channel> Listener<C> {
             match link.recv(self.options.map_limit) {
                 Ok(Some(received)) => {
                     let (link, _) = self.half_open.swap_remove(index);
+                    // Nobody but this set knows it yet, so this cannot fail.
+                    let _ = epoll::delete(&self.set, link.fd());
                     // A peer that does not agree has been told; the next one may.
                     if let Ok(parts) = answer(link, received, C::MESSAGES, &self.options) {
                         return Ok(Some(C::from_halves(parts)));
@@ -89,25 +110,27 @@ impl<C: Channel> Listener<C> {
     }
 
     fn wait(&self, deadline: Deadline) -> Result<()> {
-        let full = self.half_open.len() >= HALF_OPEN_MOST;
-        let door = self.door.fd();
-        let links: Vec<BorrowedFd<'_>> = self.half_open.iter().map(|(link, _)| link.fd()).collect();
-        let mut fds: Vec<PollFd<'_>> = links.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        if !full {
-            fds.push(PollFd::new(&door, PollFlags::IN));
+        if self.short || self.half_open.len() >= HALF_OPEN_MOST {
+            // The door stays readable and cannot be answered now: do not spin on it.
+            thread::park_timeout(deadline.remaining().map_or(BREATHER, |left| left.min(BREATHER)));
+            return if deadline.expired() { Err(Error::TimedOut) } else { Ok(()) };
         }
         let first = self.half_open.iter().fold(deadline, |first, (_, theirs)| first.min(*theirs));
-        match poll_until(&mut fds, first) {
+        match poll_until(&mut [PollFd::new(&self.set, PollFlags::IN)], first) {
             Err(Error::TimedOut) if !deadline.expired() => Ok(()),
             other => other,
         }
     }
+}
 
-    /// A descriptor that polls readable when a peer knocks, for poll and epoll. Peers in the middle of their handshake
-    /// have descriptors of their own, so after it polled readable use [`accept_until`](Self::accept_until) with a short
-    /// deadline rather than [`try_accept`](Self::try_accept).
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.door.fd()
+fn watch(set: &OwnedFd, fd: BorrowedFd<'_>) -> Result<()> {
+    epoll::add(set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+        .map_err(|error| DomainError::os("epoll_ctl", error).into())
+}
+
+/// Polls readable when [`try_accept`](Listener::try_accept) may do something: for poll and epoll.
+impl<C> AsFd for Listener<C> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
     }
 }

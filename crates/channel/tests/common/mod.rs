@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Two domains that can meet, on every backend that needs no hypervisor.
+#![allow(dead_code)]
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use tombolo_channel::{Address, Backends, Channel, Deadline, Listener, Options, Stream};
+use tombolo_domain::harsh::{HarshDomain, Hypervisor};
+
+/// Long enough for anything that should happen, short enough for a test that hangs.
+pub const SOON: Duration = Duration::from_secs(10);
+
+/// One who listens, one who connects, and where they meet.
+pub struct World {
+    pub listening: Backends,
+    pub connecting: Backends,
+    pub address: Address,
+    pub hypervisor: Option<(Hypervisor, HarshDomain, HarshDomain)>,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl World {
+    pub fn harsh() -> Self {
+        let hypervisor = Hypervisor::new();
+        let (a, b) = (hypervisor.domain("a"), hypervisor.domain("b"));
+        Self {
+            listening: Backends::new().with(a.clone()),
+            connecting: Backends::new().with(b.clone()),
+            address: "harsh:a/test".parse().unwrap(),
+            hypervisor: Some((hypervisor, a, b)),
+            _folder: None,
+        }
+    }
+
+    pub fn local() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let backends = || Backends::new().with(tombolo_domain_local::LocalDomain::new());
+        Self {
+            listening: backends(),
+            connecting: backends(),
+            address: format!("local:{}/test.sock", folder.path().display()).parse().unwrap(),
+            hypervisor: None,
+            _folder: Some(folder),
+        }
+    }
+
+    pub fn listen<C: Channel>(&self) -> Listener<C> {
+        self.listening.listen(&self.address, &Options::new()).unwrap()
+    }
+
+    /// A channel's two ends: the listener's, the connecting one's.
+    pub fn pair<C: Channel + Send>(&self) -> (C, C) {
+        self.pair_with(&Options::new())
+    }
+
+    pub fn pair_with<C: Channel + Send>(&self, options: &Options) -> (C, C) {
+        let mut listener = self.listening.listen::<C>(&self.address, options).unwrap();
+        thread::scope(|scope| {
+            let client = scope.spawn(|| self.connecting.connect::<C>(&self.address, options).unwrap());
+            let server = listener.accept_until(Deadline::after(SOON)).unwrap();
+            (server, client.join().unwrap())
+        })
+    }
+
+    pub fn streams(&self) -> (Stream, Stream) {
+        self.pair()
+    }
+}
+
+/// Waits for a condition; a test that waits in vain fails here.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + SOON;
+    while !holds() {
+        assert!(Instant::now() < until, "waited in vain: {what}");
+        thread::yield_now();
+    }
+}
+
+/// Bytes that repeat late and do not compress.
+pub fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+/// Runs each test on every backend that needs no hypervisor.
+#[macro_export]
+macro_rules! on_every_backend {
+    ($($(#[$meta:meta])* fn $name:ident($world:ident) $body:block)*) => {
+        $($(#[$meta])* fn $name($world: $crate::common::World) $body)*
+        mod harsh { $(#[test] fn $name() { super::$name($crate::common::World::harsh()) })* }
+        mod local { $(#[test] fn $name() { super::$name($crate::common::World::local()) })* }
+    };
+}

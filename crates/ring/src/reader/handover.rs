@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! H-1 to H-4. Following a pipe to another ring: the reader's side.
+
+use tombolo_layout::state::State;
+use tombolo_mem::Mem;
+
+use super::{Reader, release_step};
+use crate::{Corrupt, Error, PeerCarrier};
+
+impl<M: Mem> Reader<M> {
+    /// H-1. The ring that the writer has announced and this reader has not got yet, if any.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where the writer's state word is impossible.
+    pub fn announced(&mut self) -> Result<Option<u16>, Error> {
+        self.look_at_writer()?;
+        Ok((self.writer.ready != self.state.ready).then_some(self.writer.ready))
+    }
+
+    /// H-2. Has ring `generation` mapped and declares itself ready to follow.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where it is not the ring that comes next.
+    pub fn prepare(&mut self, generation: u16, next: PeerCarrier<M>) -> Result<(), Error> {
+        let expected = self.state.ready.wrapping_add(1);
+        if generation != expected || self.next.is_some() {
+            let what = "a ring out of turn";
+            let bound = expected.into();
+            return Err(Corrupt { clause: "H-5", what, found: generation.into(), bound }.into());
+        }
+        self.next = Some(next);
+        self.set_state(State { ready: generation, ..self.state });
+        self.ringer.owe();
+        Ok(())
+    }
+
+    /// H-4. Goes on in the next ring if the writer has, and everything in this one was read.
+    pub(super) fn follow(&mut self) -> Result<bool, Error> {
+        if self.next.is_none() {
+            return Ok(false);
+        }
+        self.look_at_writer()?;
+        if self.writer.current != self.state.ready {
+            return Ok(false);
+        }
+        self.load_tail()?;
+        if self.available() != 0 {
+            return Ok(true);
+        }
+        let Some(next) = self.next.take() else { return Ok(false) };
+        self.release_step = release_step(next.capacity);
+        self.carrier = next;
+        self.release();
+        Ok(true)
+    }
+}
