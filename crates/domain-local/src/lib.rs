@@ -1,1 +1,121 @@
-//! placeholder
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 2. Uses: layout, mem, domain.
+//!
+//! The backend between two processes of one kernel, in one container or two: memory is a sealed memfd, the rendezvous
+//! an `AF_UNIX` socket, a doorbell an eventfd that is rung by *reading* it (`bell` says why). The normative text is
+//! `spec/4-domain-local.md`.
+//!
+//! ```
+//! use tombolo_domain::{Deadline, Rendezvous};
+//! use tombolo_domain_local::LocalDomain;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let domain = LocalDomain::in_folder(folder.path());
+//! let mut listener = domain.listen("example")?;
+//! let mut client = domain.connect("example", Deadline::NEVER)?;
+//! let mut server = listener.accept()?.expect("the client knocked");
+//!
+//! let (segment, offer) = client.allocate(4096)?;
+//! client.send(b"take this", Some(&offer))?;
+//! let received = server.recv(1 << 20)?.expect("the message is there");
+//! assert_eq!(received.message, b"take this");
+//! assert_eq!(received.segment.expect("and its memory").len(), segment.len());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod bell;
+mod frame;
+mod life;
+mod link;
+mod listener;
+mod place;
+mod sys;
+
+use std::path::PathBuf;
+
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
+};
+use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+
+use crate::{link::LocalLink, listener::LocalListener, place::Place};
+
+/// The part of an address before the colon.
+const SCHEME: &str = "local";
+
+/// Domains that share this kernel, met at sockets in the file system.
+///
+/// A service is a name (letters, digits, `.`, `_`, `-`, at most 64), which stands for `NAME.sock` in the folder of
+/// services, or the absolute path of a socket. The folder is `$TOMBOLO_DIR`; else `$XDG_RUNTIME_DIR/tombolo`; else
+/// `/run/tombolo` for root and `/tmp/tombolo-UID` for others. Those of the last three are made when missing, with mode
+/// 0700, and refused where they belong to somebody else, others may write them, or they are symbolic links.
+#[derive(Clone, Debug, Default)]
+pub struct LocalDomain {
+    folder: Option<PathBuf>,
+}
+
+impl LocalDomain {
+    /// Services in the folder that the environment names, looked up at each call.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { folder: None }
+    }
+
+    /// Services in `folder`, which is made when missing; who may write to it is the caller's business.
+    #[must_use]
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: Some(folder.into()) }
+    }
+}
+
+impl Rendezvous for LocalDomain {
+    fn scheme(&self) -> &'static str {
+        SCHEME
+    }
+
+    fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
+        Ok(Box::new(LocalListener::new(Place::find(service, self.folder.as_deref())?)?))
+    }
+
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+        let place = Place::find(service, self.folder.as_deref())?;
+        let folder = place.folder_to_connect()?;
+        let address = place.address(&folder)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .map_err(|error| Error::os("socket", error))?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => connect_patiently(&socket, &address, &place, deadline)?,
+            Err(error) => return Err(place.refused(error)),
+        }
+        Ok(Box::new(LocalLink::new(socket)?))
+    }
+}
+
+/// L-12. The listener's backlog is full. The kernel wakes a *blocking* connect when there is room, and the send timeout
+/// bounds it, so nothing is polled.
+fn connect_patiently(
+    socket: &rustix::fd::OwnedFd,
+    address: &SocketAddrUnix,
+    place: &Place,
+    deadline: Deadline,
+) -> Result<()> {
+    let os = |error| Error::os("connect", error);
+    rustix::io::ioctl_fionbio(socket, false).map_err(os)?;
+    loop {
+        let left = deadline.remaining();
+        if left.is_some_and(|left| left.is_zero()) {
+            return Err(Error::TimedOut);
+        }
+        sockopt::set_socket_timeout(socket, sockopt::Timeout::Send, left).map_err(os)?;
+        match rustix::net::connect(socket, address) {
+            Ok(()) => break,
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(place.refused(error)),
+        }
+    }
+    rustix::io::ioctl_fionbio(socket, true).map_err(os)
+}

@@ -15,6 +15,7 @@ pub mod features;
 pub mod handshake;
 pub mod header;
 pub mod limits;
+pub mod local;
 pub mod record;
 pub mod state;
 pub mod words;

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! L-7. A doorbell that a hostile peer cannot jam.
+//!
+//! Both ends hold whatever a bell is made of, so a call on it may not depend on anything that the other can change: not
+//! on `O_NONBLOCK` (it belongs to the open file that both share), not on a lock that the other can hold. This rules out
+//! * an eventfd that is rung by `write`: the peer saturates the counter, clears `O_NONBLOCK`, and the ringer blocks;
+//!   a write to an eventfd knows no per-call `RWF_NOWAIT`;
+//! * a pipe: it holds its mutex while it copies to or from user memory, so a peer that reads into memory whose page
+//!   faults never end (FUSE, userfaultfd) blocks the other's write for ever, `O_NONBLOCK` or not;
+//! * a socket whose receiving end is shared, for the same reason. A socket pair of which the waiter keeps the receiving
+//!   end to itself is safe, and costs a buffer allocation a ring: about half as much again as an eventfd on one CPU.
+//!
+//! So: the waiter makes an *eventfd in semaphore mode*, filled so full that it never runs out, and gives it to the
+//! ringer. **Ringing reads it**: a read takes one from the counter, reports that there is room (`EPOLLOUT`) to whoever
+//! polls, and takes `RWF_NOWAIT`, so it never blocks; it copies to user memory under no lock. The waiter never reads:
+//! it keeps an epoll instance of its own, edge-triggered on `EPOLLOUT`. Each ring puts the bell on that instance's ready
+//! list, which is what makes it sticky; `epoll_wait` takes it off, which is all that draining needs. One system call
+//! rings, one sleeps, wakes and drains.
+//!
+//! * The peer empties the counter, or fills it: its own rings have no effect. The other direction has its own bell.
+//! * The peer sets any flag: no call here looks at the flags.
+//! * The peer goes away: the same epoll instance watches the control socket for hang-up.
+//! * No ring is lost between two ends that follow R-12 even where the ringer issues no fence: the ready list is
+//!   locked when a ring is put on and when it is taken off, so what was published before a ring that found the bell
+//!   already on the list is visible to the waiter that took it off.
+//!
+//! Needs Linux 5.8 (`RWF_NOWAIT` on an eventfd); [`Bell::new`] checks once that a bell really rings.
+
+use std::{
+    io::IoSliceMut,
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::{
+    event::{EventfdFlags, Timespec, epoll},
+    io::{Errno, ReadWriteFlags},
+};
+use tombolo_domain::{Deadline, Doorbell, Error, Result, Slot, Woken};
+
+/// Rings that a bell is good for: at a million a second, a quarter of a million years.
+const FILL: u64 = 1 << 63;
+
+/// What the events of a bell's epoll instance are about.
+const RUNG: u64 = 0;
+const HUNG_UP: u64 = 1;
+
+/// One slot's bell, on the side that waits.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    /// What the peer gets.
+    event: OwnedFd,
+    /// Where rings arrive. Never leaves this process.
+    epoll: OwnedFd,
+    /// `wait` took a ring off the list and nobody has drained since.
+    taken: AtomicBool,
+    /// This end gave the link up.
+    over: AtomicBool,
+}
+
+impl Bell {
+    /// A silent bell that also tells when the other side of `control` hangs up.
+    pub(crate) fn new(control: BorrowedFd<'_>) -> Result<Self> {
+        static WORKS: OnceLock<bool> = OnceLock::new();
+        let bell = Self::make(control)?;
+        let works = WORKS.get_or_init(|| {
+            ring(bell.event.as_fd());
+            let rung = matches!(bell.wait(Deadline::after(Duration::ZERO)), Ok(Woken::Rung));
+            bell.drain();
+            rung
+        });
+        if *works {
+            Ok(bell)
+        } else {
+            Err(Error::os("preadv2(RWF_NOWAIT) on an eventfd (Linux 5.8)", Errno::OPNOTSUPP))
+        }
+    }
+
+    fn make(control: BorrowedFd<'_>) -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let event = rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))?;
+        rustix::io::write(&event, &FILL.to_ne_bytes()).map_err(|error| Error::os("write to an eventfd", error))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
+        let watch = |fd: BorrowedFd<'_>, about, flags| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags)
+                .map_err(|error| Error::os("epoll_ctl", error))
+        };
+        watch(event.as_fd(), RUNG, epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
+        watch(control, HUNG_UP, epoll::EventFlags::RDHUP)?;
+        let bell = Self { event, epoll, taken: AtomicBool::new(false), over: AtomicBool::new(false) };
+        // There is room in it now, which counts as an edge.
+        bell.drain();
+        Ok(bell)
+    }
+
+    /// What the peer gets, to ring it.
+    pub(crate) fn to_ring(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// Ends every wait from now on: this end's link is no more.
+    pub(crate) fn give_up(&self) {
+        self.over.store(true, Ordering::Relaxed);
+        ring(self.event.as_fd());
+    }
+
+    fn wait(&self, deadline: Deadline) -> Result<Woken> {
+        if self.taken.load(Ordering::Relaxed) {
+            return Ok(Woken::Rung);
+        }
+        loop {
+            let left = deadline.remaining();
+            match self.take(left) {
+                Ok(Some(RUNG)) if self.over.load(Ordering::Relaxed) => return Ok(Woken::PeerGone),
+                Ok(Some(RUNG)) => {
+                    self.taken.store(true, Ordering::Relaxed);
+                    return Ok(Woken::Rung);
+                }
+                Ok(Some(_)) => return Ok(Woken::PeerGone),
+                Ok(None) if self.over.load(Ordering::Relaxed) => return Ok(Woken::PeerGone),
+                Ok(None) if left.is_some_and(|left| left.is_zero()) => return Ok(Woken::TimedOut),
+                Ok(None) | Err(Errno::INTR) => {}
+                Err(error) => return Err(Error::os("epoll_wait", error)),
+            }
+        }
+    }
+
+    fn drain(&self) {
+        if !self.taken.swap(false, Ordering::Relaxed) {
+            // Nothing to be done about an error: the bell rings for nothing, or the next wait reports it.
+            let _ = self.take(Some(Duration::ZERO));
+        }
+    }
+
+    /// Takes what is on the ready list, waiting for it for at most `left`: a ring, before a hang-up.
+    fn take(&self, left: Option<Duration>) -> rustix::io::Result<Option<u64>> {
+        let mut events = [MaybeUninit::uninit(); 2];
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let (events, _) = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            // Before Linux 5.11 epoll knows whole milliseconds only; `wait` comes back for a deadline not yet reached.
+            Err(Errno::NOSYS) => {
+                let whole = left.map(|left| Duration::from_millis((left.as_millis() + 1).min(1 << 30) as u64));
+                let timeout = whole.and_then(|left| Timespec::try_from(left).ok());
+                epoll::wait(&self.epoll, &mut events, timeout.as_ref())?
+            }
+            done => done?,
+        };
+        Ok(events.iter().map(|event| event.data.u64()).min())
+    }
+}
+
+/// Rings a bell. Errors mean that the waiter spoilt its own bell: nothing to be done, and nothing lost for this end.
+fn ring(event: BorrowedFd<'_>) {
+    let mut count = [0; 8];
+    // No offset: an eventfd has none.
+    let _ = rustix::io::preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
+}
+
+/// Whether `fd` is an eventfd, so that [`ring`] cannot block on it. Asks /proc, which knows without asking the file: a
+/// `stat` of a file on a hostile file system may take for ever.
+pub(crate) fn is_eventfd(fd: BorrowedFd<'_>) -> Result<bool> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    match rustix::fs::readlink(path.as_str(), Vec::new()) {
+        Ok(target) => Ok(target.as_bytes() == b"anon_inode:[eventfd]"),
+        Err(error) => Err(Error::Os { call: "readlink", path: Some(path), source: error.into() }),
+    }
+}
+
+/// Both ends' bells of one link.
+#[derive(Debug)]
+pub(crate) struct Bells {
+    /// This end waits here.
+    pub own: Arc<[Bell; 2]>,
+    /// This end rings here.
+    pub peer: [OwnedFd; 2],
+}
+
+impl Doorbell for Bells {
+    fn ring(&self, slot: Slot) {
+        ring(self.peer[slot.index()].as_fd());
+    }
+
+    fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {
+        self.own[slot.index()].wait(deadline)
+    }
+
+    fn drain(&self, slot: Slot) {
+        self.own[slot.index()].drain();
+    }
+
+    fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
+        self.own[slot.index()].epoll.as_fd()
+    }
+}

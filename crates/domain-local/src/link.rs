@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! L-5, L-6, L-11. The two ends of a connected socket.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, Slot};
+use tombolo_layout::{
+    limits::CONTROL_MESSAGE_MAX,
+    local::{BELLS, DESCRIPTORS_MAX, Head},
+};
+use tombolo_mem::{OwnSegment, PeerSegment, SealError};
+
+use crate::{
+    bell::{self, Bell, Bells},
+    frame::{self, Datagram, malformed},
+    life::Identity,
+};
+
+/// One end of a link.
+#[derive(Debug)]
+pub(crate) struct LocalLink {
+    socket: OwnedFd,
+    identity: Identity,
+    /// This end's bells, once needed.
+    own: Option<Arc<[Bell; 2]>>,
+    /// Whether the peer was sent them.
+    introduced: bool,
+    /// All bells, once the peer has sent its own.
+    bells: Option<Arc<Bells>>,
+}
+
+impl LocalLink {
+    pub(crate) fn new(socket: OwnedFd) -> Result<Self> {
+        let identity = Identity::of_peer(socket.as_fd()).map_err(|error| Error::os("getsockopt", error))?;
+        Ok(Self { socket, identity, own: None, introduced: false, bells: None })
+    }
+
+    fn own_bells(&mut self) -> Result<Arc<[Bell; 2]>> {
+        if let Some(own) = &self.own {
+            return Ok(Arc::clone(own));
+        }
+        let own = Arc::new([Bell::new(self.socket.as_fd())?, Bell::new(self.socket.as_fd())?]);
+        self.own = Some(Arc::clone(&own));
+        Ok(own)
+    }
+
+    /// Believes a datagram, or not. What is left of its descriptors is not needed any more.
+    fn open(&mut self, datagram: &mut Datagram, max_segment: u64) -> Result<Received> {
+        let (head, message) = datagram.parts()?;
+        let message = message.to_vec();
+        self.take_bells(head.bells, &mut datagram.descriptors)?;
+        Ok(Received { message, segment: map(&datagram.descriptors, max_segment)? })
+    }
+
+    /// L-5. Takes the peer's bells off the front of what came with its first datagram.
+    fn take_bells(&mut self, came: bool, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
+        match (came, &self.bells) {
+            (false, Some(_)) => return Ok(()),
+            (false, None) => return Err(malformed("L-5", "first datagram without doorbells")),
+            (true, Some(_)) => return Err(malformed("L-5", "doorbells in a later datagram")),
+            (true, None) => {}
+        }
+        let own = self.own_bells()?;
+        for fd in &descriptors[..BELLS] {
+            if !bell::is_eventfd(fd.as_fd())? {
+                return Err(malformed("L-7", "a doorbell that is no eventfd"));
+            }
+        }
+        let mut bells = descriptors.drain(..BELLS);
+        let (Some(data), Some(space)) = (bells.next(), bells.next()) else { unreachable!("counted above") };
+        self.bells = Some(Arc::new(Bells { own, peer: [data, space] }));
+        Ok(())
+    }
+}
+
+/// L-6. Maps what the peer offers, if it is what it should be.
+fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
+    let [fd] = descriptors else { return Ok(None) };
+    let refuse = |error| {
+        malformed(
+            "L-6",
+            match error {
+                SealError::NotMemory => "segment is no memfd on tmpfs".into(),
+                SealError::Unsealed(missing) => format!("segment lacks the seals {missing:#x}"),
+                SealError::Size(size) => format!("segment of {size} bytes, where at most {max} in whole pages may be"),
+                SealError::Sparse(there, size) => format!("segment of {size} bytes has {there} allocated"),
+            },
+        )
+    };
+    // Asked first because it never asks the file system: what is no memfd is not touched any further.
+    rustix::fs::fcntl_get_seals(fd).map_err(|_| refuse(SealError::NotMemory))?;
+    let len = tombolo_mem::check_sealed(fd.as_fd(), max).map_err(refuse)?;
+    PeerSegment::map(fd.as_fd(), len).map(Some).map_err(|error| Error::os("mmap", error))
+}
+
+impl Memory for LocalLink {
+    fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)> {
+        let (segment, fd) =
+            tombolo_mem::create_sealed("tombolo", len).map_err(|error| Error::os("memfd_create", error))?;
+        Ok((segment, Offer::new(fd)))
+    }
+
+    /// L-11. Nothing to wait for: the kernel counts the mappings and descriptors of a memfd and frees its pages after
+    /// the last; until then nobody else gets them, and this backend makes new memory each time.
+    fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
+        drop((segment, offer));
+    }
+
+    fn quarantined(&self) -> u64 {
+        0
+    }
+}
+
+impl Link for LocalLink {
+    fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
+        let len = match u16::try_from(message.len()) {
+            Ok(len) if message.len() <= CONTROL_MESSAGE_MAX => len,
+            _ => return Err(Error::Limit { what: "length of a control message", remedy: "send at most 256 bytes" }),
+        };
+        let segment: Option<&OwnedFd> = offer.map(|offer| offer.token().expect("an offer made by this backend"));
+        let own = self.own_bells()?;
+        let mut descriptors = Vec::with_capacity(DESCRIPTORS_MAX);
+        if !self.introduced {
+            descriptors.extend(Slot::ALL.map(|slot| own[slot.index()].to_ring()));
+        }
+        descriptors.extend(segment.map(AsFd::as_fd));
+        let head = Head { bells: !self.introduced, segment: segment.is_some(), len };
+        frame::send(self.socket.as_fd(), head, message, &descriptors)?;
+        self.introduced = true;
+        Ok(())
+    }
+
+    fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
+        let Some(mut datagram) = frame::receive(self.socket.as_fd())? else { return Ok(None) };
+        let received = self.open(&mut datagram, max_segment);
+        if received.is_err() {
+            frame::discard(datagram.descriptors);
+        }
+        received.map(Some)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
+        self.bells.as_ref().map(|bells| Arc::clone(bells) as Arc<dyn Doorbell>)
+    }
+
+    fn life(&self) -> Life {
+        self.identity.life(self.socket.as_fd())
+    }
+
+    fn peer(&self) -> Peer {
+        self.identity.peer()
+    }
+
+    fn same_kernel(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for LocalLink {
+    /// A doorbell may outlive its link; its waiters are not left behind.
+    fn drop(&mut self) {
+        self.own.iter().flat_map(|own| own.iter()).for_each(Bell::give_up);
+    }
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! L-2, L-3. Who listens at a path: one at a time, and nothing is left behind.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, FlockOperation, Mode},
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
+use tombolo_domain::{Deadline, Error, Link, Listener, Result};
+
+use crate::{link::LocalLink, place::Place};
+
+/// Peers that may knock before they are let in; the kernel lowers it to `net.core.somaxconn`.
+const BACKLOG: i32 = 1024;
+/// How long others may hold the folder's lock. They hold it for microseconds, unless one is hostile.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A bound socket and the file that stands for it.
+#[derive(Debug)]
+pub(crate) struct LocalListener {
+    socket: OwnedFd,
+    place: Place,
+    folder: OwnedFd,
+    /// Device and inode of the file. The bound socket keeps the inode from being reused.
+    file: (u64, u64),
+    /// A child made by fork does not take the file away from its parent.
+    pid: u32,
+}
+
+impl LocalListener {
+    pub(crate) fn new(place: Place) -> Result<Self> {
+        let folder = place.folder_to_listen()?;
+        let address = place.address(&folder)?;
+        let socket = open(SocketType::SEQPACKET)?;
+        // On Linux a socket's file gets the mode that the socket has when it is bound: no moment at which others could
+        // connect.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| place.error("fchmod", error))?;
+
+        let lock = Lock::take(&folder)?;
+        match rustix::net::bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) => {
+                clear(&place, &folder, &address)?;
+                rustix::net::bind(&socket, &address)
+            }
+            done => done,
+        }
+        .map_err(|error| {
+            if error == Errno::ADDRINUSE { Error::InUse(place.shown()) } else { place.error("bind", error) }
+        })?;
+        let file = identity(&place, &folder).map_err(|error| place.error("stat", error))?;
+        if let Err(error) = rustix::net::listen(&socket, BACKLOG) {
+            let _ = rustix::fs::unlinkat(&folder, place.name(), AtFlags::empty());
+            return Err(place.error("listen", error));
+        }
+        drop(lock);
+        Ok(Self { socket, place, folder, file, pid: std::process::id() })
+    }
+}
+
+impl Listener for LocalListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+        loop {
+            match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => return Ok(Some(Box::new(LocalLink::new(socket)?))),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => return Err(Error::os("accept", error)),
+            }
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for LocalListener {
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            return;
+        }
+        // A file that cannot be removed now is one that the next listener takes over.
+        let Ok(_lock) = Lock::take(&self.folder) else { return };
+        if identity(&self.place, &self.folder) == Ok(self.file) {
+            let _ = rustix::fs::unlinkat(&self.folder, self.place.name(), AtFlags::empty());
+        }
+    }
+}
+
+fn open(kind: SocketType) -> Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+        .map_err(|error| Error::os("socket", error))
+}
+
+/// L-3. Removes the file that is in the way if its listener is dead. Under the folder's lock, so that it cannot be a
+/// listener that has just begun.
+///
+/// Whether it is dead is asked by connecting a socket of *another* type: a live one refuses with `EPROTOTYPE`, a file
+/// without a socket with `ECONNREFUSED`, and neither notices.
+fn clear(place: &Place, folder: &OwnedFd, address: &SocketAddrUnix) -> Result<()> {
+    match rustix::net::connect(&open(SocketType::DGRAM)?, address) {
+        Ok(()) | Err(Errno::PROTOTYPE) => Err(Error::InUse(place.shown())),
+        Err(Errno::NOENT) => Ok(()),
+        Err(Errno::CONNREFUSED) => {
+            let stat = rustix::fs::statat(folder, place.name(), AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(|error| place.error("stat", error))?;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+                return Err(Error::BadService {
+                    service: place.shown(),
+                    why: "a file that is no socket is in its place",
+                });
+            }
+            rustix::fs::unlinkat(folder, place.name(), AtFlags::empty()).map_err(|error| place.error("unlink", error))
+        }
+        Err(error) => Err(place.error("connect", error)),
+    }
+}
+
+fn identity(place: &Place, folder: &OwnedFd) -> rustix::io::Result<(u64, u64)> {
+    let stat = rustix::fs::statat(folder, place.name(), AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// The lock of a folder, which leaves no file behind.
+struct Lock<'a>(&'a OwnedFd);
+
+impl<'a> Lock<'a> {
+    fn take(folder: &'a OwnedFd) -> Result<Self> {
+        let deadline = Deadline::after(LOCK_PATIENCE);
+        loop {
+            match rustix::fs::flock(folder, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(folder)),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if deadline.expired() => return Err(Error::TimedOut),
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => return Err(Error::os("flock", error)),
+            }
+        }
+    }
+}
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(self.0, FlockOperation::Unlock);
+    }
+}

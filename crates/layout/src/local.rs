@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! L-4, L-5. What the `local` backend puts in front of a control message on its socket.
+//!
+//! ```text
+//! 0..4   magic "TMBL", for ever
+//! 4      doorbells that the datagram carries: 2 in the first one of each side, else 0
+//! 5      segments that it carries: 0 or 1
+//! 6..8   bytes of the message behind this head
+//! ```
+
+use crate::{
+    header::{put, u16_at},
+    limits::{CONTROL_MESSAGE_MAX, CONTROL_SEGMENTS_MAX},
+};
+
+/// L-4. First four bytes of every datagram.
+pub const MAGIC: [u8; 4] = *b"TMBL";
+/// L-4. Bytes of the head.
+pub const HEAD_LEN: usize = 8;
+/// L-4. Longest datagram.
+pub const DATAGRAM_MAX: usize = HEAD_LEN + CONTROL_MESSAGE_MAX;
+/// L-5. Doorbells in the first datagram of each side: data, then space.
+pub const BELLS: usize = 2;
+/// L-5. Most descriptors that a datagram may carry: the doorbells, then the segment.
+pub const DESCRIPTORS_MAX: usize = BELLS + CONTROL_SEGMENTS_MAX;
+
+const AT_BELLS: usize = 4;
+const AT_SEGMENTS: usize = 5;
+const AT_LEN: usize = 6;
+
+/// The head taken apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head {
+    /// Whether the doorbells come with it.
+    pub bells: bool,
+    /// Whether a segment comes with it.
+    pub segment: bool,
+    /// Bytes of the message.
+    pub len: u16,
+}
+
+impl Head {
+    /// The bytes to put in front.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEAD_LEN] {
+        let mut bytes = [0; HEAD_LEN];
+        put(&mut bytes, 0, &MAGIC);
+        bytes[AT_BELLS] = if self.bells { BELLS as u8 } else { 0 };
+        bytes[AT_SEGMENTS] = u8::from(self.segment);
+        put(&mut bytes, AT_LEN, &self.len.to_le_bytes());
+        bytes
+    }
+
+    /// Takes a datagram apart into its head and its message.
+    ///
+    /// # Errors
+    /// What is wrong with it; the clause is always L-4.
+    pub fn decode(datagram: &[u8]) -> Result<(Self, &[u8]), &'static str> {
+        let Some((head, message)) = datagram.split_at_checked(HEAD_LEN) else {
+            return Err("datagram is shorter than its head");
+        };
+        if head[..4] != MAGIC {
+            return Err("datagram does not begin with the magic");
+        }
+        let bells = match usize::from(head[AT_BELLS]) {
+            0 => false,
+            BELLS => true,
+            _ => return Err("datagram claims another number of doorbells than none or two"),
+        };
+        let segment = match head[AT_SEGMENTS] {
+            0 => false,
+            1 => true,
+            _ => return Err("datagram claims more than one segment"),
+        };
+        let len = u16_at(head, AT_LEN);
+        if usize::from(len) != message.len() || message.len() > CONTROL_MESSAGE_MAX {
+            return Err("datagram is not as long as its head says");
+        }
+        Ok((Self { bells, segment, len }, message))
+    }
+
+    /// Descriptors that belong to it.
+    #[must_use]
+    pub const fn descriptors(&self) -> usize {
+        (if self.bells { BELLS } else { 0 }) + self.segment as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn datagram() -> [u8; HEAD_LEN + 5] {
+        let mut bytes = [0x55; HEAD_LEN + 5];
+        put(&mut bytes, 0, &Head { bells: true, segment: true, len: 5 }.encode());
+        bytes
+    }
+
+    #[test]
+    fn l4_head_comes_back_as_it_was_sent() {
+        let (head, message) = Head::decode(&datagram()).map(|(head, message)| (head, message.to_vec())).unwrap();
+        assert_eq!(head, Head { bells: true, segment: true, len: 5 });
+        assert_eq!((message.len(), head.descriptors()), (5, 3));
+        assert_eq!(datagram()[..HEAD_LEN], *b"TMBL\x02\x01\x05\x00", "golden bytes");
+    }
+
+    #[test]
+    fn l4_truncated_or_lying_head_is_refused() {
+        for len in 0..datagram().len() {
+            assert!(Head::decode(&datagram()[..len]).is_err(), "{len} bytes");
+        }
+        for (at, lie) in
+            [(0, b'X'), (3, 0), (AT_BELLS, 1), (AT_BELLS, 3), (AT_SEGMENTS, 2), (AT_LEN, 6), (AT_LEN + 1, 1)]
+        {
+            let mut bytes = datagram();
+            bytes[at] = lie;
+            assert!(Head::decode(&bytes).is_err(), "{lie} at {at}");
+        }
+    }
+}
