@@ -39,7 +39,7 @@ on_every_backend! {
         let (mut sender, _keep) = client.into_split();
         let (_keep2, mut receiver) = server.into_split();
         let sizes = [0usize, 1, 7, 8, 9, 63, 64, 65, 1000, 4096, 30_000, (64 << 10) - 8];
-        thread::scope(|scope| {
+        thread::scope(move |scope| {
             scope.spawn(move || {
                 for round in 0..200 {
                     for size in sizes {
@@ -111,8 +111,8 @@ on_every_backend! {
     fn c1_connect_before_listen_waits_as_long_as_it_was_told(world) {
         let missing = world.connecting.connect::<Stream>(&world.address, &Options::new()).unwrap_err();
         assert_eq!(missing.kind(), ErrorKind::NotFound);
+        let patient = Options::new().wait_for_listener(SOON);
         thread::scope(|scope| {
-            let patient = Options::new().wait_for_listener(SOON);
             let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &patient).map(drop));
             thread::park_timeout(Duration::from_millis(50));
             let mut listener = world.listen::<Stream>();
@@ -153,7 +153,7 @@ on_every_backend! {
         let (server, client) = world.pair_with::<Stream>(&Options::new().ring_size(4096));
         let (_read, mut write) = client.into_split();
         let (mut read, _write) = server.into_split();
-        thread::scope(|scope| {
+        thread::scope(move |scope| {
             let writer = scope.spawn(move || loop {
                 if let Err(error) = write.write(&[0; 1000]) {
                     return error.kind();
@@ -186,9 +186,9 @@ on_every_backend! {
         let (server, client) = world.pair_with::<Stream>(&Options::new().ring_size(16 << 10));
         let (_read, mut write) = client.into_split();
         let (mut read, _write) = server.into_split();
-        let data = noise(24 << 20, 3);
-        thread::scope(|scope| {
-            let sent = &data;
+        let data = &noise(24 << 20, 3)[..];
+        thread::scope(move |scope| {
+            let sent = data;
             let writer = scope.spawn(move || {
                 let sizes = [4096, 1 << 20, 8192, 256 << 10, 16 << 10];
                 let (mut moves, mut rest) = (0, &sent[..]);
@@ -221,7 +221,7 @@ on_every_backend! {
         let (server, client) = world.pair_with::<Messages>(&Options::new().ring_size(4096));
         let (mut sender, _a) = client.into_split();
         let (_b, mut receiver) = server.into_split();
-        thread::scope(|scope| {
+        thread::scope(move |scope| {
             scope.spawn(move || {
                 for index in 0..40_000u32 {
                     sender.send(&index.to_le_bytes().repeat(index as usize % 90)).unwrap();
@@ -256,7 +256,7 @@ on_every_backend! {
         let (server, client) = world.streams();
         let (mut read, _w) = server.into_split();
         let (_r, mut write) = client.into_split();
-        thread::scope(|scope| {
+        thread::scope(move |scope| {
             scope.spawn(move || { for _ in 0..20_000 { write.write_all(&[7; 1024]).unwrap(); } });
             let (mut total, mut buffer) = (0, vec![0; 16 << 10]);
             while total < 20_000 * 1024 {

@@ -22,6 +22,10 @@ impl<M: Mem> Reader<M> {
     /// # Errors
     /// [`Error::Corrupt`] where it is not the ring that comes next.
     pub fn prepare(&mut self, generation: u16, next: PeerCarrier<M>) -> Result<(), Error> {
+        // A writer that offers again has seen this reader at the switch point: only the step over it is left to do.
+        if self.next.is_some() {
+            self.follow()?;
+        }
         let expected = self.state.ready.wrapping_add(1);
         if generation != expected || self.next.is_some() {
             let what = "a ring out of turn";
