@@ -19,6 +19,8 @@ use crate::{Deadline, Doorbell, Error, Link, Listener, Received, Result, Slot, W
 static PATIENCE: AtomicU64 = AtomicU64::new(20_000);
 /// For what must not happen: long enough to catch it, short enough to be waited for.
 pub(super) const QUIET: Duration = Duration::from_millis(50);
+/// How late a busy machine may make anything.
+pub(super) const SLACK: Duration = Duration::from_secs(3);
 /// Larger than any segment of these tests.
 pub(super) const ANY: u64 = 1 << 30;
 
