@@ -46,7 +46,7 @@ pub trait Memory {
     fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)>;
 
     /// Takes a segment back: the mapping goes now, the memory itself as soon as the peer can no longer reach it. Until
-    /// then it waits in quarantine, where nobody reuses it.
+    /// then it waits in quarantine, where nobody reuses it. A peer that has not mapped it yet may never do so.
     fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer);
 
     /// Bytes of memory that were retired while the peer could still reach them.
@@ -105,11 +105,12 @@ pub struct Received {
 /// Control messages are few (set-up, hand-over), at most
 /// [`CONTROL_MESSAGE_MAX`](tombolo_layout::limits::CONTROL_MESSAGE_MAX) bytes, kept apart, in order.
 pub trait Link: Memory + Send + fmt::Debug {
-    /// Sends `message` and, with it, the right to map what `offer` stands for. Never blocks.
+    /// Sends `message` and, with it, the right to map what `offer` stands for: one that this link made, which is sent
+    /// once. Never blocks.
     ///
     /// # Errors
     /// [`PeerGone`](crate::Error::PeerGone); [`Limit`](crate::Error::Limit) where the path is full because the peer
-    /// does not read it.
+    /// does not read it, or where the message is too long for any path.
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()>;
 
     /// The next control message, or `None` while there is none. Never blocks. A segment that comes with it is checked
@@ -117,6 +118,7 @@ pub trait Link: Memory + Send + fmt::Debug {
     ///
     /// # Errors
     /// [`Malformed`](crate::Error::Malformed) where the message or what it carries breaks the rules;
+    /// [`Revoked`](crate::Error::Revoked) where its memory was taken back or retired before it could be mapped;
     /// [`PeerGone`](crate::Error::PeerGone) when there is nothing left to read and nobody to send more.
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>>;
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The conformance suite on the harsh double.
-#![cfg(feature = "testing")]
 
 mod support;
 

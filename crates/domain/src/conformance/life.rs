@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! D-10, D-11. The peer's life.
 
-use std::{sync::Arc, thread};
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use tombolo_layout::limits::CONTROL_LEN;
 use tombolo_mem::{OwnData, PeerData};
 
 use super::{
     Fixture, TESTAMENT,
-    support::{Belled, QUIET, ending, eventually, message, patience, receive, skip, wait_beyond_rings},
+    support::{Belled, QUIET, SLACK, ending, eventually, message, patience, receive, skip, wait_beyond_rings},
 };
 use crate::{Deadline, Error, Life, Link, Received, Slot, Woken};
 
@@ -62,10 +66,13 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
         thread::spawn(move || wait_beyond_rings(&*bell, slot, patience()))
     });
     mortal.kill();
+    let killed = Instant::now();
     for sleeper in sleepers {
         let woken = sleeper.join().expect("the sleeper does not panic");
         assert_eq!(woken, Woken::PeerGone, "D-10: a sleeper slept on");
     }
+    let took = killed.elapsed();
+    assert!(took < Duration::from_secs(1) + SLACK, "D-10: noticed after {took:?}");
     assert_eq!(message(mortal.link()), b"last", "D-8: what it sent before comes first");
     assert!(matches!(ending(mortal.link()), Error::PeerGone), "D-10: recv does not tell");
     assert!(eventually(|| mortal.link().life().is_gone()), "D-10: {:?}", mortal.link().life());

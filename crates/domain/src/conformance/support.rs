@@ -19,6 +19,8 @@ use crate::{Deadline, Doorbell, Error, Link, Listener, Received, Result, Slot, W
 static PATIENCE: AtomicU64 = AtomicU64::new(20_000);
 /// For what must not happen: long enough to catch it, short enough to be waited for.
 pub(super) const QUIET: Duration = Duration::from_millis(50);
+/// How late a busy machine may make anything.
+pub(super) const SLACK: Duration = Duration::from_secs(3);
 /// Larger than any segment of these tests.
 pub(super) const ANY: u64 = 1 << 30;
 
@@ -69,7 +71,7 @@ pub fn receive(link: &mut dyn Link, deadline: Deadline) -> Result<Received> {
 
 /// The message that must come.
 pub(super) fn message(link: &mut dyn Link) -> Vec<u8> {
-    receive(link, patience()).expect("a message was sent").message
+    receive(link, patience()).expect("D-8: a message was sent").message
 }
 
 /// The end of `link` that must come, with nothing before it.
@@ -97,7 +99,9 @@ pub(super) fn eventually(mut holds: impl FnMut() -> bool) -> bool {
 pub(super) fn unblocked<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     let thread = thread::spawn(move || done.send(work()));
-    match result.recv_timeout(patience().remaining().unwrap_or(Duration::MAX)) {
+    // Longer than the waits inside, so that those which end say themselves what was wrong.
+    let patience = Duration::from_millis(PATIENCE.load(Ordering::Relaxed));
+    match result.recv_timeout(2 * patience) {
         Ok(value) => value,
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what} blocks"),
         Err(mpsc::RecvTimeoutError::Disconnected) => {

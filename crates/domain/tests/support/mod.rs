@@ -26,6 +26,16 @@ impl Harsh {
         let (a, b) = (hypervisor.domain("a"), hypervisor.domain("b"));
         Self { hypervisor, a, b, services: AtomicU32::new(0) }
     }
+
+    /// A mortal peer, at the other end of a link that `wrap` may have its way with.
+    pub fn mortal_behind(&self, wrap: impl FnOnce(Box<dyn Link>) -> Box<dyn Link>) -> Box<dyn Mortal> {
+        let (victim, service) = (self.hypervisor.domain("b"), self.service());
+        let mut listener = self.a.listen(&service).expect("a fresh service is free");
+        let peer = victim.connect(&service, Deadline::NEVER).expect("somebody listens");
+        let link = wrap(listener.accept().expect("there is room").expect("one knocked"));
+        let thread = Some(thread::spawn(move || mortal_peer(peer)));
+        Box::new(Victim { link, victim, hypervisor: self.hypervisor.clone(), thread })
+    }
 }
 
 impl Fixture for Harsh {
@@ -51,12 +61,7 @@ impl Fixture for Harsh {
     }
 
     fn mortal(&self) -> Option<Box<dyn Mortal>> {
-        let (victim, service) = (self.hypervisor.domain("b"), self.service());
-        let mut listener = self.a.listen(&service).expect("a fresh service is free");
-        let peer = victim.connect(&service, Deadline::NEVER).expect("somebody listens");
-        let link = listener.accept().expect("there is room").expect("one knocked");
-        let thread = Some(thread::spawn(move || mortal_peer(peer)));
-        Some(Box::new(Victim { link, victim, hypervisor: self.hypervisor.clone(), thread }))
+        Some(self.mortal_behind(|link| link))
     }
 }
 

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Flaws of doorbells.
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use tombolo_domain::{Deadline, Doorbell, Result, Slot, Woken};
+
+use super::{Flaw, Shared, block};
+
+#[derive(Debug)]
+pub struct FlawedBell {
+    inner: Arc<dyn Doorbell>,
+    shared: Shared,
+    rings: AtomicU32,
+    drain_is_due: [AtomicBool; 2],
+    one_sleeper: Mutex<()>,
+}
+
+impl FlawedBell {
+    pub fn new(inner: Arc<dyn Doorbell>, shared: &Shared) -> Self {
+        shared.bells.lock().unwrap().push(Arc::clone(&inner));
+        let (rings, drain_is_due) = Default::default();
+        Self { inner, shared: shared.clone(), rings, drain_is_due, one_sleeper: Mutex::default() }
+    }
+}
+
+impl Doorbell for FlawedBell {
+    fn ring(&self, slot: Slot) {
+        let rings = self.rings.fetch_add(1, Ordering::Relaxed);
+        match self.shared.flaw {
+            Flaw::RingBlocks if rings > 5000 => block(),
+            Flaw::LosesSomeRings if rings % 64 == 63 => {}
+            _ => self.inner.ring(slot),
+        }
+    }
+
+    fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {
+        let past = Deadline::at(Instant::now());
+        match self.shared.flaw {
+            Flaw::WaitsForEver => self.inner.wait(slot, Deadline::NEVER),
+            Flaw::WaitsForNothing => self.inner.wait(slot, past),
+            Flaw::NotSticky => {
+                self.inner.drain(slot);
+                self.inner.wait(slot, deadline)
+            }
+            Flaw::EndBeforeRing => {
+                if self.inner.wait(slot, past)? == Woken::Rung {
+                    self.inner.drain(slot);
+                    return Ok(if self.inner.wait(slot, past)? == Woken::PeerGone {
+                        Woken::PeerGone
+                    } else {
+                        Woken::Rung
+                    });
+                }
+                self.inner.wait(slot, deadline)
+            }
+            Flaw::WakesOneSlot => {
+                let _alone = self.one_sleeper.lock().unwrap();
+                let woken = self.inner.wait(slot, deadline)?;
+                Slot::ALL.into_iter().for_each(|slot| self.inner.drain(slot));
+                Ok(woken)
+            }
+            Flaw::SleepsThroughTheEnd => {
+                let woken = self.inner.wait(slot, deadline)?;
+                while woken == Woken::PeerGone && !deadline.expired() {
+                    thread::park_timeout(deadline.remaining().unwrap_or(Duration::MAX));
+                }
+                Ok(if woken == Woken::PeerGone { Woken::TimedOut } else { woken })
+            }
+            Flaw::DrainsLate if self.drain_is_due[slot.index()].swap(false, Ordering::SeqCst) => {
+                self.inner.drain(slot);
+                self.inner.wait(slot, deadline)
+            }
+            _ => self.inner.wait(slot, deadline),
+        }
+    }
+
+    fn drain(&self, slot: Slot) {
+        match self.shared.flaw {
+            Flaw::DrainsNothing => {}
+            Flaw::DrainsLate => self.drain_is_due[slot.index()].store(true, Ordering::SeqCst),
+            Flaw::DrainsAll => self.shared.bells.lock().unwrap().iter().for_each(|bell| bell.drain(slot)),
+            _ => self.inner.drain(slot),
+        }
+    }
+
+    fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
+        self.shared.fd(self.inner.fd(slot))
+    }
+}
