@@ -7,6 +7,7 @@ use std::{
     env,
     path::PathBuf,
     process::{self, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -64,6 +65,12 @@ pub fn play() {
     let domain = LocalDomain::new();
     match role {
         "mortal" => conformance::mortal_peer(domain.connect(service, Deadline::NEVER).expect("the parent listens")),
+        "witness" => {
+            let mut link = domain.connect(service, Deadline::NEVER).expect("the parent listens");
+            let seen = format!("{:?} {:?}", link.peer().pid, link.life());
+            link.send(seen.as_bytes(), None).expect("the path has room");
+            let _ = conformance::receive(&mut *link, Deadline::NEVER);
+        }
         "listen" => {
             let _listener = domain.listen(service).expect("the service is free");
             let _ready = std::fs::write(format!("{service}.ready"), "");
@@ -79,7 +86,7 @@ pub fn play() {
 pub struct Folder {
     pub path: tempfile::TempDir,
     pub domain: LocalDomain,
-    made: std::cell::Cell<u32>,
+    made: AtomicU32,
 }
 
 impl Folder {
@@ -95,8 +102,8 @@ impl Folder {
 
     /// A service that nobody has used, as an absolute path.
     pub fn service(&self) -> String {
-        self.made.set(self.made.get() + 1);
-        self.file(&format!("service{}", self.made.get())).to_str().expect("it is UTF-8").into()
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        self.file(&format!("service{number}")).to_str().expect("it is UTF-8").into()
     }
 
     /// What a listener leaves behind that is killed.
