@@ -3,6 +3,8 @@
 //! `child_process`, which is what the child runs.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod raw;
+
 use std::{
     env,
     path::PathBuf,
