@@ -15,7 +15,7 @@
 //! polls, and takes `RWF_NOWAIT`, so it never blocks; it copies to user memory under no lock. The waiter never reads:
 //! it keeps an epoll instance of its own, edge-triggered on `EPOLLOUT`. Each ring puts the bell on that instance's ready
 //! list, which is what makes it sticky; `epoll_wait` takes it off, which is all that draining needs. One system call
-//! rings, one sleeps, wakes and drains.
+//! rings, one sleeps, wakes and drains (where the descriptor is polled as well, one more each for the last two).
 //!
 //! * The peer empties the counter, or fills it: its own rings have no effect. The other direction has its own bell.
 //! * The peer sets any flag: no call here looks at the flags.
@@ -57,8 +57,10 @@ pub(crate) struct Bell {
     event: OwnedFd,
     /// Where rings arrive. Never leaves this process.
     epoll: OwnedFd,
-    /// `wait` took a ring off the list and nobody has drained since.
+    /// `wait` took a ring off the list, so that whoever drains need not.
     taken: AtomicBool,
+    /// Somebody polls the descriptor: rings stay on the list until they are drained.
+    polled: AtomicBool,
     /// This end gave the link up.
     over: AtomicBool,
 }
@@ -92,7 +94,13 @@ impl Bell {
         };
         watch(event.as_fd(), RUNG, epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
         watch(control, HUNG_UP, epoll::EventFlags::RDHUP)?;
-        let bell = Self { event, epoll, taken: AtomicBool::new(false), over: AtomicBool::new(false) };
+        let bell = Self {
+            event,
+            epoll,
+            taken: AtomicBool::new(false),
+            polled: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+        };
         // There is room in it now, which counts as an edge.
         bell.drain();
         Ok(bell)
@@ -110,7 +118,7 @@ impl Bell {
     }
 
     fn wait(&self, deadline: Deadline) -> Result<Woken> {
-        if self.taken.load(Ordering::Relaxed) {
+        if self.taken.load(Ordering::SeqCst) {
             return Ok(Woken::Rung);
         }
         loop {
@@ -118,7 +126,11 @@ impl Bell {
             match self.take(left) {
                 Ok(Some(RUNG)) if self.over.load(Ordering::Relaxed) => return Ok(Woken::PeerGone),
                 Ok(Some(RUNG)) => {
-                    self.taken.store(true, Ordering::Relaxed);
+                    // ORDER SeqCst: with `fd`, which stores and loads the other way round; one of the two puts it back.
+                    self.taken.store(true, Ordering::SeqCst);
+                    if self.polled.load(Ordering::SeqCst) {
+                        self.put_back();
+                    }
                     return Ok(Woken::Rung);
                 }
                 Ok(Some(_)) => return Ok(Woken::PeerGone),
@@ -131,9 +143,22 @@ impl Bell {
     }
 
     fn drain(&self) {
-        if !self.taken.swap(false, Ordering::Relaxed) {
+        if !self.taken.swap(false, Ordering::SeqCst) {
             // Nothing to be done about an error: the bell rings for nothing, or the next wait reports it.
             let _ = self.take(Some(Duration::ZERO));
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.polled.store(true, Ordering::SeqCst);
+        self.put_back();
+        self.epoll.as_fd()
+    }
+
+    /// Puts a ring that `wait` took back on the list.
+    fn put_back(&self) {
+        if self.taken.swap(false, Ordering::SeqCst) {
+            ring(self.event.as_fd());
         }
     }
 
@@ -194,6 +219,6 @@ impl Doorbell for Bells {
     }
 
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
-        self.own[slot.index()].epoll.as_fd()
+        self.own[slot.index()].fd()
     }
 }

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The conformance suite on this backend, with peers in processes of their own that are stopped and killed.
+
+mod support;
+
+use rustix::process::Signal;
+use support::{Child, Folder};
+use tombolo_domain::{
+    Link, Rendezvous,
+    conformance::{Fixture, Mortal},
+};
+
+tombolo_domain::conformance!(Folder::new());
+
+#[test]
+fn child_process() {
+    support::play();
+}
+
+impl Fixture for Folder {
+    fn listening(&self) -> &dyn Rendezvous {
+        &self.domain
+    }
+
+    fn connecting(&self) -> &dyn Rendezvous {
+        &self.domain
+    }
+
+    fn service(&self) -> String {
+        self.service()
+    }
+
+    fn stale_service(&self) -> Option<String> {
+        Some(self.stale())
+    }
+
+    fn mortal(&self) -> Option<Box<dyn Mortal>> {
+        let (child, link) = self.mortal(&[]);
+        Some(Box::new(Process { child, link }))
+    }
+}
+
+struct Process {
+    child: Child,
+    link: Box<dyn Link>,
+}
+
+impl Mortal for Process {
+    fn link(&mut self) -> &mut dyn Link {
+        &mut *self.link
+    }
+
+    fn pause(&mut self) {
+        self.child.signal(Signal::STOP);
+    }
+
+    fn resume(&mut self) {
+        self.child.signal(Signal::CONT);
+    }
+
+    fn kill(&mut self) {
+        self.child.kill();
+    }
+}

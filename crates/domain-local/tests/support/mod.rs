@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Peers in processes of their own: the test binary starts itself again. Each binary that uses this has a test
+//! `child_process`, which is what the child runs.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+pub mod raw;
+
+use std::{
+    env,
+    path::PathBuf,
+    process::{self, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tombolo_domain::{Deadline, Link, Listener, Rendezvous, conformance};
+use tombolo_domain_local::LocalDomain;
+
+const ROLE: &str = "TOMBOLO_TEST_ROLE";
+
+/// A process of this test, killed at the latest when the test ends.
+pub struct Child(process::Child);
+
+impl Child {
+    /// Starts this binary again to play `role` at `service`, an absolute path. `launcher` is put in front.
+    pub fn start(launcher: &[&str], role: &str, service: &str) -> Self {
+        let own = env::current_exe().expect("a test knows its own binary");
+        let own = own.to_str().expect("its path is UTF-8");
+        let line: Vec<&str> =
+            launcher.iter().copied().chain([own, "--exact", "child_process", "--nocapture"]).collect();
+        let child = Command::new(line[0])
+            .args(&line[1..])
+            .env(ROLE, format!("{role} {service}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Self(child.expect("a test can start itself"))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.0);
+        kill_process(pid, signal).expect("an own child can be signalled");
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What a child does; nothing in the parent. Call it from the test `child_process`.
+pub fn play() {
+    let Ok(told) = env::var(ROLE) else { return };
+    let (role, service) = told.split_once(' ').expect("a role and a service");
+    let domain = LocalDomain::new();
+    match role {
+        "mortal" => conformance::mortal_peer(domain.connect(service, Deadline::NEVER).expect("the parent listens")),
+        "witness" => {
+            let mut link = domain.connect(service, Deadline::NEVER).expect("the parent listens");
+            let seen = format!("{:?} {:?}", link.peer().pid, link.life());
+            link.send(seen.as_bytes(), None).expect("the path has room");
+            let _ = conformance::receive(&mut *link, Deadline::NEVER);
+        }
+        "listen" => {
+            let _listener = domain.listen(service).expect("the service is free");
+            let _ready = std::fs::write(format!("{service}.ready"), "");
+            loop {
+                std::thread::park();
+            }
+        }
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// A folder of services, removed at the end.
+pub struct Folder {
+    pub path: tempfile::TempDir,
+    pub domain: LocalDomain,
+    made: AtomicU32,
+}
+
+impl Folder {
+    pub fn new() -> Self {
+        let path = tempfile::tempdir().expect("there is a place for temporary files");
+        let domain = LocalDomain::in_folder(path.path());
+        Self { path, domain, made: 0.into() }
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.path().join(name)
+    }
+
+    /// A service that nobody has used, as an absolute path.
+    pub fn service(&self) -> String {
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        self.file(&format!("service{number}")).to_str().expect("it is UTF-8").into()
+    }
+
+    /// What a listener leaves behind that is killed.
+    pub fn stale(&self) -> String {
+        let service = self.service();
+        let mut child = Child::start(&[], "listen", &service);
+        let ready = PathBuf::from(format!("{service}.ready"));
+        eventually("the child listens", || ready.exists());
+        child.kill();
+        std::fs::remove_file(ready).expect("it was there");
+        service
+    }
+
+    /// A peer in another process, started by `launcher`, and this side's link to it.
+    pub fn mortal(&self, launcher: &[&str]) -> (Child, Box<dyn Link>) {
+        let service = self.service();
+        let mut listener = self.domain.listen(&service).expect("a fresh service is free");
+        let child = Child::start(launcher, "mortal", &service);
+        (child, accept(&mut *listener))
+    }
+}
+
+pub fn patience() -> Deadline {
+    Deadline::after(std::time::Duration::from_secs(20))
+}
+
+pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
+}
+
+/// Waits for a condition that nothing tells of.
+pub fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = patience();
+    while !condition() {
+        assert!(!deadline.expired(), "never came true: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Runs `call`, which must not block, and gives what it returns.
+pub fn unblocked<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(call()));
+    wait.recv_timeout(std::time::Duration::from_secs(20)).unwrap_or_else(|_| panic!("{what} blocks or panicked"))
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A peer that speaks to the socket itself and follows no rules.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    event::EventfdFlags,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    },
+};
+use tombolo_domain::{Link, Rendezvous};
+use tombolo_layout::local::Head;
+
+use super::{Folder, accept};
+
+/// A peer without rules, and the link of the one it talks to.
+pub struct Raw {
+    pub socket: OwnedFd,
+    pub link: Box<dyn Link>,
+}
+
+impl Raw {
+    /// Meets a link that has heard nothing yet.
+    pub fn meet(folder: &Folder) -> Self {
+        let service = folder.service();
+        let mut listener = folder.domain.listen(&service).expect("a fresh service is free");
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(service.as_str()).unwrap()).expect("somebody listens");
+        Self { socket, link: accept(&mut *listener) }
+    }
+
+    /// Meets a link and introduces itself properly.
+    pub fn introduced(folder: &Folder) -> Self {
+        let mut raw = Self::meet(folder);
+        let bells = [eventfd(), eventfd()];
+        raw.say(Head { bells: true, segment: false, len: 5 }, b"hello", &[bells[0].as_fd(), bells[1].as_fd()]);
+        let heard = raw.link.recv(0).expect("it is well formed").expect("it was sent");
+        assert_eq!(heard.message, b"hello");
+        raw
+    }
+
+    /// Sends a datagram with a head of its own choice.
+    pub fn say(&self, head: Head, message: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.send(&[&head.encode()[..], message].concat(), fds);
+    }
+
+    /// Sends any datagram.
+    pub fn send(&self, datagram: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(datagram)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// What the link sent: the datagram and its descriptors.
+    pub fn hear(&self) -> (Vec<u8>, Vec<OwnedFd>) {
+        let mut datagram = vec![0; 4096];
+        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::net::recvmsg(
+            &self.socket,
+            &mut [IoSliceMut::new(&mut datagram)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .unwrap();
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        datagram.truncate(received.bytes);
+        (datagram, fds)
+    }
+
+    /// The link's two bells.
+    pub fn bells(&mut self) -> [OwnedFd; 2] {
+        self.link.send(b"", None).expect("the path has room");
+        self.hear().1.try_into().expect("two bells come with the first datagram")
+    }
+}
+
+/// A bell that is well formed.
+pub fn eventfd() -> OwnedFd {
+    rustix::event::eventfd(1 << 20, EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
+}
