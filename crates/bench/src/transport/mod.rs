@@ -9,6 +9,8 @@ mod kernel;
 mod line;
 mod memcpy;
 
+pub use memcpy::copy as memcpy;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
