@@ -60,10 +60,11 @@ pub(crate) fn perform<W: Wire>(wire: &W, context: &Context) -> Result<Report> {
 /// Runs `work` between two meetings of the workers and adds what it used.
 fn measured<E: End>(mut end: E, context: &Context, work: impl FnOnce(&mut E) -> Result<Report>) -> Result<Report> {
     context.link.meet()?;
-    let (before, calls) = (Usage::now()?, end.syscalls());
+    let (before, calls, notes) = (Usage::now()?, end.syscalls(), end.notifications());
     let mut report = work(&mut end)?;
     report.usage = Usage::now()? - before;
     report.syscalls = end.syscalls().zip(calls).map(|(after, before)| after - before);
+    report.notifications = end.notifications().zip(notes).map(|(after, before)| after - before);
     context.link.meet()?;
     Ok(report)
 }

@@ -246,6 +246,7 @@ impl Cell {
             voluntary: middle(|s| s.voluntary),
             involuntary: middle(|s| s.involuntary),
             syscalls: middle(|s| s.syscalls),
+            notifications: middle(|s| s.notifications),
             share_min: middle(|s| Some(s.shares?.0)),
             share_max: middle(|s| Some(s.shares?.1)),
         })
@@ -280,6 +281,7 @@ struct Sample {
     voluntary: Option<f64>,
     involuntary: Option<f64>,
     syscalls: Option<f64>,
+    notifications: Option<f64>,
     shares: Option<(f64, f64)>,
 }
 
@@ -305,6 +307,7 @@ impl Sample {
             return Err(Error::Worker("nothing arrived within the sample's time; give it more with --seconds".into()));
         }
         let counted = job.test == Test::Switches;
+        let both = |l: Option<u64>, r: Option<u64>| Some(per_gib(l? + r?)).filter(|_| counted);
         let fair = right.total as f64 / right.shares.len() as f64;
         let share = |bytes: Option<&u64>| bytes.map(|&b| b as f64 / fair);
         Ok(Self {
@@ -313,7 +316,8 @@ impl Sample {
             round_trip: left.round_trip,
             voluntary: counted.then_some(voluntary),
             involuntary: counted.then(|| per_gib(left.usage.involuntary + right.usage.involuntary)),
-            syscalls: left.syscalls.zip(right.syscalls).filter(|_| counted).map(|(l, r)| per_gib(l + r)),
+            syscalls: both(left.syscalls, right.syscalls),
+            notifications: both(left.notifications, right.notifications),
             shares: share(right.shares.iter().min()).zip(share(right.shares.iter().max())),
         })
     }
@@ -349,7 +353,16 @@ mod tests {
     use super::*;
 
     fn sample(value: f64, placement: Placement) -> Sample {
-        Sample { value, placement, round_trip: None, voluntary: None, involuntary: None, syscalls: None, shares: None }
+        Sample {
+            value,
+            placement,
+            round_trip: None,
+            voluntary: None,
+            involuntary: None,
+            syscalls: None,
+            notifications: None,
+            shares: None,
+        }
     }
 
     fn cell(samples: Vec<Vec<Sample>>) -> Cell {

@@ -131,6 +131,11 @@ pub trait End: Send {
     fn syscalls(&self) -> Option<u64> {
         None
     }
+
+    /// Notifications sent through this end so far, for transports that send them only to a sleeper.
+    fn notifications(&self) -> Option<u64> {
+        None
+    }
 }
 
 impl<W: Wire> Transport for W {
