@@ -44,6 +44,9 @@ pub struct BenchArgs {
     /// Bytes that cross in the test of context switches
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = message_size)]
     pub volume: usize,
+    /// Run the two ends under real-time priority, so that other programs do not disturb them (needs CAP_SYS_NICE)
+    #[arg(long)]
+    pub fifo: bool,
     /// Also show how many times better each is than this transport
     #[arg(long, value_name = "NAME")]
     pub against: Option<String>,
@@ -102,6 +105,8 @@ pub struct Plan {
     pub ring: usize,
     /// Bytes that cross in [`Test::Switches`].
     pub volume: u64,
+    /// Whether the ends run under real-time priority.
+    pub fifo: bool,
     /// The CPUs to which the two ends are tied; the same one twice if there is but one.
     pub pinned: [usize; 2],
 }
@@ -140,6 +145,7 @@ impl TryFrom<&BenchArgs> for Plan {
             runs: args.runs.into(),
             ring: args.ring,
             volume: args.volume as u64,
+            fifo: args.fifo,
             pinned: two_cpus()?,
         })
     }

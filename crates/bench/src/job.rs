@@ -142,6 +142,8 @@ pub struct Report {
     pub usage: Usage,
     /// System calls, if the transport can say.
     pub syscalls: Option<u64>,
+    /// Notifications to a sleeping peer, if the transport can say.
+    pub notifications: Option<u64>,
     /// Bytes by channel.
     pub shares: Vec<u64>,
     /// Bytes of memory that the channels took.

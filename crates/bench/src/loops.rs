@@ -17,8 +17,8 @@ use crate::usage::{self, Usage};
 
 /// A receiver of a stream takes up to this much at once, or a message if that is more.
 const GULP: usize = 64 << 10;
-/// Round trips in a block, between two clock reads.
-const BLOCK: u32 = 16;
+/// A block of round trips, between two clock reads, takes about this long, or has this many.
+const BLOCK: (f64, f64) = (2000.0, 16.0);
 /// First bytes of the requests: two that alternate, and the last.
 const STAMPS: [u8; 2] = [1, 2];
 const LAST: u8 = 0xff;
@@ -60,10 +60,11 @@ pub(crate) fn perform<W: Wire>(wire: &W, context: &Context) -> Result<Report> {
 /// Runs `work` between two meetings of the workers and adds what it used.
 fn measured<E: End>(mut end: E, context: &Context, work: impl FnOnce(&mut E) -> Result<Report>) -> Result<Report> {
     context.link.meet()?;
-    let (before, calls) = (Usage::now()?, end.syscalls());
+    let (before, calls, notes) = (Usage::now()?, end.syscalls(), end.notifications());
     let mut report = work(&mut end)?;
     report.usage = Usage::now()? - before;
     report.syscalls = end.syscalls().zip(calls).map(|(after, before)| after - before);
+    report.notifications = end.notifications().zip(notes).map(|(after, before)| after - before);
     context.link.meet()?;
     Ok(report)
 }
@@ -210,16 +211,17 @@ impl Meter {
     }
 
     fn report(&self) -> Report {
-        // Without a window (a volume, or a sample so slow that all of it came at once) everything counts.
+        // Without a warm-up, or if what came did not come steadily but at once in the end, everything counts.
+        let (end, _) = self.latest;
         let (opened, before) = match self.opened {
-            Some((at, before)) if !self.warm.is_zero() && before < self.total => (at, before),
+            Some((at, before)) if !self.warm.is_zero() && end - at > (end - self.start) / 2 => (at, before),
             _ => (self.start, 0),
         };
         let bytes = self.latest.1 - before;
         Report {
             bytes,
             messages: bytes / self.size as u64,
-            seconds: (self.latest.0 - opened).as_secs_f64(),
+            seconds: (end - opened).as_secs_f64(),
             total: self.total,
             ..Report::default()
         }
@@ -289,48 +291,63 @@ fn answer<E: End>(end: &mut E, context: &Context) -> Result<Report> {
 /// Times round trips: half of the time in blocks, for a median that no clock read disturbs, and half one by one, for
 /// the tail.
 pub(crate) struct Stopwatch {
+    /// Round trips in a block.
+    rounds: u32,
+    /// Nanoseconds of a round trip, block by block.
     blocks: Vec<f64>,
-    singles: Vec<f64>,
+    /// Nanoseconds of single round trips, the latest ones.
+    singles: Vec<u32>,
 }
 
 impl Stopwatch {
-    /// Single round trips that are kept.
-    const SINGLES: usize = 1 << 20;
+    /// Single round trips that are kept; a power of two.
+    const SINGLES: usize = 1 << 18;
 
     /// Calls `round` again and again for `time` from `start` on, a twentieth of it to warm up.
     pub(crate) fn run(start: Instant, time: Duration, mut round: impl FnMut() -> Result<()>) -> Result<Self> {
-        let mut watch = Self { blocks: Vec::new(), singles: Vec::with_capacity(Self::SINGLES) };
-        while start.elapsed() < time / 20 {
+        // Filled, for a page that is first touched in the middle of a round trip is a blot on the tail.
+        let mut singles = vec![u32::MAX; Self::SINGLES];
+        let mut warm = 0;
+        let mut now = start;
+        while warm == 0 || now - start < time / 20 {
             round()?;
+            warm += 1;
+            now = Instant::now();
         }
-        let mut now = Instant::now();
-        while watch.blocks.is_empty() || now - start < time / 2 {
-            for _ in 0..BLOCK {
+        let (long, many) = BLOCK;
+        let rounds = (long * f64::from(warm) / (now - start).as_nanos().max(1) as f64).clamp(1.0, many) as u32;
+        let mut blocks = Vec::new();
+        while blocks.is_empty() || now - start < time / 2 {
+            for _ in 0..rounds {
                 round()?;
             }
             let before = std::mem::replace(&mut now, Instant::now());
-            watch.blocks.push((now - before).as_nanos() as f64 / f64::from(BLOCK));
+            blocks.push((now - before).as_nanos() as f64 / f64::from(rounds));
         }
-        while watch.singles.is_empty() || (now - start < time && watch.singles.len() < Self::SINGLES) {
+        let mut count = 0;
+        while count == 0 || now - start < time {
             round()?;
             let before = std::mem::replace(&mut now, Instant::now());
-            watch.singles.push((now - before).as_nanos() as f64);
+            singles[count % Self::SINGLES] = u32::try_from((now - before).as_nanos()).unwrap_or(u32::MAX);
+            count += 1;
         }
-        Ok(watch)
+        singles.truncate(count);
+        Ok(Self { rounds, blocks, singles })
     }
 
     /// Sums up, less what reading the clock takes.
     pub(crate) fn report(mut self) -> Report {
         let clock = clock_cost();
-        self.singles.sort_by(f64::total_cmp);
-        let single = |percent| stats::percentile(&self.singles, percent).map_or(0.0, |ns| (ns - clock).max(0.0));
+        let mut singles: Vec<f64> = self.singles.iter().map(|&ns| (f64::from(ns) - clock).max(0.0)).collect();
+        singles.sort_by(f64::total_cmp);
+        let single = |percent| stats::percentile(&singles, percent).unwrap_or(f64::NAN);
         let round_trip = RoundTrip {
             p50: single(50.0),
             p99: single(99.0),
             p999: single(99.9),
-            median: stats::median(&mut self.blocks).map_or(0.0, |ns| ns - clock / f64::from(BLOCK)),
+            median: stats::median(&mut self.blocks).map_or(f64::NAN, |ns| ns - clock / f64::from(self.rounds)),
         };
-        Report { messages: self.singles.len() as u64, round_trip: Some(round_trip), ..Report::default() }
+        Report { round_trip: Some(round_trip), ..Report::default() }
     }
 }
 
@@ -403,6 +420,7 @@ fn crowd<E: End>(
     context.link.meet()?;
     let before = Usage::now()?;
     let gate = Barrier::new(ends.len());
+    let start = Instant::now();
     let reports: Vec<Result<Report>> = std::thread::scope(|scope| {
         let each = |end| {
             let (gate, work) = (&gate, &work);
@@ -415,15 +433,15 @@ fn crowd<E: End>(
         let failed = |_| Err(Error::Worker("a thread panicked".into()));
         threads.into_iter().map(|t| t.join().unwrap_or_else(failed)).collect()
     });
-    let mut sum = Report { usage: Usage::now()? - before, ..Report::default() };
+    // The threads' own windows may lie one after another; only the time of all of them together tells the sum.
+    let seconds = start.elapsed().as_secs_f64();
+    let mut sum = Report { seconds, usage: Usage::now()? - before, ..Report::default() };
     for report in reports {
-        let report = report?;
-        sum.bytes += report.bytes;
-        sum.messages += report.messages;
-        sum.total += report.total;
-        sum.seconds = sum.seconds.max(report.seconds);
-        sum.shares.push(report.total);
+        let bytes = report?.total;
+        sum.shares.push(bytes);
+        sum.total += bytes;
     }
+    sum.bytes = sum.total;
     context.link.meet()?;
     Ok(sum)
 }
@@ -504,6 +522,18 @@ mod tests {
         let mut cut = stream(64, 1, 64);
         cut.bytes.pop_back();
         assert!(matches!(meter(64).messages(&mut cut), Err(Error::Closed { got: 63, size: 64 })));
+    }
+
+    #[test]
+    fn meter_of_bytes_that_come_at_once_in_the_end_counts_the_waiting() {
+        let start = Instant::now();
+        let at = |ms, bytes| (start + Duration::from_millis(ms), bytes);
+        let warm = Duration::from_millis(10);
+        let sudden = Meter { total: 1000, opened: Some(at(99, 10)), latest: at(100, 1000), ..Meter::new(start, warm) };
+        let steady = Meter { opened: Some(at(20, 200)), ..sudden };
+        let rate = |meter: &Meter| Meter { size: 1, ..*meter }.report();
+        assert_eq!((rate(&sudden).bytes, rate(&sudden).seconds), (1000, 0.1));
+        assert_eq!((rate(&steady).bytes, rate(&steady).seconds), (800, 0.08));
     }
 
     #[test]

@@ -33,30 +33,43 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Starts two workers, in network namespaces of their own if need be.
+    /// Starts two workers, under real-time priority and in network namespaces of their own if need be.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if this machine does not let us make the namespaces.
-    pub(crate) fn start(namespaces: Namespaces) -> Result<Self> {
+    /// [`Error::Unsupported`] if this machine does not give us the namespaces or the priority.
+    pub(crate) fn start(namespaces: Namespaces, fifo: bool) -> Result<Self> {
+        Self::start_here(namespaces, fifo).map_err(|e| match e {
+            // What refused them has said why on standard error, and ended.
+            Error::Worker(_) if fifo => Error::Unsupported("no real-time priority, or no namespaces, to be had".into()),
+            Error::Worker(_) if namespaces == Namespaces::Veth => {
+                Error::Unsupported("no user and network namespaces to be had".into())
+            }
+            e => e,
+        })
+    }
+
+    fn start_here(namespaces: Namespaces, fifo: bool) -> Result<Self> {
         let scratch = Scratch::new()?;
         let (left_link, right_link) = UnixStream::pair().os("socketpair")?;
+        let program = std::env::current_exe().os("finding this program")?.to_string_lossy().into_owned();
         match namespaces {
             Namespaces::Shared => {
-                let start = |role, link| Worker::start(Command::new("/proc/self/exe"), role, link, &scratch);
-                let workers = [start("left", left_link)?, start("right", right_link)?];
+                let start = |role, link| Worker::start(command(fifo, &[&program]), role, link, &scratch);
+                let mut workers = [start("left", left_link)?, start("right", right_link)?];
+                for worker in &mut workers {
+                    worker.ask(&Order::Hello)?;
+                }
                 Ok(Self { workers, host: "127.0.0.1", scratch })
             }
             Namespaces::Veth => {
                 // The left lives in a new user namespace, where it may do what follows without privilege; the right in the
                 // same, but with a network of its own. The namespaces have no names: they end with the workers.
-                let program = std::env::current_exe().os("finding this program")?;
-                let mut unshare = Command::new("unshare");
-                unshare.args(["--user", "--map-root-user", "--net", "--"]).arg(&program);
+                let unshare = command(fifo, &["unshare", "--user", "--map-root-user", "--net", "--", &program]);
                 let mut left = Worker::start(unshare, "left", left_link, &scratch)?;
                 left.ask(&Order::Hello)?;
-                let mut nsenter = Command::new("nsenter");
-                nsenter.args(["--preserve-credentials", "--user", "--target", &left.child.id().to_string(), "--"]);
-                nsenter.args(["unshare", "--net", "--"]).arg(&program);
+                let target = left.child.id().to_string();
+                let enter = ["nsenter", "--preserve-credentials", "--user", "--target", &target, "--"];
+                let nsenter = command(fifo, &[&enter[..], &["unshare", "--net", "--", &program]].concat());
                 let mut right = Worker::start(nsenter, "right", right_link, &scratch)?;
                 right.ask(&Order::Hello)?;
 
@@ -103,11 +116,20 @@ impl Pair {
     }
 }
 
+/// A command line, under real-time priority if need be.
+fn command(fifo: bool, words: &[&str]) -> Command {
+    let chrt: &[&str] = if fifo { &["chrt", "--fifo", "10"] } else { &[] };
+    let mut words = chrt.iter().chain(words);
+    let mut command = Command::new(words.next().unwrap_or(&""));
+    command.args(words);
+    command
+}
+
 /// How long a sample may take before its workers are given up: the time it is meant to take four times over, or its
-/// volume at 16 MiB/s, and ten seconds for the set-up.
+/// volume at 16 MiB/s, and five seconds for the set-up.
 fn limit(job: &Job) -> Duration {
     let volume = if job.test == Test::Switches { job.volume as f64 / (16 << 20) as f64 } else { 0.0 };
-    Duration::from_secs_f64(10.0 + 4.0 * job.seconds + volume)
+    Duration::from_secs_f64(5.0 + 4.0 * job.seconds + volume)
 }
 
 fn report(reply: Reply) -> Result<Report> {
@@ -177,12 +199,10 @@ impl Worker {
     /// Gives an order that is done at once.
     fn ask(&mut self, order: &Order) -> Result<()> {
         self.tell(order)?;
-        match self.reply(Instant::now() + START) {
-            Ok(Some(Reply::Done)) => Ok(()),
-            Ok(Some(other)) => report(other).map(drop),
-            Ok(None) => Err(Error::Timeout { what: "starting a worker".into(), seconds: START.as_secs_f64() }),
-            // A worker in namespaces of its own that does not even start was refused them.
-            Err(_) => Err(Error::Unsupported("cannot make user and network namespaces; the reason is above".into())),
+        match self.reply(Instant::now() + START)? {
+            Some(Reply::Done) => Ok(()),
+            Some(other) => report(other).map(drop),
+            None => Err(Error::Timeout { what: "starting a worker".into(), seconds: START.as_secs_f64() }),
         }
     }
 

@@ -60,6 +60,9 @@ pub struct Measurement {
     /// System calls per GiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub syscalls: Option<f64>,
+    /// Notifications to a sleeping peer per GiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notifications: Option<f64>,
     /// The share of the channel that got least, as part of an equal share.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_min: Option<f64>,
@@ -137,6 +140,7 @@ mod tests {
             voluntary: None,
             involuntary: None,
             syscalls: None,
+            notifications: None,
             share_min: None,
             share_max: None,
         }

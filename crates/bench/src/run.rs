@@ -46,20 +46,35 @@ pub struct Outcome {
     pub skips: Vec<Skip>,
 }
 
+impl Outcome {
+    /// Notes what is not measured; what this machine does not have is said once.
+    fn skip(&mut self, skip: Skip, listen: &mut impl FnMut(Event<'_>)) {
+        if !self.skips.contains(&skip) {
+            listen(Event::Skipped(&skip));
+            self.skips.push(skip);
+        }
+    }
+}
+
 /// Measures everything in the plan, and tells `listen` as it goes.
 ///
 /// # Blocking
-/// For about samples × (seconds + 20 ms). A stuck sample is given up after 10 s and four times its own time, and fails.
+/// For about samples × (seconds + 20 ms). A stuck sample is given up after 5 s and four times its own time, and fails.
 ///
 /// # Errors
 /// Only what prevents the run as a whole; what goes wrong with a single measurement is a [`Skip`].
 pub fn run(plan: &Plan, mut listen: impl FnMut(Event<'_>)) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let mut pairs = Pairs::default();
+    let mut pairs = Pairs { fifo: plan.fifo, ..Pairs::default() };
     let mut tests: Vec<Vec<Cell>> = plan.tests.iter().map(|&test| cells(plan, test)).collect();
     let total = tests.iter().flatten().map(|cell| cell.variants.len() * plan.runs).sum();
     let mut done = 0;
-    for cells in &mut tests {
+    for (cells, &test) in tests.iter_mut().zip(&plan.tests) {
+        if cells.is_empty() {
+            let transport = plan.transports.iter().map(|t| t.card().name).collect::<Vec<_>>().join(", ");
+            let reason = "means nothing for these transports, asked so".into();
+            outcome.skip(Skip { test, transport, size: None, reason, failed: false }, &mut listen);
+        }
         for _ in 0..plan.runs {
             for cell in cells.iter_mut() {
                 cell.round(plan, &mut pairs, &mut outcome, &mut listen);
@@ -67,7 +82,7 @@ pub fn run(plan: &Plan, mut listen: impl FnMut(Event<'_>)) -> Result<Outcome> {
                 listen(Event::Progress { done, total });
             }
         }
-        let placement = majority(cells.iter().flat_map(Cell::samples));
+        let placement = majority(cells.iter().filter(|c| c.cpu == Cpu::Cross).flat_map(Cell::samples));
         for _ in 0..EXTRA_ROUNDS {
             for cell in cells.iter_mut().filter(|c| c.lacks(placement)) {
                 cell.round(plan, &mut pairs, &mut outcome, &mut listen);
@@ -96,7 +111,8 @@ struct Cell {
 
 /// All measurements of a test: size by size, so that neighbours in time are neighbours in a table's row.
 fn cells(plan: &Plan, test: Test) -> Vec<Cell> {
-    let sizes = if plan.sizes.is_empty() { test.default_sizes() } else { &plan.sizes };
+    let sizeless = matches!(test, Test::Setup | Test::Memory);
+    let sizes = if plan.sizes.is_empty() || sizeless { test.default_sizes() } else { &plan.sizes };
     let waits: Vec<_> = if test == Test::Latency { plan.waits.iter().copied().map(Some).collect() } else { vec![None] };
     let channels: &[usize] = match test {
         Test::Channels => &plan.channels,
@@ -145,11 +161,7 @@ impl Cell {
                         failed: !matches!(e, Error::Unsupported(_)),
                         reason: chain(&e),
                     };
-                    // What this machine does not have is said once.
-                    if !outcome.skips.contains(&skip) {
-                        listen(Event::Skipped(&skip));
-                        outcome.skips.push(skip);
-                    }
+                    outcome.skip(skip, listen);
                 }
             }
         }
@@ -187,7 +199,9 @@ impl Cell {
     }
 
     fn lacks(&self, placement: Placement) -> bool {
-        !self.dead && self.variants.iter().any(|(_, samples)| samples.iter().all(|s| s.placement != placement))
+        !self.dead
+            && self.cpu == Cpu::Cross
+            && self.variants.iter().any(|(_, samples)| samples.iter().all(|s| s.placement != placement))
     }
 
     /// The measurement: the best variant, of the samples in the placement that most had.
@@ -209,7 +223,7 @@ impl Cell {
         })?;
         let card = self.transport.card();
         let values_of = values(&used, |s| Some(s.value));
-        let middle = |of: fn(&Sample) -> Option<f64>| stats::median(&mut values(&used, of));
+        let middle = |of: fn(&Sample) -> Option<f64>| stats::median(&mut values(&used, of)).map(tidy);
         Some(Measurement {
             test: self.test,
             transport: card.name.into(),
@@ -217,9 +231,9 @@ impl Cell {
             size: self.size,
             channels: self.channels,
             unit: self.test.unit().into(),
-            median,
-            min: values_of.iter().copied().fold(f64::INFINITY, f64::min),
-            max: values_of.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            median: tidy(median),
+            min: tidy(values_of.iter().copied().fold(f64::INFINITY, f64::min)),
+            max: tidy(values_of.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
             p50: middle(|s| Some(s.round_trip?.p50)),
             p99: middle(|s| Some(s.round_trip?.p99)),
             p999: middle(|s| Some(s.round_trip?.p999)),
@@ -232,10 +246,16 @@ impl Cell {
             voluntary: middle(|s| s.voluntary),
             involuntary: middle(|s| s.involuntary),
             syscalls: middle(|s| s.syscalls),
+            notifications: middle(|s| s.notifications),
             share_min: middle(|s| Some(s.shares?.0)),
             share_max: middle(|s| Some(s.shares?.1)),
         })
     }
+}
+
+/// A number with the six digits that mean something.
+fn tidy(value: f64) -> f64 {
+    format!("{value:.5e}").parse().unwrap_or(value)
 }
 
 fn values(samples: &[&Sample], of: impl Fn(&Sample) -> Option<f64>) -> Vec<f64> {
@@ -261,6 +281,7 @@ struct Sample {
     voluntary: Option<f64>,
     involuntary: Option<f64>,
     syscalls: Option<f64>,
+    notifications: Option<f64>,
     shares: Option<(f64, f64)>,
 }
 
@@ -286,6 +307,7 @@ impl Sample {
             return Err(Error::Worker("nothing arrived within the sample's time; give it more with --seconds".into()));
         }
         let counted = job.test == Test::Switches;
+        let both = |l: Option<u64>, r: Option<u64>| Some(per_gib(l? + r?)).filter(|_| counted);
         let fair = right.total as f64 / right.shares.len() as f64;
         let share = |bytes: Option<&u64>| bytes.map(|&b| b as f64 / fair);
         Ok(Self {
@@ -294,7 +316,8 @@ impl Sample {
             round_trip: left.round_trip,
             voluntary: counted.then_some(voluntary),
             involuntary: counted.then(|| per_gib(left.usage.involuntary + right.usage.involuntary)),
-            syscalls: left.syscalls.zip(right.syscalls).filter(|_| counted).map(|(l, r)| per_gib(l + r)),
+            syscalls: both(left.syscalls, right.syscalls),
+            notifications: both(left.notifications, right.notifications),
             shares: share(right.shares.iter().min()).zip(share(right.shares.iter().max())),
         })
     }
@@ -303,6 +326,7 @@ impl Sample {
 /// The pairs of workers, started when first needed and again after an error.
 #[derive(Default)]
 struct Pairs {
+    fifo: bool,
     running: HashMap<Namespaces, Pair>,
     refused: HashMap<Namespaces, String>,
 }
@@ -314,7 +338,7 @@ impl Pairs {
         }
         let mut pair = match self.running.remove(&namespaces) {
             Some(pair) => pair,
-            None => Pair::start(namespaces).inspect_err(|e| {
+            None => Pair::start(namespaces, self.fifo).inspect_err(|e| {
                 self.refused.insert(namespaces, chain(e));
             })?,
         };
@@ -329,7 +353,16 @@ mod tests {
     use super::*;
 
     fn sample(value: f64, placement: Placement) -> Sample {
-        Sample { value, placement, round_trip: None, voluntary: None, involuntary: None, syscalls: None, shares: None }
+        Sample {
+            value,
+            placement,
+            round_trip: None,
+            voluntary: None,
+            involuntary: None,
+            syscalls: None,
+            notifications: None,
+            shares: None,
+        }
     }
 
     fn cell(samples: Vec<Vec<Sample>>) -> Cell {

@@ -33,8 +33,9 @@ impl Transport for Memcpy {
     }
 }
 
-/// Copies pieces of `size` bytes from one buffer of `ring` bytes to another, round and round.
-fn copy(size: usize, ring: usize, time: Duration) -> Report {
+/// Copies pieces of `size` bytes from one buffer of `ring` bytes to another, round and round, for `time`; says how many
+/// bytes and messages in how many seconds.
+pub fn copy(size: usize, ring: usize, time: Duration) -> Report {
     let ring = ring.max(size) / size * size;
     let (from, mut to) = (vec![1u8; ring], vec![2u8; ring]);
     let mut report = Report::default();

@@ -9,6 +9,8 @@ mod kernel;
 mod line;
 mod memcpy;
 
+pub use memcpy::copy as memcpy;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -127,6 +129,11 @@ pub trait End: Send {
 
     /// System calls made through this end so far, if it can say.
     fn syscalls(&self) -> Option<u64> {
+        None
+    }
+
+    /// Notifications sent through this end so far, for transports that send them only to a sleeper.
+    fn notifications(&self) -> Option<u64> {
         None
     }
 }
