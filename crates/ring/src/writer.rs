@@ -106,7 +106,7 @@ impl<M: Mem> Writer<M> {
     pub fn new(parts: WriterParts<M>) -> Self {
         let WriterParts { carrier, start, .. } = parts;
         carrier.tail.store_relaxed(start);
-        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_state.
+        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_writer.
         parts.state.store_release(State::OPEN.encode());
         Self {
             tail: start,
@@ -365,8 +365,7 @@ impl<M: Mem> Writer<M> {
 
     fn finish(&mut self, phase: Phase) {
         if self.state.phase == Phase::Open {
-            self.set_state(State { phase, ..self.state });
-            self.ringer.owe();
+            self.tell(State { phase, ..self.state });
         }
     }
 
@@ -448,7 +447,7 @@ impl<M: Mem> Writer<M> {
         if let Some(corrupt) = self.corrupt {
             return Err(corrupt.into());
         }
-        // ORDER R-15: Acquire; pairs with the Release in Reader::set_state.
+        // ORDER R-15: Acquire; pairs with the Release in Reader::tell.
         let seen = self.reader_state.load_acquire().check(|word| match State::decode(word) {
             Some(state) if state.current == 0 && state.ready <= self.state.ready => Ok((word, state)),
             _ => Err(Corrupt { clause: "R-15", what: "reader state", found: word, bound: self.reader_word }),
@@ -494,11 +493,13 @@ impl<M: Mem> Writer<M> {
         })
     }
 
-    fn set_state(&mut self, state: State) {
+    /// Publishes `state` and rings, asleep or not.
+    fn tell(&mut self, state: State) {
         self.state = state;
-        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_state. The final tail is visible with it.
+        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_writer. The final tail is visible with it.
         self.state_word.store_release(state.encode());
         self.alert |= state.phase != Phase::Open;
+        self.ringer.owe_after_fence(self.ordering);
     }
 }
 
@@ -521,8 +522,7 @@ impl<M: Mem> Writer<M> {
     /// H-1. Says that ring `generation` was offered over the control path; it is the number after the present one.
     /// Rings, so that a sleeping reader takes it.
     pub fn announce(&mut self) -> u16 {
-        self.set_state(State { ready: self.next_generation(), ..self.state });
-        self.ringer.owe();
+        self.tell(State { ready: self.next_generation(), ..self.state });
         self.state.ready
     }
 
@@ -549,8 +549,7 @@ impl<M: Mem> Writer<M> {
         self.limit = self.tail.wrapping_add(next.capacity);
         self.previous = Some(std::mem::replace(&mut self.carrier, next));
         self.floor = self.tail;
-        self.set_state(State { current: self.state.ready, ..self.state });
-        self.ringer.owe();
+        self.tell(State { current: self.state.ready, ..self.state });
     }
 
     /// H-6. Copies what the reader has not read, from its position `from` on, out of this ring: the writer keeps unread
