@@ -77,8 +77,14 @@ impl<M: Mem> Ringer<M> {
         }
     }
 
-    /// Rings whatever the peer's word says.
-    pub(crate) fn owe(&mut self) {
+    /// Rings whatever the peer's word says, after the caller published a state. The fence is what the waiter's
+    /// (A2) pairs with if he drains this ring before he looks: a doorbell need not order memory.
+    pub(crate) fn owe_after_fence(&mut self, ordering: Ordering) {
+        ordering.ringer_fence::<M>();
+        self.owe();
+    }
+
+    fn owe(&mut self) {
         self.owed = true;
         self.sent += 1;
     }

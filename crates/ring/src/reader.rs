@@ -354,8 +354,7 @@ impl<M: Mem> Reader<M> {
 
     fn finish(&mut self, phase: Phase) {
         if self.state.phase == Phase::Open {
-            self.set_state(State { phase, ..self.state });
-            self.ringer.owe();
+            self.tell(State { phase, ..self.state });
         }
     }
 
@@ -485,7 +484,7 @@ impl<M: Mem> Reader<M> {
         if let Some(corrupt) = self.corrupt {
             return Err(corrupt.into());
         }
-        // ORDER R-15: Acquire; pairs with the Release in Writer::set_state. The final tail is visible with it.
+        // ORDER R-15: Acquire; pairs with the Release in Writer::tell. The final tail is visible with it.
         let seen = self.writer_state.load_acquire().check(|word| match State::decode(word) {
             Some(state) if state.current == state.ready || state.ready == state.current.wrapping_add(1) => Ok(state),
             _ => Err(Corrupt { clause: "R-15", what: "writer state", found: word, bound: self.writer.encode() }),
@@ -502,10 +501,12 @@ impl<M: Mem> Reader<M> {
         })
     }
 
-    fn set_state(&mut self, state: State) {
+    /// Publishes `state` and rings, asleep or not.
+    fn tell(&mut self, state: State) {
         self.state = state;
         // ORDER R-15: Release; pairs with the Acquire in Writer::look_at_reader.
         self.state_word.store_release(state.encode());
+        self.ringer.owe_after_fence(self.ordering);
     }
 }
 

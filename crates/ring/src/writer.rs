@@ -108,7 +108,7 @@ impl<M: Mem> Writer<M> {
     pub fn new(parts: WriterParts<M>) -> Self {
         let WriterParts { carrier, start, .. } = parts;
         carrier.tail.store_relaxed(start);
-        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_state.
+        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_writer.
         parts.state.store_release(State::OPEN.encode());
         Self {
             tail: start,
@@ -367,8 +367,7 @@ impl<M: Mem> Writer<M> {
 
     fn finish(&mut self, phase: Phase) {
         if self.state.phase == Phase::Open {
-            self.set_state(State { phase, ..self.state });
-            self.ringer.owe();
+            self.tell(State { phase, ..self.state });
         }
     }
 
@@ -450,7 +449,7 @@ impl<M: Mem> Writer<M> {
         if let Some(corrupt) = self.corrupt {
             return Err(corrupt.into());
         }
-        // ORDER R-15: Acquire; pairs with the Release in Reader::set_state.
+        // ORDER R-15: Acquire; pairs with the Release in Reader::tell.
         let seen = self.reader_state.load_acquire().check(|word| match State::decode(word) {
             Some(state) if state.current == 0 && state.ready <= self.state.ready => Ok((word, state)),
             _ => Err(Corrupt { clause: "R-15", what: "reader state", found: word, bound: self.reader_word }),
@@ -496,11 +495,13 @@ impl<M: Mem> Writer<M> {
         })
     }
 
-    fn set_state(&mut self, state: State) {
+    /// Publishes `state` and rings, asleep or not.
+    fn tell(&mut self, state: State) {
         self.state = state;
-        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_state. The final tail is visible with it.
+        // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_writer. The final tail is visible with it.
         self.state_word.store_release(state.encode());
         self.alert |= state.phase != Phase::Open;
+        self.ringer.owe_after_fence(self.ordering);
     }
 }
 

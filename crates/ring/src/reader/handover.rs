@@ -33,8 +33,7 @@ impl<M: Mem> Reader<M> {
             return Err(Corrupt { clause: "H-5", what, found: generation.into(), bound }.into());
         }
         self.next = Some(next);
-        self.set_state(State { ready: generation, ..self.state });
-        self.ringer.owe();
+        self.tell(State { ready: generation, ..self.state });
         Ok(())
     }
 

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Mutants, made from outside by the memory, the side or the sleeper: the model must refute each.
+
+use loom::thread;
+use tombolo_layout::state::Phase;
+use tombolo_mem::Mem;
+use tombolo_ring::{Error, Ordering, Reader, Side, Waits, Writer};
+
+use crate::{
+    bell::Bells,
+    check,
+    memory::Sound,
+    pipe::{BATCH, Pipe, messages, recv, send, settle, sleep_until},
+};
+
+const RELAXED: loom::sync::atomic::Ordering = loom::sync::atomic::Ordering::Relaxed;
+
+/// Two records through a pipe, by mutants or over spoilt views.
+fn two_records<W: Mem + 'static, R: Mem + 'static>(
+    capacity: usize,
+    spoil: impl Fn(&mut Pipe, &mut Bells) + Send + Sync + 'static,
+    writer_of: fn(&Pipe) -> Writer<W>,
+    reader_of: fn(&Pipe) -> Reader<R>,
+) {
+    check("canary", 3, move || {
+        let mut pipe = Pipe::new(messages(capacity));
+        let (mut writers, mut readers) = Bells::pair();
+        spoil(&mut pipe, &mut readers);
+        let (mut writer, mut reader) = (writer_of(&pipe), reader_of(&pipe));
+        let other = thread::spawn(move || {
+            for i in 0..2 {
+                send(&mut writer, &mut writers, &[i; 3]).unwrap();
+            }
+        });
+        for i in 0..2 {
+            assert_eq!(recv(&mut reader, &mut readers), Ok(Ok(vec![i; 3])));
+        }
+        other.join().unwrap();
+    });
+}
+
+/// A writer with one record more than there is room for: only it waits, only the reader rings.
+fn room_for_one_more<W: Mem + 'static, R: Mem + 'static>(
+    writer_of: fn(&Pipe) -> Writer<W>,
+    reader_of: fn(&Pipe) -> Reader<R>,
+) {
+    check("canary", 3, move || {
+        let pipe = Pipe::new(messages(TIGHT));
+        let (mut writers, mut readers) = Bells::pair();
+        let (mut writer, mut reader) = (writer_of(&pipe), reader_of(&pipe));
+        send(&mut writer, &mut writers, &[0; 3]).unwrap();
+        let other = thread::spawn(move || send(&mut writer, &mut writers, &[1; 3]).unwrap());
+        assert_eq!(recv(&mut reader, &mut readers), Ok(Ok(vec![0; 3])));
+        other.join().unwrap();
+    });
+}
+
+/// A writer who sends `records`, looking for the reader at the end only, and closes, over spoilt views.
+fn record_and_close<W: Mem + 'static>(
+    records: u8,
+    ring: bool,
+    spoil: fn(&mut Pipe),
+    writer_of: fn(&Pipe) -> Writer<W>,
+) {
+    check("canary", 3, move || {
+        let mut pipe = Pipe::new(messages(64));
+        spoil(&mut pipe);
+        let (mut writers, mut readers) = Bells::pair();
+        let (mut writer, mut reader) = (writer_of(&pipe), pipe.reader::<true>());
+        // Looking would fence, which hides what the state word has to order by itself.
+        writer.set_flush_policy(BATCH);
+        let other = thread::spawn(move || {
+            for i in 0..records {
+                send(&mut writer, &mut writers, &[i; 3]).unwrap();
+            }
+            writer.close();
+            if ring {
+                settle(&mut writer, &mut writers);
+            }
+        });
+        for i in 0..records {
+            assert_eq!(recv(&mut reader, &mut readers), Ok(Ok(vec![i; 3])));
+        }
+        assert_eq!(recv(&mut reader, &mut readers), Ok(Err(Phase::Closed)));
+        other.join().unwrap();
+    });
+}
+
+/// Room for both records: the writer never waits.
+const WIDE: usize = 64;
+/// Room for one record: the writer waits for the reader.
+const TIGHT: usize = 16;
+
+#[test]
+fn control_of_the_canaries_unspoilt_passes() {
+    two_records(WIDE, |_, _| {}, Pipe::writer::<true>, Pipe::reader::<true>);
+    two_records(TIGHT, |_, _| {}, Pipe::writer::<true>, Pipe::reader::<true>);
+    room_for_one_more(Pipe::writer::<true>, Pipe::reader::<true>);
+    record_and_close(1, true, |_| {}, Pipe::writer::<true>);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_writer_that_rings_without_a_fence_is_refuted() {
+    two_records(WIDE, |_, _| {}, Pipe::writer::<false>, Pipe::reader::<true>);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_reader_that_waits_without_a_fence_is_refuted() {
+    two_records(WIDE, |_, _| {}, Pipe::writer::<true>, Pipe::reader::<false>);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_reader_that_rings_without_a_fence_is_refuted() {
+    room_for_one_more(Pipe::writer::<true>, Pipe::reader::<false>);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_writer_that_waits_without_a_fence_is_refuted() {
+    room_for_one_more(Pipe::writer::<false>, Pipe::reader::<true>);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn canary_r5_tail_published_relaxed_is_refuted() {
+    two_records(WIDE, |pipe, _| pipe.tail.own.publish = RELAXED, Pipe::writer::<true>, Pipe::reader::<true>);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn canary_r5_tail_loaded_relaxed_is_refuted() {
+    two_records(WIDE, |pipe, _| pipe.tail.peer.acquire = RELAXED, Pipe::writer::<true>, Pipe::reader::<true>);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn canary_r5_head_published_relaxed_is_refuted() {
+    two_records(TIGHT, |pipe, _| pipe.head.own.publish = RELAXED, Pipe::writer::<true>, Pipe::reader::<true>);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn canary_r5_head_loaded_relaxed_is_refuted() {
+    two_records(TIGHT, |pipe, _| pipe.head.peer.acquire = RELAXED, Pipe::writer::<true>, Pipe::reader::<true>);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_look_at_the_wait_word_before_publishing_is_refuted() {
+    two_records(
+        WIDE,
+        |pipe, _| pipe.tail.own.hold_until_access_to(&mut pipe.want_data.peer),
+        Pipe::writer::<true>,
+        Pipe::reader::<true>,
+    );
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_d4_bell_that_is_not_sticky_is_refuted() {
+    two_records(WIDE, |_, bells| bells.sticky = false, Pipe::writer::<true>, Pipe::reader::<true>);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r16_closing_without_ringing_is_refuted() {
+    record_and_close(0, false, |_| {}, Pipe::writer::<true>);
+}
+
+/// An eventfd orders memory; a bell that does not would swallow the end.
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r16_closing_without_a_fence_is_refuted() {
+    record_and_close(0, true, |_| {}, Pipe::writer::<false>);
+}
+
+#[test]
+#[should_panic(expected = "assertion")]
+fn canary_r16_state_before_the_final_tail_is_refuted() {
+    record_and_close(
+        1,
+        true,
+        |pipe| pipe.tail.own.hold_until_access_to(&mut pipe.writer_state.own),
+        Pipe::writer::<true>,
+    );
+}
+
+#[test]
+#[should_panic(expected = "assertion")]
+fn canary_r16_state_published_relaxed_is_refuted() {
+    record_and_close(1, true, |pipe| pipe.writer_state.own.publish = RELAXED, Pipe::writer::<true>);
+}
+
+#[test]
+#[should_panic(expected = "assertion")]
+fn canary_r17_state_loaded_relaxed_is_refuted() {
+    record_and_close(1, true, |pipe| pipe.writer_state.peer.acquire = RELAXED, Pipe::writer::<true>);
+}
+
+#[test]
+#[should_panic(expected = "assertion")]
+fn canary_r17_no_look_at_the_tail_after_the_state_is_refuted() {
+    record_and_close(
+        1,
+        true,
+        |pipe| pipe.tail.peer.do_not_load_after_end_in(&mut pipe.writer_state.peer),
+        Pipe::writer::<true>,
+    );
+}
+
+/// A reader who does not look again once it has armed.
+struct Careless<'a> {
+    reader: &'a mut Reader<Sound>,
+    armed: bool,
+}
+
+impl Side for Careless<'_> {
+    type Mem = Sound;
+
+    fn ready(&mut self, need: u64) -> Result<bool, Error> {
+        Ok(!std::mem::take(&mut self.armed) && self.reader.ready(need)?)
+    }
+
+    fn arm(&mut self, need: u64) {
+        self.armed = true;
+        self.reader.arm(need);
+    }
+
+    fn before_sleep(&mut self) {
+        self.reader.before_sleep();
+    }
+
+    fn take_ring(&mut self) -> bool {
+        self.reader.take_ring()
+    }
+
+    fn ordering(&self) -> Ordering {
+        self.reader.ordering()
+    }
+
+    fn waits(&mut self) -> &mut Waits {
+        self.reader.waits()
+    }
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_no_look_after_arming_is_refuted() {
+    check("canary", 3, || {
+        let pipe = Pipe::new(messages(WIDE));
+        let (mut writers, mut readers) = Bells::pair();
+        let (mut writer, mut reader) = (pipe.writer::<true>(), pipe.reader::<true>());
+        let other = thread::spawn(move || send(&mut writer, &mut writers, &[7]).unwrap());
+        sleep_until(&mut Careless { reader: &mut reader, armed: false }, &mut readers, 1).unwrap();
+        assert_eq!(recv(&mut reader, &mut readers), Ok(Ok(vec![7])));
+        other.join().unwrap();
+    });
+}

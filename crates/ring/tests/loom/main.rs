@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Model check of the code that ships: `Writer`, `Reader`, `wait` and `arm` over loom's memory, where every order of
+//! threads and every stale value that C11 allows is tried, up to a bound on forced switches of threads.
+//!
+//! ```text
+//! RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --release -p tombolo-ring --test loom
+//! ```
+//!
+//! A lost wake-up shows as a deadlock, an access to data that is not ordered after the other end's as a causality
+//! violation, anything else as a failed assertion. `canaries` holds the mutants, each of which must be refuted.
+//! `TOMBOLO_LONG=1` raises the bounds.
+#![cfg(loom)]
+#![forbid(unsafe_code)]
+
+mod bell;
+mod canaries;
+mod memory;
+mod pipe;
+mod proofs;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+/// Tries all interleavings of `body` with at most `switches` forced switches of threads (one more with
+/// `TOMBOLO_LONG`), and says how many there were.
+fn check(name: &str, switches: usize, body: impl Fn() + Send + Sync + 'static) {
+    let long = std::env::var_os("TOMBOLO_LONG").is_some_and(|value| value == "1");
+    let switches = switches + usize::from(long);
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(switches);
+    model.max_branches = 20_000;
+    let (count, since) = (Arc::new(AtomicUsize::new(0)), Instant::now());
+    let counted = Arc::clone(&count);
+    model.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        body();
+    });
+    let (count, took) = (count.load(Ordering::Relaxed), since.elapsed().as_secs_f64());
+    eprintln!("{name}: {count} interleavings, at most {switches} forced switches, {took:.1} s");
+}

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Memory as the model checker sees it: each word an atomic with a history, each byte of data watched for races.
+//!
+//! loom runs all threads of a model on one thread of the system, so `Rc` and `Cell` share and keep what is no part of
+//! the model. A byte's value lives in such a `Cell`; beside it stands an `UnsafeCell<()>` of loom's, whose accesses are
+//! checked for an order between them and which, being empty, takes no `unsafe` to access.
+
+use std::{cell::Cell, fmt, rc::Rc};
+
+use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicU64, Ordering, fence},
+};
+use tombolo_layout::state::{Phase, State};
+use tombolo_mem::{Mem, OwnData, OwnWord, PeerData, PeerWord, Untrusted};
+
+/// The memory model of C11 as loom knows it; a mutant leaves the fences out.
+#[derive(Debug)]
+pub enum LoomMem<const FENCED: bool> {}
+
+/// What ships.
+pub type Sound = LoomMem<true>;
+
+impl<const FENCED: bool> Mem for LoomMem<FENCED> {
+    type OwnWord = Word;
+    type PeerWord = Word;
+    type OwnData = Bytes;
+    type PeerData = Bytes;
+
+    fn fence() {
+        if FENCED {
+            // A fence is no place to switch threads, for loom; an access that all fences have in common is.
+            FENCES.fetch_add(1, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    fn light_fence() {
+        unreachable!("loom has no process-wide barrier; tests/stress.rs looks at that mode");
+    }
+
+    fn pause() {
+        loom::thread::yield_now();
+    }
+}
+
+loom::lazy_static! {
+    static ref FENCES: AtomicU64 = AtomicU64::new(0);
+}
+
+/// One end's view of a word.
+#[derive(Clone, Debug)]
+pub struct Word {
+    at: Rc<AtomicU64>,
+    pub publish: Ordering,
+    pub acquire: Ordering,
+    pub fault: Fault,
+}
+
+/// What a mutant's view of a word does wrong.
+#[derive(Clone, Debug, Default)]
+pub enum Fault {
+    #[default]
+    None,
+    /// What is published here becomes visible only after ...
+    Held(Rc<Cell<Option<u64>>>),
+    /// ... the next access to this view.
+    Frees(Rc<Cell<Option<u64>>>, Rc<AtomicU64>),
+    /// Once told, answers what it answered last instead of loading.
+    Blind { told: Rc<Cell<bool>>, last: Rc<Cell<u64>> },
+    /// Tells so when it sees that the peer is no longer open.
+    Blinds(Rc<Cell<bool>>),
+}
+
+impl Word {
+    pub fn new(value: u64) -> Self {
+        let at = Rc::new(AtomicU64::new(value));
+        Self { at, publish: Ordering::Release, acquire: Ordering::Acquire, fault: Fault::None }
+    }
+
+    /// Makes what is published through `self` visible only after an access through `other`.
+    pub fn hold_until_access_to(&mut self, other: &mut Self) {
+        let held = Rc::default();
+        self.fault = Fault::Held(Rc::clone(&held));
+        other.fault = Fault::Frees(held, Rc::clone(&self.at));
+    }
+
+    /// Makes `self` load no more once a look at `state` has shown that its owner is done.
+    pub fn do_not_load_after_end_in(&mut self, state: &mut Self) {
+        let told = Rc::new(Cell::new(false));
+        self.fault = Fault::Blind { told: Rc::clone(&told), last: Rc::default() };
+        state.fault = Fault::Blinds(told);
+    }
+
+    fn store(&self, value: u64, ordering: Ordering) {
+        if let Fault::Held(held) = &self.fault {
+            held.set(Some(value));
+            return;
+        }
+        self.at.store(value, ordering);
+        self.free_held();
+    }
+
+    fn load_peer(&self, ordering: Ordering) -> Untrusted<u64> {
+        if let Fault::Blind { told, last } = &self.fault {
+            if !told.get() {
+                last.set(self.at.load(ordering));
+            }
+            return Untrusted::new(last.get());
+        }
+        let value = self.at.load(ordering);
+        self.free_held();
+        if let Fault::Blinds(told) = &self.fault {
+            let phase = State::decode(value).map(|state| state.phase);
+            told.set(told.get() || matches!(phase, Some(Phase::Closed | Phase::Aborted)));
+        }
+        Untrusted::new(value)
+    }
+
+    fn free_held(&self) {
+        if let Fault::Frees(held, at) = &self.fault
+            && let Some(value) = held.take()
+        {
+            at.store(value, Ordering::Release);
+        }
+    }
+}
+
+impl OwnWord for Word {
+    fn store_release(&self, value: u64) {
+        self.store(value, self.publish);
+    }
+
+    fn store_relaxed(&self, value: u64) {
+        self.store(value, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> u64 {
+        self.at.load(Ordering::Relaxed)
+    }
+}
+
+impl PeerWord for Word {
+    fn load_acquire(&self) -> Untrusted<u64> {
+        self.load_peer(self.acquire)
+    }
+
+    fn load_relaxed(&self) -> Untrusted<u64> {
+        self.load_peer(Ordering::Relaxed)
+    }
+}
+
+/// The data of a ring, the same view for both ends.
+#[derive(Clone)]
+pub struct Bytes(Rc<[Byte]>);
+
+#[derive(Default)]
+struct Byte {
+    watch: UnsafeCell<()>,
+    value: Cell<u8>,
+}
+
+impl Bytes {
+    pub fn new(len: usize) -> Self {
+        Self((0..len).map(|_| Byte::default()).collect())
+    }
+
+    fn read(&self, offset: usize, to: &mut [u8]) {
+        for (byte, to) in self.0[offset..].iter().zip(to) {
+            byte.watch.with(|_| *to = byte.value.get());
+        }
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} watched bytes", self.0.len())
+    }
+}
+
+impl OwnData for Bytes {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn copy_in(&mut self, offset: usize, from: &[u8]) {
+        assert!(from.len() <= self.0.len() - offset);
+        for (byte, from) in self.0[offset..].iter().zip(from) {
+            byte.watch.with_mut(|_| byte.value.set(*from));
+        }
+    }
+
+    fn copy_back(&self, offset: usize, to: &mut [u8]) {
+        assert!(to.len() <= self.0.len() - offset);
+        self.read(offset, to);
+    }
+}
+
+impl PeerData for Bytes {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn copy_out(&self, offset: usize, to: &mut [u8]) {
+        assert!(to.len() <= self.0.len() - offset);
+        self.read(offset, to);
+    }
+
+    fn prefetch(&self, _: usize, _: usize) {}
+}

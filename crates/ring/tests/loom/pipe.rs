@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Pipes over the model's memory, and what both ends do with them: the loops of a channel, nothing more.
+
+use std::time::Duration;
+
+use tombolo_layout::{record, state::Phase};
+use tombolo_mem::Mem;
+use tombolo_ring::{
+    Deadline, Error, FlushPolicy, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Sleeper, Spin, Waited,
+    Writer, WriterParts, wait,
+};
+
+use crate::{
+    bell::Bells,
+    memory::{Bytes, LoomMem, Sound, Word},
+};
+
+/// What kind of pipe.
+#[derive(Clone, Copy)]
+pub struct Kind {
+    pub capacity: usize,
+    pub messages: bool,
+    pub start: u64,
+}
+
+/// Records through a ring of `capacity` bytes.
+pub const fn messages(capacity: usize) -> Kind {
+    Kind { capacity, messages: true, start: 0 }
+}
+
+/// A stream through a ring of `capacity` bytes.
+pub const fn stream(capacity: usize) -> Kind {
+    Kind { capacity, messages: false, start: 0 }
+}
+
+/// Never looks for a sleeping reader before it must.
+pub const BATCH: FlushPolicy = FlushPolicy::Batch { bytes: u64::MAX, time: Duration::MAX };
+
+/// The words of a pipe as its owner and as the other end see them. Mutants spoil one of the views.
+pub struct Views {
+    pub own: Word,
+    pub peer: Word,
+}
+
+impl Views {
+    fn new(value: u64) -> Self {
+        let own = Word::new(value);
+        Self { peer: own.clone(), own }
+    }
+}
+
+/// A pipe before its halves are taken.
+pub struct Pipe {
+    pub kind: Kind,
+    pub tail: Views,
+    pub head: Views,
+    pub want_data: Views,
+    pub want_space: Views,
+    pub writer_state: Views,
+    pub reader_state: Views,
+    data: Bytes,
+}
+
+impl Pipe {
+    pub fn new(kind: Kind) -> Self {
+        let zero = || Views::new(0);
+        Self {
+            kind,
+            tail: Views::new(kind.start),
+            head: Views::new(kind.start),
+            want_data: zero(),
+            want_space: zero(),
+            writer_state: zero(),
+            reader_state: zero(),
+            data: Bytes::new(kind.capacity),
+        }
+    }
+
+    pub fn writer<const FENCED: bool>(&self) -> Writer<LoomMem<FENCED>> {
+        Writer::new(WriterParts {
+            carrier: OwnCarrier::new(self.tail.own.clone(), self.data.clone()),
+            want_space: self.want_space.own.clone(),
+            state: self.writer_state.own.clone(),
+            head: self.head.peer.clone(),
+            want_data: self.want_data.peer.clone(),
+            reader_state: self.reader_state.peer.clone(),
+            start: self.kind.start,
+            messages: self.kind.messages,
+            ordering: Ordering::Fences,
+        })
+    }
+
+    pub fn reader<const FENCED: bool>(&self) -> Reader<LoomMem<FENCED>> {
+        Reader::new(ReaderParts {
+            carrier: PeerCarrier::new(self.tail.peer.clone(), self.data.clone()),
+            head: self.head.own.clone(),
+            want_data: self.want_data.own.clone(),
+            state: self.reader_state.own.clone(),
+            want_space: self.want_space.peer.clone(),
+            writer_state: self.writer_state.peer.clone(),
+            start: self.kind.start,
+            messages: self.kind.messages,
+            ordering: Ordering::Fences,
+        })
+    }
+}
+
+/// A ring to move to, as both ends see it.
+pub fn next_ring(capacity: usize) -> (OwnCarrier<Sound>, PeerCarrier<Sound>) {
+    let (tail, data) = (Word::new(0), Bytes::new(capacity));
+    (OwnCarrier::new(tail.clone(), data.clone()), PeerCarrier::new(tail, data))
+}
+
+/// Sleeps without spinning, for ever.
+pub fn sleep_until<S: Side>(side: &mut S, bells: &mut Bells, need: u64) -> Result<(), Error> {
+    let waited = wait(side, bells, &mut Spin::new(Duration::ZERO), need, Deadline::NEVER)?;
+    assert_eq!(waited, Waited::Ready);
+    Ok(())
+}
+
+/// Rings if `side` owes it.
+pub fn settle<S: Side>(side: &mut S, bells: &mut Bells) {
+    if side.take_ring() {
+        bells.ring();
+    }
+}
+
+/// Sends one record, waiting for room.
+pub fn send<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells, record: &[u8]) -> Result<(), Error> {
+    loop {
+        let sent = writer.send(record)?;
+        settle(writer, bells);
+        match sent {
+            Some(()) => return Ok(()),
+            None => sleep_until(writer, bells, record::span(record.len() as u64))?,
+        }
+    }
+}
+
+/// Writes all of `bytes`, waiting for room.
+pub fn write_all<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells, mut bytes: &[u8]) -> Result<(), Error> {
+    while !bytes.is_empty() {
+        let written = writer.write(bytes)?;
+        settle(writer, bells);
+        match written {
+            Some(n) => bytes = &bytes[n..],
+            None => sleep_until(writer, bells, 1)?,
+        }
+    }
+    Ok(())
+}
+
+/// Receives one record, waiting for it; the phase where there is an end instead.
+pub fn recv<M: Mem>(reader: &mut Reader<M>, bells: &mut Bells) -> Result<Result<Vec<u8>, Phase>, Error> {
+    let mut record = vec![0; reader.message_max() as usize];
+    loop {
+        let received = reader.recv(&mut record)?;
+        settle(reader, bells);
+        if let Some(len) = received {
+            record.truncate(len);
+            return Ok(Ok(record));
+        }
+        if let Some(phase) = reader.finished()? {
+            return Ok(Err(phase));
+        }
+        let need = reader.need()?;
+        sleep_until(reader, bells, need)?;
+    }
+}
+
+/// Reads up to `at_most` bytes at a time until the end, or until `enough` have come.
+pub fn read<M: Mem>(
+    reader: &mut Reader<M>,
+    bells: &mut Bells,
+    at_most: usize,
+    enough: usize,
+) -> Result<(Vec<u8>, Option<Phase>), Error> {
+    let (mut all, mut piece) = (Vec::new(), vec![0; at_most]);
+    while all.len() < enough {
+        let got = reader.read(&mut piece)?;
+        settle(reader, bells);
+        if let Some(n) = got {
+            all.extend_from_slice(&piece[..n]);
+        } else if let Some(phase) = reader.finished()? {
+            return Ok((all, Some(phase)));
+        } else {
+            sleep_until(reader, bells, 1)?;
+        }
+    }
+    Ok((all, None))
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What must hold in every interleaving.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use loom::thread;
+use tombolo_layout::state::Phase;
+use tombolo_ring::{Error, Reader, Writer};
+
+use crate::{
+    bell::Bells,
+    check,
+    memory::Sound,
+    pipe::{BATCH, Kind, Pipe, messages, next_ring, read, recv, send, settle, sleep_until, stream, write_all},
+};
+
+/// One writer and one reader, each on a thread of its own.
+fn one_way(
+    kind: Kind,
+    write: impl FnOnce(&mut Writer<Sound>, &mut Bells) + 'static,
+    read: impl FnOnce(&mut Reader<Sound>, &mut Bells),
+) {
+    let pipe = Pipe::new(kind);
+    let (mut writer, mut reader) = (pipe.writer(), pipe.reader());
+    let (mut writers, mut readers) = Bells::pair();
+    let other = thread::spawn(move || write(&mut writer, &mut writers));
+    read(&mut reader, &mut readers);
+    other.join().unwrap();
+}
+
+fn records_through(kind: Kind, records: u8) {
+    one_way(
+        kind,
+        move |writer, bells| (0..records).for_each(|i| send(writer, bells, &[i; 3]).unwrap()),
+        move |reader, bells| (0..records).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3])))),
+    );
+}
+
+#[test]
+fn r12_two_records_through_a_ring_of_one_arrive_in_order() {
+    check("two records", 3, || records_through(messages(16), 2));
+}
+
+/// The proofs would be worth little if nobody ever slept in them.
+#[test]
+fn r12_both_ends_sleep_in_some_interleavings() {
+    let sleeps: Arc<[AtomicUsize; 2]> = Arc::default();
+    let seen = Arc::clone(&sleeps);
+    check("sleeps", 2, move || {
+        let (of_writer, of_reader) = (Arc::clone(&seen), Arc::clone(&seen));
+        one_way(
+            messages(16),
+            move |writer, bells| {
+                (0..2).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
+                of_writer[0].fetch_add(writer.counters().sleeps as usize, Ordering::Relaxed);
+            },
+            move |reader, bells| {
+                (0..2).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
+                of_reader[1].fetch_add(reader.counters().sleeps as usize, Ordering::Relaxed);
+            },
+        );
+    });
+    eprintln!("sleeps of writer and reader: {sleeps:?}");
+    assert!(sleeps.iter().all(|count| count.load(Ordering::Relaxed) > 0));
+}
+
+#[test]
+fn r12_three_records_through_a_ring_of_one_arrive_in_order() {
+    check("three records", 3, || records_through(messages(16), 3));
+}
+
+#[test]
+fn r12_three_records_through_a_ring_of_two_arrive_in_order() {
+    check("three records, ring of two", 3, || records_through(messages(32), 3));
+}
+
+#[test]
+fn r11_records_across_the_wrap_of_positions_arrive_in_order() {
+    for start in [(1 << 63) - 16, u64::MAX - 15] {
+        check("records across the wrap", 3, move || records_through(Kind { start, ..messages(16) }, 2));
+    }
+}
+
+#[test]
+fn r12_stream_through_eight_bytes_arrives_in_order() {
+    check("stream", 3, || {
+        one_way(
+            stream(8),
+            |writer, bells| write_all(writer, bells, b"tombolo, no").unwrap(),
+            |reader, bells| assert_eq!(read(reader, bells, 5, 11), Ok((b"tombolo, no".to_vec(), None))),
+        );
+    });
+}
+
+#[test]
+fn r24_batch_is_flushed_before_the_writer_waits_or_closes() {
+    check("batch", 3, || {
+        one_way(
+            messages(16),
+            |writer, bells| {
+                writer.set_flush_policy(BATCH);
+                (0..2).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
+                writer.close();
+                settle(writer, bells);
+            },
+            |reader, bells| {
+                (0..2).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
+                assert_eq!(recv(reader, bells), Ok(Err(Phase::Closed)));
+            },
+        );
+    });
+}
+
+#[test]
+fn r17_writer_that_ends_loses_nothing() {
+    for phase in [Phase::Closed, Phase::Aborted] {
+        for records in 0..3 {
+            check(&format!("writer: {phase:?} after {records} records"), 3, move || {
+                one_way(
+                    messages(16),
+                    move |writer, bells| {
+                        (0..records).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
+                        if phase == Phase::Closed {
+                            writer.close()
+                        } else {
+                            writer.abort()
+                        }
+                        settle(writer, bells);
+                    },
+                    move |reader, bells| {
+                        (0..records).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
+                        assert_eq!(recv(reader, bells), Ok(Err(phase)));
+                    },
+                );
+            });
+        }
+    }
+}
+
+#[test]
+fn r17_stream_that_ends_loses_nothing() {
+    check("end of a stream", 3, || {
+        one_way(
+            stream(8),
+            |writer, bells| {
+                write_all(writer, bells, b"tombolo!!").unwrap();
+                writer.close();
+                settle(writer, bells);
+            },
+            |reader, bells| {
+                let all = read(reader, bells, 8, usize::MAX);
+                assert_eq!(all, Ok((b"tombolo!!".to_vec(), Some(Phase::Closed))));
+            },
+        );
+    });
+}
+
+#[test]
+fn r18_reader_that_ends_frees_a_writer_that_waits_for_it() {
+    for (abort, name) in [(false, "close"), (true, "abort")] {
+        for records in 0..3 {
+            check(&format!("reader: {name} after {records} records"), 3, move || {
+                one_way(
+                    messages(16),
+                    |writer, bells| {
+                        let ended = (0..).find_map(|i| send(writer, bells, &[i; 3]).err());
+                        assert_eq!(ended, Some(Error::Closed));
+                    },
+                    move |reader, bells| {
+                        (0..records).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
+                        if abort {
+                            reader.abort()
+                        } else {
+                            reader.close()
+                        }
+                        settle(reader, bells);
+                    },
+                );
+            });
+        }
+    }
+}
+
+#[test]
+fn r16_both_ends_may_close_at_once() {
+    check("both close", 3, || {
+        one_way(
+            messages(16),
+            |writer, bells| {
+                let sent = send(writer, bells, &[0; 3]);
+                assert!(matches!(sent, Ok(()) | Err(Error::Closed)));
+                writer.close();
+                settle(writer, bells);
+            },
+            |reader, bells| {
+                reader.close();
+                settle(reader, bells);
+            },
+        );
+    });
+}
+
+/// A request and its answer at each end, both pipes ringing the same two bells.
+#[test]
+fn r12_both_directions_at_once_over_one_pair_of_bells() {
+    fn talk(mut writer: Writer<Sound>, mut reader: Reader<Sound>, mut bells: Bells, records: u8) {
+        for i in 0..records {
+            send(&mut writer, &mut bells, &[i; 3]).unwrap();
+            assert_eq!(recv(&mut reader, &mut bells), Ok(Ok(vec![i; 3])));
+        }
+    }
+    for records in 1..3 {
+        check(&format!("both directions, {records} records each"), 3, move || {
+            let (there, back) = (Pipe::new(messages(16)), Pipe::new(messages(16)));
+            let (a, b) = Bells::pair();
+            let (writer, reader) = (back.writer(), there.reader());
+            let other = thread::spawn(move || talk(writer, reader, b, records));
+            talk(there.writer(), back.reader(), a, records);
+            other.join().unwrap();
+        });
+    }
+}
+
+/// Moves to a larger ring as soon as the reader is ready, with records before, between and behind.
+#[test]
+fn h4_pipe_that_moves_under_load_loses_and_swaps_nothing() {
+    const RECORDS: u8 = 3;
+    let (moved, stayed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let seen = [Arc::clone(&moved), Arc::clone(&stayed)];
+    check("move", 2, move || {
+        let (next, follow) = next_ring(32);
+        let [moved, stayed] = seen.clone();
+        one_way(
+            messages(16),
+            move |writer, bells| {
+                let mut next = Some(next);
+                for i in 0..RECORDS {
+                    if i == 1 {
+                        assert_eq!(writer.announce(), 1);
+                        settle(writer, bells);
+                    }
+                    loop {
+                        if writer.reader_ready().unwrap() {
+                            writer.switch_to(next.take().unwrap());
+                            settle(writer, bells);
+                        }
+                        let sent = writer.send(&[i; 3]).unwrap();
+                        settle(writer, bells);
+                        if sent.is_some() {
+                            break;
+                        }
+                        sleep_until(writer, bells, 16).unwrap();
+                    }
+                }
+                let outcome = if next.is_none() { moved } else { stayed };
+                outcome.fetch_add(1, Ordering::Relaxed);
+                writer.close();
+                settle(writer, bells);
+            },
+            move |reader, bells| {
+                let (mut follow, mut record, mut got) = (Some(follow), [0; 24], Vec::new());
+                loop {
+                    if let Some(generation) = reader.announced().unwrap() {
+                        reader.prepare(generation, follow.take().unwrap()).unwrap();
+                        settle(reader, bells);
+                    }
+                    let received = reader.recv(&mut record).unwrap();
+                    settle(reader, bells);
+                    if let Some(len) = received {
+                        got.push(record[..len].to_vec());
+                    } else if let Some(phase) = reader.finished().unwrap() {
+                        assert_eq!(phase, Phase::Closed);
+                        break;
+                    } else {
+                        sleep_until(reader, bells, 1).unwrap();
+                    }
+                }
+                assert_eq!(got, (0..RECORDS).map(|i| vec![i; 3]).collect::<Vec<_>>());
+            },
+        );
+    });
+    let (moved, stayed) = (moved.load(Ordering::Relaxed), stayed.load(Ordering::Relaxed));
+    eprintln!("move: {moved} moved, {stayed} ended before");
+    assert!(moved > 0 && stayed > 0);
+}
