@@ -23,8 +23,10 @@ use crate::{
 const RELEASE_AT_MOST: u64 = 64 << 10;
 /// Lines are asked for ahead of the header only where no more than this was published.
 const PREFETCH_UP_TO: u64 = 1 << 10;
-/// Pauses without progress after which a record that is still being written is left for later.
+/// Pauses after which a record that is still being written is left for later, unless so many bytes came: a
+/// writer that drips them holds a call up no longer than these bytes at a slow pace.
 const PATIENCE: u32 = 512;
+const PATIENCE_FOR: usize = 4 << 10;
 
 /// The words and data that a [`Reader`] is made of.
 #[derive(Debug)]
@@ -75,6 +77,8 @@ pub struct Reader<M: Mem> {
     peeked: Option<u64>,
     pub(crate) waits: Waits,
     next: Option<PeerCarrier<M>>,
+    /// H-1. The newest announced ring that the caller knows of.
+    told: u16,
     head_word: M::OwnWord,
     want_data: M::OwnWord,
     state_word: M::OwnWord,
@@ -106,6 +110,7 @@ impl<M: Mem> Reader<M> {
             peeked: None,
             waits: Waits::default(),
             next: None,
+            told: 0,
             head_word: parts.head,
             want_data: parts.want_data,
             state_word: parts.state,
@@ -243,12 +248,15 @@ impl<M: Mem> Reader<M> {
     #[inline(never)]
     fn copy_behind_writer(&mut self, to: &mut [u8]) -> Result<bool, Error> {
         let payload = self.head.wrapping_add(RECORD_ALIGN);
-        let (mut done, mut patience) = (0, PATIENCE);
+        let (mut done, mut paid, mut patience) = (0, 0, PATIENCE);
         loop {
             let there = (self.available() - RECORD_ALIGN).min(to.len() as u64) as usize;
             if there > done {
                 self.carrier.copy_out(payload.wrapping_add(done as u64), &mut to[done..there]);
-                (done, patience) = (there, PATIENCE);
+                done = there;
+                if done - paid >= PATIENCE_FOR {
+                    (paid, patience) = (done, PATIENCE);
+                }
             }
             if self.available() >= record::span(to.len() as u64) {
                 return Ok(true);
@@ -298,6 +306,9 @@ impl<M: Mem> Reader<M> {
     }
 
     pub(crate) fn consume_peeked(&mut self, len: u64) {
+        if self.corrupt.is_some() {
+            return; // The writer was caught lying since; what it had there is nobody's any more.
+        }
         let peeked = self.peeked.expect("consume after a peek that found something");
         assert!(len <= peeked, "{len} bytes handed back, {peeked} peeked at");
         self.advance(if self.messages { peeked } else { len });
@@ -484,12 +495,29 @@ impl<M: Mem> Reader<M> {
             return Err(corrupt.into());
         }
         // ORDER R-15: Acquire; pairs with the Release in Writer::set_state. The final tail is visible with it.
-        let seen = self.writer_state.load_acquire().check(|word| match State::decode(word) {
-            Some(state) if state.current == state.ready || state.ready == state.current.wrapping_add(1) => Ok(state),
-            _ => Err(Corrupt { clause: "R-15", what: "writer state", found: word, bound: self.writer.encode() }),
+        let seen = self.writer_state.load_acquire().check(|word| {
+            let bound = self.writer.encode();
+            match State::decode(word).filter(|state| self.writer.phase.may_become(state.phase)) {
+                Some(state) if self.in_turn(state) => Ok(state),
+                Some(_) => Err(Corrupt { clause: "H-5", what: "writer's ring out of turn", found: word, bound }),
+                None => Err(Corrupt { clause: "R-15", what: "writer state", found: word, bound }),
+            }
         });
         self.writer = self.note(seen)?;
         Ok(())
+    }
+
+    /// H-5. Whether the writer's rings fit what this reader did: at most one move is outstanding, and none goes back.
+    fn in_turn(&self, state: State) -> bool {
+        let own = self.state.ready;
+        let forward = state.ready == self.writer.ready || state.ready == own.wrapping_add(1);
+        forward
+            && match (state.ready.wrapping_sub(own), own.wrapping_sub(state.current)) {
+                (0 | 1, 0) => true,
+                // Ready for the next ring, which the writer has not gone on to yet.
+                (0, 1) => self.next.is_some() && self.writer.current != own,
+                _ => false,
+            }
     }
 
     fn note<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
@@ -509,25 +537,28 @@ impl<M: Mem> Reader<M> {
 
 /// H-1 to H-4: following to another ring.
 impl<M: Mem> Reader<M> {
-    /// H-1. The ring that the writer has announced and this reader has not got yet, if any.
+    /// H-1. The ring that the writer has announced and this reader has not got yet, if any. A wait ends for an
+    /// announcement until it was asked for here, once: a reader may leave an offer where it is.
     ///
     /// # Errors
     /// [`Error::Corrupt`] where the writer's state word is impossible.
     pub fn announced(&mut self) -> Result<Option<u16>, Error> {
         self.look_at_writer()?;
+        self.told = self.writer.ready;
         Ok((self.writer.ready != self.state.ready).then_some(self.writer.ready))
     }
 
-    /// H-2. Has ring `generation` mapped and declares itself ready to follow.
+    /// H-2. Has ring `generation` mapped and declares itself ready to follow. Only after
+    /// [`announced`](Self::announced) named it: the control message may be there before the writer says so.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where it is not the ring that comes next.
+    /// [`Error::Corrupt`] where it is not the ring that was announced.
     pub fn prepare(&mut self, generation: u16, next: PeerCarrier<M>) -> Result<(), Error> {
-        let expected = self.state.ready.wrapping_add(1);
-        if generation != expected || self.next.is_some() {
-            let what = "a ring out of turn";
-            let bound = expected.into();
-            return Err(Corrupt { clause: "H-5", what, found: generation.into(), bound }.into());
+        // Everything before the last switch point may have been read without a step into the ring behind it.
+        self.follow()?;
+        if self.announced()? != Some(generation) || self.next.is_some() {
+            let (found, bound) = (generation.into(), self.state.ready.wrapping_add(1).into());
+            return Err(Corrupt { clause: "H-5", what: "a ring out of turn", found, bound }.into());
         }
         self.next = Some(next);
         self.set_state(State { ready: generation, ..self.state });
@@ -575,8 +606,8 @@ impl<M: Mem> Side for Reader<M> {
         // The end, or a ring to follow to, is something to tell the caller.
         self.look_at_writer()?;
         let following = self.next.is_some() && self.writer.current == self.state.ready;
-        let offered = self.writer.ready != self.state.ready;
-        Ok(offered || (following && self.follow()?) || !matches!(self.writer.phase, Phase::Fresh | Phase::Open))
+        let offered = self.writer.ready != self.told;
+        Ok((following && self.follow()?) || offered || !matches!(self.writer.phase, Phase::Fresh | Phase::Open))
     }
 
     fn arm(&mut self, need: u64) {
