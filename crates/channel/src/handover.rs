@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! H-1 to H-7. Moving a pipe to a larger or smaller ring under load.
 
-use tombolo_domain::Offer;
+use tombolo_domain::{Error as DomainError, Offer};
 use tombolo_layout::{Features, SegmentHeader, handshake::Message};
 use tombolo_mem::Mapped;
 use tombolo_ring::{Fresh, OwnCarrier, Reader, Writer, follow as follow_to};
@@ -85,8 +85,12 @@ fn retire_before_last(end: &End) {
 /// H-2. Takes the ring that the peer's writer announced off the control path and declares the reader ready for it.
 pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> Result<()> {
     let malformed = |what: &str| Error::Malformed { clause: "H-1", what: what.into() };
-    let Some(received) = end.link().link.recv(end.own_map_limit)? else {
-        return Err(malformed("a ring was announced that was not offered"));
+    let received = match end.link().link.recv(end.own_map_limit) {
+        Ok(Some(received)) => received,
+        Ok(None) => return Err(malformed("a ring was announced that was not offered")),
+        // Withdrawn: the writer closed or went before anybody took it, and will never switch to it.
+        Err(DomainError::Revoked | DomainError::PeerGone) => return Ok(()),
+        Err(error) => return Err(error.into()),
     };
     let Message::Ring { generation, epoch } = Message::decode(&received.message)? else {
         return Err(malformed("a control message out of place"));

@@ -23,6 +23,20 @@ pub enum Phase {
     Aborted = 3,
 }
 
+impl Phase {
+    /// Whether an end that said `self` may say `next` now: phases do not go back, and the last two are final.
+    #[must_use]
+    pub const fn may_become(self, next: Self) -> bool {
+        matches!(
+            (self, next),
+            (Self::Fresh, _)
+                | (Self::Open, Self::Open | Self::Closed | Self::Aborted)
+                | (Self::Closed, Self::Closed)
+                | (Self::Aborted, Self::Aborted)
+        )
+    }
+}
+
 /// A state word taken apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct State {
@@ -72,6 +86,15 @@ mod tests {
         assert_eq!(State::decode(4), None);
         for bit in (8..16).chain(48..64) {
             assert_eq!(State::decode(1 | 1 << bit), None, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn r15_phases_do_not_go_back_and_the_last_two_are_final() {
+        let phases = [Phase::Fresh, Phase::Open, Phase::Closed, Phase::Aborted];
+        let allowed = [[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 0], [0, 0, 0, 1]];
+        for (from, row) in phases.into_iter().zip(allowed) {
+            assert_eq!(phases.map(|to| u8::from(from.may_become(to))), row, "{from:?}");
         }
     }
 }

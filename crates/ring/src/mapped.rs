@@ -60,9 +60,13 @@ pub struct Halves {
 /// Joins the own segment and the peer's into two pipes.
 ///
 /// # Errors
-/// [`Corrupt`] where the peer's header is none, or of a ring that is not the first.
+/// [`Corrupt`] where the peer's header is none, of a ring that is not the first, or begins inside a record.
 pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, SegmentHeader), Corrupt> {
     let (theirs, carrier) = checked(peer, 0)?;
+    if mode.messages && theirs.start % limits::RECORD_ALIGN != 0 {
+        let what = "start inside a word";
+        return Err(Corrupt { clause: "M-4", what, found: theirs.start, bound: limits::RECORD_ALIGN });
+    }
     let control = own.control;
     let writer = Writer::new(WriterParts {
         carrier: own.carrier,

@@ -25,8 +25,10 @@ use crate::{
 const RELEASE_AT_MOST: u64 = 64 << 10;
 /// Lines are asked for ahead of the header only where no more than this was published.
 const PREFETCH_UP_TO: u64 = 1 << 10;
-/// Pauses without progress after which a record that is still being written is left for later.
+/// Pauses after which a record that is still being written is left for later, unless so many bytes came: a
+/// writer that drips them holds a call up no longer than these bytes at a slow pace.
 const PATIENCE: u32 = 512;
+const PATIENCE_FOR: usize = 4 << 10;
 
 /// The words and data that a [`Reader`] is made of.
 #[derive(Debug)]
@@ -77,6 +79,8 @@ pub struct Reader<M: Mem> {
     peeked: Option<u64>,
     pub(crate) waits: Waits,
     next: Option<PeerCarrier<M>>,
+    /// H-1. The newest announced ring that the caller knows of.
+    told: u16,
     head_word: M::OwnWord,
     want_data: M::OwnWord,
     state_word: M::OwnWord,
@@ -108,6 +112,7 @@ impl<M: Mem> Reader<M> {
             peeked: None,
             waits: Waits::default(),
             next: None,
+            told: 0,
             head_word: parts.head,
             want_data: parts.want_data,
             state_word: parts.state,
@@ -245,12 +250,15 @@ impl<M: Mem> Reader<M> {
     #[inline(never)]
     fn copy_behind_writer(&mut self, to: &mut [u8]) -> Result<bool, Error> {
         let payload = self.head.wrapping_add(RECORD_ALIGN);
-        let (mut done, mut patience) = (0, PATIENCE);
+        let (mut done, mut paid, mut patience) = (0, 0, PATIENCE);
         loop {
             let there = (self.available() - RECORD_ALIGN).min(to.len() as u64) as usize;
             if there > done {
                 self.carrier.copy_out(payload.wrapping_add(done as u64), &mut to[done..there]);
-                (done, patience) = (there, PATIENCE);
+                done = there;
+                if done - paid >= PATIENCE_FOR {
+                    (paid, patience) = (done, PATIENCE);
+                }
             }
             if self.available() >= record::span(to.len() as u64) {
                 return Ok(true);
@@ -300,6 +308,9 @@ impl<M: Mem> Reader<M> {
     }
 
     pub(crate) fn consume_peeked(&mut self, len: u64) {
+        if self.corrupt.is_some() {
+            return; // The writer was caught lying since; what it had there is nobody's any more.
+        }
         let peeked = self.peeked.expect("consume after a peek that found something");
         assert!(len <= peeked, "{len} bytes handed back, {peeked} peeked at");
         self.advance(if self.messages { peeked } else { len });
@@ -485,12 +496,29 @@ impl<M: Mem> Reader<M> {
             return Err(corrupt.into());
         }
         // ORDER R-15: Acquire; pairs with the Release in Writer::tell. The final tail is visible with it.
-        let seen = self.writer_state.load_acquire().check(|word| match State::decode(word) {
-            Some(state) if state.current == state.ready || state.ready == state.current.wrapping_add(1) => Ok(state),
-            _ => Err(Corrupt { clause: "R-15", what: "writer state", found: word, bound: self.writer.encode() }),
+        let seen = self.writer_state.load_acquire().check(|word| {
+            let bound = self.writer.encode();
+            match State::decode(word).filter(|state| self.writer.phase.may_become(state.phase)) {
+                Some(state) if self.in_turn(state) => Ok(state),
+                Some(_) => Err(Corrupt { clause: "H-5", what: "writer's ring out of turn", found: word, bound }),
+                None => Err(Corrupt { clause: "R-15", what: "writer state", found: word, bound }),
+            }
         });
         self.writer = self.note(seen)?;
         Ok(())
+    }
+
+    /// H-5. Whether the writer's rings fit what this reader did: at most one move is outstanding, and none goes back.
+    fn in_turn(&self, state: State) -> bool {
+        let own = self.state.ready;
+        let forward = state.ready == self.writer.ready || state.ready == own.wrapping_add(1);
+        forward
+            && match (state.ready.wrapping_sub(own), own.wrapping_sub(state.current)) {
+                (0 | 1, 0) => true,
+                // Ready for the next ring, which the writer has not gone on to yet.
+                (0, 1) => self.next.is_some() && self.writer.current != own,
+                _ => false,
+            }
     }
 
     fn note<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
@@ -529,8 +557,8 @@ impl<M: Mem> Side for Reader<M> {
         // The end, or a ring to follow to, is something to tell the caller.
         self.look_at_writer()?;
         let following = self.next.is_some() && self.writer.current == self.state.ready;
-        let offered = self.writer.ready != self.state.ready;
-        Ok(offered || (following && self.follow()?) || !matches!(self.writer.phase, Phase::Fresh | Phase::Open))
+        let offered = self.writer.ready != self.told;
+        Ok((following && self.follow()?) || offered || !matches!(self.writer.phase, Phase::Fresh | Phase::Open))
     }
 
     fn arm(&mut self, need: u64) {

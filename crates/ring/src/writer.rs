@@ -450,9 +450,13 @@ impl<M: Mem> Writer<M> {
             return Err(corrupt.into());
         }
         // ORDER R-15: Acquire; pairs with the Release in Reader::tell.
-        let seen = self.reader_state.load_acquire().check(|word| match State::decode(word) {
-            Some(state) if state.current == 0 && state.ready <= self.state.ready => Ok((word, state)),
-            _ => Err(Corrupt { clause: "R-15", what: "reader state", found: word, bound: self.reader_word }),
+        let seen = self.reader_state.load_acquire().check(|word| {
+            let bound = self.reader_word;
+            match State::decode(word).filter(|state| self.reader.phase.may_become(state.phase) && state.current == 0) {
+                Some(state) if state.ready == self.reader.ready || state.ready == self.state.ready => Ok((word, state)),
+                Some(_) => Err(Corrupt { clause: "H-5", what: "reader's ring out of turn", found: word, bound }),
+                None => Err(Corrupt { clause: "R-15", what: "reader state", found: word, bound }),
+            }
         });
         let (word, state) = self.note(seen)?;
         self.alert |= matches!(state.phase, Phase::Closed | Phase::Aborted);

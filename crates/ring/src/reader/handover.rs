@@ -8,29 +8,28 @@ use super::{Reader, release_step};
 use crate::{Corrupt, Error, PeerCarrier};
 
 impl<M: Mem> Reader<M> {
-    /// H-1. The ring that the writer has announced and this reader has not got yet, if any.
+    /// H-1. The ring that the writer has announced and this reader has not got yet, if any. A wait ends for an
+    /// announcement until it was asked for here, once: a reader may leave an offer where it is.
     ///
     /// # Errors
     /// [`Error::Corrupt`] where the writer's state word is impossible.
     pub fn announced(&mut self) -> Result<Option<u16>, Error> {
         self.look_at_writer()?;
+        self.told = self.writer.ready;
         Ok((self.writer.ready != self.state.ready).then_some(self.writer.ready))
     }
 
-    /// H-2. Has ring `generation` mapped and declares itself ready to follow.
+    /// H-2. Has ring `generation` mapped and declares itself ready to follow. Only after
+    /// [`announced`](Self::announced) named it: the control message may be there before the writer says so.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where it is not the ring that comes next.
+    /// [`Error::Corrupt`] where it is not the ring that was announced.
     pub fn prepare(&mut self, generation: u16, next: PeerCarrier<M>) -> Result<(), Error> {
-        // A writer that offers again has seen this reader at the switch point: only the step over it is left to do.
-        if self.next.is_some() {
-            self.follow()?;
-        }
-        let expected = self.state.ready.wrapping_add(1);
-        if generation != expected || self.next.is_some() {
-            let what = "a ring out of turn";
-            let bound = expected.into();
-            return Err(Corrupt { clause: "H-5", what, found: generation.into(), bound }.into());
+        // Everything before the last switch point may have been read without a step into the ring behind it.
+        self.follow()?;
+        if self.announced()? != Some(generation) || self.next.is_some() {
+            let (found, bound) = (generation.into(), self.state.ready.wrapping_add(1).into());
+            return Err(Corrupt { clause: "H-5", what: "a ring out of turn", found, bound }.into());
         }
         self.next = Some(next);
         self.tell(State { ready: generation, ..self.state });

@@ -1,0 +1,534 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Random sequences of everything a pipe can do, next to a model made of plain collections.
+#![cfg(not(loom))]
+
+mod common;
+
+use std::{
+    collections::VecDeque,
+    io::{IoSlice, IoSliceMut},
+    time::Duration,
+};
+
+use common::{Pair, next_ring, pair, pair_at};
+use proptest::{prelude::*, sample::select};
+use tombolo_layout::{record, state::Phase};
+use tombolo_mem::Mapped;
+use tombolo_ring::{Error, FlushPolicy, OwnCarrier, Reader, Side, Writer};
+
+/// How long a piece is: a number, or so much off what fits exactly.
+#[derive(Clone, Copy, Debug)]
+enum Size {
+    Bytes(usize),
+    Full(isize),
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write(Size),
+    WriteVectored(Vec<Size>),
+    Reserve(Size, Size),
+    Read(Size),
+    ReadVectored(Vec<Size>),
+    Peek(Size),
+    /// The next step of a move to a ring of so many bytes.
+    Move(u64),
+    /// Resume from so far behind the reader's position.
+    Resume,
+    Flush,
+    Batch(u64),
+}
+
+fn size() -> impl Strategy<Value = Size> {
+    prop_oneof![
+        3 => (0usize..80).prop_map(Size::Bytes),
+        3 => (0usize..3000).prop_map(Size::Bytes),
+        1 => (3000usize..70_000).prop_map(Size::Bytes),
+        2 => (-9isize..=9).prop_map(Size::Full),
+    ]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => size().prop_map(Op::Write),
+        2 => prop::collection::vec(size(), 0..4).prop_map(Op::WriteVectored),
+        2 => (size(), size()).prop_map(|(reserved, committed)| Op::Reserve(reserved, committed)),
+        6 => size().prop_map(Op::Read),
+        2 => prop::collection::vec(size(), 0..4).prop_map(Op::ReadVectored),
+        2 => size().prop_map(Op::Peek),
+        3 => select(vec![4096, 8192, 65_536]).prop_map(Op::Move),
+        1 => Just(Op::Resume),
+        1 => Just(Op::Flush),
+        1 => (0u64..10_000).prop_map(Op::Batch),
+    ]
+}
+
+/// Where positions begin: also right before they wrap, as words, as wait words, and as numbers of 32 bits.
+fn start() -> impl Strategy<Value = u64> {
+    let near = [0, 1 << 32, 1 << 62, 1 << 63, 0u64];
+    (select(near.to_vec()), 0u64..9000).prop_map(|(edge, before)| edge.wrapping_sub(before))
+}
+
+/// A pipe, what is in it, and where it stands on its way to another ring.
+struct Model {
+    writer: Writer<Mapped>,
+    reader: Reader<Mapped>,
+    messages: bool,
+    stream: VecDeque<u8>,
+    records: VecDeque<Vec<u8>>,
+    next: u8,
+    /// Announced, not switched to yet.
+    offered: Option<OwnCarrier<Mapped>>,
+    /// H-3. Where the present ring began.
+    switch_point: u64,
+}
+
+impl Model {
+    fn new(messages: bool, start: u64) -> Self {
+        let start = if messages { start & !7 } else { start };
+        let Pair { writer, reader } = pair_at(4096, messages, start);
+        let (stream, records) = Default::default();
+        Self { writer, reader, messages, stream, records, next: 0, offered: None, switch_point: start }
+    }
+
+    fn len(&self, size: Size) -> usize {
+        let full = if self.messages { self.writer.message_max() } else { self.writer.capacity() };
+        match size {
+            Size::Bytes(bytes) => bytes,
+            Size::Full(off) => full.saturating_add_signed(off as i64) as usize,
+        }
+    }
+
+    /// Bytes that were never the same before.
+    fn bytes(&mut self, size: Size) -> Vec<u8> {
+        let len = self.len(size);
+        let bytes = (0..len).map(|at| self.next.wrapping_add((at * 7 + at / 251) as u8)).collect();
+        self.next = self.next.wrapping_add(91);
+        bytes
+    }
+
+    fn written(&mut self, bytes: &[u8]) {
+        if self.messages {
+            self.records.push_back(bytes.to_vec());
+        } else {
+            self.stream.extend(bytes);
+        }
+    }
+
+    fn run(&mut self, op: &Op) {
+        match op {
+            Op::Write(size) => {
+                let bytes = self.bytes(*size);
+                self.write(&[&bytes]);
+            }
+            Op::WriteVectored(sizes) => {
+                let parts: Vec<Vec<u8>> = sizes.iter().map(|size| self.bytes(*size)).collect();
+                self.write(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            }
+            Op::Reserve(reserved, committed) => self.reserve(*reserved, *committed),
+            Op::Read(size) => self.read(&[self.len(*size)]),
+            Op::ReadVectored(sizes) => self.read(&sizes.iter().map(|size| self.len(*size)).collect::<Vec<_>>()),
+            Op::Peek(size) => self.peek(self.len(*size)),
+            Op::Move(capacity) => self.go_on(*capacity),
+            Op::Resume => self.resume(),
+            Op::Flush => self.writer.flush(),
+            Op::Batch(0) => self.writer.set_flush_policy(FlushPolicy::Immediate),
+            Op::Batch(bytes) => {
+                self.writer.set_flush_policy(FlushPolicy::Batch { bytes: *bytes, time: Duration::from_secs(1) });
+            }
+        }
+        let _ = (self.writer.take_ring(), self.reader.take_ring());
+        self.check();
+    }
+
+    /// R-4, for each ring by itself, and that both sides and the model agree on what is under way.
+    fn check(&self) {
+        let (tail, head) = (self.writer.position(), self.reader.position());
+        let begins = if (self.switch_point.wrapping_sub(head) as i64) > 0 { self.switch_point } else { head };
+        assert!(tail.wrapping_sub(begins) <= self.writer.capacity(), "R-4: more than a ring published");
+        let unread = if self.messages {
+            self.records.iter().map(|payload| record::span(payload.len() as u64)).sum()
+        } else {
+            self.stream.len() as u64
+        };
+        assert_eq!(tail.wrapping_sub(head), unread);
+    }
+
+    fn write(&mut self, parts: &[&[u8]]) {
+        let whole = parts.concat();
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        if self.messages {
+            let max = self.writer.message_max();
+            let sent = match &slices[..] {
+                [one] => self.writer.send(one),
+                _ => self.writer.send_vectored(&slices),
+            };
+            match sent {
+                Ok(Some(())) => self.written(&whole),
+                Ok(None) => assert!(!self.records.is_empty() || self.unread_head(), "an empty ring refuses"),
+                Err(Error::TooLarge { len, max: said }) => {
+                    assert_eq!((len, said), (whole.len() as u64, max));
+                    assert!(len > max);
+                }
+                Err(error) => panic!("{error}"),
+            }
+        } else {
+            let written = match &slices[..] {
+                [one] => self.writer.write(one),
+                _ => self.writer.write_vectored(&slices),
+            };
+            match written.unwrap() {
+                Some(n) => {
+                    assert!(n <= whole.len() && (n > 0 || whole.is_empty()));
+                    self.written(&whole[..n]);
+                }
+                None => assert!(!self.stream.is_empty() || self.unread_head(), "an empty ring refuses"),
+            }
+        }
+    }
+
+    /// The reader read more than it handed back, so the writer knows less room than there is.
+    fn unread_head(&self) -> bool {
+        self.writer.in_flight() != 0
+    }
+
+    fn reserve(&mut self, reserved: Size, committed: Size) {
+        let bytes = self.bytes(reserved);
+        let fits = match self.writer.reserve(bytes.len()) {
+            Ok(Some((first, second))) => {
+                assert_eq!(first.len() + second.len(), bytes.len());
+                first.copy_from_slice(&bytes[..first.len()]);
+                second.copy_from_slice(&bytes[first.len()..]);
+                true
+            }
+            Ok(None) => false,
+            Err(Error::TooLarge { len, max }) => return assert!(len == bytes.len() as u64 && len > max),
+            Err(error) => panic!("{error}"),
+        };
+        if fits {
+            let len = self.len(committed).min(bytes.len());
+            self.writer.commit(len).unwrap();
+            self.written(&bytes[..len]);
+        }
+    }
+
+    fn read(&mut self, lens: &[usize]) {
+        let mut buffers: Vec<Vec<u8>> = lens.iter().map(|len| vec![0; *len]).collect();
+        if self.messages {
+            let Some(buffer) = buffers.first_mut() else { return };
+            match (self.reader.recv(buffer), self.records.front()) {
+                (Ok(Some(n)), Some(expected)) => {
+                    assert_eq!(buffer[..n], expected[..]);
+                    self.records.pop_front();
+                }
+                (Ok(None), None) => {}
+                (Err(Error::BufferTooSmall { len, buffer: given }), Some(expected)) => {
+                    assert_eq!((len, given), (expected.len() as u64, buffer.len() as u64));
+                    assert!(len > given);
+                }
+                (result, expected) => panic!("{result:?} where the model has {expected:?}"),
+            }
+            return;
+        }
+        let read = match &mut buffers[..] {
+            [one] => self.reader.read(one),
+            _ => {
+                let mut slices: Vec<IoSliceMut<'_>> = buffers.iter_mut().map(|b| IoSliceMut::new(b)).collect();
+                self.reader.read_vectored(&mut slices)
+            }
+        };
+        let wanted = lens.iter().sum::<usize>();
+        match read.unwrap() {
+            Some(n) => {
+                assert!(n <= wanted && (n > 0 || wanted == 0));
+                assert_eq!(buffers.concat()[..n], self.stream.drain(..n).collect::<Vec<_>>());
+            }
+            None => assert!(self.stream.is_empty() && wanted > 0, "nothing read where there is something"),
+        }
+    }
+
+    fn peek(&mut self, most: usize) {
+        let Some((first, second)) = self.reader.peek().unwrap() else {
+            return assert!(self.stream.is_empty() && self.records.is_empty(), "nothing seen where there is something");
+        };
+        let mut seen = vec![0; first.len() + second.len()];
+        let (a, b) = seen.split_at_mut(first.len());
+        first.copy_to(a);
+        second.copy_to(b);
+        if self.messages {
+            assert_eq!(Some(seen), self.records.pop_front());
+            self.reader.consume(0);
+        } else {
+            let n = most.min(seen.len());
+            self.reader.consume(n);
+            assert_eq!(seen[..n], self.stream.drain(..n).collect::<Vec<_>>());
+        }
+    }
+
+    /// H-1 to H-4, one step at a time, so that everything else happens in between.
+    fn go_on(&mut self, capacity: u64) {
+        if self.offered.is_none() {
+            if self.writer.can_offer().unwrap() {
+                let generation = self.writer.announce();
+                let (own, seen) = next_ring(capacity, generation);
+                assert_eq!(self.reader.announced(), Ok(Some(generation)));
+                self.reader.prepare(generation, seen).unwrap();
+                self.offered = Some(own);
+            }
+        } else if self.writer.reader_ready().unwrap() {
+            self.switch_point = self.writer.position();
+            self.writer.switch_to(self.offered.take().unwrap());
+        }
+    }
+
+    fn resume(&mut self) {
+        let mut unread = vec![0xee; 3];
+        self.writer.unread_from(self.reader.position(), &mut unread).unwrap();
+        let unread = &unread[3..];
+        if !self.messages {
+            return assert_eq!(unread, self.stream.iter().copied().collect::<Vec<_>>());
+        }
+        let mut at = 0;
+        for expected in &self.records {
+            let len = record::decode(unread[at..at + 8].try_into().unwrap()).unwrap() as usize;
+            assert_eq!(unread[at + 8..at + 8 + len], expected[..]);
+            at += record::span(len as u64) as usize;
+        }
+        assert_eq!(at, unread.len());
+    }
+
+    /// What is left comes out, then the end; and a drained ring takes whatever fits into it.
+    fn finish(mut self, abort: bool) {
+        while !(self.stream.is_empty() && self.records.is_empty()) {
+            self.peek(usize::MAX);
+        }
+        let mut one = [0; 1];
+        let nothing = if self.messages { self.reader.recv(&mut one) } else { self.reader.read(&mut one) };
+        assert_eq!(nothing, Ok(None));
+        self.write(&[&vec![5; if self.messages { self.writer.message_max() } else { 1 } as usize]]);
+        assert!(self.stream.len() + self.records.len() == 1, "R-3: a drained ring has no room");
+        assert_eq!(self.reader.finished(), Ok(None));
+        let phase = if abort { Phase::Aborted } else { Phase::Closed };
+        if abort {
+            self.writer.abort()
+        } else {
+            self.writer.close()
+        }
+        assert!(self.writer.take_ring(), "R-16: an end that is not rung");
+        assert_eq!(self.reader.finished(), Ok(None), "R-17: the end before the last byte");
+        self.peek(1);
+        assert_eq!(self.reader.finished(), Ok(Some(phase)));
+        assert_eq!(self.writer.write(b"x"), Err(Error::Closed));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn r1_r2_r4_r17_h4_h6_stream_is_what_the_model_says(
+        start in start(), ops in prop::collection::vec(op(), 0..120), abort: bool
+    ) {
+        let mut model = Model::new(false, start);
+        for op in &ops {
+            model.run(op);
+        }
+        model.finish(abort);
+    }
+
+    #[test]
+    fn r20_r21_r22_h4_h6_messages_are_what_the_model_says(
+        start in start(), ops in prop::collection::vec(op(), 0..120), abort: bool
+    ) {
+        let mut model = Model::new(true, start);
+        for op in &ops {
+            model.run(op);
+        }
+        model.finish(abort);
+    }
+}
+
+#[test]
+#[should_panic(expected = "left == right")]
+fn r2_canary_model_finds_a_byte_that_changed() {
+    let mut model = Model::new(false, 0);
+    model.run(&Op::Write(Size::Bytes(100)));
+    model.stream[50] ^= 1;
+    model.run(&Op::Read(Size::Bytes(100)));
+}
+
+#[test]
+fn r18_writer_learns_that_the_reader_closed_at_its_next_write() {
+    for messages in [false, true] {
+        let Pair { mut writer, mut reader } = pair(4096, messages);
+        assert_eq!(writer.reader_closed(), Ok(false));
+        reader.close();
+        assert!(reader.take_ring(), "R-16");
+        let refused = if messages { writer.send(b"x").map(|_| ()) } else { writer.write(b"x").map(|_| ()) };
+        assert_eq!(refused, Err(Error::Closed));
+        assert_eq!(writer.reader_closed(), Ok(true));
+        assert_eq!(writer.position(), 0, "nothing was published");
+    }
+}
+
+#[test]
+fn r19_r22_record_cut_off_in_the_middle_ends_as_aborted() {
+    // A writer that dies between two steps of a record, as its peer sees it: hand-made pages.
+    let (mut halves, mut pages) = common::victim(4096, true, 0);
+    pages.put_header(0, 100);
+    pages.set_tail(48);
+    pages.set_writer_state(Phase::Closed);
+    let mut buffer = [0; 200];
+    assert_eq!(halves.reader.recv(&mut buffer), Ok(None), "whole or not at all");
+    assert_eq!(halves.reader.finished(), Ok(Some(Phase::Aborted)), "whatever the phase says");
+    assert_eq!(halves.reader.position(), 0);
+}
+
+#[test]
+fn r3_head_is_handed_back_by_an_eighth_and_by_an_empty_look() {
+    let Pair { mut writer, mut reader } = pair(4096, false);
+    assert_eq!(writer.write(&[7; 4096]), Ok(Some(4096)));
+    let mut buffer = [0; 511];
+    assert_eq!(reader.read(&mut buffer), Ok(Some(511)));
+    assert_eq!(writer.write(b"x"), Ok(None), "less than an eighth is not worth a line");
+    assert_eq!(reader.read(&mut buffer[..1]), Ok(Some(1)));
+    assert_eq!(writer.write(&[8; 600]), Ok(Some(512)), "an eighth is");
+    while reader.read(&mut buffer).unwrap().is_some() {}
+    assert_eq!(writer.write(&[9; 5000]), Ok(Some(4096)), "an empty look hands back all");
+}
+
+#[test]
+fn r6_what_was_checked_once_is_decided_by_until_it_is_not_enough() {
+    let (mut halves, pages) = common::victim(4096, false, 0);
+    pages.set_tail(100);
+    let mut buffer = [0; 60];
+    assert_eq!(halves.reader.read(&mut buffer), Ok(Some(60)));
+    pages.set_tail(1 << 40);
+    assert_eq!(halves.reader.read(&mut buffer[..40]), Ok(Some(40)), "known to be there");
+    assert!(matches!(halves.reader.read(&mut buffer), Err(Error::Corrupt(corrupt)) if corrupt.clause == "R-7"));
+    assert_eq!(halves.reader.position(), 100);
+}
+
+#[test]
+fn r24_gathered_bytes_are_looked_after_at_the_bound_at_a_flush_and_before_a_wait() {
+    let policy = FlushPolicy::Batch { bytes: 100, time: Duration::from_secs(3600) };
+    let asleep = || {
+        let Pair { mut writer, mut reader } = pair(4096, false);
+        writer.set_flush_policy(policy);
+        reader.arm(1);
+        (writer, reader)
+    };
+    let (mut writer, _reader) = asleep();
+    assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
+    assert!(!writer.take_ring(), "gathered");
+    assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
+    assert!(writer.take_ring(), "the bound");
+
+    let (mut writer, _reader) = asleep();
+    assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
+    writer.flush();
+    assert!(writer.take_ring(), "the caller asked");
+
+    let (mut writer, _reader) = asleep();
+    assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
+    writer.before_spin();
+    assert!(writer.take_ring(), "before a wait");
+
+    let (mut writer, mut reader) = asleep();
+    assert_eq!(writer.write(&[0; 60]), Ok(Some(60)));
+    assert_eq!(reader.read(&mut [0; 99]), Ok(Some(60)), "one who is awake sees it at once");
+}
+
+#[test]
+fn r25_one_ring_for_one_target_however_much_is_written() {
+    let Pair { mut writer, mut reader } = pair(65_536, false);
+    reader.arm(10);
+    let mut rings = 0;
+    for _ in 0..1000 {
+        assert_eq!(writer.write(&[0; 7]), Ok(Some(7)));
+        rings += u32::from(writer.take_ring());
+    }
+    assert_eq!(rings, 1);
+}
+
+#[test]
+fn h1_h2_h3_h7_pipe_goes_on_in_the_next_ring_where_the_last_one_stopped() {
+    let Pair { mut writer, mut reader } = pair(4096, false);
+    assert_eq!(writer.write(&[1; 3000]), Ok(Some(3000)));
+    let (own, seen) = next_ring(8192, 1);
+    assert_eq!((writer.can_offer(), writer.announce()), (Ok(true), 1));
+    assert!(writer.take_ring(), "H-1: rung");
+    assert_eq!(writer.can_offer(), Ok(false), "H-5");
+    assert_eq!((writer.reader_ready(), reader.announced()), (Ok(false), Ok(Some(1))));
+    reader.prepare(1, seen).unwrap();
+    assert!(reader.take_ring(), "H-2: rung");
+    assert_eq!((writer.reader_ready(), reader.announced()), (Ok(true), Ok(None)));
+    writer.switch_to(own);
+    assert!(writer.take_ring(), "H-3: rung");
+    assert_eq!(writer.write(&[2; 9000]), Ok(Some(8192)), "the old ring's bytes do not count");
+    assert_eq!(writer.can_offer(), Ok(false), "H-7: the old ring is in use");
+    let mut got = vec![0; 12_000];
+    assert_eq!(reader.read(&mut got), Ok(Some(3000 + 8192)));
+    assert!(got[..3000].iter().all(|byte| *byte == 1) && got[3000..11_192].iter().all(|byte| *byte == 2));
+    assert_eq!((reader.capacity(), reader.read(&mut got)), (8192, Ok(None)));
+    assert_eq!(writer.can_offer(), Ok(true), "H-7: it is not any more");
+}
+
+#[test]
+fn h2_offer_that_is_left_where_it_is_keeps_nobody_busy() {
+    let Pair { mut writer, mut reader } = pair(4096, false);
+    writer.announce();
+    assert_eq!(reader.ready(1), Ok(true), "something to tell");
+    assert_eq!(reader.announced(), Ok(Some(1)));
+    assert_eq!(reader.ready(1), Ok(false), "told once");
+    assert_eq!(writer.write(&[1; 10]), Ok(Some(10)), "the pipe stays where it is");
+    assert_eq!(reader.read(&mut [0; 20]), Ok(Some(10)));
+}
+
+#[test]
+fn h5_next_ring_is_taken_also_by_a_reader_that_stopped_at_the_switch_point() {
+    let Pair { mut writer, mut reader } = pair(4096, false);
+    for generation in 1..5 {
+        let (own, seen) = next_ring(4096, generation);
+        assert_eq!((writer.can_offer(), writer.announce()), (Ok(true), generation));
+        assert_eq!(reader.announced(), Ok(Some(generation)));
+        reader.prepare(generation, seen).unwrap();
+        assert_eq!(writer.reader_ready(), Ok(true));
+        assert_eq!(writer.write(&[3; 4096]), Ok(Some(4096)));
+        writer.switch_to(own);
+        // Reads, and hands back, exactly up to the switch point; has no reason to look further.
+        assert_eq!(reader.read(&mut [0; 4096]), Ok(Some(4096)));
+    }
+}
+
+#[test]
+fn h5_generations_wrap() {
+    let Pair { mut writer, mut reader } = pair(4096, false);
+    for round in 1..=65_540u32 {
+        let generation = round as u16;
+        let (own, seen) = next_ring(4096, generation);
+        assert_eq!((writer.can_offer(), writer.announce()), (Ok(true), generation));
+        assert_eq!(reader.announced(), Ok(Some(generation)));
+        reader.prepare(generation, seen).unwrap();
+        assert_eq!(writer.reader_ready(), Ok(true));
+        writer.switch_to(own);
+    }
+    assert_eq!(writer.write(b"still here"), Ok(Some(10)));
+    assert_eq!(reader.read(&mut [0; 20]), Ok(Some(10)));
+}
+
+#[test]
+fn h6_resume_outside_what_is_unread_is_refused() {
+    let Pair { mut writer, mut reader } = pair_at(4096, false, u64::MAX - 10);
+    assert_eq!(writer.write(&[1; 100]), Ok(Some(100)));
+    let mut to = Vec::new();
+    for from in [u64::MAX - 11, 90, 1 << 63] {
+        let Err(Error::Corrupt(corrupt)) = writer.unread_from(from, &mut to) else { panic!("resumed at {from}") };
+        assert_eq!((corrupt.clause, to.len()), ("H-6", 0));
+    }
+    assert_eq!(reader.read(&mut [0; 60]), Ok(Some(60)));
+    writer.unread_from(reader.position(), &mut to).unwrap();
+    assert_eq!(to, [1; 40]);
+    writer.unread_from(writer.position(), &mut to).unwrap();
+    assert_eq!(to.len(), 40, "nothing is unread at the tail");
+}
