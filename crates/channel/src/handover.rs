@@ -82,14 +82,15 @@ fn retire_before_last(end: &End) {
     }
 }
 
-/// H-2. Takes the ring that the peer's writer announced off the control path and declares the reader ready for it.
-pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> Result<()> {
+/// H-2. Takes the ring that the peer's writer announced off the control path and declares the reader ready for it. Says
+/// whether it did: an offer can be withdrawn, by a writer that closed or went before anybody took it and that will never
+/// switch to it.
+pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> Result<bool> {
     let malformed = |what: &str| Error::Malformed { clause: "H-1", what: what.into() };
     let received = match end.link().link.recv(end.own_map_limit) {
         Ok(Some(received)) => received,
         Ok(None) => return Err(malformed("a ring was announced that was not offered")),
-        // Withdrawn: the writer closed or went before anybody took it, and will never switch to it.
-        Err(DomainError::Revoked | DomainError::PeerGone) => return Ok(()),
+        Err(DomainError::Revoked | DomainError::PeerGone) => return Ok(false),
         Err(error) => return Err(error.into()),
     };
     let Message::Ring { generation, epoch } = Message::decode(&received.message)? else {
@@ -101,5 +102,5 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
         return Err(malformed("the ring offered is not the one announced"));
     }
     reader.prepare(generation, carrier)?;
-    Ok(())
+    Ok(true)
 }

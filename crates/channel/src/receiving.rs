@@ -16,12 +16,14 @@ pub(crate) struct Receiving {
     reader: Reader<Mapped>,
     waiter: Waiter,
     ending: Option<Ending>,
+    /// H-1. The last ring offered was withdrawn: no other will come.
+    withdrawn: bool,
     calls: u32,
 }
 
 impl Receiving {
     pub(crate) fn new(reader: Reader<Mapped>, waiter: Waiter) -> Self {
-        Self { reader, waiter, ending: None, calls: 0 }
+        Self { reader, waiter, ending: None, withdrawn: false, calls: 0 }
     }
 
     /// Does `call` if there is something; `Ready(None)` is the end of file.
@@ -146,8 +148,10 @@ impl Receiving {
     #[inline(never)]
     fn follow(&mut self) -> Result<()> {
         if let Some(generation) = self.reader.announced()? {
-            handover::follow(&mut self.reader, self.waiter.end(), generation)?;
-            self.ring_if_owed();
+            if !self.withdrawn {
+                self.withdrawn = !handover::follow(&mut self.reader, self.waiter.end(), generation)?;
+                self.ring_if_owed();
+            }
         }
         Ok(())
     }

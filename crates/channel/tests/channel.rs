@@ -191,7 +191,7 @@ on_every_backend! {
             let sent = data;
             let writer = scope.spawn(move || {
                 let sizes = [4096, 1 << 20, 8192, 256 << 10, 16 << 10];
-                let (mut moves, mut rest) = (0, &sent[..]);
+                let (mut moves, mut rest) = (0, sent);
                 while !rest.is_empty() {
                     let written = write.write(&rest[..rest.len().min(10_007)]).unwrap();
                     rest = &rest[written..];
