@@ -1,1 +1,101 @@
-//! placeholder
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer facade. Uses: channel, domain-local.
+//!
+//! Tombolo: programs in neighbouring virtual machines, containers and the host talk through memory that both sides map
+//! into user space. Bytes cross without a system call, a packet, a checksum or a copy by a third party; a notification
+//! is sent only to a peer that has said it is asleep.
+//!
+//! A [`Stream`] carries bytes both ways and reads and writes like a `TcpStream`; [`Messages`] carries whole messages.
+//! The address says how the two ends meet: `local:NAME` or `local:/path/to/socket` joins processes, containers and
+//! network namespaces of one kernel that share a folder.
+//!
+//! # Example
+//! ```
+//! use std::{io::{Read, Write}, thread};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let address = &format!("local:{}/greetings", folder.path().display());
+//! let mut listener = tombolo::listen(address)?;
+//! thread::scope(|scope| -> std::io::Result<()> {
+//!     scope.spawn(|| -> std::io::Result<()> {
+//!         let mut stream = tombolo::connect(address)?;
+//!         stream.write_all(b"hello, neighbour")
+//!     });
+//!     let mut greeting = String::new();
+//!     listener.accept()?.read_to_string(&mut greeting)?;
+//!     assert_eq!(greeting, "hello, neighbour");
+//!     Ok(())
+//! })?;
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! Messages, with a deadline and a larger ring:
+//! ```
+//! use std::time::Duration;
+//! use tombolo::{Deadline, Messages, Options};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let address = &format!("local:{}/jobs", folder.path().display());
+//! let options = Options::new().ring_size(4 << 20);
+//! let mut listener = tombolo::listen_with::<Messages>(address, &options)?;
+//! # std::thread::scope(|scope| -> tombolo::Result<()> {
+//! #     let options = &options;
+//! #     scope.spawn(move || tombolo::connect_with::<Messages>(address, options).unwrap().send(b"job 1").unwrap());
+//! let (mut replies, mut jobs) = listener.accept()?.into_split();
+//! let mut job = [0; 64];
+//! let len = jobs.recv_until(&mut job, Deadline::after(Duration::from_secs(5)))?.expect("one job");
+//! assert_eq!(&job[..len], b"job 1");
+//! # let _ = &mut replies;
+//! #     Ok(())
+//! # })?;
+//! # Ok::<(), tombolo::Error>(())
+//! ```
+//!
+//! What it does not do: it does not encrypt (the two ends share memory that no third domain maps), does not cross
+//! hosts, and does not protect a stream's content from the peer that writes it; a peer that lies or dies can end a
+//! channel, and nothing else.
+#![forbid(unsafe_code)]
+
+use std::sync::LazyLock;
+
+pub use tombolo_channel::*;
+use tombolo_domain_local::LocalDomain;
+
+/// The backends of this program, by the scheme of their addresses: `local`.
+static BACKENDS: LazyLock<Backends> = LazyLock::new(|| Backends::new().with(LocalDomain::new()));
+
+/// Reaches the listener at `address` for a stream of bytes, with the default [`Options`].
+///
+/// # Blocking
+/// Until the listener has answered, 5 s at most. If nobody listens, fails at once; see
+/// [`Options::wait_for_listener`].
+///
+/// # Errors
+/// See [`Error`]; it converts into [`std::io::Error`].
+pub fn connect(address: &str) -> Result<Stream> {
+    connect_with(address, &Options::default())
+}
+
+/// As [`connect`], for a [`Stream`] or [`Messages`], with options.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_with<C: Channel>(address: &str, options: &Options) -> Result<C> {
+    BACKENDS.connect(&address.parse()?, options)
+}
+
+/// Begins to listen at `address` for streams of bytes, with the default [`Options`].
+///
+/// # Errors
+/// See [`Error`]: a bad address, one in use, a folder without permission.
+pub fn listen(address: &str) -> Result<Listener<Stream>> {
+    listen_with(address, &Options::default())
+}
+
+/// As [`listen`], for [`Stream`]s or [`Messages`], with options.
+///
+/// # Errors
+/// As [`listen`].
+pub fn listen_with<C: Channel>(address: &str, options: &Options) -> Result<Listener<C>> {
+    BACKENDS.listen(&address.parse()?, options)
+}
