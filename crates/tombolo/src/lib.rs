@@ -48,7 +48,7 @@
 //! # let _ = &mut replies;
 //! #     Ok(())
 //! # })?;
-//! # Ok::<(), tombolo::Error>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! What it does not do: it does not encrypt (the two ends share memory that no third domain maps), does not cross
