@@ -130,7 +130,7 @@ pub(crate) enum Reply {
 pub struct Report {
     /// Bytes within the measured window.
     pub bytes: u64,
-    /// Messages, or connections, within the measured window.
+    /// Messages, or connections, within the measured window; all round trips.
     pub messages: u64,
     /// The measured window.
     pub seconds: f64,

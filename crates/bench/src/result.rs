@@ -51,16 +51,17 @@ pub struct Measurement {
     /// Bytes of a ring.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ring: Option<usize>,
-    /// Voluntary context switches per GiB.
+    /// Voluntary context switches of both ends: per GiB in the test of switches, per round trip in that of latency (where
+    /// it tells whether the ends really slept: then it is about 2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub voluntary: Option<f64>,
-    /// Involuntary context switches per GiB.
+    /// Involuntary context switches, in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub involuntary: Option<f64>,
-    /// System calls per GiB.
+    /// System calls, in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub syscalls: Option<f64>,
-    /// Notifications to a sleeping peer per GiB.
+    /// Notifications to a sleeping peer, in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notifications: Option<f64>,
     /// The share of the channel that got least, as part of an equal share.

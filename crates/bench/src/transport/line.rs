@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Card, Context, Namespaces, Transport};
 use crate::error::Result;
 use crate::job::{Mode, Report, Role, Test, Wait};
-use crate::loops::Stopwatch;
+use crate::stopwatch::Stopwatch;
 
 pub(super) struct RawLine;
 
