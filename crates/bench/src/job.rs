@@ -94,6 +94,9 @@ pub struct Job {
     pub volume: u64,
     /// How the ends wait; `None` leaves it to the transport (the kernel's block).
     pub wait: Option<Wait>,
+    /// Nanoseconds that either end is busy before it asks or answers, so that the other has surely gone to sleep; not
+    /// counted in a round trip.
+    pub think_ns: u32,
     /// Where the ends run.
     pub cpu: Cpu,
     /// The two CPUs.

@@ -118,11 +118,23 @@ fn ask<E: End>(end: &mut E, context: &Context) -> Result<Report> {
     let mut turn = 0;
     let watch = Stopwatch::run(Instant::now(), Duration::from_secs_f64(job.seconds), || {
         turn ^= 1;
+        think(job.think_ns);
         exchange(end, &requests[turn], &mut answer)
     })?;
     requests[0][0] = LAST;
     exchange(end, &requests[0], &mut answer)?;
-    Ok(watch.report())
+    Ok(watch.report(2.0 * f64::from(job.think_ns)))
+}
+
+/// Is busy for so long.
+#[inline]
+fn think(ns: u32) {
+    if ns > 0 {
+        let (start, time) = (Instant::now(), Duration::from_nanos(ns.into()));
+        while start.elapsed() < time {
+            std::hint::spin_loop();
+        }
+    }
 }
 
 /// A message that begins with `stamp`.
@@ -149,6 +161,7 @@ fn exchange<E: End>(end: &mut E, request: &[u8], answer: &mut [u8]) -> Result<()
 fn answer<E: End>(end: &mut E, context: &Context) -> Result<Report> {
     let mut buffer = vec![0; context.job.size];
     while take(end, &mut buffer)? {
+        think(context.job.think_ns);
         end.send(&buffer)?;
         if buffer[0] == LAST {
             break;

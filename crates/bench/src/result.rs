@@ -43,6 +43,9 @@ pub struct Measurement {
     /// How the ends waited; absent where it was left to the transport.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait: Option<Wait>,
+    /// Nanoseconds that either end was busy before each ask and answer; not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub think_ns: Option<u32>,
     /// Where the ends ran.
     pub cpu: Cpu,
     /// The best of the transport's variants, which this is.
@@ -108,6 +111,11 @@ impl Test {
 }
 
 impl Measurement {
+    /// Whether the ends were to sleep, and often did not because the answer came before they could.
+    pub fn dozed(&self) -> bool {
+        self.wait == Some(Wait::Sleep) && self.voluntary.is_some_and(|switches| switches < 1.5)
+    }
+
     /// How many times better this is than `other`, a measurement of the same test.
     pub fn times_better_than(&self, other: &Self) -> f64 {
         if self.test.more_is_better() { self.median / other.median } else { other.median / self.median }
@@ -135,6 +143,7 @@ mod tests {
             runs: 5,
             placement: Placement::Near,
             wait: Some(Wait::Spin),
+            think_ns: None,
             cpu: Cpu::Cross,
             variant: None,
             ring: None,

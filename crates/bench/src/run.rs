@@ -180,6 +180,7 @@ impl Cell {
             seconds: plan.seconds,
             volume: plan.volume,
             wait: self.wait,
+            think_ns: plan.think_ns,
             cpu: self.cpu,
             cpus: plan.pinned,
         };
@@ -240,6 +241,7 @@ impl Cell {
             runs: used.len(),
             placement,
             wait: self.wait,
+            think_ns: (self.test == Test::Latency && plan.think_ns > 0).then_some(plan.think_ns),
             cpu: self.cpu,
             variant: (card.variants.len() > 1).then(|| variant.into()),
             ring: card.rings.then_some(plan.ring),
@@ -419,7 +421,7 @@ mod tests {
     #[test]
     fn sample_with_bytes_missing_is_refused() {
         let job: Job = serde_json::from_str(
-            r#"{"test":"throughput","transport":"tcp","mode":"stream","variant":"","size":64,"channels":1,"ring":1,"seconds":1.0,"volume":1,"wait":null,"cpu":"cross","cpus":[0,1]}"#,
+            r#"{"test":"throughput","transport":"tcp","mode":"stream","variant":"","size":64,"channels":1,"ring":1,"seconds":1.0,"volume":1,"wait":null,"think_ns":0,"cpu":"cross","cpus":[0,1]}"#,
         )
         .unwrap();
         let sent = Report { total: 128, ..Report::default() };

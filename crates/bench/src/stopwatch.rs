@@ -59,17 +59,19 @@ impl Stopwatch {
         Ok(Self { rounds, total, blocks, singles })
     }
 
-    /// Sums up, less what reading the clock takes.
-    pub(crate) fn report(mut self) -> Report {
+    /// Sums up, less what reading the clock takes and `known_ns` of each round trip.
+    pub(crate) fn report(mut self, known_ns: f64) -> Report {
         let clock = clock_cost();
-        let mut singles: Vec<f64> = self.singles.iter().map(|&ns| (f64::from(ns) - clock).max(0.0)).collect();
+        let mut singles: Vec<f64> =
+            self.singles.iter().map(|&ns| (f64::from(ns) - clock - known_ns).max(0.0)).collect();
         singles.sort_by(f64::total_cmp);
         let single = |percent| stats::percentile(&singles, percent).unwrap_or(f64::NAN);
         let round_trip = RoundTrip {
             p50: single(50.0),
             p99: single(99.0),
             p999: single(99.9),
-            median: stats::median(&mut self.blocks).map_or(f64::NAN, |ns| ns - clock / f64::from(self.rounds)),
+            median: stats::median(&mut self.blocks)
+                .map_or(f64::NAN, |ns| ns - clock / f64::from(self.rounds) - known_ns),
         };
         Report { messages: self.total, round_trip: Some(round_trip), ..Report::default() }
     }
@@ -91,7 +93,7 @@ mod tests {
 
     #[test]
     fn stopwatch_of_instant_rounds_reports_in_order() {
-        let report = Stopwatch::run(Instant::now(), Duration::from_millis(20), || Ok(())).unwrap().report();
+        let report = Stopwatch::run(Instant::now(), Duration::from_millis(20), || Ok(())).unwrap().report(0.0);
         let rtt = report.round_trip.unwrap();
         assert!(rtt.p50 <= rtt.p99 && rtt.p99 <= rtt.p999 && rtt.median < 1000.0, "{rtt:?}");
     }
