@@ -26,6 +26,9 @@ pub struct BenchArgs {
     /// How the ends wait in round trips
     #[arg(long = "wait", value_delimiter = ',', default_value = "spin,sleep")]
     pub waits: Vec<Wait>,
+    /// Microseconds that either end is busy before each ask and answer, so that the other surely sleeps; not counted
+    #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub think: u32,
     /// Whether the two ends run on two CPUs or share one
     #[arg(long = "cpu", value_delimiter = ',', default_value = "cross")]
     pub cpus: Vec<Cpu>,
@@ -93,6 +96,8 @@ pub struct Plan {
     pub sizes: Vec<usize>,
     /// Ways to wait in round trips.
     pub waits: Vec<Wait>,
+    /// Nanoseconds that either end is busy before it asks or answers.
+    pub think_ns: u32,
     /// Where the ends run.
     pub cpus: Vec<Cpu>,
     /// Numbers of channels at once.
@@ -139,6 +144,7 @@ impl TryFrom<&BenchArgs> for Plan {
             transports,
             sizes: args.sizes.clone(),
             waits: args.waits.clone(),
+            think_ns: args.think * 1000,
             cpus: args.cpus.clone(),
             channels: args.channels.clone(),
             seconds: args.seconds,

@@ -94,6 +94,9 @@ pub struct Job {
     pub volume: u64,
     /// How the ends wait; `None` leaves it to the transport (the kernel's block).
     pub wait: Option<Wait>,
+    /// Nanoseconds that either end is busy before it asks or answers, so that the other has surely gone to sleep; not
+    /// counted in a round trip.
+    pub think_ns: u32,
     /// Where the ends run.
     pub cpu: Cpu,
     /// The two CPUs.
@@ -130,7 +133,7 @@ pub(crate) enum Reply {
 pub struct Report {
     /// Bytes within the measured window.
     pub bytes: u64,
-    /// Messages, or connections, within the measured window.
+    /// Messages, or connections, within the measured window; all round trips.
     pub messages: u64,
     /// The measured window.
     pub seconds: f64,

@@ -28,9 +28,11 @@ pub mod usage;
 mod args;
 mod front;
 mod loops;
+mod meter;
 mod pair;
 mod result;
 mod run;
+mod stopwatch;
 mod worker;
 
 pub use args::{BenchArgs, Plan};

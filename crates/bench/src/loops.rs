@@ -10,15 +10,12 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::job::{Mode, Report, Role, RoundTrip, Test};
-use crate::stats;
+use crate::job::{Mode, Report, Role, Test};
+use crate::meter::{Meter, chunk, pattern, stamp, take};
+use crate::stopwatch::Stopwatch;
 use crate::transport::{Context, End, Wire};
 use crate::usage::{self, Usage};
 
-/// A receiver of a stream takes up to this much at once, or a message if that is more.
-const GULP: usize = 64 << 10;
-/// A block of round trips, between two clock reads, takes about this long, or has this many.
-const BLOCK: (f64, f64) = (2000.0, 16.0);
 /// First bytes of the requests: two that alternate, and the last.
 const STAMPS: [u8; 2] = [1, 2];
 const LAST: u8 = 0xff;
@@ -69,17 +66,6 @@ fn measured<E: End>(mut end: E, context: &Context, work: impl FnOnce(&mut E) -> 
     Ok(report)
 }
 
-/// How many messages, a power of two, go between two clock reads: up to 64 KiB or 1024 messages.
-fn chunk(size: usize) -> u64 {
-    let most = (GULP / size).clamp(1, 1024);
-    1 << most.ilog2()
-}
-
-/// Bytes of a message that carry the number of its chunk.
-fn stamp(size: usize, chunk: u64) -> ([u8; 8], usize) {
-    (chunk.to_le_bytes(), size.min(8))
-}
-
 /// Left: sends messages until the time or the volume is reached.
 fn send<E: End>(end: &mut E, context: &Context, start: Instant) -> Result<Report> {
     let job = &context.job;
@@ -115,130 +101,13 @@ fn receive<E: End>(end: &mut E, context: &Context, start: Instant) -> Result<Rep
         _ => Duration::from_secs_f64(job.seconds / 10.0).min(Duration::from_millis(10)),
     };
     let one_by_one = job.test == Test::Rate || job.mode == Mode::Message;
-    let mut meter = Meter { size: job.size, ..Meter::new(start, warm) };
+    let mut meter = Meter::new(job.size, start, warm);
     if one_by_one {
         meter.messages(end)?
     } else {
         meter.gulps(end)?
     }
     Ok(meter.report())
-}
-
-/// Counts and checks what arrives.
-struct Meter {
-    size: usize,
-    start: Instant,
-    warm: Duration,
-    /// All bytes so far.
-    total: u64,
-    /// When the window opened, and how many bytes had come by then.
-    opened: Option<(Instant, u64)>,
-    /// The same of the latest clock read.
-    latest: (Instant, u64),
-}
-
-impl Meter {
-    fn new(start: Instant, warm: Duration) -> Self {
-        Self { size: 0, start, warm, total: 0, opened: None, latest: (start, 0) }
-    }
-
-    /// Receives whole messages, a chunk between two clock reads.
-    fn messages<E: End>(&mut self, end: &mut E) -> Result<()> {
-        let per_chunk = chunk(self.size);
-        let mut buffer = vec![0; self.size];
-        for number in 0.. {
-            for i in 0..per_chunk {
-                if !take(end, &mut buffer)? {
-                    self.read_clock();
-                    return Ok(());
-                }
-                self.total += self.size as u64;
-                if i == 0 {
-                    self.check(&buffer, number)?;
-                }
-            }
-            self.check(&buffer, number)?;
-            self.read_clock();
-        }
-        Ok(())
-    }
-
-    /// Receives whatever is there.
-    fn gulps<E: End>(&mut self, end: &mut E) -> Result<()> {
-        let mut buffer = vec![0; self.size.max(GULP)];
-        let (size, per_chunk) = (self.size as u64, chunk(self.size));
-        let often = per_chunk * size;
-        // The first message whose beginning has not been seen, and where the clock is to be read next.
-        let (mut message, mut due) = (0, often);
-        loop {
-            let got = end.recv(&mut buffer)?;
-            if got == 0 {
-                self.read_clock();
-                return Ok(());
-            }
-            let begin = message * size - self.total;
-            self.total += got as u64;
-            if message * size < self.total {
-                // The stamp may be cut off by the end of the gulp; then it goes unchecked.
-                if let Some(text) = buffer[..got].get(begin as usize..).filter(|t| t.len() >= self.size.min(8)) {
-                    self.check(text, message / per_chunk)?;
-                }
-                message = self.total.div_ceil(size);
-            }
-            if self.total >= due {
-                self.read_clock();
-                due = self.total + often;
-            }
-        }
-    }
-
-    #[inline]
-    fn check(&self, message: &[u8], chunk: u64) -> Result<()> {
-        let (bytes, len) = stamp(self.size, chunk);
-        if message[..len] == bytes[..len] {
-            return Ok(());
-        }
-        let (got, total) = (&message[..len], self.total);
-        Err(Error::Spoiled(format!("stamp {got:?} instead of that of chunk {chunk} before byte {total}")))
-    }
-
-    fn read_clock(&mut self) {
-        let now = Instant::now();
-        self.latest = (now, self.total);
-        if self.opened.is_none() && now - self.start >= self.warm {
-            self.opened = Some(self.latest);
-        }
-    }
-
-    fn report(&self) -> Report {
-        // Without a warm-up, or if what came did not come steadily but at once in the end, everything counts.
-        let (end, _) = self.latest;
-        let (opened, before) = match self.opened {
-            Some((at, before)) if !self.warm.is_zero() && end - at > (end - self.start) / 2 => (at, before),
-            _ => (self.start, 0),
-        };
-        let bytes = self.latest.1 - before;
-        Report {
-            bytes,
-            messages: bytes / self.size as u64,
-            seconds: (end - opened).as_secs_f64(),
-            total: self.total,
-            ..Report::default()
-        }
-    }
-}
-
-/// Fills `buffer` with one message; false at the end.
-#[inline]
-fn take<E: End>(end: &mut E, buffer: &mut [u8]) -> Result<bool> {
-    let mut got = end.recv(buffer)?;
-    while got != 0 && got < buffer.len() {
-        match end.recv(&mut buffer[got..])? {
-            0 => return Err(Error::Closed { got, size: buffer.len() }),
-            more => got += more,
-        }
-    }
-    Ok(got != 0)
 }
 
 /// Left: asks and waits for the answer, until the time is over.
@@ -249,11 +118,23 @@ fn ask<E: End>(end: &mut E, context: &Context) -> Result<Report> {
     let mut turn = 0;
     let watch = Stopwatch::run(Instant::now(), Duration::from_secs_f64(job.seconds), || {
         turn ^= 1;
+        think(job.think_ns);
         exchange(end, &requests[turn], &mut answer)
     })?;
     requests[0][0] = LAST;
     exchange(end, &requests[0], &mut answer)?;
-    Ok(watch.report())
+    Ok(watch.report(2.0 * f64::from(job.think_ns)))
+}
+
+/// Is busy for so long.
+#[inline]
+fn think(ns: u32) {
+    if ns > 0 {
+        let (start, time) = (Instant::now(), Duration::from_nanos(ns.into()));
+        while start.elapsed() < time {
+            std::hint::spin_loop();
+        }
+    }
 }
 
 /// A message that begins with `stamp`.
@@ -280,85 +161,13 @@ fn exchange<E: End>(end: &mut E, request: &[u8], answer: &mut [u8]) -> Result<()
 fn answer<E: End>(end: &mut E, context: &Context) -> Result<Report> {
     let mut buffer = vec![0; context.job.size];
     while take(end, &mut buffer)? {
+        think(context.job.think_ns);
         end.send(&buffer)?;
         if buffer[0] == LAST {
             break;
         }
     }
     Ok(Report::default())
-}
-
-/// Times round trips: half of the time in blocks, for a median that no clock read disturbs, and half one by one, for
-/// the tail.
-pub(crate) struct Stopwatch {
-    /// Round trips in a block.
-    rounds: u32,
-    /// Nanoseconds of a round trip, block by block.
-    blocks: Vec<f64>,
-    /// Nanoseconds of single round trips, the latest ones.
-    singles: Vec<u32>,
-}
-
-impl Stopwatch {
-    /// Single round trips that are kept; a power of two.
-    const SINGLES: usize = 1 << 18;
-
-    /// Calls `round` again and again for `time` from `start` on, a twentieth of it to warm up.
-    pub(crate) fn run(start: Instant, time: Duration, mut round: impl FnMut() -> Result<()>) -> Result<Self> {
-        // Filled, for a page that is first touched in the middle of a round trip is a blot on the tail.
-        let mut singles = vec![u32::MAX; Self::SINGLES];
-        let mut warm = 0;
-        let mut now = start;
-        while warm == 0 || now - start < time / 20 {
-            round()?;
-            warm += 1;
-            now = Instant::now();
-        }
-        let (long, many) = BLOCK;
-        let rounds = (long * f64::from(warm) / (now - start).as_nanos().max(1) as f64).clamp(1.0, many) as u32;
-        let mut blocks = Vec::new();
-        while blocks.is_empty() || now - start < time / 2 {
-            for _ in 0..rounds {
-                round()?;
-            }
-            let before = std::mem::replace(&mut now, Instant::now());
-            blocks.push((now - before).as_nanos() as f64 / f64::from(rounds));
-        }
-        let mut count = 0;
-        while count == 0 || now - start < time {
-            round()?;
-            let before = std::mem::replace(&mut now, Instant::now());
-            singles[count % Self::SINGLES] = u32::try_from((now - before).as_nanos()).unwrap_or(u32::MAX);
-            count += 1;
-        }
-        singles.truncate(count);
-        Ok(Self { rounds, blocks, singles })
-    }
-
-    /// Sums up, less what reading the clock takes.
-    pub(crate) fn report(mut self) -> Report {
-        let clock = clock_cost();
-        let mut singles: Vec<f64> = self.singles.iter().map(|&ns| (f64::from(ns) - clock).max(0.0)).collect();
-        singles.sort_by(f64::total_cmp);
-        let single = |percent| stats::percentile(&singles, percent).unwrap_or(f64::NAN);
-        let round_trip = RoundTrip {
-            p50: single(50.0),
-            p99: single(99.0),
-            p999: single(99.9),
-            median: stats::median(&mut self.blocks).map_or(f64::NAN, |ns| ns - clock / f64::from(self.rounds)),
-        };
-        Report { round_trip: Some(round_trip), ..Report::default() }
-    }
-}
-
-/// Nanoseconds that it takes to read the clock.
-fn clock_cost() -> f64 {
-    const READS: u32 = 1000;
-    let start = Instant::now();
-    for _ in 1..READS {
-        std::hint::black_box(Instant::now());
-    }
-    start.elapsed().as_nanos() as f64 / f64::from(READS)
 }
 
 /// Left: connects, sends a byte, awaits it back, closes; again and again.
@@ -444,110 +253,4 @@ fn crowd<E: End>(
     sum.bytes = sum.total;
     context.link.meet()?;
     Ok(sum)
-}
-
-/// Bytes that differ from their neighbours, so that what is moved is not all zeroes.
-fn pattern(size: usize) -> Vec<u8> {
-    (0..size).map(|i| (i % 251) as u8).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::VecDeque;
-
-    /// An end that hands out what was put into it, at most `gulp` bytes at once.
-    struct Queue {
-        bytes: VecDeque<u8>,
-        gulp: usize,
-    }
-
-    impl End for Queue {
-        fn send(&mut self, message: &[u8]) -> Result<()> {
-            self.bytes.extend(message);
-            Ok(())
-        }
-
-        fn recv(&mut self, buffer: &mut [u8]) -> Result<usize> {
-            let n = buffer.len().min(self.gulp).min(self.bytes.len());
-            buffer.iter_mut().zip(self.bytes.drain(..n)).for_each(|(to, from)| *to = from);
-            Ok(n)
-        }
-
-        fn finish(&mut self) -> Result<()> {
-            Ok(())
-        }
-    }
-
-    fn stream(size: usize, chunks: u64, gulp: usize) -> Queue {
-        let mut queue = Queue { bytes: VecDeque::new(), gulp };
-        for number in 0..chunks {
-            let mut message = pattern(size);
-            let (bytes, len) = stamp(size, number);
-            message[..len].copy_from_slice(&bytes[..len]);
-            (0..chunk(size)).for_each(|_| queue.send(&message).unwrap());
-        }
-        queue
-    }
-
-    fn meter(size: usize) -> Meter {
-        Meter { size, ..Meter::new(Instant::now(), Duration::ZERO) }
-    }
-
-    #[test]
-    fn meter_true_data_is_counted_whatever_the_gulps() {
-        for (size, gulp) in [(1, 7), (3, 1000), (8, 8), (64, 100), (64, 65536), (100, 1), (5000, 4096), (70000, 65536)]
-        {
-            let sent = stream(size, 3, gulp).bytes.len() as u64;
-            let mut gulps = meter(size);
-            gulps.gulps(&mut stream(size, 3, gulp)).unwrap();
-            let mut messages = meter(size);
-            messages.messages(&mut stream(size, 3, gulp)).unwrap();
-            assert_eq!((gulps.total, messages.total), (sent, sent), "size {size}, gulp {gulp}");
-            assert_eq!(gulps.report().bytes, sent);
-        }
-    }
-
-    #[test]
-    fn meter_lost_repeated_or_cut_data_is_refused() {
-        let mut lost = stream(64, 4, 64);
-        lost.bytes.drain(..64);
-        assert!(matches!(meter(64).messages(&mut lost), Err(Error::Spoiled(_))));
-        for gulp in [64, 4096] {
-            let mut repeated = stream(64, 4, gulp);
-            (0..64).for_each(|byte| repeated.bytes.push_front(byte));
-            let spoiled = if gulp == 64 { meter(64).messages(&mut repeated) } else { meter(64).gulps(&mut repeated) };
-            assert!(matches!(spoiled, Err(Error::Spoiled(_))), "gulp {gulp}");
-        }
-        let mut cut = stream(64, 1, 64);
-        cut.bytes.pop_back();
-        assert!(matches!(meter(64).messages(&mut cut), Err(Error::Closed { got: 63, size: 64 })));
-    }
-
-    #[test]
-    fn meter_of_bytes_that_come_at_once_in_the_end_counts_the_waiting() {
-        let start = Instant::now();
-        let at = |ms, bytes| (start + Duration::from_millis(ms), bytes);
-        let warm = Duration::from_millis(10);
-        let sudden = Meter { total: 1000, opened: Some(at(99, 10)), latest: at(100, 1000), ..Meter::new(start, warm) };
-        let steady = Meter { opened: Some(at(20, 200)), ..sudden };
-        let rate = |meter: &Meter| Meter { size: 1, ..*meter }.report();
-        assert_eq!((rate(&sudden).bytes, rate(&sudden).seconds), (1000, 0.1));
-        assert_eq!((rate(&steady).bytes, rate(&steady).seconds), (800, 0.08));
-    }
-
-    #[test]
-    fn chunk_of_any_size_is_a_power_of_two_of_at_most_64_kib() {
-        for size in [1, 8, 63, 64, 1000, 65536, 1 << 22] {
-            let n = chunk(size);
-            assert!(n.is_power_of_two() && n <= 1024 && (n == 1 || n as usize * size <= GULP), "{size}: {n}");
-        }
-    }
-
-    #[test]
-    fn stopwatch_of_instant_rounds_reports_in_order() {
-        let report = Stopwatch::run(Instant::now(), Duration::from_millis(20), || Ok(())).unwrap().report();
-        let rtt = report.round_trip.unwrap();
-        assert!(rtt.p50 <= rtt.p99 && rtt.p99 <= rtt.p999 && rtt.median < 1000.0, "{rtt:?}");
-    }
 }

@@ -43,6 +43,9 @@ pub struct Measurement {
     /// How the ends waited; absent where it was left to the transport.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wait: Option<Wait>,
+    /// Nanoseconds that either end was busy before each ask and answer; not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub think_ns: Option<u32>,
     /// Where the ends ran.
     pub cpu: Cpu,
     /// The best of the transport's variants, which this is.
@@ -51,16 +54,17 @@ pub struct Measurement {
     /// Bytes of a ring.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ring: Option<usize>,
-    /// Voluntary context switches per GiB.
+    /// Voluntary context switches of both ends: per GiB in the test of switches, per round trip in that of latency (where
+    /// it tells whether the ends really slept: then it is about 2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub voluntary: Option<f64>,
-    /// Involuntary context switches per GiB.
+    /// Involuntary context switches, in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub involuntary: Option<f64>,
-    /// System calls per GiB.
+    /// System calls, in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub syscalls: Option<f64>,
-    /// Notifications to a sleeping peer per GiB.
+    /// Notifications to a sleeping peer, in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub notifications: Option<f64>,
     /// The share of the channel that got least, as part of an equal share.
@@ -107,6 +111,11 @@ impl Test {
 }
 
 impl Measurement {
+    /// Whether the ends were to sleep, and often did not because the answer came before they could.
+    pub fn dozed(&self) -> bool {
+        self.wait == Some(Wait::Sleep) && self.voluntary.is_some_and(|switches| switches < 1.5)
+    }
+
     /// How many times better this is than `other`, a measurement of the same test.
     pub fn times_better_than(&self, other: &Self) -> f64 {
         if self.test.more_is_better() { self.median / other.median } else { other.median / self.median }
@@ -134,6 +143,7 @@ mod tests {
             runs: 5,
             placement: Placement::Near,
             wait: Some(Wait::Spin),
+            think_ns: None,
             cpu: Cpu::Cross,
             variant: None,
             ring: None,

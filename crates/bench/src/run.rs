@@ -180,6 +180,7 @@ impl Cell {
             seconds: plan.seconds,
             volume: plan.volume,
             wait: self.wait,
+            think_ns: plan.think_ns,
             cpu: self.cpu,
             cpus: plan.pinned,
         };
@@ -240,6 +241,7 @@ impl Cell {
             runs: used.len(),
             placement,
             wait: self.wait,
+            think_ns: (self.test == Test::Latency && plan.think_ns > 0).then_some(plan.think_ns),
             cpu: self.cpu,
             variant: (card.variants.len() > 1).then(|| variant.into()),
             ring: card.rings.then_some(plan.ring),
@@ -293,12 +295,20 @@ impl Sample {
             return Err(Error::Spoiled(format!("{} bytes were sent and {} arrived", left.total, right.total)));
         }
         let per_gib = |n: u64| n as f64 / (left.total as f64 / GIB);
-        let voluntary = per_gib(left.usage.voluntary + right.usage.voluntary);
+        let both = |of: fn(&Report) -> Option<u64>| {
+            let sum = of(left)? + of(right)?;
+            match job.test {
+                Test::Switches => Some(per_gib(sum)),
+                Test::Latency => Some(sum as f64 / left.messages as f64),
+                _ => None,
+            }
+        };
+        let voluntary = both(|r| Some(r.usage.voluntary));
         let value = match job.test {
             Test::Throughput | Test::Channels => right.bytes as f64 / right.seconds,
             Test::Rate => right.messages as f64 / right.seconds,
             Test::Latency => left.round_trip.map_or(f64::NAN, |r| r.median),
-            Test::Switches => voluntary,
+            Test::Switches => voluntary.unwrap_or(f64::NAN),
             Test::Setup => left.messages as f64 / left.seconds,
             Test::Cpu => per_gib(left.usage.cpu_ns + right.usage.cpu_ns) / 1e9,
             Test::Memory => (left.memory + right.memory) as f64 / job.channels as f64,
@@ -306,18 +316,16 @@ impl Sample {
         if !value.is_finite() {
             return Err(Error::Worker("nothing arrived within the sample's time; give it more with --seconds".into()));
         }
-        let counted = job.test == Test::Switches;
-        let both = |l: Option<u64>, r: Option<u64>| Some(per_gib(l? + r?)).filter(|_| counted);
         let fair = right.total as f64 / right.shares.len() as f64;
         let share = |bytes: Option<&u64>| bytes.map(|&b| b as f64 / fair);
         Ok(Self {
             value,
             placement: left.placement(job.cpu),
             round_trip: left.round_trip,
-            voluntary: counted.then_some(voluntary),
-            involuntary: counted.then(|| per_gib(left.usage.involuntary + right.usage.involuntary)),
-            syscalls: both(left.syscalls, right.syscalls),
-            notifications: both(left.notifications, right.notifications),
+            voluntary,
+            involuntary: both(|r| Some(r.usage.involuntary)),
+            syscalls: both(|r| r.syscalls),
+            notifications: both(|r| r.notifications),
             shares: share(right.shares.iter().min()).zip(share(right.shares.iter().max())),
         })
     }
@@ -413,7 +421,7 @@ mod tests {
     #[test]
     fn sample_with_bytes_missing_is_refused() {
         let job: Job = serde_json::from_str(
-            r#"{"test":"throughput","transport":"tcp","mode":"stream","variant":"","size":64,"channels":1,"ring":1,"seconds":1.0,"volume":1,"wait":null,"cpu":"cross","cpus":[0,1]}"#,
+            r#"{"test":"throughput","transport":"tcp","mode":"stream","variant":"","size":64,"channels":1,"ring":1,"seconds":1.0,"volume":1,"wait":null,"think_ns":0,"cpu":"cross","cpus":[0,1]}"#,
         )
         .unwrap();
         let sent = Report { total: 128, ..Report::default() };

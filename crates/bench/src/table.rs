@@ -25,7 +25,9 @@ pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
     for group in groups {
         let table = Table::of(&group);
         let cell = |m: &Measurement| {
-            format!("{}{}", human(m.median, m.test), if m.placement == table.placement { "" } else { "*" })
+            let elsewhere = if m.placement == table.placement { "" } else { "*" };
+            let dozed = if m.dozed() { "°" } else { "" };
+            format!("{}{elsewhere}{dozed}", human(m.median, m.test))
         };
         table.draw(&mut text, &heading(group[0], &table), cell);
         if let Some(yardstick) = against {
@@ -57,18 +59,25 @@ fn title(m: &Measurement) -> String {
         Some(Wait::Sleep) => ", sleeping",
         None => "",
     };
+    if let Some(think) = m.think_ns {
+        title += &format!(", {} µs busy before each message", think / 1000);
+    }
     title + if m.cpu == Cpu::Same { ", both on one CPU" } else { "" }
 }
 
 fn heading(first: &Measurement, table: &Table<'_>) -> String {
-    let others = table.rows.values().flat_map(BTreeMap::values).any(|m| m.placement != table.placement);
+    let any = |of: &dyn Fn(&Measurement) -> bool| table.rows.values().flat_map(BTreeMap::values).any(|m| of(m));
+    let others = any(&|m| m.placement != table.placement);
+    let dozed = any(&|m| m.dozed());
     let placement = match table.placement {
         Placement::Near => "; CPUs near",
         Placement::Far => "; CPUs far apart",
         Placement::Mixed => "; the host moved the CPUs: treat as noise",
         Placement::Same | Placement::Unknown => "",
     };
-    format!("{}{placement}{}", title(first), if others { " (* elsewhere)" } else { "" })
+    let elsewhere = if others { " (* elsewhere)" } else { "" };
+    let awake = if dozed { " (° mostly answered before the ends could sleep; see --think)" } else { "" };
+    format!("{}{placement}{elsewhere}{awake}", title(first))
 }
 
 type Row<'a> = BTreeMap<usize, &'a Measurement>;
@@ -193,6 +202,15 @@ round trip, spinning: times better than line
 4KiB  0.00  1.00
 ";
         assert_eq!(text, want);
+    }
+
+    #[test]
+    fn table_of_sleepers_that_did_not_sleep_says_so() {
+        let sleeper =
+            |voluntary| Measurement { wait: Some(Wait::Sleep), voluntary: Some(voluntary), ..m("tcp", 1, 18_000.0) };
+        let (asleep, awake) = (render(&[sleeper(2.0)], None), render(&[sleeper(0.2)], None));
+        assert!(asleep.contains("18.0 µs\n") && !asleep.contains('°'), "{asleep}");
+        assert!(awake.contains("18.0 µs°\n") && awake.contains("before the ends could sleep"), "{awake}");
     }
 
     #[test]

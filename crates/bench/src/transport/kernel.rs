@@ -12,7 +12,7 @@ use rustix::net::sockopt;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
-use super::{Card, Context, End, Namespaces, Wire};
+use super::{Card, Context, End, Namespaces, Wire, serial};
 use crate::error::{Error, Os, Result};
 use crate::job::{Job, Mode, Test, Wait};
 
@@ -263,12 +263,4 @@ impl Wire for Eventfd {
     fn connect(&self, _: &str, context: &Context) -> Result<FdEnd> {
         FdEnd::new(context.link.take()?, context.link.take()?, &context.job)
     }
-}
-
-/// A number that this process has not used before.
-fn serial() -> u64 {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static SERIAL: AtomicU64 = AtomicU64::new(0);
-    // ORDER: none needed; each caller only wants a number of its own.
-    SERIAL.fetch_add(1, Ordering::Relaxed)
 }

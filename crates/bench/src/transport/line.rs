@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{Card, Context, Namespaces, Transport};
 use crate::error::Result;
 use crate::job::{Mode, Report, Role, Test, Wait};
-use crate::loops::Stopwatch;
+use crate::stopwatch::Stopwatch;
 
 pub(super) struct RawLine;
 
@@ -31,7 +31,7 @@ impl Transport for RawLine {
                 let time = Duration::from_secs_f64(context.job.seconds);
                 let watch = Stopwatch::run(Instant::now(), time, || context.line.ask())?;
                 context.line.stop()?;
-                Ok(watch.report())
+                Ok(watch.report(0.0))
             }
         }
     }

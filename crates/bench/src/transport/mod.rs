@@ -180,3 +180,11 @@ impl Card {
             && !(wait == Some(Wait::Spin) && cpu == Cpu::Same)
     }
 }
+
+/// A number that this process has not used before.
+fn serial() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    // ORDER: none needed; each caller only wants a number of its own.
+    SERIAL.fetch_add(1, Ordering::Relaxed)
+}

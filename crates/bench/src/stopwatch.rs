@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Timing round trips.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+use crate::job::{Report, RoundTrip};
+use crate::stats;
+
+/// A block of round trips, between two clock reads, takes about this long, or has this many.
+const BLOCK: (f64, f64) = (2000.0, 16.0);
+/// Times round trips: half of the time in blocks, for a median that no clock read disturbs, and half one by one, for
+/// the tail.
+pub(crate) struct Stopwatch {
+    /// Round trips in a block.
+    rounds: u32,
+    /// Round trips in all.
+    total: u64,
+    /// Nanoseconds of a round trip, block by block.
+    blocks: Vec<f64>,
+    /// Nanoseconds of single round trips, the latest ones.
+    singles: Vec<u32>,
+}
+
+impl Stopwatch {
+    /// Single round trips that are kept; a power of two.
+    const SINGLES: usize = 1 << 18;
+
+    /// Calls `round` again and again for `time` from `start` on, a twentieth of it to warm up.
+    pub(crate) fn run(start: Instant, time: Duration, mut round: impl FnMut() -> Result<()>) -> Result<Self> {
+        // Filled, for a page that is first touched in the middle of a round trip is a blot on the tail.
+        let mut singles = vec![u32::MAX; Self::SINGLES];
+        let mut warm = 0u32;
+        let mut now = start;
+        while warm == 0 || now - start < time / 20 {
+            round()?;
+            warm += 1;
+            now = Instant::now();
+        }
+        let (long, many) = BLOCK;
+        let rounds = (long * f64::from(warm) / (now - start).as_nanos().max(1) as f64).clamp(1.0, many) as u32;
+        let mut blocks = Vec::new();
+        while blocks.is_empty() || now - start < time / 2 {
+            for _ in 0..rounds {
+                round()?;
+            }
+            let before = std::mem::replace(&mut now, Instant::now());
+            blocks.push((now - before).as_nanos() as f64 / f64::from(rounds));
+        }
+        let mut count = 0;
+        while count == 0 || now - start < time {
+            round()?;
+            let before = std::mem::replace(&mut now, Instant::now());
+            singles[count % Self::SINGLES] = u32::try_from((now - before).as_nanos()).unwrap_or(u32::MAX);
+            count += 1;
+        }
+        singles.truncate(count);
+        let total = u64::from(warm) + blocks.len() as u64 * u64::from(rounds) + count as u64;
+        Ok(Self { rounds, total, blocks, singles })
+    }
+
+    /// Sums up, less what reading the clock takes and `known_ns` of each round trip.
+    pub(crate) fn report(mut self, known_ns: f64) -> Report {
+        let clock = clock_cost();
+        let mut singles: Vec<f64> =
+            self.singles.iter().map(|&ns| (f64::from(ns) - clock - known_ns).max(0.0)).collect();
+        singles.sort_by(f64::total_cmp);
+        let single = |percent| stats::percentile(&singles, percent).unwrap_or(f64::NAN);
+        let round_trip = RoundTrip {
+            p50: single(50.0),
+            p99: single(99.0),
+            p999: single(99.9),
+            median: stats::median(&mut self.blocks)
+                .map_or(f64::NAN, |ns| ns - clock / f64::from(self.rounds) - known_ns),
+        };
+        Report { messages: self.total, round_trip: Some(round_trip), ..Report::default() }
+    }
+}
+
+/// Nanoseconds that it takes to read the clock.
+fn clock_cost() -> f64 {
+    const READS: u32 = 1000;
+    let start = Instant::now();
+    for _ in 1..READS {
+        std::hint::black_box(Instant::now());
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(READS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stopwatch_of_instant_rounds_reports_in_order() {
+        let report = Stopwatch::run(Instant::now(), Duration::from_millis(20), || Ok(())).unwrap().report(0.0);
+        let rtt = report.round_trip.unwrap();
+        assert!(rtt.p50 <= rtt.p99 && rtt.p99 <= rtt.p999 && rtt.median < 1000.0, "{rtt:?}");
+    }
+}
