@@ -43,6 +43,9 @@ pub enum Error {
     /// A worker process said something that is not a reply, or nothing at all.
     #[error("worker process: {0}")]
     Worker(String),
+    /// Tombolo refused or lost a channel.
+    #[error(transparent)]
+    Tombolo(tombolo::Error),
     /// The command line asks for something that does not exist.
     #[error("{0}")]
     Usage(String),

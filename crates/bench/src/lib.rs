@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: mem.
+//! Layer 4. Uses: mem, tombolo.
 //!
 //! Measures ways of moving bytes between two processes, side by side in one run.
 //!

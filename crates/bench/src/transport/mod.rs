@@ -8,9 +8,11 @@
 mod kernel;
 mod line;
 mod memcpy;
+mod tombolo;
 
 pub use memcpy::copy as memcpy;
 
+use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -151,6 +153,8 @@ impl<W: Wire> Transport for W {
 /// Every transport there is, in the order in which tables show them.
 pub fn all() -> Vec<Arc<dyn Transport>> {
     vec![
+        Arc::new(tombolo::Tombolo::<::tombolo::Stream>(PhantomData)),
+        Arc::new(tombolo::Tombolo::<::tombolo::Messages>(PhantomData)),
         Arc::new(kernel::Tcp { veth: false }),
         Arc::new(kernel::Tcp { veth: true }),
         Arc::new(kernel::Unix { messages: false }),

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tombolo itself, as a stream and as messages, through its public interface.
+
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use tombolo::{Channel, Deadline, Listener, Messages, Options, Statistics, Stream};
+
+use super::{Card, Context, End, Namespaces, Wire};
+use crate::error::{Error, Result};
+use crate::job::{Job, Mode, Test, Wait};
+
+const CARD: Card = Card {
+    name: "tombolo",
+    mode: Mode::Stream,
+    variants: &[""],
+    namespaces: Namespaces::Shared,
+    tests: &[
+        Test::Throughput,
+        Test::Rate,
+        Test::Latency,
+        Test::Switches,
+        Test::Setup,
+        Test::Channels,
+        Test::Cpu,
+        Test::Memory,
+    ],
+    waits: &[Wait::Spin, Wait::Sleep],
+    size: None,
+    rings: true,
+};
+
+/// A channel of kind `C`.
+pub(super) struct Tombolo<C>(pub PhantomData<fn() -> C>);
+
+/// A channel that can be measured.
+pub(super) trait Measured: Channel + Send + 'static {
+    const MODE: Mode;
+
+    fn send(&mut self, message: &[u8]) -> tombolo::Result<()>;
+    fn recv(&mut self, buffer: &mut [u8]) -> tombolo::Result<usize>;
+    fn close(&mut self);
+    fn statistics(&self) -> Statistics;
+}
+
+impl Measured for Stream {
+    const MODE: Mode = Mode::Stream;
+
+    #[inline]
+    fn send(&mut self, message: &[u8]) -> tombolo::Result<()> {
+        self.split().1.write_all_until(message, Deadline::NEVER)
+    }
+
+    #[inline]
+    fn recv(&mut self, buffer: &mut [u8]) -> tombolo::Result<usize> {
+        self.split().0.read_until(buffer, Deadline::NEVER)
+    }
+
+    fn close(&mut self) {
+        self.split().1.close();
+    }
+
+    fn statistics(&self) -> Statistics {
+        Stream::statistics(self)
+    }
+}
+
+impl Measured for Messages {
+    const MODE: Mode = Mode::Message;
+
+    #[inline]
+    fn send(&mut self, message: &[u8]) -> tombolo::Result<()> {
+        Messages::send(self, message)
+    }
+
+    #[inline]
+    fn recv(&mut self, buffer: &mut [u8]) -> tombolo::Result<usize> {
+        Messages::recv(self, buffer).map(Option::unwrap_or_default)
+    }
+
+    fn close(&mut self) {
+        self.split().0.close();
+    }
+
+    fn statistics(&self) -> Statistics {
+        Messages::statistics(self)
+    }
+}
+
+impl<C: Measured> End for C {
+    #[inline]
+    fn send(&mut self, message: &[u8]) -> Result<()> {
+        Measured::send(self, message).map_err(failed)
+    }
+
+    #[inline]
+    fn recv(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        Measured::recv(self, buffer).map_err(failed)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.close();
+        Ok(())
+    }
+
+    /// A ring is one, a sleep three (drain, barrier, wait), at most.
+    fn syscalls(&self) -> Option<u64> {
+        let Statistics { sent, received, .. } = self.statistics();
+        let calls = |c: tombolo::Counters| c.notifications_sent + 3 * c.sleeps;
+        Some(calls(sent.counters) + calls(received.counters))
+    }
+
+    fn notifications(&self) -> Option<u64> {
+        let Statistics { sent, received, .. } = self.statistics();
+        Some(sent.counters.notifications_sent + received.counters.notifications_sent)
+    }
+}
+
+impl<C: Measured> Wire for Tombolo<C> {
+    type Host = Listener<C>;
+    type End = C;
+
+    fn card(&self) -> Card {
+        Card { mode: C::MODE, ..CARD }
+    }
+
+    fn listen(&self, context: &Context) -> Result<(Listener<C>, String)> {
+        let address = format!("local:{}/tombolo-{}.sock", context.scratch.display(), super::serial());
+        let listener = tombolo::listen_with(&address, &options(&context.job)).map_err(failed)?;
+        Ok((listener, address))
+    }
+
+    fn accept(&self, host: &mut Listener<C>, _: &Context) -> Result<C> {
+        host.accept().map_err(failed)
+    }
+
+    fn connect(&self, address: &str, context: &Context) -> Result<C> {
+        tombolo::connect_with(address, &options(&context.job)).map_err(failed)
+    }
+}
+
+/// One who is to spin never sleeps, one who is to sleep never spins, and who was told nothing does as users do.
+fn options(job: &Job) -> Options {
+    let options = Options::new().ring_size(job.ring as u64);
+    match job.wait {
+        Some(Wait::Spin) => options.spin(Duration::MAX),
+        Some(Wait::Sleep) => options.spin(Duration::ZERO),
+        None => options,
+    }
+}
+
+fn failed(error: tombolo::Error) -> Error {
+    match error {
+        tombolo::Error::TooLarge { len, max } => {
+            Error::Unsupported(format!("a message of {len} bytes is longer than the ring takes ({max}); see --ring"))
+        }
+        other => Error::Tombolo(other),
+    }
+}
