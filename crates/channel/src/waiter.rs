@@ -99,6 +99,7 @@ impl Waiter {
         Ok(self.pollable.get().expect("set just now").fd())
     }
 
+    #[inline]
     pub(crate) fn is_polled(&self) -> bool {
         self.pollable.get().is_some()
     }
@@ -106,12 +107,13 @@ impl Waiter {
     /// After a call that did something: whoever polls must not miss what is left.
     #[inline]
     pub(crate) fn settle(&mut self) {
-        if !self.promised {
-            self.settle_slow();
+        if !self.promised && self.is_polled() {
+            self.promise();
         }
     }
 
-    fn settle_slow(&mut self) {
+    #[cold]
+    fn promise(&mut self) {
         if let Some(pollable) = self.pollable.get() {
             pollable.raise();
             self.promised = true;

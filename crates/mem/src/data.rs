@@ -7,7 +7,7 @@
 
 use std::{marker::PhantomData, ptr::NonNull, sync::Arc};
 
-use crate::{OwnData, PeerData, copy, map::Mapping};
+use crate::{OwnData, PeerData, Untrusted, copy, map::Mapping};
 
 /// A range of a mapping, and what keeps it mapped.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ unsafe impl Sync for Range {}
 
 impl Range {
     fn new(mapping: Arc<Mapping>, offset: usize) -> Self {
-        assert!(offset <= mapping.len(), "data begin at {offset:#x}, outside their segment");
+        assert!(offset % 8 == 0 && offset <= mapping.len(), "data begin at {offset:#x}, outside their segment");
         // SAFETY: (in bounds) just checked.
         let base = unsafe { mapping.base().add(offset) };
         Self { base, len: mapping.len() - offset, _mapping: mapping }
@@ -32,10 +32,25 @@ impl Range {
 
     #[inline]
     fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
-        assert!(offset <= self.len && len <= self.len - offset, "{len} bytes at {offset:#x} of {:#x}", self.len);
+        if offset > self.len || len > self.len - offset {
+            outside(offset, len, self.len);
+        }
         // SAFETY: (in bounds) just checked.
         unsafe { self.base.add(offset) }
     }
+}
+
+/// Kept out of the way of the fast paths, arguments by value.
+#[cold]
+#[inline(never)]
+fn outside(offset: usize, len: usize, of: usize) -> ! {
+    panic!("{len} bytes at {offset:#x} of {of:#x}");
+}
+
+#[cold]
+#[inline(never)]
+fn misaligned(offset: usize) -> ! {
+    panic!("a word at {offset:#x}");
 }
 
 /// The data of a segment that this end owns.
@@ -80,11 +95,22 @@ impl OwnData for OwnBytes {
         self.0.len
     }
 
-    #[inline]
+    #[inline(always)]
     fn copy_in(&mut self, offset: usize, from: &[u8]) {
         let to = self.0.at(offset, from.len());
         // SAFETY: (valid) both ranges hold `from.len()` bytes; (disjoint) `&mut self` excludes a slice into them.
         unsafe { copy::copy(from.as_ptr(), to.as_ptr(), from.len()) }
+    }
+
+    #[inline]
+    fn put_word(&mut self, offset: usize, word: u64) {
+        if offset % 8 != 0 {
+            misaligned(offset);
+        }
+        let at = self.0.at(offset, 8).cast::<u64>();
+        // SAFETY: (valid) `at` checked the range; (aligned) so was the offset, and data begin at a page; (unique) as in
+        // `slice_mut`.
+        unsafe { at.write(word.to_le()) }
     }
 
     #[inline]
@@ -120,9 +146,20 @@ impl PeerData for PeerBytes {
         self.0.len
     }
 
-    #[inline]
+    #[inline(always)]
     fn copy_out(&self, offset: usize, to: &mut [u8]) {
         self.slice(offset, to.len()).copy_to(to);
+    }
+
+    #[inline]
+    fn word(&self, offset: usize) -> Untrusted<u64> {
+        if offset % 8 != 0 {
+            misaligned(offset);
+        }
+        let at = self.0.at(offset, 8).cast::<u64>();
+        // SAFETY: (valid) `at` checked the range; (aligned) so was the offset, and data begin at a page; (races) a
+        // volatile load of one word, whatever it finds.
+        Untrusted::new(u64::from_le(unsafe { at.read_volatile() }))
     }
 
     #[inline]
@@ -158,9 +195,9 @@ impl SharedSlice<'_> {
     ///
     /// # Panics
     /// If `to` has another length.
-    #[inline]
+    #[inline(always)]
     pub fn copy_to(&self, to: &mut [u8]) {
-        assert_eq!(self.len, to.len(), "copy_to between different lengths");
+        assert!(self.len == to.len(), "copy_to between different lengths");
         // SAFETY: (valid) the slice was checked when it was made, its mapping lives as long as `'a`; (disjoint) `to` is
         // private memory; (races) `copy` allows the source to change.
         unsafe { copy::copy(self.base.as_ptr(), to.as_mut_ptr(), self.len) }

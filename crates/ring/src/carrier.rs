@@ -44,14 +44,18 @@ impl<M: Mem> OwnCarrier<M> {
     #[inline]
     pub(crate) fn copy_in(&mut self, position: u64, bytes: &[u8]) {
         let offset = self.offset(position);
-        let room = self.capacity as usize - offset;
-        if bytes.len() <= room {
+        if bytes.len() <= self.capacity as usize - offset {
             self.data.copy_in(offset, bytes);
         } else {
-            let (first, second) = bytes.split_at(room);
-            self.data.copy_in(offset, first);
-            self.data.copy_in(0, second);
+            self.copy_in_around(offset, bytes);
         }
+    }
+
+    #[cold]
+    fn copy_in_around(&mut self, offset: usize, bytes: &[u8]) {
+        let (first, second) = bytes.split_at(self.capacity as usize - offset);
+        self.data.copy_in(offset, first);
+        self.data.copy_in(0, second);
     }
 
     pub(crate) fn copy_back(&self, position: u64, to: &mut [u8]) {
@@ -88,14 +92,18 @@ impl<M: Mem> PeerCarrier<M> {
     #[inline]
     pub(crate) fn copy_out(&self, position: u64, to: &mut [u8]) {
         let offset = self.offset(position);
-        let room = self.capacity as usize - offset;
-        if to.len() <= room {
+        if to.len() <= self.capacity as usize - offset {
             self.data.copy_out(offset, to);
         } else {
-            let (first, second) = to.split_at_mut(room);
-            self.data.copy_out(offset, first);
-            self.data.copy_out(0, second);
+            self.copy_out_around(offset, to);
         }
+    }
+
+    #[cold]
+    fn copy_out_around(&self, offset: usize, to: &mut [u8]) {
+        let (first, second) = to.split_at_mut(self.capacity as usize - offset);
+        self.data.copy_out(offset, first);
+        self.data.copy_out(0, second);
     }
 
     /// Breaks the chain header -> length -> last lines of a short record: asks for all lines at once.

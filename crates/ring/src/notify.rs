@@ -91,6 +91,10 @@ impl<M: Mem> Ringer<M> {
 
     #[inline]
     pub(crate) fn take(&mut self) -> bool {
-        std::mem::take(&mut self.owed)
+        let owed = self.owed;
+        if owed {
+            self.owed = false;
+        }
+        owed
     }
 }

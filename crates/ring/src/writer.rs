@@ -405,15 +405,19 @@ impl<M: Mem> Writer<M> {
         // ORDER R-5: Release; pairs with the Acquire in Reader::look_at_tail. Publishes the bytes up to `tail`.
         self.carrier.tail.store_release(self.tail);
         match self.policy {
-            FlushPolicy::Immediate => self.notify(),
+            FlushPolicy::Immediate => self.look(),
             FlushPolicy::Batch { bytes, time } => self.gather(len, bytes, time),
         }
     }
 
-    #[inline]
     fn notify(&mut self) {
         self.unflushed = 0;
         self.unflushed_since = None;
+        self.look();
+    }
+
+    #[inline]
+    fn look(&mut self) {
         self.ordering.ringer_fence::<M>();
         self.ringer.look(self.tail);
     }
