@@ -126,10 +126,11 @@ fn command(fifo: bool, words: &[&str]) -> Command {
 }
 
 /// How long a sample may take before its workers are given up: the time it is meant to take four times over, or its
-/// volume at 16 MiB/s, and five seconds for the set-up.
+/// volume at 16 MiB/s, and for the set-up five seconds and a quarter for each channel (a busy machine may take as many
+/// time slices for it as there are steps in a handshake).
 fn limit(job: &Job) -> Duration {
     let volume = if job.test == Test::Switches { job.volume as f64 / (16 << 20) as f64 } else { 0.0 };
-    Duration::from_secs_f64(5.0 + 4.0 * job.seconds + volume)
+    Duration::from_secs_f64(5.0 + 0.25 * job.channels as f64 + 4.0 * job.seconds + volume)
 }
 
 fn report(reply: Reply) -> Result<Report> {

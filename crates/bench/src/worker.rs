@@ -32,11 +32,14 @@ const LINE_LIMIT: Duration = Duration::from_secs(5);
 ///
 /// # Examples
 /// ```
-/// // fn main() -> ExitCode {
-/// if let Some(code) = tombolo_bench::role_main() {
-///     std::process::exit(if code == std::process::ExitCode::SUCCESS { 0 } else { 2 });
+/// use std::process::ExitCode;
+///
+/// fn main() -> ExitCode {
+///     tombolo_bench::role_main().unwrap_or_else(|| {
+///         // Parse arguments, and go on as usual.
+///         ExitCode::SUCCESS
+///     })
 /// }
-/// // … the ordinary program …
 /// ```
 pub fn role_main() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);

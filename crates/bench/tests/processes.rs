@@ -6,6 +6,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -21,13 +22,16 @@ fn program() -> PathBuf {
 }
 
 /// A directory for the scratch files of one test, so that no other test's are taken for its own.
-struct Place(PathBuf);
+struct Place(PathBuf, #[expect(dead_code, reason = "held, not looked at")] MutexGuard<'static, ()>);
 
 impl Place {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("tombolo-bench-test-{name}-{}", std::process::id()));
+        // One run at a time: each keeps two CPUs busy.
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         fs::create_dir(&path).unwrap();
-        Self(path)
+        Self(path, alone)
     }
 
     fn start(&self, options: &str) -> Child {
@@ -113,6 +117,7 @@ fn run_of_every_transport_and_test_is_sane_and_leaves_nothing() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let all = measurements(&output);
     for (transport, tests) in [
+        ("tombolo", "throughput rate latency switches setup channels cpu memory"),
         ("tcp", "throughput rate latency switches setup channels cpu"),
         ("unix-stream", "throughput rate latency switches setup channels cpu"),
         ("unix-seqpacket", "throughput rate latency switches setup channels cpu"),
