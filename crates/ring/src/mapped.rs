@@ -2,7 +2,7 @@
 //! Pipes over mapped segments: which word of which segment goes where.
 
 use tombolo_layout::{Geometry, HeaderError, SegmentHeader, header, limits, words};
-use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnControl, OwnSegment, PeerSegment};
+use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnControl, OwnSegment, OwnWord, PeerSegment};
 
 use crate::{Corrupt, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Writer, WriterParts};
 
@@ -33,7 +33,9 @@ impl Fresh {
         assert_eq!(segment.len() as u64, header.segment_len, "the header describes another segment");
         let (control, data) = segment.split(header.geometry().data_offset);
         control.write_header(&header.encode());
-        let carrier = OwnCarrier::new(control.word(words::TAIL), data);
+        let carrier = OwnCarrier::<Mapped>::new(control.word(words::TAIL), data);
+        // The peer may look before this end has begun.
+        carrier.tail.store_relaxed(header.start);
         Self { control, carrier, start: header.start }
     }
 

@@ -165,8 +165,25 @@ impl<M: Mem> Reader<M> {
             return Ok(Some(0));
         }
         let mut done = 0;
-        while done < to.len() {
-            let want = (to.len() - done) as u64;
+        match self.read_while_there(to, &mut done) {
+            // What was read before a lie is right, and the lie is remembered.
+            Err(error) if done == 0 => Err(error),
+            Ok(()) if done == 0 => {
+                self.release();
+                self.waits.stalls += 1;
+                Ok(None)
+            }
+            _ => {
+                self.records += 1;
+                Ok(Some(done))
+            }
+        }
+    }
+
+    #[inline]
+    fn read_while_there(&mut self, to: &mut [u8], done: &mut usize) -> Result<(), Error> {
+        while *done < to.len() {
+            let want = (to.len() - *done) as u64;
             if self.available() < want {
                 self.look_at_tail()?;
             }
@@ -177,17 +194,11 @@ impl<M: Mem> Reader<M> {
                 }
                 continue;
             }
-            self.carrier.copy_out(self.head, &mut to[done..done + take]);
+            self.carrier.copy_out(self.head, &mut to[*done..*done + take]);
             self.advance(take as u64);
-            done += take;
+            *done += take;
         }
-        if done == 0 {
-            self.release();
-            self.waits.stalls += 1;
-            return Ok(None);
-        }
-        self.records += 1;
-        Ok(Some(done))
+        Ok(())
     }
 
     /// Receives the next record into `to`, whole or not at all, and says how long it is; `None` while there is none.

@@ -189,7 +189,11 @@ impl<M: Mem> Writer<M> {
             let want = step.min(rest.len() as u64);
             let mut room = self.limit.wrapping_sub(self.tail);
             if room < want {
-                room = self.look_at_head()?;
+                room = match self.look_at_head() {
+                    // What was published before the lie is, and the lie is remembered.
+                    Err(_) if rest.len() < bytes.len() => break,
+                    looked => looked?,
+                };
             }
             let take = want.min(room) as usize;
             if take == 0 {
@@ -474,6 +478,12 @@ impl<M: Mem> Writer<M> {
     fn look_at_head(&mut self) -> Result<u64, Error> {
         if let Some(corrupt) = self.corrupt {
             return Err(corrupt.into());
+        }
+        if self.reader.phase == Phase::Fresh {
+            self.look_at_reader()?;
+            if self.reader.phase == Phase::Fresh {
+                return Ok(self.room()); // A reader that has not begun has no head.
+            }
         }
         // ORDER R-5: Acquire; pairs with the Release in Reader::release. The bytes before it may be overwritten.
         let seen = self.head.load_acquire().check(|head| {
