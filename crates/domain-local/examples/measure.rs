@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{event::EventfdFlags, thread::CpuSet};
+use rustix::{event::EventfdFlags, thread::CpuSet, time::ClockId};
 use tombolo_domain::{Deadline, Doorbell, Link, Listener, Rendezvous, Slot, Woken, wait_readable};
 use tombolo_domain_local::LocalDomain;
 
@@ -49,6 +49,8 @@ fn set_ups(domain: &LocalDomain) -> Result<()> {
     const LINKS: u32 = 2000;
     let mut listener = domain.listen("measure")?;
     let mut rates = Vec::new();
+    let cpu = || Duration::try_from(rustix::time::clock_gettime(ClockId::ProcessCPUTime));
+    let cpu_before = cpu()?;
     for _ in 0..ROUNDS {
         let begin = Instant::now();
         let server = thread::scope(|scope| {
@@ -73,7 +75,10 @@ fn set_ups(domain: &LocalDomain) -> Result<()> {
         rates.push(f64::from(LINKS) / begin.elapsed().as_secs_f64());
     }
     let (median, min, max) = spread(rates);
-    println!("links set up and exchanged both ways: {median:.0} a second ({min:.0} to {max:.0})");
+    let each = (cpu()? - cpu_before).as_secs_f64() * 1e6 / (f64::from(LINKS) * ROUNDS as f64);
+    println!(
+        "links set up and exchanged both ways: {median:.0} a second ({min:.0} to {max:.0}), {each:.1} µs of CPU each"
+    );
     Ok(())
 }
 
