@@ -130,6 +130,10 @@ fn identity(place: &Place, folder: &OwnedFd) -> rustix::io::Result<(u64, u64)> {
 struct Lock<'a>(&'a OwnedFd);
 
 impl<'a> Lock<'a> {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "nothing tells when a lock is free except to wait for it without end"
+    )]
     fn take(folder: &'a OwnedFd) -> Result<Self> {
         let deadline = Deadline::after(LOCK_PATIENCE);
         loop {

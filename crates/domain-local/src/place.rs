@@ -179,6 +179,8 @@ fn default_folder(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> (PathBuf,
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
@@ -230,7 +232,8 @@ mod tests {
     #[test]
     fn l2_folder_of_somebody_else_is_refused() {
         if !rustix::process::geteuid().is_root() {
-            println!("SKIP l2_folder_of_somebody_else_is_refused: only root can give a folder away");
+            let test = "l2_folder_of_somebody_else_is_refused";
+            let _ = writeln!(std::io::stderr(), "SKIP {test} (needs root): only root can give a folder away");
             return;
         }
         let parent = tempfile::tempdir().unwrap();

@@ -24,6 +24,7 @@ use support::{
 };
 use tombolo_domain::{Deadline, Doorbell, Error, Slot, Woken};
 use tombolo_layout::local::Head;
+use tombolo_mem::OwnData;
 
 const ALL_SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL).union(SealFlags::FUTURE_WRITE);
@@ -192,7 +193,7 @@ fn l5_too_few_open_files_is_a_limit_and_not_the_peers_fault() {
         let bell = eventfd();
         raw.say(WITH_BELLS, b"x", &[bell.as_fd(), bell.as_fd()]);
         let before = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: Some(bell.as_raw_fd() as u64 + 1), ..before.clone() }).unwrap();
+        setrlimit(Resource::Nofile, Rlimit { current: Some(bell.as_raw_fd() as u64 + 1), ..before }).unwrap();
         let received = raw.link.recv(0);
         setrlimit(Resource::Nofile, before).unwrap();
         assert!(matches!(received, Err(Error::Limit { .. })), "{received:?}");
@@ -235,7 +236,7 @@ fn l6_segment_that_is_no_sealed_and_present_memory_is_refused() {
         Err(error) => {
             let _ = writeln!(
                 std::io::stderr(),
-                "SKIP l6_segment_that_is_no_sealed_and_present_memory_is_refused_hugetlb (needs hugetlb): {error}"
+                "SKIP l6_segment_that_is_no_sealed_and_present_memory_is_refused (needs hugetlb): {error}"
             );
         }
     }
@@ -405,4 +406,24 @@ fn l5_links_that_come_and_go_leave_nothing() {
             assert_eq!((datagram.len(), fds.len()), (12, 3));
         }
     });
+}
+
+#[test]
+fn l11_retired_memory_stays_as_it_was_for_whoever_holds_it() {
+    let _alone = alone();
+    let folder = Folder::new();
+    let mut raw = Raw::introduced(&folder);
+    let (own, offer) = raw.link.allocate(8192).unwrap();
+    raw.link.send(b"take", Some(&offer)).unwrap();
+    let held = raw.hear().1.pop().unwrap();
+    let (control, mut data) = own.split(4096);
+    data.copy_in(0, &[7; 4096]);
+    drop((control, data));
+    raw.link.retire(None, offer);
+    let (again, _offer) = raw.link.allocate(8192).unwrap();
+    again.split(0).1.copy_in(0, &[9; 8192]);
+    drop(raw);
+    let mut bytes = [0; 4096];
+    rustix::io::pread(&held, &mut bytes, 4096).unwrap();
+    assert_eq!(bytes, [7; 4096]);
 }
