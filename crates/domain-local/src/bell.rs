@@ -10,7 +10,7 @@
 //! * a socket whose receiving end is shared, for the same reason. A socket pair of which the waiter keeps the receiving
 //!   end to itself is safe, and costs a buffer allocation a ring: about half as much again as an eventfd on one CPU.
 //!
-//! So: the waiter makes an *eventfd in semaphore mode*, filled so full that it never runs out, and gives it to the
+//! So: the waiter makes an *eventfd in semaphore mode*, filled to the brim, and gives it to the
 //! ringer. **Ringing reads it**: a read takes one from the counter, reports that there is room (`EPOLLOUT`) to whoever
 //! polls, and takes `RWF_NOWAIT`, so it never blocks; it copies to user memory under no lock. The waiter never reads:
 //! it keeps an epoll instance of its own, edge-triggered on `EPOLLOUT`. Each ring puts the bell on that instance's ready
@@ -43,8 +43,9 @@ use rustix::{
 };
 use tombolo_domain::{Deadline, Doorbell, Error, Result, Slot, Woken};
 
-/// Rings that a bell is good for: at a million a second, a quarter of a million years.
-const FILL: u64 = 1 << 63;
+/// Rings that a bell is good for: at a million a second, half a million years. It is all that a counter holds, so that
+/// the first ring is what makes room.
+const FILL: u64 = u64::MAX - 1;
 
 /// What the events of a bell's epoll instance are about.
 const RUNG: u64 = 0;
@@ -94,16 +95,13 @@ impl Bell {
         };
         watch(event.as_fd(), RUNG, epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
         watch(control, HUNG_UP, epoll::EventFlags::RDHUP)?;
-        let bell = Self {
+        Ok(Self {
             event,
             epoll,
             taken: AtomicBool::new(false),
             polled: AtomicBool::new(false),
             over: AtomicBool::new(false),
-        };
-        // There is room in it now, which counts as an edge.
-        bell.drain();
-        Ok(bell)
+        })
     }
 
     /// What the peer gets, to ring it.

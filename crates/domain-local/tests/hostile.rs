@@ -337,7 +337,7 @@ fn l7_d6_waiter_whose_bell_the_ringer_spoils_ends_at_its_deadline() {
     let [data, space] = raw.bells();
     let waiter = raw.link.doorbell().unwrap();
     let ring = || rustix::io::read(&data, &mut [0; 8]).map(drop);
-    let fill = || rustix::io::write(&data, &(u64::MAX - 1 - (1 << 63)).to_ne_bytes());
+    let fill = |rings: u64| rustix::io::write(&data, &rings.to_ne_bytes());
 
     ring().unwrap();
     assert_eq!(wait_a_little(&waiter), Woken::Rung, "canary: a proper ring wakes");
@@ -347,7 +347,7 @@ fn l7_d6_waiter_whose_bell_the_ringer_spoils_ends_at_its_deadline() {
     ring().unwrap();
     assert_eq!(wait_a_little(&waiter), Woken::Rung, "the flag changes nothing");
     // To the brim: one more would block the hostile peer itself.
-    fill().unwrap();
+    fill(2).unwrap();
     wait_a_little(&waiter);
     ring().unwrap();
     wait_a_little(&waiter);
