@@ -85,10 +85,8 @@ impl Receiving {
         self.follow()?;
         let need = self.reader.need()?;
         match self.waiter.wait(&mut self.reader, need, deadline)? {
-            Waited::Ready => {
-                self.follow()?;
-                Ok(false)
-            }
+            // If it was a ring to follow to, the next look finds nothing to read and comes back here.
+            Waited::Ready => Ok(false),
             Waited::TimedOut => Err(Error::TimedOut),
             Waited::PeerGone => {
                 self.waiter.end().set_gone();

@@ -68,18 +68,14 @@ impl Sending {
     fn after(&mut self) -> Result<()> {
         if self.writer.take_ring() {
             self.waiter.ring_peer();
-            // Ringing costs a system call anyway; a look at the peer costs little beside it.
-            self.look_at_peer()?;
+            if self.waiter.gone_since_last_ring() {
+                return Err(self.peer_gone());
+            }
         } else if self.waiter.gone_at_times() {
             return Err(self.peer_gone());
         }
         self.waiter.settle();
         Ok(())
-    }
-
-    #[cold]
-    fn look_at_peer(&mut self) -> Result<()> {
-        if self.waiter.gone_now() { Err(self.peer_gone()) } else { Ok(()) }
     }
 
     fn peer_gone(&mut self) -> Error {

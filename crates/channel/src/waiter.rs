@@ -21,6 +21,8 @@ const STORM: u32 = 64;
 const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
 /// Non-blocking calls between two looks whether the peer lives, where nobody ever waits.
 const CALLS_PER_LOOK: u32 = 1024;
+/// Time between two such looks of one who rings.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// One half's side of the doorbell.
 #[derive(Debug)]
@@ -34,6 +36,7 @@ pub(crate) struct Waiter {
     /// Rings in a row that brought nothing.
     fruitless: u32,
     calls: u32,
+    looked: Instant,
     /// Set up once somebody asks for a descriptor to poll.
     pollable: OnceLock<Pollable>,
     /// If something is there now or comes later, the bell holds a ring or will: true after an arming that found
@@ -44,7 +47,18 @@ pub(crate) struct Waiter {
 impl Waiter {
     pub(crate) fn new(bell: Arc<dyn Doorbell>, slot: Slot, end: Arc<End>, spin: Duration) -> Self {
         let (spin, pollable) = (Spin::new(spin), OnceLock::new());
-        Self { bell, slot, end, spin, maybe_rung: false, fruitless: 0, calls: 0, pollable, promised: false }
+        Self {
+            bell,
+            slot,
+            end,
+            spin,
+            maybe_rung: false,
+            fruitless: 0,
+            calls: 0,
+            looked: Instant::now(),
+            pollable,
+            promised: false,
+        }
     }
 
     pub(crate) fn end(&self) -> &Arc<End> {
@@ -81,11 +95,31 @@ impl Waiter {
         self.calls >= CALLS_PER_LOOK && self.gone_now()
     }
 
+    /// Whether the peer is gone, asked by one who just rang: looked at if the last look was a while ago, for beside a
+    /// ring a look at the clock costs nothing.
+    #[cold]
+    pub(crate) fn gone_since_last_ring(&mut self) -> bool {
+        self.looked.elapsed() >= LOOK_EVERY && self.gone_now()
+    }
+
     /// Whether the peer is gone, looked at now.
     #[cold]
     pub(crate) fn gone_now(&mut self) -> bool {
         self.calls = 0;
-        self.end.gone() || matches!(self.bell.wait(self.slot, Deadline::NOW), Ok(Bell::PeerGone))
+        self.looked = Instant::now();
+        if self.end.gone() {
+            return true;
+        }
+        let woken = match self.bell.wait(self.slot, Deadline::NOW) {
+            // A ring goes before a hang-up, so it must not stay in the way.
+            Ok(Bell::Rung) => {
+                self.maybe_rung = true;
+                self.drain();
+                self.bell.wait(self.slot, Deadline::NOW)
+            }
+            other => other,
+        };
+        matches!(woken, Ok(Bell::PeerGone))
     }
 
     /// The descriptor to poll; from its first use on, [`settle`](Self::settle) keeps its promise.

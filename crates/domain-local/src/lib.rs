@@ -22,7 +22,7 @@
 //! assert_eq!(received.segment.expect("and its memory").len(), segment.len());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod bell;
 mod frame;
@@ -30,7 +30,6 @@ mod life;
 mod link;
 mod listener;
 mod place;
-mod sys;
 
 use std::path::PathBuf;
 

@@ -3,13 +3,12 @@
 
 use std::{fs, io, os::fd::BorrowedFd, path::Path};
 
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     time::ClockId,
 };
 use tombolo_domain::{Life, Peer};
-
-use crate::sys;
 
 /// Where cgroup version 2 is mounted, alone or beside version 1.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
@@ -26,12 +25,13 @@ pub(crate) struct Identity {
 impl Identity {
     /// Asks the kernel who is at the other end of `socket`.
     pub(crate) fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Self> {
-        let credentials = sys::peer_credentials(socket)?;
-        let pid = (credentials.pid != 0).then_some(credentials.pid);
+        // Not rustix, whose pid cannot be 0: the kernel says 0 of a process that is not visible from here.
+        let credentials = getsockopt(&socket, PeerCredentials)?;
+        let pid = u32::try_from(credentials.pid()).ok().filter(|pid| *pid != 0);
         let now = rustix::time::clock_gettime(ClockId::Boottime);
         let per_second = rustix::param::clock_ticks_per_second();
         let noted = now.tv_sec as u64 * per_second + now.tv_nsec as u64 * per_second / 1_000_000_000;
-        Ok(Self { pid, uid: credentials.uid, noted })
+        Ok(Self { pid, uid: credentials.uid(), noted })
     }
 
     pub(crate) fn peer(&self) -> Peer {

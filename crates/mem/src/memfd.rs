@@ -77,8 +77,10 @@ pub enum SealError {
 /// # Errors
 /// The first check that fails.
 pub fn check_sealed(fd: BorrowedFd<'_>, max: u64) -> Result<usize, SealError> {
-    let statfs = rustix::fs::fstatfs(fd).map_err(|_| SealError::NotMemory)?;
+    // The seals first: asking them of something else fails at once, while a hostile file system may never answer the
+    // other questions.
     let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| SealError::NotMemory)?;
+    let statfs = rustix::fs::fstatfs(fd).map_err(|_| SealError::NotMemory)?;
     if statfs.f_type as u64 != TMPFS_MAGIC {
         return Err(SealError::NotMemory);
     }
