@@ -34,6 +34,12 @@ pub(crate) fn prefetch(at: NonNull<u8>, len: usize) {
     }
 }
 
+/// Asks for ownership of the line of `at`, which is to be written soon.
+#[inline(always)]
+pub(crate) fn prefetch_to_write(at: NonNull<u8>) {
+    imp::prefetch_to_write(at.as_ptr());
+}
+
 #[cfg(all(target_arch = "x86_64", not(miri), not(tombolo_plain_copy)))]
 mod imp {
     use std::arch::asm;
@@ -202,6 +208,13 @@ mod imp {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
+    #[inline(always)]
+    pub(super) fn prefetch_to_write(at: *const u8) {
+        // SAFETY: (any address) a prefetch changes nothing that the program can see and never faults; a CPU that does
+        // not know this one takes it for no operation.
+        unsafe { asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly)) }
+    }
+
     #[cfg(test)]
     pub(super) type Routine = unsafe fn(*const u8, *mut u8, usize);
 
@@ -254,6 +267,8 @@ mod imp {
     }
 
     pub(super) fn prefetch(_at: *const u8) {}
+
+    pub(super) fn prefetch_to_write(_at: *const u8) {}
 
     #[cfg(test)]
     pub(super) type Routine = unsafe fn(*const u8, *mut u8, usize);

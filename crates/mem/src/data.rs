@@ -113,6 +113,13 @@ impl OwnData for OwnBytes {
         unsafe { at.write(word.to_le()) }
     }
 
+    #[inline(always)]
+    fn prepare(&self, offset: usize) {
+        if offset < self.0.len {
+            copy::prefetch_to_write(self.0.at(offset, 1));
+        }
+    }
+
     #[inline]
     fn copy_back(&self, offset: usize, to: &mut [u8]) {
         let from = self.0.at(offset, to.len());

@@ -92,6 +92,8 @@ pub trait OwnData {
     fn put_word(&mut self, offset: usize, word: u64) {
         self.copy_in(offset, &word.to_le_bytes());
     }
+    /// Tells the CPU that the line at `offset` is to be written soon; a hint, so out of bounds it does nothing.
+    fn prepare(&self, _offset: usize) {}
     /// Copies what stands at `offset` back into `to`: this end alone wrote it, so it is trusted.
     ///
     /// # Panics

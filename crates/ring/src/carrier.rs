@@ -51,6 +51,16 @@ impl<M: Mem> OwnCarrier<M> {
         }
     }
 
+    /// Asks for the lines that the next write of `len` bytes at `position` will take.
+    #[inline]
+    pub(crate) fn prepare(&self, position: u64, len: u64) {
+        let mut ahead = 0;
+        while ahead < len {
+            ahead += 64;
+            self.data.prepare(self.offset(position.wrapping_add(ahead)));
+        }
+    }
+
     #[cold]
     fn copy_in_around(&mut self, offset: usize, bytes: &[u8]) {
         let (first, second) = bytes.split_at(self.capacity as usize - offset);

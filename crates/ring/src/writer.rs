@@ -25,6 +25,9 @@ use crate::{
 /// Writes of more than this are published in steps, so that reader and writer copy at the same time.
 const STEPPED_FROM: u64 = 16 << 10;
 
+/// Lines for the next write are asked for ahead of it where the last was no longer than this.
+const PREPARE_UP_TO: u64 = 1 << 10;
+
 /// When a writer looks whether the reader sleeps. A reader that is awake sees published bytes at once under
 /// either policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -149,6 +152,7 @@ impl<M: Mem> Writer<M> {
             self.check_open()?;
             self.carrier.copy_in(self.tail, bytes);
             self.publish(len);
+            self.prepare(len);
             self.records += 1;
             return Ok(Some(bytes.len()));
         }
@@ -175,6 +179,14 @@ impl<M: Mem> Writer<M> {
             }
         }
         Ok(Some(written))
+    }
+
+    /// The next write is likely to be like the last: while the peer works on that, the lines are fetched back.
+    #[inline]
+    fn prepare(&self, len: u64) {
+        if len <= PREPARE_UP_TO {
+            self.carrier.prepare(self.tail, len);
+        }
     }
 
     #[inline(never)]
@@ -225,6 +237,7 @@ impl<M: Mem> Writer<M> {
             self.carrier.put_word(self.tail, payload.len() as u64);
             self.carrier.copy_in(self.tail.wrapping_add(limits::RECORD_ALIGN), payload);
             self.publish(span);
+            self.prepare(span);
             self.records += 1;
             return Ok(Some(()));
         }
