@@ -5,32 +5,37 @@
 
 use tombolo_mem::Mem;
 
-/// Longest hold-back, in pauses.
-const MOST: u32 = 64;
-/// One in so many refreshes tries a single pause where none is in force.
-const PROBE_EVERY: u32 = 16;
+/// Longest hold-back, in pauses: some 10 µs, what it takes where the two CPUs do not share a cache.
+const MOST: u32 = 512;
+/// Length of a trial while none is in force. A shorter one would not see the next line arrive from a distant CPU.
+const TRIAL: u32 = 16;
+/// Looks between two trials, at first and at most: each trial in vain doubles it, so a ping-pong has next to none.
+const TRIAL_EVERY: (u32, u32) = (16, 4096);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Slip {
     pauses: u32,
-    since_probe: u32,
+    looks: u32,
+    trial_every: u32,
+}
+
+impl Default for Slip {
+    fn default() -> Self {
+        Self { pauses: 0, looks: 0, trial_every: TRIAL_EVERY.0 }
+    }
 }
 
 impl Slip {
     /// Holds back as learnt; says whether it did, so that another look is worth it.
     #[inline]
     pub(crate) fn pause<M: Mem>(&mut self) -> bool {
-        let pauses = if self.pauses != 0 {
-            self.pauses
-        } else {
-            self.since_probe += 1;
-            if self.since_probe < PROBE_EVERY {
+        if self.pauses == 0 {
+            self.looks += 1;
+            if self.looks < self.trial_every {
                 return false;
             }
-            self.since_probe = 0;
-            1
-        };
-        for _ in 0..pauses {
+        }
+        for _ in 0..self.pauses.max(TRIAL) {
             M::pause();
         }
         true
@@ -39,10 +44,17 @@ impl Slip {
     /// What the look after the pause brought: more than before, and still too little?
     #[inline]
     pub(crate) fn learn(&mut self, more: bool, too_little: bool) {
-        if more && too_little {
-            self.pauses = (self.pauses * 2).clamp(1, MOST);
-        } else if !more {
-            self.pauses /= 2;
+        match (more, too_little) {
+            (true, true) => {
+                self.pauses = (self.pauses * 2).clamp(TRIAL, MOST);
+                self.trial_every = TRIAL_EVERY.0;
+            }
+            (true, false) => {}
+            (false, _) if self.pauses == 0 => {
+                self.trial_every = (self.trial_every * 2).min(TRIAL_EVERY.1);
+            }
+            (false, _) => self.pauses = if self.pauses > TRIAL { self.pauses / 2 } else { 0 },
         }
+        self.looks = 0;
     }
 }
