@@ -179,3 +179,17 @@ fn m1_canary_vector_with_one_bit_changed_is_noticed() {
     let header = SegmentHeader::decode(&raw, number(&all[0]["memory"])).unwrap();
     assert_eq!(header.epoch, number(&all[0]["fields"]["epoch"]));
 }
+
+/// The fuzzer begins with what is known to matter: `TOMBOLO_SEEDS=fuzz/corpus cargo test … seeds` writes it there.
+#[test]
+fn seeds_of_the_fuzzer_are_the_vectors() {
+    let folder = std::env::var("TOMBOLO_SEEDS").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").into());
+    for (target, name) in [("segment_header", "segment-header"), ("control_message", "control-message")] {
+        let folder = format!("{folder}/{target}");
+        std::fs::create_dir_all(&folder).unwrap();
+        for (index, vector) in list(&vectors(name)).iter().enumerate() {
+            std::fs::write(format!("{folder}/vector-{index}"), bytes(vector)).unwrap();
+        }
+        assert!(std::fs::read_dir(&folder).unwrap().count() >= list(&vectors(name)).len());
+    }
+}
