@@ -361,7 +361,7 @@ fn readers_against_a_thread<R: Reading>(
     messages: bool,
     patterned: bool,
 ) {
-    let pattern = |position: u64| ((position & (CAPACITY - 1)) * 37 >> 3) as u8;
+    let pattern = |position: u64| ((position & (CAPACITY - 1)) * 5 / 3) as u8;
     let bytes: Vec<u8> = (0..CAPACITY).map(pattern).collect();
     pages.data.copy_in(0, &bytes);
     let (stop, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));

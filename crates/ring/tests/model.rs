@@ -14,7 +14,10 @@ use common::{Pair, next_ring, pair, pair_at};
 use proptest::{prelude::*, sample::select};
 use tombolo_layout::{record, state::Phase};
 use tombolo_mem::Mapped;
-use tombolo_ring::{Error, FlushPolicy, OwnCarrier, Reader, Side, Writer};
+use tombolo_ring::{
+    Deadline, Error, FlushPolicy, Mode, Ordering, OwnCarrier, Reader, Side, Sleeper, Spin, Waited, Woken, Writer,
+    halves, wait,
+};
 
 /// How long a piece is: a number, or so much off what fits exactly.
 #[derive(Clone, Copy, Debug)]
@@ -531,4 +534,55 @@ fn h6_resume_outside_what_is_unread_is_refused() {
     assert_eq!(to, [1; 40]);
     writer.unread_from(writer.position(), &mut to).unwrap();
     assert_eq!(to.len(), 40, "nothing is unread at the tail");
+}
+
+/// One who never sleeps longer than it takes to be told that nothing came.
+#[derive(Default)]
+struct Dozer {
+    barriers: u32,
+    sleeps: u32,
+    shares_a_cpu: bool,
+}
+
+impl Sleeper for Dozer {
+    type Error = Error;
+
+    fn ring(&mut self) {}
+
+    fn drain(&mut self) {}
+
+    fn barrier(&mut self) {
+        self.barriers += 1;
+    }
+
+    fn sleep(&mut self, _: Deadline) -> Result<Woken, Error> {
+        self.sleeps += 1;
+        Ok(Woken::TimedOut)
+    }
+
+    fn may_spin(&mut self) -> bool {
+        !self.shares_a_cpu
+    }
+}
+
+#[test]
+fn r13_sleeper_issues_the_barrier_where_it_is_in_force_and_only_there() {
+    for (ordering, barriers) in [(Ordering::Fences, 0), (Ordering::SleeperBarrier, 1)] {
+        let ((own, _), (_peer, seen)) = (common::fresh(4096, 0, 0), common::fresh(4096, 0, 0));
+        let mut reader = halves(own, &seen, Mode { messages: false, ordering }).unwrap().0.reader;
+        let mut dozer = Dozer::default();
+        let waited = wait(&mut reader, &mut dozer, &mut Spin::new(Duration::ZERO), 1, Deadline::NEVER);
+        assert_eq!((waited, dozer.sleeps, dozer.barriers), (Ok(Waited::TimedOut), 1, barriers));
+    }
+}
+
+#[test]
+fn r14_end_that_shares_a_cpu_sleeps_at_once_and_one_that_does_not_spins_first() {
+    for shares_a_cpu in [true, false] {
+        let Pair { mut reader, .. } = pair(4096, false);
+        let mut dozer = Dozer { shares_a_cpu, ..Dozer::default() };
+        let waited = wait(&mut reader, &mut dozer, &mut Spin::default(), 1, Deadline::NEVER);
+        assert_eq!((waited, dozer.sleeps), (Ok(Waited::TimedOut), 1));
+        assert_eq!(reader.counters().spins_wasted, u64::from(!shares_a_cpu));
+    }
 }

@@ -55,4 +55,17 @@ impl<M: Mem> Reader<M> {
         self.release();
         Ok(true)
     }
+
+    /// H-5. Whether the writer's rings fit what this reader did: at most one move is outstanding, and none goes back.
+    pub(super) fn in_turn(&self, state: State) -> bool {
+        let own = self.state.ready;
+        let forward = state.ready == self.writer.ready || state.ready == own.wrapping_add(1);
+        forward
+            && match (state.ready.wrapping_sub(own), own.wrapping_sub(state.current)) {
+                (0 | 1, 0) => true,
+                // Ready for the next ring, which the writer has not gone on to yet.
+                (0, 1) => self.next.is_some() && self.writer.current != own,
+                _ => false,
+            }
+    }
 }

@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+"""Writes the golden vectors beside this file.
+
+A second, independent implementation of the encodings of spec/, kept as plain as possible so that it can be checked by eye
+against the tables there. It shares nothing with the Rust code; the Rust tests read what it wrote. Numbers of 64 bits
+are hexadecimal strings, since not every JSON reader keeps them.
+"""
+
+import json
+import os
+import struct
+
+MASK = (1 << 64) - 1
+MAGIC = b"TOMBOLO\0"
+
+
+def h(number):
+    return f"0x{number & MASK:x}"
+
+
+def write(name, value):
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), name)
+    with open(path, "w") as file:
+        file.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+# 1-memory.md ---------------------------------------------------------------------------------------------------------
+
+
+def header(magic=MAGIC, version=1, generation=0, segment_len=0x2000, data_offset=0x1000, capacity=0x1000, start=0,
+           features=0, epoch=0x0123456789ABCDEF, changes=()):
+    """M-1 to M-4; `changes` are (offset, byte) to spoil it with."""
+    raw = bytearray(magic + struct.pack("<HHHHQQQQQQ", version, 0, generation, 0, segment_len, data_offset, capacity,
+                                        start, features, epoch) + bytes(64))
+    assert len(raw) == 0x80
+    for offset, byte in changes:
+        raw[offset] = byte
+    return bytes(raw)
+
+
+def header_vector(name, clause=None, memory=None, **fields):
+    raw = header(**fields)
+    vector = {"name": name, "memory": h(memory if memory is not None else fields.get("segment_len", 0x2000)),
+              "hex": raw.hex()}
+    if clause:
+        vector["refused"] = clause
+    else:
+        names = "generation segment_len data_offset capacity start features epoch".split()
+        values = [struct.unpack_from("<H", raw, 0x0C)[0]] + list(struct.unpack_from("<6Q", raw, 0x10))
+        vector["fields"] = {name: h(value) for name, value in zip(names, values)}
+    return vector
+
+
+def headers():
+    big = dict(segment_len=0x1000 + (1 << 30), capacity=1 << 30)
+    return [
+        header_vector("smallest ring"),
+        header_vector("largest ring", **big),
+        header_vector("every field different", generation=0xBEEF, segment_len=0x12000, data_offset=0x2000,
+                      capacity=0x10000, start=0xFFFFFFFFFFFFFFF8, features=0x7, epoch=0x8877665544332211),
+        header_vector("features of another time are let through", features=0xFFFFFFFFFFFFFFFF),
+        header_vector("start inside a word, as a stream may have", start=13),
+        header_vector("magic in capitals and small letters", "M-1", magic=b"Tombolo\0"),
+        header_vector("magic without its zero", "M-1", magic=b"TOMBOLO1"),
+        header_vector("nothing at all", "M-1", magic=bytes(8), version=0),
+        header_vector("version 0", "M-1", version=0),
+        header_vector("version 2", "M-1", version=2),
+        header_vector("version in the wrong byte order", "M-1", version=0x100),
+        header_vector("reserved byte 0x0a", "M-3", changes=[(0x0A, 1)]),
+        header_vector("reserved byte 0x0b", "M-3", changes=[(0x0B, 0x80)]),
+        header_vector("reserved byte 0x0e", "M-3", changes=[(0x0E, 1)]),
+        header_vector("reserved byte 0x0f", "M-3", changes=[(0x0F, 1)]),
+        header_vector("reserved byte 0x40", "M-3", changes=[(0x40, 1)]),
+        header_vector("reserved byte 0x7f", "M-3", changes=[(0x7F, 1)]),
+        header_vector("reserved bytes before the length", "M-3", memory=0x3000, changes=[(0x40, 1)]),
+        header_vector("length smaller than the memory", "M-2", memory=0x3000),
+        header_vector("length larger than the memory", "M-2", memory=0x1000),
+        header_vector("capacity 0", "M-4", capacity=0, segment_len=0x1000),
+        header_vector("capacity below a page", "M-4", capacity=0x800, segment_len=0x1800),
+        header_vector("capacity no power of two", "M-4", capacity=0x3000, segment_len=0x4000),
+        header_vector("capacity beyond 1 GiB", "M-4", capacity=1 << 31, segment_len=0x1000 + (1 << 31)),
+        header_vector("capacity 2^63", "M-4", capacity=1 << 63),
+        header_vector("data offset 0", "M-4", data_offset=0),
+        header_vector("data offset inside a page", "M-4", data_offset=0x1008),
+        header_vector("data end before the segment", "M-4", capacity=0x1000, segment_len=0x3000),
+        header_vector("data end behind the segment", "M-4", capacity=0x2000),
+        header_vector("data offset and capacity overflow", "M-4", data_offset=0xFFFFFFFFFFFFF000),
+    ]
+
+
+def word_offsets():
+    """M-5."""
+    return {"tail": h(0x080), "head": h(0x100), "want_data": h(0x180), "reader_state": h(0x188), "want_space": h(0x200),
+            "writer_state": h(0x208), "cpu": h(0x280), "reserved": h(0x300), "smallest data_offset": h(0x1000)}
+
+
+# 3-channel.md --------------------------------------------------------------------------------------------------------
+
+
+def message(kind, detail=0, offered=0, required=0, epoch=0, map_limit=0, rest=b"", magic=MAGIC, versions=(1, 1),
+            reserved=bytes(16)):
+    """C-2."""
+    return magic + struct.pack("<HHHHQQQQ", kind, *versions, detail, offered, required, epoch, map_limit) + reserved + rest
+
+
+def messages():
+    greeting = dict(offered=0x7, required=0x1, epoch=0x1122334455667788, map_limit=1 << 30)
+    said = {"version_min": h(1), "version_max": h(1), **{name: h(value) for name, value in greeting.items()}}
+
+    def good(name, raw, **fields):
+        return {"name": name, "hex": raw.hex(), **fields}
+
+    def bad(name, raw, clause="C-2"):
+        return {"name": name, "hex": raw.hex(), "refused": clause}
+
+    hello = message(1, **greeting)
+    return [
+        good("hello", hello, hello=said),
+        good("welcome", message(2, **greeting), welcome=said),
+        good("hello of an end that speaks versions 1 to 3", message(1, versions=(1, 3), **greeting),
+             hello={**said, "version_max": h(3)}),
+        good("hello of another time", message(1, versions=(7, 9), **greeting),
+             hello={**said, "version_min": h(7), "version_max": h(9)}),
+        *[good(f"refusal {code}", message(3, detail=code, rest="weil: né".encode()),
+               refuse={"code": code, "reason": "weil: né"}) for code in range(1, 7)],
+        good("refusal without a reason", message(3, detail=6), refuse={"code": 6, "reason": ""}),
+        good("refusal with the longest reason", message(3, detail=5, rest=b"x" * 160),
+             refuse={"code": 5, "reason": "x" * 160}),
+        good("ring", message(4, detail=0xFFFF, epoch=9), ring={"generation": h(0xFFFF), "epoch": h(9)}),
+        bad("nothing", b""),
+        bad("a byte short", hello[:-1]),
+        bad("a byte too long", hello + b"\0"),
+        bad("another magic", message(1, magic=b"TOMBOLA\0", **greeting)),
+        bad("kind 0", message(0)),
+        bad("kind 5", message(5)),
+        bad("reserved byte 0x30", message(1, reserved=b"\1" + bytes(15), **greeting)),
+        bad("reserved byte 0x3f", message(4, detail=1, reserved=bytes(15) + b"\1")),
+        bad("ring with something behind it", message(4, detail=1, epoch=9, rest=b"x")),
+        bad("greeting with a detail", message(1, detail=1, **greeting), "C-3"),
+        bad("reason too long", message(3, detail=1, rest=b"x" * 161), "C-5"),
+        bad("reason that is no text", message(3, detail=1, rest=b"\xff"), "C-5"),
+    ] + [{"name": f"refusal {code}, which nobody knows", "hex": message(3, detail=code).hex(), "one_way": True,
+          "refuse": {"code": 0, "reason": ""}} for code in (0, 7, 0xFFFF)]
+
+
+# 2-ring.md -----------------------------------------------------------------------------------------------------------
+
+
+def records():
+    spans = {0: 8, 1: 16, 7: 16, 8: 16, 9: 24, 16: 24, 17: 32, 4088: 4096, 0xFFFFFFFF: 0x100000008}
+    return [{"hex": struct.pack("<IHH", length, 0, 0).hex(), "len": h(length), "span": h(span)}
+            for length, span in spans.items()] + [
+        {"hex": struct.pack("<IHH", 5, 1, 0).hex(), "refused": "R-20"},
+        {"hex": struct.pack("<IHH", 5, 0x8000, 0).hex(), "refused": "R-20"},
+        {"hex": struct.pack("<IHH", 5, 0, 1).hex(), "refused": "R-20"},
+        {"hex": struct.pack("<IHH", 0, 0, 0x8000).hex(), "refused": "R-20"},
+    ]
+
+
+def wait_words():
+    """R-10 and R-11. What is reached is written down here, not computed."""
+    top = 1 << 63
+    armed = {0: 1, 1: 3, 4096: 0x2001, (1 << 31) - 1: 0xFFFFFFFF, 1 << 32: 0x200000001, top - 1: MASK, top: 1, MASK: MASK}
+    reached = [
+        (0, 0, False), (0, 5, False), (0, MASK, False),
+        (1, 0, True), (1, 1, True), (1, MASK, False),
+        (0x2001, 4095, False), (0x2001, 4096, True), (0x2001, 4097, True), (0x2000, 4097, False),
+        (0x2001, 4096 + (1 << 62) - 1, True), (0x2001, 4096 + (1 << 62), False),
+        (MASK, top - 2, False), (MASK, top - 1, True), (MASK, top, True), (MASK, top + 7, True),
+        (1, top - 1, False), (1, top, True), (MASK, MASK, True), (MASK, 0, True), (MASK, MASK - 1, False),
+    ]
+    return {
+        "armed": [{"target": h(target), "word": h(word)} for target, word in armed.items()],
+        "reached": [{"word": h(word), "position": h(position), "reached": yes} for word, position, yes in reached],
+        "cpu": [{"cpu": cpu, "word": h(cpu + 1)} for cpu in (0, 1, 63, 4095)],
+    }
+
+
+def state_words():
+    good = [(0, 0, 0, 0), (1, 0, 0, 1), (2, 0, 0, 2), (3, 0, 0, 3), (1, 1, 0, 0x10001), (1, 1, 1, 0x100010001),
+            (2, 0xFFFF, 0xFFFE, 0xFFFEFFFF0002), (1, 0, 0xFFFF, 0xFFFF00000001)]
+    bad = [4, 0xFF, 0x101, 0x8001, 0x0001000000000001, 0x8000000000000001, MASK]
+    follows = {0: [0, 1, 2, 3], 1: [1, 2, 3], 2: [2], 3: [3]}
+    return {
+        "words": [{"phase": phase, "ready": ready, "current": current, "word": h(word)}
+                  for phase, ready, current, word in good],
+        "refused": [h(word) for word in bad],
+        "phases": [{"from": old, "to": new, "allowed": new in follows[old]} for old in range(4) for new in range(4)],
+    }
+
+
+def trace(name, messages, start, steps):
+    """Steps through one pipe of 4096 bytes; each with the words and bytes that must stand in memory after it."""
+    return {"name": name, "messages": messages, "capacity": h(4096), "start": h(start), "steps": steps}
+
+
+def step(do, data=b"", rings=False, memory=(), **words):
+    """`words` are those of the pipe; `memory` are (offset in the data, bytes)."""
+    return {"do": do, "hex": data.hex(), "rings": rings, "words": {name: h(value) for name, value in words.items()},
+            "data": [{"offset": h(offset), "hex": raw.hex()} for offset, raw in memory]}
+
+
+def traces():
+    ten, wrap = b"0123456789", (1 << 64) - 6
+    return [
+        trace("a stream across the wrap of positions and of the ring", False, wrap, [
+            step("begin", tail=wrap, head=wrap, want_data=0, want_space=0, writer_state=1, reader_state=1),
+            step("write", ten, tail=4, head=wrap, memory=[(4090, b"012345"), (0, b"6789")]),
+            step("read", ten[:3], tail=4, head=wrap),
+            step("read", ten[3:], tail=4, head=wrap),
+            # An empty look hands back all (R-3).
+            step("read", b"", tail=4, head=4),
+            # The reader sleeps for 5 bytes: the target is 9 (R-10), the word 2 * 9 + 1.
+            step("arm reader 5", want_data=19, head=4),
+            step("write", b"abcd", tail=8, want_data=19, memory=[(4, b"abcd")]),
+            step("write", b"e", rings=True, tail=9, memory=[(8, b"e")]),
+            step("write", b"f", tail=10, memory=[(9, b"f")]),
+            step("read", b"abcdef", tail=10, head=4),
+            step("close writer", rings=True, tail=10, writer_state=2),
+            step("end", head=4),
+        ]),
+        trace("a writer that sleeps for space", False, 0, [
+            step("write", bytes(range(256)) * 16, tail=4096, head=0, memory=[(0, bytes(range(256)) * 16)]),
+            # It asks for an eighth: the head must reach 512.
+            step("arm writer 1", want_space=1025),
+            step("read", bytes(range(256)) + bytes(range(255)), head=0),
+            step("read", b"\xff", rings=True, head=512),
+            step("write", b"new", tail=4099, memory=[(0, b"new"), (3, bytes(range(3, 256)))]),
+            step("close reader", rings=True, reader_state=2),
+        ]),
+        trace("records across the end of the ring", True, 4072, [
+            step("write", b"", tail=4080, memory=[(4072, bytes(8))]),
+            # Nine bytes of payload: a header of 8 at 4080, eight bytes up to the end, one at the beginning.
+            step("write", b"ninebytes", tail=4104, memory=[(4080, b"\x09" + bytes(7) + b"ninebyte"), (0, b"s")]),
+            step("read", b"", head=4072),
+            step("read", b"ninebytes", head=4072),
+            # Nothing there: the look hands back what was read.
+            step("none", head=4104),
+            step("write", b"x" * 4088, tail=8200, memory=[(8, struct.pack("<Q", 4088) + b"x" * 4080), (0, b"x" * 8)]),
+            step("read", b"x" * 4088, head=8200),
+            step("abort writer", rings=True, writer_state=3),
+            step("end"),
+        ]),
+    ]
+
+
+write("segment-header.json", headers())
+write("word-offset.json", word_offsets())
+write("control-message.json", messages())
+write("record-header.json", records())
+write("wait-word.json", wait_words())
+write("state-word.json", state_words())
+write("ring-trace.json", traces())
