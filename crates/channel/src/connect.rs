@@ -106,22 +106,35 @@ impl Backends {
     }
 }
 
-/// This end's segment, made for one peer.
+/// What this end offers a peer on `link`.
+fn offered(link: &dyn Link, messages: bool, options: &Options) -> Features {
+    let mut offered = Features::HANDOVER;
+    if messages {
+        offered = offered.or(Features::MESSAGES);
+    }
+    if options.barrier && link.same_kernel() && os::membarrier_registered() {
+        offered = offered.or(Features::MEMBARRIER);
+    }
+    offered
+}
+
+/// This end's segment, made for one peer, and what goes with it.
 struct Introduction {
     own: Fresh,
     offer: Offer,
     greeting: Greeting,
 }
 
+/// Two ends that agree, before the link is theirs.
+struct Agreed {
+    halves: Halves,
+    offer: Offer,
+    agreement: Agreement,
+}
+
 impl Introduction {
     fn new(link: &mut dyn Link, messages: bool, options: &Options) -> Result<Self> {
-        let mut offered = Features::HANDOVER;
-        if messages {
-            offered = offered.or(Features::MESSAGES);
-        }
-        if options.barrier && link.same_kernel() && os::membarrier_registered() {
-            offered = offered.or(Features::MEMBARRIER);
-        }
+        let offered = offered(link, messages, options);
         let epoch = os::epoch();
         let header = SegmentHeader::new(options.capacity, 0, 0, offered, epoch);
         let (segment, offer) = link.allocate(header.segment_len as usize)?;
@@ -135,6 +148,46 @@ impl Introduction {
         };
         Ok(Self { own: Fresh::new(segment, &header), offer, greeting })
     }
+
+    /// C-3. Checks the segment that came with a greeting and joins both into two pipes.
+    fn meet(self, theirs: &Greeting, segment: &PeerSegment) -> Result<Agreed> {
+        let Self { own, offer, greeting } = self;
+        let features = greeting.offered.and(theirs.offered);
+        let ordering = if features.has(Features::MEMBARRIER) { Ordering::SleeperBarrier } else { Ordering::Fences };
+        let messages = features.has(Features::MESSAGES);
+        let (halves, header) = halves(own, segment, Mode { messages, ordering })?;
+        if header.epoch != theirs.epoch || theirs.epoch == 0 {
+            let what = format!("segment of epoch {:#x} in a greeting of epoch {:#x}", header.epoch, theirs.epoch);
+            return Err(Error::Malformed { clause: "C-11", what });
+        }
+        if theirs.epoch == greeting.epoch {
+            return Err(Error::Malformed { clause: "C-11", what: "this end's own epoch came back".into() });
+        }
+        let agreement = Agreement {
+            features,
+            own_epoch: greeting.epoch,
+            peer_epoch: theirs.epoch,
+            own_map_limit: greeting.map_limit,
+            peer_map_limit: theirs.map_limit,
+        };
+        Ok(Agreed { halves, offer, agreement })
+    }
+}
+
+impl Agreed {
+    /// The two ends become a channel.
+    fn join(self, link: Box<dyn Link>, options: &Options) -> Result<Parts> {
+        let Self { halves: Halves { mut writer, reader, own_cpu, peer_cpu }, offer, agreement } = self;
+        let bell =
+            link.doorbell().ok_or(Error::Malformed { clause: "C-3", what: "a greeting without a doorbell".into() })?;
+        writer.set_flush_policy(options.flush);
+        let end = Arc::new(End::new(link, offer, (own_cpu, peer_cpu), agreement));
+        let waiter = |slot| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), options.spin);
+        Ok(Parts {
+            sending: Sending::new(writer, waiter(Slot::Space)),
+            receiving: Receiving::new(reader, waiter(Slot::Data)),
+        })
+    }
 }
 
 /// The connecting side of the handshake.
@@ -143,134 +196,102 @@ fn introduce(mut link: Box<dyn Link>, messages: bool, options: &Options) -> Resu
     link.send(&Message::Hello(introduction.greeting).encode(), Some(&introduction.offer))?;
     let deadline = Deadline::after(options.handshake_timeout);
     let received = loop {
-        match link.recv(options.map_limit)? {
+        match link.recv(options.map_limit).transpose() {
             Some(received) => break received,
             None => await_readable(&*link, deadline)?,
         }
     };
-    match Message::decode(&received.message)? {
-        Message::Welcome(theirs) => {
-            check_versions(&theirs)?;
-            join(link, introduction, &theirs, received.segment, messages, options)
-        }
-        Message::Refuse(Refusal::Version, reason) => Err(version_mismatch(&reason)),
-        Message::Refuse(code, reason) => Err(Error::Refused { code, reason }),
-        _ => Err(Error::Malformed { clause: "C-3", what: "another answer than welcome or refusal".into() }),
+    let agreed = received.map_err(Error::from).and_then(|Received { message, segment }| {
+        let theirs = match Message::decode(&message)? {
+            Message::Welcome(theirs) => theirs,
+            // Whoever was refused has nothing to answer.
+            Message::Refuse(code, reason) => return Ok(Err((code, reason))),
+            _ => return Err(Error::Malformed { clause: "C-3", what: "another answer than welcome or refusal".into() }),
+        };
+        let segment = check(&theirs, segment, introduction.greeting.offered, messages)?;
+        introduction.meet(&theirs, &segment).map(Ok)
+    });
+    match agreed {
+        Ok(Ok(agreed)) => agreed.join(link, options),
+        Ok(Err((Refusal::Version, reason))) => Err(version_mismatch(&reason)),
+        Ok(Err((code, reason))) => Err(Error::Refused { code, reason }),
+        Err(error) => Err(refuse(&mut *link, error)),
     }
 }
 
 /// The listening side: what came in from a peer that knocked, and the answer to it.
-pub(crate) fn answer(mut link: Box<dyn Link>, received: Received, messages: bool, options: &Options) -> Result<Parts> {
-    let agreed = hear(&received, messages, options).and_then(|theirs| {
+pub(crate) fn answer(
+    mut link: Box<dyn Link>,
+    received: std::result::Result<Received, DomainError>,
+    messages: bool,
+    options: &Options,
+) -> Result<Parts> {
+    let agreed = received.map_err(Error::from).and_then(|Received { message, segment }| {
+        let Message::Hello(theirs) = Message::decode(&message)? else {
+            return Err(Error::Malformed { clause: "C-3", what: "the first message is no greeting".into() });
+        };
+        let segment = check(&theirs, segment, offered(&*link, messages, options), messages)?;
+        let own_len = tombolo_layout::limits::CONTROL_LEN + options.capacity;
+        if own_len > theirs.map_limit {
+            let limit = theirs.map_limit;
+            let reason = format!("the listener's segment has {own_len} bytes, the peer maps at most {limit}");
+            return Err(Error::Refused { code: Refusal::Segment, reason });
+        }
         let introduction = Introduction::new(&mut *link, messages, options)?;
-        Ok((theirs, introduction))
+        let welcome = Message::Welcome(introduction.greeting).encode();
+        Ok((welcome, introduction.meet(&theirs, &segment)?))
     });
     match agreed {
-        Ok((theirs, introduction)) => {
-            link.send(&Message::Welcome(introduction.greeting).encode(), Some(&introduction.offer))?;
-            join(link, introduction, &theirs, received.segment, messages, options)
+        Ok((welcome, agreed)) => {
+            link.send(&welcome, Some(&agreed.offer))?;
+            agreed.join(link, options)
         }
-        Err(error) => {
-            // The peer learns why; whether that reaches it is its own business.
-            let _ = link.send(&refusal(&error).encode(), None);
-            Err(error)
-        }
+        Err(error) => Err(refuse(&mut *link, error)),
     }
 }
 
-/// Whether a peer's greeting is one to agree with.
-fn hear(received: &Received, messages: bool, options: &Options) -> Result<Greeting> {
-    let Message::Hello(theirs) = Message::decode(&received.message)? else {
-        return Err(Error::Malformed { clause: "C-3", what: "the first message is no greeting".into() });
+/// C-2, C-6, C-4. Whether a peer's greeting is one to agree with; if so, the segment that came with it.
+fn check(theirs: &Greeting, segment: Option<PeerSegment>, offered: Features, messages: bool) -> Result<PeerSegment> {
+    let segment =
+        segment.ok_or_else(|| Error::Malformed { clause: "C-2", what: "a greeting without a segment".into() })?;
+    if !(theirs.version_min..=theirs.version_max).contains(&VERSION) {
+        let (theirs_min, theirs_max) = (theirs.version_min, theirs.version_max);
+        return Err(Error::VersionMismatch { ours: VERSION, theirs_min, theirs_max });
+    }
+    let missing = theirs.required.without(offered);
+    let what = if missing.has(Features::MESSAGES) {
+        "the refusing end expects a stream, not messages".into()
+    } else if !missing.is_empty() {
+        format!("features {:#x} are required and not offered", missing.0)
+    } else if messages && !theirs.offered.has(Features::MESSAGES) {
+        "the refusing end expects messages, not a stream".into()
+    } else {
+        return Ok(segment);
     };
-    check_versions(&theirs)?;
-    let here = if messages { Features::KNOWN } else { Features::KNOWN.without(Features::MESSAGES) };
-    let missing = theirs.required.without(here);
-    if !missing.is_empty() {
-        let reason = if missing == Features::MESSAGES {
-            "the listener expects a stream, not messages".into()
-        } else {
-            format!("features {:#x} are required and not offered", missing.0)
-        };
-        return Err(Error::Refused { code: Refusal::Feature, reason });
-    }
-    if messages && !theirs.offered.has(Features::MESSAGES) {
-        let reason = "the listener expects messages, not a stream".into();
-        return Err(Error::Refused { code: Refusal::Feature, reason });
-    }
-    let own_len = tombolo_layout::limits::CONTROL_LEN + options.capacity;
-    if own_len > theirs.map_limit {
-        let reason = format!("the listener's segment has {own_len} bytes, the peer maps at most {}", theirs.map_limit);
-        return Err(Error::Refused { code: Refusal::Segment, reason });
-    }
-    Ok(theirs)
+    Err(Error::Malformed { clause: "C-4", what })
 }
 
-fn check_versions(theirs: &Greeting) -> Result<()> {
-    if (theirs.version_min..=theirs.version_max).contains(&VERSION) {
-        return Ok(());
-    }
-    let (theirs_min, theirs_max) = (theirs.version_min, theirs.version_max);
-    Err(Error::VersionMismatch { ours: VERSION, theirs_min, theirs_max })
-}
-
-/// C-5. The refusal that tells the peer about `error`; for versions the reason is the range, so that the peer can name
-/// both.
-fn refusal(error: &Error) -> Message {
-    match error {
-        Error::VersionMismatch { .. } => Message::Refuse(Refusal::Version, format!("{VERSION}-{VERSION}")),
-        Error::Refused { code, reason } => Message::Refuse(*code, reason.clone()),
-        Error::Domain(DomainError::Limit { what, .. }) => Message::Refuse(Refusal::Quota, (*what).into()),
-        other => Message::Refuse(Refusal::Malformed, other.to_string()),
-    }
+/// C-5. Tells the peer about `error`; whether that reaches it is its own business. For versions the reason is the range,
+/// so that the peer can name both.
+fn refuse(link: &mut dyn Link, error: Error) -> Error {
+    let (code, reason) = match &error {
+        Error::VersionMismatch { .. } => (Refusal::Version, format!("{VERSION}-{VERSION}")),
+        Error::Refused { code, reason } => (*code, reason.clone()),
+        Error::Domain(DomainError::Limit { what, .. }) => (Refusal::Quota, (*what).into()),
+        Error::Malformed { clause: "C-4", what } => (Refusal::Feature, what.clone()),
+        Error::Malformed { clause, what } if clause.starts_with("C-") => (Refusal::Malformed, what.clone()),
+        // What a backend or a ring finds wrong is the segment.
+        Error::Malformed { .. } | Error::Corrupt(_) => (Refusal::Segment, error.to_string()),
+        other => (Refusal::Unknown, other.to_string()),
+    };
+    let _ = link.send(&Message::Refuse(code, reason).encode(), None);
+    error
 }
 
 fn version_mismatch(range: &str) -> Error {
     let bounds = range.split_once('-').and_then(|(min, max)| Some((min.parse().ok()?, max.parse().ok()?)));
     let (theirs_min, theirs_max) = bounds.unwrap_or((0, 0));
     Error::VersionMismatch { ours: VERSION, theirs_min, theirs_max }
-}
-
-/// Two ends that agree become a channel.
-fn join(
-    link: Box<dyn Link>,
-    introduction: Introduction,
-    theirs: &Greeting,
-    segment: Option<PeerSegment>,
-    messages: bool,
-    options: &Options,
-) -> Result<Parts> {
-    let Introduction { own, offer, greeting } = introduction;
-    let segment =
-        segment.ok_or_else(|| Error::Malformed { clause: "C-3", what: "a greeting without a segment".into() })?;
-    let features = greeting.offered.and(theirs.offered);
-    if messages != features.has(Features::MESSAGES) {
-        return Err(Error::Malformed { clause: "C-4", what: "the peer agreed and then did not".into() });
-    }
-    let barrier = features.has(Features::MEMBARRIER) && link.same_kernel();
-    let ordering = if barrier { Ordering::SleeperBarrier } else { Ordering::Fences };
-    let (halves, header) = halves(own, &segment, Mode { messages, ordering })?;
-    if header.epoch != theirs.epoch {
-        let what = format!("segment of epoch {:#x} in a greeting of epoch {:#x}", header.epoch, theirs.epoch);
-        return Err(Error::Malformed { clause: "C-11", what });
-    }
-    let bell =
-        link.doorbell().ok_or(Error::Malformed { clause: "C-3", what: "a greeting without a doorbell".into() })?;
-    let Halves { mut writer, reader, own_cpu, peer_cpu } = halves;
-    writer.set_flush_policy(options.flush);
-    let agreed = Agreement {
-        features,
-        own_epoch: greeting.epoch,
-        peer_epoch: theirs.epoch,
-        own_map_limit: options.map_limit,
-        peer_map_limit: theirs.map_limit,
-    };
-    let end = Arc::new(End::new(link, offer, (own_cpu, peer_cpu), agreed));
-    let waiter = |slot| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), options.spin);
-    Ok(Parts {
-        sending: Sending::new(writer, waiter(Slot::Space)),
-        receiving: Receiving::new(reader, waiter(Slot::Data)),
-    })
 }
 
 /// Waits until the link has something to say.

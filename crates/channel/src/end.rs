@@ -22,6 +22,8 @@ pub enum Ending {
     ProcessGone,
     /// The peer's whole domain died.
     DomainGone,
+    /// The memory over which it came was taken back.
+    Revoked,
 }
 
 impl Ending {
@@ -30,7 +32,11 @@ impl Ending {
     }
 
     pub(crate) fn from_life(life: Life) -> Self {
-        if life == Life::DomainGone { Self::DomainGone } else { Self::ProcessGone }
+        match life {
+            Life::DomainGone => Self::DomainGone,
+            Life::Revoked => Self::Revoked,
+            _ => Self::ProcessGone,
+        }
     }
 }
 

@@ -9,14 +9,14 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, epoll};
-use tombolo_domain::{Deadline, Error as DomainError, Link, Listener as DomainListener};
+use tombolo_domain::{Deadline, Error as DomainError, Link, Listener as DomainListener, Received};
 
 use crate::{
     Channel, Error, Options, Result,
     connect::{answer, poll_until},
 };
 
-/// Peers that knocked and have not introduced themselves: more are left waiting outside.
+/// Peers that knocked and have not introduced themselves.
 const HALF_OPEN_MOST: usize = 64;
 /// How long to leave peers outside after a limit of this process was hit.
 const BREATHER: Duration = Duration::from_millis(10);
@@ -25,6 +25,7 @@ const BREATHER: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Listener<C> {
     door: Box<dyn DomainListener>,
+    /// In the order in which they knocked.
     half_open: Vec<(Box<dyn Link>, Deadline)>,
     /// An epoll set of the door and of all who are half open.
     set: OwnedFd,
@@ -74,43 +75,68 @@ impl<C: Channel> Listener<C> {
     /// # Errors
     /// As [`accept`](Self::accept).
     pub fn try_accept(&mut self) -> Result<Option<C>> {
-        self.short = false;
-        while self.half_open.len() < HALF_OPEN_MOST {
-            match self.door.accept() {
-                Ok(Some(link)) => {
-                    watch(&self.set, link.fd())?;
-                    self.half_open.push((link, Deadline::after(self.options.handshake_timeout)));
+        // Those who are in already come first: nobody who knocks can keep them waiting.
+        let mut index = 0;
+        while index < self.half_open.len() {
+            let (link, deadline) = &mut self.half_open[index];
+            match link.recv(self.options.map_limit).transpose() {
+                None if !deadline.expired() => index += 1,
+                None => drop(self.dismiss(index)),
+                Some(received) => {
+                    let link = self.dismiss(index);
+                    if let Some(channel) = self.answer(link, received) {
+                        return Ok(Some(channel));
+                    }
                 }
+            }
+        }
+        self.short = false;
+        for _ in 0..HALF_OPEN_MOST {
+            let mut link = match self.door.accept() {
+                Ok(Some(link)) => link,
                 Ok(None) => break,
                 Err(DomainError::Limit { .. }) if !self.half_open.is_empty() => {
                     self.short = true;
                     break;
                 }
                 Err(error) => return Err(error.into()),
-            }
-        }
-        let mut index = 0;
-        while index < self.half_open.len() {
-            let (link, deadline) = &mut self.half_open[index];
-            match link.recv(self.options.map_limit) {
-                Ok(Some(received)) => {
-                    let (link, _) = self.half_open.swap_remove(index);
-                    // Nobody but this set knows it yet, so this cannot fail.
-                    let _ = epoll::delete(&self.set, link.fd());
-                    // A peer that does not agree has been told; the next one may.
-                    if let Ok(parts) = answer(link, received, C::MESSAGES, &self.options) {
-                        return Ok(Some(C::from_halves(parts)));
+            };
+            match link.recv(self.options.map_limit).transpose() {
+                Some(received) => {
+                    if let Some(channel) = self.answer(link, received) {
+                        return Ok(Some(channel));
                     }
                 }
-                Ok(None) if !deadline.expired() => index += 1,
-                Ok(None) | Err(_) => drop(self.half_open.swap_remove(index)),
+                None => self.remember(link)?,
             }
         }
         Ok(None)
     }
 
+    /// A peer that does not agree is told, and the next one may.
+    fn answer(&self, link: Box<dyn Link>, received: std::result::Result<Received, DomainError>) -> Option<C> {
+        answer(link, received, C::MESSAGES, &self.options).ok().map(C::from_halves)
+    }
+
+    /// Waits for a peer's first words. Who has been silent for longest makes room for who knocks now.
+    fn remember(&mut self, link: Box<dyn Link>) -> Result<()> {
+        if self.half_open.len() == HALF_OPEN_MOST {
+            drop(self.dismiss(0));
+        }
+        watch(&self.set, link.fd())?;
+        self.half_open.push((link, Deadline::after(self.options.handshake_timeout)));
+        Ok(())
+    }
+
+    fn dismiss(&mut self, index: usize) -> Box<dyn Link> {
+        let (link, _) = self.half_open.remove(index);
+        // Nobody but this set knows it yet, so this cannot fail.
+        let _ = epoll::delete(&self.set, link.fd());
+        link
+    }
+
     fn wait(&self, deadline: Deadline) -> Result<()> {
-        if self.short || self.half_open.len() >= HALF_OPEN_MOST {
+        if self.short {
             // The door stays readable and cannot be answered now: do not spin on it.
             thread::park_timeout(deadline.remaining().map_or(BREATHER, |left| left.min(BREATHER)));
             return if deadline.expired() { Err(Error::TimedOut) } else { Ok(()) };

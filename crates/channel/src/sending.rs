@@ -25,22 +25,27 @@ impl Sending {
     pub(crate) fn attempt<T>(
         &mut self,
         mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
-        need: impl FnOnce() -> u64,
+        need: impl Fn() -> u64,
     ) -> Result<Option<T>> {
-        if self.move_.is_under_way() {
-            self.go_on()?;
-        }
-        let mut done = call(&mut self.writer)?;
-        if done.is_none() {
-            if self.waiter.gone_now() {
-                return Err(Error::PeerGone);
+        let mut armed = false;
+        loop {
+            if self.move_.is_under_way() {
+                self.go_on()?;
             }
-            if self.waiter.is_polled() && self.waiter.arm_for_poll(&mut self.writer, need())? {
-                done = call(&mut self.writer)?;
+            let done = call(&mut self.writer)?;
+            if done.is_none() {
+                if self.waiter.gone_now() {
+                    return Err(self.peer_gone());
+                }
+                // Something to look at after all may be room in another ring.
+                if !armed && self.waiter.is_polled() && self.waiter.arm_for_poll(&mut self.writer, need())? {
+                    armed = true;
+                    continue;
+                }
             }
+            self.after()?;
+            return Ok(done);
         }
-        self.after()?;
-        Ok(done)
     }
 
     /// Does `call`, waiting for room until `deadline`.

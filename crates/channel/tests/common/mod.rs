@@ -2,13 +2,19 @@
 //! Two domains that can meet, on every backend that needs no hypervisor.
 #![allow(dead_code)]
 
+pub mod raw;
+
 use std::{
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
 use tombolo_channel::{Address, Backends, Channel, Deadline, Listener, Options, Stream};
-use tombolo_domain::harsh::{HarshDomain, Hypervisor};
+use tombolo_domain::{
+    Link, Listener as Door, Rendezvous,
+    harsh::{HarshDomain, Hypervisor},
+};
 
 /// Long enough for anything that should happen, short enough for a test that hangs.
 pub const SOON: Duration = Duration::from_secs(10);
@@ -19,6 +25,8 @@ pub struct World {
     pub connecting: Backends,
     pub address: Address,
     pub hypervisor: Option<(Hypervisor, HarshDomain, HarshDomain)>,
+    /// The two backends themselves, for peers that speak the protocol by hand.
+    ends: [Arc<dyn Rendezvous>; 2],
     _folder: Option<tempfile::TempDir>,
 }
 
@@ -30,6 +38,7 @@ impl World {
             listening: Backends::new().with(a.clone()),
             connecting: Backends::new().with(b.clone()),
             address: "harsh:a/test".parse().unwrap(),
+            ends: [Arc::new(a.clone()), Arc::new(b.clone())],
             hypervisor: Some((hypervisor, a, b)),
             _folder: None,
         }
@@ -42,9 +51,20 @@ impl World {
             listening: backends(),
             connecting: backends(),
             address: format!("local:{}/test.sock", folder.path().display()).parse().unwrap(),
+            ends: [(); 2].map(|()| Arc::new(tombolo_domain_local::LocalDomain::new()) as Arc<dyn Rendezvous>),
             hypervisor: None,
             _folder: Some(folder),
         }
+    }
+
+    /// A link to the listener, of one who has said nothing yet.
+    pub fn knock(&self) -> Box<dyn Link> {
+        self.ends[1].connect(self.address.service(), Deadline::after(SOON)).unwrap()
+    }
+
+    /// A listener that says nothing by itself.
+    pub fn door(&self) -> Box<dyn Door> {
+        self.ends[0].listen(self.address.service()).unwrap()
     }
 
     pub fn listen<C: Channel>(&self) -> Listener<C> {

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A peer that speaks the control protocol by hand, so that it can say what no honest end says.
+
+use tombolo_domain::{Deadline, Error, Link, Listener as Door, Offer, wait_readable};
+use tombolo_layout::{
+    Features, SegmentHeader, VERSION,
+    handshake::{Greeting, Message},
+    header::LEN,
+    state::State,
+    words,
+};
+use tombolo_mem::{OwnControl, OwnWord};
+
+use super::SOON;
+
+pub const EPOCH: u64 = 0x5eed_5eed_5eed_5eed;
+
+/// What an honest end would say.
+pub fn greeting() -> Greeting {
+    Greeting {
+        version_min: VERSION,
+        version_max: VERSION,
+        offered: Features::HANDOVER,
+        required: Features::NONE,
+        epoch: EPOCH,
+        map_limit: 1 << 31,
+    }
+}
+
+/// What an honest end would write into a small segment.
+pub fn header(generation: u16) -> SegmentHeader {
+    SegmentHeader::new(4096, generation, 0, Features::HANDOVER, EPOCH)
+}
+
+/// A segment of `len` bytes that begins with `bytes`, open in both directions.
+pub fn segment(link: &mut dyn Link, len: usize, bytes: &[u8; LEN]) -> (OwnControl, Offer) {
+    let (segment, offer) = link.allocate(len).unwrap();
+    let (control, _) = segment.split(4096);
+    control.write_header(bytes);
+    for state in [words::WRITER_STATE, words::READER_STATE] {
+        control.word(state).store_release(State::OPEN.encode());
+    }
+    (control, offer)
+}
+
+/// Sends `message` with an honest small segment of `generation`, which is returned.
+pub fn send_with_segment(link: &mut dyn Link, message: &[u8], generation: u16) -> (OwnControl, Offer) {
+    let header = header(generation);
+    let (segment, offer) = segment(link, header.segment_len as usize, &header.encode());
+    link.send(message, Some(&offer)).unwrap();
+    (segment, offer)
+}
+
+/// What the peer says next.
+pub fn hear(link: &mut dyn Link) -> Result<Message, Error> {
+    loop {
+        if let Some(received) = link.recv(1 << 31)? {
+            return Ok(Message::decode(&received.message).unwrap());
+        }
+        assert!(wait_readable(link.fd(), Deadline::after(SOON)).unwrap(), "the peer says nothing");
+    }
+}
+
+/// The next one who knocks.
+pub fn open(door: &mut dyn Door) -> Box<dyn Link> {
+    loop {
+        if let Some(link) = door.accept().unwrap() {
+            return link;
+        }
+        assert!(wait_readable(door.fd(), Deadline::after(SOON)).unwrap(), "nobody knocks");
+    }
+}
