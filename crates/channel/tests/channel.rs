@@ -116,7 +116,7 @@ on_every_backend! {
             let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &patient).map(drop));
             thread::park_timeout(Duration::from_millis(50));
             let mut listener = world.listen::<Stream>();
-            listener.accept_until(Deadline::after(SOON)).unwrap();
+            let _server = listener.accept_until(Deadline::after(SOON)).unwrap();
             client.join().unwrap().unwrap();
         });
     }
