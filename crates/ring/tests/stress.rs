@@ -377,13 +377,14 @@ fn search(test: &str, find: impl FnOnce([usize; 2], Duration) -> Found) {
     eprintln!("{test}: {found:?}");
     assert_eq!(found.lost, 0, "{found:?}");
     let (sleeps, races) = (found.sleeps, found.races);
-    assert!(sleeps > races / 100 && sleeps < races / 100 * 99, "both must happen often: {found:?}");
+    assert!(sleeps > 100 && races - sleeps > 100, "both must happen often: {found:?}");
 }
 
 /// The same with the fence or barrier taken out: ends with the first loss.
 fn search_of_mutant(test: &str, find: impl FnOnce([usize; 2], Duration) -> Found) {
     let Some((_alone, cpus)) = two_cpus(test) else { return };
-    let found = find(cpus, Duration::from_secs(10));
+    // Found within a second on two idle CPUs; the rest is for busy ones.
+    let found = find(cpus, Duration::from_secs(60));
     eprintln!("{test}: {found:?}");
     assert!(found.lost > 0, "the search is blind: {found:?}");
 }
