@@ -19,6 +19,7 @@ use crate::{
 };
 
 pub use args::Args;
+pub use report::Report;
 use args::{CONNECT_WAIT, HANDSHAKE_LEAST};
 use files::{Input, Output};
 use session::Session;

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tombolo beside the kernel's ways, in one run.
+
+use std::io::{self, IsTerminal, Write};
+
+use tombolo_bench::{BenchArgs, Event, Measurement, Plan, job::Mode, job::Test, run as measure, table};
+
+use super::print;
+use crate::failure::{Failure, Result, tell};
+
+const KI: usize = 1 << 10;
+
+/// What is compared.
+const TRANSPORTS: [&str; 3] = ["tombolo", "tcp", "unix-stream"];
+/// The tests, and the message sizes that show what they are about.
+const TESTS: [(Test, &[usize]); 2] =
+    [(Test::Throughput, &[64, KI, 16 * KI, 64 * KI, KI * KI]), (Test::Latency, &[1, 64, KI, 16 * KI, 64 * KI])];
+/// Seconds of a sample, and how many of each are taken.
+const EFFORT: (f64, u16) = (0.12, 3);
+const QUICK: (f64, u16) = (0.02, 1);
+
+/// Measures and prints.
+pub fn run(json: bool, quick: bool) -> Result<()> {
+    tell(&format!("measuring {} side by side", TRANSPORTS.join(", ")));
+    let mut results = Vec::new();
+    let mut failed = 0;
+    for (test, sizes) in TESTS {
+        let (seconds, runs) = if quick { QUICK } else { EFFORT };
+        let sizes = if quick { &sizes[1..3] } else { sizes };
+        let args = BenchArgs {
+            tests: vec![test.name()],
+            transports: TRANSPORTS.map(String::from).into(),
+            sizes: sizes.into(),
+            seconds,
+            runs,
+            ..BenchArgs::default()
+        };
+        let mut plan = Plan::try_from(&args)?;
+        // Like with like: streams.
+        plan.transports.retain(|transport| transport.card().mode == Mode::Stream);
+        let terminal = io::stderr().is_terminal();
+        let mut written = Ok(());
+        let outcome = measure(&plan, |event| match event {
+            Event::Progress { done, total } if terminal => {
+                let text = if done < total { format!("{}: {done} of {total} samples", test.name()) } else { String::new() };
+                let _ = write!(io::stderr(), "\r{text}\x1b[K");
+            }
+            Event::Measured(measurement) if json && written.is_ok() => written = print_json(measurement),
+            Event::Skipped(skip) => {
+                failed += usize::from(skip.failed);
+                let word = if skip.failed { "FAIL" } else { "SKIP" };
+                let clear = if terminal { "\r\x1b[K" } else { "" };
+                tell(&format!("{clear}{word} {} {}: {}", skip.test.name(), skip.transport, skip.reason));
+            }
+            _ => {}
+        })?;
+        written?;
+        results.extend(outcome.measurements);
+    }
+    if !json {
+        print(table::render(&results, None).trim_end())?;
+        print(&summary(&results))?;
+    }
+    match failed {
+        0 => Ok(()),
+        n => Err(Failure::Outcome(format!("{n} measurements failed"))),
+    }
+}
+
+fn print_json(measurement: &Measurement) -> Result<()> {
+    print(&serde_json::to_string(measurement).unwrap_or_default())
+}
+
+/// How many times better than the others, from where to where.
+fn summary(results: &[Measurement]) -> String {
+    let mut lines = String::new();
+    for rival in &TRANSPORTS[1..] {
+        let mut parts = Vec::new();
+        for (test, what) in [(Test::Throughput, "the throughput"), (Test::Latency, "quicker round trips")] {
+            let ratios = results.iter().filter(|m| m.test == test && m.transport == TRANSPORTS[0]).filter_map(|ours| {
+                let same = |m: &&Measurement| {
+                    (m.test, m.size, m.wait, m.transport.as_str()) == (test, ours.size, ours.wait, rival)
+                };
+                Some(ours.times_better_than(results.iter().find(same)?))
+            });
+            let (least, most) = ratios.fold((f64::INFINITY, 0.0), |(least, most): (f64, f64), r| (least.min(r), most.max(r)));
+            if most > 0.0 {
+                parts.push(format!("{least:.1} to {most:.1} times {what}"));
+            }
+        }
+        if !parts.is_empty() {
+            lines += &format!("\nbeside {rival}: {}", parts.join(", "));
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn m(test: &str, transport: &str, size: usize, median: f64) -> Measurement {
+        serde_json::from_str(&format!(
+            r#"{{"test":"{test}","transport":"{transport}","mode":"stream","size":{size},"channels":1,"unit":"","median":{median},"min":1,"max":2,"runs":5,"placement":"near","cpu":"cross"}}"#
+        ))
+        .unwrap()
+    }
+
+    #[test]
+    fn summary_says_the_least_and_the_most() {
+        let results = [
+            m("throughput", "tombolo", 64, 30.0),
+            m("throughput", "tcp", 64, 10.0),
+            m("throughput", "tombolo", 1024, 200.0),
+            m("throughput", "tcp", 1024, 10.0),
+            m("latency", "tombolo", 64, 5.0),
+            m("latency", "tcp", 64, 10.0),
+        ];
+        let text = "\nbeside tcp: 3.0 to 20.0 times the throughput, 2.0 to 2.0 times quicker round trips";
+        assert_eq!(summary(&results), text);
+        assert_eq!(summary(&results[1..2]), "");
+    }
+}
