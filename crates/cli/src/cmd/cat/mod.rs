@@ -19,9 +19,9 @@ use crate::{
 };
 
 pub use args::Args;
-pub use report::Report;
 use args::{CONNECT_WAIT, HANDSHAKE_LEAST};
 use files::{Input, Output};
+pub use report::Report;
 use session::Session;
 
 /// How long somebody who knocks may hold up the answer to a signal.

@@ -3,7 +3,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use tombolo_bench::{BenchArgs, Event, Measurement, Plan, job::Mode, job::Test, run as measure, table};
+use tombolo_bench::{BenchArgs, Event, Measurement, Plan, job::Mode, job::Test, job::Wait, run as measure, table};
 
 use super::print;
 use crate::failure::{Failure, Result, tell};
@@ -42,7 +42,8 @@ pub fn run(json: bool, quick: bool) -> Result<()> {
         let mut written = Ok(());
         let outcome = measure(&plan, |event| match event {
             Event::Progress { done, total } if terminal => {
-                let text = if done < total { format!("{}: {done} of {total} samples", test.name()) } else { String::new() };
+                let text =
+                    if done < total { format!("{}: {done} of {total} samples", test.name()) } else { String::new() };
                 let _ = write!(io::stderr(), "\r{text}\x1b[K");
             }
             Event::Measured(measurement) if json && written.is_ok() => written = print_json(measurement),
@@ -73,23 +74,24 @@ fn print_json(measurement: &Measurement) -> Result<()> {
 
 /// How many times better than the others, from where to where.
 fn summary(results: &[Measurement]) -> String {
+    const WHAT: [(Test, Option<Wait>, &str); 3] = [
+        (Test::Throughput, None, "throughput"),
+        (Test::Latency, Some(Wait::Spin), "round trip spinning"),
+        (Test::Latency, Some(Wait::Sleep), "round trip sleeping"),
+    ];
     let mut lines = String::new();
     for rival in &TRANSPORTS[1..] {
-        let mut parts = Vec::new();
-        for (test, what) in [(Test::Throughput, "the throughput"), (Test::Latency, "quicker round trips")] {
-            let ratios = results.iter().filter(|m| m.test == test && m.transport == TRANSPORTS[0]).filter_map(|ours| {
-                let same = |m: &&Measurement| {
-                    (m.test, m.size, m.wait, m.transport.as_str()) == (test, ours.size, ours.wait, rival)
-                };
-                Some(ours.times_better_than(results.iter().find(same)?))
-            });
-            let (least, most) = ratios.fold((f64::INFINITY, 0.0), |(least, most): (f64, f64), r| (least.min(r), most.max(r)));
-            if most > 0.0 {
-                parts.push(format!("{least:.1} to {most:.1} times {what}"));
-            }
-        }
+        let parts = WHAT.iter().filter_map(|&(test, wait, what)| {
+            let of = |name| move |m: &&Measurement| (m.test, m.wait, m.transport.as_str()) == (test, wait, name);
+            let theirs = |size| results.iter().filter(of(rival)).find(|m| m.size == size);
+            let ours = results.iter().filter(of(TRANSPORTS[0]));
+            let ratios = ours.filter_map(|m| Some(m.times_better_than(theirs(m.size)?)));
+            let (least, most) = ratios.fold((f64::INFINITY, 0f64), |(least, most), r| (least.min(r), most.max(r)));
+            (most > 0.0).then(|| format!("{what} {least:.1} to {most:.1}"))
+        });
+        let parts: Vec<_> = parts.collect();
         if !parts.is_empty() {
-            lines += &format!("\nbeside {rival}: {}", parts.join(", "));
+            lines += &format!("\ntimes better than {rival}: {}", parts.join(", "));
         }
     }
     lines
@@ -100,8 +102,9 @@ mod tests {
     use super::*;
 
     fn m(test: &str, transport: &str, size: usize, median: f64) -> Measurement {
+        let wait = if test == "latency" { r#","wait":"spin""# } else { "" };
         serde_json::from_str(&format!(
-            r#"{{"test":"{test}","transport":"{transport}","mode":"stream","size":{size},"channels":1,"unit":"","median":{median},"min":1,"max":2,"runs":5,"placement":"near","cpu":"cross"}}"#
+            r#"{{"test":"{test}","transport":"{transport}","mode":"stream","size":{size},"channels":1,"unit":"","median":{median},"min":1,"max":2,"runs":5,"placement":"near","cpu":"cross"{wait}}}"#
         ))
         .unwrap()
     }
@@ -116,7 +119,7 @@ mod tests {
             m("latency", "tombolo", 64, 5.0),
             m("latency", "tcp", 64, 10.0),
         ];
-        let text = "\nbeside tcp: 3.0 to 20.0 times the throughput, 2.0 to 2.0 times quicker round trips";
+        let text = "\ntimes better than tcp: throughput 3.0 to 20.0, round trip spinning 2.0 to 2.0";
         assert_eq!(summary(&results), text);
         assert_eq!(summary(&results[1..2]), "");
     }

@@ -5,7 +5,7 @@ use std::{
     env,
     fmt::{self, Display, Formatter},
     fs::File,
-    io::{self, Read},
+    io::Read,
     process::{Child, ChildStderr, Command, ExitStatus, Stdio},
 };
 
@@ -90,14 +90,11 @@ impl Domain {
     /// Its report, once it ended.
     pub fn report(&mut self) -> Result<Report> {
         let status = self.child.wait().os("wait")?;
-        let mut said = String::new();
+        let mut said = Vec::new();
         if let Some(mut pipe) = self.said.take() {
-            pipe.read_to_string(&mut said).or_else(|error| match error.kind() {
-                io::ErrorKind::InvalidData => Ok(0),
-                _ => Err(error),
-            })
-            .os("read")?;
+            pipe.read_to_end(&mut said).os("read")?;
         }
+        let said = String::from_utf8_lossy(&said);
         let words = said.trim().replace('\n', "; ");
         match said.lines().find_map(|line| serde_json::from_str(line).ok()) {
             Some(report) if status.success() => Ok(report),

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The file to be moved, and the place where it arrives. Both live in the folder for temporary files and have no name
-//! there, so that nothing is left of them however this program ends.
+//! The file to be moved, and the place where it arrives. Both are temporary and have no name, so that nothing is left of
+//! them however this program ends.
 
 use std::{
     env,
     fs::File,
-    io::{self, Seek, Write},
-    path::Path,
+    io::{Seek, Write},
+    path::{Path, PathBuf},
 };
 
+use super::memory;
 use crate::{
     failure::{Failure, Result},
     human,
@@ -27,6 +28,8 @@ pub struct Load {
     pub source: File,
     pub target: File,
     pub size: u64,
+    /// Where what this program made is.
+    pub folder: PathBuf,
 }
 
 impl Load {
@@ -38,14 +41,15 @@ impl Load {
         if !about.is_file() {
             return Err(Failure::Usage(format!("{} is no regular file", path.display())));
         }
-        check_room(about.len())?;
-        Ok(Self { source, target: temporary()?, size: about.len() })
+        let folder = folder(about.len())?;
+        Ok(Self { source, target: temporary(&folder)?, size: about.len(), folder })
     }
 
     /// A file of `size` bytes that no compression could make smaller.
     pub fn make(size: u64, signals: &Signals) -> Result<Self> {
-        check_room(size.saturating_mul(2))?;
-        let (mut source, target) = (temporary()?, temporary()?);
+        let folder = folder(size.saturating_mul(2))?;
+        let (mut source, target) = (temporary(&folder)?, temporary(&folder)?);
+        let full = |source| Failure::Write { file: place(&folder), source };
         let mut noise = Noise::new();
         let mut block = vec![0; BLOCK];
         let mut progress = Progress::new(Some(size));
@@ -54,32 +58,37 @@ impl Load {
             signals.check()?;
             noise.fill(&mut block);
             let len = (size - made).min(BLOCK as u64);
-            source.write_all(&block[..len as usize]).map_err(no_room)?;
+            source.write_all(&block[..len as usize]).map_err(full)?;
             made += len;
             progress.show("made", made);
         }
-        source.rewind().map_err(no_room)?;
-        Ok(Self { source, target, size })
+        source.rewind().map_err(full)?;
+        Ok(Self { source, target, size, folder })
     }
 }
 
-fn temporary() -> Result<File> {
-    tempfile::tempfile().map_err(|source| Failure::Open { file: place(), source })
+fn temporary(folder: &Path) -> Result<File> {
+    tempfile::tempfile_in(folder).map_err(|source| Failure::Open { file: place(folder), source })
 }
 
-fn place() -> String {
-    format!("a temporary file in {}", env::temp_dir().display())
+fn place(folder: &Path) -> String {
+    format!("a temporary file in {} (TMPDIR names another folder)", folder.display())
 }
 
-/// What to do about a folder that is too small.
-pub fn no_room(source: io::Error) -> Failure {
-    let hint = if source.kind() == io::ErrorKind::StorageFull { "; set TMPDIR to a folder with more room" } else { "" };
-    Failure::Write { file: format!("{}{hint}", place()), source }
-}
-
-fn check_room(needed: u64) -> Result<()> {
+/// A folder with room for `needed` bytes: the one that the user named, else memory if there is plenty, because this is
+/// not to show how slow the disk is, else the usual one.
+fn folder(needed: u64) -> Result<PathBuf> {
+    let shm = PathBuf::from("/dev/shm");
+    if env::var_os("TMPDIR").is_none() && memory::available() / 2 >= needed && check_room(&shm, needed).is_ok() {
+        return Ok(shm);
+    }
     let folder = env::temp_dir();
-    let Ok(about) = rustix::fs::statvfs(&folder) else { return Ok(()) };
+    check_room(&folder, needed).map(|()| folder)
+}
+
+fn check_room(folder: &Path, needed: u64) -> Result<()> {
+    let about = rustix::fs::statvfs(folder)
+        .map_err(|error| Failure::Open { file: folder.display().to_string(), source: error.into() })?;
     let free = about.f_bavail.saturating_mul(about.f_frsize);
     if free >= needed.saturating_add(SPARE) {
         return Ok(());
@@ -130,7 +139,7 @@ mod tests {
 
     #[test]
     fn room_that_no_disk_has_is_refused_with_a_remedy() {
-        let failure = check_room(1 << 60).unwrap_err();
+        let failure = check_room(&env::temp_dir(), 1 << 60).unwrap_err();
         assert!(failure.chain().contains("set TMPDIR"), "{failure}");
     }
 }

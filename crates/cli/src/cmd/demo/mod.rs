@@ -5,6 +5,7 @@
 mod compare;
 mod domain;
 mod load;
+mod memory;
 mod transfer;
 
 use std::{
@@ -74,6 +75,7 @@ fn transfer(args: &Args, signals: &Signals) -> Result<()> {
     };
     let kind = Kind::probe();
     tell(&format!("moving {} from one domain to another: {kind}", human::bytes(load.size)));
+    tell(&format!("it arrives in a file in {}", load.folder.display()));
     let moved = transfer::run(&load, &kind, signals)?;
     if args.json {
         print(&serde_json::to_string(&moved).map_err(io::Error::from).os("writing JSON")?)?;

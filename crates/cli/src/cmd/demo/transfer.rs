@@ -58,13 +58,15 @@ pub fn run(load: &Load, kind: &Kind, signals: &Signals) -> Result<Moved> {
     }
     drop(progress);
     let seconds = began.elapsed().as_secs_f64();
-    // The one that failed first knows why.
-    let (sent, received) =
-        if failed(receiver.ended()?) { (None, receiver.report()?) } else { (Some(sender.report()?), receiver.report()?) };
-    let sent = sent.map_or_else(|| sender.report(), Ok)?;
+    // One that failed is asked first: it knows why, and the other may still wait.
+    let (sent, received) = if failed(receiver.ended()?) {
+        let received = receiver.report()?;
+        (sender.report()?, received)
+    } else {
+        (sender.report()?, receiver.report()?)
+    };
     let missing = || Failure::Outcome("tombolo cat reported no checksum".into());
-    let (sha256_sent, sha256_received) =
-        (sent.sha256.ok_or_else(missing)?, received.sha256.ok_or_else(missing)?);
+    let (sha256_sent, sha256_received) = (sent.sha256.ok_or_else(missing)?, received.sha256.ok_or_else(missing)?);
     let arrived = load.target.metadata().os("fstat")?.len();
     let whole = [sent.bytes, received.bytes, arrived] == [load.size; 3];
     Ok(Moved {
