@@ -1,0 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The verbs.
+
+pub mod cat;
+pub mod demo;

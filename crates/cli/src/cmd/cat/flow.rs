@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the two directions of a session have in common: how much has moved, how long to be patient, when to stop.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use sha2::{Digest as _, Sha256};
+use tombolo::{Deadline, Error};
+
+use crate::failure::Failure;
+
+/// Bytes moved so far, and for how long nothing may.
+///
+/// The numbers and flags stand for themselves, so Relaxed does for all of them.
+#[derive(Debug, Default)]
+pub struct Flow {
+    pub sent: AtomicU64,
+    pub received: AtomicU64,
+    /// The session is over before its time.
+    pub given_up: AtomicBool,
+    pub patience: Option<Duration>,
+}
+
+impl Flow {
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    pub fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    pub fn given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Makes `call`, again after each deadline for as long as anything moves in either direction: one that is only
+    /// silent because the other is busy does not end the session.
+    pub fn patiently<T>(&self, mut call: impl FnMut(Deadline) -> tombolo::Result<T>) -> tombolo::Result<T> {
+        loop {
+            let before = (self.sent(), self.received());
+            match call(self.patience.map_or(Deadline::NEVER, Deadline::after)) {
+                Err(Error::TimedOut) if before != (self.sent(), self.received()) => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// What ended the direction `or` speaks of: the channel, or the want of anything to do.
+    pub fn failure(&self, error: Error, or: impl FnOnce(Error) -> Failure) -> Failure {
+        match (error, self.patience) {
+            (Error::TimedOut, Some(patience)) => {
+                Failure::Silent { seconds: patience.as_secs_f64(), sent: self.sent(), received: self.received() }
+            }
+            (error, _) => or(error),
+        }
+    }
+}
+
+/// The SHA-256 of what went by, if that is wanted.
+#[derive(Debug)]
+pub struct Digest(Option<Sha256>);
+
+impl Digest {
+    pub fn new(wanted: bool) -> Self {
+        Self(wanted.then(Sha256::new))
+    }
+
+    pub fn update(&mut self, bytes: &[u8]) {
+        if let Some(digest) = &mut self.0 {
+            digest.update(bytes);
+        }
+    }
+
+    /// In hexadecimal.
+    pub fn finish(self) -> Option<String> {
+        Some(self.0?.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digest_of_abc_is_the_published_one() {
+        let mut digest = Digest::new(true);
+        digest.update(b"a");
+        digest.update(b"bc");
+        let text = digest.finish().unwrap();
+        assert_eq!(text, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_eq!(Digest::new(false).finish(), None);
+    }
+
+    #[test]
+    fn patience_outlasts_a_busy_other_direction_and_ends_with_silence() {
+        let flow = Flow { patience: Some(Duration::from_secs(1)), ..Flow::default() };
+        let mut calls = 0;
+        let timed_out = |_| {
+            calls += 1;
+            if calls < 3 {
+                flow.sent.fetch_add(1, Ordering::Relaxed);
+            }
+            Err::<(), _>(Error::TimedOut)
+        };
+        let error = flow.patiently(timed_out).unwrap_err();
+        assert_eq!(calls, 3);
+        let failure = flow.failure(error, |_| unreachable!());
+        assert_eq!(failure.to_string(), "nothing moved for 1 s, after 2 bytes sent and 0 received");
+    }
+}

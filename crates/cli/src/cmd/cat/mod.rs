@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `tombolo cat`: standard input to a channel, the channel to standard output, both at once.
+
+mod args;
+mod files;
+mod flow;
+mod receive;
+mod report;
+mod send;
+mod session;
+
+use std::{os::fd::AsFd, sync::Arc, time::Duration};
+
+use tombolo::{Deadline, Error, Listener, Options, Stream};
+
+use crate::{
+    failure::{Failure, Os, Result, tell},
+    signals::{Signals, await_any},
+};
+
+pub use args::Args;
+use args::{CONNECT_WAIT, HANDSHAKE_LEAST};
+use files::{Input, Output};
+pub use report::Report;
+use session::Session;
+
+/// How long somebody who knocks may hold up the answer to a signal.
+const KNOCK: Duration = Duration::from_millis(50);
+
+/// Does what the command line says.
+pub fn run(args: &Args) -> Result<()> {
+    if let Some(parent) = args.parent {
+        end_with(parent)?;
+    }
+    let mut options = Options::new().ring_size(args.ring).spin(args.spin);
+    let input = Input::open(args.file.as_deref(), args.receive_only)?;
+    let output = Arc::new(Output::open(args.output.as_deref())?);
+    match (&args.place.listen, &args.place.connect) {
+        (Some(address), _) => {
+            let signals = Signals::hold()?;
+            let address = address.to_string();
+            let source = |source| Failure::Listen { address: address.clone(), source };
+            let mut listener = tombolo::listen_with::<Stream>(&address, &options).map_err(source)?;
+            if args.keep {
+                return serve(args, &mut listener, &signals, input, &output);
+            }
+            let stream = accept(args, &mut listener, &signals)?;
+            // Nobody else is listened to: the next to knock is told so at once.
+            drop(listener);
+            output.begin()?;
+            Session { args, signals: &signals, output: &output }.run(stream, input)
+        }
+        (None, Some(address)) => {
+            let address = address.to_string();
+            let wait = args.wait.unwrap_or(CONNECT_WAIT);
+            options = options.wait_for_listener(wait).handshake_timeout(wait.max(HANDSHAKE_LEAST));
+            let stream = tombolo::connect_with::<Stream>(&address, &options)
+                .map_err(|source| Failure::Connect { address, source })?;
+            let signals = Signals::hold()?;
+            output.begin()?;
+            Session { args, signals: &signals, output: &output }.run(stream, input)
+        }
+        (None, None) => Err(Failure::Usage("either --listen or --connect is needed".into())),
+    }
+}
+
+/// Listens for one peer after another, until a signal ends it. What one of them does wrong is told and harms no other.
+fn serve(
+    args: &Args,
+    listener: &mut Listener<Stream>,
+    signals: &Signals,
+    mut input: Input,
+    output: &Arc<Output>,
+) -> Result<()> {
+    output.begin()?;
+    loop {
+        let stream = accept(args, listener, signals)?;
+        match (Session { args, signals, output }).run(stream, input) {
+            Ok(()) => {}
+            Err(failure @ (Failure::Interrupted { .. } | Failure::Write { .. })) => return Err(failure),
+            Err(failure) => tell(&format!("tombolo: {}", failure.chain())),
+        }
+        input = Input::open(args.file.as_deref(), args.receive_only)?;
+    }
+}
+
+fn accept(args: &Args, listener: &mut Listener<Stream>, signals: &Signals) -> Result<Stream> {
+    let address = || args.place.listen.as_ref().map_or(String::new(), ToString::to_string);
+    let deadline = args.wait.map_or(Deadline::NEVER, Deadline::after);
+    loop {
+        await_any(&[listener.as_fd(), signals.fd()], deadline.remaining())?;
+        signals.check()?;
+        match listener.accept_until(Deadline::after(KNOCK)) {
+            Ok(stream) => return Ok(stream),
+            Err(Error::TimedOut) if !deadline.expired() => {}
+            Err(Error::TimedOut) => {
+                let seconds = args.wait.unwrap_or_default().as_secs_f64();
+                return Err(Failure::Nobody { address: address(), seconds });
+            }
+            Err(source) => return Err(Failure::Listen { address: address(), source }),
+        }
+    }
+}
+
+/// Ends this process when its parent ends.
+fn end_with(parent: u32) -> Result<()> {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+    set_parent_process_death_signal(Some(Signal::TERM)).os("prctl")?;
+    // It may have ended before.
+    if getppid().map(|pid| pid.as_raw_pid().unsigned_abs()) == Some(parent) {
+        Ok(())
+    } else {
+        Err(Failure::Outcome("the process that started this one is gone".into()))
+    }
+}

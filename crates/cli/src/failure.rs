@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What can go wrong, in one line each, and the exit code that it means.
+
+use std::{
+    error::Error,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use tombolo::Ending;
+
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// Why a verb was not carried out to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("{0}")]
+    Usage(String),
+    #[error("cannot open {file}")]
+    Open { file: String, source: io::Error },
+    #[error("cannot listen at {address}")]
+    Listen { address: String, source: tombolo::Error },
+    #[error("cannot connect to {address}")]
+    Connect { address: String, source: tombolo::Error },
+    #[error("nobody connected to {address} within {seconds} s")]
+    Nobody { address: String, seconds: f64 },
+    #[error("sending stopped after {bytes} bytes")]
+    Sending { bytes: u64, source: tombolo::Error },
+    #[error("receiving stopped after {bytes} bytes")]
+    Receiving { bytes: u64, source: tombolo::Error },
+    #[error("incomplete: {} after {bytes} bytes were received", how(.ending))]
+    Truncated { bytes: u64, ending: Ending },
+    #[error("nothing moved for {seconds} s, after {sent} bytes sent and {received} received")]
+    Silent { seconds: f64, sent: u64, received: u64 },
+    #[error("cannot read {file}")]
+    Read { file: String, source: io::Error },
+    #[error("cannot write {file}")]
+    Write { file: String, source: io::Error },
+    #[error("interrupted{after}")]
+    Interrupted { signal: i32, after: String },
+    #[error("{0}")]
+    Outcome(String),
+    #[error("{call} failed")]
+    Os { call: &'static str, source: io::Error },
+    #[error(transparent)]
+    Bench(#[from] tombolo_bench::Error),
+}
+
+fn how(ending: &Ending) -> &'static str {
+    match ending {
+        Ending::Closed => "the peer closed",
+        Ending::Aborted => "the peer gave up",
+        Ending::DomainGone => "the peer's domain died",
+        _ => "the peer's process died",
+    }
+}
+
+impl Failure {
+    /// The failure and its causes, in one line.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        text
+    }
+
+    pub fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Usage(_) | Self::Open { .. } | Self::Listen { .. } => 2,
+            Self::Connect { source, .. } => match source.kind() {
+                io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied => 2,
+                _ => 1,
+            },
+            Self::Bench(tombolo_bench::Error::Usage(_)) => 2,
+            _ => 1,
+        })
+    }
+}
+
+/// Names the system call in an error.
+pub trait Os<T> {
+    /// Turns the error into [`Failure::Os`].
+    fn os(self, call: &'static str) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Os<T> for std::result::Result<T, E> {
+    fn os(self, call: &'static str) -> Result<T> {
+        self.map_err(|error| Failure::Os { call, source: error.into() })
+    }
+}
+
+/// A line for people. Whoever closed standard error does not want it.
+pub fn tell(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chain_names_each_cause_once() {
+        let source = io::Error::from_raw_os_error(28);
+        let failure = Failure::Write { file: "/tmp/a".into(), source };
+        assert_eq!(failure.chain(), "cannot write /tmp/a: No space left on device (os error 28)");
+    }
+
+    #[test]
+    fn connect_of_an_unknown_scheme_is_bad_usage_and_nobody_there_is_not() {
+        let connect = |address: &str| {
+            let source = tombolo::connect(address).unwrap_err();
+            let failure = Failure::Connect { address: address.into(), source };
+            (format!("{:?}", failure.exit_code()), failure.chain())
+        };
+        let (code, text) = connect("pigeon:x");
+        assert_eq!(code, format!("{:?}", ExitCode::from(2)), "{text}");
+        assert!(text.contains("there are: local"), "{text}");
+        let (code, text) = connect("local:/nowhere/at/all");
+        assert_eq!(code, format!("{:?}", ExitCode::from(1)), "{text}");
+    }
+}

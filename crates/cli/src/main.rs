@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 4. Uses: bench, tombolo.
+//!
+//! The command `tombolo VERB`: one module of `cmd` for each verb.
+//!
+//! Exit codes: 0 done; 1 a negative outcome or a failure in operation; 2 a command line that makes no sense, or
+//! something named in it that cannot be opened. Who is interrupted dies of the signal, once everything is cleaned up. A
+//! standard output that nobody reads any more is no failure. Data goes to standard output, all else to standard error.
+#![forbid(unsafe_code)]
+
+mod cmd;
+mod failure;
+mod human;
+mod progress;
+mod signals;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use failure::{Failure, tell};
+
+/// Moves bytes between neighbouring virtual machines, containers and the host through memory that both sides map.
+#[derive(Parser)]
+#[command(name = "tombolo", version, arg_required_else_help = true, max_term_width = 100)]
+struct Line {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Cat(cmd::cat::Args),
+    /// Measure Tombolo beside the kernel's transports, in one run and between two processes
+    Bench(tombolo_bench::BenchArgs),
+    Demo(cmd::demo::Args),
+}
+
+fn main() -> ExitCode {
+    // The benchmark starts this program again for its two ends.
+    if let Some(code) = tombolo_bench::role_main() {
+        return code;
+    }
+    let done = match Line::parse().verb {
+        Verb::Cat(args) => cmd::cat::run(&args),
+        Verb::Bench(args) => return tombolo_bench::main(&args),
+        Verb::Demo(args) => cmd::demo::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            tell(&format!("tombolo: {}", failure.chain()));
+            if let Failure::Interrupted { signal, .. } = failure {
+                signals::die_of(signal);
+            }
+            failure.exit_code()
+        }
+    }
+}

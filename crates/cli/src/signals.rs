@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Ctrl-C and its kin: noticed where a verb waits, so that it can clean up, and then died of.
+
+use std::{
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    flag, low_level,
+};
+
+use crate::failure::{Failure, Os, Result};
+
+/// The signals by which people and service managers end a program.
+const ENDING: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
+
+/// Holds the ending signals back from the moment it is made.
+#[derive(Debug)]
+pub struct Signals {
+    caught: Arc<AtomicUsize>,
+    let_through: Arc<AtomicBool>,
+    bell: UnixStream,
+}
+
+impl Signals {
+    pub fn hold() -> Result<Self> {
+        let (bell, theirs) = UnixStream::pair().os("socketpair")?;
+        let (caught, let_through) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        for signal in ENDING {
+            flag::register_conditional_default(signal, Arc::clone(&let_through)).os("sigaction")?;
+            flag::register_usize(signal, Arc::clone(&caught), signal as usize).os("sigaction")?;
+            low_level::pipe::register(signal, theirs.try_clone().os("dup")?).os("sigaction")?;
+        }
+        Ok(Self { caught, let_through, bell })
+    }
+
+    /// The signal that came, if one did.
+    pub fn caught(&self) -> Option<i32> {
+        match self.caught.load(Ordering::SeqCst) {
+            0 => None,
+            signal => Some(signal as i32),
+        }
+    }
+
+    /// Fails if a signal came.
+    pub fn check(&self) -> Result<()> {
+        self.caught().map_or(Ok(()), |signal| Err(Failure::Interrupted { signal, after: String::new() }))
+    }
+
+    /// Waits until one comes, at most so long; fails if it did.
+    pub fn check_within(&self, time: Duration) -> Result<()> {
+        await_any(&[self.fd()], Some(time))?;
+        self.check()
+    }
+
+    /// Polls readable once a signal came.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// From now on they end the program at once: there is nothing left to clean up.
+    pub fn let_through(&self) -> Result<()> {
+        self.let_through.store(true, Ordering::SeqCst);
+        self.check()
+    }
+}
+
+/// Ends this process by `signal`, so that whoever started it can see why.
+pub fn die_of(signal: i32) {
+    let _ = low_level::emulate_default_handler(signal);
+}
+
+/// Waits until one of `fds` is readable or hung up, at most so long, and says which are. An interruption is no end.
+pub fn await_any(fds: &[BorrowedFd<'_>], time: Option<Duration>) -> Result<Vec<bool>> {
+    let deadline = time.map(|time| std::time::Instant::now() + time);
+    let mut polled: Vec<_> = fds.iter().map(|&fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    loop {
+        let left = deadline.map(|at| at.saturating_duration_since(std::time::Instant::now()));
+        match poll(&mut polled, left.and_then(|left| left.try_into().ok()).as_ref()) {
+            Ok(_) => return Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error).os("poll"),
+        }
+    }
+}
