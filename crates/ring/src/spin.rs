@@ -2,7 +2,10 @@
 //! How long to spin before a sleep, learnt from the sleeps: spinning as long as a wake-up costs is at most twice the
 //! optimum, and pays only where the peer tends to answer within that time.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use tombolo_mem::Mem;
 
@@ -14,6 +17,9 @@ const BEGIN: Duration = Duration::from_micros(20);
 const SLICE: Duration = Duration::from_millis(5);
 /// Looks at the peer's word between two looks at the clock.
 const LOOKS: u32 = 32;
+/// A spin that has lasted this long offers its CPU to others each time it looks at the clock: where there are more
+/// threads than CPUs, the peer that is waited for may be one of them.
+const ALONE: Duration = Duration::from_micros(5);
 
 /// The spin policy of one half of a channel.
 #[derive(Debug)]
@@ -66,8 +72,12 @@ impl Spin {
                 }
             }
             let now = Instant::now();
-            if now - *since.get_or_insert(now) >= self.budget || deadline.expired() {
+            let spun = now - *since.get_or_insert(now);
+            if spun >= self.budget || deadline.expired() {
                 return Ok(false);
+            }
+            if spun >= ALONE {
+                thread::yield_now();
             }
         }
     }
