@@ -41,10 +41,12 @@ impl Outgoing {
             return Err(Error::TooLarge { len: header.segment_len, max: end.peer_map_limit });
         }
         let (segment, offer) = shared.link.allocate(header.segment_len as usize)?;
+        // Its header first: the reader may look at any time from now on.
+        let carrier = Fresh::new(segment, &header).into_carrier();
         let message = Message::Ring { generation, epoch: end.own_epoch };
         shared.link.send(&message.encode(), Some(&offer))?;
         writer.announce();
-        *self = Self::Offered(Fresh::new(segment, &header).into_carrier(), offer);
+        *self = Self::Offered(carrier, offer);
         Ok(())
     }
 

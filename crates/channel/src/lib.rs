@@ -20,7 +20,7 @@ mod sending;
 mod stats;
 mod stream;
 #[cfg(feature = "tokio")]
-mod tokio;
+pub mod tokio;
 mod waiter;
 
 pub use address::{Address, AddressError};

@@ -4,8 +4,6 @@
 use std::{
     marker::PhantomData,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    thread,
-    time::Duration,
 };
 
 use rustix::event::{PollFd, PollFlags, epoll};
@@ -18,9 +16,6 @@ use crate::{
 
 /// Peers that knocked and have not introduced themselves.
 const HALF_OPEN_MOST: usize = 64;
-/// How long to leave peers outside after a limit of this process was hit.
-const BREATHER: Duration = Duration::from_millis(10);
-
 /// One who waits for peers and makes channels of kind `C` with them.
 #[derive(Debug)]
 pub struct Listener<C> {
@@ -29,8 +24,6 @@ pub struct Listener<C> {
     half_open: Vec<(Box<dyn Link>, Deadline)>,
     /// An epoll set of the door and of all who are half open.
     set: OwnedFd,
-    /// The last knock could not be answered for want of something of this process's own.
-    short: bool,
     options: Options,
     kind: PhantomData<fn() -> C>,
 }
@@ -40,7 +33,7 @@ impl<C: Channel> Listener<C> {
         let set =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| DomainError::os("epoll_create1", error))?;
         watch(&set, door.fd())?;
-        Ok(Self { door, half_open: Vec::new(), set, short: false, options, kind: PhantomData })
+        Ok(Self { door, half_open: Vec::new(), set, options, kind: PhantomData })
     }
 
     /// The next channel with a peer that knocked and agreed.
@@ -90,14 +83,13 @@ impl<C: Channel> Listener<C> {
                 }
             }
         }
-        self.short = false;
         for _ in 0..HALF_OPEN_MOST {
             let mut link = match self.door.accept() {
                 Ok(Some(link)) => link,
-                Ok(None) => break,
+                Ok(None) => return Ok(None),
                 Err(DomainError::Limit { .. }) if !self.half_open.is_empty() => {
-                    self.short = true;
-                    break;
+                    drop(self.dismiss(0));
+                    continue;
                 }
                 Err(error) => return Err(error.into()),
             };
@@ -110,6 +102,9 @@ impl<C: Channel> Listener<C> {
                 None => self.remember(link)?,
             }
         }
+        // There may be more at the door, and whoever waits for an edge needs one: only what is new to a set gives it.
+        let _ = epoll::delete(&self.set, self.door.fd());
+        watch(&self.set, self.door.fd())?;
         Ok(None)
     }
 
@@ -136,11 +131,6 @@ impl<C: Channel> Listener<C> {
     }
 
     fn wait(&self, deadline: Deadline) -> Result<()> {
-        if self.short {
-            // The door stays readable and cannot be answered now: do not spin on it.
-            thread::park_timeout(deadline.remaining().map_or(BREATHER, |left| left.min(BREATHER)));
-            return if deadline.expired() { Err(Error::TimedOut) } else { Ok(()) };
-        }
         let first = self.half_open.iter().fold(deadline, |first, (_, theirs)| first.min(*theirs));
         match poll_until(&mut [PollFd::new(&self.set, PollFlags::IN)], first) {
             Err(Error::TimedOut) if !deadline.expired() => Ok(()),

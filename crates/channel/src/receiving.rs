@@ -145,11 +145,11 @@ impl Receiving {
 
     #[inline(never)]
     fn follow(&mut self) -> Result<()> {
-        if let Some(generation) = self.reader.announced()? {
-            if !self.withdrawn {
-                self.withdrawn = !handover::follow(&mut self.reader, self.waiter.end(), generation)?;
-                self.ring_if_owed();
-            }
+        if let Some(generation) = self.reader.announced()?
+            && !self.withdrawn
+        {
+            self.withdrawn = !handover::follow(&mut self.reader, self.waiter.end(), generation)?;
+            self.ring_if_owed();
         }
         Ok(())
     }

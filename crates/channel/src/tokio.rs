@@ -1,2 +1,337 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Placeholder for adapters.
+//! Adapters for tokio (feature `tokio`): streams as [`AsyncRead`] and [`AsyncWrite`], messages and listeners with `async`
+//! calls, on a runtime with I/O enabled.
+//!
+//! Dropping the future of a call that has not finished loses nothing and repeats nothing: bytes and messages move only
+//! in the very poll that says so.
+//!
+//! # Example
+//! ```
+//! use tombolo_channel::{Messages, Options, Stream, tokio::{AsyncListener, AsyncMessages, AsyncStream}};
+//! use tokio::io::{AsyncReadExt, AsyncWriteExt};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let address: tombolo_channel::Address = format!("local:{}/greetings", folder.path().display()).parse()?;
+//! # let backends = tombolo_channel::Backends::new().with(tombolo_domain_local::LocalDomain::new());
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let mut listener = AsyncListener::new(backends.listen::<Stream>(&address, &Options::new())?)?;
+//! // Connecting waits for the listener's answer, so it has a thread of its own.
+//! let client = tokio::task::spawn_blocking(move || backends.connect::<Stream>(&address, &Options::new()));
+//! let mut server = AsyncStream::new(listener.accept().await?)?;
+//! let mut client = AsyncStream::new(client.await??)?;
+//!
+//! client.write_all(b"hello, neighbour").await?;
+//! client.shutdown().await?;
+//! let mut greeting = String::new();
+//! server.read_to_string(&mut greeting).await?;
+//! assert_eq!(greeting, "hello, neighbour");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::{
+    future::poll_fn,
+    io::{self, Write},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use ::tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
+use tombolo_domain::Error as DomainError;
+
+use crate::{Channel, Listener, MessageReceiver, MessageSender, Messages, ReadHalf, Result, Stream, WriteHalf};
+
+/// A pollable descriptor, known to the runtime.
+#[derive(Debug)]
+struct Watched(AsyncFd<OwnedFd>);
+
+impl Watched {
+    fn new(fd: BorrowedFd<'_>) -> Result<Self> {
+        let fd = fd.try_clone_to_owned().map_err(|error| DomainError::os("dup", error))?;
+        #[allow(deprecated, reason = "the safe way; what its successor asks for, an `OwnedFd` promises by its type")]
+        let watched = AsyncFd::with_interest(fd, Interest::READABLE);
+        Ok(Self(watched.map_err(|error| DomainError::os("epoll_ctl", error))?))
+    }
+
+    /// Makes attempts until one does something. A descriptor that was silenced by an attempt that found nothing gives an
+    /// edge once there is something, so the readiness forgotten in between comes back.
+    fn poll<T>(&self, cx: &mut Context<'_>, mut attempt: impl FnMut() -> Result<Option<T>>) -> Poll<Result<T>> {
+        loop {
+            let mut readiness =
+                ready!(self.0.poll_read_ready(cx)).map_err(|error| DomainError::os("epoll_wait", error))?;
+            if let Some(done) = attempt()? {
+                return Poll::Ready(Ok(done));
+            }
+            readiness.clear_ready();
+        }
+    }
+
+    async fn complete<T>(&self, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        poll_fn(|cx| self.poll(cx, &mut attempt)).await
+    }
+}
+
+/// A [`Stream`] for tokio.
+#[derive(Debug)]
+pub struct AsyncStream {
+    stream: Stream,
+    readable: Watched,
+    writable: Watched,
+}
+
+/// The reading half of an [`AsyncStream`].
+#[derive(Debug)]
+pub struct AsyncReadHalf {
+    half: ReadHalf,
+    readable: Watched,
+}
+
+/// The writing half of an [`AsyncStream`].
+#[derive(Debug)]
+pub struct AsyncWriteHalf {
+    half: WriteHalf,
+    writable: Watched,
+}
+
+impl AsyncStream {
+    /// Hands a stream to the runtime.
+    ///
+    /// # Panics
+    /// Outside a runtime, or in one without I/O.
+    ///
+    /// # Errors
+    /// Where the process has no descriptor to spare.
+    pub fn new(mut stream: Stream) -> Result<Self> {
+        let (read, write) = stream.split();
+        let (readable, writable) = (Watched::new(read.poll_fd()?)?, Watched::new(write.poll_fd()?)?);
+        Ok(Self { stream, readable, writable })
+    }
+
+    /// The stream itself, for its statistics and its peer.
+    #[must_use]
+    pub fn get_ref(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// The stream without the runtime.
+    #[must_use]
+    pub fn into_inner(self) -> Stream {
+        self.stream
+    }
+
+    /// The two halves, for two tasks.
+    #[must_use]
+    pub fn into_split(self) -> (AsyncReadHalf, AsyncWriteHalf) {
+        let Self { stream, readable, writable } = self;
+        let (read, write) = stream.into_split();
+        (AsyncReadHalf { half: read, readable }, AsyncWriteHalf { half: write, writable })
+    }
+}
+
+impl AsyncReadHalf {
+    /// The half itself, to ask how the peer's side ended.
+    #[must_use]
+    pub fn get_ref(&self) -> &ReadHalf {
+        &self.half
+    }
+}
+
+impl AsyncWriteHalf {
+    /// The half itself, to move it to another ring or to set its flush policy.
+    pub fn get_mut(&mut self) -> &mut WriteHalf {
+        &mut self.half
+    }
+}
+
+fn poll_read(
+    half: &mut ReadHalf,
+    readable: &Watched,
+    cx: &mut Context<'_>,
+    buffer: &mut ReadBuf<'_>,
+) -> Poll<io::Result<()>> {
+    let read = ready!(readable.poll(cx, || half.try_read(buffer.initialize_unfilled())))?;
+    buffer.advance(read);
+    Poll::Ready(Ok(()))
+}
+
+fn poll_write(half: &mut WriteHalf, writable: &Watched, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    Poll::Ready(Ok(ready!(writable.poll(cx, || half.try_write(bytes)))?))
+}
+
+impl AsyncRead for AsyncStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Self { stream, readable, .. } = self.get_mut();
+        poll_read(stream.split().0, readable, cx, buffer)
+    }
+}
+
+impl AsyncRead for AsyncReadHalf {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Self { half, readable } = self.get_mut();
+        poll_read(half, readable, cx, buffer)
+    }
+}
+
+/// Shutting down closes the writing side in order: the peer drains what was written and then finds the end.
+impl AsyncWrite for AsyncStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let Self { stream, writable, .. } = self.get_mut();
+        poll_write(stream.split().1, writable, cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.get_mut().stream.flush())
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().stream.split().1.close();
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// As for [`AsyncStream`].
+impl AsyncWrite for AsyncWriteHalf {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let Self { half, writable } = self.get_mut();
+        poll_write(half, writable, cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.get_mut().half.flush())
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().half.close();
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// [`Messages`] for tokio.
+#[derive(Debug)]
+pub struct AsyncMessages {
+    sender: AsyncMessageSender,
+    receiver: AsyncMessageReceiver,
+}
+
+/// The sending half of [`AsyncMessages`].
+#[derive(Debug)]
+pub struct AsyncMessageSender {
+    half: MessageSender,
+    writable: Watched,
+}
+
+/// The receiving half of [`AsyncMessages`].
+#[derive(Debug)]
+pub struct AsyncMessageReceiver {
+    half: MessageReceiver,
+    readable: Watched,
+}
+
+impl AsyncMessages {
+    /// Hands a channel to the runtime.
+    ///
+    /// # Panics
+    /// Outside a runtime, or in one without I/O.
+    ///
+    /// # Errors
+    /// Where the process has no descriptor to spare.
+    pub fn new(messages: Messages) -> Result<Self> {
+        let (sender, receiver) = messages.into_split();
+        let (writable, readable) = (Watched::new(sender.poll_fd()?)?, Watched::new(receiver.poll_fd()?)?);
+        let sender = AsyncMessageSender { half: sender, writable };
+        Ok(Self { sender, receiver: AsyncMessageReceiver { half: receiver, readable } })
+    }
+
+    /// The two halves, for two tasks.
+    #[must_use]
+    pub fn into_split(self) -> (AsyncMessageSender, AsyncMessageReceiver) {
+        (self.sender, self.receiver)
+    }
+
+    /// See [`AsyncMessageSender::send`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn send(&mut self, message: &[u8]) -> Result<()> {
+        self.sender.send(message).await
+    }
+
+    /// See [`AsyncMessageReceiver::recv`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
+        self.receiver.recv(buffer).await
+    }
+}
+
+impl AsyncMessageSender {
+    /// Sends one message as soon as there is room for all of it. Where the future is dropped before it is done, nothing
+    /// was sent.
+    ///
+    /// # Errors
+    /// As [`MessageSender::send`].
+    pub async fn send(&mut self, message: &[u8]) -> Result<()> {
+        let Self { half, writable } = self;
+        writable.complete(|| half.try_send(message)).await
+    }
+
+    /// The half itself, to flush, close or move it.
+    pub fn get_mut(&mut self) -> &mut MessageSender {
+        &mut self.half
+    }
+}
+
+impl AsyncMessageReceiver {
+    /// Receives the next message into `buffer` and says how long it is; `None` is the end. Where the future is dropped
+    /// before it is done, no message was taken.
+    ///
+    /// # Errors
+    /// As [`MessageReceiver::recv`].
+    pub async fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
+        let Self { half, readable } = self;
+        let attempt = || match half.try_recv(buffer)? {
+            Poll::Ready(received) => Ok(Some(received)),
+            Poll::Pending => Ok(None),
+        };
+        readable.complete(attempt).await
+    }
+
+    /// The half itself, to ask how the peer's side ended or to close it.
+    pub fn get_mut(&mut self) -> &mut MessageReceiver {
+        &mut self.half
+    }
+}
+
+/// A [`Listener`] for tokio.
+#[derive(Debug)]
+pub struct AsyncListener<C> {
+    listener: Listener<C>,
+    knocked: Watched,
+}
+
+impl<C: Channel> AsyncListener<C> {
+    /// Hands a listener to the runtime.
+    ///
+    /// # Panics
+    /// Outside a runtime, or in one without I/O.
+    ///
+    /// # Errors
+    /// Where the process has no descriptor to spare.
+    pub fn new(listener: Listener<C>) -> Result<Self> {
+        let knocked = Watched::new(listener.as_fd())?;
+        Ok(Self { listener, knocked })
+    }
+
+    /// The next channel with a peer that knocked and agreed. Where the future is dropped before it is done, that peer
+    /// waits for the next call. Peers that say nothing are dropped when others knock.
+    ///
+    /// # Errors
+    /// As [`Listener::accept`].
+    pub async fn accept(&mut self) -> Result<C> {
+        let Self { listener, knocked } = self;
+        knocked.complete(|| listener.try_accept()).await
+    }
+}

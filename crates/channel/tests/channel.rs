@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{SOON, eventually, noise};
+use common::{SOON, eventually, let_pass, noise};
 use tombolo_channel::{Deadline, Ending, Error, FlushPolicy, Messages, Options, Stream};
 
 on_every_backend! {
@@ -113,8 +113,8 @@ on_every_backend! {
         assert_eq!(missing.kind(), ErrorKind::NotFound);
         let patient = Options::new().wait_for_listener(SOON);
         thread::scope(|scope| {
-            let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &patient).map(drop));
-            thread::park_timeout(Duration::from_millis(50));
+            let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &patient));
+            let_pass(Duration::from_millis(50));
             let mut listener = world.listen::<Stream>();
             let _server = listener.accept_until(Deadline::after(SOON)).unwrap();
             client.join().unwrap().unwrap();
@@ -245,7 +245,7 @@ on_every_backend! {
         sender.set_flush_policy(FlushPolicy::Batch { bytes: 1 << 20, time: SOON });
         thread::scope(|scope| {
             let reader = scope.spawn(|| server.split().1.recv_until(&mut [0; 8], Deadline::after(SOON)).unwrap());
-            thread::park_timeout(Duration::from_millis(50));
+            let_pass(Duration::from_millis(50));
             sender.send(b"one").unwrap();
             sender.flush().unwrap();
             assert_eq!(reader.join().unwrap(), Some(3));

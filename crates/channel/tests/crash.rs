@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{SOON, eventually, noise};
+use common::{SOON, eventually, let_pass, noise};
 use rustix::process::{Pid, Signal, kill_process};
 use tombolo_channel::{
     Address, Backends, Channel, Deadline, Ending, Error, FlushPolicy, Life, MessageReceiver, MessageSender, Messages,
@@ -50,7 +50,7 @@ impl Dice {
     }
 
     fn pause(&mut self, most: Duration) {
-        thread::park_timeout(Duration::from_micros(self.roll(most.as_micros() as u64)));
+        let_pass(Duration::from_micros(self.roll(most.as_micros() as u64)));
     }
 }
 
@@ -327,7 +327,7 @@ fn survive(channel: impl Apart, victim: &mut Victim, mut dice: Dice, when: Durat
             };
             (Instant::now(), error)
         });
-        thread::park_timeout(when);
+        let_pass(when);
         let killed = victim.kill();
         let (wrote, error) = writer.join().unwrap();
         let (read, arrived, ending) = reader.join().unwrap();

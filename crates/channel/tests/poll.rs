@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{SOON, World, noise};
+use common::{SOON, World, let_pass, noise};
 use rustix::{
     event::{Timespec, epoll},
     time::{ClockId, clock_gettime},
@@ -68,7 +68,7 @@ impl Dice {
     /// Mostly none, sometimes long enough for the other side to fall asleep.
     fn gap(&mut self) {
         match self.roll(8) {
-            0 => thread::park_timeout(Duration::from_micros(self.roll(300))),
+            0 => let_pass(Duration::from_micros(self.roll(300))),
             1 => thread::yield_now(),
             2 => (0..self.roll(2000)).for_each(|_| std::hint::spin_loop()),
             _ => {}

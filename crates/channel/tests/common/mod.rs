@@ -99,6 +99,15 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Lets `time` pass, for what has no condition to wait for: a random moment, a measured interval. A thread's `park_timeout`
+/// alone will not do: threads that ended may have left it a reason to return at once.
+pub fn let_pass(time: Duration) {
+    let until = Instant::now() + time;
+    while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+        thread::park_timeout(left);
+    }
+}
+
 /// Bytes that repeat late and do not compress.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
