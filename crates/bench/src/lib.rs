@@ -12,7 +12,8 @@
 //! What is moved is copied from a private buffer and to a private buffer, stamped and checked. Nothing waits for ever: a
 //! sample that takes too long fails, and its workers are ended. The workers end with the driver, however it ends.
 //!
-//! To add a transport, implement [`transport::Wire`] and name it in [`transport::all`].
+//! To add a transport, implement [`transport::Wire`] and name it in [`transport::all`], or in a program of your own hand it
+//! to [`transport::add`].
 #![forbid(unsafe_code)]
 
 pub mod error;

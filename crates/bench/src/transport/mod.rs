@@ -14,7 +14,7 @@ pub use memcpy::copy as memcpy;
 
 use std::marker::PhantomData;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::job::{Cpu, Job, Mode, Report, Role, Test, Wait};
@@ -150,9 +150,18 @@ impl<W: Wire> Transport for W {
     }
 }
 
+/// Transports that the program brought along.
+static ADDED: Mutex<Vec<Arc<dyn Transport>>> = Mutex::new(Vec::new());
+
+/// Makes one more transport known. Call it first in `main`, before [`crate::role_main`]: the workers are the same program
+/// and must know what the driver knows.
+pub fn add(transport: impl Transport + 'static) {
+    ADDED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::new(transport));
+}
+
 /// Every transport there is, in the order in which tables show them.
 pub fn all() -> Vec<Arc<dyn Transport>> {
-    vec![
+    let mut all: Vec<Arc<dyn Transport>> = vec![
         Arc::new(tombolo::Tombolo::<::tombolo::Stream>(PhantomData)),
         Arc::new(tombolo::Tombolo::<::tombolo::Messages>(PhantomData)),
         Arc::new(kernel::Tcp { veth: false }),
@@ -163,7 +172,9 @@ pub fn all() -> Vec<Arc<dyn Transport>> {
         Arc::new(line::RawLine),
         Arc::new(kernel::Eventfd),
         Arc::new(memcpy::Memcpy),
-    ]
+    ];
+    all.extend(ADDED.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+    all
 }
 
 /// The transport of that name and mode.
