@@ -85,14 +85,16 @@ fn retire_before_last(end: &End) {
 }
 
 /// H-2. Takes the ring that the peer's writer announced off the control path and declares the reader ready for it. Says
-/// whether it did: an offer can be withdrawn, by a writer that closed or went before anybody took it and that will never
-/// switch to it.
+/// whether it did: an offer can be withdrawn, by a writer that closed or went before anybody took it, or be too much for
+/// this process; then the writer never switches.
 pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> Result<bool> {
     let malformed = |what: &str| Error::Malformed { clause: "H-1", what: what.into() };
     let received = match end.link().link.recv(end.own_map_limit) {
         Ok(Some(received)) => received,
         Ok(None) => return Err(malformed("a ring was announced that was not offered")),
         Err(DomainError::Revoked | DomainError::PeerGone) => return Ok(false),
+        // No room to map it here: the pipe stays where it is (H-2).
+        Err(DomainError::Limit { .. } | DomainError::Os { .. }) => return Ok(false),
         Err(error) => return Err(error.into()),
     };
     let Message::Ring { generation, epoch } = Message::decode(&received.message)? else {

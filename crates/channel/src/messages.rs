@@ -57,22 +57,25 @@ impl Messages {
         (&mut self.sender, &mut self.receiver)
     }
 
-    /// See [`MessageSender::send`].
+    /// See [`MessageSender::send`]. Before it waits, what was received is handed back.
     ///
     /// # Errors
     /// As there.
     #[inline]
     pub fn send(&mut self, message: &[u8]) -> Result<()> {
-        self.sender.send(message)
+        let (sender, receiver) = (&mut self.sender.0, &mut self.receiver.0);
+        let span = || record::span(message.len() as u64);
+        sender.complete(|writer| writer.send(message), span, Deadline::NEVER, || receiver.release())
     }
 
-    /// See [`MessageReceiver::recv`].
+    /// See [`MessageReceiver::recv`]. Before it waits, what was sent is flushed.
     ///
     /// # Errors
     /// As there.
     #[inline]
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
-        self.receiver.recv(buffer)
+        let (sender, receiver) = (&mut self.sender.0, &mut self.receiver.0);
+        receiver.complete(|reader| reader.recv(buffer), Deadline::NEVER, || sender.flush())
     }
 
     /// Both pipes' counters.
@@ -114,7 +117,7 @@ impl MessageSender {
     /// [`Error::TimedOut`](crate::Error::TimedOut), nothing was sent then; and as [`send`](Self::send).
     #[inline]
     pub fn send_until(&mut self, message: &[u8], deadline: Deadline) -> Result<()> {
-        self.0.complete(|writer| writer.send(message), || record::span(message.len() as u64), deadline)
+        self.0.complete(|writer| writer.send(message), || record::span(message.len() as u64), deadline, || Ok(()))
     }
 
     /// Sends one message if there is room; `None` where there is not. Never blocks.
@@ -132,7 +135,7 @@ impl MessageSender {
     /// As [`send_until`](Self::send_until).
     pub fn send_vectored_until(&mut self, parts: &[IoSlice<'_>], deadline: Deadline) -> Result<()> {
         let span = || record::span(parts.iter().map(|part| part.len() as u64).sum());
-        self.0.complete(|writer| writer.send_vectored(parts), span, deadline)
+        self.0.complete(|writer| writer.send_vectored(parts), span, deadline, || Ok(()))
     }
 
     /// Room for a message of `len` bytes to be filled in place and then [`commit`](Self::commit)ted.
@@ -141,7 +144,7 @@ impl MessageSender {
     /// As [`send_until`](Self::send_until).
     pub fn reserve_until(&mut self, len: usize, deadline: Deadline) -> Result<Reserved<'_>> {
         let span = || record::span(len as u64);
-        self.0.complete(|writer| Ok(writer.reserve(len)?.map(|_| ())), span, deadline)?;
+        self.0.complete(|writer| Ok(writer.reserve(len)?.map(|_| ())), span, deadline, || Ok(()))?;
         Ok(self.0.writer().reserve(len)?.expect("there was room, and only the writer takes it"))
     }
 
@@ -151,7 +154,7 @@ impl MessageSender {
     /// As [`send`](Self::send).
     pub fn commit(&mut self, len: usize) -> Result<()> {
         self.0.writer().commit(len)?;
-        self.0.flush()
+        self.0.committed()
     }
 
     /// Largest message, in bytes: a ring less eight.
@@ -235,7 +238,7 @@ impl MessageReceiver {
     /// [`Error::TimedOut`](crate::Error::TimedOut), and as [`recv`](Self::recv).
     #[inline]
     pub fn recv_until(&mut self, buffer: &mut [u8], deadline: Deadline) -> Result<Option<usize>> {
-        self.0.complete(|reader| reader.recv(buffer), deadline)
+        self.0.complete(|reader| reader.recv(buffer), deadline, || Ok(()))
     }
 
     /// Receives the next message if there is one: `Pending` while there is none, `Ready(None)` at the end. Never
@@ -265,7 +268,7 @@ impl MessageReceiver {
     /// # Errors
     /// As [`recv_until`](Self::recv_until).
     pub fn wait_until(&mut self, deadline: Deadline) -> Result<bool> {
-        self.0.complete(|reader| Ok(reader.peek()?.map(|_| ())), deadline).map(|there| there.is_some())
+        self.0.complete(|reader| Ok(reader.peek()?.map(|_| ())), deadline, || Ok(())).map(|there| there.is_some())
     }
 
     /// Hands back the message that was last peeked at.

@@ -13,13 +13,10 @@ pub(crate) fn membarrier_registered() -> bool {
     *REGISTERED
 }
 
-/// Makes every CPU that runs a registered process pass a full fence. Cannot fail in a process that could register.
-pub(crate) fn barrier() {
-    if membarrier(MembarrierCommand::GlobalExpedited).is_err() {
-        // A seccomp filter installed since: the slower command needs no registration, and a fence is better than none.
-        let _ = membarrier(MembarrierCommand::Global);
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-    }
+/// Makes every CPU that runs a registered process pass a full fence. Says whether it did: a filter installed
+/// since this process registered may forbid it.
+pub(crate) fn barrier() -> bool {
+    membarrier(MembarrierCommand::GlobalExpedited).is_ok() || membarrier(MembarrierCommand::Global).is_ok()
 }
 
 /// The CPU that this thread runs on now.
@@ -27,9 +24,10 @@ pub(crate) fn current_cpu() -> u32 {
     rustix::thread::sched_getcpu() as u32
 }
 
-/// M-3. A number that no other channel of this host is likely to have.
+/// M-3. A number that no other channel of this host is likely to have, never 0.
 pub(crate) fn epoch() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    // Each RandomState is keyed by the operating system's random numbers, and differs from the one before.
-    RandomState::new().build_hasher().finish() | 1
+    let mut bytes = [0; 8];
+    // 8 bytes come whole and without waiting once the system is up.
+    while !matches!(rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()), Ok(8)) {}
+    u64::from_ne_bytes(bytes).max(1)
 }

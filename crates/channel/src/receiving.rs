@@ -56,18 +56,21 @@ impl Receiving {
         }
     }
 
-    /// Does `call`, waiting for something until `deadline`; `None` is the end of file.
+    /// Does `call`, waiting for something until `deadline`; `None` is the end of file. Whoever has both halves lets the
+    /// other do what the peer may be waiting for before this one waits.
     #[inline]
     pub(crate) fn complete<T>(
         &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
         deadline: Deadline,
+        mut before_wait: impl FnMut() -> Result<()>,
     ) -> Result<Option<T>> {
         loop {
             if let Some(done) = call(&mut self.reader)? {
                 self.after()?;
                 return Ok(Some(done));
             }
+            before_wait()?;
             if self.wait(deadline)? {
                 return Ok(None);
             }
@@ -151,6 +154,13 @@ impl Receiving {
             self.withdrawn = !handover::follow(&mut self.reader, self.waiter.end(), generation)?;
             self.ring_if_owed();
         }
+        Ok(())
+    }
+
+    /// Hands back what was read, so that a peer that waits for space can go on.
+    pub(crate) fn release(&mut self) -> Result<()> {
+        self.reader.hand_back();
+        self.ring_if_owed();
         Ok(())
     }
 

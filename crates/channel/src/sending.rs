@@ -48,13 +48,15 @@ impl Sending {
         }
     }
 
-    /// Does `call`, waiting for room until `deadline`.
+    /// Does `call`, waiting for room until `deadline`; whoever has both halves lets the other do what the peer may be
+    /// waiting for before this one waits.
     #[inline]
     pub(crate) fn complete<T>(
         &mut self,
         mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
         need: impl Fn() -> u64,
         deadline: Deadline,
+        mut before_wait: impl FnMut() -> Result<()>,
     ) -> Result<T> {
         loop {
             if self.move_.is_under_way() {
@@ -64,6 +66,7 @@ impl Sending {
                 self.after()?;
                 return Ok(done);
             }
+            before_wait()?;
             self.wait(need(), deadline)?;
         }
     }
@@ -138,6 +141,11 @@ impl Sending {
 
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.writer.flush();
+        self.after()
+    }
+
+    /// After a commit, which published by itself.
+    pub(crate) fn committed(&mut self) -> Result<()> {
         self.after()
     }
 

@@ -87,7 +87,7 @@ impl ReadHalf {
     /// [`Error::TimedOut`](crate::Error::TimedOut), [`Error::Corrupt`](crate::Error::Corrupt).
     #[inline]
     pub fn read_until(&mut self, buffer: &mut [u8], deadline: Deadline) -> Result<usize> {
-        self.0.complete(|reader| reader.read(buffer), deadline).map(Option::unwrap_or_default)
+        self.0.complete(|reader| reader.read(buffer), deadline, || Ok(())).map(Option::unwrap_or_default)
     }
 
     /// Reads what is there, at least one byte; `None` while there is nothing, 0 at the end of file. Never blocks.
@@ -119,7 +119,9 @@ impl ReadHalf {
     /// # Errors
     /// As [`read_until`](Self::read_until).
     pub fn wait_until(&mut self, deadline: Deadline) -> Result<bool> {
-        self.0.complete(|reader| Ok((reader.refresh()? > 0).then_some(())), deadline).map(|there| there.is_some())
+        self.0
+            .complete(|reader| Ok((reader.refresh()? > 0).then_some(())), deadline, || Ok(()))
+            .map(|there| there.is_some())
     }
 
     /// Hands back `len` bytes of what was last peeked at.
@@ -171,7 +173,7 @@ impl WriteHalf {
     /// more, [`Error::TimedOut`](crate::Error::TimedOut), [`Error::Corrupt`](crate::Error::Corrupt).
     #[inline]
     pub fn write_until(&mut self, bytes: &[u8], deadline: Deadline) -> Result<usize> {
-        self.0.complete(|writer| writer.write(bytes), || 1, deadline)
+        self.0.complete(|writer| writer.write(bytes), || 1, deadline, || Ok(()))
     }
 
     /// Writes all of `bytes`; on an error some of them may have been written.
@@ -203,7 +205,7 @@ impl WriteHalf {
     /// # Errors
     /// As [`write_until`](Self::write_until); [`Error::TooLarge`](crate::Error::TooLarge) beyond the ring's size.
     pub fn reserve_until(&mut self, len: usize, deadline: Deadline) -> Result<Reserved<'_>> {
-        self.0.complete(|writer| Ok(writer.reserve(len)?.map(|_| ())), || len as u64, deadline)?;
+        self.0.complete(|writer| Ok(writer.reserve(len)?.map(|_| ())), || len as u64, deadline, || Ok(()))?;
         Ok(self.0.writer().reserve(len)?.expect("there was room, and only the writer takes it"))
     }
 
@@ -213,7 +215,7 @@ impl WriteHalf {
     /// As [`write_until`](Self::write_until).
     pub fn commit(&mut self, len: usize) -> Result<()> {
         self.0.writer().commit(len)?;
-        self.0.flush()
+        self.0.committed()
     }
 
     /// Waits until the peer has read everything.
@@ -288,7 +290,7 @@ impl Read for ReadHalf {
     }
 
     fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        Ok(self.0.complete(|reader| reader.read_vectored(buffers), Deadline::NEVER)?.unwrap_or_default())
+        Ok(self.0.complete(|reader| reader.read_vectored(buffers), Deadline::NEVER, || Ok(()))?.unwrap_or_default())
     }
 }
 
@@ -299,7 +301,7 @@ impl Write for WriteHalf {
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        Ok(self.0.complete(|writer| writer.write_vectored(buffers), || 1, Deadline::NEVER)?)
+        Ok(self.0.complete(|writer| writer.write_vectored(buffers), || 1, Deadline::NEVER, || Ok(()))?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -307,25 +309,33 @@ impl Write for WriteHalf {
     }
 }
 
+/// Before it waits, what was written is flushed.
 impl Read for Stream {
     #[inline]
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.read.read(buffer)
+        let (read, write) = (&mut self.read.0, &mut self.write.0);
+        let done = read.complete(|reader| reader.read(buffer), Deadline::NEVER, || write.flush());
+        Ok(done?.unwrap_or_default())
     }
 
     fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        self.read.read_vectored(buffers)
+        let (read, write) = (&mut self.read.0, &mut self.write.0);
+        let done = read.complete(|reader| reader.read_vectored(buffers), Deadline::NEVER, || write.flush());
+        Ok(done?.unwrap_or_default())
     }
 }
 
+/// Before it waits, what was read is handed back.
 impl Write for Stream {
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.write.write(bytes)
+        let (read, write) = (&mut self.read.0, &mut self.write.0);
+        Ok(write.complete(|writer| writer.write(bytes), || 1, Deadline::NEVER, || read.release())?)
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.write.write_vectored(buffers)
+        let (read, write) = (&mut self.read.0, &mut self.write.0);
+        Ok(write.complete(|writer| writer.write_vectored(buffers), || 1, Deadline::NEVER, || read.release())?)
     }
 
     fn flush(&mut self) -> io::Result<()> {

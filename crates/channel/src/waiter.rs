@@ -19,6 +19,8 @@ use crate::{Error, Result, end::End, os, pollable::Pollable};
 const STORM: u32 = 64;
 /// First nap, and the longest.
 const NAP: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
+/// Longest sleep without another look where the barrier before it was refused.
+const UNSURE: Duration = Duration::from_millis(2);
 /// Non-blocking calls between two looks whether the peer lives, where nobody ever waits.
 const CALLS_PER_LOOK: u32 = 1024;
 /// Time between two such looks of one who rings.
@@ -39,6 +41,8 @@ pub(crate) struct Waiter {
     looked: Instant,
     /// Set up once somebody asks for a descriptor to poll.
     pollable: OnceLock<Pollable>,
+    /// There was no barrier before this sleep: the peer may have missed that it was asked to ring.
+    unsure: bool,
     /// If something is there now or comes later, the bell holds a ring or will: true after an arming that found
     /// nothing, false once the bell was drained.
     promised: bool,
@@ -57,6 +61,7 @@ impl Waiter {
             calls: 0,
             looked: Instant::now(),
             pollable,
+            unsure: false,
             promised: false,
         }
     }
@@ -193,7 +198,7 @@ impl Sleeper for Waiter {
     }
 
     fn barrier(&mut self) {
-        os::barrier();
+        self.unsure = !os::barrier();
     }
 
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken> {
@@ -202,12 +207,14 @@ impl Sleeper for Waiter {
             self.fruitless += 1;
             return Ok(if self.gone_now() { Woken::PeerGone } else { napped });
         }
-        Ok(match self.bell.wait(self.slot, deadline)? {
+        let until = if self.unsure { deadline.min(Deadline::after(UNSURE)) } else { deadline };
+        Ok(match self.bell.wait(self.slot, until)? {
             Bell::Rung => {
                 self.maybe_rung = true;
                 self.fruitless += 1;
                 Woken::Rung
             }
+            Bell::TimedOut if self.unsure && !deadline.expired() => Woken::Rung,
             Bell::TimedOut => Woken::TimedOut,
             Bell::PeerGone => Woken::PeerGone,
         })

@@ -487,6 +487,12 @@ impl<M: Mem> Reader<M> {
         }
     }
 
+    /// Hands back all that was read, now: for one who has the other pipe to wait on. Otherwise it is done in steps, and
+    /// before this reader waits.
+    pub fn hand_back(&mut self) {
+        self.release();
+    }
+
     /// Hands space back: publishes the head and looks whether the writer sleeps for it.
     fn release(&mut self) {
         if self.head != self.released {
