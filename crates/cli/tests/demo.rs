@@ -9,11 +9,18 @@ use std::{
     io::Read,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use common::{Place, Running, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
+
+/// One at a time: ends that spin on the same CPUs would keep each other from getting anywhere.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The program with its temporary files in `place`.
 fn start(place: &Place, options: &str) -> Running {
@@ -46,11 +53,11 @@ fn lines(out: &[u8]) -> Vec<Value> {
 
 #[test]
 fn demo_moves_checks_and_compares() {
-    let place = Place::new();
+    let (_turn, place) = (turn(), Place::new());
     let ended = start(&place, "demo --size 16MiB --quick").end().expect(0);
     let out = String::from_utf8(ended.out).unwrap();
     let digests: BTreeSet<_> =
-        out.lines().filter_map(|line| Some(line.strip_prefix("SHA-256 ")?.rsplit(' ').next()?)).collect();
+        out.lines().filter_map(|line| line.strip_prefix("SHA-256 ")?.rsplit(' ').next()).collect();
     assert!(digests.len() == 1 && out.contains("\nidentical\n"), "{out}");
     for word in ["throughput", "round trip, spinning", "round trip, sleeping", "tombolo", "tcp", "unix-stream"] {
         assert!(out.contains(word), "{word}: {out}");
@@ -63,7 +70,7 @@ fn demo_moves_checks_and_compares() {
 
 #[test]
 fn demo_of_a_named_file_as_json_is_lines_that_parse() {
-    let place = Place::new();
+    let (_turn, place) = (turn(), Place::new());
     let (file, bytes) = place.file("named", 3_000_001);
     let lines = lines(&start(&place, &format!("demo --json --quick {}", file.display())).end().expect(0).out);
     let transfer = &lines[0];
@@ -77,7 +84,7 @@ fn demo_of_a_named_file_as_json_is_lines_that_parse() {
 
 #[test]
 fn demo_that_is_interrupted_leaves_nothing() {
-    let place = Place::new();
+    let (_turn, place) = (turn(), Place::new());
     let folder = folder(&place);
     let demo = start(&place, "demo --size 1GiB --quick");
     wait_until("two domains at work", || processes(&folder).len() >= 2);
@@ -91,7 +98,7 @@ fn demo_that_is_interrupted_leaves_nothing() {
 
 #[test]
 fn demo_that_is_killed_takes_its_domains_along() {
-    let place = Place::new();
+    let (_turn, place) = (turn(), Place::new());
     let folder = folder(&place);
     let demo = start(&place, "demo --size 1GiB --quick");
     wait_until("two domains at work", || processes(&folder).len() >= 2);
@@ -104,7 +111,7 @@ fn demo_that_is_killed_takes_its_domains_along() {
 
 #[test]
 fn demo_that_cannot_have_its_room_says_what_to_do() {
-    let place = Place::new();
+    let (_turn, place) = (turn(), Place::new());
     start(&place, "demo --size 999999GiB").end().expect_failure(2, &["free", "set TMPDIR"]);
     start(&place, "demo /no/such/file").end().expect_failure(2, &["/no/such/file"]);
     start(&place, "demo /dev/null").end().expect_failure(2, &["no regular file"]);
@@ -114,7 +121,7 @@ fn demo_that_cannot_have_its_room_says_what_to_do() {
 
 #[test]
 fn demo_whose_output_nobody_reads_is_success() {
-    let place = Place::new();
+    let (_turn, place) = (turn(), Place::new());
     let mut demo = start(&place, "demo --size 1MiB --quick");
     demo.child.stdout.take().unwrap().read_exact(&mut [0; 4]).unwrap();
     demo.end().expect(0);
@@ -123,7 +130,7 @@ fn demo_whose_output_nobody_reads_is_success() {
 
 #[test]
 fn bench_as_json_is_lines_that_parse() {
-    let place = Place::new();
+    let (_turn, place) = (turn(), Place::new());
     let options = "bench --json --test latency --transport tombolo,tcp --size 64 --runs 1 --seconds 0.02";
     let lines = lines(&start(&place, options).end().expect(0).out);
     assert!(lines.iter().all(|line| line["test"] == "latency" && line["median"].as_f64().unwrap() > 0.0), "{lines:?}");
