@@ -160,7 +160,7 @@ mod tests {
     fn line_on_a_terminal_has_a_bar_and_fits() {
         assert_eq!(
             HALF.line("sent", 80),
-            " 50% [###########-----------] sent 512 MiB of 1.00 GiB  500 MB/s  0:02 left"
+            " 50% [#############-------------] sent 512 MiB of 1.00 GiB  500 MB/s  0:02 left"
         );
         for width in 1..200 {
             assert!(HALF.line("sent", width).len() < width, "{width}");

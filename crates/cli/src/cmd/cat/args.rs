@@ -16,8 +16,8 @@ pub const HANDSHAKE_LEAST: Duration = Duration::from_secs(1);
 /// Join standard input and output to a channel, both ways at once
 ///
 /// What standard input (or FILE) says goes to the peer, what the peer says goes to standard output, until both have come
-/// to their end. The end of standard input ends that direction only. If standard input is a terminal, the peer's end
-/// ends both.
+/// to their end. The end of standard input ends that direction only. If standard input is a terminal, the end of what
+/// the peer had to say ends both.
 ///
 /// Exit codes: 0 if all went well; 1 if the peer gave up or died in the middle, nobody was there, or a file could not be
 /// read or written to its end; 2 if the options make no sense or something cannot be opened.
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long)]
     pub receive_only: bool,
     /// Listen for one peer after another, until interrupted
-    #[arg(short, long, requires = "listen")]
+    #[arg(short, long, conflicts_with = "connect")]
     pub keep: bool,
     /// Seconds to wait for the other side to come [default: 10 when connecting, for ever when listening]
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The direction from the peer to the output.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    io::PipeReader,
+    os::fd::AsFd,
+    sync::{Arc, atomic::Ordering},
+};
 
-use tombolo::{Ending, ReadHalf};
+use tombolo::{Ending, Error, ReadHalf};
 
 use super::{
     files::Output,
     flow::{Digest, Flow},
 };
-use crate::failure::{Failure, Result};
+use crate::{
+    failure::{Failure, Result},
+    signals::await_any,
+};
 
 /// Read at once: small enough to be still in the cache when it is hashed and written.
 const BUFFER: usize = 256 << 10;
@@ -21,6 +28,8 @@ pub struct Receiver {
     pub output: Option<Arc<Output>>,
     pub flow: Arc<Flow>,
     pub digest: Digest,
+    /// Hangs up when this end has sent all, if that is all it wants.
+    pub quit: PipeReader,
 }
 
 /// How it ended well.
@@ -39,11 +48,11 @@ impl Receiver {
             flow.failure(error, |source| Failure::Receiving { bytes, source })
         };
         let Some(output) = self.output.take() else {
-            if flow.patiently(|deadline| self.half.wait_until(deadline)).map_err(fail)? {
-                self.half.close();
-                return Ok(Received::All(None));
-            }
-            return self.end();
+            self.refuse(fail)?;
+            return match self.half.ending() {
+                None | Some(Ending::Closed) => Ok(Received::All(None)),
+                Some(_) => Err(Failure::Sending { bytes: flow.sent(), source: Error::PeerGone }),
+            };
         };
         let mut buffer = vec![0; BUFFER];
         loop {
@@ -58,6 +67,29 @@ impl Receiver {
                 return Ok(Received::Enough);
             }
         }
+    }
+
+    /// Waits for the peer's end. If the peer sends something, or this end is done, tells it that nobody reads.
+    fn refuse(&mut self, fail: impl Fn(Error) -> Failure) -> Result<()> {
+        loop {
+            // Once the descriptor was asked for, a read that finds nothing makes it quiet until there is something.
+            self.half.poll_fd().map_err(&fail)?;
+            match self.half.try_read(&mut [0]).map_err(&fail)? {
+                Some(0) => return Ok(()),
+                Some(_) => break,
+                None => {}
+            }
+            let before = (self.flow.sent(), self.flow.received());
+            let ready = await_any(&[self.half.as_fd(), self.quit.as_fd()], self.flow.patience)?;
+            if ready[1] {
+                break;
+            }
+            if !ready[0] && before == (self.flow.sent(), self.flow.received()) {
+                return Err(fail(Error::TimedOut));
+            }
+        }
+        self.half.close();
+        Ok(())
     }
 
     fn end(self) -> Result<Received> {

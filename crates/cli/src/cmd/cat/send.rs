@@ -102,8 +102,13 @@ impl Sender {
                 await_any(&[self.input.fd(), self.stop.as_fd()], None)?
             };
             match ready[..] {
-                [_, true] if !self.flow.given_up() && self.input.terminal => return Ok(Next::Close),
-                [_, true] => stopped = true,
+                [_, true] => {
+                    stopped = true;
+                    // Nobody ends a terminal only because the peer is done. One that never said anything may still listen.
+                    if self.input.terminal && self.flow.received() > 0 && !self.flow.given_up() {
+                        return Ok(Next::Close);
+                    }
+                }
                 [true, ..] => return Ok(Next::Read),
                 // Nothing to read, and nobody to send it to?
                 _ => match self.half.try_write(&[]) {

@@ -53,7 +53,9 @@ impl Session<'_> {
         }
         let output = (!args.send_only).then(|| Arc::clone(output));
         let digest = Digest::new(args.checksum && !args.send_only);
-        let work = Receiver { half: read, output, flow: Arc::clone(&flow), digest };
+        let (quit, quitter) = io::pipe().os("pipe")?;
+        let mut quitter = Some(quitter);
+        let work = Receiver { half: read, output, flow: Arc::clone(&flow), digest, quit };
         let mut receiver = Some(Worker::start(move || work.run())?);
 
         let report =
@@ -99,7 +101,7 @@ impl Session<'_> {
                 None => continue,
             }
             if args.send_only {
-                break;
+                drop(quitter.take());
             }
         }
         drop(progress);
