@@ -25,6 +25,12 @@ use crate::{
 const RELEASE_AT_MOST: u64 = 64 << 10;
 /// Lines are asked for ahead of the header only where no more than this was published.
 const PREFETCH_UP_TO: u64 = 1 << 10;
+/// A reader that finds this much does not hold back for more: its lines come many at a time already.
+const SLIP_BELOW: u64 = 8 << 10;
+/// A read that has this much waits a moment for the next step of a large write, rather than hand out a part of it.
+const BULK: usize = 8 << 10;
+/// That moment, in pauses: what the writer takes to copy a step.
+const MOMENT: u32 = 32;
 /// Pauses after which a record that is still being written is left for later, unless so many bytes came: a
 /// writer that drips them holds a call up no longer than these bytes at a slow pace.
 const PATIENCE: u32 = 512;
@@ -189,7 +195,8 @@ impl<M: Mem> Reader<M> {
             }
             let take = want.min(self.available()).min(self.release_step) as usize;
             if take == 0 {
-                if !self.follow()? {
+                let more = (*done >= BULK && self.await_step()?) || self.follow()?;
+                if !more {
                     break;
                 }
                 continue;
@@ -199,6 +206,20 @@ impl<M: Mem> Reader<M> {
             *done += take;
         }
         Ok(())
+    }
+
+    /// Whether the next step of a large write comes in a moment. The space read so far is handed back first: the writer
+    /// may need it for that step.
+    fn await_step(&mut self) -> Result<bool, Error> {
+        self.release();
+        for _ in 0..MOMENT {
+            M::pause();
+            self.load_tail()?;
+            if self.available() != 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Receives the next record into `to`, whole or not at all, and says how long it is; `None` while there is none.
@@ -442,7 +463,7 @@ impl<M: Mem> Reader<M> {
         }
         self.load_tail()?;
         let found = self.available();
-        if found != 0 && found < self.carrier.capacity / 4 && self.slip.pause::<M>() {
+        if found != 0 && found < SLIP_BELOW && self.slip.pause::<M>() {
             self.load_tail()?;
             self.slip.learn(self.available() > found, self.available() < self.carrier.capacity / 4);
         }
