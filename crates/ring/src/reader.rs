@@ -2,6 +2,7 @@
 //! The reading half of a pipe.
 
 mod handover;
+mod private;
 mod records;
 
 use std::io::IoSliceMut;
