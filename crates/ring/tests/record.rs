@@ -406,8 +406,9 @@ fn r26_reader_that_died_at_any_step_is_continued_from_what_it_handed_back() {
             assert!(reader.take_ring(), "the dead process may have owed a ring");
             again += u32::from(reader.position() < delivered);
             handed_back += u32::from(reader.position() > record.position);
-            let record_ahead = delivered + 308;
-            assert!((record.position..=record_ahead).contains(&reader.position()), "what nobody read is lost");
+            // It may have died after it handed one more back, and before it could say so.
+            let latest = delivered + tombolo_layout::record::span(300);
+            assert!((record.position..=latest).contains(&reader.position()), "what nobody read is lost");
             while get(&mut reader, messages) {}
             assert_eq!((reader.position(), writer.is_drained()), (writer.position(), Ok(true)));
             assert!(put(&mut writer, messages, 300) && get(&mut reader, messages));
