@@ -16,6 +16,7 @@ pub mod handshake;
 pub mod header;
 pub mod limits;
 pub mod local;
+pub mod private;
 pub mod record;
 pub mod state;
 pub mod words;

@@ -41,4 +41,22 @@ pub enum Error {
         /// Bytes of the buffer.
         buffer: u64,
     },
+    /// A record of another pipe, or of the other half of this one.
+    #[error("the record is of another half of a pipe: {what} (found {found:#x}, this half has {own:#x})")]
+    ForeignRecord {
+        /// What differs.
+        what: &'static str,
+        /// The value in the record.
+        found: u64,
+        /// The value of this half.
+        own: u64,
+    },
+    /// Another process of this end has moved the pipe to a ring that is not mapped here.
+    #[error("the pipe is in ring {at}, only ring {mapped} is mapped here: go on in the process that moved it")]
+    Elsewhere {
+        /// The ring that the pipe is in.
+        at: u16,
+        /// The ring that is mapped here.
+        mapped: u16,
+    },
 }

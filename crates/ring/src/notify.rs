@@ -14,7 +14,7 @@
 //! it rang for in private memory and never writes the waiter's word: positions only grow, so a target that was once
 //! reached stays reached, and no waiter sleeps on it again.
 
-use tombolo_layout::words;
+use tombolo_layout::{limits, words};
 use tombolo_mem::{Mem, PeerWord};
 
 /// Who pays for the order between publishing and looking.
@@ -42,7 +42,7 @@ impl Ordering {
 pub(crate) struct Ringer<M: Mem> {
     want: M::PeerWord,
     /// The wait word of the last target rung for.
-    rung: u64,
+    pub(crate) rung: u64,
     /// A ring is owed: the owner of the doorbell picks it up.
     owed: bool,
     pub(crate) sent: u64,
@@ -82,6 +82,17 @@ impl<M: Mem> Ringer<M> {
     pub(crate) fn owe_after_fence(&mut self, ordering: Ordering) {
         ordering.ringer_fence::<M>();
         self.owe();
+    }
+
+    /// In place of a ringer that died at any step of this: forgets what was rung for, and rings.
+    pub(crate) fn restart(&mut self, position: u64, ordering: Ordering) {
+        // Precedes every live target: none is more than a ring away.
+        self.rung = words::armed(position.wrapping_sub(limits::CAPACITY_MAX * 2));
+        ordering.ringer_fence::<M>();
+        self.look(position);
+        if !self.owed {
+            self.owe();
+        }
     }
 
     fn owe(&mut self) {

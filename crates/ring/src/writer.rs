@@ -2,6 +2,7 @@
 //! The writing half of a pipe.
 
 mod handover;
+mod private;
 
 use std::{
     io::IoSlice,

@@ -50,10 +50,14 @@ impl<M: Mem> Reader<M> {
             return Ok(true);
         }
         let Some(next) = self.next.take() else { return Ok(false) };
-        self.release_step = release_step(next.capacity);
-        self.carrier = next;
+        self.enter(next);
         self.release();
         Ok(true)
+    }
+
+    pub(super) fn enter(&mut self, next: PeerCarrier<M>) {
+        self.release_step = release_step(next.capacity);
+        self.carrier = next;
     }
 
     /// H-5. Whether the writer's rings fit what this reader did: at most one move is outstanding, and none goes back.

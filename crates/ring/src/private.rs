@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the records of both halves have in common.
+
+use tombolo_layout::private::{COUNTERS, Half, Record};
+use tombolo_mem::Mem;
+
+use crate::{Error, notify::Ringer, wait::Waits};
+
+/// Whether `record` is one of this half of this pipe.
+pub(crate) fn check_half(record: &Record, half: Half, start: u64) -> Result<(), Error> {
+    if record.half != half {
+        let what = "0 is a writer, 1 a reader";
+        return Err(Error::ForeignRecord { what, found: record.half as u64, own: half as u64 });
+    }
+    if record.start != start {
+        return Err(Error::ForeignRecord { what: "start of the pipe", found: record.start, own: start });
+    }
+    Ok(())
+}
+
+/// Whether what lies between two positions fits into the ring that is mapped here.
+pub(crate) fn check_fits(len: u64, capacity: u64) -> Result<(), Error> {
+    if len <= capacity {
+        return Ok(());
+    }
+    Err(Error::ForeignRecord { what: "bytes in the ring", found: len, own: capacity })
+}
+
+/// Whether the pipe is in the ring that is mapped here.
+pub(crate) fn check_ring(at: u16, mapped: u16) -> Result<(), Error> {
+    if at == mapped { Ok(()) } else { Err(Error::Elsewhere { at, mapped }) }
+}
+
+/// The counters as they stand in a record.
+pub(crate) fn counters<M: Mem>(records: u64, ringer: &Ringer<M>, waits: &Waits) -> [u64; COUNTERS] {
+    let Waits { received, spurious, spins_paid, spins_wasted, sleeps, stalls } = *waits;
+    [records, ringer.sent, ringer.suppressed, received, spurious, spins_paid, spins_wasted, sleeps, stalls]
+}
+
+/// Takes the counters over from a record; says how many records or calls there were.
+pub(crate) fn set_counters<M: Mem>(from: &[u64; COUNTERS], ringer: &mut Ringer<M>, waits: &mut Waits) -> u64 {
+    let [records, sent, suppressed, received, spurious, spins_paid, spins_wasted, sleeps, stalls] = *from;
+    (ringer.sent, ringer.suppressed) = (sent, suppressed);
+    *waits = Waits { received, spurious, spins_paid, spins_wasted, sleeps, stalls };
+    records
+}
