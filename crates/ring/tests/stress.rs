@@ -147,8 +147,9 @@ impl Dice {
         }
     }
 
-    /// Up to `most`, then a few nanoseconds.
-    fn gap_up_to(&mut self, most: Duration) {
+    /// Up to `about`, give or take what a busy machine may have made of its measurement, then a few nanoseconds.
+    fn gap_up_to(&mut self, about: Duration) {
+        let most = about * (1 << self.below(7)) / 8;
         if !most.is_zero() {
             let until = Instant::now() + Duration::from_nanos(self.below(most.as_nanos() as u64));
             while Instant::now() < until {}
