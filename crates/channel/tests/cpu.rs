@@ -6,6 +6,7 @@ mod common;
 use std::{
     io::{Read, Write},
     thread,
+    time::Duration,
 };
 
 use common::World;
@@ -23,7 +24,9 @@ fn run_on(cpu: usize) {
 
 /// A ping-pong between an end on one CPU and an end on another; how often the two span, and slept.
 fn ping_pong(world: &World, cpus: [usize; 2]) -> (u64, u64) {
-    let (mut server, mut client) = world.pair_with::<Stream>(&Options::new());
+    // Long enough that spinning is not given up on a busy machine.
+    let options = Options::new().spin(Duration::from_millis(20));
+    let (mut server, mut client) = world.pair_with::<Stream>(&options);
     let play = |end: &mut Stream, cpu, begins: bool| {
         run_on(cpu);
         // The first reads tell each where the other runs; what was learnt before that does not count.
@@ -41,7 +44,7 @@ fn ping_pong(world: &World, cpus: [usize; 2]) -> (u64, u64) {
             }
         }
         let (before, after) = (before.unwrap(), end.statistics().received.counters);
-        let spins = |counters: tombolo_ring::Counters| counters.spins_paid + counters.spins_wasted;
+        let spins = |counters: tombolo_channel::Counters| counters.spins_paid + counters.spins_wasted;
         (spins(after) - spins(before), after.sleeps - before.sleeps)
     };
     thread::scope(|scope| {

@@ -16,7 +16,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use common::{Pair, memory, next_ring, pair, pair_at};
+use common::{Pair, memory, next_ring, pair, pair_at, victim};
 use nix::{
     sys::wait::{WaitStatus, waitpid},
     unistd::{ForkResult, Pid, fork},
@@ -25,7 +25,12 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Signal, getpid, kill_process},
 };
-use tombolo_layout::{limits, private, state::Phase, words};
+use tombolo_layout::{
+    limits, private,
+    record::{decode, span},
+    state::{Phase, State},
+    words,
+};
 use tombolo_mem::{
     Mapped, MappedOwnWord, MappedPeerWord, Mem, OwnBytes, OwnData, OwnWord, PeerBytes, PeerData, Untrusted,
 };
@@ -407,7 +412,7 @@ fn r26_reader_that_died_at_any_step_is_continued_from_what_it_handed_back() {
             again += u32::from(reader.position() < delivered);
             handed_back += u32::from(reader.position() > record.position);
             // It may have died after it handed one more back, and before it could say so.
-            let latest = delivered + tombolo_layout::record::span(300);
+            let latest = delivered + span(300);
             assert!((record.position..=latest).contains(&reader.position()), "what nobody read is lost");
             while get(&mut reader, messages) {}
             assert_eq!((reader.position(), writer.is_drained()), (writer.position(), Ok(true)));
@@ -472,9 +477,41 @@ fn r26_record_of_another_half_pipe_or_ring_is_refused() {
     let elsewhere = Err(Error::Elsewhere { at: 1, mapped: 0 });
     assert_eq!(writer.load(&Record { ring: 1, ..written }), elsewhere);
     assert_eq!(reader.load(&Record { ring: 1, ..read }), elsewhere);
-    let state = tombolo_layout::state::State { ready: 1, ..read.state };
+    let state = State { ready: 1, ..read.state };
     assert_eq!(reader.load(&Record { state, ..read }), elsewhere);
     assert_eq!((writer.load(&written), reader.load(&read)), (Ok(()), Ok(())));
+}
+
+#[test]
+fn r26_lies_that_a_rebuilding_process_meets_are_caught() {
+    for messages in [false, true] {
+        for head in [0, 8, 4088, 4089, 4104, 8192, 8200, u64::MAX] {
+            let (mut victim, pages) = victim(4096, messages, 0);
+            pages.set(words::READER_STATE, State::OPEN.encode());
+            let first = victim.writer.save();
+            for handed_back in [4096, 8192] {
+                while put(&mut victim.writer, messages, 504) {}
+                pages.set(words::HEAD, handed_back);
+            }
+            // As one who has seen nothing of this.
+            victim.writer.load(&first).unwrap();
+            pages.set(words::HEAD, head);
+            match victim.writer.rebuild() {
+                Err(Error::Corrupt(corrupt)) => assert_eq!(corrupt.clause, "R-8"),
+                other => assert!(other == Ok(()) && (4096..=8192).contains(&head), "{other:?} at {head}"),
+            }
+            let _ = (victim.writer.write(&[0; 9000]), victim.writer.save());
+        }
+        for tail in [1, 4096, 4097, 1 << 63, u64::MAX] {
+            let (mut victim, pages) = victim(4096, messages, 0);
+            pages.set_tail(tail);
+            match victim.reader.rebuild() {
+                Err(Error::Corrupt(corrupt)) => assert!(["R-7", "R-20"].contains(&corrupt.clause)),
+                other => assert!(other == Ok(()) && tail <= 4096, "{other:?} at {tail}"),
+            }
+            let _ = (victim.reader.read(&mut [0; 9000]), victim.reader.save());
+        }
+    }
 }
 
 #[test]
@@ -513,9 +550,9 @@ fn h6_h8_pipe_goes_on_over_memory_of_another_process_from_where_the_reader_stopp
         let mut rest = &unread[..];
         while messages && !rest.is_empty() {
             let (header, behind) = rest.split_at(8);
-            let len = tombolo_layout::record::decode(header.try_into().unwrap()).unwrap();
+            let len = decode(header.try_into().unwrap()).unwrap();
             assert_eq!(next_writer.send(&behind[..len as usize]), Ok(Some(())));
-            rest = &rest[tombolo_layout::record::span(len.into()) as usize..];
+            rest = &rest[span(len.into()) as usize..];
         }
         if !messages {
             assert_eq!(next_writer.write(rest), Ok(Some(rest.len())));

@@ -9,7 +9,9 @@ use std::{cell::Cell, collections::BTreeSet, time::Duration};
 
 use common::{fresh, memory};
 use tombolo_layout::{header, limits, words};
-use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, Mem, OwnBytes, OwnWord, PeerBytes, PeerData, PeerSegment};
+use tombolo_mem::{
+    Mapped, MappedOwnWord, MappedPeerWord, Mem, OwnBytes, OwnWord, PeerBytes, PeerData, PeerSegment, PeerWord,
+};
 use tombolo_ring::{
     Deadline, Error, Halves, Mode, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Sleeper, Spin, Waited,
     Woken, Writer, WriterParts, follow, halves, wait,
@@ -60,6 +62,10 @@ fn m5_only_the_words_of_the_table_change_each_by_its_owner_and_the_rest_stays_ze
     let began = [words::TAIL, words::HEAD, words::WRITER_STATE, words::READER_STATE];
     assert_eq!(live(&a_seen), BTreeSet::from_iter(as_writer.into_iter().chain(began).chain([words::CPU])));
     assert_eq!(live(&b_seen), BTreeSet::from_iter(as_reader.into_iter().chain(began)));
+
+    let word = |segment: &PeerSegment, at| segment.word(at).load_relaxed().hint();
+    assert_eq!((word(&a_seen, words::HEAD), word(&b_seen, words::TAIL)), (start, start));
+    assert_eq!((word(&a_seen, words::TAIL), word(&b_seen, words::HEAD)), (a.writer.position(), b.reader.position()));
 
     run(&mut b.writer, &mut a.reader);
     let next = move_on(&mut a.writer, &mut b.reader, 1);
