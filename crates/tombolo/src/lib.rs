@@ -99,3 +99,8 @@ pub fn listen(address: &str) -> Result<Listener<Stream>> {
 pub fn listen_with<C: Channel>(address: &str, options: &Options) -> Result<Listener<C>> {
     BACKENDS.listen(&address.parse()?, options)
 }
+
+/// The guide's examples run as tests.
+#[cfg(all(doctest, feature = "tokio"))]
+#[doc = include_str!("../../../docs/guide/rust.md")]
+struct Guide;

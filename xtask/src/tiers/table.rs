@@ -89,7 +89,6 @@ pub const TIERS: [Tier; 14] = [
         assumes: "nothing: the model checker replaces threads and atomics",
         command: "cargo test --release -p tombolo-ring --test loom",
         env: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
-        long: Some(60),
         gate: Gate::Canaries,
         ..BASE
     },
