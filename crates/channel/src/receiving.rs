@@ -39,7 +39,7 @@ impl Receiving {
                 return Ok(Poll::Ready(Some(done)));
             }
             self.ring_if_owed();
-            if self.ended(looked)? {
+            if self.ended(looked || self.waiter.look_is_due())? {
                 return Ok(Poll::Ready(None));
             }
             self.follow()?;

@@ -104,7 +104,12 @@ impl Waiter {
     /// ring a look at the clock costs nothing.
     #[cold]
     pub(crate) fn gone_since_last_ring(&mut self) -> bool {
-        self.looked.elapsed() >= LOOK_EVERY && self.gone_now()
+        self.look_is_due() && self.gone_now()
+    }
+
+    /// Whether the last look at the peer's life was a while ago.
+    pub(crate) fn look_is_due(&self) -> bool {
+        self.looked.elapsed() >= LOOK_EVERY
     }
 
     /// Whether the peer is gone, looked at now.

@@ -391,3 +391,18 @@ fn r12_channel_is_read_by_blocking_calls_before_and_after_it_is_polled() {
         assert!(!readable(&server));
     }
 }
+
+#[test]
+fn c10_caller_that_only_tries_hears_of_a_death_in_time() {
+    let world = World::harsh();
+    let (mut server, _client) = world.streams();
+    let (hypervisor, _, b) = world.hypervisor.as_ref().unwrap();
+    hypervisor.kill_process(b);
+    let (since, mut tries) = (std::time::Instant::now(), 0);
+    while server.split().0.try_read(&mut [0; 8]).unwrap() != Some(0) {
+        tries += 1;
+        assert!(tries < 200, "{:?} and {tries} tries later nobody was missed", since.elapsed());
+        std::thread::park_timeout(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(server.split().0.ending(), Some(tombolo_channel::Ending::ProcessGone));
+}
