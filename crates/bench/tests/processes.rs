@@ -6,19 +6,28 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tombolo_bench::Measurement;
 use tombolo_bench::job::Test;
 
-/// The example is built beside the tests.
-fn program() -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    let program = tests.ancestors().nth(2).unwrap().join("examples/bench");
-    assert!(program.exists(), "{} is not built: run `cargo test` or `cargo build --example bench`", program.display());
-    program
+/// The example, built beside the tests: `cargo test --test processes` alone does not build it.
+fn program() -> &'static Path {
+    static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
+        let tests = std::env::current_exe().unwrap();
+        let profile = tests.ancestors().nth(2).unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "tombolo-bench", "--example", "bench", "--target-dir"]);
+        build.arg(profile.parent().unwrap());
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "the example cannot be built");
+        profile.join("examples/bench")
+    });
+    &PROGRAM
 }
 
 /// A directory for the scratch files of one test, so that no other test's are taken for its own.
