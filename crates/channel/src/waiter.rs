@@ -225,6 +225,10 @@ impl Sleeper for Waiter {
         })
     }
 
+    fn offer_cpu(&mut self) {
+        thread::yield_now();
+    }
+
     fn may_spin(&mut self) -> bool {
         let cpu = words::encode_cpu(os::current_cpu());
         if self.end.own_cpu.load() != cpu {

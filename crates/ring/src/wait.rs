@@ -55,6 +55,9 @@ pub trait Sleeper {
     /// Where sleeping is impossible.
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken, Self::Error>;
 
+    /// Lets other threads have this CPU once.
+    fn offer_cpu(&mut self) {}
+
     /// Whether spinning can pay: not where both ends share a CPU.
     fn may_spin(&mut self) -> bool;
 }
@@ -132,6 +135,12 @@ pub fn wait<S: Side, Z: Sleeper>(
             return Ok(Waited::Ready);
         }
         side.waits().spins_wasted += 1;
+    }
+    // Where there are more threads than CPUs the peer may be one of those that wait for this CPU. Letting them have it
+    // costs next to nothing if there is none, and a sleep and a wake-up less if there is.
+    sleeper.offer_cpu();
+    if side.ready(need)? {
+        return Ok(Waited::Ready);
     }
     let asleep_since = spin.now();
     loop {

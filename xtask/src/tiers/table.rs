@@ -79,7 +79,7 @@ pub const TIERS: [Tier; 14] = [
     Tier {
         name: "integration",
         assumes: "Linux, no privileges, loopback",
-        command: "cargo test --workspace --all-features --test *",
+        command: "cargo test --workspace --all-features --no-fail-fast --test *",
         limit: 15,
         ..BASE
     },
