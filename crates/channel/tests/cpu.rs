@@ -22,7 +22,7 @@ fn run_on(cpu: usize) {
     assert_eq!(sched_getcpu(), cpu);
 }
 
-/// A ping-pong between an end on one CPU and an end on another; how often the two span, and slept.
+/// A ping-pong between an end on one CPU and an end on another; how often the two span, and had to wait.
 fn ping_pong(world: &World, cpus: [usize; 2]) -> (u64, u64) {
     // Long enough that spinning is not given up on a busy machine.
     let options = Options::new().spin(Duration::from_millis(20));
@@ -45,13 +45,13 @@ fn ping_pong(world: &World, cpus: [usize; 2]) -> (u64, u64) {
         }
         let (before, after) = (before.unwrap(), end.statistics().received.counters);
         let spins = |counters: tombolo_channel::Counters| counters.spins_paid + counters.spins_wasted;
-        (spins(after) - spins(before), after.sleeps - before.sleeps)
+        (spins(after) - spins(before), after.stalls - before.stalls)
     };
     thread::scope(|scope| {
         let other = scope.spawn(|| play(&mut server, cpus[0], false));
-        let (spins, sleeps) = scope.spawn(|| play(&mut client, cpus[1], true)).join().unwrap();
-        let (other_spins, other_sleeps) = other.join().unwrap();
-        (spins + other_spins, sleeps + other_sleeps)
+        let (spins, waits) = scope.spawn(|| play(&mut client, cpus[1], true)).join().unwrap();
+        let (other_spins, other_waits) = other.join().unwrap();
+        (spins + other_spins, waits + other_waits)
     })
 }
 
@@ -60,9 +60,9 @@ fn r14_ends_on_one_cpu_never_spin_and_ends_on_two_do() {
     let allowed = sched_getaffinity(None).unwrap();
     let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
     let world = World::local();
-    let (spins, sleeps) = ping_pong(&world, [cpus[0]; 2]);
+    let (spins, waits) = ping_pong(&world, [cpus[0]; 2]);
     assert_eq!(spins, 0, "spun for a peer that could not run meanwhile");
-    assert!(sleeps > 0, "nobody waited, so nothing was tried");
+    assert!(waits > 0, "nobody waited, so nothing was tried");
     let [first, second, ..] = cpus[..] else {
         eprintln!("SKIPPED the other half of r14: it takes two CPUs, this process may use one only");
         return;
