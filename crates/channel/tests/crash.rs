@@ -464,7 +464,7 @@ fn c10_storm_of_stops_and_goes_loses_nothing() {
     let victim = scene.victim("echo", "connects", 0);
     let (mut read, mut write) = listener.accept_until(Deadline::after(SOON)).unwrap().into_split();
     drop(listener);
-    let data = noise(if env::var_os("TOMBOLO_LONG").is_some() { 256 << 20 } else { 16 << 20 }, 11);
+    let data = noise(if env::var_os("TOMBOLO_LONG").is_some() { 512 << 20 } else { 128 << 20 }, 11);
     let mut stops = 0;
     thread::scope(|scope| {
         let writer = scope.spawn(|| write.write_all(&data));
