@@ -225,8 +225,9 @@ impl Sleeper for Waiter {
         })
     }
 
-    fn offer_cpu(&mut self) {
+    fn offer_cpu(&mut self) -> bool {
         thread::yield_now();
+        true
     }
 
     fn may_spin(&mut self) -> bool {

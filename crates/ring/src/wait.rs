@@ -55,8 +55,10 @@ pub trait Sleeper {
     /// Where sleeping is impossible.
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken, Self::Error>;
 
-    /// Lets other threads have this CPU once.
-    fn offer_cpu(&mut self) {}
+    /// Lets other threads have this CPU once, if that is possible here; says whether it did.
+    fn offer_cpu(&mut self) -> bool {
+        false
+    }
 
     /// Whether spinning can pay: not where both ends share a CPU.
     fn may_spin(&mut self) -> bool;
@@ -138,8 +140,7 @@ pub fn wait<S: Side, Z: Sleeper>(
     }
     // Where there are more threads than CPUs the peer may be one of those that wait for this CPU. Letting them have it
     // costs next to nothing if there is none, and a sleep and a wake-up less if there is.
-    sleeper.offer_cpu();
-    if side.ready(need)? {
+    if sleeper.offer_cpu() && side.ready(need)? {
         return Ok(Waited::Ready);
     }
     let asleep_since = spin.now();
