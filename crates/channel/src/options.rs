@@ -71,7 +71,7 @@ impl Options {
     }
 
     /// Whether the kernel's `membarrier` may stand in for the fence at every write where both ends run on one kernel
-    /// (the default: cheap writes, a sleep costs some 10 µs more of CPU).
+    /// (the default: cheap writes, dearer sleeps).
     #[must_use]
     pub fn membarrier(mut self, allowed: bool) -> Self {
         self.barrier = allowed;

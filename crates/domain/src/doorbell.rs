@@ -36,7 +36,7 @@ pub enum Woken {
     PeerGone,
 }
 
-/// The notification primitive of one channel: an event channel, an MSI-X vector, a pipe.
+/// The notification primitive of one channel: an event channel, an MSI-X vector, an eventfd.
 ///
 /// Bells are *sticky*: a ring that comes while nobody waits is kept until [`drain`](Self::drain)ed, however many came.
 /// They may ring for nothing (some backends have one bell for many channels); whoever is woken looks again.
