@@ -64,7 +64,12 @@ fn r14_ends_on_one_cpu_never_spin_and_ends_on_two_do() {
     assert_eq!(spins, 0, "spun for a peer that could not run meanwhile");
     assert!(waits > 0, "nobody waited, so nothing was tried");
     let [first, second, ..] = cpus[..] else {
-        eprintln!("SKIPPED the other half of r14: it takes two CPUs, this process may use one only");
+        let _ = std::io::Write::write_fmt(
+            &mut std::io::stderr(),
+            format_args!(
+                "SKIP r14_ends_on_one_cpu_never_spin_and_ends_on_two_do (needs two-cpus): half of it, this process may use one\n"
+            ),
+        );
         return;
     };
     let (spins, _) = ping_pong(&world, [first, second]);

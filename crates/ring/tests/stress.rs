@@ -112,7 +112,10 @@ fn two_cpus(test: &str) -> Option<(MutexGuard<'static, ()>, [usize; 2])> {
     let allowed = sched_getaffinity(None).unwrap();
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
     let (Some(first), Some(second)) = (cpus.next(), cpus.next()) else {
-        eprintln!("SKIPPED {test}: it takes two CPUs, this process may use one only");
+        let _ = std::io::Write::write_fmt(
+            &mut std::io::stderr(),
+            format_args!("SKIP {test} (needs two-cpus): this process may use one only\n"),
+        );
         return None;
     };
     Some((alone, [first, second]))
@@ -399,7 +402,10 @@ fn search_of_mutant(test: &str, find: impl FnOnce([usize; 2], Duration) -> Found
 fn has_membarrier(test: &str) -> bool {
     let registered = membarrier(MembarrierCommand::RegisterGlobalExpedited);
     if let Err(error) = registered {
-        eprintln!("SKIPPED {test}: this kernel has no membarrier ({error})");
+        let _ = std::io::Write::write_fmt(
+            &mut std::io::stderr(),
+            format_args!("SKIP {test} (needs membarrier): {error}\n"),
+        );
     }
     registered.is_ok()
 }

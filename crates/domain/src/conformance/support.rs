@@ -159,7 +159,10 @@ pub(super) fn readable(fd: BorrowedFd<'_>) -> bool {
 pub(super) fn skip(test: &str, need: &str) {
     let required = std::env::var("TOMBOLO_REQUIRE").unwrap_or_default();
     assert!(!required.split(',').any(|item| item == need), "{test} needs {need}, which this fixture lacks");
-    eprintln!("SKIP {test}: this fixture has no {need}");
+    let _ = std::io::Write::write_fmt(
+        &mut std::io::stderr(),
+        format_args!("SKIP {test} (needs {need}): this fixture has none\n"),
+    );
 }
 
 /// Raises this process's limit of open files as far as it may, for tests with many links.
