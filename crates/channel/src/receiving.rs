@@ -43,16 +43,20 @@ impl Receiving {
                 return Ok(Poll::Ready(None));
             }
             self.follow()?;
-            let need = self.reader.need()?;
-            if looked || !self.waiter.is_polled() || !self.waiter.arm_for_poll(&mut self.reader, need)? {
-                if self.waiter.is_polled() && !looked && self.waiter.gone_now() {
+            if !looked && self.waiter.is_polled() {
+                let need = self.reader.need()?;
+                looked = self.waiter.arm_for_poll(&mut self.reader, need)?;
+                if !looked && self.waiter.gone_now() {
                     self.waiter.end().set_gone();
                     looked = true;
+                }
+                if looked {
                     continue;
                 }
-                return Ok(Poll::Pending);
             }
-            looked = true;
+            // A look at the peer's life may have taken the very ring that was promised.
+            self.waiter.settle();
+            return Ok(Poll::Pending);
         }
     }
 
@@ -90,7 +94,10 @@ impl Receiving {
         match self.waiter.wait(&mut self.reader, need, deadline)? {
             // If it was a ring to follow to, the next look finds nothing to read and comes back here.
             Waited::Ready => Ok(false),
-            Waited::TimedOut => Err(Error::TimedOut),
+            Waited::TimedOut => {
+                self.waiter.settle();
+                Err(Error::TimedOut)
+            }
             Waited::PeerGone => {
                 self.waiter.end().set_gone();
                 self.ended(true)

@@ -96,7 +96,10 @@ impl Sending {
     fn wait(&mut self, need: u64, deadline: Deadline) -> Result<()> {
         match self.waiter.wait(&mut self.writer, need, deadline)? {
             Waited::Ready => Ok(()),
-            Waited::TimedOut => Err(Error::TimedOut),
+            Waited::TimedOut => {
+                self.waiter.settle();
+                Err(Error::TimedOut)
+            }
             Waited::PeerGone => Err(self.peer_gone()),
         }
     }

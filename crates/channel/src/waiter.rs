@@ -148,7 +148,7 @@ impl Waiter {
         self.pollable.get().is_some()
     }
 
-    /// After a call that did something: whoever polls must not miss what is left.
+    /// At the end of a call: whoever polls must not miss what is left, nor what came meanwhile.
     #[inline]
     pub(crate) fn settle(&mut self) {
         if !self.promised && self.is_polled() {
@@ -171,7 +171,8 @@ impl Waiter {
         pollable.lower();
         self.maybe_rung = true;
         let ready = arm(side, self, need)?;
-        self.promised = !ready;
+        // Without the barrier nobody can promise that the peer rings.
+        self.promised = !ready && !self.unsure;
         Ok(ready)
     }
 

@@ -8,12 +8,13 @@ use std::{
     io::{Read, Write},
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
+    sync::atomic::{AtomicU64, Ordering},
     task::Poll,
     thread,
     time::{Duration, Instant},
 };
 
-use common::{SOON, World, let_pass, noise};
+use common::{SOON, World, eventually, let_pass, noise};
 use rustix::{
     event::{Timespec, epoll},
     time::{ClockId, clock_gettime},
@@ -23,6 +24,8 @@ use tombolo_domain::wait_readable;
 
 const EDGE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 const LEVEL: epoll::EventFlags = epoll::EventFlags::IN;
+/// Bytes sent one by one into the moments in which a call says would-block.
+const ROUNDS: u64 = 20_000;
 
 fn readable(fd: impl AsFd) -> bool {
     wait_readable(fd.as_fd(), Deadline::NOW).unwrap()
@@ -169,6 +172,34 @@ on_every_backend! {
 
     fn r12_level_triggered_reader_misses_nothing(world) {
         polled_reader_gets_all(&world, LEVEL);
+    }
+
+    fn r12_byte_that_comes_while_a_call_says_would_block_is_told(world) {
+        let (server, client) = world.pair_with::<Stream>(&small());
+        let (_r, mut write) = client.into_split();
+        let (mut read, _w) = server.into_split();
+        let (set, taken) = (Set::new(), AtomicU64::new(0));
+        set.add(read.poll_fd().unwrap(), 0, LEVEL);
+        thread::scope(|scope| {
+            let taken = &taken;
+            scope.spawn(move || {
+                let mut dice = Dice(3);
+                for number in 0..ROUNDS {
+                    eventually("the byte before is taken", || taken.load(Ordering::Acquire) == number);
+                    // Hits the call of the reader now here, now there.
+                    (0..dice.roll(1000)).for_each(|_| std::hint::spin_loop());
+                    write.write_all_until(&[1], Deadline::after(SOON)).unwrap();
+                }
+            });
+            for number in 1..=ROUNDS {
+                let mut byte = [0];
+                while read.try_read(&mut byte).unwrap().is_none() {
+                    set.await_one("the byte of this round");
+                }
+                assert_eq!(byte, [1]);
+                taken.store(number, Ordering::Release);
+            }
+        });
     }
 
     fn r12_edge_triggered_writer_misses_nothing(world) {
