@@ -12,7 +12,10 @@ use std::{
     os::unix::{fs::FileExt, process::ExitStatusExt},
     path::PathBuf,
     process::{self, Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -309,10 +312,33 @@ impl Drop for Victim {
     }
 }
 
-/// Lives through the death of `victim`, which comes after `when`. Says how long after it the last of two halves saw it.
-fn survive(channel: impl Apart, victim: &mut Victim, mut dice: Dice, when: Duration) -> Duration {
+/// How a death was seen.
+struct Sight {
+    /// After this time the last of two halves had seen it.
+    took: Duration,
+    /// For so long a thread that only wanted to run a millisecond later was kept from it meanwhile: what this machine, busy
+    /// with something else, adds to everything.
+    stall: Duration,
+}
+
+/// Ticks once a millisecond until told to stop; says how late the latest tick was.
+fn metronome(stop: &AtomicBool) -> Duration {
+    const TICK: Duration = Duration::from_millis(1);
+    let mut latest = Duration::ZERO;
+    while !stop.load(Ordering::Relaxed) {
+        let since = Instant::now();
+        let_pass(TICK);
+        latest = latest.max(since.elapsed() - TICK);
+    }
+    latest
+}
+
+/// Lives through the death of `victim`, which comes after `when`.
+fn survive(channel: impl Apart, victim: &mut Victim, mut dice: Dice, when: Duration) -> Sight {
     let (mut source, mut sink) = channel.apart();
+    let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let stalls = scope.spawn(|| metronome(&over));
         let reader = scope.spawn(move || {
             let mut position = 0;
             while source.next(&mut position).expect("reading ends with the end of file") {}
@@ -329,18 +355,20 @@ fn survive(channel: impl Apart, victim: &mut Victim, mut dice: Dice, when: Durat
         });
         let_pass(when);
         let killed = victim.kill();
-        let (wrote, error) = writer.join().unwrap();
-        let (read, arrived, ending) = reader.join().unwrap();
+        let (wrote, read) = (writer.join(), reader.join());
+        over.store(true, Ordering::Relaxed);
+        let stall = stalls.join().unwrap();
+        let ((wrote, error), (read, arrived, ending)) = (wrote.unwrap(), read.unwrap());
         assert!(matches!(error, Error::PeerGone | Error::Closed), "{error:?}");
         assert_eq!(ending, Some(Ending::ProcessGone));
         let noted = victim.noted();
         assert!(arrived >= noted, "{noted} were published, {arrived} arrived");
-        wrote.max(read).saturating_duration_since(killed)
+        Sight { took: wrote.max(read).saturating_duration_since(killed), stall }
     })
 }
 
 /// One life and death. `None` where it came before there was a channel.
-fn one_kill<C: Apart>(scene: &Scene, mut dice: Dice) -> Option<Duration> {
+fn one_kill<C: Apart>(scene: &Scene, mut dice: Dice) -> Option<Sight> {
     let listens = dice.roll(2) == 0;
     let early = dice.roll(8) == 0;
     let listener = (!listens).then(|| backends().listen::<C>(&scene.address, &options()).unwrap());
@@ -383,14 +411,20 @@ fn c10_victim_killed_at_any_moment_leaves_what_it_published_then_the_end_within_
         seen.extend(took);
     }
     scene.leave();
-    seen.sort_unstable();
-    let late = seen.iter().filter(|took| **took > SEEN).count();
-    let (median, last) = (seen[seen.len() / 2], seen[seen.len() - 1]);
     let count = seen.len();
-    eprintln!("{kills} kills in {:?}, {count} under load: seen after {median:?}, at most {last:?}", since.elapsed());
     assert!(count > kills as usize / 2, "too few under load");
-    // A machine that is busy with something else may hold all of us up now and then.
-    assert!(late * 100 <= count && last < SEEN * 10, "{late} of {count} were seen late, the last after {last:?}");
+    seen.sort_unstable_by_key(|sight: &Sight| sight.took);
+    let (median, last) = (seen[count / 2].took, &seen[count - 1]);
+    eprintln!(
+        "{kills} kills in {:?}, {count} under load: seen after {median:?}, at most {:?} (this machine's stall then: {:?})",
+        since.elapsed(),
+        last.took,
+        last.stall,
+    );
+    for Sight { took, stall } in seen {
+        // The dying, the reader and the writer may each be kept waiting for a CPU.
+        assert!(took <= SEEN + 3 * stall, "seen after {took:?}, in which this machine stalled for {stall:?}");
+    }
 }
 
 #[test]
