@@ -97,6 +97,11 @@ impl End {
         self.link().link.life()
     }
 
+    /// Whether the peer can map what this end sent it even once this end is gone.
+    pub(crate) fn memory_outlives_us(&self) -> bool {
+        self.link().link.outlives_owner()
+    }
+
     pub(crate) fn peer(&self) -> Peer {
         self.link().link.peer()
     }

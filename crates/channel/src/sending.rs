@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The writing half of a channel's end: the ring's writer, its waiter, and moves to other rings.
 
-use std::{os::fd::BorrowedFd, time::Duration};
+use std::{os::fd::BorrowedFd, thread, time::Duration};
 
 use tombolo_mem::Mapped;
 use tombolo_ring::{Deadline, Error as RingError, FlushPolicy, Waited, Writer};
 
 use crate::{Error, Result, handover::Outgoing, stats::PipeStatistics, waiter::Waiter};
+
+/// C-9. For so long an end that goes waits for a peer that has not begun, and so often it looks.
+const LINGER: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(crate) struct Sending {
@@ -186,6 +190,20 @@ impl Sending {
         self.ring_if_owed();
     }
 
+    /// C-9. Where memory goes with its owner, what was written would be lost to a peer that has not mapped it yet; it is
+    /// about to, for it was greeted.
+    fn linger(&mut self) {
+        let until = Deadline::after(LINGER);
+        while self.writer.in_flight() > 0
+            && !self.waiter.end().memory_outlives_us()
+            && matches!(self.writer.reader_begun(), Ok(false))
+            && !self.waiter.gone_now()
+            && !until.expired()
+        {
+            thread::park_timeout(LOOK);
+        }
+    }
+
     fn ring_if_owed(&mut self) {
         if self.writer.take_ring() {
             self.waiter.ring_peer();
@@ -196,5 +214,6 @@ impl Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         self.close();
+        self.linger();
     }
 }

@@ -134,6 +134,25 @@ on_every_backend! {
         assert!(matches!(write.drained_until(Deadline::after(wait)), Err(Error::TimedOut)));
     }
 
+    fn c9_words_of_an_end_that_is_accepted_and_goes_at_once_arrive(world) {
+        for _ in 0..50 {
+            let mut listener = world.listen::<Stream>();
+            let (read, ending) = thread::scope(|scope| {
+                let client = scope.spawn(|| {
+                    let (mut read, _write) = world.connect::<Stream>().into_split();
+                    let mut words = String::new();
+                    read.read_to_string(&mut words).unwrap();
+                    (words, read.ending())
+                });
+                let mut server = listener.accept_until(Deadline::after(SOON)).unwrap();
+                server.write_all(b"hello and goodbye").unwrap();
+                drop(server);
+                client.join().unwrap()
+            });
+            assert_eq!((read.as_str(), ending), ("hello and goodbye", Some(Ending::Closed)));
+        }
+    }
+
     fn c9_closed_writer_is_drained_then_ends_and_the_other_direction_goes_on(world) {
         let (mut server, client) = world.streams();
         let (mut read, mut write) = client.into_split();

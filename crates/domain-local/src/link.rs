@@ -112,6 +112,10 @@ impl Memory for LocalLink {
     fn quarantined(&self) -> u64 {
         0
     }
+
+    fn outlives_owner(&self) -> bool {
+        true
+    }
 }
 
 impl Link for LocalLink {

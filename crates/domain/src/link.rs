@@ -51,6 +51,9 @@ pub trait Memory {
 
     /// Bytes of memory that were retired while the peer could still reach them.
     fn quarantined(&self) -> u64;
+
+    /// Whether the peer can map what was sent to it even after its owner let go of it or died.
+    fn outlives_owner(&self) -> bool;
 }
 
 /// What is known of the peer's life by an authority other than the peer.

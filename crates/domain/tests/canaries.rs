@@ -64,6 +64,7 @@ canaries! {
     d12_canary_callers_mixed_up: AcceptsNewest, "D-12: another", d12_every_caller_gets_a_link_of_its_own;
     d13_canary_retired_memory_reused: RetiredIsReused, "D-13", d13_retired_memory_is_not_reused_while_mapped;
     d13_canary_quarantine_for_ever: QuarantineForEver, "D-13", d13_retired_memory_is_not_reused_while_mapped;
+    d13_canary_outlives_in_words_only: OutlivesInWords, "D-13", d13_memory_on_its_way_outlives_its_owner_as_said;
     d14_canary_one_drain_for_all: DrainsAll, "D-14", d14_many_links_at_once_do_not_disturb_each_other;
 }
 

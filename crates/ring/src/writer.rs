@@ -404,6 +404,15 @@ impl<M: Mem> Writer<M> {
         Ok(matches!(self.reader.phase, Phase::Closed | Phase::Aborted))
     }
 
+    /// Whether the reader has begun: it maps the ring and keeps it. Looked at afresh.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where its state word is impossible.
+    pub fn reader_begun(&mut self) -> Result<bool, Error> {
+        self.look_at_reader()?;
+        Ok(self.reader.phase != Phase::Fresh)
+    }
+
     /// What was counted.
     #[must_use]
     pub fn counters(&self) -> Counters {
@@ -554,11 +563,10 @@ impl<M: Mem> Side for Writer<M> {
     }
 
     fn arm(&mut self, need: u64) {
-        // Not for one byte: room for an eighth of the ring is worth a wake-up, and a drained ring always has it.
+        // Not for one byte: room for an eighth of the ring is worth a wake-up, and a drained ring always has it. Who waits
+        // has less room than it needs, so after a switch (H-3) the target lies in the present ring.
         let room = need.max(self.carrier.capacity / 8);
         let target = self.tail.wrapping_add(room).wrapping_sub(self.carrier.capacity);
-        // After a switch the reader must first leave the ring before.
-        let target = if (self.floor.wrapping_sub(target) as i64) > 0 { self.floor } else { target };
         // ORDER R-12: Relaxed; the fence (A2) in `wait` pairs with the ringer's (B2).
         self.want_space.store_relaxed(words::armed(target));
     }

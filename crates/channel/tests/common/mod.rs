@@ -85,6 +85,10 @@ impl World {
         })
     }
 
+    pub fn connect<C: Channel>(&self) -> C {
+        self.connecting.connect(&self.address, &Options::new()).unwrap()
+    }
+
     pub fn streams(&self) -> (Stream, Stream) {
         self.pair()
     }

@@ -142,6 +142,24 @@ pub fn d13_retired_memory_is_not_reused_while_mapped(fixture: &impl Fixture) {
     assert!(eventually(|| a.quarantined() == 0), "D-13: nobody maps it, and it is still in quarantine");
 }
 
+/// D-13. Memory outlives its owner on the way to the peer where the backend says so; else the peer hears that it is gone.
+pub fn d13_memory_on_its_way_outlives_its_owner_as_said(fixture: &impl Fixture) {
+    let [mut a, mut b] = fixture.pair();
+    let (own, offer) = a.allocate(LEN).expect("there is memory");
+    own.split(0).1.copy_in(0, &[7; LEN]);
+    a.send(b"segment", Some(&offer)).expect("the path has room");
+    let outlives = a.outlives_owner();
+    a.retire(None, offer);
+    drop(a);
+    match receive(&mut *b, patience()) {
+        Ok(received) if outlives => {
+            let segment = received.segment.expect("it came with the message");
+            assert!(contents(&segment).iter().all(|byte| *byte == 7), "D-13: it changed on its way");
+        }
+        received => assert!(!outlives, "D-13: outlives its owner, and then does not: {received:?}"),
+    }
+}
+
 /// D-9. A segment larger than agreed is refused, and not kept either.
 pub fn d9_segment_larger_than_agreed_is_refused(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();

@@ -148,6 +148,7 @@ macro_rules! conformance {
             d12_silent_clients_hold_up_nobody
             d12_every_caller_gets_a_link_of_its_own
             d13_retired_memory_is_not_reused_while_mapped
+            d13_memory_on_its_way_outlives_its_owner_as_said
             d14_many_links_at_once_do_not_disturb_each_other
         }
     };

@@ -114,6 +114,10 @@ impl Memory for HarshLink {
     fn quarantined(&self) -> u64 {
         self.world.state().grants.quarantined(|grant| grant.end == self.id)
     }
+
+    fn outlives_owner(&self) -> bool {
+        false
+    }
 }
 
 impl Link for HarshLink {

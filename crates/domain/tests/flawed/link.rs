@@ -83,6 +83,10 @@ impl Memory for FlawedLink {
     fn quarantined(&self) -> u64 {
         if self.shared.flaw == Flaw::QuarantineForEver && self.retired { 4096 } else { self.inner.quarantined() }
     }
+
+    fn outlives_owner(&self) -> bool {
+        self.shared.flaw == Flaw::OutlivesInWords || self.inner.outlives_owner()
+    }
 }
 
 impl Link for FlawedLink {

@@ -31,6 +31,7 @@ pub enum Flaw {
     FirstSegmentAgain,
     RetiredIsReused,
     QuarantineForEver,
+    OutlivesInWords,
     // Doorbell.
     NotSticky,
     LosesSomeRings,
