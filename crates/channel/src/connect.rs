@@ -64,6 +64,16 @@ impl Backends {
         self
     }
 
+    /// The address that `text` says, of a backend that is known.
+    ///
+    /// # Errors
+    /// [`Error::Address`] where it is none, [`Error::UnknownScheme`].
+    pub fn address(&self, text: &str) -> Result<Address> {
+        let address = text.parse()?;
+        self.of(&address)?;
+        Ok(address)
+    }
+
     fn of(&self, address: &Address) -> Result<&Arc<dyn Rendezvous>> {
         self.0.get(address.scheme()).ok_or_else(|| Error::UnknownScheme {
             scheme: address.scheme().into(),

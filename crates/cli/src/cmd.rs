@@ -3,3 +3,4 @@
 
 pub mod cat;
 pub mod demo;
+pub mod proxy;

@@ -20,6 +20,8 @@ pub enum Failure {
     Open { file: String, source: io::Error },
     #[error("cannot listen at {address}")]
     Listen { address: String, source: tombolo::Error },
+    #[error("cannot listen at {place}")]
+    Bind { place: String, source: io::Error },
     #[error("cannot connect to {address}")]
     Connect { address: String, source: tombolo::Error },
     #[error("nobody connected to {address} within {seconds} s")]
@@ -69,7 +71,7 @@ impl Failure {
 
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) | Self::Open { .. } | Self::Listen { .. } => 2,
+            Self::Usage(_) | Self::Open { .. } | Self::Listen { .. } | Self::Bind { .. } => 2,
             Self::Connect { source, .. } => match source.kind() {
                 io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied => 2,
                 _ => 1,

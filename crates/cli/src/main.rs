@@ -34,6 +34,7 @@ enum Verb {
     /// Measure Tombolo beside the kernel's transports, in one run and between two processes
     Bench(tombolo_bench::BenchArgs),
     Demo(cmd::demo::Args),
+    Proxy(cmd::proxy::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Verb::Cat(args) => cmd::cat::run(&args),
         Verb::Bench(args) => return tombolo_bench::main(&args),
         Verb::Demo(args) => cmd::demo::run(&args),
+        Verb::Proxy(args) => cmd::proxy::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -64,6 +64,21 @@ use tombolo_domain_local::LocalDomain;
 /// The backends of this program, by the scheme of their addresses: `local`.
 static BACKENDS: LazyLock<Backends> = LazyLock::new(|| Backends::new().with(LocalDomain::new()));
 
+/// The address that `text` says, if there is a backend for it: what [`connect`] and [`listen`] do first.
+///
+/// # Errors
+/// [`Error::Address`] where it is none; [`Error::UnknownScheme`].
+///
+/// # Example
+/// ```
+/// assert_eq!(tombolo::address("local:web")?.service(), "web");
+/// assert!(tombolo::address("pigeon:web").is_err());
+/// # Ok::<(), tombolo::Error>(())
+/// ```
+pub fn address(text: &str) -> Result<Address> {
+    BACKENDS.address(text)
+}
+
 /// Reaches the listener at `address` for a stream of bytes, with the default [`Options`].
 ///
 /// # Blocking

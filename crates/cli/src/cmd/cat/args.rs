@@ -78,7 +78,7 @@ pub struct Place {
     pub connect: Option<Address>,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub fn seconds(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is not a number of seconds such as 10 or 0.5");
     let seconds: f64 = text.parse().map_err(|_| bad())?;
     Duration::try_from_secs_f64(seconds).ok().filter(|time| time.as_secs() < 1 << 30).ok_or_else(bad)
@@ -93,7 +93,7 @@ fn micros(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_micros(number.into()))
 }
 
-fn ring(text: &str) -> Result<u64, String> {
+pub fn ring(text: &str) -> Result<u64, String> {
     match size::parse(text)? {
         bytes @ 0x1000..=0x4000_0000 => Ok(bytes as u64),
         _ => Err("a ring has 4KiB to 1GiB".into()),

@@ -19,7 +19,8 @@ use crate::{
 };
 
 pub use args::Args;
-use args::{CONNECT_WAIT, HANDSHAKE_LEAST};
+use args::CONNECT_WAIT;
+pub use args::{HANDSHAKE_LEAST, ring, seconds};
 use files::{Input, Output};
 pub use report::Report;
 use session::Session;

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Two connections joined: what comes from one goes to the other, its end and its breaking off included.
+
+use std::io::{self, ErrorKind};
+
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::{TcpStream, UnixStream, tcp, unix},
+};
+use tombolo::{
+    Ending,
+    tokio::{AsyncReadHalf, AsyncStream, AsyncWriteHalf},
+};
+
+/// Bytes that are on their way in one direction, at most.
+const BUFFER: usize = 64 << 10;
+
+/// One connection, of any kind.
+#[derive(Debug)]
+pub struct End {
+    source: Source,
+    sink: Sink,
+}
+
+impl End {
+    /// Breaks it off, so that nobody takes it for ended. A UNIX socket has no way to say so.
+    pub fn abort(self) {
+        drop(self);
+    }
+}
+
+impl From<TcpStream> for End {
+    fn from(stream: TcpStream) -> Self {
+        let (read, write) = stream.into_split();
+        Self { source: Source::Tcp(read), sink: Sink(Some(Drain::Tcp(write))) }
+    }
+}
+
+impl From<UnixStream> for End {
+    fn from(stream: UnixStream) -> Self {
+        let (read, write) = stream.into_split();
+        Self { source: Source::Unix(read), sink: Sink(Some(Drain::Unix(write))) }
+    }
+}
+
+impl From<AsyncStream> for End {
+    fn from(stream: AsyncStream) -> Self {
+        let (read, write) = stream.into_split();
+        Self { source: Source::Channel(Box::new(read)), sink: Sink(Some(Drain::Channel(Box::new(write)))) }
+    }
+}
+
+/// Where bytes come from.
+#[derive(Debug)]
+enum Source {
+    Tcp(tcp::OwnedReadHalf),
+    Unix(unix::OwnedReadHalf),
+    Channel(Box<AsyncReadHalf>),
+}
+
+impl Source {
+    /// What comes next; 0 only where all was said.
+    async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let half: &mut (dyn AsyncRead + Unpin + Send) = match self {
+            Self::Tcp(half) => half,
+            Self::Unix(half) => half,
+            Self::Channel(half) => &mut **half,
+        };
+        let read = half.read(buffer).await?;
+        match self {
+            Self::Channel(half) if read == 0 => match half.get_ref().ending() {
+                None | Some(Ending::Closed) => Ok(0),
+                Some(Ending::Aborted) => Err(io::Error::new(ErrorKind::ConnectionAborted, "the peer gave up")),
+                Some(Ending::DomainGone) => Err(io::Error::new(ErrorKind::ConnectionReset, "the peer's domain died")),
+                Some(_) => Err(io::Error::new(ErrorKind::ConnectionReset, "the peer's process died")),
+            },
+            _ => Ok(read),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Drain {
+    Tcp(tcp::OwnedWriteHalf),
+    Unix(unix::OwnedWriteHalf),
+    Channel(Box<AsyncWriteHalf>),
+}
+
+impl Drain {
+    fn half(&mut self) -> &mut (dyn AsyncWrite + Unpin + Send) {
+        match self {
+            Self::Tcp(half) => half,
+            Self::Unix(half) => half,
+            Self::Channel(half) => &mut **half,
+        }
+    }
+}
+
+/// Where bytes go. Dropped before it has finished it breaks off.
+#[derive(Debug)]
+struct Sink(Option<Drain>);
+
+impl Sink {
+    async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match &mut self.0 {
+            Some(drain) => drain.half().write_all(bytes).await,
+            None => Ok(()),
+        }
+    }
+
+    /// All was said.
+    async fn finish(&mut self) -> io::Result<()> {
+        match self.0.take() {
+            Some(mut drain) => drain.half().shutdown().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        match self.0.take() {
+            Some(Drain::Tcp(half)) => {
+                let _ = half.as_ref().set_zero_linger();
+                // Dropped, it would say that all was said.
+                half.forget();
+            }
+            Some(Drain::Channel(mut half)) => half.get_mut().abort(),
+            Some(Drain::Unix(_)) | None => {}
+        }
+    }
+}
+
+/// Carries both ways until both have come to their end. If one breaks off, so does all.
+pub async fn join(client: End, server: End) -> io::Result<()> {
+    tokio::try_join!(carry(client.source, server.sink), carry(server.source, client.sink)).map(drop)
+}
+
+/// Carries one way to its end, or until nobody takes any more.
+async fn carry(mut source: Source, mut sink: Sink) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let done = match source.read(&mut buffer).await? {
+            0 => return unless_closed(sink.finish().await).map(drop),
+            read => unless_closed(sink.write(&buffer[..read]).await)?,
+        };
+        if done.is_none() {
+            // That nobody takes any more is for the other direction no reason to end.
+            return Ok(());
+        }
+    }
+}
+
+/// `None` where the other side has stopped reading, in order.
+fn unless_closed(done: io::Result<()>) -> io::Result<Option<()>> {
+    match done {
+        Ok(()) => Ok(Some(())),
+        Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::NotConnected) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Where a proxy listens and connects: TCP, UNIX sockets, channels.
+
+use std::{
+    fmt, fs, io,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    task, time,
+};
+use tombolo::{
+    Address, Options, Stream,
+    tokio::{AsyncListener, AsyncStream},
+};
+
+use super::join::End;
+
+/// An address of any kind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    Tcp(String),
+    Unix(PathBuf),
+    Channel(Address),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("tcp", rest)) => match rest.rsplit_once(':') {
+                Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Self::Tcp(rest.into())),
+                _ => Err("a TCP address is tcp:HOST:PORT, such as tcp:127.0.0.1:8080 or tcp:[::1]:8080".into()),
+            },
+            Some(("unix", "")) => Err("a UNIX socket's address is unix:PATH".into()),
+            Some(("unix", path)) => Ok(Self::Unix(path.into())),
+            _ => tombolo::address(text).map(Self::Channel).map_err(|error| error.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(at) => write!(f, "tcp:{at}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Channel(address) => address.fmt(f),
+        }
+    }
+}
+
+impl Place {
+    /// Connects, waiting at most so long.
+    pub async fn connect(&self, options: Arc<Options>, wait: Duration) -> io::Result<End> {
+        match self {
+            Self::Tcp(at) => undelayed(time::timeout(wait, TcpStream::connect(at)).await??),
+            Self::Unix(path) => Ok(time::timeout(wait, UnixStream::connect(path)).await??.into()),
+            Self::Channel(address) => {
+                let address = address.to_string();
+                let connect = move || tombolo::connect_with::<Stream>(&address, &options);
+                Ok(AsyncStream::new(task::spawn_blocking(connect).await??)?.into())
+            }
+        }
+    }
+}
+
+fn undelayed(stream: TcpStream) -> io::Result<End> {
+    // What came in pieces goes on in pieces; the other side knows best what belongs together.
+    stream.set_nodelay(true)?;
+    Ok(stream.into())
+}
+
+/// Somebody who waits for clients.
+#[derive(Debug)]
+pub enum Listening {
+    Tcp(TcpListener),
+    Unix(UnixListener, Socket),
+    Channel(AsyncListener<Stream>, Address),
+}
+
+impl Listening {
+    pub async fn begin(place: &Place, options: &Options) -> io::Result<Self> {
+        Ok(match place {
+            Place::Tcp(at) => Self::Tcp(TcpListener::bind(at).await?),
+            Place::Unix(path) => Self::Unix(bind(path)?, Socket(path.clone())),
+            Place::Channel(address) => {
+                let listener = tombolo::listen_with::<Stream>(&address.to_string(), options)?;
+                Self::Channel(AsyncListener::new(listener)?, address.clone())
+            }
+        })
+    }
+
+    /// Where it listens: the port that was chosen, if one was to be.
+    pub fn place(&self) -> Place {
+        match self {
+            Self::Tcp(listener) => Place::Tcp(listener.local_addr().map_or_else(|_| "?".into(), |at| at.to_string())),
+            Self::Unix(_, socket) => Place::Unix(socket.0.clone()),
+            Self::Channel(_, address) => Place::Channel(address.clone()),
+        }
+    }
+
+    pub async fn accept(&mut self) -> io::Result<End> {
+        match self {
+            Self::Tcp(listener) => undelayed(listener.accept().await?.0),
+            Self::Unix(listener, _) => Ok(listener.accept().await?.0.into()),
+            Self::Channel(listener, _) => Ok(AsyncStream::new(listener.accept().await?)?.into()),
+        }
+    }
+}
+
+/// A socket's name, which goes with its listener.
+#[derive(Debug)]
+pub struct Socket(PathBuf);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Listens at `path`. A socket that nobody listens at any more is taken over; anything else there is left alone.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_stale(path) => {
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        bound => bound,
+    }
+}
+
+fn is_stale(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|at| at.file_type().is_socket())
+        && std::os::unix::net::UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_each_kind_are_told_apart_and_said_as_they_were() {
+        for text in ["tcp:127.0.0.1:80", "tcp:[::1]:0", "tcp:localhost:8080", "unix:/run/x", "local:web", "local:/a/b"]
+        {
+            assert_eq!(text.parse::<Place>().unwrap().to_string(), text);
+        }
+        for bad in ["", "tcp:", "tcp:80", "tcp:host:http", "tcp::80", "unix:", "x", "pigeon:x"] {
+            assert!(bad.parse::<Place>().is_err(), "{bad}");
+        }
+    }
+}
