@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Single words and headers, lied about one at a time.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use crate::{
+    common::{Rng, fresh, memory, next_ring, victim, within},
+    lies::{CAPACITY, HANG, lying_state, mutations, start},
+};
+use tombolo_layout::{
+    Features, SegmentHeader, limits,
+    state::{Phase, State},
+    words,
+};
+use tombolo_mem::{Mem, OwnData, OwnWord, PeerData, PeerWord, Untrusted};
+use tombolo_ring::{
+    Deadline, Error, Mode, Ordering, PeerCarrier, Reader, ReaderParts, Sleeper, Spin, Waited, Woken, halves, wait,
+};
+
+/// A sleep in which the peer does something, and then rings for nothing, as often as it can.
+struct Storm<'a> {
+    meddle: Box<dyn FnMut() + 'a>,
+    rung: u64,
+    slept: u64,
+}
+
+impl Sleeper for Storm<'_> {
+    type Error = Error;
+
+    fn ring(&mut self) {
+        self.rung += 1;
+    }
+
+    fn drain(&mut self) {}
+
+    fn barrier(&mut self) {}
+
+    fn sleep(&mut self, _: Deadline) -> Result<Woken, Error> {
+        self.slept += 1;
+        (self.meddle)();
+        Ok(Woken::Rung)
+    }
+
+    fn may_spin(&mut self) -> bool {
+        self.slept % 2 == 0
+    }
+}
+
+#[test]
+fn r12_r25_wait_among_lies_and_false_rings_ends_at_its_deadline() {
+    within(HANG, || {
+        let (mut rng, mut timed_out) = (Rng(5), 0);
+        for round in 0..mutations(400, 10_000) {
+            let start = start(&mut rng);
+            let (mut halves, pages) = victim(CAPACITY, false, start);
+            pages.set_tail(start);
+            let truthful = round % 2 == 0;
+            let mut meddling = rng.clone();
+            rng.word();
+            let meddle = Box::new(move || match meddling.below(4) {
+                0 => pages.set(words::WANT_SPACE, meddling.word()),
+                1 => pages.set(words::WANT_DATA, meddling.word()),
+                2 if !truthful => pages.set(words::WRITER_STATE, lying_state(&mut meddling)),
+                3 if !truthful && meddling.below(64) == 0 => pages.set_tail(meddling.word()),
+                _ => {}
+            });
+            let mut storm = Storm { meddle, rung: 0, slept: 0 };
+            let deadline = Deadline::after(Duration::from_millis(1));
+            let waited = wait(&mut halves.reader, &mut storm, &mut Spin::default(), 1, deadline);
+            assert!(storm.rung <= storm.slept + 2, "R-25: {} rings in {} sleeps", storm.rung, storm.slept);
+            match waited {
+                Ok(Waited::TimedOut) => timed_out += 1,
+                Ok(Waited::Ready) | Err(Error::Corrupt(_)) => assert!(!truthful, "{waited:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(timed_out > 0);
+    });
+}
+
+#[test]
+fn m1_m2_m3_m4_h1_header_of_any_bytes_is_refused_or_right() {
+    let mut rng = Rng(6);
+    for messages in [false, true] {
+        let (segment, seen) = memory(CAPACITY);
+        let (control, _) = segment.split(limits::CONTROL_LEN as usize);
+        let (mut refused, mut taken) = (0, 0);
+        for _ in 0..2000 {
+            let mut header = SegmentHeader::new(CAPACITY, 0, rng.below(100), Features::NONE, 2).encode();
+            for _ in 0..rng.below(3) {
+                header[rng.below(0x80) as usize] ^= 1 << rng.below(8);
+            }
+            control.write_header(&header);
+            let own = fresh(CAPACITY, 0, 0).0;
+            match halves(own, &seen, Mode { messages, ordering: Ordering::Fences }) {
+                Ok((halves, header)) => {
+                    assert_eq!((halves.reader.capacity(), halves.reader.position()), (CAPACITY, header.start));
+                    assert!(!messages || header.start % 8 == 0, "M-4");
+                    taken += 1;
+                }
+                Err(corrupt) => {
+                    assert!(["M-1", "M-2", "M-3", "M-4", "H-1"].contains(&corrupt.clause), "{corrupt}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 100 && taken > 100, "{refused} refused, {taken} taken");
+    }
+}
+
+#[test]
+fn m2_segment_smaller_than_any_ring_is_refused() {
+    let (segment, fd) = tombolo_mem::create_sealed("tombolo-test", 4096).unwrap();
+    let seen = tombolo_mem::PeerSegment::map(std::os::fd::AsFd::as_fd(&fd), 4096).unwrap();
+    let mode = Mode { messages: false, ordering: Ordering::Fences };
+    let corrupt = halves(fresh(CAPACITY, 0, 0).0, &seen, mode).unwrap_err();
+    assert_eq!((corrupt.clause, corrupt.found), ("M-2", 4096));
+    drop(segment);
+}
+
+#[test]
+fn m8_header_that_changes_later_changes_nothing() {
+    let (mut halves, mut pages) = victim(CAPACITY, false, 40);
+    for word in 0..words::TAIL / 8 {
+        pages.set(word * 8, u64::MAX);
+    }
+    pages.data.copy_in(40, b"as agreed");
+    pages.set_tail(49);
+    let mut buffer = [0; 100];
+    assert_eq!(halves.reader.read(&mut buffer), Ok(Some(9)));
+    assert_eq!(&buffer[..9], b"as agreed");
+}
+
+#[test]
+fn r2_r3_peer_that_has_said_nothing_yet_is_not_held_to_have_lied() {
+    let start = 77 * 8;
+    let ((a, a_seen), (b, b_seen)) = (fresh(CAPACITY, 0, start), fresh(CAPACITY, 0, start));
+    let mode = Mode { messages: true, ordering: Ordering::Fences };
+    let (mut a, _) = halves(a, &b_seen, mode).unwrap();
+    // The peer has offered its segment and not yet begun: its tail is there, its head means nothing.
+    assert_eq!(a.reader.recv(&mut [0; 8]), Ok(None));
+    assert_eq!(a.writer.send(&[1; 4088]), Ok(Some(())));
+    assert_eq!(a.writer.send(&[1; 8]), Ok(None), "full, and nobody has read anything");
+    let (mut b, _) = halves(b, &a_seen, mode).unwrap();
+    assert_eq!(a.writer.send(&[1; 8]), Ok(None));
+    assert_eq!(b.reader.recv(&mut [0; 4088]), Ok(Some(4088)));
+    assert_eq!(a.writer.send(&[1; 8]), Ok(Some(())));
+}
+
+#[test]
+fn r15_phase_that_goes_back_is_corrupt() {
+    let (mut halves, pages) = victim(CAPACITY, false, 0);
+    pages.set_writer_state(Phase::Open);
+    pages.set(words::READER_STATE, State::OPEN.encode());
+    assert_eq!((halves.reader.finished(), halves.writer.reader_closed()), (Ok(None), Ok(false)));
+    pages.set_writer_state(Phase::Fresh);
+    pages.set(words::READER_STATE, State { phase: Phase::Fresh, ready: 0, current: 0 }.encode());
+    let clause = |error| match error {
+        Error::Corrupt(corrupt) => corrupt.clause,
+        other => panic!("{other}"),
+    };
+    assert_eq!(halves.reader.finished().map_err(clause), Err("R-15"));
+    assert_eq!(halves.writer.reader_closed().map_err(clause), Err("R-15"));
+    assert_eq!(halves.writer.write(b"x").map_err(clause), Err("R-15"), "and stays so");
+}
+
+#[test]
+fn h3_h5_reader_that_takes_its_readiness_back_is_corrupt() {
+    let (mut halves, pages) = victim(CAPACITY, false, 0);
+    let say = |ready| pages.set(words::READER_STATE, State { phase: Phase::Open, ready, current: 0 }.encode());
+    say(0);
+    assert_eq!(halves.writer.announce(), 1);
+    assert_eq!(halves.writer.reader_ready(), Ok(false));
+    say(1);
+    assert_eq!(halves.writer.reader_ready(), Ok(true));
+    say(0);
+    assert!(matches!(halves.writer.write(b"x"), Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"));
+    // It was ready when it mattered: going on is safe, and no panic.
+    halves.writer.switch_to(next_ring(CAPACITY, 1).0);
+}
+
+#[test]
+fn h5_writer_that_is_out_of_turn_is_corrupt() {
+    for (ready, current) in [(2, 0), (1, 1), (0, 1), (2, 1), (u16::MAX, 0), (0, u16::MAX)] {
+        let (mut halves, pages) = victim(CAPACITY, false, 0);
+        pages.set(words::WRITER_STATE, State { phase: Phase::Open, ready, current }.encode());
+        let announced = halves.reader.announced();
+        assert!(
+            matches!(announced, Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"),
+            "{ready} {current}: {announced:?}"
+        );
+    }
+    let (mut halves, pages) = victim(CAPACITY, false, 0);
+    pages.set(words::WRITER_STATE, State { phase: Phase::Open, ready: 1, current: 0 }.encode());
+    assert_eq!(halves.reader.announced(), Ok(Some(1)));
+    let early = halves.reader.prepare(2, next_ring(CAPACITY, 2).1);
+    assert!(matches!(early, Err(Error::Corrupt(corrupt)) if corrupt.clause == "H-5"), "{early:?}");
+}
+
+/// Memory whose tail grows by a word every so many looks: a writer that keeps its reader company for ever.
+#[derive(Debug)]
+enum Dripping {}
+
+#[derive(Debug, Default)]
+struct Drip(Arc<AtomicU64>);
+
+const LOOKS_A_DROP: u64 = 500;
+
+impl Mem for Dripping {
+    type OwnWord = Drip;
+    type PeerWord = Drip;
+    type OwnData = Zeros;
+    type PeerData = Zeros;
+
+    fn fence() {}
+
+    fn light_fence() {}
+
+    fn pause() {}
+}
+
+impl OwnWord for Drip {
+    fn store_release(&self, _: u64) {}
+
+    fn store_relaxed(&self, _: u64) {}
+
+    fn load(&self) -> u64 {
+        0
+    }
+}
+
+impl PeerWord for Drip {
+    fn load_acquire(&self) -> Untrusted<u64> {
+        Untrusted::new(8 + self.0.fetch_add(1, Relaxed) / LOOKS_A_DROP * 8)
+    }
+
+    fn load_relaxed(&self) -> Untrusted<u64> {
+        Untrusted::new(0)
+    }
+}
+
+/// Data that are a header again and again.
+#[derive(Debug)]
+struct Zeros;
+
+impl PeerData for Zeros {
+    fn len(&self) -> usize {
+        1 << 20
+    }
+
+    fn copy_out(&self, _: usize, to: &mut [u8]) {
+        to.fill(0);
+        to[..2].copy_from_slice(&60_000u16.to_le_bytes());
+    }
+
+    fn prefetch(&self, _: usize, _: usize) {}
+}
+
+impl OwnData for Zeros {
+    fn len(&self) -> usize {
+        1 << 20
+    }
+
+    fn copy_in(&mut self, _: usize, _: &[u8]) {}
+
+    fn copy_back(&self, _: usize, _: &mut [u8]) {}
+}
+
+#[test]
+fn r23_record_that_drips_in_holds_a_call_up_for_a_bounded_time() {
+    let looks = Arc::new(AtomicU64::new(0));
+    let mut reader = Reader::<Dripping>::new(ReaderParts {
+        carrier: PeerCarrier::new(Drip(Arc::clone(&looks)), Zeros),
+        head: Drip::default(),
+        want_data: Drip::default(),
+        state: Drip::default(),
+        want_space: Drip::default(),
+        writer_state: Drip::default(),
+        start: 0,
+        messages: true,
+        ordering: Ordering::Fences,
+    });
+    assert_eq!(reader.recv(&mut vec![0; 60_000]), Ok(None));
+    assert!(looks.load(Relaxed) < 2000, "{looks:?} looks in one call");
+}
+
+#[test]
+fn r9_bytes_peeked_at_are_gone_once_their_writer_was_caught() {
+    for messages in [false, true] {
+        let (mut halves, mut pages) = victim(CAPACITY, messages, 0);
+        pages.put_header(0, 100);
+        pages.set_tail(112);
+        assert!(halves.reader.peek().unwrap().is_some());
+        pages.set_tail(1 << 40);
+        assert!(halves.reader.refresh().is_err());
+        halves.reader.consume(1);
+        assert_eq!((halves.reader.position(), halves.reader.available()), (0, 0));
+        assert!(halves.reader.read(&mut [0; 8]).is_err());
+    }
+}
+
+/// The clause and the value that were found wrong.
+fn found<T: std::fmt::Debug>(result: Result<T, Error>) -> (&'static str, u64) {
+    match result {
+        Err(Error::Corrupt(corrupt)) => (corrupt.clause, corrupt.found),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn r7_tail_that_goes_back_or_runs_away_is_corrupt() {
+    for start in [0, u64::MAX - 150] {
+        for lie in [99, CAPACITY + 41, 39, 1 << 62] {
+            let (mut halves, pages) = victim(CAPACITY, false, start);
+            pages.set_tail(start.wrapping_add(100));
+            assert_eq!(halves.reader.read(&mut [0; 40]), Ok(Some(40)));
+            pages.set_tail(start.wrapping_add(lie));
+            assert_eq!(found(halves.reader.refresh()), ("R-7", start.wrapping_add(lie)));
+            assert_eq!(found(halves.reader.read(&mut [0; 40])), ("R-7", start.wrapping_add(lie)), "and stays so");
+        }
+    }
+}
+
+#[test]
+fn r8_head_that_goes_back_or_runs_ahead_is_corrupt() {
+    for start in [0, u64::MAX - 5000] {
+        for lie in [1999, 4097 + 2000, 1 << 62] {
+            let (mut halves, pages) = victim(CAPACITY, false, start);
+            pages.set(words::READER_STATE, State::OPEN.encode());
+            assert_eq!(halves.writer.write(&[0; 4096]), Ok(Some(4096)));
+            pages.set(words::HEAD, start.wrapping_add(2000));
+            assert_eq!(halves.writer.write(&[0; 3000]), Ok(Some(2000)));
+            pages.set(words::HEAD, start.wrapping_add(lie));
+            assert_eq!(found(halves.writer.write(b"x")), ("R-8", start.wrapping_add(lie)));
+            pages.set(words::HEAD, start.wrapping_add(4096));
+            assert_eq!(found(halves.writer.write(b"x")), ("R-8", start.wrapping_add(lie)), "and stays so");
+        }
+    }
+}
+
+#[test]
+fn r20_r21_header_that_cannot_be_is_corrupt_and_the_longest_is_not() {
+    let ask = |header: u64, tail: u64| {
+        let (mut halves, mut pages) = victim(CAPACITY, true, 0);
+        pages.data.put_word(0, header);
+        pages.set_tail(tail);
+        halves.reader.recv(&mut [0; CAPACITY as usize])
+    };
+    assert_eq!(ask(4088, 4096), Ok(Some(4088)));
+    assert_eq!(ask(4088, 4088), Ok(None), "not whole yet");
+    assert_eq!(found(ask(4089, 4096)), ("R-21", 4089));
+    assert_eq!(found(ask(u32::MAX.into(), 8)), ("R-21", u32::MAX.into()), "at once, not when it is whole");
+    assert_eq!(found(ask(1 << 32 | 8, 16)), ("R-20", 1 << 32 | 8));
+    assert_eq!(found(ask(8, 12)), ("R-20", 12));
+}
