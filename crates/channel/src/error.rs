@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What can go wrong on a channel, and its one map to `std::io::ErrorKind`.
+//! What can go wrong on a channel, and its one map to `std::io::ErrorKind` and to error numbers.
 
 use std::io;
 
+use rustix::io::Errno;
 use tombolo_domain::Error as DomainError;
 use tombolo_layout::{
     handshake::{MessageError, Refusal},
@@ -112,6 +113,34 @@ impl Error {
                 _ => Kind::Other,
             },
         }
+    }
+}
+
+impl Error {
+    /// The system's number for this error (`EPIPE` and so on), for callers who speak in numbers.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        let errno = match self {
+            Self::Address(_) => Errno::INVAL,
+            Self::UnknownScheme { .. } => Errno::AFNOSUPPORT,
+            Self::TooLarge { .. } | Self::BufferTooSmall { .. } => Errno::MSGSIZE,
+            Self::TimedOut => Errno::TIMEDOUT,
+            Self::Closed | Self::PeerGone => Errno::PIPE,
+            Self::Corrupt(_) | Self::Malformed { .. } => Errno::PROTO,
+            Self::VersionMismatch { .. } => Errno::PROTONOSUPPORT,
+            Self::Refused { .. } => Errno::CONNREFUSED,
+            Self::Handover(_) => Errno::OPNOTSUPP,
+            Self::Domain(error) => match error {
+                DomainError::BadService { .. } => Errno::INVAL,
+                DomainError::NotFound(_) => Errno::NOENT,
+                DomainError::InUse(_) => Errno::ADDRINUSE,
+                DomainError::Denied(_) => Errno::ACCESS,
+                DomainError::Limit { .. } => Errno::NOMEM,
+                DomainError::Os { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
+                _ => Errno::IO,
+            },
+        };
+        errno.raw_os_error()
     }
 }
 

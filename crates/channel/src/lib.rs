@@ -22,6 +22,7 @@ mod stream;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod waiter;
+mod watch;
 
 pub use address::{Address, AddressError};
 pub use connect::{Backends, Channel};
@@ -35,6 +36,7 @@ pub use stream::{ReadHalf, Stream, WriteHalf};
 pub use tombolo_domain::{Deadline, Life, Peer};
 pub use tombolo_mem::SharedSlice;
 pub use tombolo_ring::{Corrupt, Counters, FlushPolicy, Peeked, Reserved};
+pub use watch::Watch;
 
 /// What the calls of this crate return.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -13,7 +13,7 @@ use tombolo_layout::record;
 use tombolo_ring::{FlushPolicy, Peeked, Reserved};
 
 use crate::{
-    Channel, Ending, Result, Statistics,
+    Channel, Ending, PipeStatistics, Result, Statistics, Watch,
     connect::{Parts, sealed::Sealed},
     receiving::Receiving,
     sending::Sending,
@@ -95,6 +95,12 @@ impl Messages {
     pub fn life(&self) -> Life {
         self.receiver.0.waiter().end().life()
     }
+
+    /// Tells of the peer while others use the halves.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        Watch::new(self.receiver.0.waiter().end())
+    }
 }
 
 impl MessageSender {
@@ -138,6 +144,15 @@ impl MessageSender {
         self.0.complete(|writer| writer.send_vectored(parts), span, deadline, || Ok(()))
     }
 
+    /// As [`send_vectored_until`](Self::send_vectored_until) if there is room; `None` where there is not. Never blocks.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn try_send_vectored(&mut self, parts: &[IoSlice<'_>]) -> Result<Option<()>> {
+        let span = || record::span(parts.iter().map(|part| part.len() as u64).sum());
+        self.0.attempt(|writer| writer.send_vectored(parts), span)
+    }
+
     /// Room for a message of `len` bytes to be filled in place and then [`commit`](Self::commit)ted.
     ///
     /// # Errors
@@ -146,6 +161,19 @@ impl MessageSender {
         let span = || record::span(len as u64);
         self.0.complete(|writer| Ok(writer.reserve(len)?.map(|_| ())), span, deadline, || Ok(()))?;
         Ok(self.0.writer().reserve(len)?.expect("there was room, and only the writer takes it"))
+    }
+
+    /// As [`reserve_until`](Self::reserve_until) if there is that much room now; `None` where there is not. Never
+    /// blocks.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn try_reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>> {
+        let span = || record::span(len as u64);
+        match self.0.attempt(|writer| Ok(writer.reserve(len)?.map(|_| ())), span)? {
+            Some(()) => Ok(self.0.writer().reserve(len)?),
+            None => Ok(None),
+        }
     }
 
     /// Sends the first `len` bytes of what was last reserved as one message.
@@ -201,6 +229,12 @@ impl MessageSender {
     /// Sets the longest spin; see [`Options::spin`](crate::Options::spin).
     pub fn set_spin(&mut self, most: Duration) {
         self.0.set_spin(most);
+    }
+
+    /// This pipe's counters.
+    #[must_use]
+    pub fn statistics(&self) -> PipeStatistics {
+        self.0.statistics()
     }
 
     /// Sends no more: the peer receives what there is and then finds the end.
@@ -280,6 +314,20 @@ impl MessageReceiver {
     /// What following to another ring says.
     pub fn consume(&mut self) -> Result<()> {
         self.0.consumed(0)
+    }
+
+    /// Hands back at once what was received; see [`ReadHalf::release`](crate::ReadHalf::release).
+    ///
+    /// # Errors
+    /// None today.
+    pub fn release(&mut self) -> Result<()> {
+        self.0.release()
+    }
+
+    /// This pipe's counters.
+    #[must_use]
+    pub fn statistics(&self) -> PipeStatistics {
+        self.0.statistics()
     }
 
     /// How the peer's side ended, once the end was found.

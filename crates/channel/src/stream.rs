@@ -12,7 +12,7 @@ use tombolo_domain::{Deadline, Life, Peer};
 use tombolo_ring::{FlushPolicy, Peeked, Reserved};
 
 use crate::{
-    Channel, Ending, Result, Statistics,
+    Channel, Ending, PipeStatistics, Result, Statistics, Watch,
     connect::{Parts, sealed::Sealed},
     receiving::Receiving,
     sending::Sending,
@@ -75,6 +75,12 @@ impl Stream {
     pub fn life(&self) -> Life {
         self.read.0.waiter().end().life()
     }
+
+    /// Tells of the peer while others use the halves.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        Watch::new(self.read.0.waiter().end())
+    }
 }
 
 impl ReadHalf {
@@ -100,6 +106,34 @@ impl ReadHalf {
             Poll::Ready(read) => Some(read.unwrap_or_default()),
             Poll::Pending => None,
         })
+    }
+
+    /// As [`read_until`](Self::read_until), into several buffers in turn.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_vectored_until(&mut self, buffers: &mut [IoSliceMut<'_>], deadline: Deadline) -> Result<usize> {
+        self.0.complete(|reader| reader.read_vectored(buffers), deadline, || Ok(())).map(Option::unwrap_or_default)
+    }
+
+    /// As [`try_read`](Self::try_read), into several buffers in turn.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> Result<Option<usize>> {
+        Ok(match self.0.attempt(|reader| reader.read_vectored(buffers))? {
+            Poll::Ready(read) => Some(read.unwrap_or_default()),
+            Poll::Pending => None,
+        })
+    }
+
+    /// Hands back at once what was read. A half does so by itself, but not while nobody calls it: whoever is about to
+    /// wait for something else lets a peer that waits for space go on first.
+    ///
+    /// # Errors
+    /// None today.
+    pub fn release(&mut self) -> Result<()> {
+        self.0.release()
     }
 
     /// What is there, where it lies; `None` while there is nothing or at the end of file
@@ -133,6 +167,12 @@ impl ReadHalf {
     /// What following to another ring says.
     pub fn consume(&mut self, len: usize) -> Result<()> {
         self.0.consumed(len)
+    }
+
+    /// This pipe's counters.
+    #[must_use]
+    pub fn statistics(&self) -> PipeStatistics {
+        self.0.statistics()
     }
 
     /// How the peer's side ended, once the end of file was read.
@@ -197,6 +237,22 @@ impl WriteHalf {
         self.0.attempt(|writer| writer.write(bytes), || 1)
     }
 
+    /// As [`write_until`](Self::write_until), from several buffers in turn.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_vectored_until(&mut self, buffers: &[IoSlice<'_>], deadline: Deadline) -> Result<usize> {
+        self.0.complete(|writer| writer.write_vectored(buffers), || 1, deadline, || Ok(()))
+    }
+
+    /// As [`try_write`](Self::try_write), from several buffers in turn.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> Result<Option<usize>> {
+        self.0.attempt(|writer| writer.write_vectored(buffers), || 1)
+    }
+
     /// Room for `len` bytes to be filled in place and then [`commit`](Self::commit)ted.
     ///
     /// # Blocking
@@ -207,6 +263,18 @@ impl WriteHalf {
     pub fn reserve_until(&mut self, len: usize, deadline: Deadline) -> Result<Reserved<'_>> {
         self.0.complete(|writer| Ok(writer.reserve(len)?.map(|_| ())), || len as u64, deadline, || Ok(()))?;
         Ok(self.0.writer().reserve(len)?.expect("there was room, and only the writer takes it"))
+    }
+
+    /// As [`reserve_until`](Self::reserve_until) if there is that much room now; `None` where there is not. Never
+    /// blocks.
+    ///
+    /// # Errors
+    /// As there, without the deadline.
+    pub fn try_reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>> {
+        match self.0.attempt(|writer| Ok(writer.reserve(len)?.map(|_| ())), || len as u64)? {
+            Some(()) => Ok(self.0.writer().reserve(len)?),
+            None => Ok(None),
+        }
     }
 
     /// Publishes the first `len` bytes of what was last reserved.
@@ -252,6 +320,12 @@ impl WriteHalf {
         self.0.set_spin(most);
     }
 
+    /// This pipe's counters.
+    #[must_use]
+    pub fn statistics(&self) -> PipeStatistics {
+        self.0.statistics()
+    }
+
     /// Writes no more: the peer drains what there is and then finds the end of file.
     pub fn close(&mut self) {
         self.0.close();
@@ -290,7 +364,7 @@ impl Read for ReadHalf {
     }
 
     fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        Ok(self.0.complete(|reader| reader.read_vectored(buffers), Deadline::NEVER, || Ok(()))?.unwrap_or_default())
+        Ok(self.read_vectored_until(buffers, Deadline::NEVER)?)
     }
 }
 
@@ -301,7 +375,7 @@ impl Write for WriteHalf {
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        Ok(self.0.complete(|writer| writer.write_vectored(buffers), || 1, Deadline::NEVER, || Ok(()))?)
+        Ok(self.write_vectored_until(buffers, Deadline::NEVER)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
