@@ -2,7 +2,7 @@
 # A thin menu over cargo: what has logic is in xtask/ and tools/. `make` alone prints it.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 .DEFAULT_GOAL := menu
-TARGETS := menu demo test test-all check model conformance hostile crash fuzz bench install-deps doc ci clean
+TARGETS := menu demo test test-all check model conformance hostile crash fuzz bench install install-deps doc ci clean
 .PHONY: $(TARGETS) toolchain
 
 menu: ## print this menu
@@ -40,6 +40,9 @@ fuzz: toolchain ## five minutes of fuzzing (nightly, cargo-fuzz)
 
 bench: toolchain ## measure against the kernel's transports on this machine
 	@cargo run --release -p tombolo-cli -- bench
+
+install: toolchain ## install the command, the C library and its header [PREFIX=/usr/local DESTDIR= SUDO=]
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SUDO='$(SUDO)' tools/install.sh
 
 install-deps: ## install what the tests need, the nightly toolchain for AddressSanitizer too
 	@tools/install-deps.sh --nightly

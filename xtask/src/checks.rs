@@ -3,6 +3,7 @@
 
 mod clauses;
 mod docs;
+mod header;
 mod layers;
 mod licences;
 mod size;
@@ -10,6 +11,7 @@ mod spdx;
 mod unsafe_places;
 
 pub use clauses::{Clause, known_clauses, proven_by};
+pub use header::write as write_header;
 
 use crate::report::Report;
 use crate::tree::Tree;
@@ -38,13 +40,14 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 7] = [
+const CHECKS: [Check; 8] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
     Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
     Check { name: "size", run: |project| size::check(&project.tree) },
     Check { name: "spdx", run: |project| spdx::check(&project.tree) },
     Check { name: "licences", run: |project| licences::check(&project.workspace) },
+    Check { name: "header", run: |project| header::check(&project.workspace.root, &project.tree) },
     Check { name: "docs", run: |project| docs::check(&project.tree) },
 ];
 

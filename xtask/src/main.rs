@@ -24,6 +24,7 @@ usage: cargo xtask <command>
   size                no file over the limit of lines; the ten largest
   spdx                each source file begins with its licence
   licences            dependencies come under licences that go with ours
+  header              include/tombolo.h is what crates/capi says; --write makes it so
   docs                relative links in *.md lead somewhere
 
   tiers               the table of test tiers
@@ -57,6 +58,7 @@ fn run(words: &[&str]) -> Result<bool, String> {
             Ok(true)
         }
         ["test", rest @ ..] => tiers::run(rest),
+        ["header", "--write"] => checks::write_header(&workspace::Workspace::load()?.root).map(|()| true),
         [name] => match checks::find(name) {
             Some(check) => Ok(checks::run_one(check, &checks::Project::load()?)),
             None => Err(format!("unknown command `{name}`\n\n{USAGE}")),

@@ -2,11 +2,15 @@
 //! What `cargo metadata` says about the workspace.
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Where dependencies are looked at: what only other platforms need is left out.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
+
+/// The member that ships in nothing.
+const TOOLS: &str = "xtask";
 
 /// The workspace as its manifests describe it.
 #[derive(Debug, Default)]
@@ -41,6 +45,8 @@ pub struct Foreign {
     pub name: String,
     /// The SPDX expression in its manifest.
     pub licence: String,
+    /// True if nothing but xtask needs it, so it is in nothing that ships or is tested.
+    pub tool: bool,
 }
 
 /// One crate root.
@@ -75,7 +81,8 @@ impl Workspace {
         let (members, others): (Vec<&Value>, Vec<&Value>) =
             list(json, "packages")?.iter().partition(|package| package["source"].is_null());
         let packages = members.iter().map(|member| package(member, &root)).collect::<Result<_, _>>()?;
-        let foreign = others.iter().map(|other| foreign(other)).collect::<Result<_, _>>()?;
+        let needed = needed_beside_tools(json, &members);
+        let foreign = others.iter().map(|other| foreign(other, &needed)).collect::<Result<_, _>>()?;
         Ok(Self { root, packages, foreign, layers: json["metadata"]["layers"].clone() })
     }
 }
@@ -95,9 +102,26 @@ fn package(json: &Value, root: &Path) -> Result<Package, String> {
     Ok(Package { name: text(json, "name")?.to_owned(), dependencies, testing, targets })
 }
 
-fn foreign(json: &Value) -> Result<Foreign, String> {
+/// Ids of all packages that a member needs which is not a tool.
+fn needed_beside_tools<'a>(json: &'a Value, members: &[&'a Value]) -> BTreeSet<&'a str> {
+    let ids = members.iter().filter(|member| member["name"] != TOOLS).filter_map(|member| member["id"].as_str());
+    let mut open: Vec<&str> = ids.collect();
+    let mut needed = BTreeSet::new();
+    let nodes = json["resolve"]["nodes"].as_array().map(Vec::as_slice).unwrap_or_default();
+    while let Some(id) = open.pop() {
+        if needed.insert(id) {
+            let node = nodes.iter().find(|node| node["id"] == id);
+            let dependencies = node.and_then(|node| node["dependencies"].as_array());
+            open.extend(dependencies.into_iter().flatten().filter_map(Value::as_str));
+        }
+    }
+    needed
+}
+
+fn foreign(json: &Value, needed: &BTreeSet<&str>) -> Result<Foreign, String> {
     let name = format!("{} {}", text(json, "name")?, text(json, "version")?);
-    Ok(Foreign { name, licence: json["license"].as_str().unwrap_or_default().to_owned() })
+    let licence = json["license"].as_str().unwrap_or_default().to_owned();
+    Ok(Foreign { name, licence, tool: json["id"].as_str().is_some_and(|id| !needed.contains(id)) })
 }
 
 fn target(json: &Value, root: &Path) -> Result<Target, String> {
@@ -128,7 +152,7 @@ mod tests {
             "workspace_root": "/w",
             "metadata": { "layers": { "order": ["L0"] } },
             "packages": [{
-                "name": "ring",
+                "name": "ring", "id": "ring",
                 "dependencies": [
                     { "name": "mem", "kind": null, "features": ["testing"] },
                     { "name": "cc", "kind": "build" },
@@ -140,8 +164,16 @@ mod tests {
                     { "kind": ["test"], "src_path": "/w/crates/ring/tests/loom.rs" },
                 ],
             }, {
-                "name": "libc", "version": "0.2.1", "source": "registry", "license": "MIT",
+                "name": "xtask", "id": "xtask", "dependencies": [], "targets": [],
+            }, {
+                "name": "libc", "id": "libc", "version": "0.2.1", "source": "registry", "license": "MIT",
+            }, {
+                "name": "syn", "id": "syn", "version": "2.0.1", "source": "registry", "license": "MIT",
             }],
+            "resolve": { "nodes": [
+                { "id": "ring", "dependencies": ["mem"] }, { "id": "mem", "dependencies": ["libc"] },
+                { "id": "xtask", "dependencies": ["syn", "libc"] },
+            ] },
         }))
         .unwrap();
         let ring = &workspace.packages[0];
@@ -150,8 +182,9 @@ mod tests {
         assert_eq!(ring.targets[0].path, "crates/ring/src/lib.rs");
         assert!(ring.targets[0].ships && ring.targets[0].library);
         assert!(!ring.targets[1].ships);
-        assert_eq!((workspace.packages.len(), workspace.foreign.len()), (1, 1));
+        assert_eq!((workspace.packages.len(), workspace.foreign.len()), (2, 2));
         assert_eq!(workspace.foreign[0].name, "libc 0.2.1");
+        assert!(!workspace.foreign[0].tool && workspace.foreign[1].tool);
         assert_eq!(workspace.layers["order"][0], "L0");
     }
 

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The border: what a call returns, what it leaves as the last error, and what becomes of a panic.
+#![allow(unsafe_code)]
+
+use std::{
+    any::Any,
+    borrow::Cow,
+    cell::RefCell,
+    ffi::{CStr, CString},
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use libc::{c_char, c_int, ssize_t};
+
+/// What the code behind an exported function returns.
+pub type Outcome<T> = Result<T, Fault>;
+
+/// Why a call failed: a number for the program, a line for people.
+#[derive(Debug)]
+pub struct Fault {
+    pub errno: c_int,
+    text: Cow<'static, CStr>,
+}
+
+impl Fault {
+    pub const WOULD_BLOCK: Self = Self::new(libc::EAGAIN, c"not now: the call would have to wait");
+
+    pub const fn new(errno: c_int, text: &'static CStr) -> Self {
+        Self { errno, text: Cow::Borrowed(text) }
+    }
+
+    pub fn with(errno: c_int, text: &str) -> Self {
+        // The text is our own; a NUL in it came from an address and ends it there.
+        let text = text.split('\0').next().unwrap_or_default();
+        Self { errno, text: Cow::Owned(CString::new(text).unwrap_or_default()) }
+    }
+
+    fn panicked(payload: &(dyn Any + Send)) -> Self {
+        let words = payload.downcast_ref::<&str>().copied();
+        let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no words");
+        Self::with(libc::ENOTRECOVERABLE, &format!("a fault in Tombolo, please report it: {words}"))
+    }
+}
+
+impl From<tombolo::Error> for Fault {
+    fn from(error: tombolo::Error) -> Self {
+        let mut text = error.to_string();
+        let mut next: &dyn std::error::Error = &error;
+        while let Some(source) = next.source() {
+            text = format!("{text}: {source}");
+            next = source;
+        }
+        Self::with(error.errno(), &text)
+    }
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        match error.downcast::<tombolo::Error>() {
+            Ok(error) => error.into(),
+            Err(error) => Self::with(error.raw_os_error().unwrap_or(libc::EIO), &error.to_string()),
+        }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<Cow<'static, CStr>> = const { RefCell::new(Cow::Borrowed(c"")) };
+}
+
+/// How an outcome looks to a C caller.
+pub trait Answer {
+    /// What the exported function returns.
+    type InC;
+    /// In the good case.
+    fn answer(self) -> Self::InC;
+    /// In the bad case.
+    fn failed(errno: c_int) -> Self::InC;
+}
+
+/// 0 or `-errno`.
+impl Answer for () {
+    type InC = c_int;
+    fn answer(self) -> c_int {
+        0
+    }
+    fn failed(errno: c_int) -> c_int {
+        -errno
+    }
+}
+
+/// A small number of its own or `-errno`.
+impl Answer for c_int {
+    type InC = Self;
+    fn answer(self) -> Self {
+        self
+    }
+    fn failed(errno: c_int) -> Self {
+        -errno
+    }
+}
+
+/// A length or `-errno`.
+impl Answer for usize {
+    type InC = ssize_t;
+    fn answer(self) -> ssize_t {
+        ssize_t::try_from(self).unwrap_or(ssize_t::MAX)
+    }
+    fn failed(errno: c_int) -> ssize_t {
+        -(errno as ssize_t)
+    }
+}
+
+/// A text, empty if all goes wrong.
+impl Answer for *const c_char {
+    type InC = Self;
+    fn answer(self) -> Self {
+        self
+    }
+    fn failed(_: c_int) -> Self {
+        c"".as_ptr()
+    }
+}
+
+/// Runs the body of every exported function: nothing unwinds into the caller, and what went wrong is kept for
+/// [`tombolo_last_error`].
+pub fn guard<T: Answer>(body: impl FnOnce() -> Outcome<T>) -> T::InC {
+    // Unwind safety: all that a panic could leave half done is behind a mutex, which is poisoned then.
+    let fault = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(done)) => return done.answer(),
+        Ok(Err(fault)) => fault,
+        Err(payload) => {
+            let fault = Fault::panicked(&*payload);
+            // Its destructor is foreign code as well.
+            std::mem::forget(payload);
+            fault
+        }
+    };
+    // A thread that is ending may have lost its last error already.
+    let _ = LAST.try_with(|last| last.replace(fault.text));
+    T::failed(fault.errno)
+}
+
+/// What went wrong in the last call of this thread that failed, as one line; an empty text if none did.
+///
+/// The text stays valid until the next call of this thread that fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_last_error() -> *const c_char {
+    guard(|| Ok(LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())))
+}
+
+/// The version of this library, such as "0.1.0".
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_version() -> *const c_char {
+    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+        Ok(version) => version,
+        Err(_) => c"",
+    };
+    guard(|| Ok(VERSION.as_ptr()))
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What streams and messages have in common: two halves, and a look at the peer.
+
+use std::os::fd::AsRawFd;
+
+use libc::c_int;
+use tombolo::{Deadline, Watch};
+
+use crate::{
+    border::{Fault, Outcome},
+    half::{Half, Reads, Writes, deadline},
+    structs::{Peer, Statistics, ending, life},
+};
+
+/// As a choice of a half: the one that reads or receives.
+pub const TOMBOLO_READ: c_int = 1;
+/// As a choice of a half: the one that writes or sends.
+pub const TOMBOLO_WRITE: c_int = 2;
+/// As a choice of a half: both.
+pub const TOMBOLO_BOTH: c_int = 3;
+
+/// What a handle stands for.
+#[derive(Debug)]
+pub struct Channel<R, W> {
+    pub reader: Half<R>,
+    pub writer: Half<W>,
+    watch: Watch,
+}
+
+fn no_such_half() -> Fault {
+    Fault::new(libc::EINVAL, c"no such half: TOMBOLO_READ or TOMBOLO_WRITE")
+}
+
+impl<R: Reads, W: Writes> Channel<R, W> {
+    pub fn new(reader: R, writer: W, watch: Watch) -> Self {
+        Self { reader: Half::new(reader), writer: Half::new(writer), watch }
+    }
+
+    /// Before the reading half waits: what the peer may be waiting for in turn, unless another thread has that half.
+    pub fn flush_first(&self) {
+        if let Ok(mut writer) = self.writer.enter() {
+            // If it fails, the peer is gone; reading finds that out, after all that is still to be read.
+            let _ = writer.half.flush_held();
+        }
+    }
+
+    /// Before the writing half waits, likewise.
+    pub fn release_first(&self) {
+        if let Ok(mut reader) = self.reader.enter() {
+            let _ = reader.half.release();
+        }
+    }
+
+    pub fn flush(&self) -> Outcome<()> {
+        self.writer.enter()?.half.flush_held()
+    }
+
+    pub fn drain(&self, timeout_ns: i64) -> Outcome<()> {
+        let mut writer = self.writer.enter()?;
+        self.release_first();
+        match (writer.half.drained_until(deadline(timeout_ns).unwrap_or(Deadline::NOW)), timeout_ns) {
+            (Err(tombolo::Error::TimedOut), 0) => Err(Fault::WOULD_BLOCK),
+            (drained, _) => Ok(drained?),
+        }
+    }
+
+    pub fn shutdown(&self, which: c_int) -> Outcome<()> {
+        if !(TOMBOLO_READ..=TOMBOLO_BOTH).contains(&which) {
+            return Err(Fault::new(libc::EINVAL, c"no such half: TOMBOLO_READ, TOMBOLO_WRITE or TOMBOLO_BOTH"));
+        }
+        if which & TOMBOLO_WRITE != 0 {
+            self.writer.enter()?.half.close();
+        }
+        if which & TOMBOLO_READ != 0 {
+            self.reader.enter()?.half.close();
+        }
+        Ok(())
+    }
+
+    pub fn ending(&self) -> Outcome<c_int> {
+        Ok(ending(self.reader.enter()?.half.ending()))
+    }
+
+    pub fn life(&self) -> c_int {
+        life(self.watch.life())
+    }
+
+    pub fn peer(&self) -> Peer {
+        self.watch.peer().into()
+    }
+
+    pub fn statistics(&self, which: c_int) -> Outcome<Statistics> {
+        Ok(match which {
+            TOMBOLO_READ => self.reader.enter()?.half.statistics(),
+            TOMBOLO_WRITE => self.writer.enter()?.half.statistics(),
+            _ => return Err(no_such_half()),
+        }
+        .into())
+    }
+
+    pub fn poll_fd(&self, which: c_int) -> Outcome<c_int> {
+        Ok(match which {
+            TOMBOLO_READ => self.reader.enter()?.half.poll_fd()?.as_raw_fd(),
+            TOMBOLO_WRITE => self.writer.enter()?.half.poll_fd()?.as_raw_fd(),
+            _ => return Err(no_such_half()),
+        })
+    }
+}

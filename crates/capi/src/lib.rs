@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 4. Uses: tombolo.
+//!
+//! The C interface. What a C programmer reads is `include/tombolo.h`, which is generated from this crate: the doc
+//! comment of an exported item is its manual. `docs/guide/c.md` is the walk-through.
+//!
+//! How an exported function is built: its arguments are types of [`pointers`], which alone turns pointers into
+//! references; its body runs inside [`border::guard`], which alone turns errors and panics into numbers; a handle's two
+//! halves are [`half::Half`]s, which only one thread at a time can enter. What is left is a few lines of safe code.
+#![deny(unsafe_code)]
+
+mod border;
+mod channel;
+mod half;
+mod listener;
+mod messages;
+mod options;
+mod pointers;
+mod stream;
+mod structs;

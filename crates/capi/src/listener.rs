@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Listeners, for either kind of channel.
+#![allow(unsafe_code)]
+
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    sync::{Mutex, TryLockError},
+};
+
+use libc::c_int;
+use tombolo::{Channel, Messages, Stream};
+
+use crate::{
+    border::{Fault, Outcome, guard},
+    half::deadline,
+    pointers::Handle,
+};
+
+/// One who waits for peers: tombolo_stream_listen or tombolo_messages_listen makes it. One thread at a time.
+#[derive(Debug)]
+pub struct Listener(Mutex<Kind>);
+
+/// A listener makes channels of one kind.
+#[derive(Debug)]
+pub enum Kind {
+    Streams(tombolo::Listener<Stream>),
+    Messages(tombolo::Listener<Messages>),
+}
+
+impl Listener {
+    pub fn new(kind: Kind) -> Self {
+        Self(Mutex::new(kind))
+    }
+
+    fn with<T>(&self, call: impl FnOnce(&mut Kind) -> Outcome<T>) -> Outcome<T> {
+        match self.0.try_lock() {
+            Ok(mut kind) => call(&mut kind),
+            Err(TryLockError::WouldBlock) => Err(Fault::new(libc::EBUSY, c"another thread is in a call on it")),
+            Err(TryLockError::Poisoned(_)) => Err(Fault::new(libc::ENOTRECOVERABLE, c"a fault in Tombolo broke it")),
+        }
+    }
+
+    pub fn accept_stream(&self, timeout_ns: i64) -> Outcome<Stream> {
+        self.with(|kind| match kind {
+            Kind::Streams(listener) => accept(listener, timeout_ns),
+            Kind::Messages(_) => Err(Fault::new(libc::EPROTOTYPE, c"this listener accepts messages, not streams")),
+        })
+    }
+
+    pub fn accept_messages(&self, timeout_ns: i64) -> Outcome<Messages> {
+        self.with(|kind| match kind {
+            Kind::Messages(listener) => accept(listener, timeout_ns),
+            Kind::Streams(_) => Err(Fault::new(libc::EPROTOTYPE, c"this listener accepts streams, not messages")),
+        })
+    }
+}
+
+fn accept<C: Channel>(listener: &mut tombolo::Listener<C>, timeout_ns: i64) -> Outcome<C> {
+    match listener.try_accept()? {
+        Some(channel) => Ok(channel),
+        None => Ok(listener.accept_until(deadline(timeout_ns)?)?),
+    }
+}
+
+/// A descriptor that polls readable (POLLIN) when an accept may find a peer. It belongs to the listener: poll it, never
+/// read or close it. After it polled readable, accept with a timeout of 0 until that says -EAGAIN.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_listener_poll_fd(listener: Handle<Listener>) -> c_int {
+    guard(|| {
+        listener.get()?.with(|kind| {
+            Ok(match kind {
+                Kind::Streams(listener) => listener.as_fd().as_raw_fd(),
+                Kind::Messages(listener) => listener.as_fd().as_raw_fd(),
+            })
+        })
+    })
+}
+
+/// Listens no more and frees the handle; what was accepted lives on. Null is no error.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_listener_close(listener: Handle<Listener>) -> c_int {
+    guard(|| {
+        drop(listener.take());
+        Ok(())
+    })
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How a channel is set up.
+
+use std::time::Duration;
+
+use tombolo::{FlushPolicy, Options as Knobs};
+
+use crate::border::{Fault, Outcome};
+
+/// A flag of tombolo_options: never spin before a sleep.
+pub const TOMBOLO_NO_SPIN: u32 = 1;
+/// A flag of tombolo_options: both ends fence at each write; sleeping gets cheaper, small writes dearer.
+pub const TOMBOLO_NO_MEMBARRIER: u32 = 2;
+
+/// How a channel is set up and how this end behaves; each end chooses for itself.
+///
+/// Zero is the default of every field but the first. A null pointer in place of the struct means all defaults.
+///
+///     struct tombolo_options options = { .size = sizeof options, .ring_size = 4 << 20 };
+#[repr(C)]
+#[derive(Clone, Default, Debug)]
+pub struct Options {
+    /// sizeof(struct tombolo_options), so that the struct can grow.
+    pub size: u32,
+    /// TOMBOLO_NO_SPIN, TOMBOLO_NO_MEMBARRIER.
+    pub flags: u32,
+    /// Bytes of the ring this end writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB.
+    pub ring_size: u64,
+    /// Largest ring of the peer that this end maps, in bytes. Default 1 GiB.
+    pub largest_peer_ring: u64,
+    /// Longest spin before a sleep; less where spinning does not pay. Default 50 us; TOMBOLO_FOREVER never sleeps.
+    pub spin_ns: i64,
+    /// If not 0, a sleeping reader is looked for only when so many bytes wait, or at the first write after flush_ns.
+    /// Call flush when you stop writing. Default 0: at every write.
+    pub flush_bytes: u64,
+    /// See flush_bytes. Default 0.
+    pub flush_ns: u64,
+    /// How long a peer that connects, or the listener, may take to introduce itself. Default 5 s.
+    pub handshake_timeout_ns: i64,
+    /// How long connect waits for a listener to come. Default 0: it fails with -ENOENT at once where nobody listens.
+    pub wait_for_listener_ns: i64,
+}
+
+/// A time; longer than anybody waits if there is no end.
+fn duration(ns: i64) -> Duration {
+    u64::try_from(ns).map_or(Duration::MAX, Duration::from_nanos)
+}
+
+impl Options {
+    pub fn knobs(&self) -> Outcome<Knobs> {
+        if self.flags & !(TOMBOLO_NO_SPIN | TOMBOLO_NO_MEMBARRIER) != 0 {
+            return Err(Fault::with(libc::EINVAL, &format!("flags {:#x}: there are 0x1 and 0x2", self.flags)));
+        }
+        let mut knobs = Knobs::new().membarrier(self.flags & TOMBOLO_NO_MEMBARRIER == 0);
+        if self.ring_size != 0 {
+            knobs = knobs.ring_size(self.ring_size);
+        }
+        if self.largest_peer_ring != 0 {
+            knobs = knobs.largest_peer_ring(self.largest_peer_ring);
+        }
+        if self.flags & TOMBOLO_NO_SPIN != 0 {
+            knobs = knobs.spin(Duration::ZERO);
+        } else if self.spin_ns != 0 {
+            knobs = knobs.spin(duration(self.spin_ns));
+        }
+        if self.flush_bytes != 0 {
+            let (bytes, time) = (self.flush_bytes, Duration::from_nanos(self.flush_ns));
+            knobs = knobs.flush_policy(FlushPolicy::Batch { bytes, time });
+        }
+        if self.handshake_timeout_ns != 0 {
+            knobs = knobs.handshake_timeout(duration(self.handshake_timeout_ns));
+        }
+        if self.wait_for_listener_ns != 0 {
+            knobs = knobs.wait_for_listener(duration(self.wait_for_listener_ns));
+        }
+        Ok(knobs)
+    }
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Arguments as a foreign caller passes them: the one place where a pointer becomes a reference.
+//!
+//! # Safety
+//! Each type here is a pointer that came over the border. Safe code cannot make one, as its field is private and it has
+//! no constructor, so whoever holds one got it as an argument of an exported function, whose caller promised what
+//! `tombolo.h` says in "What a pointer must be":
+//!
+//! * it is null, or valid and aligned for its type and for the length that goes with it;
+//! * what it points to is left alone until the call returns, by the caller's other threads as well;
+//! * a handle came from this library and was not closed; nobody else is in a call with it when it is closed.
+//!
+//! Null is checked here. The rest cannot be, in C. References live no longer than the argument, so not beyond the call.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::CStr,
+    io::{IoSlice, IoSliceMut},
+    mem, slice,
+};
+
+use libc::{c_char, c_int, c_void, iovec};
+
+use crate::border::{Fault, Outcome};
+
+/// Most parts of one vectored call, as for the system's.
+const PARTS_MOST: c_int = libc::UIO_MAXIOV;
+
+const fn null(text: &'static CStr) -> Fault {
+    Fault::new(libc::EFAULT, text)
+}
+
+/// A length that a slice can have.
+fn checked(len: usize) -> Outcome<usize> {
+    if isize::try_from(len).is_ok() { Ok(len) } else { Err(Fault::new(libc::EINVAL, c"the length is impossible")) }
+}
+
+/// A handle: what an earlier call [gave](Out::give) to the caller.
+#[repr(transparent)]
+pub struct Handle<T>(*mut T);
+
+impl<T: Sync> Handle<T> {
+    pub fn get(&self) -> Outcome<&T> {
+        // SAFETY: (valid, aligned) null or from `Out::give`, and not closed: the caller's promise; (aliasing) only
+        // shared references are ever made, until the last; (threads) `T` is Sync.
+        unsafe { self.0.as_ref() }.ok_or(null(c"the handle is a null pointer"))
+    }
+
+    /// The object itself, to be dropped; none for null.
+    pub fn take(self) -> Option<Box<T>> {
+        // SAFETY: (from a box) from `Out::give`; (once) it was not closed before, and nobody else uses it: the caller's
+        // promise.
+        (!self.0.is_null()).then(|| unsafe { Box::from_raw(self.0) })
+    }
+}
+
+/// A text that ends with NUL.
+#[repr(transparent)]
+pub struct Text(*const c_char);
+
+impl Text {
+    pub fn get(&self) -> Outcome<&str> {
+        if self.0.is_null() {
+            return Err(null(c"the address is a null pointer"));
+        }
+        // SAFETY: (valid, ends, unchanged) the caller's promise; (lifetime) that of the argument.
+        let text = unsafe { CStr::from_ptr(self.0) };
+        text.to_str().map_err(|_| Fault::new(libc::EINVAL, c"the address is not UTF-8"))
+    }
+}
+
+/// Bytes to be read.
+#[repr(transparent)]
+pub struct Bytes(*const c_void);
+
+impl Bytes {
+    /// `len` of them; null will do for none.
+    pub fn get(&self, len: usize) -> Outcome<&[u8]> {
+        match (self.0.is_null(), checked(len)?) {
+            (true, 0) => Ok(&[]),
+            (true, _) => Err(null(c"the buffer is a null pointer")),
+            // SAFETY: (valid, unchanged) `len` bytes, the caller's promise; (lifetime) that of the argument.
+            (false, len) => Ok(unsafe { slice::from_raw_parts(self.0.cast(), len) }),
+        }
+    }
+}
+
+/// Bytes to be written.
+#[repr(transparent)]
+pub struct Room(*mut c_void);
+
+impl Room {
+    /// `len` of them; null will do for none.
+    pub fn get(&mut self, len: usize) -> Outcome<&mut [u8]> {
+        match (self.0.is_null(), checked(len)?) {
+            (true, 0) => Ok(&mut []),
+            (true, _) => Err(null(c"the buffer is a null pointer")),
+            // SAFETY: (valid, unique) `len` bytes, left alone meanwhile, the caller's promise; (lifetime) that of the
+            // argument; (initialised) bytes of foreign memory hold something, and they are only written.
+            (false, len) => Ok(unsafe { slice::from_raw_parts_mut(self.0.cast(), len) }),
+        }
+    }
+}
+
+/// The parts of a vectored call.
+#[repr(transparent)]
+pub struct Parts(*const iovec);
+
+impl Parts {
+    fn get(&self, count: c_int) -> Outcome<&[iovec]> {
+        match (self.0.is_null(), count) {
+            (_, 0) => Ok(&[]),
+            (true, _) => Err(null(c"the array of parts is a null pointer")),
+            (false, 1..=PARTS_MOST) => {
+                // SAFETY: (valid, unchanged) `count` parts, the caller's promise; (lifetime) that of the argument.
+                Ok(unsafe { slice::from_raw_parts(self.0, count.unsigned_abs() as usize) })
+            }
+            _ => Err(Fault::with(libc::EINVAL, &format!("{count} parts; 0 to {PARTS_MOST} will do"))),
+        }
+    }
+
+    /// Their bytes, to be read.
+    pub fn bytes(&self, count: c_int) -> Outcome<Vec<IoSlice<'_>>> {
+        let parts = self.get(count)?.iter().map(|part| match (part.iov_base.is_null(), checked(part.iov_len)?) {
+            (true, 0) => Ok(IoSlice::new(&[])),
+            (true, _) => Err(null(c"a part is a null pointer")),
+            // SAFETY: as in `Bytes::get`.
+            (false, len) => Ok(IoSlice::new(unsafe { slice::from_raw_parts(part.iov_base.cast(), len) })),
+        });
+        parts.collect()
+    }
+
+    /// Their bytes, to be written.
+    pub fn room(&mut self, count: c_int) -> Outcome<Vec<IoSliceMut<'_>>> {
+        let parts = self.get(count)?.iter().map(|part| match (part.iov_base.is_null(), checked(part.iov_len)?) {
+            (true, 0) => Ok(IoSliceMut::new(&mut [])),
+            (true, _) => Err(null(c"a part is a null pointer")),
+            // SAFETY: as in `Room::get`; (unique) parts of one call do not overlap, the caller's promise.
+            (false, len) => Ok(IoSliceMut::new(unsafe { slice::from_raw_parts_mut(part.iov_base.cast(), len) })),
+        });
+        parts.collect()
+    }
+}
+
+/// A place for a result.
+#[repr(transparent)]
+pub struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// Asked before there is a result that would be lost.
+    pub fn check(&self) -> Outcome<()> {
+        if self.0.is_null() { Err(null(c"the place for the result is a null pointer")) } else { Ok(()) }
+    }
+}
+
+impl<T> Out<Handle<T>> {
+    /// Hands `value` to the caller, until it closes the handle.
+    pub fn give(&self, value: T) -> Outcome<()> {
+        self.check()?;
+        // SAFETY: (valid, aligned) not null, the caller's promise; what was there needs no drop.
+        unsafe { self.0.write(Handle(Box::into_raw(Box::new(value)))) };
+        Ok(())
+    }
+}
+
+impl Out<iovec> {
+    /// Writes two parts, each an address and a length.
+    pub fn put(&self, parts: [(*const u8, usize); 2]) -> Outcome<()> {
+        self.check()?;
+        let parts = parts.map(|(base, len)| iovec { iov_base: base.cast_mut().cast(), iov_len: len });
+        // SAFETY: (valid, aligned) room for two, not null, the caller's promise.
+        unsafe { self.0.cast::<[iovec; 2]>().write(parts) };
+        Ok(())
+    }
+}
+
+/// A struct that may grow: it begins with its size, by which each side knows how much of it the other knows.
+///
+/// # Safety
+/// It is `repr(C)`, has no padding, takes every bit pattern, and its first field is `size: u32`.
+pub unsafe trait Versioned: Sized {
+    const SIZE: u32 = {
+        assert!(mem::size_of::<Self>() < 4096 && mem::align_of::<Self>() <= 8);
+        mem::size_of::<Self>() as u32
+    };
+}
+
+// SAFETY: see `options.rs`: fixed widths in order, no padding (its test adds them up).
+unsafe impl Versioned for crate::options::Options {}
+// SAFETY: see `structs.rs`, likewise.
+unsafe impl Versioned for crate::structs::Statistics {}
+// SAFETY: see `structs.rs`, likewise.
+unsafe impl Versioned for crate::structs::Peer {}
+
+/// What the caller knows of a struct, of how many bytes. More than this library knows is refused only where it would
+/// have to act on it.
+const SIZE_MOST: u32 = 4096;
+
+fn known<T: Versioned>(size: u32) -> Outcome<usize> {
+    match size {
+        4..=SIZE_MOST => Ok(size.min(T::SIZE) as usize),
+        _ => Err(Fault::with(libc::EINVAL, &format!("a struct of {size} bytes: set its field `size` to its sizeof"))),
+    }
+}
+
+/// A struct to be read.
+#[repr(transparent)]
+pub struct In<T>(*const T);
+
+impl<T: Versioned + Default> In<T> {
+    /// The struct, with defaults for what the caller does not know; the defaults for null.
+    ///
+    /// A caller may know more than this library, as long as it is zero.
+    pub fn get(&self) -> Outcome<T> {
+        let mut whole = T::default();
+        if self.0.is_null() {
+            return Ok(whole);
+        }
+        // SAFETY: (valid, aligned) the caller's promise, for at least the first field.
+        let size = unsafe { self.0.cast::<u32>().read() };
+        let known = known::<T>(size)?;
+        // SAFETY: (valid, unchanged) `size` bytes, the caller's promise; not more than `SIZE_MOST`.
+        let theirs = unsafe { slice::from_raw_parts(self.0.cast::<u8>(), size as usize) };
+        if theirs[known..].iter().any(|byte| *byte != 0) {
+            return Err(Fault::new(libc::E2BIG, c"the struct asks for more than this version of the library knows"));
+        }
+        // SAFETY: (valid) `known` is at most the size of `T`; (unique) it is a local; (any bits) `Versioned`.
+        let ours = unsafe { slice::from_raw_parts_mut((&raw mut whole).cast::<u8>(), known) };
+        ours.copy_from_slice(&theirs[..known]);
+        Ok(whole)
+    }
+}
+
+impl<T: Versioned> Out<T> {
+    /// Writes as much of `whole` as the caller knows; a caller that knows more gets zeros there.
+    pub fn fill(&self, whole: &T) -> Outcome<()> {
+        self.check()?;
+        // SAFETY: (valid, aligned) the caller's promise, for at least the first field.
+        let size = unsafe { self.0.cast::<u32>().read() };
+        let known = known::<T>(size)?;
+        // SAFETY: (valid) `known` is at most the size of `T`; (initialised) it has no padding: `Versioned`.
+        let ours = unsafe { slice::from_raw_parts(std::ptr::from_ref(whole).cast::<u8>(), known) };
+        // SAFETY: (valid, unique) `size` bytes, the caller's promise; not more than `SIZE_MOST`.
+        let theirs = unsafe { slice::from_raw_parts_mut(self.0.cast::<u8>(), size as usize) };
+        // The first field stays what the caller said.
+        theirs[4..known].copy_from_slice(&ours[4..]);
+        theirs[known..].fill(0);
+        Ok(())
+    }
+}

@@ -1,0 +1,47 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+# Builds the command and the C library and installs them:
+#
+#   PREFIX   where they are to live: /usr/local
+#   DESTDIR  a folder to put before it, for packages: empty
+#   SUDO     what to put before the commands that write there, as in SUDO=sudo: empty
+set -eu
+cd "$(dirname "$0")/.."
+prefix=${PREFIX:-/usr/local}
+to=${DESTDIR-}$prefix
+built=${CARGO_TARGET_DIR:-target}/release
+
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+# Before 1.0 every minor version may break the interface, so it is part of the name.
+soname=libtombolo.so.${version%.*}
+shared=libtombolo.so.$version
+# What a Rust library needs of the system: `rustc --print native-static-libs`.
+private="-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc"
+
+cargo build --release --quiet --package tombolo-cli --package tombolo-capi
+
+# rustc gives a cdylib a version script of its own, and the linker takes only one with versions. So the shared library is
+# made of the archive: nothing but what the map names is visible, and what is not needed for it is left out.
+# shellcheck disable=SC2086 # Words are meant to be split.
+cc -shared -o "$built/$shared" \
+    -Wl,-soname,"$soname" -Wl,--version-script=crates/capi/symbols.map \
+    -Wl,--whole-archive "$built/libtombolo_capi.a" -Wl,--no-whole-archive -Wl,--gc-sections \
+    -Wl,--no-undefined -Wl,-z,relro,-z,now $private
+
+SUDO=${SUDO-}
+put() { # mode, file, folder, name
+    $SUDO install -D -m "$1" "$2" "$to/$3/$4"
+}
+
+put 755 "$built/tombolo" bin tombolo
+put 755 "$built/$shared" lib "$shared"
+$SUDO ln -sf "$shared" "$to/lib/$soname"
+$SUDO ln -sf "$soname" "$to/lib/libtombolo.so"
+put 644 "$built/libtombolo_capi.a" lib libtombolo.a
+$SUDO strip --strip-debug "$to/bin/tombolo" "$to/lib/libtombolo.a" "$to/lib/$shared"
+put 644 include/tombolo.h include tombolo.h
+sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" -e "s|@PRIVATE@|$private|" \
+    crates/capi/tombolo.pc.in >"$built/tombolo.pc"
+put 644 "$built/tombolo.pc" lib/pkgconfig tombolo.pc
+# Manual pages (share/man/man1) and completions (share/bash-completion/completions and so on) belong here.
+echo "tombolo $version is in $to"
