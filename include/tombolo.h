@@ -384,7 +384,8 @@ int tombolo_stream_consume(struct tombolo_stream *stream, size_t len);
 int tombolo_stream_flush(struct tombolo_stream *stream);
 
 /**
- * Waits until the peer has read everything that was written. Errors: -ETIMEDOUT, -EPIPE.
+ * Waits until the peer has read everything that was written; it says so at the latest when it next looks for more.
+ * Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
  */
 int tombolo_stream_drain(struct tombolo_stream *stream, int64_t timeout_ns);
 
@@ -501,7 +502,8 @@ ssize_t tombolo_messages_max(struct tombolo_messages *messages);
 int tombolo_messages_flush(struct tombolo_messages *messages);
 
 /**
- * Waits until the peer has received everything that was sent. Errors: -ETIMEDOUT, -EPIPE.
+ * Waits until the peer has received everything that was sent; it says so at the latest when it next looks for more.
+ * Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
  */
 int tombolo_messages_drain(struct tombolo_messages *messages, int64_t timeout_ns);
 

@@ -149,12 +149,96 @@ pub extern "C" fn tombolo_last_error() -> *const c_char {
     guard(|| Ok(LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())))
 }
 
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => panic!("the version holds a NUL"),
+};
+
 /// The version of this library, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_version() -> *const c_char {
-    const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-        Ok(version) => version,
-        Err(_) => c"",
-    };
     guard(|| Ok(VERSION.as_ptr()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    fn last() -> String {
+        LAST.with_borrow(|last| last.to_str().unwrap().to_owned())
+    }
+
+    extern "C" fn panics_inside() -> c_int {
+        guard(|| -> Outcome<()> { panic!("a canary of {} words", 4) })
+    }
+
+    extern "C" fn panics_unguarded() {
+        panic!("nobody catches this");
+    }
+
+    #[test]
+    fn canary_panic_becomes_a_number_and_a_line() {
+        assert_eq!(panics_inside(), -libc::ENOTRECOVERABLE);
+        assert_eq!(last(), "a fault in Tombolo, please report it: a canary of 4 words");
+        let odd: ssize_t = guard(|| -> Outcome<usize> { std::panic::panic_any(7) });
+        assert_eq!((odd, last().ends_with("no words")), (-(libc::ENOTRECOVERABLE as ssize_t), true));
+    }
+
+    /// What the guard is there for: without it the same panic ends the whole program.
+    #[test]
+    fn canary_panic_outside_the_guard_aborts() {
+        const SELF: &str = "border::tests::canary_panic_outside_the_guard_aborts";
+        if std::env::var_os("TOMBOLO_CAPI_PANIC").is_some() {
+            panics_unguarded();
+        }
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", SELF]).env("TOMBOLO_CAPI_PANIC", "1").stdout(Stdio::null()).stderr(Stdio::null());
+        assert!(child.status().unwrap().code().is_none(), "it should have died of a signal");
+    }
+
+    #[test]
+    fn errors_become_their_number_and_one_line() {
+        assert_eq!(guard(|| Ok(7usize)), 7);
+        assert_eq!(guard(|| Ok(())), 0);
+        let failed = guard(|| Ok(tombolo::connect("pigeon:post").map(drop)?));
+        assert_eq!(failed, -libc::EAFNOSUPPORT);
+        assert_eq!(last(), "no backend for \"pigeon\" addresses here; there are: local");
+        // A good call leaves the last error as it is, as errno is left.
+        assert_eq!((guard(|| Ok(1)), last().starts_with("no backend")), (1, true));
+    }
+
+    #[test]
+    fn text_with_a_nul_ends_there() {
+        assert_eq!(Fault::with(libc::EINVAL, "one\0two").text.to_str(), Ok("one"));
+    }
+
+    /// What a body that is not guarded does is seen in `canary_panic_outside_the_guard_aborts`.
+    fn unguarded(source: &str) -> Vec<&str> {
+        let exports = source.split("#[unsafe(no_mangle)]\n").skip(1);
+        let body =
+            |export: &str| export.split_once("{\n").is_some_and(|(_, body)| body.trim_start().starts_with("guard("));
+        exports.filter(|export| !body(export.split("\n}\n").next().unwrap_or(export))).collect()
+    }
+
+    #[test]
+    fn every_exported_function_is_guarded() {
+        let sources = [
+            include_str!("border.rs").split("#[cfg(test)]").next().unwrap(),
+            include_str!("listener.rs"),
+            include_str!("messages.rs"),
+            include_str!("stream.rs"),
+        ];
+        let exports: usize = sources.iter().map(|source| source.matches("#[unsafe(no_mangle)]").count()).sum();
+        assert!(exports > 40, "{exports}");
+        for source in sources {
+            assert_eq!(unguarded(source), [""; 0]);
+        }
+    }
+
+    #[test]
+    fn canary_unguarded_export_is_found() {
+        let source = "#[unsafe(no_mangle)]\npub extern \"C\" fn tombolo_bad() -> c_int {\n    0\n}\n";
+        assert_eq!(unguarded(source).len(), 1);
+    }
 }

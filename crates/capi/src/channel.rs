@@ -38,7 +38,7 @@ impl<R: Reads, W: Writes> Channel<R, W> {
 
     /// Before the reading half waits: what the peer may be waiting for in turn, unless another thread has that half.
     pub fn flush_first(&self) {
-        if let Ok(mut writer) = self.writer.enter() {
+        if let Some(mut writer) = self.writer.help() {
             // If it fails, the peer is gone; reading finds that out, after all that is still to be read.
             let _ = writer.half.flush_held();
         }
@@ -46,7 +46,7 @@ impl<R: Reads, W: Writes> Channel<R, W> {
 
     /// Before the writing half waits, likewise.
     pub fn release_first(&self) {
-        if let Ok(mut reader) = self.reader.enter() {
+        if let Some(mut reader) = self.reader.help() {
             let _ = reader.half.release();
         }
     }

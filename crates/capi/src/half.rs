@@ -3,8 +3,12 @@
 
 use std::{
     io::Write,
+    ops::{Deref, DerefMut},
     os::fd::BorrowedFd,
-    sync::{Mutex, MutexGuard, TryLockError},
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -24,9 +28,14 @@ pub fn deadline(timeout_ns: i64) -> Outcome<Deadline> {
     }
 }
 
-/// One half. Two calls at once on it are a mistake of the caller, told apart from a data race.
+/// One half. Two calls at once on it are a mistake of the caller, told apart from a data race; a call on the other half
+/// may help out here for a moment.
 #[derive(Debug)]
-pub struct Half<T>(Mutex<Inside<T>>);
+pub struct Half<T> {
+    inside: Mutex<Inside<T>>,
+    /// A call has the mutex or will, not a helper.
+    in_call: AtomicBool,
+}
 
 /// What a half is, and how much of its ring the caller holds: what it reserved, or peeked at.
 #[derive(Debug)]
@@ -35,26 +44,65 @@ pub struct Inside<T> {
     pub held: Option<usize>,
 }
 
+/// A half during a call.
+#[derive(Debug)]
+pub struct Call<'a, T> {
+    inside: MutexGuard<'a, Inside<T>>,
+    in_call: &'a AtomicBool,
+}
+
 impl<T> Half<T> {
     pub fn new(half: T) -> Self {
-        Self(Mutex::new(Inside { half, held: None }))
+        Self { inside: Mutex::new(Inside { half, held: None }), in_call: AtomicBool::new(false) }
     }
 
     /// The half, for a call that moves data: what the caller held ends here.
-    pub fn begin(&self) -> Outcome<MutexGuard<'_, Inside<T>>> {
-        let mut inside = self.enter()?;
-        inside.held = None;
-        Ok(inside)
+    pub fn begin(&self) -> Outcome<Call<'_, T>> {
+        let mut call = self.enter()?;
+        call.held = None;
+        Ok(call)
     }
 
     /// The half, for one call.
-    pub fn enter(&self) -> Outcome<MutexGuard<'_, Inside<T>>> {
-        self.0.try_lock().map_err(|why| match why {
-            TryLockError::WouldBlock => Fault::new(libc::EBUSY, c"another thread is in a call on this half"),
-            TryLockError::Poisoned(_) => {
-                Fault::new(libc::ENOTRECOVERABLE, c"a fault in Tombolo broke this half: close the handle")
+    pub fn enter(&self) -> Outcome<Call<'_, T>> {
+        // ORDER: Relaxed; the flag only says no, the mutex beside it orders what is in the half.
+        if self.in_call.swap(true, Ordering::Relaxed) {
+            return Err(Fault::new(libc::EBUSY, c"another thread is in a call on this half"));
+        }
+        // A helper may have it, for a moment.
+        match self.inside.lock() {
+            Ok(inside) => Ok(Call { inside, in_call: &self.in_call }),
+            Err(_) => {
+                self.in_call.store(false, Ordering::Relaxed);
+                Err(Fault::new(libc::ENOTRECOVERABLE, c"a fault in Tombolo broke this half: close the handle"))
             }
-        })
+        }
+    }
+
+    /// The half, for a call on the other one that is about to wait, unless this one is in a call itself.
+    pub fn help(&self) -> Option<MutexGuard<'_, Inside<T>>> {
+        self.inside.try_lock().ok()
+    }
+}
+
+impl<T> Deref for Call<'_, T> {
+    type Target = Inside<T>;
+
+    fn deref(&self) -> &Inside<T> {
+        &self.inside
+    }
+}
+
+impl<T> DerefMut for Call<'_, T> {
+    fn deref_mut(&mut self) -> &mut Inside<T> {
+        &mut self.inside
+    }
+}
+
+impl<T> Drop for Call<'_, T> {
+    fn drop(&mut self) {
+        // The mutex goes after this: the next call may have to wait for it, for a moment.
+        self.in_call.store(false, Ordering::Relaxed);
     }
 }
 
@@ -133,3 +181,60 @@ macro_rules! writes {
 common!(ReadHalf, MessageReceiver, WriteHalf, MessageSender);
 reads!(ReadHalf, MessageReceiver);
 writes!(WriteHalf, MessageSender);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_call_is_refused_and_a_helper_is_not_seen() {
+        let half = Half::new(7);
+        let call = half.enter().unwrap();
+        assert_eq!(half.enter().unwrap_err().errno, libc::EBUSY);
+        assert!(half.help().is_none());
+        drop(call);
+        // A helper is waited for, so it must go before the call can come.
+        std::thread::scope(|scope| {
+            let helper = half.help().unwrap();
+            let calling = scope.spawn(|| half.enter().unwrap().half);
+            drop(helper);
+            assert_eq!(calling.join().unwrap(), 7);
+        });
+    }
+
+    #[test]
+    fn half_that_a_fault_broke_stays_broken() {
+        let half = &Half::new(7);
+        let broken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _call = half.enter().unwrap();
+            panic!("a fault in the middle of a call");
+        }));
+        assert!(broken.is_err());
+        for _ in 0..2 {
+            assert_eq!(half.enter().unwrap_err().errno, libc::ENOTRECOVERABLE);
+        }
+    }
+
+    #[test]
+    fn hold_ends_with_the_next_call_that_moves_data() {
+        let half = Half::new(());
+        half.begin().unwrap().held = Some(5);
+        assert_eq!(half.enter().unwrap().end_hold(6).unwrap_err().errno, libc::EINVAL);
+        assert_eq!(half.enter().unwrap().end_hold(5).unwrap_err().errno, libc::EINVAL, "it ended with the first try");
+        half.begin().unwrap().held = Some(5);
+        half.enter().unwrap().end_hold(5).unwrap();
+        half.begin().unwrap().held = Some(5);
+        drop(half.begin());
+        assert_eq!(half.enter().unwrap().end_hold(0).unwrap_err().errno, libc::EINVAL);
+    }
+
+    #[test]
+    fn times_are_relative_negative_is_for_ever_and_zero_does_not_wait() {
+        assert_eq!(deadline(TOMBOLO_FOREVER).unwrap(), Deadline::NEVER);
+        assert_eq!(deadline(i64::MIN).unwrap(), Deadline::NEVER);
+        assert_eq!(deadline(0).unwrap_err().errno, libc::EAGAIN);
+        let soon = deadline(1_000_000_000).unwrap().remaining().unwrap();
+        assert!(soon <= Duration::from_secs(1) && !soon.is_zero(), "{soon:?}");
+        assert!(!deadline(i64::MAX).unwrap().expired());
+    }
+}

@@ -232,7 +232,8 @@ pub extern "C" fn tombolo_messages_flush(messages: Handle<Messages>) -> c_int {
     guard(|| messages.get()?.0.flush())
 }
 
-/// Waits until the peer has received everything that was sent. Errors: -ETIMEDOUT, -EPIPE.
+/// Waits until the peer has received everything that was sent; it says so at the latest when it next looks for more.
+/// Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_messages_drain(messages: Handle<Messages>, timeout_ns: i64) -> c_int {
     guard(|| messages.get()?.0.drain(timeout_ns))

@@ -248,3 +248,103 @@ impl<T: Versioned> Out<T> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        options::Options,
+        structs::{Peer, Statistics},
+    };
+    use std::ptr::{null, null_mut};
+
+    fn errno<T>(outcome: Outcome<T>) -> c_int {
+        outcome.map(drop).unwrap_err().errno
+    }
+
+    #[test]
+    fn null_is_refused_where_it_stands_for_something() {
+        assert_eq!(errno(Handle::<u64>(null_mut()).get()), libc::EFAULT);
+        assert!(Handle::<u64>(null_mut()).take().is_none());
+        assert_eq!(errno(Text(null()).get()), libc::EFAULT);
+        assert_eq!(errno(Bytes(null()).get(1)), libc::EFAULT);
+        assert_eq!(errno(Room(null_mut()).get(1)), libc::EFAULT);
+        assert_eq!(errno(Parts(null()).bytes(1)), libc::EFAULT);
+        assert_eq!(errno(Out::<u64>(null_mut()).check()), libc::EFAULT);
+        assert_eq!(Bytes(null()).get(0).unwrap(), b"");
+        assert_eq!(Room(null_mut()).get(0).unwrap(), b"");
+        assert!(Parts(null()).bytes(0).unwrap().is_empty());
+        assert_eq!(In::<Options>(null()).get().unwrap().size, 0);
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused() {
+        let byte = 0u8;
+        assert_eq!(errno(Bytes((&raw const byte).cast()).get(usize::MAX)), libc::EINVAL);
+        let part = iovec { iov_base: (&raw const byte).cast_mut().cast(), iov_len: usize::MAX };
+        assert_eq!(errno(Parts(&part).bytes(1)), libc::EINVAL);
+        assert_eq!(errno(Parts(&part).bytes(-1)), libc::EINVAL);
+        assert_eq!(errno(Parts(&part).room(PARTS_MOST + 1)), libc::EINVAL);
+    }
+
+    #[test]
+    fn handle_given_is_got_and_taken() {
+        let mut place = Handle(null_mut());
+        Out(&raw mut place).give(String::from("kept")).unwrap();
+        assert_eq!(place.get().unwrap(), "kept");
+        assert_eq!(*place.take().unwrap(), "kept");
+    }
+
+    #[test]
+    fn structs_have_no_padding_and_keep_their_first_layout() {
+        assert_eq!(Options::SIZE, 2 * 4 + 7 * 8);
+        assert_eq!(Statistics::SIZE, 2 * 4 + 12 * 8);
+        assert_eq!(Peer::SIZE, 2 * 4 + 2 * 8 + 64);
+        assert_eq!(mem::offset_of!(Options, wait_for_listener_ns), 56);
+        assert_eq!(mem::offset_of!(Statistics, in_flight), 96);
+        assert_eq!(mem::offset_of!(Peer, domain), 24);
+    }
+
+    /// A struct as a caller of another version has it.
+    #[repr(C)]
+    struct Larger<T> {
+        known: T,
+        later: [u64; 2],
+    }
+
+    #[test]
+    fn struct_of_a_later_version_is_read_where_what_is_new_is_zero() {
+        let known = Options { size: Options::SIZE + 16, ring_size: 4096, ..Options::default() };
+        let mut larger = Larger { known, later: [0; 2] };
+        assert_eq!(In((&raw const larger).cast::<Options>()).get().unwrap().ring_size, 4096);
+        larger.later[1] = 1;
+        assert_eq!(errno(In((&raw const larger).cast::<Options>()).get()), libc::E2BIG);
+    }
+
+    #[test]
+    fn struct_of_an_earlier_version_gets_defaults() {
+        let options = Options { size: 8, flags: 1, ring_size: 4096, ..Options::default() };
+        let read = In(&raw const options).get().unwrap();
+        assert_eq!((read.flags, read.ring_size), (1, 0));
+    }
+
+    #[test]
+    fn struct_is_filled_as_far_as_the_caller_knows_it() {
+        let whole = Statistics { bytes: 1, messages: 2, ..Statistics::default() };
+        let mut short = Statistics { size: 16, messages: 7, ..Statistics::default() };
+        Out(&raw mut short).fill(&whole).unwrap();
+        assert_eq!((short.size, short.bytes, short.messages), (16, 1, 7));
+        let known = Statistics { size: Statistics::SIZE + 16, ..Statistics::default() };
+        let mut larger = Larger { known, later: [9; 2] };
+        Out((&raw mut larger).cast::<Statistics>()).fill(&whole).unwrap();
+        assert_eq!((larger.known.size, larger.known.messages, larger.later), (Statistics::SIZE + 16, 2, [0; 2]));
+    }
+
+    #[test]
+    fn struct_without_a_size_is_refused() {
+        for size in [0, 3, SIZE_MOST + 1] {
+            let mut peer = Peer { size, reserved: 0, pid: 0, uid: 0, domain: [0; 64] };
+            assert_eq!(errno(Out(&raw mut peer).fill(&peer.clone())), libc::EINVAL);
+        }
+    }
+}

@@ -280,7 +280,8 @@ pub extern "C" fn tombolo_stream_flush(stream: Handle<Stream>) -> c_int {
     guard(|| stream.get()?.0.flush())
 }
 
-/// Waits until the peer has read everything that was written. Errors: -ETIMEDOUT, -EPIPE.
+/// Waits until the peer has read everything that was written; it says so at the latest when it next looks for more.
+/// Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_drain(stream: Handle<Stream>, timeout_ns: i64) -> c_int {
     guard(|| stream.get()?.0.drain(timeout_ns))

@@ -52,7 +52,7 @@ const BASE: Tier = Tier {
 };
 
 /// All tiers in the order in which they run.
-pub const TIERS: [Tier; 14] = [
+pub const TIERS: [Tier; 15] = [
     Tier {
         name: "format",
         command: "cargo fmt --all --check",
@@ -126,6 +126,14 @@ pub const TIERS: [Tier; 14] = [
         name: "conformance",
         assumes: "Linux, no privileges; part of `integration`",
         command: "cargo test --workspace --all-features --test conformance",
+        runs: Runs::Asked,
+        ..BASE
+    },
+    Tier {
+        name: "memcheck",
+        assumes: "Linux, a C compiler with AddressSanitizer, valgrind; part of `integration`",
+        command: "cargo test -p tombolo-capi --test memcheck",
+        gate: Gate::Canaries,
         runs: Runs::Asked,
         ..BASE
     },

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT */
+/* What each call does and what it refuses, two ends in one process. Its argument is an address that is free. */
+#include "test.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+static int polls(int fd, int timeout_ms)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, timeout_ms);
+}
+
+static void bad_places(const char *address)
+{
+    tombolo_stream *stream;
+    tombolo_listener *listener, *second;
+    char other[4096];
+
+    REFUSES(EINVAL, "\"nowhere\" is no address", tombolo_stream_connect("nowhere", NULL, &stream));
+    REFUSES(EAFNOSUPPORT, "no backend for \"pigeon\"", tombolo_stream_connect("pigeon:post", NULL, &stream));
+    REFUSES(EINVAL, "not UTF-8", tombolo_stream_connect("local:\xff", NULL, &stream));
+    REFUSES(EFAULT, "address is a null pointer", tombolo_stream_connect(NULL, NULL, &stream));
+    REFUSES(EFAULT, "place for the result", tombolo_stream_connect(address, NULL, NULL));
+    REFUSES(EFAULT, "place for the result", tombolo_stream_listen(address, NULL, NULL));
+    REFUSES(ENOENT, "nobody listens at", tombolo_stream_connect(address, NULL, &stream));
+
+    snprintf(other, sizeof other, "%s/no/such/folder", address);
+    CLAIM(tombolo_stream_listen(other, NULL, &listener) < 0);
+    CLAIM(strlen(tombolo_last_error()) > 0 && !strchr(tombolo_last_error(), '\n'));
+
+    CLAIM(tombolo_stream_listen(address, NULL, &listener) == 0);
+    REFUSES(EADDRINUSE, "in use", tombolo_stream_listen(address, NULL, &second));
+    REFUSES(EAGAIN, "not now", tombolo_stream_accept(listener, 0, &stream));
+    REFUSES(ETIMEDOUT, "timed out", tombolo_stream_accept(listener, 1000, &stream));
+    REFUSES(EPROTOTYPE, "accepts streams", tombolo_messages_accept(listener, 0, (tombolo_messages **)&stream));
+    CLAIM(polls((int)tombolo_listener_poll_fd(listener), 0) == 0);
+    CLAIM(tombolo_listener_close(listener) == 0);
+    CLAIM(tombolo_listener_close(NULL) == 0);
+}
+
+static void bad_options(const char *address)
+{
+    /* A caller built against a later header: all that this library does not know is zero, or it says so. */
+    struct {
+        struct tombolo_options known;
+        uint64_t later;
+    } larger = {.known = {.size = sizeof larger}};
+    struct tombolo_options options = {.size = 3};
+    tombolo_listener *listener;
+
+    REFUSES(EINVAL, "struct of 3 bytes", tombolo_stream_listen(address, &options, &listener));
+    options.size = sizeof options;
+    options.flags = 0x80;
+    REFUSES(EINVAL, "flags 0x80", tombolo_stream_listen(address, &options, &listener));
+    options = (struct tombolo_options){.size = 8};
+    CLAIM(tombolo_stream_listen(address, &options, &listener) == 0);
+    CLAIM(tombolo_listener_close(listener) == 0);
+    CLAIM(tombolo_stream_listen(address, &larger.known, &listener) == 0);
+    CLAIM(tombolo_listener_close(listener) == 0);
+    larger.later = 1;
+    REFUSES(E2BIG, "more than this version", tombolo_stream_listen(address, &larger.known, &listener));
+}
+
+static void null_handles(void)
+{
+    struct tombolo_statistics statistics = {.size = sizeof statistics};
+    struct tombolo_peer peer = {.size = sizeof peer};
+    struct iovec parts[2];
+    char byte;
+
+    REFUSES(EFAULT, "handle is a null", tombolo_stream_read(NULL, &byte, 1, 0));
+    REFUSES(EFAULT, "handle is a null", tombolo_stream_write(NULL, &byte, 1, 0));
+    REFUSES(EFAULT, "handle is a null", tombolo_stream_reserve(NULL, 1, 0, parts));
+    REFUSES(EFAULT, "handle is a null", tombolo_stream_peek(NULL, 0, parts));
+    REFUSES(EFAULT, "handle is a null", tombolo_stream_life(NULL));
+    REFUSES(EFAULT, "handle is a null", tombolo_stream_peer(NULL, &peer));
+    REFUSES(EFAULT, "handle is a null", tombolo_messages_send(NULL, &byte, 1, 0));
+    REFUSES(EFAULT, "handle is a null", tombolo_messages_recv(NULL, &byte, 1, 0));
+    REFUSES(EFAULT, "handle is a null", tombolo_messages_statistics(NULL, TOMBOLO_READ, &statistics));
+    REFUSES(EFAULT, "handle is a null", tombolo_listener_poll_fd(NULL));
+    CLAIM(tombolo_stream_close(NULL) == 0 && tombolo_messages_close(NULL) == 0);
+}
+
+static void streams(const char *address)
+{
+    struct tombolo_options options = {.size = sizeof options, .ring_size = 4096};
+    tombolo_stream *ends[2];
+    char buffer[8192], more[16];
+    struct iovec parts[2];
+    ssize_t len, full = 0;
+
+    stream_pair(address, &options, ends);
+    REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[0], buffer, sizeof buffer, 0));
+    REFUSES(ETIMEDOUT, "timed out", tombolo_stream_read(ends[0], buffer, sizeof buffer, 1000));
+    REFUSES(EFAULT, "buffer is a null", tombolo_stream_read(ends[0], NULL, 1, 0));
+    REFUSES(EFAULT, "buffer is a null", tombolo_stream_write(ends[0], NULL, 1, 0));
+    REFUSES(EINVAL, "length is impossible", tombolo_stream_write(ends[0], buffer, SIZE_MAX, 0));
+    REFUSES(EINVAL, "-1 parts", tombolo_stream_writev(ends[0], parts, -1, 0));
+    REFUSES(EFAULT, "parts is a null", tombolo_stream_readv(ends[0], NULL, 1, 0));
+    CLAIM(tombolo_stream_write(ends[0], NULL, 0, 0) == 0);
+
+    /* Vectored calls, and reading to the last byte. */
+    parts[0] = (struct iovec){.iov_base = "hello, ", .iov_len = 7};
+    parts[1] = (struct iovec){.iov_base = "neighbour", .iov_len = 9};
+    CLAIM(tombolo_stream_writev(ends[1], parts, 2, 0) == 16);
+    parts[0] = (struct iovec){.iov_base = buffer, .iov_len = 5};
+    parts[1] = (struct iovec){.iov_base = more, .iov_len = 2};
+    CLAIM(tombolo_stream_readv(ends[0], parts, 2, SOON) == 7 && memcmp(buffer, "hello", 5) == 0);
+    CLAIM(tombolo_stream_read_all(ends[0], buffer, 9, SOON) == 9 && memcmp(buffer, "neighbour", 9) == 0);
+
+    /* Holding: nothing is published or handed back that was not held. */
+    REFUSES(EINVAL, "nothing is held", tombolo_stream_commit(ends[0], 1));
+    REFUSES(EINVAL, "nothing is held", tombolo_stream_consume(ends[1], 1));
+    REFUSES(EMSGSIZE, "4096", tombolo_stream_reserve(ends[0], 4097, 0, parts));
+    CLAIM(tombolo_stream_reserve(ends[0], 3, 0, parts) == 0 && parts[0].iov_len + parts[1].iov_len == 3);
+    memcpy(parts[0].iov_base, "abc", 3);
+    REFUSES(EINVAL, "4 bytes where 3 are held", tombolo_stream_commit(ends[0], 4));
+    REFUSES(EINVAL, "nothing is held", tombolo_stream_commit(ends[0], 3));
+    CLAIM(tombolo_stream_reserve(ends[0], 3, 0, parts) == 0);
+    memcpy(parts[0].iov_base, "abc", 3);
+    CLAIM(tombolo_stream_commit(ends[0], 2) == 0);
+    CLAIM(tombolo_stream_peek(ends[1], SOON, parts) == 2 && memcmp(parts[0].iov_base, "ab", 2) == 0);
+    CLAIM(tombolo_stream_consume(ends[1], 1) == 0);
+    REFUSES(EINVAL, "nothing is held", tombolo_stream_consume(ends[1], 1));
+    CLAIM(tombolo_stream_read(ends[1], buffer, sizeof buffer, 0) == 1 && buffer[0] == 'b');
+
+    /* A full ring, and what the writing half's descriptor says of it. */
+    int room = tombolo_stream_poll_fd(ends[0], TOMBOLO_WRITE);
+    CLAIM(room >= 0);
+    REFUSES(EINVAL, "no such half", tombolo_stream_poll_fd(ends[0], TOMBOLO_BOTH));
+    memset(buffer, 7, sizeof buffer);
+    while ((len = tombolo_stream_write(ends[0], buffer, sizeof buffer, 0)) > 0)
+        full += len;
+    CLAIM(len == -EAGAIN && 0 < full && full <= 4096);
+    REFUSES(EAGAIN, "not now", tombolo_stream_write_all(ends[0], buffer, 1, 0));
+    REFUSES(EAGAIN, "not now", tombolo_stream_drain(ends[0], 0));
+    REFUSES(ETIMEDOUT, "timed out", tombolo_stream_drain(ends[0], 1000));
+    REFUSES(EAGAIN, "not now", tombolo_stream_write(ends[0], buffer, 1, 0));
+    CLAIM(polls(room, 0) == 0);
+    CLAIM(tombolo_stream_read_all(ends[1], buffer, (size_t)full, SOON) == full);
+    CLAIM(polls(room, 30000) == 1);
+    CLAIM(tombolo_stream_write(ends[0], buffer, 1, 0) == 1);
+    CLAIM(tombolo_stream_read(ends[1], buffer, sizeof buffer, SOON) == 1);
+    REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[1], buffer, 1, 0)); /* by which the writer learns of it */
+    CLAIM(tombolo_stream_drain(ends[0], SOON) == 0);
+
+    /* Ends of file, and what becomes of writing to who reads no more. */
+    REFUSES(EINVAL, "no such half", tombolo_stream_shutdown(ends[0], 0));
+    CLAIM(tombolo_stream_ending(ends[1]) == TOMBOLO_ENDING_NONE);
+    CLAIM(tombolo_stream_shutdown(ends[0], TOMBOLO_WRITE) == 0);
+    REFUSES(EPIPE, "", tombolo_stream_write(ends[0], buffer, 1, SOON));
+    CLAIM(tombolo_stream_read(ends[1], buffer, sizeof buffer, SOON) == 0);
+    CLAIM(tombolo_stream_peek(ends[1], SOON, parts) == 0 && parts[0].iov_len == 0);
+    CLAIM(tombolo_stream_ending(ends[1]) == TOMBOLO_ENDING_CLOSED);
+    CLAIM(tombolo_stream_shutdown(ends[0], TOMBOLO_READ) == 0);
+    REFUSES(EPIPE, "does not read", tombolo_stream_write_all(ends[1], buffer, sizeof buffer, SOON));
+    CLAIM(tombolo_stream_close(ends[0]) == 0 && tombolo_stream_close(ends[1]) == 0);
+
+    stream_pair(address, &options, ends);
+    CLAIM(tombolo_stream_abort(ends[0]) == 0);
+    CLAIM(tombolo_stream_read(ends[1], buffer, sizeof buffer, SOON) == 0);
+    CLAIM(tombolo_stream_ending(ends[1]) == TOMBOLO_ENDING_ABORTED);
+    CLAIM(tombolo_stream_close(ends[0]) == 0 && tombolo_stream_close(ends[1]) == 0);
+}
+
+static void messages(const char *address)
+{
+    struct tombolo_options options = {.size = sizeof options, .ring_size = 4096};
+    tombolo_messages *ends[2];
+    tombolo_stream *stream;
+    tombolo_listener *listener;
+    char buffer[8192] = {0};
+    struct iovec parts[2];
+
+    message_pair(address, &options, ends);
+    CLAIM(tombolo_messages_max(ends[0]) == 4088);
+    REFUSES(EMSGSIZE, "at most 4088", tombolo_messages_send(ends[0], buffer, 4089, SOON));
+    REFUSES(EMSGSIZE, "at most 4088", tombolo_messages_reserve(ends[0], 4089, 0, parts));
+    REFUSES(EAGAIN, "not now", tombolo_messages_recv(ends[1], buffer, sizeof buffer, 0));
+    REFUSES(ETIMEDOUT, "timed out", tombolo_messages_peek(ends[1], 1000, parts));
+
+    /* Kept apart, empty ones too, and never cut. */
+    parts[0] = (struct iovec){.iov_base = "one ", .iov_len = 4};
+    parts[1] = (struct iovec){.iov_base = "message", .iov_len = 7};
+    CLAIM(tombolo_messages_sendv(ends[0], parts, 2, 0) == 0);
+    CLAIM(tombolo_messages_send(ends[0], NULL, 0, 0) == 0);
+    REFUSES(EMSGSIZE, "11 bytes", tombolo_messages_recv(ends[1], buffer, 10, SOON));
+    CLAIM(tombolo_messages_peek(ends[1], SOON, parts) == 11);
+    CLAIM(tombolo_messages_recv(ends[1], buffer, 11, SOON) == 11 && memcmp(buffer, "one message", 11) == 0);
+    REFUSES(EINVAL, "nothing is held", tombolo_messages_consume(ends[1]));
+    CLAIM(tombolo_messages_peek(ends[1], SOON, parts) == 0);
+    CLAIM(tombolo_messages_consume(ends[1]) == 0);
+
+    CLAIM(tombolo_messages_reserve(ends[0], 100, 0, parts) == 0);
+    memcpy(parts[0].iov_base, "short", 5);
+    CLAIM(tombolo_messages_commit(ends[0], 5) == 0);
+    CLAIM(tombolo_messages_recv(ends[1], buffer, sizeof buffer, SOON) == 5 && memcmp(buffer, "short", 5) == 0);
+
+    /* Full is -EAGAIN, at once or by poll. */
+    REFUSES(EAGAIN, "not now", tombolo_messages_recv(ends[1], buffer, 1, 0)); /* by which the sender learns of it */
+    CLAIM(tombolo_messages_send(ends[0], buffer, 4088, 0) == 0);
+    REFUSES(EAGAIN, "not now", tombolo_messages_send(ends[0], buffer, 1, 0));
+    CLAIM(polls(tombolo_messages_poll_fd(ends[1], TOMBOLO_READ), 30000) == 1);
+    CLAIM(tombolo_messages_recv(ends[1], buffer, sizeof buffer, 0) == 4088);
+    REFUSES(EAGAIN, "not now", tombolo_messages_recv(ends[1], buffer, 1, 0)); /* by which the sender learns of it */
+    CLAIM(tombolo_messages_flush(ends[0]) == 0 && tombolo_messages_drain(ends[0], SOON) == 0);
+
+    CLAIM(tombolo_messages_shutdown(ends[0], TOMBOLO_BOTH) == 0);
+    REFUSES(ENODATA, "the end", tombolo_messages_recv(ends[1], buffer, sizeof buffer, SOON));
+    REFUSES(ENODATA, "the end", tombolo_messages_peek(ends[1], SOON, parts));
+    CLAIM(tombolo_messages_ending(ends[1]) == TOMBOLO_ENDING_CLOSED);
+    REFUSES(EPIPE, "does not read", tombolo_messages_send(ends[1], buffer, 1, SOON));
+    CLAIM(tombolo_messages_close(ends[0]) == 0 && tombolo_messages_close(ends[1]) == 0);
+
+    /* Who wants a stream of one who has messages is refused in words, once the listener looks at it. */
+    CLAIM(tombolo_messages_listen(address, NULL, &listener) == 0);
+    struct tombolo_options hasty = {.size = sizeof hasty, .handshake_timeout_ns = 1000000};
+    REFUSES(ETIMEDOUT, "timed out", tombolo_stream_connect(address, &hasty, &stream));
+    CLAIM(tombolo_listener_close(listener) == 0);
+}
+
+static void what_it_tells(const char *address)
+{
+    struct tombolo_statistics sent = {.size = sizeof sent}, short_ = {.size = 16, .messages = 77};
+    struct tombolo_peer peer = {.size = sizeof peer};
+    tombolo_stream *ends[2];
+    char byte = 1;
+
+    stream_pair(address, NULL, ends);
+    CLAIM(tombolo_stream_peer(ends[0], &peer) == 0);
+    CLAIM(peer.pid == getpid() && peer.uid == getuid() && strcmp(peer.domain, "local") == 0);
+    CLAIM(tombolo_stream_life(ends[0]) == TOMBOLO_LIFE_RUNNING);
+    CLAIM(tombolo_stream_write(ends[0], &byte, 1, 0) == 1);
+    CLAIM(tombolo_stream_statistics(ends[0], TOMBOLO_WRITE, &sent) == 0);
+    CLAIM(sent.size == sizeof sent && sent.bytes == 1 && sent.messages == 1 && sent.ring_size == 1 << 20);
+    /* A caller that knows less gets less. */
+    CLAIM(tombolo_stream_statistics(ends[0], TOMBOLO_WRITE, &short_) == 0);
+    CLAIM(short_.size == 16 && short_.bytes == 1 && short_.messages == 77);
+    REFUSES(EINVAL, "no such half", tombolo_stream_statistics(ends[0], 7, &sent));
+    REFUSES(EFAULT, "place for the result", tombolo_stream_statistics(ends[0], TOMBOLO_READ, NULL));
+    sent.size = 0;
+    REFUSES(EINVAL, "struct of 0 bytes", tombolo_stream_statistics(ends[0], TOMBOLO_READ, &sent));
+    CLAIM(tombolo_stream_close(ends[1]) == 0);
+    CLAIM(tombolo_stream_read(ends[0], &byte, 1, SOON) == 0);
+    CLAIM(tombolo_stream_close(ends[0]) == 0);
+}
+
+int main(int argc, char **argv)
+{
+    CLAIM(argc == 2);
+    CLAIM(strcmp(tombolo_last_error(), "") == 0);
+    CLAIM(strlen(tombolo_version()) >= 5);
+    bad_places(argv[1]);
+    bad_options(argv[1]);
+    null_handles();
+    streams(argv[1]);
+    messages(argv[1]);
+    what_it_tells(argv[1]);
+}
