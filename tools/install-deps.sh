@@ -14,7 +14,7 @@ want() { # command, package, what is skipped without it
 
 want cc "gcc libc6-dev" "nothing can be built"
 want c++ g++ "the C header is not tried from C++"
-want pkg-config pkgconf "C programs are not built against the installed library"
+want pkg-config pkg-config "C programs are not built against the installed library"
 want valgrind "valgrind libc6-dbg" "C programs are not run under valgrind"
 want ip iproute2 "measurements over a pair of virtual Ethernet devices are skipped"
 

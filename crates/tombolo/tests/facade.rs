@@ -104,3 +104,90 @@ fn r12_stream_works_on_a_runtime() {
         assert_eq!(&echo, b"hello");
     });
 }
+
+/// Two ends of a channel.
+fn pair<C: tombolo::Channel + Send>(address: &str, options: &Options) -> [C; 2] {
+    let mut listener = tombolo::listen_with::<C>(address, options).unwrap();
+    thread::scope(|scope| {
+        let there = scope.spawn(|| tombolo::connect_with(address, &patient()).unwrap());
+        [listener.accept_until(Deadline::after(SOON)).unwrap(), there.join().unwrap()]
+    })
+}
+
+#[test]
+fn watch_tells_of_the_peer_while_the_halves_are_in_use() {
+    let (_folder, address) = place();
+    let [here, there] = pair::<Stream>(&address, &Options::new());
+    let watch = here.watch();
+    let (mut reader, writer) = here.into_split();
+    thread::scope(|scope| {
+        scope.spawn(move || reader.read_until(&mut [0; 1], Deadline::after(SOON)).unwrap());
+        assert_eq!(watch.peer().pid, Some(std::process::id()));
+        assert_eq!(watch.life(), Life::Running);
+        drop(there);
+        drop(writer);
+    });
+    assert!(watch.life().is_gone());
+}
+
+#[test]
+fn vectored_twins_do_not_wait_longer_than_they_may() {
+    use std::io::{IoSlice, IoSliceMut};
+    let (_folder, address) = place();
+    let [here, there] = pair::<Stream>(&address, &Options::new().ring_size(4096));
+    let ((_, mut writer), (mut reader, _)) = (here.into_split(), there.into_split());
+    let (mut first, mut second) = ([0; 3], [0; 5]);
+    let into = &mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+    assert_eq!(reader.try_read_vectored(into).unwrap(), None);
+    assert!(matches!(reader.read_vectored_until(into, Deadline::NOW), Err(Error::TimedOut)));
+    let from = [IoSlice::new(b"one"), IoSlice::new(b" two")];
+    assert_eq!(writer.try_write_vectored(&from).unwrap(), Some(7));
+    assert_eq!(reader.read_vectored_until(into, Deadline::after(SOON)).unwrap(), 7);
+    assert_eq!((&first, &second[..4]), (b"one", &b" two"[..]));
+    assert_eq!(reader.statistics().counters.bytes, 7);
+    let many = vec![IoSlice::new(&[7; 1000]); 5];
+    while writer.try_write_vectored(&many).unwrap().is_some() {}
+    assert!(matches!(writer.write_vectored_until(&many, Deadline::NOW), Err(Error::TimedOut)));
+}
+
+#[test]
+fn reserving_twins_take_room_where_there_is_some() {
+    let (_folder, address) = place();
+    let [here, there] = pair::<Messages>(&address, &Options::new().ring_size(4096));
+    let ((mut sender, _), (_, mut receiver)) = (here.into_split(), there.into_split());
+    let (first, second) = sender.try_reserve(3000).unwrap().expect("an empty ring");
+    assert_eq!(first.len() + second.len(), 3000);
+    sender.commit(3000).unwrap();
+    assert!(sender.try_reserve(3000).unwrap().is_none());
+    assert_eq!(sender.statistics().counters.messages, 1);
+    assert!(matches!(sender.try_reserve(5000), Err(Error::TooLarge { .. })));
+    assert!(receiver.peek().unwrap().is_some());
+    receiver.consume().unwrap();
+    // Read is not handed back until somebody asks for it.
+    receiver.release().unwrap();
+    assert!(sender.try_reserve(3000).unwrap().is_some());
+    let parts = [std::io::IoSlice::new(b"a"), std::io::IoSlice::new(b"b")];
+    assert!(sender.try_send_vectored(&parts).unwrap().is_some());
+    assert_eq!(receiver.recv(&mut [0; 8]).unwrap(), Some(2));
+}
+
+#[test]
+fn errors_have_the_numbers_that_sockets_have() {
+    let (_folder, address) = place();
+    let number = |error: Error| error.errno();
+    assert_eq!(number(tombolo::connect("nowhere").unwrap_err()), 22); // EINVAL
+    assert_eq!(number(tombolo::connect("pigeon:post").unwrap_err()), 97); // EAFNOSUPPORT
+    assert_eq!(number(tombolo::connect(&address).unwrap_err()), 2); // ENOENT
+    let _listener = tombolo::listen(&address).unwrap();
+    assert_eq!(number(tombolo::listen(&address).unwrap_err()), 98); // EADDRINUSE
+    let [mut here, there] = pair::<Stream>(&format!("{address}2"), &Options::new());
+    let (reader, writer) = here.split();
+    assert_eq!(number(reader.read_until(&mut [0; 1], Deadline::NOW).unwrap_err()), 110); // ETIMEDOUT
+    drop(there);
+    let gone = loop {
+        if let Err(error) = writer.write_until(&[0; 4096], Deadline::after(SOON)) {
+            break error;
+        }
+    };
+    assert_eq!(number(gone), 32); // EPIPE
+}
