@@ -6,7 +6,7 @@
 //!
 //! How an exported function is built: its arguments are types of [`pointers`], which alone turns pointers into
 //! references; its body runs inside [`border::guard`], which alone turns errors and panics into numbers; a handle's two
-//! halves are [`half::Half`]s, which only one thread at a time can enter. What is left is a few lines of safe code.
+//! halves are [`half::Half`]s, each of which belongs to one call at a time. What is left is a few lines of safe code.
 #![deny(unsafe_code)]
 
 mod border;

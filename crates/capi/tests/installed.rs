@@ -151,6 +151,28 @@ fn examples_say_how_they_are_used() {
     assert_eq!(no_file, "/no/such/file: No such file or directory");
 }
 
+/// The first block of a page in a language.
+fn block<'a>(page: &'a str, language: &str) -> &'a str {
+    let from = page.split_once(&format!("\n```{language}\n")).unwrap().1;
+    &from[..from.find("```").unwrap()]
+}
+
+#[test]
+fn guide_can_be_followed_to_the_letter() {
+    if !has("guide_can_be_followed_to_the_letter", "pkg-config") {
+        return;
+    }
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/c.md")).unwrap();
+    let program = page.find("## A first program").unwrap();
+    let place = common::Place::new();
+    fs::write(place.path("hello.c"), block(&page[program..], "c")).unwrap();
+    let commands = block(&page[program..], "sh").replace("local:/tmp/hello.sock", &place.address());
+    let mut shell = Command::new("sh");
+    shell.args(["-e", "-c", &commands]).current_dir(place.path(""));
+    let said = must(shell.env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig")));
+    assert_eq!(said, "good morning\n");
+}
+
 macro_rules! pairs {
     ($($name:ident: $pair:ident;)*) => {$(
         #[test]
