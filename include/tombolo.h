@@ -7,14 +7,14 @@
  *
  * Results. Every call that can fail returns int or ssize_t: 0, a length, a descriptor or a TOMBOLO_ value if all went
  * well, else a negative error number (-EPIPE). tombolo_last_error() has the same as a line of text, with the numbers
- * that matter. No call raises a signal or touches errno.
+ * that matter. No call raises a signal, and errno has no meaning after one.
  *
  * Beside the errors that each call names: -EFAULT (a null pointer), -EINVAL (an impossible argument), -EBUSY (see
  * Threads), -ENOMEM, -ENOTRECOVERABLE (a fault in this library: close the handle).
  *
  * Times. timeout_ns is how long a call may wait, in nanoseconds from now on: 0 not at all (-EAGAIN), negative
  * (TOMBOLO_FOREVER) for as long as it takes, else -ETIMEDOUT once it has passed. A call that takes several steps (write_all)
- * has one time for all of them. No wait outlives the peer: its death ends every call within 100 ms.
+ * has one time for all of them. No wait outlives the peer: its death ends every call within 100 ms. No signal ends one.
  *
  * Threads. A handle has a half that reads and one that writes. One thread may use one half while another uses the other:
  * split them as you like. Two calls at once on the same half are a mistake: the second gets -EBUSY, and nothing else is
@@ -428,7 +428,8 @@ int tombolo_stream_poll_fd(struct tombolo_stream *stream, int half);
 
 /**
  * Closes both halves in order and frees the handle: the peer reads what is left and then finds the end of file. No
- * other thread may be in a call with it. Null is no error.
+ * other thread may be in a call with it. Null is no error. On backends whose memory goes with its owner it waits for a
+ * peer that has not begun to read, 1 s at most.
  */
 int tombolo_stream_close(struct tombolo_stream *stream);
 
@@ -541,7 +542,8 @@ int tombolo_messages_poll_fd(struct tombolo_messages *messages, int half);
 
 /**
  * Closes both halves in order and frees the handle: the peer receives what is left and then finds the end. No
- * other thread may be in a call with it. Null is no error.
+ * other thread may be in a call with it. Null is no error. On backends whose memory goes with its owner it waits for a
+ * peer that has not begun to read, 1 s at most.
  */
 int tombolo_messages_close(struct tombolo_messages *messages);
 

@@ -68,11 +68,14 @@ impl<R: Reads, W: Writes> Channel<R, W> {
         if !(TOMBOLO_READ..=TOMBOLO_BOTH).contains(&which) {
             return Err(Fault::new(libc::EINVAL, c"no such half: TOMBOLO_READ, TOMBOLO_WRITE or TOMBOLO_BOTH"));
         }
-        if which & TOMBOLO_WRITE != 0 {
-            self.writer.enter()?.half.close();
+        // Both or neither.
+        let writer = (which & TOMBOLO_WRITE != 0).then(|| self.writer.enter()).transpose()?;
+        let reader = (which & TOMBOLO_READ != 0).then(|| self.reader.enter()).transpose()?;
+        if let Some(mut writer) = writer {
+            writer.half.close();
         }
-        if which & TOMBOLO_READ != 0 {
-            self.reader.enter()?.half.close();
+        if let Some(mut reader) = reader {
+            reader.half.close();
         }
         Ok(())
     }

@@ -282,7 +282,8 @@ pub extern "C" fn tombolo_messages_poll_fd(messages: Handle<Messages>, half: c_i
 }
 
 /// Closes both halves in order and frees the handle: the peer receives what is left and then finds the end. No
-/// other thread may be in a call with it. Null is no error.
+/// other thread may be in a call with it. Null is no error. On backends whose memory goes with its owner it waits for a
+/// peer that has not begun to read, 1 s at most.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_messages_close(messages: Handle<Messages>) -> c_int {
     guard(|| {

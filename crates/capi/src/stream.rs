@@ -335,7 +335,8 @@ pub extern "C" fn tombolo_stream_poll_fd(stream: Handle<Stream>, half: c_int) ->
 }
 
 /// Closes both halves in order and frees the handle: the peer reads what is left and then finds the end of file. No
-/// other thread may be in a call with it. Null is no error.
+/// other thread may be in a call with it. Null is no error. On backends whose memory goes with its owner it waits for a
+/// peer that has not begun to read, 1 s at most.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_close(stream: Handle<Stream>) -> c_int {
     guard(|| {
