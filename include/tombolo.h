@@ -41,6 +41,11 @@
 #include <sys/uio.h>
 
 /**
+ * As a time: wait for as long as it takes.
+ */
+#define TOMBOLO_FOREVER -1
+
+/**
  * A flag of tombolo_options: never spin before a sleep.
  */
 #define TOMBOLO_NO_SPIN 1
@@ -49,11 +54,6 @@
  * A flag of tombolo_options: both ends fence at each write; sleeping gets cheaper, small writes dearer.
  */
 #define TOMBOLO_NO_MEMBARRIER 2
-
-/**
- * As a time: wait for as long as it takes.
- */
-#define TOMBOLO_FOREVER -1
 
 /**
  * As a choice of a half: the one that reads or receives.

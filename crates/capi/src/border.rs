@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The border: what a call returns, what it leaves as the last error, and what becomes of a panic.
+//! The border: how long a call may take, what it returns, what it leaves as the last error, and what becomes of a panic.
 #![allow(unsafe_code)]
 
 use std::{
@@ -9,9 +9,11 @@ use std::{
     ffi::{CStr, CString},
     io,
     panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
 };
 
 use libc::{c_char, c_int, ssize_t};
+use tombolo::Deadline;
 
 /// What the code behind an exported function returns.
 pub type Outcome<T> = Result<T, Fault>;
@@ -61,6 +63,18 @@ impl From<io::Error> for Fault {
             Ok(error) => error.into(),
             Err(error) => Self::with(error.raw_os_error().unwrap_or(libc::EIO), &error.to_string()),
         }
+    }
+}
+
+/// As a time: wait for as long as it takes.
+pub const TOMBOLO_FOREVER: i64 = -1;
+
+/// When a call that was given `timeout_ns` and must wait gives up. It must not wait at all: the fault that says so.
+pub fn deadline(timeout_ns: i64) -> Outcome<Deadline> {
+    match timeout_ns {
+        ..=TOMBOLO_FOREVER => Ok(Deadline::NEVER),
+        0 => Err(Fault::WOULD_BLOCK),
+        ns => Ok(Deadline::after(Duration::from_nanos(ns.unsigned_abs()))),
     }
 }
 
@@ -240,5 +254,15 @@ mod tests {
     fn canary_unguarded_export_is_found() {
         let source = "#[unsafe(no_mangle)]\npub extern \"C\" fn tombolo_bad() -> c_int {\n    0\n}\n";
         assert_eq!(unguarded(source).len(), 1);
+    }
+
+    #[test]
+    fn times_are_relative_negative_is_for_ever_and_zero_does_not_wait() {
+        assert_eq!(deadline(TOMBOLO_FOREVER).unwrap(), Deadline::NEVER);
+        assert_eq!(deadline(i64::MIN).unwrap(), Deadline::NEVER);
+        assert_eq!(deadline(0).unwrap_err().errno, libc::EAGAIN);
+        let soon = deadline(1_000_000_000).unwrap().remaining().unwrap();
+        assert!(soon <= Duration::from_secs(1) && !soon.is_zero(), "{soon:?}");
+        assert!(!deadline(i64::MAX).unwrap().expired());
     }
 }

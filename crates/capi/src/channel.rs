@@ -7,8 +7,9 @@ use libc::c_int;
 use tombolo::{Deadline, Watch};
 
 use crate::{
-    border::{Fault, Outcome},
-    half::{Half, Reads, Writes, deadline},
+    border::{Fault, Outcome, deadline},
+    half::Half,
+    sides::{Place, Reads, Writes},
     structs::{Peer, Statistics, ending, life},
 };
 
@@ -49,6 +50,43 @@ impl<R: Reads, W: Writes> Channel<R, W> {
         if let Some(mut reader) = self.reader.help() {
             let _ = reader.half.release();
         }
+    }
+
+    /// Room for `len` bytes, which the caller holds from now on.
+    pub fn reserve(&self, len: usize, timeout_ns: i64) -> Outcome<Place> {
+        let mut writer = self.writer.begin()?;
+        let room = match writer.half.room(len)? {
+            Some(room) => room,
+            None => {
+                let deadline = deadline(timeout_ns)?;
+                self.release_first();
+                writer.half.room_until(len, deadline)?
+            }
+        };
+        writer.held = Some(len);
+        Ok(room)
+    }
+
+    /// Publishes `len` bytes of what the caller holds.
+    pub fn commit(&self, len: usize) -> Outcome<()> {
+        let mut writer = self.writer.enter()?;
+        writer.end_hold(len)?;
+        Ok(writer.half.commit(len)?)
+    }
+
+    /// What is there, which the caller holds from now on; none at the end.
+    pub fn peek(&self, timeout_ns: i64) -> Outcome<Option<Place>> {
+        let mut reader = self.reader.begin()?;
+        let mut there = reader.half.look()?;
+        if there.is_none() && reader.half.ending().is_none() {
+            let deadline = deadline(timeout_ns)?;
+            self.flush_first();
+            if reader.half.wait_until(deadline)? {
+                there = reader.half.look()?;
+            }
+        }
+        reader.held = there.map(|[(_, first), (_, second)]| first + second);
+        Ok(there)
     }
 
     pub fn flush(&self) -> Outcome<()> {

@@ -7,29 +7,12 @@
 
 use std::{
     cell::UnsafeCell,
-    io::Write,
     ops::{Deref, DerefMut},
-    os::fd::BorrowedFd,
     sync::atomic::{AtomicU8, Ordering},
     thread,
-    time::Duration,
 };
 
-use tombolo::{Deadline, Ending, MessageReceiver, MessageSender, PipeStatistics, ReadHalf, WriteHalf};
-
 use crate::border::{Fault, Outcome};
-
-/// As a time: wait for as long as it takes.
-pub const TOMBOLO_FOREVER: i64 = -1;
-
-/// When a call that was given `timeout_ns` and must wait gives up. It must not wait at all: the fault that says so.
-pub fn deadline(timeout_ns: i64) -> Outcome<Deadline> {
-    match timeout_ns {
-        ..=TOMBOLO_FOREVER => Ok(Deadline::NEVER),
-        0 => Err(Fault::WOULD_BLOCK),
-        ns => Ok(Deadline::after(Duration::from_nanos(ns.unsigned_abs()))),
-    }
-}
 
 /// One half. Two calls at once on it are a mistake of the caller, told apart from a data race; a call on the other half
 /// may help out here for a moment.
@@ -145,71 +128,6 @@ impl<T> Inside<T> {
     }
 }
 
-/// What every half can do.
-pub trait Common {
-    fn close(&mut self);
-    fn statistics(&self) -> PipeStatistics;
-    fn poll_fd(&self) -> tombolo::Result<BorrowedFd<'_>>;
-}
-
-/// What both kinds of reading halves can do.
-pub trait Reads: Common {
-    fn release(&mut self) -> tombolo::Result<()>;
-    fn ending(&self) -> Option<Ending>;
-}
-
-/// What both kinds of writing halves can do.
-pub trait Writes: Common {
-    fn flush_held(&mut self) -> Outcome<()>;
-    fn drained_until(&mut self, deadline: Deadline) -> tombolo::Result<()>;
-}
-
-macro_rules! common {
-    ($($half:ident),*) => {$(
-        impl Common for $half {
-            fn close(&mut self) {
-                $half::close(self);
-            }
-            fn statistics(&self) -> PipeStatistics {
-                $half::statistics(self)
-            }
-            fn poll_fd(&self) -> tombolo::Result<BorrowedFd<'_>> {
-                $half::poll_fd(self)
-            }
-        }
-    )*};
-}
-
-macro_rules! reads {
-    ($($half:ident),*) => {$(
-        impl Reads for $half {
-            fn release(&mut self) -> tombolo::Result<()> {
-                $half::release(self)
-            }
-            fn ending(&self) -> Option<Ending> {
-                $half::ending(self)
-            }
-        }
-    )*};
-}
-
-macro_rules! writes {
-    ($($half:ident),*) => {$(
-        impl Writes for $half {
-            fn flush_held(&mut self) -> Outcome<()> {
-                Ok(self.flush()?)
-            }
-            fn drained_until(&mut self, deadline: Deadline) -> tombolo::Result<()> {
-                $half::drained_until(self, deadline)
-            }
-        }
-    )*};
-}
-
-common!(ReadHalf, MessageReceiver, WriteHalf, MessageSender);
-reads!(ReadHalf, MessageReceiver);
-writes!(WriteHalf, MessageSender);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,15 +190,5 @@ mod tests {
         half.begin().unwrap().held = Some(5);
         drop(half.begin());
         assert_eq!(half.enter().unwrap().end_hold(0).unwrap_err().errno, libc::EINVAL);
-    }
-
-    #[test]
-    fn times_are_relative_negative_is_for_ever_and_zero_does_not_wait() {
-        assert_eq!(deadline(TOMBOLO_FOREVER).unwrap(), Deadline::NEVER);
-        assert_eq!(deadline(i64::MIN).unwrap(), Deadline::NEVER);
-        assert_eq!(deadline(0).unwrap_err().errno, libc::EAGAIN);
-        let soon = deadline(1_000_000_000).unwrap().remaining().unwrap();
-        assert!(soon <= Duration::from_secs(1) && !soon.is_zero(), "{soon:?}");
-        assert!(!deadline(i64::MAX).unwrap().expired());
     }
 }

@@ -16,5 +16,6 @@ mod listener;
 mod messages;
 mod options;
 mod pointers;
+mod sides;
 mod stream;
 mod structs;

@@ -11,8 +11,7 @@ use libc::c_int;
 use tombolo::{Channel, Messages, Stream};
 
 use crate::{
-    border::{Fault, Outcome, guard},
-    half::deadline,
+    border::{Fault, Outcome, deadline, guard},
     pointers::Handle,
 };
 

@@ -8,9 +8,8 @@ use libc::{c_int, iovec, ssize_t};
 use tombolo::{MessageReceiver, MessageSender, Messages as Postbox};
 
 use crate::{
-    border::{Fault, Outcome, guard},
+    border::{Fault, deadline, guard},
     channel::Channel,
-    half::{Inside, deadline},
     listener::{Kind, Listener},
     options::Options,
     pointers::{Bytes, Handle, In, Out, Parts, Room, Text},
@@ -152,28 +151,14 @@ pub extern "C" fn tombolo_messages_reserve(
 ) -> c_int {
     guard(|| {
         room.check()?;
-        let messages = &messages.get()?.0;
-        let mut sender = messages.writer.begin()?;
-        if sender.half.try_reserve(len)?.is_none() {
-            let deadline = deadline(timeout_ns)?;
-            messages.release_first();
-            sender.half.reserve_until(len, deadline)?;
-        }
-        let (first, second) = sender.half.try_reserve(len)?.ok_or(Fault::WOULD_BLOCK)?;
-        let parts = [(first.as_ptr(), first.len()), (second.as_ptr(), second.len())];
-        sender.held = Some(len);
-        room.put(parts)
+        room.put(messages.get()?.0.reserve(len, timeout_ns)?).map(drop)
     })
 }
 
 /// Sends the first len bytes of what was last reserved as one message. -EINVAL where that is more than was reserved.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_messages_commit(messages: Handle<Messages>, len: usize) -> c_int {
-    guard(|| {
-        let mut sender = messages.get()?.0.writer.enter()?;
-        sender.end_hold(len)?;
-        Ok(sender.half.commit(len)?)
-    })
+    guard(|| messages.get()?.0.commit(len))
 }
 
 /// The next message where it lies, as two parts (the second is empty unless the ring wraps there); returns its length.
@@ -184,27 +169,8 @@ pub extern "C" fn tombolo_messages_commit(messages: Handle<Messages>, len: usize
 pub extern "C" fn tombolo_messages_peek(messages: Handle<Messages>, timeout_ns: i64, parts: Out<iovec>) -> ssize_t {
     guard(|| {
         parts.check()?;
-        let messages = &messages.get()?.0;
-        let mut receiver = messages.reader.begin()?;
-        let mut there = look(&mut receiver)?;
-        if there.is_none() && receiver.half.ending().is_none() {
-            let deadline = deadline(timeout_ns)?;
-            messages.flush_first();
-            if receiver.half.wait_until(deadline)? {
-                there = look(&mut receiver)?;
-            }
-        }
-        let there = there.ok_or(END)?;
-        parts.put(there)?;
-        let len = there[0].1 + there[1].1;
-        receiver.held = Some(len);
-        Ok(len)
+        parts.put(messages.get()?.0.peek(timeout_ns)?.ok_or(END)?)
     })
-}
-
-fn look(receiver: &mut Inside<MessageReceiver>) -> Outcome<Option<[(*const u8, usize); 2]>> {
-    let peeked = receiver.half.peek()?;
-    Ok(peeked.map(|(first, second)| [(first.as_ptr(), first.len()), (second.as_ptr(), second.len())]))
 }
 
 /// Hands back the message that was last peeked at. -EINVAL where none was.

@@ -21,7 +21,10 @@ use std::{
 
 use libc::{c_char, c_int, c_void, iovec};
 
-use crate::border::{Fault, Outcome};
+use crate::{
+    border::{Fault, Outcome},
+    sides::Place,
+};
 
 /// Most parts of one vectored call, as for the system's.
 const PARTS_MOST: c_int = libc::UIO_MAXIOV;
@@ -164,13 +167,13 @@ impl<T> Out<Handle<T>> {
 }
 
 impl Out<iovec> {
-    /// Writes two parts, each an address and a length.
-    pub fn put(&self, parts: [(*const u8, usize); 2]) -> Outcome<()> {
+    /// Writes both parts of a place; says how long it is.
+    pub fn put(&self, place: Place) -> Outcome<usize> {
         self.check()?;
-        let parts = parts.map(|(base, len)| iovec { iov_base: base.cast_mut().cast(), iov_len: len });
+        let parts = place.map(|(base, len)| iovec { iov_base: base.cast_mut().cast(), iov_len: len });
         // SAFETY: (valid, aligned) room for two, not null, the caller's promise.
         unsafe { self.0.cast::<[iovec; 2]>().write(parts) };
-        Ok(())
+        Ok(place[0].1 + place[1].1)
     }
 }
 

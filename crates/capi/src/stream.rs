@@ -6,9 +6,8 @@ use libc::{c_int, iovec, ssize_t};
 use tombolo::{ReadHalf, Stream as Bytestream, WriteHalf};
 
 use crate::{
-    border::{Fault, Outcome, guard},
+    border::{deadline, guard},
     channel::Channel,
-    half::{Inside, deadline},
     listener::{Kind, Listener},
     options::Options,
     pointers::{Bytes, Handle, In, Out, Parts, Room, Text},
@@ -207,28 +206,14 @@ pub extern "C" fn tombolo_stream_reserve(
 ) -> c_int {
     guard(|| {
         room.check()?;
-        let stream = &stream.get()?.0;
-        let mut writer = stream.writer.begin()?;
-        if writer.half.try_reserve(len)?.is_none() {
-            let deadline = deadline(timeout_ns)?;
-            stream.release_first();
-            writer.half.reserve_until(len, deadline)?;
-        }
-        let (first, second) = writer.half.try_reserve(len)?.ok_or(Fault::WOULD_BLOCK)?;
-        let parts = [(first.as_ptr(), first.len()), (second.as_ptr(), second.len())];
-        writer.held = Some(len);
-        room.put(parts)
+        room.put(stream.get()?.0.reserve(len, timeout_ns)?).map(drop)
     })
 }
 
 /// Publishes the first len bytes of what was last reserved. -EINVAL where that is more than was reserved.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_commit(stream: Handle<Stream>, len: usize) -> c_int {
-    guard(|| {
-        let mut writer = stream.get()?.0.writer.enter()?;
-        writer.end_hold(len)?;
-        Ok(writer.half.commit(len)?)
-    })
+    guard(|| stream.get()?.0.commit(len))
 }
 
 /// What is there to read, where it lies, as two parts (the second is empty unless the ring wraps there); returns how
@@ -240,27 +225,8 @@ pub extern "C" fn tombolo_stream_commit(stream: Handle<Stream>, len: usize) -> c
 pub extern "C" fn tombolo_stream_peek(stream: Handle<Stream>, timeout_ns: i64, parts: Out<iovec>) -> ssize_t {
     guard(|| {
         parts.check()?;
-        let stream = &stream.get()?.0;
-        let mut reader = stream.reader.begin()?;
-        let mut there = look(&mut reader)?;
-        if there.is_none() && reader.half.ending().is_none() {
-            let deadline = deadline(timeout_ns)?;
-            stream.flush_first();
-            if reader.half.wait_until(deadline)? {
-                there = look(&mut reader)?;
-            }
-        }
-        let there = there.unwrap_or([(std::ptr::null(), 0); 2]);
-        parts.put(there)?;
-        let len = there[0].1 + there[1].1;
-        reader.held = (len > 0).then_some(len);
-        Ok(len)
+        parts.put(stream.get()?.0.peek(timeout_ns)?.unwrap_or([(std::ptr::null(), 0); 2]))
     })
-}
-
-fn look(reader: &mut Inside<ReadHalf>) -> Outcome<Option<[(*const u8, usize); 2]>> {
-    let peeked = reader.half.peek()?;
-    Ok(peeked.map(|(first, second)| [(first.as_ptr(), first.len()), (second.as_ptr(), second.len())]))
 }
 
 /// Hands back the first len bytes of what was last peeked at, so that the writer can use their room; peek again for the

@@ -11,8 +11,8 @@ const HEADER: &str = "include/tombolo.h";
 const SOURCES: &str = "crates/capi/src/";
 const CONFIG: &str = "crates/capi/cbindgen.toml";
 /// The modules in the order in which a C programmer wants to read them.
-const MODULES: [&str; 9] =
-    ["border", "options", "half", "stream", "messages", "listener", "channel", "structs", "pointers"];
+const MODULES: [&str; 10] =
+    ["border", "options", "half", "stream", "messages", "listener", "channel", "structs", "sides", "pointers"];
 const REMEDY: &str = "`cargo xtask header --write` makes it anew";
 
 /// The committed header is the generated one, to the letter.
