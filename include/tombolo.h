@@ -28,7 +28,9 @@
  * read, write or close it.
  *
  * What a pointer must be. Null is refused where it makes no sense. Any other pointer must be valid for its type and length,
- * and what it points to must be left alone until the call returns. A handle comes from this library and is closed once.
+ * and what it points to must be left alone until the call returns: so buffers of one call do not overlap, and what a peek
+ * shows, which the peer can change, is copied before it is written elsewhere. A handle comes from this library and is closed
+ * once.
  *
  * Structs begin with their size, so that they can grow: set it to sizeof. Do not rely on the sizes of anything else.
  */
@@ -319,8 +321,8 @@ int tombolo_stream_listen(const char *address, const struct tombolo_options *opt
 int tombolo_stream_accept(struct tombolo_listener *listener, int64_t timeout_ns, struct tombolo_stream **stream);
 
 /**
- * Reads what is there, at least one byte and at most len; returns how many, 0 at the end of file. Whether the peer
- * closed in order or died, tombolo_stream_ending tells. Errors: -EAGAIN, -ETIMEDOUT, -EPROTO.
+ * Reads what is there, at least one byte and at most len; returns how many, 0 at the end of file (or if len is 0). Whether
+ * the peer closed in order or died, tombolo_stream_ending tells. Errors: -EAGAIN, -ETIMEDOUT, -EPROTO.
  */
 ssize_t tombolo_stream_read(struct tombolo_stream *stream, void *buffer, size_t len, int64_t timeout_ns);
 

@@ -7,7 +7,8 @@
 //! `tombolo.h` says in "What a pointer must be":
 //!
 //! * it is null, or valid and aligned for its type and for the length that goes with it;
-//! * what it points to is left alone until the call returns, by the caller's other threads as well;
+//! * what it points to is left alone until the call returns, by the caller's other threads as well, so buffers of one
+//!   call do not overlap and none is memory that a peer writes;
 //! * a handle came from this library and was not closed; nobody else is in a call with it when it is closed.
 //!
 //! Null is checked here. The rest cannot be, in C. References live no longer than the argument, so not beyond the call.

@@ -64,8 +64,8 @@ pub extern "C" fn tombolo_stream_accept(
     })
 }
 
-/// Reads what is there, at least one byte and at most len; returns how many, 0 at the end of file. Whether the peer
-/// closed in order or died, tombolo_stream_ending tells. Errors: -EAGAIN, -ETIMEDOUT, -EPROTO.
+/// Reads what is there, at least one byte and at most len; returns how many, 0 at the end of file (or if len is 0). Whether
+/// the peer closed in order or died, tombolo_stream_ending tells. Errors: -EAGAIN, -ETIMEDOUT, -EPROTO.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_read(
     stream: Handle<Stream>,

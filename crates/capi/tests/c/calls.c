@@ -220,6 +220,40 @@ static void messages(const char *address)
     CLAIM(tombolo_listener_close(listener) == 0);
 }
 
+static void *answer(void *arg)
+{
+    char byte;
+
+    while (tombolo_stream_read(arg, &byte, 1, SOON) == 1)
+        CLAIM(tombolo_stream_write(arg, &byte, 1, SOON) == 1);
+    return NULL;
+}
+
+/* What flush_bytes holds back goes before this end waits for an answer to it. */
+static void nothing_is_held_back_by_who_waits(const char *address)
+{
+    struct tombolo_options options = {
+        .size = sizeof options,
+        .flags = TOMBOLO_NO_SPIN,
+        .flush_bytes = 1 << 20,
+        .flush_ns = 3600 * (uint64_t)SECONDS,
+    };
+    tombolo_stream *ends[2];
+    pthread_t answering;
+    char byte;
+
+    stream_pair(address, &options, ends);
+    CLAIM(pthread_create(&answering, NULL, answer, ends[1]) == 0);
+    for (byte = 0; byte < 100; byte++) {
+        char back = -1;
+        CLAIM(tombolo_stream_write(ends[0], &byte, 1, 0) == 1);
+        CLAIM(tombolo_stream_read(ends[0], &back, 1, SOON / 3) == 1 && back == byte); /* before the other gives up */
+    }
+    CLAIM(tombolo_stream_shutdown(ends[0], TOMBOLO_WRITE) == 0);
+    CLAIM(pthread_join(answering, NULL) == 0);
+    CLAIM(tombolo_stream_close(ends[0]) == 0 && tombolo_stream_close(ends[1]) == 0);
+}
+
 static void what_it_tells(const char *address)
 {
     struct tombolo_statistics sent = {.size = sizeof sent}, short_ = {.size = 16, .messages = 77};
@@ -256,5 +290,6 @@ int main(int argc, char **argv)
     null_handles();
     streams(argv[1]);
     messages(argv[1]);
+    nothing_is_held_back_by_who_waits(argv[1]);
     what_it_tells(argv[1]);
 }
