@@ -53,7 +53,9 @@ pub fn pkg_config(words: &str) -> Vec<String> {
 
 /// Says that a test cannot run here, and where it can.
 pub fn skip(test: &str, need: &str, why: &str) {
-    let _ = writeln!(std::io::stderr(), "SKIP {test} (needs {need}): {why}");
+    // In one piece: the runner reads it between the lines of other tests.
+    let line = format!("SKIP {test} (needs {need}): {why}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Whether a program can be run; if not, the test is skipped.
