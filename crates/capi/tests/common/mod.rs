@@ -76,16 +76,20 @@ pub struct Kit {
     under: &'static [&'static str],
     /// How much the long programs move.
     pub bytes: usize,
+    /// Where the examples are, once they are built.
+    examples: OnceLock<PathBuf>,
 }
 
-pub const PLAIN: Kit = Kit { name: "plain", flags: "-O2 -g", under: &[], bytes: 20_000_000 };
-pub const SANITIZED: Kit = Kit {
+pub static PLAIN: Kit =
+    Kit { name: "plain", flags: "-O2 -g", under: &[], bytes: 20_000_000, examples: OnceLock::new() };
+pub static SANITIZED: Kit = Kit {
     name: "sanitized",
     flags: "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all",
     under: &[],
     bytes: 5_000_000,
+    examples: OnceLock::new(),
 };
-pub const VALGRIND: Kit = Kit {
+pub static VALGRIND: Kit = Kit {
     name: "valgrind",
     flags: "-O1 -g",
     // "Possibly lost" is what is only reached by a pointer into its middle, as Rust's reference counts are.
@@ -98,6 +102,7 @@ pub const VALGRIND: Kit = Kit {
         "--errors-for-leak-kinds=definite,indirect",
     ],
     bytes: 300_000,
+    examples: OnceLock::new(),
 };
 
 impl Kit {
@@ -107,17 +112,19 @@ impl Kit {
         folder
     }
 
-    /// The examples, built with their own Makefile.
-    pub fn examples(&self) -> PathBuf {
-        let folder = self.folder();
-        let mut make = Command::new("make");
-        make.current_dir(Path::new(ROOT).join("examples/c")).arg("--always-make");
-        make.arg(format!("OUT={}", folder.display())).env("CFLAGS", self.flags);
-        must(make.env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig")));
-        folder
+    /// The folder of the examples, built once with their own Makefile.
+    pub fn examples(&self) -> &Path {
+        self.examples.get_or_init(|| {
+            let folder = self.folder();
+            let mut make = Command::new("make");
+            make.current_dir(Path::new(ROOT).join("examples/c")).arg("--always-make");
+            make.arg(format!("OUT={}", folder.display())).env("CFLAGS", self.flags);
+            must(make.env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig")));
+            folder
+        })
     }
 
-    /// A program of `tests/c`.
+    /// A program of `tests/c`; each is built by one test only.
     pub fn program(&self, source: &str) -> PathBuf {
         let path = self.folder().join(source.split('.').next().unwrap());
         let (compiler, standard) = if source.ends_with(".cc") { ("c++", "-std=c++17") } else { ("cc", "-std=c11") };
