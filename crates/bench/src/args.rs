@@ -23,6 +23,9 @@ pub struct BenchArgs {
     /// Message sizes, such as 64 or 4KiB [default: depends on the test]
     #[arg(long = "size", value_name = "SIZE", value_delimiter = ',', value_parser = message_size)]
     pub sizes: Vec<usize>,
+    /// Messages a second, in the test under load
+    #[arg(long = "rate", value_name = "N", value_delimiter = ',', default_value = "10000,100000", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub rates: Vec<u32>,
     /// How the ends wait in round trips
     #[arg(long = "wait", value_delimiter = ',', default_value = "spin,sleep")]
     pub waits: Vec<Wait>,
@@ -33,7 +36,7 @@ pub struct BenchArgs {
     #[arg(long = "cpu", value_delimiter = ',', default_value = "cross")]
     pub cpus: Vec<Cpu>,
     /// Numbers of channels at once, in the test of that name
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16,64")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16,64", value_parser = channels)]
     pub channels: Vec<usize>,
     /// Seconds of a sample
     #[arg(long, value_name = "S", default_value = "0.2", value_parser = seconds)]
@@ -41,11 +44,11 @@ pub struct BenchArgs {
     /// Samples of each measurement, of which the median is reported
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub runs: u16,
-    /// Bytes of a ring, and of memcpy's buffers
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = message_size)]
+    /// Bytes of a ring, a power of two, and of memcpy's buffers; at least four of the messages that are kept apart in it
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = ring_size)]
     pub ring: usize,
     /// Bytes that cross in the test of context switches
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = message_size)]
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = volume)]
     pub volume: usize,
     /// Run the two ends under real-time priority, so that other programs do not disturb them (needs CAP_SYS_NICE)
     #[arg(long)]
@@ -70,11 +73,31 @@ impl Default for BenchArgs {
     }
 }
 
-fn message_size(text: &str) -> Result<usize, String> {
+fn within(text: &str, least: usize, most: usize) -> Result<usize, String> {
     match size::parse(text)? {
-        0 => Err("the smallest size is 1".into()),
-        n if n > 1 << 40 => Err(format!("{text} is more than a benchmark can move")),
+        n if n < least => Err(format!("the least is {}", size::show(least))),
+        n if n > most => Err(format!("the most is {}", size::show(most))),
         n => Ok(n),
+    }
+}
+
+fn message_size(text: &str) -> Result<usize, String> {
+    within(text, 1, 256 << 20)
+}
+
+fn ring_size(text: &str) -> Result<usize, String> {
+    let size = within(text, 4 << 10, 1 << 30)?;
+    if size.is_power_of_two() { Ok(size) } else { Err("a ring is a power of two".into()) }
+}
+
+fn volume(text: &str) -> Result<usize, String> {
+    within(text, 1, 1 << 40)
+}
+
+fn channels(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 1..=1024) => Ok(n),
+        _ => Err(format!("{text:?} is not a number of channels from 1 to 1024")),
     }
 }
 
@@ -102,6 +125,8 @@ pub struct Plan {
     pub cpus: Vec<Cpu>,
     /// Numbers of channels at once.
     pub channels: Vec<usize>,
+    /// Messages a second in [`Test::Load`].
+    pub rates: Vec<u32>,
     /// Seconds of a sample.
     pub seconds: f64,
     /// Samples of each measurement.
@@ -147,6 +172,7 @@ impl TryFrom<&BenchArgs> for Plan {
             think_ns: args.think * 1000,
             cpus: args.cpus.clone(),
             channels: args.channels.clone(),
+            rates: args.rates.clone(),
             seconds: args.seconds,
             runs: args.runs.into(),
             ring: args.ring,
@@ -183,6 +209,7 @@ impl Test {
         match self {
             Self::Throughput => &[8, 64, 256, KI, 4 * KI, 16 * KI, 64 * KI, 256 * KI, MI, 4 * MI],
             Self::Rate => &[8, 64, 256, KI],
+            Self::Load => &[64],
             Self::Latency => &[1, 64, 256, KI, 4 * KI, 16 * KI, 64 * KI],
             Self::Switches | Self::Cpu => &[32 * KI],
             Self::Channels => &[16 * KI],

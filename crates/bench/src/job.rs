@@ -19,6 +19,8 @@ pub enum Test {
     Rate,
     /// Nanoseconds of a round trip.
     Latency,
+    /// Nanoseconds from when a message was due to be sent, at a fixed rate, until it is there.
+    Load,
     /// Context switches of both processes while a volume crosses.
     Switches,
     /// Connections per second: connect, a byte there and back, close.
@@ -90,6 +92,8 @@ pub struct Job {
     pub ring: usize,
     /// How long the sample takes.
     pub seconds: f64,
+    /// Messages a second, in the test under load.
+    pub rate: u32,
     /// How many bytes cross, for tests that move a volume.
     pub volume: u64,
     /// How the ends wait; `None` leaves it to the transport (the kernel's block).
@@ -139,8 +143,8 @@ pub struct Report {
     pub seconds: f64,
     /// All bytes that crossed, in the window and outside.
     pub total: u64,
-    /// Round trips, if that was the question.
-    pub round_trip: Option<RoundTrip>,
+    /// Round trips, or delays, if that was the question.
+    pub times: Option<Times>,
     /// What this process used.
     pub usage: Usage,
     /// System calls, if the transport can say.
@@ -155,16 +159,18 @@ pub struct Report {
     pub probes: Option<[f64; 2]>,
 }
 
-/// Round-trip times of one sample, in nanoseconds.
+/// Times of one sample, in nanoseconds: round trips, or under load the delays of messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct RoundTrip {
-    /// Median over blocks of round trips, no clock read inside.
+pub struct Times {
+    /// Median over blocks of round trips, no clock read inside; of delays, the same as the next.
     pub median: f64,
-    /// Of single round trips: half are quicker.
+    /// Of single ones: half are quicker.
     pub p50: f64,
-    /// Of single round trips: 99 % are quicker.
+    /// Of single ones: 90 % are quicker.
+    pub p90: f64,
+    /// Of single ones: 99 % are quicker.
     pub p99: f64,
-    /// Of single round trips: 99.9 % are quicker.
+    /// Of single ones: 99.9 % are quicker.
     pub p999: f64,
 }
 
@@ -175,6 +181,31 @@ impl Report {
             (Cpu::Same, _) => Placement::Same,
             (Cpu::Cross, Some([before, after])) => Placement::of(before, after),
             (Cpu::Cross, None) => Placement::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A job for tests to change.
+    pub(crate) fn job() -> Job {
+        Job {
+            test: Test::Throughput,
+            transport: "tcp".into(),
+            mode: Mode::Stream,
+            variant: String::new(),
+            size: 64,
+            channels: 1,
+            ring: 4096,
+            seconds: 1.0,
+            rate: 1,
+            volume: 1,
+            wait: None,
+            think_ns: 0,
+            cpu: Cpu::Cross,
+            cpus: [0, 1],
         }
     }
 }

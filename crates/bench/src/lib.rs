@@ -28,6 +28,7 @@ pub mod usage;
 
 mod args;
 mod front;
+mod load;
 mod loops;
 mod meter;
 mod pair;

@@ -27,9 +27,12 @@ pub struct Measurement {
     pub min: f64,
     /// Largest sample.
     pub max: f64,
-    /// Median over the samples of their medians of single round trips.
+    /// Median over the samples of their medians of single round trips, or under load of single messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50: Option<f64>,
+    /// The same of their 90th percentiles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p90: Option<f64>,
     /// The same of their 99th percentiles.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99: Option<f64>,
@@ -46,6 +49,9 @@ pub struct Measurement {
     /// Nanoseconds that either end was busy before each ask and answer; not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub think_ns: Option<u32>,
+    /// Messages a second that were to be sent, in the test under load.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<u32>,
     /// Where the ends ran.
     pub cpu: Cpu,
     /// The best of the transport's variants, which this is.
@@ -54,8 +60,8 @@ pub struct Measurement {
     /// Bytes of a ring.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ring: Option<usize>,
-    /// Voluntary context switches of both ends: per GiB in the test of switches, per round trip in that of latency (where
-    /// it tells whether the ends really slept: then it is about 2).
+    /// Voluntary context switches of both ends: per GiB in the test of switches, per message in that under load, per
+    /// round trip in that of latency (where it tells whether the ends really slept: then it is about 2).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub voluntary: Option<f64>,
     /// Involuntary context switches, in the same way.
@@ -96,7 +102,7 @@ impl Test {
         match self {
             Self::Throughput | Self::Channels => "bytes/s",
             Self::Rate => "messages/s",
-            Self::Latency => "ns",
+            Self::Latency | Self::Load => "ns",
             Self::Switches => "switches/GiB",
             Self::Setup => "connections/s",
             Self::Cpu => "cpu-s/GiB",
@@ -138,12 +144,14 @@ mod tests {
             min: 2700.0,
             max: 3000.0,
             p50: Some(2790.0),
+            p90: None,
             p99: Some(4000.0),
             p999: Some(9000.0),
             runs: 5,
             placement: Placement::Near,
             wait: Some(Wait::Spin),
             think_ns: None,
+            rate: None,
             cpu: Cpu::Cross,
             variant: None,
             ring: None,

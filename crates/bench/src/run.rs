@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::args::Plan;
 use crate::error::{Error, Result};
-use crate::job::{Cpu, Job, Report, RoundTrip, Test, Wait};
+use crate::job::{Cpu, Job, Mode, Report, Test, Times, Wait};
 use crate::line::Placement;
 use crate::pair::Pair;
 use crate::result::{Measurement, Skip};
@@ -102,6 +102,7 @@ struct Cell {
     transport: Arc<dyn Transport>,
     size: usize,
     channels: usize,
+    rate: u32,
     wait: Option<Wait>,
     cpu: Cpu,
     variants: Vec<(&'static str, Vec<Sample>)>,
@@ -114,14 +115,16 @@ fn cells(plan: &Plan, test: Test) -> Vec<Cell> {
     let sizeless = matches!(test, Test::Setup | Test::Memory);
     let sizes = if plan.sizes.is_empty() || sizeless { test.default_sizes() } else { &plan.sizes };
     let waits: Vec<_> = if test == Test::Latency { plan.waits.iter().copied().map(Some).collect() } else { vec![None] };
-    let channels: &[usize] = match test {
-        Test::Channels => &plan.channels,
-        Test::Memory => &[64],
-        _ => &[1],
+    // Each test varies one thing besides the size, if any.
+    let loads: Vec<(usize, u32)> = match test {
+        Test::Channels => plan.channels.iter().map(|&channels| (channels, 0)).collect(),
+        Test::Load => plan.rates.iter().map(|&rate| (1, rate)).collect(),
+        Test::Memory => vec![(64, 0)],
+        _ => vec![(1, 0)],
     };
     let mut cells = Vec::new();
     for (&cpu, &wait) in plan.cpus.iter().flat_map(|cpu| waits.iter().map(move |wait| (cpu, wait))) {
-        for (&size, &channels) in sizes.iter().flat_map(|size| channels.iter().map(move |n| (size, n))) {
+        for (&size, &(channels, rate)) in sizes.iter().flat_map(|size| loads.iter().map(move |load| (size, load))) {
             for transport in &plan.transports {
                 let card = transport.card();
                 // A transport of one size is measured once, in the first row.
@@ -133,7 +136,7 @@ fn cells(plan: &Plan, test: Test) -> Vec<Cell> {
                 if card.offers(test, wait, cpu) {
                     let variants = card.variants.iter().map(|v| (*v, Vec::new())).collect();
                     let transport = Arc::clone(transport);
-                    cells.push(Cell { test, transport, size, channels, wait, cpu, variants, dead: false });
+                    cells.push(Cell { test, transport, size, channels, rate, wait, cpu, variants, dead: false });
                 }
             }
         }
@@ -176,7 +179,8 @@ impl Cell {
             variant: variant.into(),
             size: self.size,
             channels: self.channels,
-            ring: plan.ring,
+            ring: self.ring(plan),
+            rate: self.rate,
             seconds: plan.seconds,
             volume: plan.volume,
             wait: self.wait,
@@ -193,6 +197,12 @@ impl Cell {
             }
             repeats += 1;
         }
+    }
+
+    /// A ring that keeps messages apart has to hold some of them.
+    fn ring(&self, plan: &Plan) -> usize {
+        let tight = self.transport.card().mode == Mode::Message && plan.ring / 2 < self.size;
+        if tight { (4 * self.size).next_power_of_two() } else { plan.ring }
     }
 
     fn samples(&self) -> impl Iterator<Item = &Sample> {
@@ -235,16 +245,18 @@ impl Cell {
             median: tidy(median),
             min: tidy(values_of.iter().copied().fold(f64::INFINITY, f64::min)),
             max: tidy(values_of.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
-            p50: middle(|s| Some(s.round_trip?.p50)),
-            p99: middle(|s| Some(s.round_trip?.p99)),
-            p999: middle(|s| Some(s.round_trip?.p999)),
+            p50: middle(|s| Some(s.times?.p50)),
+            p90: middle(|s| Some(s.times?.p90)),
+            p99: middle(|s| Some(s.times?.p99)),
+            p999: middle(|s| Some(s.times?.p999)),
             runs: used.len(),
             placement,
             wait: self.wait,
             think_ns: (self.test == Test::Latency && plan.think_ns > 0).then_some(plan.think_ns),
             cpu: self.cpu,
             variant: (card.variants.len() > 1).then(|| variant.into()),
-            ring: card.rings.then_some(plan.ring),
+            ring: card.rings.then(|| self.ring(plan)),
+            rate: (self.test == Test::Load).then_some(self.rate),
             voluntary: middle(|s| s.voluntary),
             involuntary: middle(|s| s.involuntary),
             syscalls: middle(|s| s.syscalls),
@@ -279,7 +291,7 @@ fn majority<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Placement {
 struct Sample {
     value: f64,
     placement: Placement,
-    round_trip: Option<RoundTrip>,
+    times: Option<Times>,
     voluntary: Option<f64>,
     involuntary: Option<f64>,
     syscalls: Option<f64>,
@@ -290,8 +302,8 @@ struct Sample {
 impl Sample {
     /// Puts together what the two workers saw.
     fn of(job: &Job, [left, right]: &[Report; 2]) -> Result<Self> {
-        let flows = matches!(job.test, Test::Throughput | Test::Rate | Test::Switches | Test::Channels | Test::Cpu);
-        if flows && left.total != right.total {
+        let asks = matches!(job.test, Test::Latency | Test::Setup | Test::Memory);
+        if !asks && left.total != right.total {
             return Err(Error::Spoiled(format!("{} bytes were sent and {} arrived", left.total, right.total)));
         }
         let per_gib = |n: u64| n as f64 / (left.total as f64 / GIB);
@@ -299,7 +311,7 @@ impl Sample {
             let sum = of(left)? + of(right)?;
             match job.test {
                 Test::Switches => Some(per_gib(sum)),
-                Test::Latency => Some(sum as f64 / left.messages as f64),
+                Test::Latency | Test::Load => Some(sum as f64 / left.messages as f64),
                 _ => None,
             }
         };
@@ -307,7 +319,8 @@ impl Sample {
         let value = match job.test {
             Test::Throughput | Test::Channels => right.bytes as f64 / right.seconds,
             Test::Rate => right.messages as f64 / right.seconds,
-            Test::Latency => left.round_trip.map_or(f64::NAN, |r| r.median),
+            Test::Latency => left.times.map_or(f64::NAN, |times| times.median),
+            Test::Load => right.times.map_or(f64::NAN, |times| times.median),
             Test::Switches => voluntary.unwrap_or(f64::NAN),
             Test::Setup => left.messages as f64 / left.seconds,
             Test::Cpu => per_gib(left.usage.cpu_ns + right.usage.cpu_ns) / 1e9,
@@ -321,7 +334,7 @@ impl Sample {
         Ok(Self {
             value,
             placement: left.placement(job.cpu),
-            round_trip: left.round_trip,
+            times: left.times.or(right.times),
             voluntary,
             involuntary: both(|r| Some(r.usage.involuntary)),
             syscalls: both(|r| r.syscalls),
@@ -364,7 +377,7 @@ mod tests {
         Sample {
             value,
             placement,
-            round_trip: None,
+            times: None,
             voluntary: None,
             involuntary: None,
             syscalls: None,
@@ -381,6 +394,7 @@ mod tests {
             transport,
             size: 64,
             channels: 1,
+            rate: 1,
             wait: None,
             cpu: Cpu::Cross,
             variants,
@@ -420,10 +434,7 @@ mod tests {
 
     #[test]
     fn sample_with_bytes_missing_is_refused() {
-        let job: Job = serde_json::from_str(
-            r#"{"test":"throughput","transport":"tcp","mode":"stream","variant":"","size":64,"channels":1,"ring":1,"seconds":1.0,"volume":1,"wait":null,"think_ns":0,"cpu":"cross","cpus":[0,1]}"#,
-        )
-        .unwrap();
+        let job = crate::job::tests::job();
         let sent = Report { total: 128, ..Report::default() };
         let arrived = Report { total: 64, bytes: 64, seconds: 1.0, ..Report::default() };
         assert!(matches!(Sample::of(&job, &[sent.clone(), arrived]), Err(Error::Spoiled(_))));

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::Result;
-use crate::job::{Report, RoundTrip};
+use crate::job::{Report, Times};
 use crate::stats;
 
 /// A block of round trips, between two clock reads, takes about this long, or has this many.
@@ -66,14 +66,15 @@ impl Stopwatch {
             self.singles.iter().map(|&ns| (f64::from(ns) - clock - known_ns).max(0.0)).collect();
         singles.sort_by(f64::total_cmp);
         let single = |percent| stats::percentile(&singles, percent).unwrap_or(f64::NAN);
-        let round_trip = RoundTrip {
+        let times = Times {
             p50: single(50.0),
+            p90: single(90.0),
             p99: single(99.0),
             p999: single(99.9),
             median: stats::median(&mut self.blocks)
                 .map_or(f64::NAN, |ns| ns - clock / f64::from(self.rounds) - known_ns),
         };
-        Report { messages: self.total, round_trip: Some(round_trip), ..Report::default() }
+        Report { messages: self.total, times: Some(times), ..Report::default() }
     }
 }
 
@@ -94,7 +95,7 @@ mod tests {
     #[test]
     fn stopwatch_of_instant_rounds_reports_in_order() {
         let report = Stopwatch::run(Instant::now(), Duration::from_millis(20), || Ok(())).unwrap().report(0.0);
-        let rtt = report.round_trip.unwrap();
-        assert!(rtt.p50 <= rtt.p99 && rtt.p99 <= rtt.p999 && rtt.median < 1000.0, "{rtt:?}");
+        let rtt = report.times.unwrap();
+        assert!(rtt.p50 <= rtt.p90 && rtt.p90 <= rtt.p99 && rtt.p99 <= rtt.p999 && rtt.median < 1000.0, "{rtt:?}");
     }
 }

@@ -14,8 +14,9 @@ use crate::transport;
 pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
     let mut groups: Vec<Vec<&Measurement>> = Vec::new();
     for m in measurements {
-        let kin =
-            |group: &&mut Vec<&Measurement>| (group[0].test, group[0].wait, group[0].cpu) == (m.test, m.wait, m.cpu);
+        let kin = |group: &&mut Vec<&Measurement>| {
+            (group[0].test, group[0].wait, group[0].cpu, group[0].rate) == (m.test, m.wait, m.cpu, m.rate)
+        };
         match groups.iter_mut().find(kin) {
             Some(group) => group.push(m),
             None => groups.push(vec![m]),
@@ -47,6 +48,7 @@ fn title(m: &Measurement) -> String {
         Test::Throughput => "throughput",
         Test::Rate => "message rate",
         Test::Latency => "round trip",
+        Test::Load => "delay of messages",
         Test::Switches => "voluntary context switches per GiB",
         Test::Setup => "connections per second",
         Test::Channels => "throughput of many channels at once",
@@ -59,6 +61,9 @@ fn title(m: &Measurement) -> String {
         Some(Wait::Sleep) => ", sleeping",
         None => "",
     };
+    if let Some(rate) = m.rate {
+        title += &format!(" at {rate} a second");
+    }
     if let Some(think) = m.think_ns {
         title += &format!(", {} µs busy before each message", think / 1000);
     }
@@ -167,7 +172,7 @@ fn human(value: f64, test: Test) -> String {
     match test {
         Test::Throughput | Test::Channels => scaled(&[(1e3, "kB/s"), (1e6, "MB/s"), (1e9, "GB/s")]),
         Test::Rate => scaled(&[(1.0, "/s"), (1e3, "k/s"), (1e6, "M/s")]),
-        Test::Latency => scaled(&[(1.0, "ns"), (1e3, "µs"), (1e6, "ms")]),
+        Test::Latency | Test::Load => scaled(&[(1.0, "ns"), (1e3, "µs"), (1e6, "ms")]),
         Test::Setup => scaled(&[(1.0, "/s"), (1e3, "k/s")]),
         Test::Memory => scaled(&[(1024.0, "KiB"), (1048576.0, "MiB")]),
         Test::Switches => format!("{value:.0}"),

@@ -126,11 +126,11 @@ fn run_of_every_transport_and_test_is_sane_and_leaves_nothing() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let all = measurements(&output);
     for (transport, tests) in [
-        ("tombolo", "throughput rate latency switches setup channels cpu memory"),
-        ("tcp", "throughput rate latency switches setup channels cpu"),
-        ("unix-stream", "throughput rate latency switches setup channels cpu"),
-        ("unix-seqpacket", "throughput rate latency switches setup channels cpu"),
-        ("pipe", "throughput rate latency switches channels cpu"),
+        ("tombolo", "throughput rate latency load switches setup channels cpu memory"),
+        ("tcp", "throughput rate latency load switches setup channels cpu"),
+        ("unix-stream", "throughput rate latency load switches setup channels cpu"),
+        ("unix-seqpacket", "throughput rate latency load switches setup channels cpu"),
+        ("pipe", "throughput rate latency load switches channels cpu"),
         ("line", "latency"),
         ("eventfd", "latency"),
         ("memcpy", "throughput rate"),
@@ -145,7 +145,7 @@ fn run_of_every_transport_and_test_is_sane_and_leaves_nothing() {
         let sane = match m.test {
             Test::Throughput | Test::Channels => 1e3..1e12,
             Test::Rate => 1e3..1e10,
-            Test::Latency => 10.0..1e9,
+            Test::Latency | Test::Load => 10.0..1e9,
             Test::Setup => 10.0..1e7,
             Test::Cpu => 1e-3..1e3,
             Test::Switches | Test::Memory => 0.0..1e12,

@@ -21,7 +21,7 @@ const UNIX_BUFFER: usize = 8 << 20;
 /// The largest pipe that the kernel gives to everyone by default.
 const PIPE_BUFFER: usize = 1 << 20;
 const SOCKET_TESTS: &[Test] =
-    &[Test::Throughput, Test::Rate, Test::Latency, Test::Switches, Test::Setup, Test::Channels, Test::Cpu];
+    &[Test::Throughput, Test::Rate, Test::Latency, Test::Load, Test::Switches, Test::Setup, Test::Channels, Test::Cpu];
 
 const SOCKET: Card = Card {
     name: "tcp",
@@ -211,7 +211,7 @@ impl Wire for Pipe {
     fn card(&self) -> Card {
         // No set-up: passing the descriptors would be measured, not the pipe.
         const TESTS: &[Test] =
-            &[Test::Throughput, Test::Rate, Test::Latency, Test::Switches, Test::Channels, Test::Cpu];
+            &[Test::Throughput, Test::Rate, Test::Latency, Test::Load, Test::Switches, Test::Channels, Test::Cpu];
         Card { name: "pipe", tests: TESTS, ..SOCKET }
     }
 

@@ -193,6 +193,8 @@ impl Card {
             && wait.is_none_or(|w| self.waits.contains(&w))
             // Spinning on the CPU that the other end needs measures the scheduler's time slice.
             && !(wait == Some(Wait::Spin) && cpu == Cpu::Same)
+            // Who sends by the clock spins on it.
+            && !(test == Test::Load && cpu == Cpu::Same)
     }
 }
 

@@ -19,6 +19,7 @@ const CARD: Card = Card {
         Test::Throughput,
         Test::Rate,
         Test::Latency,
+        Test::Load,
         Test::Switches,
         Test::Setup,
         Test::Channels,
