@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The options of `tombolo bench`, and the plan that they make.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::ValueEnum;
+use clap::builder::ArgPredicate;
 use rustix::thread::sched_getaffinity;
 
 use crate::error::{Error, Os, Result};
@@ -40,9 +42,11 @@ pub struct BenchArgs {
     pub channels: Vec<usize>,
     /// Seconds of a sample
     #[arg(long, value_name = "S", default_value = "0.2", value_parser = seconds)]
+    #[arg(default_value_if("quick", "true", "0.02"), default_value_if("report", ArgPredicate::IsPresent, "0.25"))]
     pub seconds: f64,
     /// Samples of each measurement, of which the median is reported
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(default_value_if("quick", "true", "2"), default_value_if("report", ArgPredicate::IsPresent, "7"))]
     pub runs: u16,
     /// Bytes of a ring, a power of two, and of memcpy's buffers; at least four of the messages that are kept apart in it
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = ring_size)]
@@ -59,6 +63,15 @@ pub struct BenchArgs {
     /// Print one line of JSON for each measurement instead of tables
     #[arg(long)]
     pub json: bool,
+    /// Run the whole suite, some 20 minutes, and write lines of JSON, a text, charts and a page to this directory
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["tests", "sizes", "waits", "think", "cpus", "channels", "rates", "volume", "against", "json"])]
+    pub report: Option<PathBuf>,
+    /// The report of a short form of the suite, about a minute: for a look, not for conclusions
+    #[arg(long, requires = "report")]
+    pub quick: bool,
+    /// Make the report of these results, recorded with --json or --report, instead of measuring; may be repeated
+    #[arg(long, value_name = "FILE", requires = "report", conflicts_with_all = ["quick", "transports", "seconds", "runs", "ring", "fifo"])]
+    pub from: Vec<PathBuf>,
 }
 
 impl Default for BenchArgs {

@@ -24,6 +24,14 @@ pub enum Error {
     /// The bytes that arrived are not the bytes that were sent.
     #[error("the data arrived spoiled: {0}")]
     Spoiled(String),
+    /// A file of a report cannot be written.
+    #[error("cannot write {}", path.display())]
+    File {
+        /// Which.
+        path: std::path::PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// The other end left in the middle of a measurement.
     #[error("the other end closed in the middle of a message: {got} of {size} bytes arrived")]
     Closed {

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use crate::args::{BenchArgs, Plan};
 use crate::error::{Os, Result};
+use crate::report;
+use crate::result::Skip;
 use crate::run::{Event, run};
 use crate::table;
 use crate::worker::chain;
@@ -29,24 +31,20 @@ pub fn main(args: &BenchArgs) -> ExitCode {
 }
 
 fn measure(args: &BenchArgs) -> Result<u8> {
+    if let Some(dir) = &args.report {
+        return report::main(args, dir);
+    }
     let plan = Plan::try_from(args)?;
-    let terminal = io::IsTerminal::is_terminal(&io::stderr());
+    let console = Console::new();
     let mut written = Ok(());
     let outcome = run(&plan, |event| match event {
-        Event::Progress { done, total } if terminal => {
-            eprint!("\r{done}/{total} samples\x1b[K{}", if done == total { "\r\x1b[K" } else { "" })
-        }
+        Event::Progress { done, total } => console.progress("", done, total),
         Event::Measured(measurement) if args.json && written.is_ok() => {
             written = serde_json::to_string(measurement)
                 .map_err(io::Error::from)
                 .and_then(|line| writeln!(io::stdout(), "{line}"));
         }
-        Event::Skipped(skip) => {
-            let clear = if terminal { "\r\x1b[K" } else { "" };
-            let size = skip.size.map_or(String::new(), |n| format!(" {}", crate::size::show(n)));
-            let word = if skip.failed { "FAIL" } else { "SKIP" };
-            eprintln!("{clear}{word} {} {}{size}: {}", skip.test.name(), skip.transport, skip.reason);
-        }
+        Event::Skipped(skip) => console.skipped(skip),
         _ => {}
     })?;
     if !args.json {
@@ -56,5 +54,31 @@ fn measure(args: &BenchArgs) -> Result<u8> {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(0),
         other => other.os("writing the results")?,
     }
-    Ok(if outcome.skips.iter().any(|s| s.failed) { 2 } else { u8::from(outcome.measurements.is_empty()) })
+    Ok(exit_code(outcome.measurements.is_empty(), &outcome.skips))
+}
+
+/// 2 if something failed, 1 if there is nothing to show, else 0.
+pub(crate) fn exit_code(nothing: bool, skips: &[Skip]) -> u8 {
+    if skips.iter().any(|s| s.failed) { 2 } else { u8::from(nothing) }
+}
+
+/// Standard error: the progress, if it is a terminal, and what was skipped.
+pub(crate) struct Console {
+    terminal: bool,
+}
+
+impl Console {
+    pub(crate) fn new() -> Self {
+        Self { terminal: io::IsTerminal::is_terminal(&io::stderr()) }
+    }
+
+    pub(crate) fn progress(&self, title: &str, done: usize, total: usize) {
+        if self.terminal {
+            eprint!("\r{title}{done}/{total} samples\x1b[K{}", if done == total { "\r\x1b[K" } else { "" });
+        }
+    }
+
+    pub(crate) fn skipped(&self, skip: &Skip) {
+        eprintln!("{}{skip}", if self.terminal { "\r\x1b[K" } else { "" });
+    }
 }

@@ -20,6 +20,7 @@ pub mod error;
 pub mod job;
 pub mod line;
 pub mod link;
+pub mod report;
 pub mod size;
 pub mod stats;
 pub mod table;

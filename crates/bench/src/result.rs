@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a run comes to: one [`Measurement`] per line of JSON.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::job::{Cpu, Mode, Test, Wait};
@@ -96,6 +98,18 @@ pub struct Skip {
     pub failed: bool,
 }
 
+impl fmt::Display for Skip {
+    /// One line: `SKIP latency tcp-veth 64: no namespaces to be had`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = if self.failed { "FAIL" } else { "SKIP" };
+        write!(f, "{word} {} {}", self.test.name(), self.transport)?;
+        if let Some(size) = self.size {
+            write!(f, " {}", crate::size::show(size))?;
+        }
+        write!(f, ": {}", self.reason)
+    }
+}
+
 impl Test {
     /// What its numbers count.
     pub fn unit(self) -> &'static str {
@@ -120,6 +134,12 @@ impl Measurement {
     /// Whether the ends were to sleep, and often did not because the answer came before they could.
     pub fn dozed(&self) -> bool {
         self.wait == Some(Wait::Sleep) && self.voluntary.is_some_and(|switches| switches < 1.5)
+    }
+
+    /// Whether `other` measured the same, on the same transport.
+    pub fn same_question(&self, other: &Self) -> bool {
+        let question = |m: &Self| (m.test, m.mode, m.size, m.channels, m.ring, m.rate, m.wait, m.think_ns, m.cpu);
+        question(self) == question(other) && self.transport == other.transport
     }
 
     /// How many times better this is than `other`, a measurement of the same test.

@@ -12,18 +12,8 @@ use crate::transport;
 
 /// Draws all tables, and if `against` names a transport, after each how many times better than it the others are.
 pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
-    let mut groups: Vec<Vec<&Measurement>> = Vec::new();
-    for m in measurements {
-        let kin = |group: &&mut Vec<&Measurement>| {
-            (group[0].test, group[0].wait, group[0].cpu, group[0].rate) == (m.test, m.wait, m.cpu, m.rate)
-        };
-        match groups.iter_mut().find(kin) {
-            Some(group) => group.push(m),
-            None => groups.push(vec![m]),
-        }
-    }
     let mut text = String::new();
-    for group in groups {
+    for group in groups(measurements) {
         let table = Table::of(&group);
         let cell = |m: &Measurement| {
             let elsewhere = if m.placement == table.placement { "" } else { "*" };
@@ -43,7 +33,21 @@ pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
     text
 }
 
-fn title(m: &Measurement) -> String {
+/// Measurements that answer one question, and so share a table or a chart, in the order in which they come.
+pub(crate) fn groups(measurements: &[Measurement]) -> Vec<Vec<&Measurement>> {
+    let question = |m: &Measurement| (m.test, m.wait, m.cpu, m.rate, m.think_ns);
+    let mut groups: Vec<Vec<&Measurement>> = Vec::new();
+    for m in measurements {
+        match groups.iter_mut().find(|group| question(group[0]) == question(m)) {
+            Some(group) => group.push(m),
+            None => groups.push(vec![m]),
+        }
+    }
+    groups
+}
+
+/// What a group is about.
+pub(crate) fn title(m: &Measurement) -> String {
     let mut title = match m.test {
         Test::Throughput => "throughput",
         Test::Rate => "message rate",
@@ -159,7 +163,7 @@ impl<'a> Table<'a> {
 }
 
 /// A number with its unit, three digits of it.
-fn human(value: f64, test: Test) -> String {
+pub(crate) fn human(value: f64, test: Test) -> String {
     let scaled = |steps: &[(f64, &str)]| {
         let (unit, name) = steps.iter().rev().find(|(unit, _)| value >= *unit).unwrap_or(&steps[0]);
         let digits = match value / unit {

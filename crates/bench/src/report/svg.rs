@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Charts as SVG: curves with a band for their spread, and bars with whiskers. Written by hand, because that is less
+//! than it takes to tell a library what is wanted: light and dark, a mark that tells its figures when pointed at, and
+//! labels that do not meet.
+
+use std::fmt::Write;
+
+/// Width of every chart, in the units of its drawing.
+const WIDTH: f64 = 880.0;
+/// Where the axes are, from the left and from the right edge.
+const LEFT: f64 = 76.0;
+const RIGHT: f64 = 206.0;
+/// Room above the axes for the title and what the values are.
+const TOP: f64 = 64.0;
+/// The height of the plane between the axes.
+const PLANE: f64 = 360.0;
+const BOTTOM: f64 = 56.0;
+/// Labels of the horizontal axis are at least this far apart.
+const APART: f64 = 50.0;
+
+/// How the figures on an axis are spaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    /// From 0 on.
+    Linear,
+    /// Each step of the same length multiplies by the same number.
+    Log,
+}
+
+/// A figure with its spread.
+#[derive(Debug, Clone)]
+pub struct Point {
+    pub x: f64,
+    pub y: f64,
+    pub low: f64,
+    pub high: f64,
+    /// What is shown to who points at it.
+    pub note: String,
+}
+
+/// One curve.
+#[derive(Debug, Clone)]
+pub struct Curve {
+    pub name: String,
+    /// Its colour and mark, see [`LOOKS`].
+    pub look: usize,
+    /// Drawn in dashes: a yardstick, or another of the same look.
+    pub dashed: bool,
+    /// A figure that does not depend on the horizontal axis: one point, drawn across.
+    pub level: bool,
+    pub points: Vec<Point>,
+}
+
+/// Curves over one axis.
+#[derive(Debug, Clone)]
+pub struct Lines {
+    pub title: String,
+    pub x_name: String,
+    pub y_name: String,
+    /// Where the horizontal axis has a tick, and what it says there.
+    pub ticks: Vec<(f64, String)>,
+    pub x_scale: Scale,
+    pub y_scale: Scale,
+    /// Writes a value of the vertical axis.
+    pub show: fn(f64) -> String,
+    pub curves: Vec<Curve>,
+}
+
+/// A bar.
+#[derive(Debug, Clone)]
+pub struct Bar {
+    pub name: String,
+    pub look: usize,
+    pub point: Point,
+}
+
+/// Bars in groups, each under a heading, all on one scale.
+#[derive(Debug, Clone)]
+pub struct Bars {
+    pub title: String,
+    pub scale: Scale,
+    pub show: fn(f64) -> String,
+    pub groups: Vec<(String, Vec<Bar>)>,
+}
+
+/// Colours on white and on black, for eyes that see them all and for those that do not: marks differ, too.
+pub const LOOKS: [(&str, &str); 14] = [
+    ("#0b5fd0", "#62adff"),
+    ("#0097a7", "#4dd5e6"),
+    ("#d03b4e", "#ff8089"),
+    ("#de8a00", "#ffb94f"),
+    ("#2f8f3a", "#7ed084"),
+    ("#86990a", "#cfe05c"),
+    ("#8b3fae", "#d59be6"),
+    ("#5f6773", "#a7afba"),
+    ("#22262c", "#e8eaed"),
+    ("#c2185b", "#f78fb3"),
+    ("#ef7fae", "#ffc4da"),
+    ("#7a5140", "#c9a793"),
+    ("#4a5fc1", "#a3b1f5"),
+    ("#a97800", "#e9c85f"),
+];
+
+/// The style that charts on a page share; a chart in a file of its own carries it along.
+pub fn style() -> String {
+    let mut css = String::from(
+        ".chart{font:13px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}\
+         .chart text{fill:#24292f}.chart .soft{fill:#5c6570}.chart .title{font-size:16px;font-weight:600}\
+         .chart .back{fill:#fff}.chart .grid{stroke:#dfe3e8;stroke-width:1}.chart .fine{stroke:#eff1f4;stroke-width:1}\
+         .chart .axis{stroke:#8a929c;stroke-width:1}.chart .curve{fill:none;stroke-width:2.2;stroke-linejoin:round}\
+         .chart .whisker{stroke:#24292f;stroke-width:1.2;stroke-opacity:.75}",
+    );
+    for (i, (light, _)) in LOOKS.iter().enumerate() {
+        let _ = write!(css, ".chart .s{i}{{stroke:{light}}}.chart .f{i}{{fill:{light}}}");
+    }
+    css += "@media (prefers-color-scheme:dark){.chart text{fill:#e3e6ea}.chart .soft{fill:#a4acb6}\
+            .chart .back{fill:#14171b}.chart .grid{stroke:#333941}.chart .fine{stroke:#22272d}\
+            .chart .axis{stroke:#6b737d}.chart .whisker{stroke:#e3e6ea}";
+    for (i, (_, dark)) in LOOKS.iter().enumerate() {
+        let _ = write!(css, ".chart .s{i}{{stroke:{dark}}}.chart .f{i}{{fill:{dark}}}");
+    }
+    css + "}"
+}
+
+/// A chart, drawn to be part of a page, as a file of its own.
+pub fn file(chart: &str) -> String {
+    let head = format!(r#"<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" "#);
+    let body = chart.replacen("<svg ", &head, 1);
+    body.replacen("</title>", &format!("</title>\n<style>{}</style>", style()), 1)
+}
+
+/// Text that XML takes, whatever it was.
+pub fn escape(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => safe += "&amp;",
+            '<' => safe += "&lt;",
+            '>' => safe += "&gt;",
+            '"' => safe += "&quot;",
+            '\'' => safe += "&#39;",
+            '\n' | '\t' => safe.push(' '),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => safe.push('\u{fffd}'),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+impl Lines {
+    /// Draws the chart, to be part of a page.
+    pub fn draw(&self) -> String {
+        let height = (TOP + PLANE + BOTTOM).max(TOP + 24.0 * self.curves.len() as f64);
+        let mut svg = open(&self.title, height);
+        let points = || self.curves.iter().flat_map(|curve| &curve.points);
+        let levels = self.curves.iter().filter(|c| c.level);
+        let xs = self.ticks.iter().map(|t| t.0).collect::<Vec<_>>();
+        let plane = Plane {
+            x: Axis::exactly(self.x_scale, &xs, LEFT + 18.0, WIDTH - RIGHT - 18.0),
+            y: Axis::around(self.y_scale, points().flat_map(|p| [p.y, p.low, p.high]), TOP + PLANE, TOP),
+        };
+        let (left, right) = (LEFT, WIDTH - RIGHT);
+        for value in plane.y.fine() {
+            let y = plane.y.at(value);
+            let _ = writeln!(svg, r#"<line class="fine" x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}"/>"#);
+        }
+        for value in plane.y.ticks() {
+            let (y, text) = (plane.y.at(value), escape(&(self.show)(value)));
+            let _ = writeln!(svg, r#"<line class="grid" x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}"/>"#);
+            let (x, y) = (left - 8.0, y + 4.5);
+            let _ = writeln!(svg, r#"<text class="soft" x="{x}" y="{y:.1}" text-anchor="end">{text}</text>"#);
+        }
+        let floor = TOP + PLANE;
+        let mut last = f64::NEG_INFINITY;
+        for (value, text) in &self.ticks {
+            let x = plane.x.at(*value);
+            let end = floor + 5.0;
+            let _ = writeln!(svg, r#"<line class="axis" x1="{x:.1}" x2="{x:.1}" y1="{floor}" y2="{end}"/>"#);
+            if x - last >= APART {
+                last = x;
+                let (text, y) = (escape(text), floor + 20.0);
+                let _ = writeln!(svg, r#"<text class="soft" x="{x:.1}" y="{y}" text-anchor="middle">{text}</text>"#);
+            }
+        }
+        let _ = writeln!(svg, r#"<line class="axis" x1="{left}" x2="{right}" y1="{floor}" y2="{floor}"/>"#);
+        let middle = f64::midpoint(left, right);
+        let (name, y) = (escape(&self.x_name), floor + 42.0);
+        let _ = writeln!(svg, r#"<text x="{middle}" y="{y}" text-anchor="middle">{name}</text>"#);
+        let (name, y) = (escape(&self.y_name), TOP - 14.0);
+        let _ = writeln!(svg, r#"<text x="10" y="{y}">{name}</text>"#);
+
+        for curve in levels {
+            plane.level(&mut svg, curve, right - left);
+        }
+        let curves: Vec<_> = self.curves.iter().filter(|c| !c.level).collect();
+        curves.iter().for_each(|curve| plane.band(&mut svg, curve));
+        // The first are what it is all about: on top.
+        curves.iter().rev().for_each(|curve| plane.curve(&mut svg, curve));
+        self.legend(&mut svg, &plane);
+        svg + "</svg>\n"
+    }
+
+    /// The names, in the order in which the curves end.
+    fn legend(&self, svg: &mut String, plane: &Plane) {
+        let end = |c: &&Curve| c.points.last().map_or(f64::INFINITY, |p| plane.y.at(p.y));
+        let mut curves: Vec<_> = self.curves.iter().filter(|c| !c.points.is_empty()).collect();
+        curves.sort_by(|a, b| end(a).total_cmp(&end(b)));
+        for (row, curve) in curves.iter().enumerate() {
+            let (x, y) = (WIDTH - RIGHT + 18.0, TOP + 10.0 + 24.0 * row as f64);
+            let (look, dash, to, middle) = (curve.look % LOOKS.len(), dash(curve), x + 26.0, x + 13.0);
+            let _ = writeln!(svg, r#"<path class="curve s{look}"{dash} d="M{x} {y}H{to}"/>"#);
+            if !curve.level {
+                mark(svg, look, middle, y, "");
+            }
+            let (x, y, name) = (to + 8.0, y + 4.5, escape(&curve.name));
+            let _ = writeln!(svg, r#"<text class="name" x="{x}" y="{y}">{name}</text>"#);
+        }
+    }
+}
+
+impl Bars {
+    /// Draws the chart, to be part of a page.
+    pub fn draw(&self) -> String {
+        const NAMES: f64 = 190.0;
+        const ROW: f64 = 26.0;
+        const HEAD: f64 = 34.0;
+        let rows = self.groups.iter().map(|(_, bars)| bars.len() as f64).sum::<f64>();
+        let height = 44.0 + rows * ROW + self.groups.len() as f64 * HEAD + 40.0;
+        let mut svg = open(&self.title, height);
+        let points = || self.groups.iter().flat_map(|(_, bars)| bars).map(|bar| &bar.point);
+        let mut axis = Axis::around(self.scale, points().flat_map(|p| [p.y, p.low, p.high]), NAMES, WIDTH - 120.0);
+        if self.scale == Scale::Log {
+            // A bar of the smallest value has to have a length.
+            axis.from /= 2.0;
+        }
+        let bottom = height - 40.0;
+        let mut last = f64::NEG_INFINITY;
+        for value in axis.ticks() {
+            let (x, text) = (axis.at(value), escape(&(self.show)(value)));
+            let _ = writeln!(svg, r#"<line class="grid" x1="{x:.1}" x2="{x:.1}" y1="44" y2="{bottom}"/>"#);
+            if x - last >= 1.3 * APART {
+                last = x;
+                let y = bottom + 18.0;
+                let _ = writeln!(svg, r#"<text class="soft" x="{x:.1}" y="{y}" text-anchor="middle">{text}</text>"#);
+            }
+        }
+        let mut y = 44.0;
+        for (heading, bars) in &self.groups {
+            let (text, base) = (escape(heading), y + 22.0);
+            let _ = writeln!(svg, r#"<text x="10" y="{base}" font-weight="600">{text}</text>"#);
+            y += HEAD;
+            for bar in bars {
+                bar_row(&mut svg, &axis, bar, y, self.show);
+                y += ROW;
+            }
+        }
+        let x = axis.at(axis.from);
+        let _ = writeln!(svg, r#"<line class="axis" x1="{x:.1}" x2="{x:.1}" y1="44" y2="{bottom}"/>"#);
+        svg + "</svg>\n"
+    }
+}
+
+fn bar_row(svg: &mut String, axis: &Axis, bar: &Bar, y: f64, show: fn(f64) -> String) {
+    let (point, look) = (&bar.point, bar.look % LOOKS.len());
+    let (start, middle) = (axis.at(axis.from), y + 9.0);
+    let (name, x, base) = (escape(&bar.name), start - 8.0, middle + 4.5);
+    let _ = writeln!(svg, r#"<text class="name" x="{x:.1}" y="{base}" text-anchor="end">{name}</text>"#);
+    let _ = writeln!(svg, "<g><title>{}</title>", escape(&point.note));
+    let long = (axis.at(point.y) - start).max(0.0);
+    let _ = writeln!(svg, r#"<rect class="f{look}" x="{start:.1}" y="{y}" width="{long:.1}" height="18" rx="2"/>"#);
+    let mut end = start + long;
+    if point.high > point.low {
+        let (low, high) = (axis.at(point.low).max(start), axis.at(point.high).max(start));
+        let (up, down) = (middle - 4.0, middle + 4.0);
+        let d = format!("M{low:.1} {up}V{down}M{low:.1} {middle}H{high:.1}M{high:.1} {up}V{down}");
+        let _ = writeln!(svg, r#"<path class="whisker" d="{d}"/>"#);
+        end = end.max(high);
+    }
+    let (text, x) = (escape(&show(point.y)), end + 7.0);
+    let _ = writeln!(svg, r#"<text x="{x:.1}" y="{base}">{text}</text></g>"#);
+}
+
+fn open(title: &str, height: f64) -> String {
+    let title = escape(title);
+    format!(
+        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">\n<title>{title}</title>\n\
+         <rect class=\"back\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
+         <text class=\"title\" x=\"10\" y=\"26\">{title}</text>\n"
+    )
+}
+
+fn dash(curve: &Curve) -> &'static str {
+    if curve.dashed { r#" stroke-dasharray="6 4""# } else { "" }
+}
+
+/// A mark of the look's shape, with a note for who points at it.
+fn mark(svg: &mut String, look: usize, x: f64, y: f64, note: &str) {
+    let (name, shape) = match look % 5 {
+        0 => ("circle", format!(r#"cx="{x:.1}" cy="{y:.1}" r="4""#)),
+        1 => ("rect", format!(r#"x="{:.1}" y="{:.1}" width="7.4" height="7.4""#, x - 3.7, y - 3.7)),
+        2 => ("path", format!(r#"d="M{x:.1} {:.1}l4.8 8.4h-9.6z""#, y - 5.2)),
+        3 => ("path", format!(r#"d="M{x:.1} {:.1}l4.8 -8.4h-9.6z""#, y + 5.2)),
+        _ => ("path", format!(r#"d="M{x:.1} {:.1}l5.2 5.2l-5.2 5.2l-5.2 -5.2z""#, y - 5.2)),
+    };
+    let note = if note.is_empty() { String::new() } else { format!("<title>{}</title>", escape(note)) };
+    let _ = writeln!(svg, r#"<{name} {shape} class="f{look}">{note}</{name}>"#);
+}
+
+struct Plane {
+    x: Axis,
+    y: Axis,
+}
+
+impl Plane {
+    fn curve(&self, svg: &mut String, curve: &Curve) {
+        let look = curve.look % LOOKS.len();
+        let at = |p: &Point| format!("{:.1} {:.1}", self.x.at(p.x), self.y.at(p.y));
+        let path: Vec<_> = curve.points.iter().map(at).collect();
+        let (name, dash) = (escape(&curve.name), dash(curve));
+        let _ = writeln!(svg, r#"<g class="series" data-name="{name}">"#);
+        let _ = writeln!(svg, r#"<path class="curve s{look}"{dash} d="M{}"/>"#, path.join("L"));
+        for point in &curve.points {
+            mark(svg, look, self.x.at(point.x), self.y.at(point.y), &point.note);
+        }
+        *svg += "</g>\n";
+    }
+
+    /// From the least to the most that was measured.
+    fn band(&self, svg: &mut String, curve: &Curve) {
+        let look = curve.look % LOOKS.len();
+        let at = |p: &Point, y: f64| format!("{:.1} {:.1}", self.x.at(p.x), self.y.at(y));
+        let spread = curve.points.iter().any(|p| p.high > p.low);
+        let highs = curve.points.iter().map(|p| at(p, p.high));
+        let path: Vec<_> = highs.chain(curve.points.iter().rev().map(|p| at(p, p.low))).collect();
+        if spread {
+            let _ = writeln!(svg, r#"<path class="f{look}" fill-opacity=".15" d="M{}z"/>"#, path.join("L"));
+        }
+    }
+
+    fn level(&self, svg: &mut String, curve: &Curve, width: f64) {
+        let Some(point) = curve.points.first() else { return };
+        let (look, y, name) = (curve.look % LOOKS.len(), self.y.at(point.y), escape(&curve.name));
+        let (note, dash) = (escape(&point.note), dash(curve));
+        let _ = writeln!(svg, r#"<g class="series" data-name="{name}"><title>{note}</title>"#);
+        let _ = writeln!(svg, r#"<path class="curve s{look}"{dash} d="M{LEFT} {y:.1}h{width}"/></g>"#);
+    }
+}
+
+/// Where on the drawing a value is.
+#[derive(Debug)]
+struct Axis {
+    scale: Scale,
+    from: f64,
+    to: f64,
+    /// Where `from` and `to` are.
+    start: f64,
+    end: f64,
+}
+
+impl Axis {
+    /// An axis from the first of `values` to the last.
+    fn exactly(scale: Scale, values: &[f64], start: f64, end: f64) -> Self {
+        let from = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let to = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        Self { scale, from, to, start, end }
+    }
+
+    /// An axis with room for all `values`, between round ones. What has no place on it does not count.
+    fn around(scale: Scale, values: impl Iterator<Item = f64>, start: f64, end: f64) -> Self {
+        let values: Vec<_> = values.filter(|v| v.is_finite() && (scale == Scale::Linear || *v > 0.0)).collect();
+        let mut axis = Self::exactly(scale, &values, start, end);
+        if values.is_empty() {
+            (axis.from, axis.to) = (1.0, 10.0);
+        }
+        match scale {
+            Scale::Linear => {
+                axis.from = 0.0;
+                axis.to = if axis.to > 0.0 { axis.to } else { 1.0 };
+                axis.to = (axis.to / axis.step()).ceil() * axis.step();
+            }
+            Scale::Log => {
+                axis.from = round_down(axis.from);
+                axis.to = axis.to.max(axis.from * 1.01);
+                let up = 10f64.powf(axis.to.log10().floor());
+                axis.to =
+                    [1.0, 2.0, 5.0, 10.0].map(|n| n * up).into_iter().find(|n| *n >= axis.to * 0.999).unwrap_or(up);
+            }
+        }
+        axis
+    }
+
+    fn at(&self, value: f64) -> f64 {
+        let part = match self.scale {
+            _ if self.to <= self.from => 0.5,
+            Scale::Linear => (value - self.from) / (self.to - self.from),
+            Scale::Log => (value.max(self.from) / self.from).ln() / (self.to / self.from).ln(),
+        };
+        self.start + part.clamp(0.0, 1.0) * (self.end - self.start)
+    }
+
+    /// A round step that makes five to ten of the whole.
+    fn step(&self) -> f64 {
+        let rough = (self.to - self.from) / 5.0;
+        let power = 10f64.powf(rough.log10().floor());
+        let times = [5.0, 2.0, 1.0].into_iter().find(|n| n * power <= rough * 1.0001).unwrap_or(1.0);
+        times * power
+    }
+
+    /// Values that deserve a line and a label.
+    fn ticks(&self) -> Vec<f64> {
+        match self.scale {
+            Scale::Linear => {
+                let step = self.step();
+                (0..=(self.to / step).round() as usize).map(|i| i as f64 * step).collect()
+            }
+            Scale::Log => {
+                let decades = (self.to / self.from).log10();
+                let steps: &[f64] = if decades > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+                self.decades(steps)
+            }
+        }
+    }
+
+    /// Values that deserve a faint line.
+    fn fine(&self) -> Vec<f64> {
+        match self.scale {
+            Scale::Linear => Vec::new(),
+            Scale::Log => self.decades(&[2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0]),
+        }
+    }
+
+    fn decades(&self, steps: &[f64]) -> Vec<f64> {
+        let (first, last) = (self.from.log10().floor() as i32, self.to.log10().ceil() as i32);
+        let all = (first..=last).flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
+        all.filter(|v| (self.from * 0.999..=self.to * 1.001).contains(v)).collect()
+    }
+}
+
+/// The nearest of 1, 2, 5, 10, 20, … below.
+fn round_down(value: f64) -> f64 {
+    let power = 10f64.powf(value.log10().floor());
+    [5.0, 2.0, 1.0].map(|n| n * power).into_iter().find(|n| *n <= value * 1.001).unwrap_or(power)
+}
