@@ -34,7 +34,7 @@ const KNOWN: [(&str, &str); 14] = [
     ("line", "one cache line"),
     ("iceoryx2", "iceoryx2"),
     ("iceoryx2-untouched", "iceoryx2, untouched"),
-    ("rtrb", "rtrb (two threads)"),
+    ("rtrb", "rtrb, two threads"),
     ("shmem-ipc", "shmem-ipc"),
     ("libxenvchan-shape", "libxenvchan's shape"),
 ];
@@ -54,8 +54,7 @@ pub fn figures(measurements: &[Measurement]) -> Vec<Figure<'_>> {
             Test::Rate | Test::Latency => lines(&title, &results, Scale::Log),
             Test::Load => percentiles(&title, &results),
             Test::Switches => counts(&results),
-            Test::Cpu | Test::Setup => bars(&title, &results, Scale::Linear),
-            Test::Memory => bars(&title, &results, Scale::Log),
+            Test::Cpu | Test::Setup | Test::Memory => bars(&title, &results, Scale::Linear),
         };
         let again = (test == Test::Throughput && !one_place(&results)).then(|| {
             let title = format!("{title}, on a logarithmic scale");
@@ -177,8 +176,10 @@ fn series<'a>(group: &[&'a Measurement]) -> Vec<(String, usize, Vec<&'a Measurem
         let mut rings: BTreeMap<Option<usize>, Vec<&Measurement>> = BTreeMap::new();
         own.into_iter().for_each(|m| rings.entry(m.ring).or_default().push(m));
         for (nth, (ring, mut own)) in rings.into_iter().enumerate() {
+            own.sort_by_key(|m| place(m));
             own.dedup_by_key(|m| place(m));
-            all.push((format!("{name}, {} ring", size_of(ring.unwrap_or(0))), nth, own));
+            let name = ring.map_or(name.clone(), |ring| format!("{name}, {} ring", size_of(ring)));
+            all.push((name, nth, own));
         }
     }
     all
@@ -211,9 +212,9 @@ fn lines(title: &str, group: &[&Measurement], y_scale: Scale) -> String {
         if !level {
             places.extend(own.iter().map(|m| place(m)));
         }
-        let dashed = nth > 0 || YARDSTICKS.contains(&first.transport.as_str());
+        let dashes = if YARDSTICKS.contains(&first.transport.as_str()) { 1 } else { nth };
         let points = own.iter().map(|m| point(m, &name, place(m) as f64)).collect();
-        Curve { look: look(&first.transport, first.mode), name, dashed, level, points }
+        Curve { look: look(&first.transport, first.mode), name, dashes, level, points }
     });
     let curves = curves.collect();
     let tick = |&place: &usize| (place as f64, if test == Test::Channels { place.to_string() } else { size_of(place) });
@@ -233,10 +234,8 @@ fn lines(title: &str, group: &[&Measurement], y_scale: Scale) -> String {
 
 fn axis_name(test: Test) -> &'static str {
     match test {
-        Test::Throughput | Test::Channels => "throughput",
-        Test::Rate => "messages per second",
-        Test::Latency => "round trip",
-        _ => "",
+        Test::Throughput | Test::Channels | Test::Rate => "more is better",
+        _ => "less is better",
     }
 }
 
@@ -257,7 +256,7 @@ fn percentiles(title: &str, group: &[&Measurement]) -> String {
                 Some(Point { x: i as f64, y: value, low, high, note })
             });
             let points = points.collect();
-            curves.push(Curve { look: look(&m.transport, m.mode), name, dashed: nth > 0, level: false, points });
+            curves.push(Curve { look: look(&m.transport, m.mode), name, dashes: nth, level: false, points });
         }
     }
     let title = match sizes.first() {
@@ -266,8 +265,8 @@ fn percentiles(title: &str, group: &[&Measurement]) -> String {
     };
     Lines {
         title,
-        x_name: "of the messages were there so long after they were due".into(),
-        y_name: "delay".into(),
+        x_name: "share of the messages that were there within that time from when they were due".into(),
+        y_name: axis_name(Test::Load).into(),
         ticks: marks.iter().enumerate().map(|(i, text)| (i as f64, (*text).into())).collect(),
         x_scale: Scale::Linear,
         y_scale: Scale::Log,
@@ -307,7 +306,7 @@ fn counts(group: &[&Measurement]) -> String {
         ("System calls", |m| m.syscalls),
         ("Notifications", |m| m.notifications),
     ];
-    let show = |value: f64| if value < 10.0 { trim(&format!("{value:.1}")) } else { format!("{value:.0}") };
+    let show = |value: f64| if value < 10.0 { trim(&format!("{value:.1}")) } else { grouped(value) };
     let mut groups = Vec::new();
     for (i, (heading, value)) in kinds.into_iter().enumerate() {
         let mut bars = Vec::new();
@@ -348,6 +347,19 @@ fn short(test: Test) -> fn(f64) -> String {
         Test::Switches => |value| of(value, Test::Switches),
         Test::Cpu => |value| of(value, Test::Cpu),
     }
+}
+
+/// A large number in groups of three digits.
+fn grouped(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 /// Without the zeroes behind the point.

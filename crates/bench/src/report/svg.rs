@@ -7,14 +7,17 @@ use std::fmt::Write;
 
 /// Width of every chart, in the units of its drawing.
 const WIDTH: f64 = 880.0;
-/// Where the axes are, from the left and from the right edge.
+/// Where the vertical axis is.
 const LEFT: f64 = 76.0;
-const RIGHT: f64 = 206.0;
+/// What the legend takes besides its longest name.
+const LEGEND: f64 = 64.0;
 /// Room above the axes for the title and what the values are.
 const TOP: f64 = 64.0;
 /// The height of the plane between the axes.
 const PLANE: f64 = 360.0;
 const BOTTOM: f64 = 56.0;
+/// A letter is not wider, on the average of a name.
+const LETTER: f64 = 7.5;
 /// Labels of the horizontal axis are at least this far apart.
 const APART: f64 = 50.0;
 
@@ -44,8 +47,8 @@ pub struct Curve {
     pub name: String,
     /// Its colour and mark, see [`LOOKS`].
     pub look: usize,
-    /// Drawn in dashes: a yardstick, or another of the same look.
-    pub dashed: bool,
+    /// 0 for an unbroken line; others for a yardstick, or for one more of the same look.
+    pub dashes: usize,
     /// A figure that does not depend on the horizontal axis: one point, drawn across.
     pub level: bool,
     pub points: Vec<Point>,
@@ -155,11 +158,11 @@ impl Lines {
         let points = || self.curves.iter().flat_map(|curve| &curve.points);
         let levels = self.curves.iter().filter(|c| c.level);
         let xs = self.ticks.iter().map(|t| t.0).collect::<Vec<_>>();
+        let (left, right) = (LEFT, WIDTH - LEGEND - widest(self.curves.iter().map(|c| c.name.as_str())));
         let plane = Plane {
-            x: Axis::exactly(self.x_scale, &xs, LEFT + 18.0, WIDTH - RIGHT - 18.0),
+            x: Axis::exactly(self.x_scale, &xs, left + 18.0, right - 18.0),
             y: Axis::around(self.y_scale, points().flat_map(|p| [p.y, p.low, p.high]), TOP + PLANE, TOP),
         };
-        let (left, right) = (LEFT, WIDTH - RIGHT);
         for value in plane.y.fine() {
             let y = plane.y.at(value);
             let _ = writeln!(svg, r#"<line class="fine" x1="{left}" x2="{right}" y1="{y:.1}" y2="{y:.1}"/>"#);
@@ -196,17 +199,17 @@ impl Lines {
         curves.iter().for_each(|curve| plane.band(&mut svg, curve));
         // The first are what it is all about: on top.
         curves.iter().rev().for_each(|curve| plane.curve(&mut svg, curve));
-        self.legend(&mut svg, &plane);
+        self.legend(&mut svg, &plane, right);
         svg + "</svg>\n"
     }
 
     /// The names, in the order in which the curves end.
-    fn legend(&self, svg: &mut String, plane: &Plane) {
+    fn legend(&self, svg: &mut String, plane: &Plane, left: f64) {
         let end = |c: &&Curve| c.points.last().map_or(f64::INFINITY, |p| plane.y.at(p.y));
         let mut curves: Vec<_> = self.curves.iter().filter(|c| !c.points.is_empty()).collect();
         curves.sort_by(|a, b| end(a).total_cmp(&end(b)));
         for (row, curve) in curves.iter().enumerate() {
-            let (x, y) = (WIDTH - RIGHT + 18.0, TOP + 10.0 + 24.0 * row as f64);
+            let (x, y) = (left + 18.0, TOP + 10.0 + 24.0 * row as f64);
             let (look, dash, to, middle) = (curve.look % LOOKS.len(), dash(curve), x + 26.0, x + 13.0);
             let _ = writeln!(svg, r#"<path class="curve s{look}"{dash} d="M{x} {y}H{to}"/>"#);
             if !curve.level {
@@ -221,17 +224,20 @@ impl Lines {
 impl Bars {
     /// Draws the chart, to be part of a page.
     pub fn draw(&self) -> String {
-        const NAMES: f64 = 190.0;
         const ROW: f64 = 26.0;
         const HEAD: f64 = 34.0;
+        let headings = self.groups.iter().map(|(heading, _)| heading.as_str());
+        let names = self.groups.iter().flat_map(|(_, bars)| bars).map(|bar| bar.name.as_str());
+        let left = widest(names).max(widest(headings)) + 26.0;
+        let heads = self.groups.iter().filter(|(heading, _)| !heading.is_empty()).count() as f64;
         let rows = self.groups.iter().map(|(_, bars)| bars.len() as f64).sum::<f64>();
-        let height = 44.0 + rows * ROW + self.groups.len() as f64 * HEAD + 40.0;
+        let height = 44.0 + rows * ROW + heads * HEAD + 48.0;
         let mut svg = open(&self.title, height);
         let points = || self.groups.iter().flat_map(|(_, bars)| bars).map(|bar| &bar.point);
-        let mut axis = Axis::around(self.scale, points().flat_map(|p| [p.y, p.low, p.high]), NAMES, WIDTH - 120.0);
+        let mut axis = Axis::around(self.scale, points().flat_map(|p| [p.y, p.low, p.high]), left, WIDTH - 110.0);
         if self.scale == Scale::Log {
-            // A bar of the smallest value has to have a length.
-            axis.from /= 2.0;
+            // Counts: one is the least that can be, and its bar has a length.
+            axis.from = axis.from.min(0.5);
         }
         let bottom = height - 40.0;
         let mut last = f64::NEG_INFINITY;
@@ -248,7 +254,7 @@ impl Bars {
         for (heading, bars) in &self.groups {
             let (text, base) = (escape(heading), y + 22.0);
             let _ = writeln!(svg, r#"<text x="10" y="{base}" font-weight="600">{text}</text>"#);
-            y += HEAD;
+            y += if heading.is_empty() { 4.0 } else { HEAD };
             for bar in bars {
                 bar_row(&mut svg, &axis, bar, y, self.show);
                 y += ROW;
@@ -289,8 +295,13 @@ fn open(title: &str, height: f64) -> String {
     )
 }
 
+/// The width of the widest text.
+fn widest<'a>(names: impl Iterator<Item = &'a str>) -> f64 {
+    LETTER * names.map(|name| name.chars().count()).max().unwrap_or(0) as f64
+}
+
 fn dash(curve: &Curve) -> &'static str {
-    if curve.dashed { r#" stroke-dasharray="6 4""# } else { "" }
+    ["", r#" stroke-dasharray="7 4""#, r#" stroke-dasharray="2 4""#][curve.dashes.min(2)]
 }
 
 /// A mark of the look's shape, with a note for who points at it.
