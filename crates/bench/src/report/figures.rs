@@ -301,7 +301,8 @@ fn bars(title: &str, group: &[&Measurement], scale: Scale) -> String {
 
 /// What the kernel had to do for a GiB.
 fn counts(group: &[&Measurement]) -> String {
-    let kinds: [(&str, fn(&Measurement) -> Option<f64>); 3] = [
+    type Value = fn(&Measurement) -> Option<f64>;
+    let kinds: [(&str, Value); 3] = [
         ("Voluntary context switches", |m| m.voluntary.or(Some(m.median))),
         ("System calls", |m| m.syscalls),
         ("Notifications", |m| m.notifications),
@@ -350,7 +351,7 @@ fn short(test: Test) -> fn(f64) -> String {
 }
 
 /// A large number in groups of three digits.
-fn grouped(value: f64) -> String {
+pub fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {

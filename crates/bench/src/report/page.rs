@@ -3,10 +3,11 @@
 
 use std::fmt::Write;
 
-use super::figures::{Figure, name_of, size_of};
+use super::figures::{Figure, grouped, name_of, size_of};
 use super::record::Records;
 use super::svg::{escape, style};
 use crate::job::{Cpu, Mode, Test, Wait};
+use crate::line::Placement;
 use crate::result::Measurement;
 use crate::table;
 
@@ -14,13 +15,13 @@ const STYLE: &str = "
 :root{color-scheme:light dark;--text:#24292f;--soft:#5c6570;--line:#dfe3e8;--back:#fff;--tint:#f6f8fa;--own:#0b5fd0}
 @media (prefers-color-scheme:dark){:root{--text:#e3e6ea;--soft:#a4acb6;--line:#333941;--back:#14171b;--tint:#1c2025;--own:#62adff}}
 body{margin:0;background:var(--back);color:var(--text);font:16px/1.5 system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}
-main{max-width:920px;margin:0 auto;padding:32px 20px 64px}
+main{max-width:1040px;margin:0 auto;padding:32px 20px 64px}
 h1{font-size:28px;margin:0 0 4px}h2{font-size:20px;margin:44px 0 8px}p{margin:8px 0}
 .soft,figcaption,dt{color:var(--soft)}figure{margin:28px 0 0}figcaption{font-size:14px;margin:2px 10px}
 .chart{display:block;width:100%;height:auto}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;font-size:14px;margin:12px 0}dd{margin:0;overflow-wrap:anywhere}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
-th,td{padding:4px 10px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th,td{padding:4px 9px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th{font-weight:600;vertical-align:bottom}th:first-child,td:first-child{text-align:left}
 tr.own td{background:var(--tint);font-weight:600}tr.own td:first-child{color:var(--own)}
 .glance th{white-space:normal}details{margin:6px 10px;font-size:14px}summary{cursor:pointer;color:var(--soft)}
@@ -53,8 +54,9 @@ pub fn page(records: &Records, figures: &[Figure<'_>]) -> String {
              count. Compare within a chart: placement and load change everything at once. Point at a mark for its \
              figures.</p>\n";
     for figure in figures {
-        let _ = writeln!(html, "<figure id=\"{}\">\n{}<figcaption>{}", figure.name, figure.svg, escape(figure.caption));
-        html += "</figcaption>\n";
+        let Figure { name, svg, caption, .. } = figure;
+        let placement = placement(&figure.results);
+        let _ = writeln!(html, "<figure id=\"{name}\">\n{svg}<figcaption>{}{placement}</figcaption>", escape(caption));
         if !figure.results.is_empty() {
             numbers(&mut html, &figure.results);
         }
@@ -70,6 +72,23 @@ pub fn page(records: &Records, figures: &[Figure<'_>]) -> String {
     html + "</main>\n</body>\n</html>\n"
 }
 
+/// Where the CPUs were, as a sentence.
+fn placement(results: &[&Measurement]) -> String {
+    let of = |wanted: Placement| results.iter().filter(|m| m.placement == wanted).count();
+    let counts = [
+        (of(Placement::Near), "with near CPUs"),
+        (of(Placement::Far), "with CPUs far apart"),
+        (of(Placement::Mixed), "while the host moved a CPU"),
+        (of(Placement::Same), "on one CPU"),
+    ];
+    let parts: Vec<_> = counts.iter().filter(|(n, _)| *n > 0).map(|(n, place)| format!("{n} {place}")).collect();
+    match (parts.as_slice(), counts.iter().find(|(n, _)| *n > 0)) {
+        ([_], Some((_, place))) => format!(" All {place}."),
+        ([], _) | (_, None) => String::new(),
+        _ => format!(" Of {} results, {}.", results.len(), parts.join(", ")),
+    }
+}
+
 /// A column of the first table: its heading, and which result it shows.
 struct Column {
     heading: &'static str,
@@ -83,17 +102,17 @@ const fn median(heading: &'static str, test: Test, fits: fn(&Measurement) -> boo
 }
 
 const COLUMNS: [Column; 10] = [
-    median("64 B", Test::Throughput, |m| m.size == 64),
-    median("16 KiB", Test::Throughput, |m| m.size == 16 << 10),
-    median("1 MiB", Test::Throughput, |m| m.size == 1 << 20),
-    median("round trip 64 B, spinning", Test::Latency, |m| {
+    median("throughput, 64 B", Test::Throughput, |m| m.size == 64),
+    median("throughput, 16 KiB", Test::Throughput, |m| m.size == 16 << 10),
+    median("throughput, 1 MiB", Test::Throughput, |m| m.size == 1 << 20),
+    median("round trip, 64 B, spinning", Test::Latency, |m| {
         matches!(m.size, 64 | 8) && m.wait == Some(Wait::Spin) && m.cpu == Cpu::Cross
     }),
-    median("round trip 64 B, sleeping", Test::Latency, |m| {
+    median("round trip, 64 B, sleeping", Test::Latency, |m| {
         matches!(m.size, 64 | 8) && m.wait == Some(Wait::Sleep) && m.cpu == Cpu::Cross
     }),
     Column {
-        heading: "99 % of messages within, 10,000/s",
+        heading: "delay of 99 % at 10,000/s",
         test: Test::Load,
         fits: |m| m.rate == Some(10_000),
         value: |m| m.p99.map(|p99| table::human(p99, m.test)),
@@ -103,10 +122,15 @@ const COLUMNS: [Column; 10] = [
         heading: "system calls per GiB",
         test: Test::Switches,
         fits: |_| true,
-        value: |m| m.syscalls.map(|n| format!("{n:.0}")),
+        value: |m| m.syscalls.map(grouped),
     },
-    median("context switches per GiB", Test::Switches, |_| true),
-    median("connections", Test::Setup, |_| true),
+    Column {
+        heading: "context switches per GiB",
+        test: Test::Switches,
+        fits: |_| true,
+        value: |m| Some(grouped(m.median)),
+    },
+    median("connections, one after another", Test::Setup, |_| true),
 ];
 
 /// A row for each transport.
@@ -189,5 +213,5 @@ fn numbers(html: &mut String, results: &[&Measurement]) {
 
 /// A count, or a part of one if it is small.
 fn count(value: f64) -> Option<String> {
-    Some(if value != 0.0 && value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") })
+    Some(if value != 0.0 && value < 100.0 { format!("{value:.2}") } else { grouped(value) })
 }
