@@ -8,7 +8,10 @@ mod layers;
 mod licences;
 mod size;
 mod spdx;
+mod tables;
 mod unsafe_places;
+
+pub use tables::write_all as write_tables;
 
 pub use clauses::{Clause, known_clauses, proven_by};
 pub use header::write as write_header;
@@ -40,7 +43,7 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 8] = [
+const CHECKS: [Check; 9] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
     Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
@@ -49,6 +52,7 @@ const CHECKS: [Check; 8] = [
     Check { name: "licences", run: |project| licences::check(&project.workspace) },
     Check { name: "header", run: |project| header::check(&project.workspace.root, &project.tree) },
     Check { name: "docs", run: |project| docs::check(&project.tree) },
+    Check { name: "tables", run: |project| tables::check(&project.tree) },
 ];
 
 /// The check of that name.

@@ -26,6 +26,9 @@ usage: cargo xtask <command>
   licences            dependencies come under licences that go with ours
   header              include/tombolo.h is what crates/capi says; --write makes it so
   docs                relative links in *.md lead somewhere
+  tables              tables of results hold what the recorded runs do
+
+  table               make those tables again, in place
 
   tiers               the table of test tiers
   test [TIER...]      run all tiers, or those named; --long for the long forms
@@ -53,6 +56,10 @@ fn run(words: &[&str]) -> Result<bool, String> {
             Ok(true)
         }
         ["check"] => checks::run_all(&checks::Project::load()?),
+        ["table"] => {
+            let project = checks::Project::load()?;
+            checks::write_tables(&project.workspace.root, &project.tree)
+        }
         ["tiers"] => {
             print!("{}", tiers::describe());
             Ok(true)
