@@ -39,7 +39,12 @@ impl Wire for Iceoryx2 {
             mode: Mode::Message,
             variants: &[""],
             namespaces: Namespaces::Shared,
-            tests: &[Test::Throughput, Test::Rate, Test::Latency],
+            // Bytes that nobody touches are no throughput.
+            tests: if self.touched {
+                &[Test::Throughput, Test::Rate, Test::Latency]
+            } else {
+                &[Test::Rate, Test::Latency]
+            },
             waits: &[Wait::Spin],
             size: None,
             rings: false,

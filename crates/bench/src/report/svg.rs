@@ -87,7 +87,7 @@ pub struct Bars {
 }
 
 /// Colours on white and on black, for eyes that see them all and for those that do not: marks differ, too.
-pub const LOOKS: [(&str, &str); 14] = [
+pub const LOOKS: [(&str, &str); 16] = [
     ("#0b5fd0", "#62adff"),
     ("#0097a7", "#4dd5e6"),
     ("#d03b4e", "#ff8089"),
@@ -102,6 +102,8 @@ pub const LOOKS: [(&str, &str); 14] = [
     ("#7a5140", "#c9a793"),
     ("#4a5fc1", "#a3b1f5"),
     ("#a97800", "#e9c85f"),
+    ("#00796b", "#80cbc4"),
+    ("#6d7f8f", "#b5c3cf"),
 ];
 
 /// The style that charts on a page share; a chart in a file of its own carries it along.
