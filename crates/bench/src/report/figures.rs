@@ -187,7 +187,14 @@ fn series<'a>(group: &[&'a Measurement]) -> Vec<(String, usize, Vec<&'a Measurem
     all
 }
 
-fn point(m: &Measurement, name: &str, x: f64) -> Point {
+/// Where the CPUs were in most of the results.
+fn usual(group: &[&Measurement]) -> Placement {
+    let of = |placement| group.iter().filter(|m| m.placement == placement).count();
+    let all = [Placement::Unknown, Placement::Mixed, Placement::Same, Placement::Far, Placement::Near];
+    all.into_iter().max_by_key(|placement| of(*placement)).unwrap_or(Placement::Unknown)
+}
+
+fn point(m: &Measurement, name: &str, x: f64, usual: Placement) -> Point {
     let show = |value| table::human(value, m.test);
     let placement = match m.placement {
         Placement::Near => ", CPUs near",
@@ -201,11 +208,18 @@ fn point(m: &Measurement, name: &str, x: f64) -> Point {
         Test::Channels => format!("{} × {}", m.channels, size_of(m.size)),
         _ => size_of(m.size),
     };
-    Point { x, y: m.median, low: m.min, high: m.max, note: format!("{name}, {of}: {value}{spread}") }
+    Point {
+        x,
+        y: m.median,
+        low: m.min,
+        high: m.max,
+        note: format!("{name}, {of}: {value}{spread}"),
+        pale: m.placement != usual,
+    }
 }
 
 fn lines(title: &str, group: &[&Measurement], y_scale: Scale) -> String {
-    let test = group[0].test;
+    let (test, usual) = (group[0].test, usual(group));
     let mut places = BTreeSet::new();
     let curves = series(group).into_iter().map(|(name, nth, mut own)| {
         own.sort_by_key(|m| place(m));
@@ -215,7 +229,7 @@ fn lines(title: &str, group: &[&Measurement], y_scale: Scale) -> String {
             places.extend(own.iter().map(|m| place(m)));
         }
         let dashes = if YARDSTICKS.contains(&first.transport.as_str()) { 1 } else { nth };
-        let points = own.iter().map(|m| point(m, &name, place(m) as f64)).collect();
+        let points = own.iter().map(|m| point(m, &name, place(m) as f64, usual)).collect();
         Curve { look: look(&first.transport, first.mode), name, dashes, level, points }
     });
     let curves = curves.collect();
@@ -244,7 +258,7 @@ fn axis_name(test: Test) -> &'static str {
 fn percentiles(title: &str, group: &[&Measurement]) -> String {
     let sizes: BTreeSet<_> = group.iter().map(|m| m.size).collect();
     let marks = ["50 %", "90 %", "99 %", "99.9 %"];
-    let mut curves = Vec::new();
+    let (mut curves, usual) = (Vec::new(), usual(group));
     for (name, nth, own) in series(group) {
         for m in own {
             let name = if sizes.len() > 1 { format!("{name}, {}", size_of(m.size)) } else { name.clone() };
@@ -252,10 +266,10 @@ fn percentiles(title: &str, group: &[&Measurement]) -> String {
             let values = [Some(m.median), m.p90, m.p99, m.p999];
             let points = values.into_iter().enumerate().filter_map(|(i, value)| {
                 let value = value?;
-                let whole = point(m, &name, 0.0);
+                let whole = point(m, &name, 0.0, usual);
                 let (low, high) = if i == 0 { (whole.low, whole.high) } else { (value, value) };
                 let note = format!("{name}: {} of the messages within {}", marks[i], show(value));
-                Some(Point { x: i as f64, y: value, low, high, note })
+                Some(Point { x: i as f64, y: value, low, high, note, pale: whole.pale })
             });
             let points = points.collect();
             curves.push(Curve { look: look(&m.transport, m.mode), name, dashes: nth, level: false, points });
@@ -279,7 +293,7 @@ fn percentiles(title: &str, group: &[&Measurement]) -> String {
 }
 
 fn bars(title: &str, group: &[&Measurement], scale: Scale) -> String {
-    let test = group[0].test;
+    let (test, usual) = (group[0].test, usual(group));
     let heading = |m: &Measurement| match test {
         Test::Setup => String::new(),
         Test::Memory => format!("{} channels", m.channels),
@@ -291,7 +305,7 @@ fn bars(title: &str, group: &[&Measurement], scale: Scale) -> String {
         for m in own {
             // What knows but one size stands with the others.
             let heading = heading(if is_level(m) { group[0] } else { m });
-            let bar = Bar { look: look(&m.transport, m.mode), point: point(m, &name, 0.0), name: name.clone() };
+            let bar = Bar { look: look(&m.transport, m.mode), point: point(m, &name, 0.0, usual), name: name.clone() };
             match groups.iter_mut().find(|(known, _)| *known == heading) {
                 Some((_, bars)) => bars.push(bar),
                 None => groups.push((heading, vec![bar])),
@@ -310,14 +324,14 @@ fn counts(group: &[&Measurement]) -> String {
         ("Notifications", |m| m.notifications),
     ];
     let show = |value: f64| if value < 10.0 { trim(&format!("{value:.1}")) } else { grouped(value) };
-    let mut groups = Vec::new();
+    let (mut groups, usual) = (Vec::new(), usual(group));
     for (i, (heading, value)) in kinds.into_iter().enumerate() {
         let mut bars = Vec::new();
         for (name, _, own) in series(group) {
             for (m, y) in own.iter().filter_map(|m| Some((m, value(m)?))) {
                 let (low, high) = if i == 0 { (m.min, m.max) } else { (y, y) };
                 let note = format!("{name}, {}: {} for each GiB", size_of(m.size), show(y));
-                let point = Point { x: 0.0, y, low, high, note };
+                let point = Point { x: 0.0, y, low, high, note, pale: m.placement != usual };
                 bars.push(Bar { name: name.clone(), look: look(&m.transport, m.mode), point });
             }
         }

@@ -96,11 +96,17 @@ fn gather(args: &BenchArgs) -> Result<Records> {
     for path in &args.from {
         let records = Records::read(path)?;
         match &mut all {
-            Some(all) => all.merge(records, &path.file_name().unwrap_or_default().to_string_lossy()),
+            Some(all) => all.merge(records, &short(path)),
             None => all = Some(records),
         }
     }
     Ok(all.unwrap_or_default())
+}
+
+/// A file's name, with its folder's.
+fn short(path: &Path) -> String {
+    let names: Vec<_> = path.iter().map(|name| name.to_string_lossy()).collect();
+    names[names.len().saturating_sub(2)..].join("/").replace("//", "/")
 }
 
 /// Writes everything but the lines.

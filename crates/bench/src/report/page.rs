@@ -51,7 +51,8 @@ pub fn page(records: &Records, figures: &[Figure<'_>]) -> String {
     }
     glance(&mut html, &records.measurements);
     html += "<h2>Charts</h2>\n<p>Marks are medians; bands and whiskers reach from the least to the most of the samples that \
-             count. Compare within a chart: placement and load change everything at once. Point at a mark for its \
+             count. Compare within a chart, and filled marks only: a hollow mark or a pale bar was taken while the CPUs \
+             were elsewhere than for the others. Point at a mark for its \
              figures.</p>\n";
     for figure in figures {
         let Figure { name, svg, caption, .. } = figure;
@@ -102,13 +103,13 @@ const fn median(heading: &'static str, test: Test, fits: fn(&Measurement) -> boo
 }
 
 const COLUMNS: [Column; 10] = [
-    median("throughput, 64 B", Test::Throughput, |m| m.size == 64),
-    median("throughput, 16 KiB", Test::Throughput, |m| m.size == 16 << 10),
-    median("throughput, 1 MiB", Test::Throughput, |m| m.size == 1 << 20),
-    median("round trip, 64 B, spinning", Test::Latency, |m| {
+    median("throughput, 64\u{a0}B", Test::Throughput, |m| m.size == 64),
+    median("throughput, 16\u{a0}KiB", Test::Throughput, |m| m.size == 16 << 10),
+    median("throughput, 1\u{a0}MiB", Test::Throughput, |m| m.size == 1 << 20),
+    median("round trip, 64\u{a0}B, spinning", Test::Latency, |m| {
         matches!(m.size, 64 | 8) && m.wait == Some(Wait::Spin) && m.cpu == Cpu::Cross
     }),
-    median("round trip, 64 B, sleeping", Test::Latency, |m| {
+    median("round trip, 64\u{a0}B, sleeping", Test::Latency, |m| {
         matches!(m.size, 64 | 8) && m.wait == Some(Wait::Sleep) && m.cpu == Cpu::Cross
     }),
     Column {
@@ -130,7 +131,7 @@ const COLUMNS: [Column; 10] = [
         fits: |_| true,
         value: |m| Some(grouped(m.median)),
     },
-    median("connections, one after another", Test::Setup, |_| true),
+    median("connections", Test::Setup, |_| true),
 ];
 
 /// A row for each transport.

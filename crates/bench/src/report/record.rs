@@ -102,10 +102,13 @@ impl Records {
             }
         }
         self.notes.extend(other.notes);
-        let (mut ratios, mut added) = (Vec::new(), 0);
+        let (mut ratios, mut added, mut elsewhere) = (Vec::new(), 0, 0);
         for m in other.measurements {
             match self.measurements.iter().find(|mine| mine.same_question(&m)) {
-                Some(mine) => ratios.push(m.median / mine.median),
+                Some(mine) => {
+                    ratios.push(m.median / mine.median);
+                    elsewhere += usize::from(m.placement != mine.placement);
+                }
                 None => {
                     added += 1;
                     self.measurements.push(m);
@@ -114,9 +117,15 @@ impl Records {
         }
         ratios.retain(|ratio| ratio.is_finite());
         if let Some(middle) = crate::stats::median(&mut ratios) {
+            let warning = match elsewhere {
+                0 => String::new(),
+                n => {
+                    format!(" {n} of them were taken while the CPUs were elsewhere: measure again before you compare.")
+                }
+            };
             self.notes.push(format!(
                 "{name} adds {added} results. Of {} that it has as well as the files before it, which are shown, its own are \
-                 {middle:.2} times theirs in the median, {:.2} to {:.2} at the ends.",
+                 {middle:.2} times theirs in the median, {:.2} to {:.2} at the ends.{warning}",
                 ratios.len(),
                 ratios[0],
                 ratios[ratios.len() - 1],

@@ -39,6 +39,8 @@ pub struct Point {
     pub high: f64,
     /// What is shown to who points at it.
     pub note: String,
+    /// Not taken where the others were: drawn pale.
+    pub pale: bool,
 }
 
 /// One curve.
@@ -215,7 +217,7 @@ impl Lines {
             let (look, dash, to, middle) = (curve.look % LOOKS.len(), dash(curve), x + 26.0, x + 13.0);
             let _ = writeln!(svg, r#"<path class="curve s{look}"{dash} d="M{x} {y}H{to}"/>"#);
             if !curve.level {
-                mark(svg, look, middle, y, "");
+                mark(svg, look, middle, y, "", false);
             }
             let (x, y, name) = (to + 8.0, y + 4.5, escape(&curve.name));
             let _ = writeln!(svg, r#"<text class="name" x="{x}" y="{y}">{name}</text>"#);
@@ -275,7 +277,9 @@ fn bar_row(svg: &mut String, axis: &Axis, bar: &Bar, y: f64, show: fn(f64) -> St
     let _ = writeln!(svg, r#"<text class="name" x="{x:.1}" y="{base}" text-anchor="end">{name}</text>"#);
     let _ = writeln!(svg, "<g><title>{}</title>", escape(&point.note));
     let long = (axis.at(point.y) - start).max(0.0);
-    let _ = writeln!(svg, r#"<rect class="f{look}" x="{start:.1}" y="{y}" width="{long:.1}" height="18" rx="2"/>"#);
+    let pale = if point.pale { r#" fill-opacity=".4""# } else { "" };
+    let _ =
+        writeln!(svg, r#"<rect class="f{look}"{pale} x="{start:.1}" y="{y}" width="{long:.1}" height="18" rx="2"/>"#);
     let mut end = start + long;
     if point.high > point.low {
         let (low, high) = (axis.at(point.low).max(start), axis.at(point.high).max(start));
@@ -307,7 +311,7 @@ fn dash(curve: &Curve) -> &'static str {
 }
 
 /// A mark of the look's shape, with a note for who points at it.
-fn mark(svg: &mut String, look: usize, x: f64, y: f64, note: &str) {
+fn mark(svg: &mut String, look: usize, x: f64, y: f64, note: &str, pale: bool) {
     let (name, shape) = match look % 5 {
         0 => ("circle", format!(r#"cx="{x:.1}" cy="{y:.1}" r="4""#)),
         1 => ("rect", format!(r#"x="{:.1}" y="{:.1}" width="7.4" height="7.4""#, x - 3.7, y - 3.7)),
@@ -316,7 +320,8 @@ fn mark(svg: &mut String, look: usize, x: f64, y: f64, note: &str) {
         _ => ("path", format!(r#"d="M{x:.1} {:.1}l5.2 5.2l-5.2 5.2l-5.2 -5.2z""#, y - 5.2)),
     };
     let note = if note.is_empty() { String::new() } else { format!("<title>{}</title>", escape(note)) };
-    let _ = writeln!(svg, r#"<{name} {shape} class="f{look}">{note}</{name}>"#);
+    let class = if pale { format!("back s{look}") } else { format!("f{look}") };
+    let _ = writeln!(svg, r#"<{name} {shape} class="{class}">{note}</{name}>"#);
 }
 
 struct Plane {
@@ -333,7 +338,7 @@ impl Plane {
         let _ = writeln!(svg, r#"<g class="series" data-name="{name}">"#);
         let _ = writeln!(svg, r#"<path class="curve s{look}"{dash} d="M{}"/>"#, path.join("L"));
         for point in &curve.points {
-            mark(svg, look, self.x.at(point.x), self.y.at(point.y), &point.note);
+            mark(svg, look, self.x.at(point.x), self.y.at(point.y), &point.note, point.pale);
         }
         *svg += "</g>\n";
     }
