@@ -2,7 +2,9 @@
 # A thin menu over cargo: what has logic is in xtask/ and tools/. `make` alone prints it.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 .DEFAULT_GOAL := menu
-TARGETS := menu demo test test-all check model conformance hostile crash fuzz bench install install-deps doc ci clean
+# A report never takes the place of another.
+REPORT = $(or $(DIR),target/report/$(shell date +%Y-%m-%d-%H%M%S))
+TARGETS := menu demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
 .PHONY: $(TARGETS) toolchain
 
 menu: ## print this menu
@@ -43,6 +45,12 @@ bench: toolchain ## measure against the kernel's transports on this machine
 
 install: toolchain ## install the command, the C library and its header [PREFIX=/usr/local DESTDIR= SUDO=]
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SUDO='$(SUDO)' tools/install.sh
+
+report: toolchain ## run the whole suite and draw it: one page (15 to 20 minutes) [DIR=path] [OPTIONS=--quick]
+	@cargo run --release -p tombolo-cli -- bench --report '$(REPORT)' $(OPTIONS)
+
+compare: toolchain ## the same beside other rings in user space, which it builds [DIR=path] [OPTIONS=--quick]
+	@cargo run --release --manifest-path bench/compare/Cargo.toml -- --report '$(REPORT)' $(OPTIONS)
 
 install-deps: ## install what the tests need, the nightly toolchain for AddressSanitizer too
 	@tools/install-deps.sh --nightly
