@@ -103,8 +103,18 @@ impl<'a> Table<'a> {
         let fixed = |m: &Measurement| transport::find(&m.transport, m.mode).is_ok_and(|t| t.card().size.is_some());
         let mut table = Self { columns: Vec::new(), rows: BTreeMap::new(), placement: Placement::Mixed };
         let mut counts = BTreeMap::new();
+        // Rings of several sizes in one place have a column each.
+        let place = |m: &Measurement| (m.transport.clone(), m.mode, m.size, m.channels);
+        let twin = |m: &Measurement| group.iter().any(|o| place(o) == place(m) && o.ring != m.ring);
+        let split: Vec<_> = group.iter().filter(|m| twin(m)).map(|m| (m.transport.clone(), m.mode)).collect();
+        let key = |m: &Measurement| match m.ring {
+            Some(ring) if split.contains(&(m.transport.clone(), m.mode)) => {
+                (format!("{}, {} ring", m.transport, size::show(ring)), m.mode)
+            }
+            _ => (m.transport.clone(), m.mode),
+        };
         for &m in group {
-            let key = (m.transport.clone(), m.mode);
+            let key = key(m);
             if !table.columns.contains(&key) {
                 table.columns.push(key);
             }
@@ -112,8 +122,7 @@ impl<'a> Table<'a> {
             count.0 += 1;
         }
         table.placement = counts.into_values().max_by_key(|(n, _)| *n).map_or(Placement::Mixed, |(_, p)| p);
-        let column =
-            |m: &Measurement| table.columns.iter().position(|(name, mode)| *name == m.transport && *mode == m.mode);
+        let column = |m: &Measurement| table.columns.iter().position(|column| *column == key(m));
         for &m in group.iter().filter(|m| !fixed(m)) {
             if let Some(column) = column(m) {
                 table.rows.entry((m.size, m.channels)).or_default().insert(column, m);
@@ -144,6 +153,7 @@ impl<'a> Table<'a> {
         let test = self.rows.values().flat_map(BTreeMap::values).next().map(|m| m.test);
         let label = |&(bytes, channels): &(usize, usize)| match test {
             Some(Test::Channels) => format!("{channels} × {}", size::show(bytes)),
+            Some(Test::Setup) => String::new(),
             Some(Test::Memory) => format!("{channels} channels"),
             _ => size::show(bytes),
         };
@@ -220,6 +230,14 @@ round trip, spinning: times better than line
         let (asleep, awake) = (render(&[sleeper(2.0)], None), render(&[sleeper(0.2)], None));
         assert!(asleep.contains("18.0 µs\n") && !asleep.contains('°'), "{asleep}");
         assert!(awake.contains("18.0 µs°\n") && awake.contains("before the ends could sleep"), "{awake}");
+    }
+
+    #[test]
+    fn table_of_two_rings_in_one_place_has_a_column_for_each() {
+        let ring = |ring, median| Measurement { ring: Some(ring), ..m("tombolo", 1, median) };
+        let text = render(&[ring(4096, 100.0), ring(1 << 20, 200.0), m("tcp", 1, 300.0)], None);
+        assert!(text.contains("tombolo, 4KiB ring  tombolo, 1MiB ring     tcp\n"), "{text}");
+        assert!(text.contains("100 ns") && text.contains("200 ns"), "{text}");
     }
 
     #[test]
