@@ -2,6 +2,7 @@
 //! The command `tombolo bench`.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::args::{BenchArgs, Plan};
@@ -24,10 +25,16 @@ pub fn main(args: &BenchArgs) -> ExitCode {
     match measure(args) {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
-            eprintln!("bench: {}", chain(&e));
+            eprintln!("{}: {}", program(), chain(&e));
             ExitCode::from(2)
         }
     }
+}
+
+/// The name under which this program was started.
+fn program() -> String {
+    let path = std::env::args_os().next().map(PathBuf::from);
+    path.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned())).unwrap_or_else(|| "bench".into())
 }
 
 fn measure(args: &BenchArgs) -> Result<u8> {

@@ -158,6 +158,21 @@ fn report_of_two_files_shows_the_first_and_says_how_they_compare() {
 }
 
 #[test]
+fn report_of_two_placements_warns_and_draws_the_fewer_hollow() {
+    let desk = Desk::new();
+    let near = desk.file("near.jsonl", &[line("tombolo", 64, 1e9, ""), line("tombolo", 4096, 5e10, "")]);
+    let far = [line("tombolo", 64, 5e8, ""), line("rtrb", 64, 2e8, "")].map(|line| line.replace("near", "far"));
+    let far = desk.file("far.jsonl", &far);
+    assert!(desk.render("out", &[&near, &far]).status.success());
+    let html = read(&desk.path("out"), "index.html");
+    assert!(html.contains("1 of them were taken while the CPUs were elsewhere"), "{html}");
+    assert!(html.contains("Of 3 results, 2 with near CPUs, 1 with CPUs far apart."), "{html}");
+    let svg = read(&desk.path("out"), "throughput.svg");
+    assert_eq!(svg.matches(r#"class="back s"#).count(), 1, "{svg}");
+    assert!(read(&desk.path("out"), "report.txt").contains("200 MB/s*"));
+}
+
+#[test]
 fn report_of_names_that_would_break_a_page_is_well_formed() {
     let desk = Desk::new();
     let evil = r#"</svg><script>alert(1)</script>&\u0000\u0007\"'"#;

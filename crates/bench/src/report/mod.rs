@@ -67,6 +67,9 @@ fn measure(args: &BenchArgs, dir: &Path) -> Result<Records> {
     let console = Console::new();
     let steps = suite::steps(&base, args.quick);
     for (number, step) in steps.iter().enumerate() {
+        if written.is_err() {
+            break;
+        }
         let name = step.tests[0].name();
         let title = format!("{name} ({} of {}): ", number + 1, steps.len());
         run(step, |event| match event {

@@ -186,10 +186,7 @@ impl About {
 
 /// A command line without the folders of this machine.
 fn command(words: impl Iterator<Item = String>) -> String {
-    let last = |word: String| match word.rsplit_once('/') {
-        Some((_, name)) => name.to_owned(),
-        None => word,
-    };
+    let last = |word: String| word.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned();
     words.map(last).collect::<Vec<_>>().join(" ")
 }
 
@@ -227,7 +224,7 @@ mod tests {
 
     #[test]
     fn command_names_no_folder() {
-        let words = ["/home/me/target/tombolo", "bench", "--report", "/tmp/x/there", "--quick"];
+        let words = ["/home/me/target/tombolo", "bench", "--report", "/tmp/x/there/", "--quick"];
         assert_eq!(command(words.into_iter().map(String::from)), "tombolo bench --report there --quick");
     }
 }

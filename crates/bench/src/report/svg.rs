@@ -411,7 +411,7 @@ impl Axis {
         let part = match self.scale {
             _ if self.to <= self.from => 0.5,
             Scale::Linear => (value - self.from) / (self.to - self.from),
-            Scale::Log => (value.max(self.from) / self.from).ln() / (self.to / self.from).ln(),
+            Scale::Log => (value.max(self.from).ln() - self.from.ln()) / (self.to.ln() - self.from.ln()),
         };
         self.start + part.clamp(0.0, 1.0) * (self.end - self.start)
     }
@@ -432,7 +432,7 @@ impl Axis {
                 (0..=(self.to / step).round() as usize).map(|i| i as f64 * step).collect()
             }
             Scale::Log => {
-                let decades = (self.to / self.from).log10();
+                let decades = self.to.log10() - self.from.log10();
                 let steps: &[f64] = if decades > 2.5 { &[1.0] } else { &[1.0, 2.0, 5.0] };
                 self.decades(steps)
             }
@@ -458,4 +458,49 @@ impl Axis {
 fn round_down(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     [5.0, 2.0, 1.0].map(|n| n * power).into_iter().find(|n| *n <= value * 1.001).unwrap_or(power)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn axis(scale: Scale, values: &[f64]) -> Axis {
+        Axis::around(scale, values.iter().copied(), 0.0, 100.0)
+    }
+
+    #[test]
+    fn axis_of_any_values_has_a_few_round_ticks_around_them() {
+        for (values, ticks) in [
+            (vec![3.0, 62.0], vec![0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0]),
+            (vec![0.021], vec![0.0, 0.002, 0.004, 0.006, 0.008, 0.01, 0.012, 0.014, 0.016, 0.018, 0.02, 0.022]),
+            (vec![0.0], vec![0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        ] {
+            let found = axis(Scale::Linear, &values).ticks();
+            assert!(
+                found.len() == ticks.len() && found.iter().zip(&ticks).all(|(a, b)| (a - b).abs() < 1e-9),
+                "{found:?}"
+            );
+        }
+        assert_eq!(axis(Scale::Log, &[120.0, 4800.0]).ticks(), [100.0, 200.0, 500.0, 1e3, 2e3, 5e3]);
+        assert_eq!(axis(Scale::Log, &[8e6, 6e10]).ticks(), [1e7, 1e8, 1e9, 1e10, 1e11]);
+    }
+
+    #[test]
+    fn axis_of_nothing_negative_or_one_value_places_all_on_itself() {
+        for values in [&[][..], &[5.0], &[-3.0, 0.0], &[f64::NAN, f64::INFINITY], &[1e-300, 1e300], &[7.0, 7.0]] {
+            for scale in [Scale::Linear, Scale::Log] {
+                let axis = axis(scale, values);
+                for value in [f64::MIN, -1.0, 0.0, 5.0, f64::MAX] {
+                    let at = axis.at(value);
+                    assert!((0.0..=100.0).contains(&at), "{values:?} {scale:?}: {value} at {at}");
+                }
+                assert!(axis.ticks().len() < 1000, "{values:?} {scale:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn text_of_any_kind_is_escaped() {
+        assert_eq!(escape("<a b=\"c\">'&\n\u{0}\u{7}"), "&lt;a b=&quot;c&quot;&gt;&#39;&amp; \u{fffd}\u{fffd}");
+    }
 }
