@@ -177,6 +177,7 @@ impl TryFrom<&BenchArgs> for Plan {
         if !args.transports.is_empty() {
             transports.retain(|t| args.transports.iter().chain(&args.against).any(|name| name == t.card().name));
         }
+        fits(args, &tests)?;
         Ok(Self {
             tests,
             transports,
@@ -193,6 +194,28 @@ impl TryFrom<&BenchArgs> for Plan {
             fifo: args.fifo,
             pinned: two_cpus()?,
         })
+    }
+}
+
+/// Refuses what would take more memory than a benchmark should.
+fn fits(args: &BenchArgs, tests: &[Test]) -> Result<()> {
+    const MOST: usize = 4 << 30;
+    let size = args.sizes.iter().copied().max().unwrap_or(0);
+    let channels = |test: &Test| match test {
+        Test::Channels => args.channels.iter().copied().max().unwrap_or(1),
+        Test::Memory => 64,
+        _ => 1,
+    };
+    let most = tests.iter().map(channels).max().unwrap_or(1);
+    match most.saturating_mul(2 * (args.ring + size)) {
+        need if need > MOST => Err(Error::Usage(format!(
+            "{most} channels with rings of {} and messages of {} take {} MiB; the most is {}",
+            size::show(args.ring),
+            size::show(size),
+            need >> 20,
+            size::show(MOST)
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -253,6 +276,16 @@ mod tests {
         let plan = plan(|a| (a.transports, a.against) = (vec!["pipe".into()], Some("tcp".into()))).unwrap();
         let names: Vec<_> = plan.transports.iter().map(|t| t.card().name).collect();
         assert_eq!(names, ["tcp", "pipe"]);
+    }
+
+    #[test]
+    fn plan_that_takes_more_memory_than_it_should_is_refused() {
+        let many = |ring, channels| {
+            plan(|a| (a.tests, a.ring, a.channels) = (vec!["channels".into()], ring, vec![1, channels])).map(|_| ())
+        };
+        assert!(many(1 << 20, 64).is_ok() && many(1 << 30, 1).is_ok());
+        let refused = many(1 << 30, 64).unwrap_err().to_string();
+        assert!(refused.contains("64 channels with rings of 1GiB") && refused.contains("131072 MiB"), "{refused}");
     }
 
     #[test]

@@ -12,11 +12,13 @@ use crate::error::{Error, Result};
 use crate::job::{Job, Report, Times};
 use crate::meter::{pattern, take};
 use crate::stats;
-use crate::transport::{Context, End};
+use crate::transport::End;
 
 /// Bytes of a message that say when it was due.
 const STAMP: usize = 8;
 const SECOND: f64 = 1e9;
+/// Delays that are kept, the latest ones.
+const KEPT: usize = 1 << 22;
 /// An end that is given more than it can carry is given up after so many times the sample's time.
 const PATIENCE: f64 = 2.0;
 
@@ -32,8 +34,7 @@ fn due(number: u64, rate: u32) -> u64 {
 }
 
 /// Left: sends each message when it is due, or as soon after that as the transport takes it.
-pub(crate) fn offer<E: End>(end: &mut E, context: &Context) -> Result<Report> {
-    let job = &context.job;
+pub(crate) fn offer<E: End>(end: &mut E, job: &Job) -> Result<Report> {
     let size = stamped(job)?;
     let mut message = pattern(size);
     let start = now();
@@ -67,14 +68,13 @@ fn schedule(job: &Job, now: impl Fn() -> u64, mut send: impl FnMut(u64) -> Resul
 }
 
 /// Right: notes how long after it was due each message is there. The first tenth (at most 10 ms) does not count.
-pub(crate) fn observe<E: End>(end: &mut E, context: &Context) -> Result<Report> {
-    let job = &context.job;
+pub(crate) fn observe<E: End>(end: &mut E, job: &Job) -> Result<Report> {
     let size = stamped(job)?;
     let mut buffer = vec![0; size];
     let warm = (job.seconds * SECOND / 10.0).min(1e7) as u64;
     let mut report = Report::default();
-    // Room for all, so that no page is first touched in the middle.
-    let mut delays = vec![0.0; (f64::from(job.rate) * job.seconds) as usize + 1];
+    // Filled, for a page that is first touched in the middle is a delay of ours.
+    let mut delays = vec![f64::NAN; ((f64::from(job.rate) * job.seconds) as usize).clamp(1, KEPT)];
     let (mut first, mut counted) = (None, 0);
     while take(end, &mut buffer)? {
         let at = now();
@@ -87,7 +87,8 @@ pub(crate) fn observe<E: End>(end: &mut E, context: &Context) -> Result<Report> 
             return Err(Error::Spoiled(format!("message {} says it was due at {stamp}", report.messages)));
         }
         if after >= warm || delays.len() == 1 {
-            delays[counted] = at.saturating_sub(stamp) as f64;
+            let slot = counted % delays.len();
+            delays[slot] = at.saturating_sub(stamp) as f64;
             counted += 1;
         }
         report.messages += 1;
@@ -163,6 +164,41 @@ mod tests {
     fn schedule_that_cannot_be_kept_is_given_up() {
         let delays = delays(&job(1_000_000, 0.01), |_| 1_000_000);
         assert!((19..=21).contains(&delays.len()), "{}", delays.len());
+    }
+
+    /// Holds what was sent until it is asked for.
+    struct Queue(std::collections::VecDeque<Vec<u8>>);
+
+    impl End for Queue {
+        fn send(&mut self, message: &[u8]) -> Result<()> {
+            self.0.push_back(message.into());
+            Ok(())
+        }
+
+        fn recv(&mut self, buffer: &mut [u8]) -> Result<usize> {
+            let Some(message) = self.0.pop_front() else { return Ok(0) };
+            buffer[..message.len()].copy_from_slice(&message);
+            Ok(message.len())
+        }
+
+        fn finish(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn messages_are_counted_from_when_they_were_due_and_one_that_is_lost_is_noticed() {
+        let job = job(100_000, 0.01);
+        let mut queue = Queue(std::collections::VecDeque::new());
+        let sent = offer(&mut queue, &job).unwrap();
+        let mut lossy = Queue(queue.0.clone());
+        let seen = observe(&mut queue, &job).unwrap();
+        assert_eq!((sent.messages, seen.messages, seen.total), (1000, 1000, 64_000));
+        // They were taken one after another when all had been sent, so the first of them had waited longest.
+        let times = seen.times.unwrap();
+        assert!(times.p50 > 1e6 && times.p50 <= times.p99, "{times:?}");
+        lossy.0.remove(500);
+        assert!(matches!(observe(&mut lossy, &job), Err(Error::Spoiled(_))));
     }
 
     #[test]

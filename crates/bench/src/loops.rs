@@ -33,7 +33,7 @@ pub(crate) fn perform<W: Wire>(wire: &W, context: &Context) -> Result<Report> {
                 Test::Memory => hold(connect, context),
                 Test::Channels => crowd(connect, context, |end, start| send(end, context, start)),
                 Test::Latency => measured(connect()?, context, |end| ask(end, context)),
-                Test::Load => measured(connect()?, context, |end| load::offer(end, context)),
+                Test::Load => measured(connect()?, context, |end| load::offer(end, &context.job)),
                 Test::Throughput | Test::Rate | Test::Switches | Test::Cpu => {
                     measured(connect()?, context, |end| send(end, context, Instant::now()))
                 }
@@ -48,7 +48,7 @@ pub(crate) fn perform<W: Wire>(wire: &W, context: &Context) -> Result<Report> {
                 Test::Memory => hold(accept, context),
                 Test::Channels => crowd(accept, context, |end, start| receive(end, context, start)),
                 Test::Latency => measured(accept()?, context, |end| answer(end, context)),
-                Test::Load => measured(accept()?, context, |end| load::observe(end, context)),
+                Test::Load => measured(accept()?, context, |end| load::observe(end, &context.job)),
                 Test::Throughput | Test::Rate | Test::Switches | Test::Cpu => {
                     measured(accept()?, context, |end| receive(end, context, Instant::now()))
                 }
