@@ -66,7 +66,7 @@ pub(crate) fn title(m: &Measurement) -> String {
         None => "",
     };
     if let Some(rate) = m.rate {
-        title += &format!(" at {rate} a second");
+        title += &format!(" at {} a second", grouped(rate.into()));
     }
     if let Some(think) = m.think_ns {
         title += &format!(", {} µs busy before each message", think / 1000);
@@ -172,6 +172,19 @@ impl<'a> Table<'a> {
     }
 }
 
+/// A large number in groups of three digits.
+pub(crate) fn grouped(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// A number with its unit, three digits of it.
 pub(crate) fn human(value: f64, test: Test) -> String {
     let scaled = |steps: &[(f64, &str)]| {
@@ -238,6 +251,13 @@ round trip, spinning: times better than line
         let text = render(&[ring(4096, 100.0), ring(1 << 20, 200.0), m("tcp", 1, 300.0)], None);
         assert!(text.contains("tombolo, 4KiB ring  tombolo, 1MiB ring     tcp\n"), "{text}");
         assert!(text.contains("100 ns") && text.contains("200 ns"), "{text}");
+    }
+
+    #[test]
+    fn grouped_numbers_of_any_length_have_commas_between_thousands() {
+        for (value, text) in [(0.0, "0"), (999.0, "999"), (1000.0, "1,000"), (1234567.4, "1,234,567")] {
+            assert_eq!(grouped(value), text);
+        }
     }
 
     #[test]

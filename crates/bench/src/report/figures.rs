@@ -323,7 +323,7 @@ fn counts(group: &[&Measurement]) -> String {
         ("System calls", |m| m.syscalls),
         ("Notifications", |m| m.notifications),
     ];
-    let show = |value: f64| if value < 10.0 { trim(&format!("{value:.1}")) } else { grouped(value) };
+    let show = |value: f64| if value < 10.0 { trim(&format!("{value:.1}")) } else { table::grouped(value) };
     let (mut groups, usual) = (Vec::new(), usual(group));
     for (i, (heading, value)) in kinds.into_iter().enumerate() {
         let mut bars = Vec::new();
@@ -364,19 +364,6 @@ fn short(test: Test) -> fn(f64) -> String {
         Test::Switches => |value| of(value, Test::Switches),
         Test::Cpu => |value| of(value, Test::Cpu),
     }
-}
-
-/// A large number in groups of three digits.
-pub fn grouped(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i) % 3 == 0 {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// Without the zeroes behind the point.

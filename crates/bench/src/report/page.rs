@@ -3,13 +3,13 @@
 
 use std::fmt::Write;
 
-use super::figures::{Figure, grouped, name_of, size_of};
+use super::figures::{Figure, name_of, size_of};
 use super::record::Records;
 use super::svg::{escape, style};
 use crate::job::{Cpu, Mode, Test, Wait};
 use crate::line::Placement;
 use crate::result::Measurement;
-use crate::table;
+use crate::table::{self, grouped};
 
 const STYLE: &str = "
 :root{color-scheme:light dark;--text:#24292f;--soft:#5c6570;--line:#dfe3e8;--back:#fff;--tint:#f6f8fa;--own:#0b5fd0}
