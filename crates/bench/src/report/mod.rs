@@ -3,6 +3,7 @@
 //!
 //! A report is made from the lines alone, so one can be made again from recorded ones, or from those of several runs.
 
+mod axis;
 mod figures;
 mod page;
 mod record;
