@@ -34,6 +34,9 @@ pub struct BenchArgs {
     /// Microseconds that either end is busy before each ask and answer, so that the other surely sleeps; not counted
     #[arg(long, value_name = "US", default_value = "0", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub think: u32,
+    /// Beside each end a thread that only computes wants the same CPU, as other programs do
+    #[arg(long, conflicts_with = "fifo")]
+    pub neighbour: bool,
     /// Whether the two ends run on two CPUs or share one
     #[arg(long = "cpu", value_delimiter = ',', default_value = "cross")]
     pub cpus: Vec<Cpu>,
@@ -64,7 +67,7 @@ pub struct BenchArgs {
     #[arg(long)]
     pub json: bool,
     /// Run the whole suite, some 20 minutes, and write lines of JSON, a text, charts and a page to this directory
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["tests", "sizes", "waits", "think", "cpus", "channels", "rates", "volume", "against", "json"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["tests", "sizes", "waits", "think", "neighbour", "cpus", "channels", "rates", "volume", "against", "json"])]
     pub report: Option<PathBuf>,
     /// The report of a short form of the suite, about a minute: for a look, not for conclusions
     #[arg(long, requires = "report")]
@@ -134,6 +137,8 @@ pub struct Plan {
     pub waits: Vec<Wait>,
     /// Nanoseconds that either end is busy before it asks or answers.
     pub think_ns: u32,
+    /// Whether each end shares its CPU with a thread that only computes.
+    pub neighbour: bool,
     /// Where the ends run.
     pub cpus: Vec<Cpu>,
     /// Numbers of channels at once.
@@ -184,6 +189,7 @@ impl TryFrom<&BenchArgs> for Plan {
             sizes: args.sizes.clone(),
             waits: args.waits.clone(),
             think_ns: args.think * 1000,
+            neighbour: args.neighbour,
             cpus: args.cpus.clone(),
             channels: args.channels.clone(),
             rates: args.rates.clone(),

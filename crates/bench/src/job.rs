@@ -101,6 +101,8 @@ pub struct Job {
     /// Nanoseconds that either end is busy before it asks or answers, so that the other has surely gone to sleep; not
     /// counted in a round trip.
     pub think_ns: u32,
+    /// Whether each end shares its CPU with a thread that only computes.
+    pub neighbour: bool,
     /// Where the ends run.
     pub cpu: Cpu,
     /// The two CPUs.
@@ -204,6 +206,7 @@ pub(crate) mod tests {
             volume: 1,
             wait: None,
             think_ns: 0,
+            neighbour: false,
             cpu: Cpu::Cross,
             cpus: [0, 1],
         }

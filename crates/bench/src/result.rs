@@ -54,6 +54,9 @@ pub struct Measurement {
     /// Messages a second that were to be sent, in the test under load.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<u32>,
+    /// Whether each end shared its CPU with a thread that only computes; absent if not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub neighbour: Option<bool>,
     /// Where the ends ran.
     pub cpu: Cpu,
     /// The best of the transport's variants, which this is.
@@ -139,7 +142,7 @@ impl Measurement {
     /// Whether `other` measured the same, on the same transport.
     pub fn same_question(&self, other: &Self) -> bool {
         let question = |m: &Self| (m.test, m.mode, m.size, m.channels, m.ring, m.rate, m.wait, m.think_ns, m.cpu);
-        question(self) == question(other) && self.transport == other.transport
+        question(self) == question(other) && (&self.transport, self.neighbour) == (&other.transport, other.neighbour)
     }
 
     /// How many times better this is than `other`, a measurement of the same test.
@@ -172,6 +175,7 @@ mod tests {
             wait: Some(Wait::Spin),
             think_ns: None,
             rate: None,
+            neighbour: None,
             cpu: Cpu::Cross,
             variant: None,
             ring: None,

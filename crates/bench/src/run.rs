@@ -133,7 +133,8 @@ fn cells(plan: &Plan, test: Test) -> Vec<Cell> {
                     Some(_) => continue,
                     None => size,
                 };
-                if card.offers(test, wait, cpu) {
+                // The neighbour's CPU time would count as that of the ends.
+                if card.offers(test, wait, cpu) && !(plan.neighbour && test == Test::Cpu) {
                     let variants = card.variants.iter().map(|v| (*v, Vec::new())).collect();
                     let transport = Arc::clone(transport);
                     cells.push(Cell { test, transport, size, channels, rate, wait, cpu, variants, dead: false });
@@ -185,6 +186,7 @@ impl Cell {
             volume: plan.volume,
             wait: self.wait,
             think_ns: plan.think_ns,
+            neighbour: plan.neighbour,
             cpu: self.cpu,
             cpus: plan.pinned,
         };
@@ -253,6 +255,7 @@ impl Cell {
             placement,
             wait: self.wait,
             think_ns: (self.test == Test::Latency && plan.think_ns > 0).then_some(plan.think_ns),
+            neighbour: plan.neighbour.then_some(true),
             cpu: self.cpu,
             variant: (card.variants.len() > 1).then(|| variant.into()),
             ring: card.rings.then(|| self.ring(plan)),

@@ -35,7 +35,7 @@ pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
 
 /// Measurements that answer one question, and so share a table or a chart, in the order in which they come.
 pub(crate) fn groups(measurements: &[Measurement]) -> Vec<Vec<&Measurement>> {
-    let question = |m: &Measurement| (m.test, m.wait, m.cpu, m.rate, m.think_ns);
+    let question = |m: &Measurement| (m.test, m.wait, m.cpu, m.rate, m.think_ns, m.neighbour);
     let mut groups: Vec<Vec<&Measurement>> = Vec::new();
     for m in measurements {
         match groups.iter_mut().find(|group| question(group[0]) == question(m)) {
@@ -70,6 +70,9 @@ pub(crate) fn title(m: &Measurement) -> String {
     }
     if let Some(think) = m.think_ns {
         title += &format!(", {} µs busy before each message", think / 1000);
+    }
+    if m.neighbour == Some(true) {
+        title += ", beside a neighbour that computes";
     }
     title + if m.cpu == Cpu::Same { ", both on one CPU" } else { "" }
 }

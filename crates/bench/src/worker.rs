@@ -7,7 +7,9 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -118,7 +120,10 @@ fn sample(context: &mut Context) -> Result<Report> {
     pin(&context.job, context.role, false)?;
     let before = probe(context)?;
     pin(&context.job, context.role, context.job.test == Test::Channels && context.job.channels > 1)?;
-    let mut report = transport.perform(context)?;
+    let neighbour = context.job.neighbour.then(Neighbour::start);
+    let performed = transport.perform(context);
+    drop(neighbour);
+    let mut report = performed?;
     pin(&context.job, context.role, false)?;
     report.probes = before.zip(probe(context)?).map(|(before, after)| [before, after]);
     Ok(report)
@@ -133,6 +138,35 @@ fn probe(context: &mut Context) -> Result<Option<f64>> {
     match context.role {
         Role::Left => context.line.probe().map(Some),
         Role::Right => context.line.answer().map(|()| None),
+    }
+}
+
+/// A thread that wants the CPU all the time, on the CPU of the thread that starts it. Dropping it ends it.
+struct Neighbour {
+    enough: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Neighbour {
+    fn start() -> Self {
+        let enough = Arc::new(AtomicBool::new(false));
+        let heard = Arc::clone(&enough);
+        let thread = std::thread::spawn(move || {
+            // ORDER: none needed; it is only to be seen some time.
+            while !heard.load(Ordering::Relaxed) {
+                std::hint::black_box(std::array::from_fn::<u64, 64, _>(|i| i as u64));
+            }
+        });
+        Self { enough, thread: Some(thread) }
+    }
+}
+
+impl Drop for Neighbour {
+    fn drop(&mut self) {
+        // ORDER: none needed; the thread only has to see it some time.
+        self.enough.store(true, Ordering::Relaxed);
+        // It cannot have failed.
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 

@@ -17,13 +17,14 @@ use tombolo_bench::Measurement;
 use tombolo_bench::report::{Record, Records};
 
 /// Charts of the whole suite, and a transport that each must show.
-const CHARTS: [(&str, &str); 13] = [
+const CHARTS: [(&str, &str); 14] = [
     ("throughput", "UNIX seqpacket"),
     ("throughput-log", "memcpy of one core"),
     ("rate", "Tombolo messages"),
     ("latency-spin", "one cache line"),
     ("latency-sleep-think-30us", "eventfd"),
     ("latency-sleep-same-cpu-think-30us", "pipe"),
+    ("latency-sleep-neighbour", "eventfd"),
     ("load-10000", "UNIX stream"),
     ("load-100000", "TCP, loopback"),
     ("cpu", "pipe"),

@@ -79,6 +79,9 @@ fn slug(m: &Measurement) -> String {
     if m.cpu == Cpu::Same {
         name += "-same-cpu";
     }
+    if m.neighbour == Some(true) {
+        name += "-neighbour";
+    }
     if let Some(rate) = m.rate {
         name += &format!("-{rate}");
     }

@@ -18,6 +18,7 @@ pub fn steps(base: &Plan, quick: bool) -> Vec<Plan> {
         tests: vec![test],
         sizes: pick(full, few),
         cpus: vec![Cpu::Cross],
+        neighbour: false,
         think_ns: 0,
         volume: if quick { 32 * MI as u64 } else { 1 << 30 },
         ..base.clone()
@@ -39,6 +40,11 @@ pub fn steps(base: &Plan, quick: bool) -> Vec<Plan> {
         Plan { channels: pick(&[1, 2, 4, 8, 16, 32, 64], &[1, 4, 16]), ..step(Test::Channels, &[16 * KI], &[16 * KI]) },
         step(Test::Setup, &[], &[]),
     ];
+    // Real-time priority is there to keep neighbours out.
+    if !base.fifo {
+        let waits = vec![Wait::Sleep];
+        steps.push(Plan { neighbour: true, waits, ..step(Test::Latency, &[64], &[64]) });
+    }
     if !ringed.is_empty() {
         let tests = vec![Test::Setup, Test::Memory];
         steps.push(Plan { transports: ringed, ring: SMALL_RING, tests, ..step(Test::Setup, &[], &[]) });
