@@ -118,7 +118,7 @@ impl Backends {
 
 /// What this end offers a peer on `link`.
 fn offered(link: &dyn Link, messages: bool, options: &Options) -> Features {
-    let mut offered = Features::HANDOVER;
+    let mut offered = Features::HANDOVER.or(Features::STATISTICS);
     if messages {
         offered = offered.or(Features::MESSAGES);
     }
@@ -187,15 +187,17 @@ impl Introduction {
 impl Agreed {
     /// The two ends become a channel.
     fn join(self, link: Box<dyn Link>, options: &Options) -> Result<Parts> {
-        let Self { halves: Halves { mut writer, reader, own_cpu, peer_cpu }, offer, agreement } = self;
+        let Self { halves, offer, agreement } = self;
+        let Halves { mut writer, reader, own_cpu, peer_cpu, boards } = halves;
         let bell =
             link.doorbell().ok_or(Error::Malformed { clause: "C-3", what: "a greeting without a doorbell".into() })?;
         writer.set_flush_policy(options.flush);
         let end = Arc::new(End::new(link, offer, (own_cpu, peer_cpu), agreement));
-        let waiter = |slot| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), options.spin);
+        let waiter = |slot, board| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), options.spin, board);
+        let (sending, receiving) = boards.unzip();
         Ok(Parts {
-            sending: Sending::new(writer, waiter(Slot::Space)),
-            receiving: Receiving::new(reader, waiter(Slot::Data)),
+            sending: Sending::new(writer, waiter(Slot::Space, sending)),
+            receiving: Receiving::new(reader, waiter(Slot::Data, receiving)),
         })
     }
 }

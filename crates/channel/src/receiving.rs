@@ -115,9 +115,8 @@ impl Receiving {
             self.ending = Some(Ending::from_phase(phase));
             return Ok(true);
         }
-        let gone =
-            self.waiter.end().gone() || if surely { self.waiter.gone_now() } else { self.waiter.gone_at_times() };
-        if !gone {
+        let due = self.waiter.is_time_to_look() || surely;
+        if !self.waiter.end().gone() && !(due && self.look()) {
             return Ok(false);
         }
         self.waiter.end().set_gone();
@@ -140,6 +139,7 @@ impl Receiving {
         self.calls += 1;
         if self.calls >= CALLS_PER_LOOK {
             self.calls = 0;
+            self.publish();
             self.follow()?;
         }
         self.waiter.settle();
@@ -149,8 +149,26 @@ impl Receiving {
     #[inline]
     fn ring_if_owed(&mut self) {
         if self.reader.take_ring() {
-            self.waiter.ring_peer();
+            self.ring();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ring(&self) {
+        self.waiter.ring_peer();
+        self.publish();
+    }
+
+    /// Says what was counted, and looks whether the peer is gone.
+    #[cold]
+    fn look(&mut self) -> bool {
+        self.publish();
+        self.waiter.gone_now()
+    }
+
+    fn publish(&self) {
+        self.waiter.publish(&self.reader.counters());
     }
 
     #[inline(never)]
@@ -207,6 +225,7 @@ impl Receiving {
     pub(crate) fn close(&mut self) {
         self.reader.close();
         self.ring_if_owed();
+        self.publish();
     }
 }
 

@@ -79,15 +79,33 @@ impl Sending {
     #[inline]
     fn after(&mut self) -> Result<()> {
         if self.writer.take_ring() {
-            self.waiter.ring_peer();
+            self.ring();
             if self.waiter.gone_since_last_ring() {
                 return Err(self.peer_gone());
             }
-        } else if self.waiter.gone_at_times() {
+        } else if self.waiter.is_time_to_look() && self.look() {
             return Err(self.peer_gone());
         }
         self.waiter.settle();
         Ok(())
+    }
+
+    /// Now and then: says what was counted, and looks whether the peer is gone.
+    #[cold]
+    fn look(&mut self) -> bool {
+        self.publish();
+        self.waiter.gone_now()
+    }
+
+    fn publish(&self) {
+        self.waiter.publish(&self.writer.counters());
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ring(&self) {
+        self.waiter.ring_peer();
+        self.publish();
     }
 
     fn peer_gone(&mut self) -> Error {
@@ -183,11 +201,13 @@ impl Sending {
     pub(crate) fn close(&mut self) {
         self.writer.close();
         self.ring_if_owed();
+        self.publish();
     }
 
     pub(crate) fn abort(&mut self) {
         self.writer.abort();
         self.ring_if_owed();
+        self.publish();
     }
 
     /// C-9. Where memory goes with its owner, what was written would be lost to a peer that has not mapped it yet; it is
@@ -206,7 +226,7 @@ impl Sending {
 
     fn ring_if_owed(&mut self) {
         if self.writer.take_ring() {
-            self.waiter.ring_peer();
+            self.ring();
         }
     }
 }

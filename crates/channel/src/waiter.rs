@@ -11,7 +11,7 @@ use std::{
 use tombolo_domain::{Doorbell, Slot, Woken as Bell};
 use tombolo_layout::words;
 use tombolo_mem::{OwnWord, PeerWord};
-use tombolo_ring::{Deadline, Side, Sleeper, Spin, Waited, Woken, arm, wait};
+use tombolo_ring::{Board, Counters, Deadline, Side, Sleeper, Spin, Waited, Woken, arm, wait};
 
 use crate::{Error, Result, end::End, os, pollable::Pollable};
 
@@ -46,10 +46,18 @@ pub(crate) struct Waiter {
     /// If something is there now or comes later, the bell holds a ring or will: true after an arming that found
     /// nothing, false once the bell was drained.
     promised: bool,
+    /// C-12. Where this half says what it counted.
+    board: Option<Board>,
 }
 
 impl Waiter {
-    pub(crate) fn new(bell: Arc<dyn Doorbell>, slot: Slot, end: Arc<End>, spin: Duration) -> Self {
+    pub(crate) fn new(
+        bell: Arc<dyn Doorbell>,
+        slot: Slot,
+        end: Arc<End>,
+        spin: Duration,
+        board: Option<Board>,
+    ) -> Self {
         let (spin, pollable) = (Spin::new(spin), OnceLock::new());
         Self {
             bell,
@@ -63,6 +71,7 @@ impl Waiter {
             pollable,
             unsure: false,
             promised: false,
+            board,
         }
     }
 
@@ -93,11 +102,18 @@ impl Waiter {
         });
     }
 
-    /// Whether the peer is gone, asked by one who does not wait; looked at now and then.
+    /// Whether one who does not wait should look now whether the peer is gone.
     #[inline]
-    pub(crate) fn gone_at_times(&mut self) -> bool {
+    pub(crate) fn is_time_to_look(&mut self) -> bool {
         self.calls += 1;
-        self.calls >= CALLS_PER_LOOK && self.gone_now()
+        self.calls >= CALLS_PER_LOOK
+    }
+
+    /// C-12. Brings this half's board up to date.
+    pub(crate) fn publish(&self, counters: &Counters) {
+        if let Some(board) = &self.board {
+            board.publish(counters);
+        }
     }
 
     /// Whether the peer is gone, asked by one who just rang: looked at if the last look was a while ago, for beside a
@@ -173,6 +189,7 @@ impl Waiter {
         let ready = arm(side, self, need)?;
         // Without the barrier nobody can promise that the peer rings.
         self.promised = !ready && !self.unsure;
+        self.publish(&side.counted());
         Ok(ready)
     }
 
@@ -205,6 +222,10 @@ impl Sleeper for Waiter {
 
     fn barrier(&mut self) {
         self.unsure = !os::barrier();
+    }
+
+    fn tell(&mut self, counters: &Counters) {
+        self.publish(counters);
     }
 
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken> {

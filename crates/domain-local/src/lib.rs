@@ -69,6 +69,12 @@ impl LocalDomain {
     }
 }
 
+/// The folder in which a service's name is looked up now (L-1). It need not be there.
+#[must_use]
+pub fn services_folder() -> PathBuf {
+    place::default_folder(|name| std::env::var_os(name), rustix::process::geteuid().as_raw()).0
+}
+
 impl Rendezvous for LocalDomain {
     fn scheme(&self) -> &'static str {
         SCHEME

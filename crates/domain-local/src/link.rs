@@ -9,7 +9,7 @@ use std::{
 use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, Slot};
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
-    local::{BELLS, DESCRIPTORS_MAX, Head},
+    local::{BELLS, DESCRIPTORS_MAX, Head, MEMFD_NAME_MAX, MEMORY},
 };
 use tombolo_mem::{OwnSegment, PeerSegment, SealError};
 
@@ -24,6 +24,8 @@ use crate::{
 pub(crate) struct LocalLink {
     socket: OwnedFd,
     identity: Identity,
+    /// L-13. What this end's memory is called.
+    name: String,
     /// This end's bells, once needed.
     own: Option<Arc<[Bell; 2]>>,
     /// Whether the peer was sent them.
@@ -33,9 +35,20 @@ pub(crate) struct LocalLink {
 }
 
 impl LocalLink {
+    /// An end that connected.
     pub(crate) fn new(socket: OwnedFd) -> Result<Self> {
+        Self::named(socket, MEMORY.into())
+    }
+
+    /// An end that listened at `place`, which its memory is named after.
+    pub(crate) fn of_listener(socket: OwnedFd, place: &str) -> Result<Self> {
+        let name = format!("{MEMORY}:{place}");
+        Self::named(socket, name[..name.floor_char_boundary(MEMFD_NAME_MAX)].into())
+    }
+
+    fn named(socket: OwnedFd, name: String) -> Result<Self> {
         let identity = Identity::of_peer(socket.as_fd()).map_err(|error| Error::os("getsockopt", error))?;
-        Ok(Self { socket, identity, own: None, introduced: false, bells: None })
+        Ok(Self { socket, identity, name, own: None, introduced: false, bells: None })
     }
 
     fn own_bells(&mut self) -> Result<Arc<[Bell; 2]>> {
@@ -99,7 +112,7 @@ fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
 impl Memory for LocalLink {
     fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)> {
         let (segment, fd) =
-            tombolo_mem::create_sealed("tombolo", len).map_err(|error| Error::os("memfd_create", error))?;
+            tombolo_mem::create_sealed(&self.name, len).map_err(|error| Error::os("memfd_create", error))?;
         Ok((segment, Offer::new(fd)))
     }
 

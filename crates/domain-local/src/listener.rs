@@ -66,7 +66,7 @@ impl Listener for LocalListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => return Ok(Some(Box::new(LocalLink::new(socket)?))),
+                Ok(socket) => return Ok(Some(Box::new(LocalLink::of_listener(socket, &self.place.shown())?))),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => return Err(Error::os("accept", error)),

@@ -34,7 +34,7 @@ pub(crate) struct Place {
 
 /// Who answers for a folder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Custody {
+pub(crate) enum Custody {
     /// Whoever named it to the last letter: it must be there.
     Path,
     /// Whoever named it as the folder of services: it is made when missing.
@@ -164,7 +164,7 @@ impl Place {
 }
 
 /// The folder of services where nobody named one to the call.
-fn default_folder(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> (PathBuf, Custody) {
+pub(crate) fn default_folder(var: impl Fn(&str) -> Option<OsString>, uid: u32) -> (PathBuf, Custody) {
     let set = |name| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(folder) = set("TOMBOLO_DIR") {
         return (folder, Custody::Folder);

@@ -335,3 +335,34 @@ fn l12_backlog_holds_128_callers() {
         accept(&mut *listener);
     }
 }
+
+/// What the kernel shows of the memory that `link` makes.
+fn shown(link: &mut dyn tombolo_domain::Link) -> String {
+    let (_segment, offer) = link.allocate(4096).unwrap();
+    let memory: &std::os::fd::OwnedFd = offer.token().unwrap();
+    let file = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(memory));
+    fs::read_link(file).unwrap().display().to_string()
+}
+
+#[test]
+fn l13_memory_of_the_end_that_listened_is_called_by_its_address() {
+    let folder = Folder::new();
+    let mut listener = folder.domain.listen("named").unwrap();
+    let mut caller = folder.domain.connect("named", patience()).unwrap();
+    let mut callee = accept(&mut *listener);
+    assert_eq!(shown(&mut *caller), "/memfd:tombolo (deleted)");
+    let path = folder.file("named.sock");
+    assert_eq!(shown(&mut *callee), format!("/memfd:tombolo:{} (deleted)", path.display()));
+}
+
+#[test]
+fn l13_long_address_is_cut_to_what_a_name_holds() {
+    let folder = Folder::new();
+    let deep = folder.file(&"ü".repeat(100)).join("ü".repeat(100));
+    fs::create_dir_all(&deep).unwrap();
+    let domain = LocalDomain::in_folder(&deep);
+    let mut listener = domain.listen("service").unwrap();
+    let _caller = domain.connect("service", patience()).unwrap();
+    let name = shown(&mut *accept(&mut *listener));
+    assert!((248..=249).contains(&(name.len() - "/memfd: (deleted)".len())), "{name}");
+}

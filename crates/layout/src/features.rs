@@ -15,6 +15,8 @@ impl Features {
     pub const MEMBARRIER: Self = Self(1 << 1);
     /// H-*. This end follows a hand-over to a new ring.
     pub const HANDOVER: Self = Self(1 << 2);
+    /// C-12. This end publishes on its board what it counts, for whoever looks at its segment from outside.
+    pub const STATISTICS: Self = Self(1 << 3);
     /// Reserved: several reader pages on one pipe.
     pub const MULTICAST: Self = Self(1 << 8);
     /// Reserved: records that describe buffers in a shared pool.
@@ -23,7 +25,7 @@ impl Features {
     pub const CONTIGUOUS: Self = Self(1 << 10);
 
     /// Bits that this version knows how to honour.
-    pub const KNOWN: Self = Self(Self::MESSAGES.0 | Self::MEMBARRIER.0 | Self::HANDOVER.0);
+    pub const KNOWN: Self = Self(Self::MESSAGES.0 | Self::MEMBARRIER.0 | Self::HANDOVER.0 | Self::STATISTICS.0);
 
     /// Whether all bits of `other` are set.
     #[must_use]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! L-4, L-5. What the `local` backend puts in front of a control message on its socket.
+//! L-4, L-5, L-13. What the `local` backend puts in front of a control message on its socket, and how it calls its memory.
 //!
 //! ```text
 //! 0..4   magic "TMBL", for ever
@@ -23,6 +23,11 @@ pub const DATAGRAM_MAX: usize = HEAD_LEN + CONTROL_MESSAGE_MAX;
 pub const BELLS: usize = 2;
 /// L-5. Most descriptors that a datagram may carry: the doorbells, then the segment.
 pub const DESCRIPTORS_MAX: usize = BELLS + CONTROL_SEGMENTS_MAX;
+
+/// L-13. What a segment's memfd is called; a colon and the socket's path follow where its owner listened.
+pub const MEMORY: &str = "tombolo";
+/// L-13. Longest name of a memfd, as Linux has it.
+pub const MEMFD_NAME_MAX: usize = 249;
 
 const AT_BELLS: usize = 4;
 const AT_SEGMENTS: usize = 5;

@@ -3,6 +3,8 @@
 //! segment's owner only and read by the peer; hot words are 128 bytes apart, so that neither the
 //! line nor its prefetched neighbour is shared by two of them.
 
+use crate::private::COUNTERS;
+
 /// Position after the last byte published. Owner: writer.
 pub const TAIL: usize = 0x080;
 /// Position of the next byte to be read. Owner: reader.
@@ -17,10 +19,18 @@ pub const WANT_SPACE: usize = 0x200;
 pub const WRITER_STATE: usize = 0x208;
 /// Hint: which CPU this end last ran on. Owner: the end.
 pub const CPU: usize = 0x280;
-/// M-5. From here to the data everything is zero and reserved (further reader words, pool descriptors).
+/// M-5. From here to the board everything is zero and reserved (further reader words, pool descriptors).
 pub const RESERVED: usize = 0x300;
+/// C-12. The board: what this end counted as a writer, [`COUNTERS`] words in the order of R-26. Nobody reads it but tools.
+pub const WRITER_COUNTERS: usize = 0xe00;
+/// C-12. The board: what this end counted as a reader.
+pub const READER_COUNTERS: usize = 0xe80;
+/// C-12. The board: the epoch of this end's peer, which says whose peer this end is.
+pub const PEER_EPOCH: usize = 0xf00;
 
 const LINE: usize = 128;
+const _: () = assert!(WRITER_COUNTERS % LINE == 0 && READER_COUNTERS % LINE == 0 && PEER_EPOCH % LINE == 0);
+const _: () = assert!(RESERVED < WRITER_COUNTERS && 8 * COUNTERS <= LINE && (PEER_EPOCH as u64) < crate::limits::CONTROL_LEN);
 const _: () = assert!(crate::header::LEN <= TAIL);
 const _: () = assert!(TAIL % LINE == 0 && HEAD % LINE == 0 && WANT_DATA % LINE == 0 && WANT_SPACE % LINE == 0);
 const _: () = assert!(READER_STATE == WANT_DATA + 8 && WRITER_STATE == WANT_SPACE + 8 && CPU % LINE == 0);

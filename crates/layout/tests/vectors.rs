@@ -61,7 +61,7 @@ fn m1_m2_m3_m4_headers_are_as_the_vectors_say() {
 }
 
 #[test]
-fn m5_words_stand_where_the_vectors_say() {
+fn m5_c12_words_stand_where_the_vectors_say() {
     let vector = vectors("word-offset");
     for (name, offset) in [
         ("tail", words::TAIL),
@@ -72,6 +72,9 @@ fn m5_words_stand_where_the_vectors_say() {
         ("writer_state", words::WRITER_STATE),
         ("cpu", words::CPU),
         ("reserved", words::RESERVED),
+        ("writer_counters", words::WRITER_COUNTERS),
+        ("reader_counters", words::READER_COUNTERS),
+        ("peer_epoch", words::PEER_EPOCH),
         ("smallest data_offset", limits::CONTROL_LEN as usize),
     ] {
         assert_eq!(number(&vector[name]), offset as u64, "{name}");

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a half of a pipe counts. Private, so the peer can neither see nor spoil it; one add each, so it is always on.
 
+use tombolo_layout::private::COUNTERS;
+
 /// Counters of one half of a pipe since it was made.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
@@ -25,4 +27,54 @@ pub struct Counters {
     pub sleeps: u64,
     /// Times there was nothing to read (reader) or no room (writer) and the caller had to wait or be refused.
     pub stalls: u64,
+}
+
+impl Counters {
+    /// All but the bytes, which the positions tell, in the order of R-26.
+    #[must_use]
+    pub const fn listed(&self) -> [u64; COUNTERS] {
+        [
+            self.messages,
+            self.notifications_sent,
+            self.notifications_suppressed,
+            self.notifications_received,
+            self.wakeups_spurious,
+            self.spins_paid,
+            self.spins_wasted,
+            self.sleeps,
+            self.stalls,
+        ]
+    }
+
+    /// The counters that [`listed`](Self::listed) gave, and the bytes.
+    #[must_use]
+    pub const fn from_listed(bytes: u64, listed: [u64; COUNTERS]) -> Self {
+        let [messages, notifications_sent, notifications_suppressed, notifications_received, rest @ ..] = listed;
+        let [wakeups_spurious, spins_paid, spins_wasted, sleeps, stalls] = rest;
+        Self {
+            bytes,
+            messages,
+            notifications_sent,
+            notifications_suppressed,
+            notifications_received,
+            wakeups_spurious,
+            spins_paid,
+            spins_wasted,
+            sleeps,
+            stalls,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c12_counters_come_back_in_the_order_of_r26() {
+        let listed = [1, 2, 3, 4, 5, 6, 7, 8, 9];
+        let counters = Counters::from_listed(10, listed);
+        assert_eq!(counters.listed(), listed);
+        assert_eq!((counters.bytes, counters.messages, counters.sleeps, counters.stalls), (10, 1, 8, 9));
+    }
 }

@@ -6,6 +6,7 @@
 //! `spec/2-ring.md` is the normative text.
 #![forbid(unsafe_code)]
 
+mod board;
 mod carrier;
 mod counters;
 mod deadline;
@@ -20,6 +21,7 @@ mod wait;
 mod writer;
 mod zero_copy;
 
+pub use board::Board;
 pub use carrier::{OwnCarrier, PeerCarrier};
 pub use counters::Counters;
 pub use deadline::Deadline;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Pipes over mapped segments: which word of which segment goes where.
 
-use tombolo_layout::{Geometry, HeaderError, SegmentHeader, header, limits, words};
+use tombolo_layout::{Features, Geometry, HeaderError, SegmentHeader, header, limits, words};
 use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnControl, OwnSegment, OwnWord, PeerSegment};
 
-use crate::{Corrupt, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Writer, WriterParts};
+use crate::{Board, Corrupt, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Writer, WriterParts};
 
 /// How both pipes of a channel are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,6 +21,8 @@ pub struct Fresh {
     control: OwnControl,
     carrier: OwnCarrier<Mapped>,
     start: u64,
+    /// C-12.
+    has_board: bool,
 }
 
 impl Fresh {
@@ -36,7 +38,8 @@ impl Fresh {
         let carrier = OwnCarrier::<Mapped>::new(control.word(words::TAIL), data);
         // The peer may look before this end has begun.
         carrier.tail.store_relaxed(header.start);
-        Self { control, carrier, start: header.start }
+        let has_board = header.features.has(Features::STATISTICS);
+        Self { control, carrier, start: header.start, has_board }
     }
 
     /// The ring alone, for a pipe that moves to it (H-1).
@@ -57,6 +60,8 @@ pub struct Halves {
     pub own_cpu: MappedOwnWord,
     /// Where the peer says so.
     pub peer_cpu: MappedPeerWord,
+    /// C-12. Where the writer and the reader publish what they count, if that was offered.
+    pub boards: Option<(Board, Board)>,
 }
 
 /// Joins the own segment and the peer's into two pipes.
@@ -70,6 +75,11 @@ pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, Seg
         return Err(Corrupt { clause: "M-4", what, found: theirs.start, bound: limits::RECORD_ALIGN });
     }
     let control = own.control;
+    let boards = own.has_board.then(|| {
+        control.word(words::PEER_EPOCH).store_relaxed(theirs.epoch);
+        let board = |at| Board::new(&control, at);
+        (board(words::WRITER_COUNTERS), board(words::READER_COUNTERS))
+    });
     let writer = Writer::new(WriterParts {
         carrier: own.carrier,
         want_space: control.word(words::WANT_SPACE),
@@ -93,7 +103,7 @@ pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, Seg
         ordering: mode.ordering,
     });
     let (own_cpu, peer_cpu) = (control.word(words::CPU), peer.word(words::CPU));
-    Ok((Halves { writer, reader, own_cpu, peer_cpu }, theirs))
+    Ok((Halves { writer, reader, own_cpu, peer_cpu, boards }, theirs))
 }
 
 /// The ring that the peer's pipe moves to (H-1).

@@ -31,12 +31,6 @@ pub(crate) fn check_ring(at: u16, mapped: u16) -> Result<(), Error> {
     if at == mapped { Ok(()) } else { Err(Error::Elsewhere { at, mapped }) }
 }
 
-/// The counters as they stand in a record.
-pub(crate) fn counters<M: Mem>(records: u64, ringer: &Ringer<M>, waits: &Waits) -> [u64; COUNTERS] {
-    let Waits { received, spurious, spins_paid, spins_wasted, sleeps, stalls } = *waits;
-    [records, ringer.sent, ringer.suppressed, received, spurious, spins_paid, spins_wasted, sleeps, stalls]
-}
-
 /// Takes the counters over from a record; says how many records or calls there were.
 pub(crate) fn set_counters<M: Mem>(from: &[u64; COUNTERS], ringer: &mut Ringer<M>, waits: &mut Waits) -> u64 {
     let [records, sent, suppressed, received, spurious, spins_paid, spins_wasted, sleeps, stalls] = *from;

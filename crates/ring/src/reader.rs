@@ -523,6 +523,10 @@ impl<M: Mem> Side for Reader<M> {
     fn waits(&mut self) -> &mut Waits {
         &mut self.waits
     }
+
+    fn counted(&self) -> Counters {
+        self.counters()
+    }
 }
 
 fn release_step(capacity: u64) -> u64 {

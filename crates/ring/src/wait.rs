@@ -33,6 +33,9 @@ pub trait Side {
 
     /// What is counted.
     fn waits(&mut self) -> &mut Waits;
+
+    /// What was counted.
+    fn counted(&self) -> Counters;
 }
 
 /// What a sleep needs of the world outside the ring: a doorbell, a barrier, a CPU number.
@@ -48,6 +51,9 @@ pub trait Sleeper {
 
     /// Makes every CPU that runs the peer pass a full fence.
     fn barrier(&mut self);
+
+    /// C-12. Says what this half has counted by the time it sleeps.
+    fn tell(&mut self, _counters: &Counters) {}
 
     /// A4: sleeps until rung, until the peer is gone, or until `deadline`.
     ///
@@ -152,6 +158,7 @@ pub fn wait<S: Side, Z: Sleeper>(
             return Ok(Waited::TimedOut);
         }
         side.waits().sleeps += 1;
+        sleeper.tell(&side.counted());
         let woken = sleeper.sleep(deadline)?;
         spin.learn(asleep_since);
         side.waits().received += u64::from(woken == Woken::Rung);
@@ -179,6 +186,7 @@ fn spin_for_ever<S: Side, Z: Sleeper>(
             side.waits().spins_paid += 1;
             return Ok(Waited::Ready);
         }
+        sleeper.tell(&side.counted());
         let woken = sleeper.sleep(Deadline::NOW)?;
         if side.ready(need)? {
             return Ok(Waited::Ready);

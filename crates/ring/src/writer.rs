@@ -413,18 +413,6 @@ impl<M: Mem> Writer<M> {
         Ok(self.reader.phase != Phase::Fresh)
     }
 
-    /// What was counted.
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        Counters {
-            bytes: self.tail.wrapping_sub(self.start),
-            messages: self.records,
-            notifications_sent: self.ringer.sent,
-            notifications_suppressed: self.ringer.suppressed,
-            ..self.waits.counters()
-        }
-    }
-
     /// B1 to B4 of the wake protocol, the last three as the flush policy says.
     #[inline]
     fn publish(&mut self, len: u64) {
@@ -589,6 +577,10 @@ impl<M: Mem> Side for Writer<M> {
 
     fn waits(&mut self) -> &mut Waits {
         &mut self.waits
+    }
+
+    fn counted(&self) -> Counters {
+        self.counters()
     }
 }
 

@@ -60,6 +60,7 @@ use std::sync::LazyLock;
 
 pub use tombolo_channel::*;
 use tombolo_domain_local::LocalDomain;
+pub use tombolo_domain_local::services_folder;
 
 /// The backends of this program, by the scheme of their addresses: `local`.
 static BACKENDS: LazyLock<Backends> = LazyLock::new(|| Backends::new().with(LocalDomain::new()));

@@ -10,7 +10,7 @@ use tombolo_mem::{Mem, OwnWord, PeerWord};
 use super::Reader;
 use crate::{
     Error,
-    private::{check_fits, check_half, check_ring, counters, set_counters},
+    private::{check_fits, check_half, check_ring, set_counters},
 };
 
 impl<M: Mem> Reader<M> {
@@ -31,7 +31,7 @@ impl<M: Mem> Reader<M> {
             peer_state: self.writer,
             ring: self.ring(),
             told: self.told,
-            counters: counters(self.records, &self.ringer, &self.waits),
+            counters: self.counters().listed(),
         }
     }
 

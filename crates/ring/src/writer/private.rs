@@ -11,8 +11,8 @@ use tombolo_mem::{Mem, OwnWord};
 
 use super::Writer;
 use crate::{
-    Corrupt, Error,
-    private::{check_fits, check_half, check_ring, counters, set_counters},
+    Corrupt, Counters, Error,
+    private::{check_fits, check_half, check_ring, set_counters},
 };
 
 impl<M: Mem> Writer<M> {
@@ -32,7 +32,19 @@ impl<M: Mem> Writer<M> {
             peer_state: self.reader,
             ring: self.state.current,
             told: 0,
-            counters: counters(self.records, &self.ringer, &self.waits),
+            counters: self.counters().listed(),
+        }
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        Counters {
+            bytes: self.tail.wrapping_sub(self.start),
+            messages: self.records,
+            notifications_sent: self.ringer.sent,
+            notifications_suppressed: self.ringer.suppressed,
+            ..self.waits.counters()
         }
     }
 

@@ -4,7 +4,7 @@
 use loom::thread;
 use tombolo_layout::state::Phase;
 use tombolo_mem::Mem;
-use tombolo_ring::{Error, Ordering, Reader, Side, Waits, Writer};
+use tombolo_ring::{Counters, Error, Ordering, Reader, Side, Waits, Writer};
 
 use crate::{
     bell::Bells,
@@ -243,6 +243,10 @@ impl Side for Careless<'_> {
 
     fn waits(&mut self) -> &mut Waits {
         self.reader.waits()
+    }
+
+    fn counted(&self) -> Counters {
+        self.reader.counted()
     }
 }
 

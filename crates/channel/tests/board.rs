@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! C-12: what an end tells of itself, read as a tool reads it: from its segment alone.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{SOON, World, raw};
+use tombolo_channel::{Counters, Deadline, Error, Stream};
+use tombolo_domain::{Link, Offer, wait_readable};
+use tombolo_layout::{Features, SegmentHeader, handshake::Message, words};
+use tombolo_mem::{OwnControl, OwnWord, PeerSegment, PeerWord};
+
+/// A stream, the segment of its end, and the peer that speaks by hand.
+struct Watched {
+    stream: Stream,
+    segment: PeerSegment,
+    link: Box<dyn Link>,
+    own: OwnControl,
+    _offer: Offer,
+}
+
+fn watched(world: &World) -> Watched {
+    let mut listener = world.listen::<Stream>();
+    let mut link = world.knock();
+    let (own, offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
+    let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
+    assert!(wait_readable(link.fd(), Deadline::after(SOON)).unwrap());
+    let segment = link.recv(1 << 31).unwrap().unwrap().segment.unwrap();
+    Watched { stream, segment, link, own, _offer: offer }
+}
+
+/// What stands on the board.
+fn board(segment: &PeerSegment, at: usize) -> [u64; 9] {
+    std::array::from_fn(|index| segment.word(at + 8 * index).load_relaxed().hint())
+}
+
+fn worlds() -> [World; 2] {
+    [World::harsh(), World::local()]
+}
+
+#[test]
+fn c12_end_says_that_it_has_a_board_and_whose_peer_it_is() {
+    for world in worlds() {
+        let Watched { segment, .. } = watched(&world);
+        let header = SegmentHeader::decode(&segment.header(), segment.len() as u64).unwrap();
+        assert!(header.features.has(Features::STATISTICS));
+        assert_eq!(segment.word(words::PEER_EPOCH).load_relaxed().hint(), raw::EPOCH);
+    }
+}
+
+#[test]
+fn c12_board_is_up_to_date_once_an_end_sleeps() {
+    for world in worlds() {
+        let Watched { mut stream, segment, link: _link, .. } = watched(&world);
+        let refused = stream.split().0.read_until(&mut [0], Deadline::after(Duration::from_millis(20)));
+        assert!(matches!(refused, Err(Error::TimedOut)), "{refused:?}");
+        let counted = stream.statistics().received.counters;
+        assert!(counted.sleeps >= 1);
+        assert_eq!(board(&segment, words::READER_COUNTERS), counted.listed());
+        assert_eq!(board(&segment, words::WRITER_COUNTERS), Counters::default().listed());
+    }
+}
+
+#[test]
+fn c12_board_is_never_more_than_1024_calls_behind() {
+    for world in worlds() {
+        let Watched { mut stream, segment, link: _link, .. } = watched(&world);
+        for calls in 1..=3000u64 {
+            assert_eq!(stream.split().1.try_write(b"x").unwrap(), Some(1));
+            let behind = calls - board(&segment, words::WRITER_COUNTERS)[0];
+            assert!(behind <= 1024, "{behind} calls behind after {calls}");
+        }
+        stream.split().1.close();
+        assert_eq!(board(&segment, words::WRITER_COUNTERS), stream.statistics().sent.counters.listed());
+    }
+}
+
+#[test]
+fn c12_rubbish_on_a_board_is_looked_at_by_no_end() {
+    for world in worlds() {
+        let Watched { mut stream, segment, link: _link, own, .. } = watched(&world);
+        for at in (words::WRITER_COUNTERS..4096).step_by(8) {
+            own.word(at).store_relaxed(u64::MAX);
+        }
+        own.word(words::TAIL).store_release(5);
+        let mut five = [1; 5];
+        assert_eq!(stream.split().0.read_until(&mut five, Deadline::after(SOON)).unwrap(), 5);
+        assert_eq!(stream.split().1.write_until(b"fine", Deadline::after(SOON)).unwrap(), 4);
+        assert_eq!(segment.word(words::TAIL).load_acquire().hint(), 4);
+    }
+}

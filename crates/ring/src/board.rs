@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! C-12. Where a half publishes what it counted, for whoever looks at its segment from outside. Written, never read.
+
+use std::array;
+
+use tombolo_layout::private::COUNTERS;
+use tombolo_mem::{MappedOwnWord, OwnControl, OwnWord};
+
+use crate::Counters;
+
+/// One half's part of the board.
+#[derive(Debug)]
+pub struct Board([MappedOwnWord; COUNTERS]);
+
+impl Board {
+    pub(crate) fn new(control: &OwnControl, at: usize) -> Self {
+        Self(array::from_fn(|index| control.word(at + 8 * index)))
+    }
+
+    /// Brings the board up to date.
+    pub fn publish(&self, counters: &Counters) {
+        for (word, value) in self.0.iter().zip(counters.listed()) {
+            // ORDER C-12: Relaxed; each word stands for itself.
+            word.store_relaxed(value);
+        }
+    }
+}
