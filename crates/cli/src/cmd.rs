@@ -3,4 +3,5 @@
 
 pub mod cat;
 pub mod demo;
+pub mod ls;
 pub mod proxy;

@@ -36,6 +36,8 @@ pub enum Failure {
     Silent { seconds: f64, sent: u64, received: u64 },
     #[error("cannot read {file}")]
     Read { file: String, source: io::Error },
+    #[error("cannot look into {folder}")]
+    Folder { folder: String, source: io::Error },
     #[error("cannot write {file}")]
     Write { file: String, source: io::Error },
     #[error("interrupted{after}")]
@@ -71,7 +73,7 @@ impl Failure {
 
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
-            Self::Usage(_) | Self::Open { .. } | Self::Listen { .. } | Self::Bind { .. } => 2,
+            Self::Usage(_) | Self::Open { .. } | Self::Folder { .. } | Self::Listen { .. } | Self::Bind { .. } => 2,
             Self::Connect { source, .. } => match source.kind() {
                 io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied => 2,
                 _ => 1,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: bench, tombolo.
+//! Layer 4. Uses: layout, mem, bench, tombolo.
 //!
 //! The command `tombolo VERB`: one module of `cmd` for each verb.
 //!
@@ -11,6 +11,8 @@
 mod cmd;
 mod failure;
 mod human;
+mod inspect;
+mod output;
 mod progress;
 mod signals;
 
@@ -34,6 +36,7 @@ enum Verb {
     /// Measure Tombolo beside the kernel's transports, in one run and between two processes
     Bench(tombolo_bench::BenchArgs),
     Demo(cmd::demo::Args),
+    Ls(cmd::ls::Args),
     Proxy(cmd::proxy::Args),
 }
 
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Verb::Cat(args) => cmd::cat::run(&args),
         Verb::Bench(args) => return tombolo_bench::main(&args),
         Verb::Demo(args) => cmd::demo::run(&args),
+        Verb::Ls(args) => cmd::ls::run(&args),
         Verb::Proxy(args) => cmd::proxy::run(&args),
     };
     match done {

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 
 use tombolo_bench::{BenchArgs, Event, Measurement, Plan, job::Mode, job::Test, job::Wait, run as measure, table};
 
-use super::print;
+use crate::output::print;
 use crate::failure::{Failure, Result, tell};
 
 const KI: usize = 1 << 10;

@@ -8,16 +8,13 @@ mod load;
 mod memory;
 mod transfer;
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::path::PathBuf;
 
 use tombolo_bench::size;
 
 use crate::{
-    failure::{Failure, Os, Result, tell},
-    human,
+    failure::{Result, tell},
+    human, output,
     signals::Signals,
 };
 
@@ -54,10 +51,7 @@ pub struct Args {
 
 /// Does what the command line says.
 pub fn run(args: &Args) -> Result<()> {
-    match show(args) {
-        Err(Failure::Write { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        done => done,
-    }
+    output::unless_unread(show(args))
 }
 
 fn show(args: &Args) -> Result<()> {
@@ -78,16 +72,9 @@ fn transfer(args: &Args, signals: &Signals) -> Result<()> {
     tell(&format!("it arrives in a file in {}", load.folder.display()));
     let moved = transfer::run(&load, &kind, signals)?;
     if args.json {
-        print(&serde_json::to_string(&moved).map_err(io::Error::from).os("writing JSON")?)?;
+        output::json(&moved)?;
     } else {
-        print(&moved.text())?;
+        output::print(&moved.text())?;
     }
     moved.verdict()
-}
-
-/// Writes a line to standard output.
-fn print(line: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    let written = writeln!(out, "{line}").and_then(|()| out.flush());
-    written.map_err(|source| Failure::Write { file: "standard output".into(), source })
 }

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `tombolo ls`: the channels and listeners of this kernel.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::Serialize;
+
+use crate::{
+    failure::Result,
+    human,
+    inspect::{self, Channel, Counted, End, Half, Listener, Mode, Pulse, State, Summary, View},
+    output,
+};
+
+/// List the channels and listeners of this machine
+///
+/// Finds the channels of all programs that this user may look into, through /proc; the programs are not asked and take
+/// no notice. For each: where its two ends met, who is at them, how it fares, and for both directions the ring, what is in
+/// it, and what the two ends counted. Then the sockets in the folder of services (for root: of all users), with those that
+/// nobody listens at any more.
+///
+/// Exit codes: 0 if it was possible to look, whatever was found; 1 if not; 2 if the options make no sense or a FOLDER
+/// cannot be looked into.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pub folders: Folders,
+    /// Print lines of JSON: one for each channel and listener, and a summary
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where to look for listeners.
+#[derive(Debug, clap::Args)]
+pub struct Folders {
+    /// Look for listeners in this folder instead of the folder of services; may be given more than once
+    #[arg(short, long = "folder", value_name = "FOLDER")]
+    named: Vec<PathBuf>,
+}
+
+impl Folders {
+    /// Those that were named, or those that are known.
+    pub fn all(&self) -> Vec<PathBuf> {
+        if self.named.is_empty() { inspect::known_folders() } else { self.named.clone() }
+    }
+}
+
+/// A line of JSON: what it is about, and what there is to say of it.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Line<'a> {
+    Channel(&'a Channel),
+    Listener(&'a Listener),
+    Summary(&'a Summary),
+}
+
+/// Does what the command line says.
+pub fn run(args: &Args) -> Result<()> {
+    let view = inspect::look(&args.folders.all())?;
+    output::unless_unread(if args.json { json(&view) } else { output::print(text(&view).trim_end()) })
+}
+
+/// Prints all there is to say, a line for each thing.
+pub fn json(view: &View) -> Result<()> {
+    view.channels.iter().try_for_each(|channel| output::json(&Line::Channel(channel)))?;
+    view.listeners.iter().try_for_each(|listener| output::json(&Line::Listener(listener)))?;
+    output::json(&Line::Summary(&view.summary))
+}
+
+fn text(view: &View) -> String {
+    let mut lines: Vec<String> = view.channels.iter().flat_map(channel).collect();
+    if view.channels.is_empty() {
+        lines.push("no channels".into());
+    }
+    lines.push(String::new());
+    if !view.listeners.is_empty() {
+        lines.push("listeners".into());
+        lines.extend(view.listeners.iter().map(listener));
+        lines.push(String::new());
+    }
+    lines.extend(remarks(&view.summary));
+    lines.join("\n")
+}
+
+/// What could not be seen.
+pub fn remarks(summary: &Summary) -> Vec<String> {
+    let mut lines = Vec::new();
+    if summary.hidden > 0 {
+        let all = summary.hidden + summary.processes;
+        lines.push(format!("{} of {all} processes could not be looked into; root sees all", summary.hidden));
+    }
+    if summary.broken > 0 {
+        lines.push(format!("{} pieces of memory are called tombolo and are no segments", summary.broken));
+    }
+    lines
+}
+
+fn channel(channel: &Channel) -> Vec<String> {
+    let mode = match channel.mode {
+        Mode::Stream => "stream",
+        Mode::Messages => "messages",
+    };
+    let age = channel.age.map_or("-".into(), |age| human::clock(Duration::from_secs_f64(age)));
+    let (address, memory) = (channel.address.as_deref().unwrap_or("-"), human::bytes(channel.memory));
+    let mut lines =
+        vec![format!("{address}  {}  {mode}  age {age}  memory {memory}  id {}", shown(channel.state), channel.id)];
+    for (from, pipe) in channel.pipes.iter().enumerate() {
+        let [from, to] = [from, 1 - from].map(|end| whom(channel.ends[end].as_ref()));
+        let size = |bytes: Option<u64>| bytes.map_or("?".into(), human::bytes);
+        let (ring, fill, bytes) = (size(pipe.ring), size(pipe.fill), size(pipe.bytes));
+        lines.push(format!("  {from} -> {to}  ring {ring}  fill {fill}  written {bytes}"));
+        lines.extend(pipe.writer.map(|half| self::half("writer", &half)));
+        lines.extend(pipe.reader.map(|half| self::half("reader", &half)));
+    }
+    lines
+}
+
+/// `1234 cat (root)`.
+fn whom(end: Option<&End>) -> String {
+    let Some(end) = end else { return "?".into() };
+    let user = end.user.as_deref().unwrap_or("?");
+    let more = if end.shared_with.is_empty() { String::new() } else { format!(" and {} more", end.shared_with.len()) };
+    format!("{} {} ({user}){more}", end.pid, end.command)
+}
+
+fn half(name: &str, half: &Half) -> String {
+    let asleep = if half.asleep { ", asleep" } else { "" };
+    let counted = half.counters.map_or(String::new(), |counted| format!("  {}", counters(&counted)));
+    format!("    {name} {}{asleep}{counted}", half.phase)
+}
+
+fn counters(counted: &Counted) -> String {
+    let Counted { calls, rings_sent, rings_suppressed, rings_received, sleeps, stalls, .. } = counted;
+    let Counted { wakeups_spurious, spins_paid, spins_wasted, .. } = counted;
+    format!(
+        "calls {calls}  stalls {stalls}  sleeps {sleeps} ({wakeups_spurious} for nothing)  rings sent {rings_sent}, \
+         saved {rings_suppressed}, received {rings_received}  spins paid {spins_paid}, wasted {spins_wasted}"
+    )
+}
+
+fn listener(listener: &Listener) -> String {
+    let Listener { address, user, .. } = listener;
+    let who = match (&listener.state, listener.pid, &listener.command) {
+        (Pulse::Stale, ..) => "stale: its listener died, the next one replaces it".into(),
+        (_, Some(pid), Some(command)) => format!("{pid} {command}"),
+        (Pulse::Listening, ..) => "listening".into(),
+        _ => "not to be asked by this user".into(),
+    };
+    format!("  {address}  {who} ({user})")
+}
+
+/// A state as people read it.
+pub fn shown(state: State) -> &'static str {
+    match state {
+        State::Aborted => "aborted",
+        State::PeerGone => "peer gone",
+        State::PeerHidden => "peer hidden",
+        State::Closed => "closed",
+        State::HalfClosed => "half closed",
+        State::Paused => "paused",
+        State::Opening => "opening",
+        State::Open => "open",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_seen_is_said() {
+        let summary = Summary { processes: 7, hidden: 3, broken: 1 };
+        let lines = remarks(&summary);
+        assert_eq!(lines[0], "3 of 10 processes could not be looked into; root sees all");
+        assert!(lines[1].contains("no segments"));
+        assert!(remarks(&Summary { hidden: 0, broken: 0, ..summary }).is_empty());
+    }
+
+    #[test]
+    fn stale_listener_is_marked() {
+        let mut one = Listener {
+            address: "local:/a".into(),
+            state: Pulse::Stale,
+            uid: 0,
+            user: "root".into(),
+            pid: None,
+            command: None,
+        };
+        assert!(listener(&one).contains("stale"));
+        (one.state, one.pid, one.command) = (Pulse::Listening, Some(5), Some("cat".into()));
+        assert_eq!(listener(&one), "  local:/a  5 cat (root)");
+    }
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What there is on this kernel, seen from outside: channels, their ends, listeners. Nobody is asked and nothing is
+//! registered: `/proc` leads to the segments of the programs that this user may look into, and the rest stands there.
+//!
+//! What is read was written by strangers. Nothing here follows, indexes or allocates by it, no file is opened of which
+//! it is not certain that it is a memfd, and no page is touched that could go away.
+
+mod channel;
+mod listener;
+mod process;
+mod segment;
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+pub use channel::{Channel, Counted, End, Half, Mode, State};
+pub use listener::{Listener, Pulse, known_folders};
+
+use crate::failure::Result;
+
+/// All that can be seen at one moment.
+#[derive(Debug, Serialize)]
+pub struct View {
+    pub channels: Vec<Channel>,
+    pub listeners: Vec<Listener>,
+    pub summary: Summary,
+}
+
+/// How much was looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Summary {
+    /// Processes that were looked into.
+    pub processes: u64,
+    /// Processes that this user may not look into.
+    pub hidden: u64,
+    /// Memory that is called a segment and is none.
+    pub broken: u64,
+}
+
+/// Looks at everything, and for listeners in these folders.
+pub fn look(folders: &[PathBuf]) -> Result<View> {
+    let scan = process::scan()?;
+    let (channels, broken) = channel::find(&scan)?;
+    let listeners = listener::find(folders, &scan)?;
+    let summary = Summary { processes: scan.looked_into, hidden: scan.hidden, broken };
+    Ok(View { channels, listeners, summary })
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The processes that hold segments, as `/proc` shows them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fs, io,
+    path::Path,
+};
+
+use tombolo_layout::local::MEMORY;
+
+use crate::failure::{Failure, Result};
+
+/// Where cgroup version 2 is mounted, alone or beside version 1.
+const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// In `/proc/PID/stat`: a thread of the kernel.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// Device and inode of a piece of memory.
+pub type Identity = (u64, u64);
+
+/// A process that holds segments.
+#[derive(Debug)]
+pub struct Process {
+    pub pid: u32,
+    pub command: String,
+    pub uid: Option<u32>,
+    pub user: Option<String>,
+    /// Stopped, traced or frozen.
+    pub paused: bool,
+    /// Descriptors that look like segments, with their names.
+    pub memories: Vec<(u32, String)>,
+    /// What it has mapped of such.
+    pub mappings: Vec<Mapping>,
+}
+
+/// A line of `/proc/PID/maps`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    pub identity: Identity,
+    /// The owner of a segment is who can write it.
+    pub writable: bool,
+}
+
+/// What `/proc` shows to this user.
+#[derive(Debug, Default)]
+pub struct Scan {
+    /// Those that hold segments.
+    pub holders: Vec<Process>,
+    pub looked_into: u64,
+    pub hidden: u64,
+    /// Who has which socket open.
+    pub sockets: HashMap<u64, (u32, String)>,
+    /// One process for each network namespace.
+    pub networks: BTreeMap<String, u32>,
+}
+
+/// Looks at all processes that this user may look into.
+pub fn scan() -> Result<Scan> {
+    let unreadable = |source| Failure::Read { file: "/proc".into(), source };
+    let users = users(&fs::read_to_string("/etc/passwd").unwrap_or_default());
+    let mut scan = Scan::default();
+    for entry in fs::read_dir("/proc").map_err(unreadable)? {
+        let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()) else { continue };
+        match descriptors(pid) {
+            Ok(found) => scan.take(pid, found, &users),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_kernel_thread(pid) => scan.hidden += 1,
+            // A thread of the kernel has none; whatever else is gone by now.
+            Err(_) => {}
+        }
+    }
+    scan.holders.sort_by_key(|process| process.pid);
+    Ok(scan)
+}
+
+/// What is of interest among a process's descriptors.
+#[derive(Default)]
+struct Descriptors {
+    memories: Vec<(u32, String)>,
+    sockets: Vec<u64>,
+}
+
+impl Scan {
+    fn take(&mut self, pid: u32, found: Descriptors, users: &HashMap<u32, String>) {
+        self.looked_into += 1;
+        if let Ok(network) = fs::read_link(format!("/proc/{pid}/ns/net")) {
+            self.networks.entry(network.to_string_lossy().into_owned()).or_insert(pid);
+        }
+        if found.memories.is_empty() && found.sockets.is_empty() {
+            return;
+        }
+        let status = Status::of(pid);
+        for socket in found.sockets {
+            self.sockets.entry(socket).or_insert_with(|| (pid, status.command.clone()));
+        }
+        if !found.memories.is_empty() {
+            let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+            self.holders.push(Process {
+                pid,
+                command: status.command,
+                uid: status.uid,
+                user: status.uid.map(|uid| name_of(uid, users)),
+                paused: status.stopped || frozen(pid),
+                memories: found.memories,
+                mappings: maps.lines().filter_map(Mapping::parse).collect(),
+            });
+        }
+    }
+}
+
+fn descriptors(pid: u32) -> io::Result<Descriptors> {
+    let mut found = Descriptors::default();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let entry = entry?;
+        let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let target = target.to_string_lossy();
+        if let Some(name) = memory_name(&target) {
+            found.memories.push((fd, name.into()));
+        } else if let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
+            found.sockets.extend(inode.parse::<u64>());
+        }
+    }
+    Ok(found)
+}
+
+/// L-13. The name of a memfd that is called as a segment is.
+fn memory_name(shown: &str) -> Option<&str> {
+    let name = shown.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;
+    (name == MEMORY || name.strip_prefix(MEMORY)?.starts_with(':')).then_some(name)
+}
+
+impl Mapping {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.splitn(6, ' ');
+        let (_range, access, _offset) = (fields.next()?, fields.next()?, fields.next()?);
+        let (major, minor) = fields.next()?.split_once(':')?;
+        let number = |text| u32::from_str_radix(text, 16).ok();
+        let device = rustix::fs::makedev(number(major)?, number(minor)?);
+        let inode = fields.next()?.parse().ok()?;
+        memory_name(fields.next()?.trim_start())?;
+        // Shared mappings only: a private one is a copy.
+        access.ends_with('s').then(|| Self { identity: (device, inode), writable: access.as_bytes()[1] == b'w' })
+    }
+}
+
+#[derive(Default)]
+struct Status {
+    command: String,
+    uid: Option<u32>,
+    stopped: bool,
+}
+
+impl Status {
+    fn of(pid: u32) -> Self {
+        Self::parse(&fs::read(format!("/proc/{pid}/status")).unwrap_or_default())
+    }
+
+    fn parse(status: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(status);
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        Self {
+            command: field("Name:").map_or("?".into(), printable),
+            uid: field("Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok()),
+            stopped: field("State:").is_some_and(|state| state.starts_with(['T', 't'])),
+        }
+    }
+}
+
+fn is_kernel_thread(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Behind the name, which may hold anything, flags are the seventh field.
+    let flags = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(6)?.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & KERNEL_THREAD != 0)
+}
+
+/// L-10. Whether the process is in a frozen cgroup.
+fn frozen(pid: u32) -> bool {
+    let Ok(cgroups) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return false };
+    let Some(path) = cgroups.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
+    CGROUPS.iter().any(|root| {
+        fs::read_to_string(Path::new(root).join(path).join("cgroup.events"))
+            .is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
+    })
+}
+
+fn users(passwd: &str) -> HashMap<u32, String> {
+    let user = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        Some((fields.nth(1)?.parse().ok()?, printable(name)))
+    };
+    passwd.lines().filter_map(user).collect()
+}
+
+/// A user's name, or its number where this machine has no name for it.
+pub fn name_of(uid: u32, users: &HashMap<u32, String>) -> String {
+    users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+}
+
+/// The users of this machine by number.
+pub fn known_users() -> HashMap<u32, String> {
+    users(&fs::read_to_string("/etc/passwd").unwrap_or_default())
+}
+
+/// Text that strangers chose, without what a terminal would act on.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
+}
+
+impl Process {
+    /// What it has mapped, by whether it can write it.
+    pub fn maps(&self, writable: bool) -> BTreeSet<Identity> {
+        self.mappings.iter().filter(|mapping| mapping.writable == writable).map(|mapping| mapping.identity).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn l13_only_memory_that_is_called_like_a_segment_is_looked_at() {
+        assert_eq!(memory_name("/memfd:tombolo (deleted)"), Some("tombolo"));
+        assert_eq!(memory_name("/memfd:tombolo:/run/a b (deleted)"), Some("tombolo:/run/a b"));
+        for other in ["/memfd:tombolo-bench (deleted)", "/memfd:tombolo", "/tmp/tombolo (deleted)", "socket:[1]"] {
+            assert_eq!(memory_name(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn maps_line_of_a_segment_says_who_writes_it() {
+        let line = "7f0000000000-7f0000101000 rw-s 00000000 00:01 2051                       /memfd:tombolo:/a b (deleted)";
+        let identity = (rustix::fs::makedev(0, 1), 2051);
+        assert_eq!(Mapping::parse(line), Some(Mapping { identity, writable: true }));
+        assert_eq!(Mapping::parse(&line.replace("rw-s", "r--s")), Some(Mapping { identity, writable: false }));
+        assert_eq!(Mapping::parse(&line.replace("rw-s", "rw-p")), None, "a private copy");
+        for nonsense in ["", "a b c", "7f-7f rw-s 0 zz:1 5 /memfd:tombolo (deleted)", &line.replace("memfd:", "x")] {
+            assert_eq!(Mapping::parse(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn status_of_a_hostile_program_is_printable() {
+        let status = Status::parse(b"Name:\ta\x1b[2Jb\xff\nState:\tT (stopped)\nUid:\t7\t8\t8\t8\n");
+        assert_eq!((status.command.as_str(), status.uid, status.stopped), ("a?[2Jb\u{fffd}", Some(7), true));
+    }
+
+    #[test]
+    fn user_without_a_name_is_a_number() {
+        let users = users("root:x:0:0::/root:/bin/sh\nbroken\n");
+        assert_eq!((name_of(0, &users).as_str(), name_of(7, &users).as_str()), ("root", "7"));
+    }
+}

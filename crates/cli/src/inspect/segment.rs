@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A segment of somebody else, read without a word to its owner.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    time::{Duration, SystemTime},
+};
+
+use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags};
+use tombolo_layout::{Features, SegmentHeader, header, limits, private::COUNTERS, words};
+use tombolo_mem::{PeerSegment, PeerWord};
+
+use super::process::Identity;
+use crate::failure::{Os, Result};
+
+/// A segment whose control page is mapped here, to be read and not believed.
+#[derive(Debug)]
+pub struct Segment {
+    pub header: SegmentHeader,
+    /// When the kernel made it.
+    pub made: Option<SystemTime>,
+    page: PeerSegment,
+}
+
+/// C-12.
+#[derive(Clone, Copy, Debug)]
+pub struct Board {
+    pub writer: [u64; COUNTERS],
+    pub reader: [u64; COUNTERS],
+    pub peer_epoch: u64,
+}
+
+/// Opens memory of other processes, and nothing else.
+#[derive(Debug)]
+pub struct Opener {
+    /// The kernel's own mount that all memfds live on.
+    mount: String,
+}
+
+impl Opener {
+    pub fn new() -> Result<Self> {
+        let own = rustix::fs::memfd_create("tombolo-ls", MemfdFlags::CLOEXEC).os("memfd_create")?;
+        Ok(Self { mount: mount_of(&own).os("reading /proc/self/fdinfo")? })
+    }
+
+    /// Opens what a descriptor of another process leads to, for reading, if it is a memfd. A file that is merely called
+    /// like one may be on a file system that never answers: it is held by its path alone until `/proc`, which asks no
+    /// file system, has said which mount it is on.
+    pub fn open(&self, path: &str) -> io::Result<OwnedFd> {
+        let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        if mount_of(&held)? != self.mount {
+            return Err(io::Error::other("no memfd"));
+        }
+        let path = format!("/proc/self/fd/{}", held.as_raw_fd());
+        Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?)
+    }
+}
+
+/// Which mount a descriptor is on.
+fn mount_of(fd: &OwnedFd) -> io::Result<String> {
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    mount.map(|mount| mount.trim().into()).ok_or_else(|| io::Error::other("no mnt_id"))
+}
+
+pub fn identity(fd: &OwnedFd) -> io::Result<Identity> {
+    let stat = rustix::fs::fstat(fd)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+impl Segment {
+    /// Maps the control page. `None` where the memory is no segment, or could go away under the eyes of who reads it.
+    pub fn map(fd: &OwnedFd) -> Option<Self> {
+        // The largest ring, behind a control part that may be larger than today's.
+        let len = tombolo_mem::check_sealed(fd.as_fd(), 2 * limits::CAPACITY_MAX).ok()?;
+        if (len as u64) < limits::CONTROL_LEN + limits::CAPACITY_MIN {
+            return None;
+        }
+        let page = PeerSegment::map(fd.as_fd(), limits::CONTROL_LEN as usize).ok()?;
+        let header = SegmentHeader::decode(&page.header::<{ header::LEN }>(), len as u64).ok()?;
+        Some(Self { header, made: made(fd), page })
+    }
+
+    /// What one of the words says now.
+    pub fn word(&self, at: usize) -> u64 {
+        // ORDER R-5: Acquire, so that two words read one after the other are not older the other way round.
+        self.page.word(at).load_acquire().hint()
+    }
+
+    /// C-12. What the board says now, if there is one.
+    pub fn board(&self) -> Option<Board> {
+        let counters = |at| std::array::from_fn(|index| self.word(at + 8 * index));
+        self.header.features.has(Features::STATISTICS).then(|| Board {
+            writer: counters(words::WRITER_COUNTERS),
+            reader: counters(words::READER_COUNTERS),
+            peer_epoch: self.word(words::PEER_EPOCH),
+        })
+    }
+}
+
+/// When the memory was made: the kernel knows (since Linux 5.18; before, when it was last changed as a file, which is at
+/// once afterwards).
+fn made(fd: &OwnedFd) -> Option<SystemTime> {
+    let wanted = StatxFlags::BTIME | StatxFlags::CTIME;
+    let stat = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, wanted).ok()?;
+    let has_birth = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+    let at = if has_birth { stat.stx_btime } else { stat.stx_ctime };
+    SystemTime::UNIX_EPOCH.checked_add(Duration::new(u64::try_from(at.tv_sec).ok()?, at.tv_nsec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tombolo_mem::{OwnWord, create_sealed};
+
+    fn memory(features: Features) -> OwnedFd {
+        let (segment, fd) = create_sealed("tombolo-test", 8192).unwrap();
+        let (control, _data) = segment.split(4096);
+        control.write_header(&SegmentHeader::new(4096, 0, 7, features, 5).encode());
+        control.word(words::TAIL).store_relaxed(9);
+        control.word(words::READER_COUNTERS + 56).store_relaxed(3);
+        fd
+    }
+
+    #[test]
+    fn c12_segment_is_read_as_it_stands_there() {
+        let seen = Segment::map(&memory(Features::STATISTICS)).unwrap();
+        assert_eq!((seen.header.start, seen.header.epoch, seen.word(words::TAIL)), (7, 5, 9));
+        assert_eq!(seen.board().unwrap().reader[7], 3);
+        let age = seen.made.unwrap().elapsed().unwrap();
+        assert!(age < Duration::from_secs(60), "{age:?}");
+    }
+
+    #[test]
+    fn c12_board_that_was_not_offered_is_not_shown() {
+        assert!(Segment::map(&memory(Features::NONE)).unwrap().board().is_none());
+    }
+
+    #[test]
+    fn memory_that_can_shrink_or_is_no_segment_is_not_touched() {
+        let unsealed = rustix::fs::memfd_create("tombolo", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&unsealed, 8192).unwrap();
+        assert!(Segment::map(&unsealed).is_none());
+        let (_segment, zeros) = create_sealed("tombolo", 8192).unwrap();
+        assert!(Segment::map(&zeros).is_none());
+        let (_segment, small) = create_sealed("tombolo", 4096).unwrap();
+        assert!(Segment::map(&small).is_none());
+    }
+
+    #[test]
+    fn canary_file_that_is_no_memfd_is_not_opened() {
+        let opener = Opener::new().unwrap();
+        let (_segment, memory) = create_sealed("tombolo", 8192).unwrap();
+        assert!(opener.open(&format!("/proc/self/fd/{}", memory.as_raw_fd())).is_ok());
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("memfd:tombolo (deleted)");
+        fs::write(&file, "x").unwrap();
+        assert!(opener.open(file.to_str().unwrap()).is_err());
+    }
+}
