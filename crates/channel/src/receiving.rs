@@ -116,7 +116,8 @@ impl Receiving {
             return Ok(true);
         }
         let due = self.waiter.is_time_to_look() || surely;
-        if !self.waiter.end().gone() && !(due && self.look()) {
+        let gone = self.waiter.end().gone() || (due && self.look());
+        if !gone {
             return Ok(false);
         }
         self.waiter.end().set_gone();
@@ -162,11 +163,14 @@ impl Receiving {
 
     /// Says what was counted, and looks whether the peer is gone.
     #[cold]
+    #[inline(never)]
     fn look(&mut self) -> bool {
         self.publish();
         self.waiter.gone_now()
     }
 
+    #[cold]
+    #[inline(never)]
     fn publish(&self) {
         self.waiter.publish(&self.reader.counters());
     }

@@ -92,11 +92,14 @@ impl Sending {
 
     /// Now and then: says what was counted, and looks whether the peer is gone.
     #[cold]
+    #[inline(never)]
     fn look(&mut self) -> bool {
         self.publish();
         self.waiter.gone_now()
     }
 
+    #[cold]
+    #[inline(never)]
     fn publish(&self) {
         self.waiter.publish(&self.writer.counters());
     }

@@ -47,7 +47,7 @@ pub(crate) struct Waiter {
     /// nothing, false once the bell was drained.
     promised: bool,
     /// C-12. Where this half says what it counted.
-    board: Option<Board>,
+    board: Option<Box<Board>>,
 }
 
 impl Waiter {
@@ -71,7 +71,7 @@ impl Waiter {
             pollable,
             unsure: false,
             promised: false,
-            board,
+            board: board.map(Box::new),
         }
     }
 
@@ -224,6 +224,7 @@ impl Sleeper for Waiter {
         self.unsure = !os::barrier();
     }
 
+    #[cold]
     fn tell(&mut self, counters: &Counters) {
         self.publish(counters);
     }

@@ -3,5 +3,8 @@
 
 pub mod cat;
 pub mod demo;
+pub mod doctor;
+pub mod generate;
 pub mod ls;
 pub mod proxy;
+pub mod top;

@@ -12,22 +12,23 @@ mod cmd;
 mod failure;
 mod human;
 mod inspect;
+mod memory;
 mod output;
 mod progress;
 mod signals;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use failure::{Failure, tell};
 
 /// Moves bytes between neighbouring virtual machines, containers and the host through memory that both sides map.
 #[derive(Parser)]
 #[command(name = "tombolo", version, arg_required_else_help = true, max_term_width = 100)]
-struct Line {
+struct Line<V: Subcommand> {
     #[command(subcommand)]
-    verb: Verb,
+    verb: V,
 }
 
 #[derive(Subcommand)]
@@ -38,6 +39,17 @@ enum Verb {
     Demo(cmd::demo::Args),
     Ls(cmd::ls::Args),
     Proxy(cmd::proxy::Args),
+    Top(cmd::top::Args),
+    Doctor(cmd::doctor::Args),
+}
+
+/// The verbs, and one that no manual names.
+#[derive(Subcommand)]
+enum Every {
+    #[command(flatten)]
+    Verb(Verb),
+    #[command(name = "__generate", hide = true)]
+    Generate(cmd::generate::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,13 +57,22 @@ fn main() -> ExitCode {
     if let Some(code) = tombolo_bench::role_main() {
         return code;
     }
-    let done = match Line::parse().verb {
+    let verb = match Line::<Every>::parse().verb {
+        Every::Verb(verb) => verb,
+        Every::Generate(args) => return end(cmd::generate::run(&args, Line::<Verb>::command())),
+    };
+    end(match verb {
         Verb::Cat(args) => cmd::cat::run(&args),
         Verb::Bench(args) => return tombolo_bench::main(&args),
         Verb::Demo(args) => cmd::demo::run(&args),
         Verb::Ls(args) => cmd::ls::run(&args),
         Verb::Proxy(args) => cmd::proxy::run(&args),
-    };
+        Verb::Top(args) => cmd::top::run(&args),
+        Verb::Doctor(args) => cmd::doctor::run(&args),
+    })
+}
+
+fn end(done: failure::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

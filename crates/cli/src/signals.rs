@@ -21,6 +21,8 @@ use signal_hook::{
 
 use crate::failure::{Failure, Os, Result};
 
+/// Ctrl-C.
+pub const INTERRUPT: i32 = SIGINT;
 /// The signals by which people and service managers end a program.
 const ENDING: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
 

@@ -30,7 +30,8 @@ pub const PEER_EPOCH: usize = 0xf00;
 
 const LINE: usize = 128;
 const _: () = assert!(WRITER_COUNTERS % LINE == 0 && READER_COUNTERS % LINE == 0 && PEER_EPOCH % LINE == 0);
-const _: () = assert!(RESERVED < WRITER_COUNTERS && 8 * COUNTERS <= LINE && (PEER_EPOCH as u64) < crate::limits::CONTROL_LEN);
+const _: () =
+    assert!(RESERVED < WRITER_COUNTERS && 8 * COUNTERS <= LINE && (PEER_EPOCH as u64) < crate::limits::CONTROL_LEN);
 const _: () = assert!(crate::header::LEN <= TAIL);
 const _: () = assert!(TAIL % LINE == 0 && HEAD % LINE == 0 && WANT_DATA % LINE == 0 && WANT_SPACE % LINE == 0);
 const _: () = assert!(READER_STATE == WANT_DATA + 8 && WRITER_STATE == WANT_SPACE + 8 && CPU % LINE == 0);

@@ -34,7 +34,7 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 pub struct Folders {
     /// Look for listeners in this folder instead of the folder of services; may be given more than once
-    #[arg(short, long = "folder", value_name = "FOLDER")]
+    #[arg(long = "folder", value_name = "FOLDER")]
     named: Vec<PathBuf>,
 }
 

@@ -212,7 +212,8 @@ fn owners(scan: &Scan, identity: Identity) -> Vec<&Process> {
 /// vouches for the one; the other tells channels between the same two processes apart.
 fn belong_together(a: &Side<'_>, b: &Side<'_>) -> bool {
     let maps = |side: &Side<'_>, other| side.holders.iter().any(|process| process.maps(false).contains(&other));
-    let names = |side: &Side<'_>, other: &Side<'_>| side.peer_epoch.is_none_or(|epoch| epoch == other.first.header.epoch);
+    let names =
+        |side: &Side<'_>, other: &Side<'_>| side.peer_epoch.is_none_or(|epoch| epoch == other.first.header.epoch);
     maps(a, b.identity) && maps(b, a.identity) && names(a, b) && names(b, a)
 }
 

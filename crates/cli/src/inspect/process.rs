@@ -230,7 +230,8 @@ mod tests {
 
     #[test]
     fn maps_line_of_a_segment_says_who_writes_it() {
-        let line = "7f0000000000-7f0000101000 rw-s 00000000 00:01 2051                       /memfd:tombolo:/a b (deleted)";
+        let line =
+            "7f0000000000-7f0000101000 rw-s 00000000 00:01 2051                       /memfd:tombolo:/a b (deleted)";
         let identity = (rustix::fs::makedev(0, 1), 2051);
         assert_eq!(Mapping::parse(line), Some(Mapping { identity, writable: true }));
         assert_eq!(Mapping::parse(&line.replace("rw-s", "r--s")), Some(Mapping { identity, writable: false }));

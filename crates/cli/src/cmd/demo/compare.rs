@@ -5,8 +5,8 @@ use std::io::{self, IsTerminal, Write};
 
 use tombolo_bench::{BenchArgs, Event, Measurement, Plan, job::Mode, job::Test, job::Wait, run as measure, table};
 
-use crate::output::print;
 use crate::failure::{Failure, Result, tell};
+use crate::output::print;
 
 const KI: usize = 1 << 10;
 

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::memory;
+use crate::memory;
 use crate::{
     failure::{Failure, Result},
     human,

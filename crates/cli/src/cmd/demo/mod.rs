@@ -5,7 +5,6 @@
 mod compare;
 mod domain;
 mod load;
-mod memory;
 mod transfer;
 
 use std::path::PathBuf;
@@ -18,7 +17,7 @@ use crate::{
     signals::Signals,
 };
 
-use domain::Kind;
+pub use domain::Kind;
 use load::Load;
 
 /// Move a large file between two domains, check it, and compare with TCP and UNIX sockets

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What this machine is and does, found out by trying. No judgement: that is in `findings`.
+
+use std::{
+    fs, io,
+    io::{IoSliceMut, Read, Write},
+    os::{fd::AsFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    event::{EventfdFlags, epoll, eventfd},
+    io::ReadWriteFlags,
+    process::{Resource, getrlimit},
+    thread::{MembarrierCommand, membarrier_query},
+};
+use tombolo::{Deadline, Options, Stream};
+
+use crate::{
+    cmd::demo::Kind,
+    memory::{self, Limit},
+};
+
+/// A thing that was tried: it works, or why it does not.
+pub type Tried = Result<(), String>;
+
+/// No probe takes this long unless something is wrong.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// All that was found out.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// As `uname -r` says it.
+    pub kernel: String,
+    pub proc: Tried,
+    pub memfd: Tried,
+    pub eventfd: Tried,
+    pub membarrier: Membarrier,
+    /// A whole channel with itself, in a folder of its own.
+    pub channel: Tried,
+    pub folder: Folder,
+    /// Most descriptors of a process: soft and hard limit.
+    pub files: (u64, u64),
+    /// Most locked memory in bytes.
+    pub memlock: Option<u64>,
+    /// Bytes to be had by the machine's account.
+    pub memory: Option<u64>,
+    /// The cgroups that limit memory.
+    pub limits: Vec<Limit>,
+    /// CPUs that are online, and those that this process may use.
+    pub cpus: (usize, usize),
+    /// CPUs' worth of time that a cgroup allows, and which.
+    pub quota: Option<(f64, PathBuf)>,
+    pub namespaces: Tried,
+    pub shm: bool,
+    /// Addresses of ivshmem devices on the PCI bus.
+    pub ivshmem: Vec<String>,
+    /// Xen's device nodes.
+    pub xen: Vec<String>,
+}
+
+/// What the kernel has of the barriers that make writes cheap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Membarrier {
+    pub global: bool,
+    pub global_expedited: bool,
+    pub registers: bool,
+}
+
+/// The folder of services.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Folder {
+    pub path: PathBuf,
+    /// Whether the user named it, and answers for it.
+    pub named: bool,
+    pub own_uid: u32,
+    pub found: Found,
+}
+
+/// What is at its place.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Found {
+    Nothing {
+        /// Whether it could be made.
+        parent_writable: bool,
+    },
+    Folder {
+        uid: u32,
+        mode: u32,
+        writable: bool,
+    },
+    /// A symbolic link, a file.
+    SomethingElse,
+    Unreadable(String),
+}
+
+/// Finds out all of it.
+pub fn probe() -> Facts {
+    let allowed = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
+    let files = getrlimit(Resource::Nofile);
+    Facts {
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        proc: said(fs::read_link("/proc/self/fd/0").or_else(|_| fs::read_link("/proc/self/exe")).map(drop)),
+        memfd: said(memfd()),
+        eventfd: said(bell()),
+        membarrier: barriers(),
+        channel: said(channel()),
+        folder: folder(),
+        files: (files.current.unwrap_or(u64::MAX), files.maximum.unwrap_or(u64::MAX)),
+        memlock: getrlimit(Resource::Memlock).current,
+        memory: memory::machine(),
+        limits: memory::limits(),
+        cpus: (online().unwrap_or(allowed), allowed),
+        quota: quota(),
+        namespaces: match Kind::probe() {
+            Kind::Namespaces => Ok(()),
+            Kind::Plain { why } => Err(why),
+        },
+        shm: Path::new("/dev/shm").is_dir(),
+        ivshmem: ivshmem(Path::new("/sys/bus/pci/devices")),
+        xen: names(Path::new("/dev/xen")),
+    }
+}
+
+fn said(tried: io::Result<()>) -> Tried {
+    tried.map_err(|error| error.to_string())
+}
+
+/// L-6. Memory as a channel needs it, from the maker's side and the peer's.
+fn memfd() -> io::Result<()> {
+    let (segment, fd) = tombolo_mem::create_sealed("tombolo-doctor", 8192)?;
+    let len = tombolo_mem::check_sealed(fd.as_fd(), 8192).map_err(|error| io::Error::other(format!("{error:?}")))?;
+    tombolo_mem::PeerSegment::map(fd.as_fd(), len)?;
+    drop(segment);
+    match rustix::io::pwrite(&fd, &[1], 0) {
+        Err(rustix::io::Errno::PERM) => Ok(()),
+        _ => Err(io::Error::other("a sealed memfd can be written")),
+    }
+}
+
+/// L-7. A full eventfd that is rung by reading it.
+fn bell() -> io::Result<()> {
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE)?;
+    rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes())?;
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&set, &bell, epoll::EventData::new_u64(0), epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
+    let mut count = [0; 8];
+    rustix::io::preadv2(&bell, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT)?;
+    let mut events = Vec::with_capacity(1);
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    epoll::wait(&set, rustix::buffer::spare_capacity(&mut events), Some(&now))?;
+    if events.is_empty() { Err(io::Error::other("a ring is not heard")) } else { Ok(()) }
+}
+
+fn barriers() -> Membarrier {
+    let supported = membarrier_query();
+    let has = |command| supported.contains_command(command);
+    Membarrier {
+        global: has(MembarrierCommand::Global),
+        global_expedited: has(MembarrierCommand::GlobalExpedited),
+        registers: rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok(),
+    }
+}
+
+/// A channel with itself: the sum of what is needed.
+fn channel() -> io::Result<()> {
+    let folder = tempfile::Builder::new().prefix("tombolo-doctor-").tempdir()?;
+    let address = format!("local:{}/socket", folder.path().display());
+    let options = Options::new().ring_size(4096).handshake_timeout(PATIENCE);
+    let mut listener = tombolo::listen_with::<Stream>(&address, &options)?;
+    thread::scope(|scope| {
+        let client = scope.spawn(|| tombolo::connect_with::<Stream>(&address, &options)?.write_all(b"doctor"));
+        let mut heard = [0; 6];
+        listener.accept_until(Deadline::after(PATIENCE))?.read_exact(&mut heard)?;
+        client.join().map_err(|_| io::Error::other("the connecting end failed"))?
+    })
+}
+
+/// L-1, L-2.
+fn folder() -> Folder {
+    let path = tombolo::services_folder();
+    let named = std::env::var_os("TOMBOLO_DIR").is_some_and(|value| !value.is_empty());
+    let found = match fs::symlink_metadata(&path) {
+        Ok(meta) if meta.is_dir() || (named && path.is_dir()) => {
+            Found::Folder { uid: meta.uid(), mode: meta.mode() & 0o7777, writable: writable(&path) }
+        }
+        Ok(_) => Found::SomethingElse,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Found::Nothing { parent_writable: path.parent().is_some_and(writable) }
+        }
+        Err(error) => Found::Unreadable(error.to_string()),
+    };
+    Folder { path, named, own_uid: rustix::process::geteuid().as_raw(), found }
+}
+
+fn writable(folder: &Path) -> bool {
+    let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    rustix::fs::accessat(rustix::fs::CWD, folder, access, rustix::fs::AtFlags::EACCESS).is_ok()
+}
+
+/// CPUs that are online: `0-3,8`.
+fn online() -> Option<usize> {
+    cpus_of(&fs::read_to_string("/sys/devices/system/cpu/online").ok()?)
+}
+
+fn cpus_of(list: &str) -> Option<usize> {
+    let range = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?)? + 1)
+    };
+    list.trim().split(',').map(range).sum()
+}
+
+/// The cgroup that allows the least time.
+fn quota() -> Option<(f64, PathBuf)> {
+    let quotas = memory::groups().into_iter().filter_map(|group| {
+        let text = fs::read_to_string(group.join("cpu.max")).ok()?;
+        Some((quota_of(&text)?, group))
+    });
+    quotas.min_by(|a, b| a.0.total_cmp(&b.0))
+}
+
+fn quota_of(cpu_max: &str) -> Option<f64> {
+    let (quota, period) = cpu_max.trim().split_once(' ')?;
+    Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
+}
+
+fn ivshmem(devices: &Path) -> Vec<String> {
+    let is = |address: &String, file: &str, id: &str| {
+        fs::read_to_string(devices.join(address).join(file)).is_ok_and(|found| found.trim() == id)
+    };
+    names(devices).into_iter().filter(|at| is(at, "vendor", "0x1af4") && is(at, "device", "0x1110")).collect()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_files_are_understood() {
+        assert_eq!(cpus_of("0-3,8\n"), Some(5));
+        assert_eq!((cpus_of("3-0"), cpus_of("x")), (None, None));
+        assert_eq!(quota_of("150000 100000\n"), Some(1.5));
+        assert_eq!(quota_of("max 100000\n"), None);
+    }
+
+    #[test]
+    fn ivshmem_devices_are_told_from_others() {
+        let folder = tempfile::tempdir().unwrap();
+        for (address, device) in [("0000:00:05.0", "0x1110"), ("0000:00:06.0", "0x1000")] {
+            let at = folder.path().join(address);
+            fs::create_dir(&at).unwrap();
+            fs::write(at.join("vendor"), "0x1af4\n").unwrap();
+            fs::write(at.join("device"), format!("{device}\n")).unwrap();
+        }
+        assert_eq!(ivshmem(folder.path()), ["0000:00:05.0"]);
+        assert!(ivshmem(Path::new("/nowhere")).is_empty());
+    }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! From two looks at a pipe, what happened in between.
+
+use std::{collections::HashMap, time::Instant};
+
+use serde::Serialize;
+
+use crate::inspect::{Channel, Counted, Pipe};
+
+/// What a pipe's two ends did, for each second.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
+pub struct Rates {
+    pub bytes: f64,
+    /// Messages, or calls that moved something, of the writer.
+    pub calls: f64,
+    pub sleeps: f64,
+    pub rings_sent: f64,
+    pub rings_suppressed: f64,
+    pub spins_paid: f64,
+}
+
+/// What they did since the channel began. What strangers say may be any number.
+type Totals = [u64; 6];
+
+/// A channel and the rates of its pipes; none where it was not there before.
+pub type Measured = (Channel, Option<[Rates; 2]>);
+
+/// Remembers the last look.
+#[derive(Default)]
+pub struct Meter {
+    last: Option<(Instant, HashMap<u64, [Totals; 2]>)>,
+}
+
+impl Meter {
+    /// The rates since the last look, for those that were there then; and how many seconds ago that was.
+    pub fn measure(&mut self, channels: Vec<Channel>, now: Instant) -> (f64, Vec<Measured>) {
+        let totals: HashMap<_, _> =
+            channels.iter().map(|channel| (channel.id, [0, 1].map(|pipe| totals(&channel.pipes[pipe])))).collect();
+        let last = self.last.replace((now, totals.clone()));
+        let seconds = last.as_ref().map_or(0.0, |(then, _)| (now - *then).as_secs_f64());
+        let rates = |id: &u64| {
+            let before = last.as_ref()?.1.get(id)?;
+            let after = totals.get(id)?;
+            Some([0, 1].map(|pipe| Rates::between(&before[pipe], &after[pipe], seconds)))
+        };
+        let measured = channels.into_iter().map(|channel| {
+            let rates = rates(&channel.id);
+            (channel, rates)
+        });
+        (seconds, measured.collect())
+    }
+}
+
+impl Rates {
+    fn between(before: &Totals, after: &Totals, seconds: f64) -> Self {
+        let seconds = seconds.max(1e-6);
+        let rate = |which: usize| after[which].saturating_sub(before[which]) as f64 / seconds;
+        let [bytes, calls, sleeps, rings_sent, rings_suppressed, spins_paid] = [0, 1, 2, 3, 4, 5].map(rate);
+        Self { bytes, calls, sleeps, rings_sent, rings_suppressed, spins_paid }
+    }
+}
+
+fn totals(pipe: &Pipe) -> Totals {
+    let [writer, reader] = [pipe.writer, pipe.reader].map(|half| half.and_then(|half| half.counters));
+    let both = |field: fn(&Counted) -> u64| [writer, reader].iter().flatten().map(field).fold(0, u64::saturating_add);
+    let calls = writer.or(reader).map_or(0, |counted| counted.calls);
+    [
+        pipe.bytes.unwrap_or(0),
+        calls,
+        both(|counted| counted.sleeps),
+        both(|counted| counted.rings_sent),
+        both(|counted| counted.rings_suppressed),
+        both(|counted| counted.spins_paid),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_differences_by_time_and_a_liar_is_no_trouble() {
+        let rates = Rates::between(&[100, 10, 0, 0, 0, 9], &[300, 20, 0, 1, 0, 3], 2.0);
+        assert_eq!((rates.bytes, rates.calls, rates.rings_sent), (100.0, 5.0, 0.5));
+        assert_eq!(rates.spins_paid, 0.0, "a counter that went back");
+        let wild = Rates::between(&[0; 6], &[u64::MAX; 6], 0.0);
+        assert!(wild.bytes.is_finite());
+    }
+}
