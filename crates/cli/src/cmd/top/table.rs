@@ -118,7 +118,7 @@ impl Table {
         self.scrolled = self.scrolled.min(self.rows.saturating_sub(self.page));
         let rows = lines.split_off(2);
         lines.extend(rows.into_iter().skip(self.scrolled).take(self.page));
-        lines.resize(height.saturating_sub(1).max(lines.len().min(height)), String::new());
+        lines.resize(height.saturating_sub(1), String::new());
         lines.push(KEYS.into());
         lines.truncate(height);
         lines.iter().map(|line| line.chars().take(width).collect()).collect()
