@@ -263,3 +263,36 @@ fn output_that_nobody_reads_is_no_failure() {
     let ended = ls.end_with_open_input().expect(0);
     assert_eq!(ended.said, "");
 }
+
+/// All names of fields, at whatever depth.
+fn fields(value: &Value) -> Vec<String> {
+    let deeper = |value: &Value| fields(value);
+    match value {
+        Value::Object(map) => {
+            map.iter().flat_map(|(name, value)| [vec![name.clone()], deeper(value)].concat()).collect()
+        }
+        Value::Array(list) => list.iter().flat_map(deeper).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn every_field_of_the_json_is_in_the_guide() {
+    let guide = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/operate.md")).unwrap();
+    let place = Place::new();
+    let _running = (place.listen(""), place.connect(""));
+    channel(&place, "they have met", |channel| channel["state"] == "open");
+    let _listener = Running::start(&["cat", "--listen", &format!("local:{}", place.path("b").display())], |_| {});
+    wait_until("another listens", || place.path("b").exists());
+    let listed = ls(&place);
+    let top = Running::start(&["top", "--once", "--json", "--interval", "0.1"], |_| {}).end().expect(0).out;
+    let top = String::from_utf8(top).unwrap();
+    let watched = top.lines().map(|line| serde_json::from_str(line).unwrap());
+    let all: Vec<String> = listed.iter().cloned().chain(watched).flat_map(|line| fields(&line)).collect();
+    for needed in ["rates", "pipes", "uid", "hidden"] {
+        assert!(all.iter().any(|field| field == needed), "{needed}");
+    }
+    for field in all {
+        assert!(guide.contains(&format!("`{field}`")), "the guide says nothing of {field}");
+    }
+}

@@ -2,7 +2,7 @@
 //! Which segments belong to one end, which ends to one channel, and how that fares.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, HashMap, HashSet},
     time::SystemTime,
 };
 
@@ -16,7 +16,7 @@ use tombolo_layout::{
 };
 
 use super::{
-    process::{Identity, Process, Scan, printable},
+    process::{Identity, Mapping, Process, Scan, printable},
     segment::{Opener, Segment, identity},
 };
 use crate::failure::Result;
@@ -152,14 +152,38 @@ struct Side<'a> {
     peer_epoch: Option<u64>,
 }
 
+/// Who has which memory mapped: its owner, and after a fork the owner's children, writable; the peer read-only.
+#[derive(Default)]
+struct Mapped<'a> {
+    writable: HashMap<Identity, Vec<&'a Process>>,
+    readable: HashSet<(Identity, u32)>,
+}
+
+impl<'a> Mapped<'a> {
+    fn by(scan: &'a Scan) -> Self {
+        let mut mapped = Self::default();
+        for process in &scan.holders {
+            for Mapping { identity, writable } in &process.mappings {
+                if *writable {
+                    mapped.writable.entry(*identity).or_default().push(process);
+                } else {
+                    mapped.readable.insert((*identity, process.pid));
+                }
+            }
+        }
+        mapped
+    }
+}
+
 /// All channels that `scan` leads to, and how many pieces of memory were called segments and are none.
 pub fn find(scan: &Scan) -> Result<(Vec<Channel>, u64)> {
-    let (mut sides, broken) = sides(scan)?;
+    let mapped = Mapped::by(scan);
+    let (mut sides, broken) = sides(scan, &mapped)?;
     let mut channels = Vec::new();
     while let Some(side) = sides.pop() {
-        let partners: Vec<usize> = (0..sides.len()).filter(|&at| belong_together(&side, &sides[at])).collect();
+        let partners: Vec<usize> = (0..sides.len()).filter(|&at| belong_together(&side, &sides[at], &mapped)).collect();
         // Where more than one could be it, nothing is claimed.
-        let partner = if let [only] = partners[..] { Some(sides.remove(only)) } else { None };
+        let partner = if let [only] = partners[..] { Some(sides.swap_remove(only)) } else { None };
         channels.push(channel(side, partner, scan.hidden > 0));
     }
     channels.sort_by_key(|channel| channel.id);
@@ -167,18 +191,17 @@ pub fn find(scan: &Scan) -> Result<(Vec<Channel>, u64)> {
 }
 
 /// Opens what the processes' descriptors lead to, each piece of memory once, and sorts it by end.
-fn sides(scan: &Scan) -> Result<(Vec<Side<'_>>, u64)> {
+fn sides<'a>(scan: &'a Scan, mapped: &Mapped<'a>) -> Result<(Vec<Side<'a>>, u64)> {
     let opener = Opener::new()?;
-    let mut seen = BTreeSet::new();
+    let mut seen = HashSet::new();
     let mut broken = 0;
     let mut rings = BTreeMap::<(u32, u64), Vec<(Identity, Segment, &str)>>::new();
     for process in &scan.holders {
         for (fd, name) in &process.memories {
             let Ok(memory) = opener.open(&format!("/proc/{}/fd/{fd}", process.pid)) else { continue };
             let Ok(identity) = identity(&memory) else { continue };
-            // Only its owner's descriptor leads to a segment: one that was passed on and not mapped is nobody's yet.
-            let owners = owners(scan, identity);
-            let Some(owner) = owners.first() else { continue };
+            // What nobody writes is nobody's end.
+            let Some([owner, ..]) = mapped.writable.get(&identity).map(Vec::as_slice) else { continue };
             if !seen.insert(identity) {
                 continue;
             }
@@ -197,24 +220,21 @@ fn sides(scan: &Scan) -> Result<(Vec<Side<'_>>, u64)> {
         let (identity, first, name) = rings.next().filter(|(_, segment, _)| segment.header.generation == 0)?;
         let peer_epoch = first.board().map(|board| board.peer_epoch);
         let path = name.strip_prefix(MEMORY)?.strip_prefix(':').map(printable);
-        let holders = owners(scan, identity);
+        let holders = mapped.writable.get(&identity)?.clone();
         Some(Side { first, identity, later: rings.map(|(_, segment, _)| segment).collect(), holders, path, peer_epoch })
     });
     Ok((sides.collect(), broken))
 }
 
-/// Who can write a segment: its owner, and after a fork the owner's children.
-fn owners(scan: &Scan, identity: Identity) -> Vec<&Process> {
-    scan.holders.iter().filter(|process| process.maps(true).contains(&identity)).collect()
-}
-
 /// Two ends make a channel where each has mapped the other's segment, and each names the other as its peer. The kernel
 /// vouches for the one; the other tells channels between the same two processes apart.
-fn belong_together(a: &Side<'_>, b: &Side<'_>) -> bool {
-    let maps = |side: &Side<'_>, other| side.holders.iter().any(|process| process.maps(false).contains(&other));
+fn belong_together(a: &Side<'_>, b: &Side<'_>, mapped: &Mapped<'_>) -> bool {
     let names =
         |side: &Side<'_>, other: &Side<'_>| side.peer_epoch.is_none_or(|epoch| epoch == other.first.header.epoch);
-    maps(a, b.identity) && maps(b, a.identity) && names(a, b) && names(b, a)
+    let maps = |side: &Side<'_>, other: &Side<'_>| {
+        side.holders.iter().any(|process| mapped.readable.contains(&(other.identity, process.pid)))
+    };
+    names(a, b) && names(b, a) && maps(a, b) && maps(b, a)
 }
 
 fn channel(side: Side<'_>, partner: Option<Side<'_>>, some_hidden: bool) -> Channel {

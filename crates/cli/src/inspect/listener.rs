@@ -44,16 +44,19 @@ pub enum Pulse {
 
 /// The folders where services are looked for when nobody names one: this user's, and for root those of all users.
 pub fn known_folders() -> Vec<PathBuf> {
-    let mut folders = vec![tombolo::services_folder()];
+    let own = tombolo::services_folder();
+    let mut folders = Vec::new();
     if rustix::process::geteuid().is_root() {
         folders.push("/run/tombolo".into());
         folders.extend(children("/run/user").map(|runtime| runtime.join("tombolo")));
         let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"tombolo-"));
         folders.extend(children("/tmp").filter(named));
     }
+    // Others may have put a link in a folder's place.
+    folders.retain(|folder: &PathBuf| fs::symlink_metadata(folder).is_ok_and(|meta| meta.is_dir()));
+    folders.extend(own.is_dir().then_some(own));
     folders.sort();
     folders.dedup();
-    folders.retain(|folder| fs::symlink_metadata(folder).is_ok_and(|meta| meta.is_dir()));
     folders
 }
 

@@ -2,7 +2,7 @@
 //! The processes that hold segments, as `/proc` shows them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     fs, io,
     path::Path,
 };
@@ -206,13 +206,6 @@ pub fn known_users() -> HashMap<u32, String> {
 /// Text that strangers chose, without what a terminal would act on.
 pub fn printable(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
-}
-
-impl Process {
-    /// What it has mapped, by whether it can write it.
-    pub fn maps(&self, writable: bool) -> BTreeSet<Identity> {
-        self.mappings.iter().filter(|mapping| mapping.writable == writable).map(|mapping| mapping.identity).collect()
-    }
 }
 
 #[cfg(test)]

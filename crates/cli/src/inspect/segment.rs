@@ -111,6 +111,8 @@ fn made(fd: &OwnedFd) -> Option<SystemTime> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::FileType;
+
     use super::*;
     use tombolo_mem::{OwnWord, create_sealed};
 
@@ -155,6 +157,10 @@ mod tests {
         assert!(opener.open(&format!("/proc/self/fd/{}", memory.as_raw_fd())).is_ok());
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("memfd:tombolo (deleted)");
+        // One that never answers: to open it would wait for a writer.
+        rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert!(opener.open(file.to_str().unwrap()).is_err());
+        fs::remove_file(&file).unwrap();
         fs::write(&file, "x").unwrap();
         assert!(opener.open(file.to_str().unwrap()).is_err());
     }

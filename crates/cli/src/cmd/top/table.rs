@@ -143,7 +143,8 @@ impl Table {
         let memory = look.channels.iter().map(|(channel, _)| channel.memory).fold(0, u64::saturating_add);
         let (channels, memory, total) = (look.channels.len(), human::bytes(memory), human::rate(total));
         let remarks = ls::remarks(&look.summary).join("; ");
-        let mut lines = vec![format!("{channels} channels  {total}  memory {memory}  {remarks}"), self.header()];
+        let totals = format!("channels {channels}  rate {total}  memory {memory}  {remarks}");
+        let mut lines = vec![totals.trim_end().into(), self.header()];
         lines.extend(rows.iter().map(|row| row.text(width)));
         lines
     }
