@@ -43,5 +43,5 @@ put 644 include/tombolo.h include tombolo.h
 sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" -e "s|@PRIVATE@|$private|" \
     crates/capi/tombolo.pc.in >"$built/tombolo.pc"
 put 644 "$built/tombolo.pc" lib/pkgconfig tombolo.pc
-# Manual pages (share/man/man1) and completions (share/bash-completion/completions and so on) belong here.
+$SUDO "$built/tombolo" __generate "$to/share"
 echo "tombolo $version is in $to"

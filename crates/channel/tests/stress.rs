@@ -7,6 +7,7 @@ mod common;
 use std::{
     fs,
     io::{Read, Write},
+    os::unix::net::UnixStream,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -34,13 +35,30 @@ fn long() -> bool {
     std::env::var_os("TOMBOLO_LONG").is_some()
 }
 
-/// Keeps `count` channels busy for `time`. Says how many bytes came through each.
-fn busy(count: usize, time: Duration) -> Vec<u64> {
+/// What this process has used of the CPUs.
+fn used() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// What all have used of them.
+fn used_by_all() -> Duration {
+    let stat = fs::read_to_string("/proc/stat").unwrap();
+    let fields: Vec<u64> = stat.split_whitespace().skip(1).take(8).map(|word| word.parse().unwrap()).collect();
+    let [user, nice, system, _idle, _iowait, irq, softirq, steal] = fields[..] else { panic!("{stat}") };
+    let ticks = user + nice + system + irq + softirq + steal;
+    Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second())
+}
+
+/// Keeps `count` channels busy for `time`. Says how many bytes came through each, and which part of the time others had a
+/// CPU.
+fn busy(count: usize, time: Duration) -> (Vec<u64>, f64) {
     let world = World::local();
     let options = Options::new().ring_size(256 << 10);
     let pairs: Vec<(Stream, Stream)> = (0..count).map(|_| world.pair_with(&options)).collect();
     let over = &AtomicBool::new(false);
-    thread::scope(|scope| {
+    let (since, ours, alls) = (Instant::now(), used(), used_by_all());
+    let each = thread::scope(|scope| {
         let readers: Vec<_> = pairs
             .into_iter()
             .map(|(server, client)| {
@@ -66,31 +84,46 @@ fn busy(count: usize, time: Duration) -> Vec<u64> {
         let_pass(time);
         over.store(true, Ordering::Relaxed);
         readers.into_iter().map(|reader| reader.join().unwrap()).collect()
-    })
+    });
+    let others = (used_by_all() - alls).saturating_sub(used() - ours);
+    (each, others.as_secs_f64() / since.elapsed().as_secs_f64())
 }
 
 #[test]
 fn crowd_of_64_busy_channels_keeps_half_of_what_one_moves_and_nobody_starves() {
     let _alone = alone();
     let time = Duration::from_millis(if long() { 5000 } else { 1000 });
-    let mut best = (0.0, 0.0);
-    for _ in 0..3 {
-        let one: u64 = busy(1, time).iter().sum();
-        let each = busy(64, time);
+    let mut best = None;
+    for attempt in 1.. {
+        let ((one, others), (each, and_others)) = (busy(1, time), busy(64, time));
         let (all, least, most) = (each.iter().sum::<u64>(), each.iter().min().unwrap(), each.iter().max().unwrap());
-        let (kept, fair) = (all as f64 / one as f64, *least as f64 / (all as f64 / 64.0));
+        let (kept, fair) = (all as f64 / one[0] as f64, *least as f64 / (all as f64 / 64.0));
         let per_second = |bytes: u64| bytes as f64 / time.as_secs_f64() / 1e9;
         eprintln!(
-            "one channel {:.2} GB/s; 64 channels {:.2} GB/s ({kept:.2} of it), {least} to {most} bytes each",
-            per_second(one),
+            "one channel {:.2} GB/s; 64 channels {:.2} GB/s ({kept:.2} of it), {least} to {most} bytes each; others had \
+             {others:.2} and {and_others:.2} CPUs",
+            per_second(one[0]),
             per_second(all)
         );
-        best = if kept.min(fair) > f64::min(best.0, best.1) { (kept, fair) } else { best };
-        if best.0 >= 0.5 && best.1 >= 0.1 {
+        if kept >= 0.5 && fair >= 0.1 {
             return;
         }
+        // Beside others that compute the measure is what they leave.
+        if others + and_others < 0.1 {
+            best = best.max(Some(((kept * 100.0) as u32, (fair * 100.0) as u32)));
+        }
+        match best {
+            Some((kept, fair)) if attempt >= 3 => {
+                panic!("{kept} % of one channel's, the slowest had {fair} % of its share")
+            }
+            None if attempt >= 12 => {
+                let skip = "SKIP crowd_of_64_busy_channels (needs a machine of its own): others use its CPUs\n";
+                std::io::stderr().write_all(skip.as_bytes()).unwrap();
+                return;
+            }
+            _ => {}
+        }
     }
-    panic!("{:.2} of one channel's throughput, the slowest had {:.2} of its share", best.0, best.1);
 }
 
 #[test]
@@ -126,6 +159,69 @@ fn r12_busy_stream_sends_almost_no_notifications() {
     assert!(least <= bound, "{least} rings for each write at a load of {load}");
 }
 
+/// One thread asks, another answers, on a CPU each where there are two. Says the median of a round trip.
+fn ping_pong(mut ask: impl FnMut() + Send, mut answer: impl FnMut() + Send, cpus: [CpuSet; 2]) -> Duration {
+    const ROUNDS: usize = 2000;
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            sched_setaffinity(None, &cpus[1]).unwrap();
+            (0..ROUNDS).for_each(|_| answer());
+        });
+        let asking = scope.spawn(move || {
+            sched_setaffinity(None, &cpus[0]).unwrap();
+            let mut round = || {
+                let since = Instant::now();
+                ask();
+                since.elapsed()
+            };
+            let mut took: Vec<_> = (0..ROUNDS).map(|_| round()).collect();
+            took.sort_unstable();
+            took[ROUNDS / 2]
+        });
+        asking.join().unwrap()
+    })
+}
+
+/// A thread that computes gets no time slice as a present from one that waits (ADR 0011).
+#[test]
+fn r12_sleepers_beside_threads_that_compute_are_as_quick_as_others() {
+    let _alone = alone();
+    let all = sched_getaffinity(None).unwrap();
+    let numbers: Vec<_> = (0..CpuSet::MAX_CPU).filter(|number| all.is_set(*number)).collect();
+    let cpus = [numbers[0], numbers[1 % numbers.len()]].map(|number| {
+        let mut one = CpuSet::new();
+        one.set(number);
+        one
+    });
+    let over = &AtomicBool::new(false);
+    let (ours, sockets) = thread::scope(|scope| {
+        for cpu in &cpus {
+            scope.spawn(move || {
+                sched_setaffinity(None, cpu).unwrap();
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let (mut server, mut client) = World::local().pair_with::<Stream>(&Options::new().spin(Duration::ZERO));
+        let (mut here, mut there) = UnixStream::pair().unwrap();
+        fn ask(stream: &mut (impl Read + Write)) {
+            stream.write_all(b"ping").unwrap();
+            stream.read_exact(&mut [0; 4]).unwrap();
+        }
+        fn answer(stream: &mut (impl Read + Write)) {
+            stream.read_exact(&mut [0; 4]).unwrap();
+            stream.write_all(b"pong").unwrap();
+        }
+        let ours = ping_pong(|| ask(&mut client), || answer(&mut server), cpus);
+        let sockets = ping_pong(|| ask(&mut here), || answer(&mut there), cpus);
+        over.store(true, Ordering::Relaxed);
+        (ours, sockets)
+    });
+    eprintln!("beside threads that compute: {ours:?}, a UNIX socket {sockets:?}");
+    assert!(ours < sockets * 20 + Duration::from_millis(1), "{ours:?}, a UNIX socket {sockets:?}");
+}
+
 #[test]
 fn r12_idle_channels_use_no_cpu() {
     let _alone = alone();
@@ -135,10 +231,6 @@ fn r12_idle_channels_use_no_cpu() {
     // Readers go to sleep on both ends of each.
     let wait = Duration::from_millis(2500);
     let until = Deadline::after(wait);
-    let cpu = || {
-        let time = clock_gettime(ClockId::ProcessCPUTime);
-        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-    };
     let spent = thread::scope(|scope| {
         for (server, client) in &mut pairs {
             for stream in [server, client] {
@@ -146,9 +238,9 @@ fn r12_idle_channels_use_no_cpu() {
             }
         }
         let_pass(wait / 3);
-        let before = cpu();
+        let before = used();
         let_pass(Duration::from_secs(1));
-        cpu() - before
+        used() - before
     });
     eprintln!("200 sleeping readers for a second: {spent:?} of CPU");
     assert!(spent < Duration::from_millis(10), "{spent:?}");

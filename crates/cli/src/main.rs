@@ -47,7 +47,7 @@ enum Verb {
 #[derive(Subcommand)]
 enum Every {
     #[command(flatten)]
-    Verb(Verb),
+    Verb(Box<Verb>),
     #[command(name = "__generate", hide = true)]
     Generate(cmd::generate::Args),
 }
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Every::Verb(verb) => verb,
         Every::Generate(args) => return end(cmd::generate::run(&args, Line::<Verb>::command())),
     };
-    end(match verb {
+    end(match *verb {
         Verb::Cat(args) => cmd::cat::run(&args),
         Verb::Bench(args) => return tombolo_bench::main(&args),
         Verb::Demo(args) => cmd::demo::run(&args),

@@ -21,11 +21,22 @@ const LOOKS: u32 = 32;
 /// threads than CPUs, the peer that is waited for may be one of them.
 const ALONE: Duration = Duration::from_micros(5);
 
+/// Where an offer of the CPU takes this long, taken over the last sixteen or so, it goes to somebody who computes, and who
+/// uses his whole time slice. Many who wait for each other are back sooner.
+const TAKEN: Duration = Duration::from_millis(4);
+/// Offers not made from then on before the next, four times as many each time, and the most. A slice lasts as long as some
+/// hundred sleeps.
+const PASSES: (u32, u32) = (256, 16_384);
+
 /// The spin policy of one half of a channel.
 #[derive(Debug)]
 pub struct Spin {
     budget: Duration,
     most: Duration,
+    /// How long an offer of the CPU takes, how many to pass over before the next, and how many that were at last.
+    offer: Duration,
+    passes: u32,
+    passed: u32,
 }
 
 impl Spin {
@@ -41,7 +52,7 @@ impl Spin {
     #[must_use]
     pub fn new(most: Duration) -> Self {
         let budget = if most == Self::ALWAYS { SLICE } else { BEGIN.min(most) };
-        Self { budget, most }
+        Self { budget, most, offer: Duration::ZERO, passes: 0, passed: 0 }
     }
 
     pub(crate) fn always(&self) -> bool {
@@ -59,7 +70,7 @@ impl Spin {
     /// Looks until it finds, the budget is spent or the deadline passes.
     #[inline]
     pub(crate) fn run<M: Mem, F: FnMut() -> Result<bool, Error>>(
-        &self,
+        &mut self,
         deadline: Deadline,
         mut look: F,
     ) -> Result<bool, Error> {
@@ -76,9 +87,29 @@ impl Spin {
             if spun >= self.budget || deadline.expired() {
                 return Ok(false);
             }
-            if spun >= ALONE {
+            if spun >= ALONE && self.offers() {
                 thread::yield_now();
+                self.offered(now.elapsed());
             }
+        }
+    }
+
+    /// Whether to offer the CPU to others now: not for a while after one who computes took it for a whole time slice,
+    /// where a sleep and a wake-up would have cost a thousandth of that.
+    pub(crate) fn offers(&mut self) -> bool {
+        let due = self.passes == 0;
+        self.passes = self.passes.saturating_sub(1);
+        due
+    }
+
+    /// After an offer: how long it took until this thread ran again.
+    pub(crate) fn offered(&mut self, took: Duration) {
+        self.offer = (self.offer * 15 + took) / 16;
+        if self.offer >= TAKEN {
+            self.passed = (self.passed * 4).clamp(PASSES.0, PASSES.1);
+            self.passes = self.passed;
+        } else if self.offer < TAKEN / 2 {
+            self.passed = 0;
         }
     }
 
@@ -113,13 +144,31 @@ mod tests {
     #[test]
     fn spin_shrinks_to_nothing_on_long_sleeps_and_comes_back_on_a_short_one() {
         let mut spin = Spin::default();
-        let long_ago = Instant::now().checked_sub(Duration::from_millis(5));
+        let long_ago = Instant::now().checked_sub(Duration::from_millis(4));
         for _ in 0..8 {
             spin.learn(long_ago);
         }
         assert!(!spin.worthwhile());
         spin.learn(Some(Instant::now()));
         assert_eq!(spin.budget, BEGIN);
+    }
+
+    #[test]
+    fn offer_that_was_taken_for_long_is_seldom_made_again_and_often_once_it_is_not() {
+        let mut spin = Spin::default();
+        let mut made = |took| {
+            let offers = (0..20_000).filter(|_| {
+                let offers = spin.offers();
+                if offers {
+                    spin.offered(took);
+                }
+                offers
+            });
+            offers.count()
+        };
+        assert_eq!(made(Duration::from_micros(300)), 20_000);
+        assert_eq!(made(TAKEN * 3), 10, "7 to learn it, then after 256, 1024 and 4096 passed over");
+        assert!(made(Duration::ZERO) > 3000);
     }
 
     #[test]

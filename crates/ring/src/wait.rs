@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The waiter's half of the wake protocol, around it the spin, below it the sleep.
 
+use std::time::Instant;
+
 use tombolo_mem::Mem;
 
 use crate::{Counters, Deadline, Error, Ordering, spin::Spin};
@@ -146,8 +148,14 @@ pub fn wait<S: Side, Z: Sleeper>(
     }
     // Where there are more threads than CPUs the peer may be one of those that wait for this CPU. Letting them have it
     // costs next to nothing if there is none, and a sleep and a wake-up less if there is.
-    if sleeper.offer_cpu() && side.ready(need)? {
-        return Ok(Waited::Ready);
+    if spin.offers() {
+        let since = Instant::now();
+        if sleeper.offer_cpu() {
+            spin.offered(since.elapsed());
+            if side.ready(need)? {
+                return Ok(Waited::Ready);
+            }
+        }
     }
     let asleep_since = spin.now();
     loop {
@@ -177,7 +185,7 @@ pub fn wait<S: Side, Z: Sleeper>(
 fn spin_for_ever<S: Side, Z: Sleeper>(
     side: &mut S,
     sleeper: &mut Z,
-    spin: &Spin,
+    spin: &mut Spin,
     need: u64,
     deadline: Deadline,
 ) -> Result<Waited, Z::Error> {
