@@ -246,6 +246,82 @@ def traces():
     ]
 
 
+# 6-broker.md ---------------------------------------------------------------------------------------------------------
+
+
+def text(words):
+    return struct.pack("<H", len(words.encode())) + words.encode()
+
+
+def said(kind, body=b"", serial=0, magic=b"TMBK", reserved=0, length=None):
+    """B-1."""
+    return magic + struct.pack("<HHII", kind, len(body) if length is None else length, serial, reserved) + body
+
+
+def broker_messages():
+    """B-1, B-2. `path` is where the message came from; `shown` names what it says."""
+    boot = bytes(range(16))
+    hello = struct.pack("<HHQ", 1, 1, 0x1122334455667788) + boot + text("web-1")
+    link = (struct.pack("<II", 7, 3) + text("db") + text("04.0") + text("1c.3/00.0")
+            + struct.pack("<QHHH", 1 << 20, 5, 2, 1))
+    slices = struct.pack("<QQHH", 0x10000, 0x2000, 17, 18)
+
+    def good(path, name, raw):
+        return {"path": path, "shown": name, "hex": raw.hex()}
+
+    def bad(path, why, raw, clause):
+        return {"path": path, "why": why, "hex": raw.hex(), "refused": clause}
+
+    return [
+        good("host", "Hello", said(1, hello)),
+        good("link", "Hello", said(1, hello)),
+        good("socket", "Hello", said(1, hello)),
+        good("host", "Link", said(2, link)),
+        good("host", "Allow", said(3, struct.pack("<IB", 7, 2) + text("sql-*"))),
+        good("host", "Unlink", said(4, struct.pack("<II", 7, 3))),
+        good("host", "Released", said(5, struct.pack("<II", 7, 3))),
+        good("host", "Life", said(6, struct.pack("<IIB", 7, 3, 2))),
+        good("host", "Bell", said(7, struct.pack("<IH", 7, 0xFFFF))),
+        good("host", "Storm", said(8, struct.pack("<I", 7))),
+        good("link", "Connect", said(16, text("web-1") + text("sql-main") + slices, 9)),
+        good("link", "Accept", said(17, slices, 9)),
+        good("link", "Refuse", said(18, struct.pack("<H", 6) + text("nein, tut uns leid: ä"), 9)),
+        good("link", "Close", said(19, serial=9)),
+        good("socket", "Listen", said(32, text("sql-main"), 1)),
+        good("socket", "AddLink", said(33, text("a") + text("b") + struct.pack("<Q", 0), 2)),
+        good("socket", "RemoveLink", said(34, text("a") + text("b"), 3)),
+        good("socket", "List", said(35, b"\x01", 4)),
+        good("socket", "Snippet", said(36, b"\x01" + text("a"), 5)),
+        good("socket", "LinkRow", said(37, struct.pack("<II", 7, 3) + text("a") + text("b")
+                                       + struct.pack("<QBQ", 1 << 20, 2, 1 << 21) + text(""), 4)),
+        good("socket", "DomainRow", said(38, text("a") + struct.pack("<BHHQQ", 1, 2, 28, 1 << 21, 1 << 28)
+                                         + text("note"), 4)),
+        good("socket", "Line", said(39, text("-device x"), 5)),
+        good("socket", "Done", said(40, serial=5)),
+        bad("host", "another magic", said(8, struct.pack("<I", 7), magic=b"TMBL"), "B-1"),
+        bad("host", "reserved field", said(8, struct.pack("<I", 7), reserved=1), "B-1"),
+        bad("host", "longer than it says", said(8, struct.pack("<I", 7), length=3), "B-1"),
+        bad("host", "shorter than it says", said(8, struct.pack("<I", 7), length=5), "B-1"),
+        bad("host", "unknown kind", said(9, struct.pack("<I", 7)), "B-1"),
+        bad("host", "a kind of another path", said(33, text("a") + text("b") + struct.pack("<Q", 0)), "B-1"),
+        bad("link", "a kind of another path", said(2, link), "B-1"),
+        bad("socket", "a kind of another path", said(4, struct.pack("<II", 7, 3)), "B-1"),
+        bad("host", "head cut off", said(40)[:15], "B-1"),
+        bad("socket", "beyond 1024 bytes", said(39, text("x" * 1007)), "B-1"),
+        bad("socket", "line beyond 900 bytes", said(39, text("x" * 901)), "B-2"),
+        bad("host", "body with something behind it", said(8, struct.pack("<IB", 7, 0)), "B-2"),
+        bad("host", "body cut off", said(8, struct.pack("<H", 7)), "B-2"),
+        bad("host", "no such life", said(6, struct.pack("<IIB", 7, 3, 4)), "B-2"),
+        bad("host", "no such way", said(3, struct.pack("<IB", 7, 0) + text("*")), "B-2"),
+        bad("host", "place of three steps", said(2, link.replace(text("1c.3/00.0"), text("1c.3/00.0/00.0"))), "B-2"),
+        bad("socket", "name of nothing", said(32, text(""), 1), "B-2"),
+        bad("socket", "name with a slash", said(32, text("a/b"), 1), "B-2"),
+        bad("socket", "name of 65 letters", said(32, text("n" * 65), 1), "B-2"),
+        bad("socket", "text longer than the body", said(32, struct.pack("<H", 9) + b"abc", 1), "B-2"),
+        bad("link", "reason that is not UTF-8", said(18, struct.pack("<HH", 6, 1) + b"\xff", 9), "B-2"),
+    ]
+
+
 write("segment-header.json", headers())
 write("word-offset.json", word_offsets())
 write("control-message.json", messages())
@@ -253,3 +329,4 @@ write("record-header.json", records())
 write("wait-word.json", wait_words())
 write("state-word.json", state_words())
 write("ring-trace.json", traces())
+write("broker-message.json", broker_messages())

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-2. The fields of a body, one after the other.
+
+/// What is wrong with a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{what} ({clause})")]
+pub struct Fault {
+    /// The clause of `spec/6-broker.md`.
+    pub clause: &'static str,
+    /// What was found.
+    pub what: &'static str,
+}
+
+impl Fault {
+    pub(crate) const fn new(clause: &'static str, what: &'static str) -> Self {
+        Self { clause, what }
+    }
+}
+
+/// Something that stands in a body.
+pub(crate) trait Field: Sized {
+    fn put(&self, body: &mut Vec<u8>);
+    /// Takes it off the front of `body`.
+    fn take(body: &mut &[u8]) -> Result<Self, Fault>;
+}
+
+/// The next `N` bytes.
+pub(crate) fn chunk<const N: usize>(body: &mut &[u8]) -> Result<[u8; N], Fault> {
+    let (chunk, rest) = body.split_first_chunk().ok_or(Fault::new("B-2", "body is shorter than its fields"))?;
+    *body = rest;
+    Ok(*chunk)
+}
+
+macro_rules! numbers {
+    ($($number:ty)*) => {$(
+        impl Field for $number {
+            fn put(&self, body: &mut Vec<u8>) {
+                body.extend_from_slice(&self.to_le_bytes());
+            }
+            fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+                chunk(body).map(Self::from_le_bytes)
+            }
+        }
+    )*};
+}
+numbers!(u8 u16 u32 u64);
+
+impl<const N: usize> Field for [u8; N] {
+    fn put(&self, body: &mut Vec<u8>) {
+        body.extend_from_slice(self);
+    }
+    fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+        chunk(body)
+    }
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 2. Uses: layout.
+//!
+//! What brokers say to each other, to programs and to tools: `spec/6-broker.md` in code, without I/O.
+//!
+//! [`Message`] is encoded and decoded here and nowhere else. [`Session`] carries messages over a pair of outboxes in
+//! shared memory, whatever [`Boxes`] reads and writes them.
+#![forbid(unsafe_code)]
+
+mod field;
+mod message;
+mod outbox;
+mod text;
+
+pub use field::Fault;
+pub use message::{Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Way, What};
+pub use outbox::{BOX_LEN, Boxes, Event, QUEUE_MAX, Session};
+pub use text::{Line, Name, Pattern, Place, Reason};
+
+/// B-3, B-6. The version that this code speaks.
+pub const VERSION: u16 = 1;
+/// B-3. Bytes of the doorbell device's memory.
+pub const DEVICE_LEN: u64 = 64 << 10;
+/// B-7. Smallest region.
+pub const REGION_MIN: u64 = 64 << 10;
+/// B-7. Largest region.
+pub const REGION_MAX: u64 = 1 << 30;
+/// B-14. Where slices begin in a region.
+pub const SLICES_AT: u64 = 64 << 10;
+/// B-8. The host's doorbell, in every domain.
+pub const HOST_BELL: u16 = 0;
+/// B-8. A domain's own number.
+pub const OWN_BELL: u16 = 1;
+/// B-8. The first number for a peer.
+pub const FIRST_BELL: u16 = 2;
+/// B-8. No doorbell.
+pub const NO_BELL: u16 = 0xffff;
+
+/// B-15. Codes of a refusal beyond those of C-5.
+pub mod code {
+    /// C-5. The message could not be understood.
+    pub const MALFORMED: u16 = 4;
+    /// C-5. A limit is used up.
+    pub const QUOTA: u16 = 5;
+    /// C-5. Policy forbids it.
+    pub const DENIED: u16 = 6;
+    /// C-5. No common version.
+    pub const VERSION: u16 = 1;
+    /// There is none of that name.
+    pub const NOT_FOUND: u16 = 32;
+    /// It is there already.
+    pub const EXISTS: u16 = 33;
+    /// This broker cannot do that.
+    pub const UNSUPPORTED: u16 = 34;
+    /// The virtual machine has no slot free.
+    pub const NO_SLOT: u16 = 35;
+    /// Something else went wrong; the reason says what.
+    pub const FAILED: u16 = 36;
+}
+
+/// B-14. Whether `len` bytes at `offset` may be a slice of a region of `region` bytes.
+#[must_use]
+pub const fn slice_is_sound(region: u64, offset: u64, len: u64) -> bool {
+    let page = tombolo_layout::limits::PAGE;
+    let Some(end) = offset.checked_add(len) else { return false };
+    offset >= SLICES_AT && end <= region && len != 0 && offset % page == 0 && len % page == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b14_slice_outside_its_region_or_off_its_pages_is_unsound() {
+        let region = 1 << 20;
+        assert!(slice_is_sound(region, SLICES_AT, 4096) && slice_is_sound(region, SLICES_AT, region - SLICES_AT));
+        for (offset, len) in [
+            (0, 4096),
+            (SLICES_AT - 4096, 4096),
+            (SLICES_AT, 0),
+            (SLICES_AT, 4095),
+            (SLICES_AT + 1, 4096),
+            (SLICES_AT, region),
+            (region, 4096),
+            (u64::MAX - 4095, 8192),
+            (SLICES_AT, u64::MAX - 4095),
+        ] {
+            assert!(!slice_is_sound(region, offset, len), "{offset:#x} {len:#x}");
+        }
+    }
+}

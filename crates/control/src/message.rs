@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-1, B-2. Messages: a head, and the fields of their kind.
+
+use crate::{
+    field::{Fault, Field, chunk},
+    text::{Line, Name, Pattern, Place, Reason},
+};
+
+/// B-1. First four bytes of every message.
+pub const MAGIC: [u8; 4] = *b"TMBK";
+/// B-1. Bytes of the head.
+pub const HEAD_LEN: usize = 16;
+/// B-1. Longest message.
+pub const MESSAGE_MAX: usize = 1024;
+
+/// Between whom a message goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Path {
+    /// The host's broker and a guest's.
+    Host = 1,
+    /// The brokers at two ends of a link.
+    Link = 2,
+    /// A broker and a program of its own kernel.
+    Socket = 4,
+}
+
+/// The head taken apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Head {
+    /// B-2. Which message.
+    pub kind: u16,
+    /// Bytes of the body.
+    pub len: u16,
+    /// Which question it asks or answers; 0 for a statement.
+    pub serial: u32,
+}
+
+impl Head {
+    /// Takes a message apart into its head and its body.
+    ///
+    /// # Errors
+    /// It breaks B-1.
+    pub fn decode(bytes: &[u8]) -> Result<(Self, &[u8]), Fault> {
+        let bad = |what| Err(Fault::new("B-1", what));
+        if bytes.len() > MESSAGE_MAX {
+            return bad("message is too long");
+        }
+        let Some((head, body)) = bytes.split_first_chunk::<HEAD_LEN>() else {
+            return bad("message is shorter than its head");
+        };
+        if head[..4] != MAGIC {
+            return bad("message does not begin with the magic");
+        }
+        if head[12..] != [0; 4] {
+            return bad("reserved bytes of a message are not zero");
+        }
+        let head = Self {
+            kind: u16::from_le_bytes([head[4], head[5]]),
+            len: u16::from_le_bytes([head[6], head[7]]),
+            serial: u32::from_le_bytes([head[8], head[9], head[10], head[11]]),
+        };
+        if usize::from(head.len) != body.len() {
+            return bad("message is not as long as its head says");
+        }
+        Ok((head, body))
+    }
+}
+
+/// A message and the question that it belongs to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Said {
+    /// Which question it asks or answers; 0 for a statement.
+    pub serial: u32,
+    /// What it says.
+    pub message: Message,
+}
+
+impl Said {
+    /// A message that nobody answers.
+    #[must_use]
+    pub fn statement(message: Message) -> Self {
+        Self { serial: 0, message }
+    }
+
+    /// The bytes to send, at most [`MESSAGE_MAX`].
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Vec::new();
+        self.message.put_body(&mut body);
+        let mut bytes = MAGIC.to_vec();
+        self.message.kind().put(&mut bytes);
+        (body.len() as u16).put(&mut bytes);
+        self.serial.put(&mut bytes);
+        0u32.put(&mut bytes);
+        bytes.extend(body);
+        bytes
+    }
+
+    /// Takes a message that came by `path` apart.
+    ///
+    /// # Errors
+    /// The first clause that it breaks.
+    pub fn decode(path: Path, bytes: &[u8]) -> Result<Self, Fault> {
+        let (head, mut body) = Head::decode(bytes)?;
+        let message = Message::take_body(path, head.kind, &mut body)?;
+        if !body.is_empty() {
+            return Err(Fault::new("B-2", "body is longer than its fields"));
+        }
+        Ok(Self { serial: head.serial, message })
+    }
+}
+
+macro_rules! messages {
+    ($($(#[$doc:meta])* $kind:literal $name:ident ($($path:ident)*) { $($(#[$note:meta])* $field:ident: $type:ty,)* })*) => {
+        /// B-2. What is said.
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        pub enum Message {
+            $($(#[$doc])* $name { $($(#[$note])* $field: $type,)* },)*
+        }
+
+        impl Message {
+            /// B-2. Its number.
+            #[must_use]
+            pub const fn kind(&self) -> u16 {
+                match self {
+                    $(Self::$name { .. } => $kind,)*
+                }
+            }
+
+            fn put_body(&self, body: &mut Vec<u8>) {
+                match self {
+                    $(Self::$name { $($field,)* } => { $(Field::put($field, body);)* })*
+                }
+            }
+
+            fn take_body(path: Path, kind: u16, _body: &mut &[u8]) -> Result<Self, Fault> {
+                match kind {
+                    $($kind => {
+                        if ![$(Path::$path),*].contains(&path) {
+                            return Err(Fault::new("B-1", "message of this kind does not belong here"));
+                        }
+                        Ok(Self::$name { $($field: Field::take(_body)?,)* })
+                    })*
+                    _ => Err(Fault::new("B-1", "message of unknown kind")),
+                }
+            }
+        }
+    };
+}
+
+messages! {
+    /// B-6. Who speaks.
+    1 Hello (Host Link Socket) {
+        /// Oldest version that the sender speaks.
+        version_min: u16,
+        /// Newest one.
+        version_max: u16,
+        /// The epoch of the sender's box; 0 on a socket.
+        epoch: u64,
+        /// The same for as long as the sender's kernel runs.
+        boot: [u8; 16],
+        /// The sender's domain, or what the program calls itself.
+        name: Name,
+    }
+    /// B-7. A link that this domain has.
+    2 Link (Host) {
+        /// Which.
+        link: u32,
+        /// Whose memory: another number is other memory.
+        generation: u32,
+        /// The domain at the other end.
+        peer: Name,
+        /// Where the region is that this domain writes.
+        own: Place,
+        /// Where the peer's region is.
+        theirs: Place,
+        /// Bytes of each.
+        size: u64,
+        /// B-8. What to ring.
+        bell: u16,
+        /// Vectors that the peer's device has.
+        vectors: u16,
+        /// How many Allow follow.
+        allows: u16,
+    }
+    /// B-7, B-13. A rule for a link.
+    3 Allow (Host) {
+        /// Which link.
+        link: u32,
+        /// Who connects to whom.
+        way: Way,
+        /// To which services.
+        service: Pattern,
+    }
+    /// B-7. The link goes: let go of its memory.
+    4 Unlink (Host) {
+        /// Which.
+        link: u32,
+        /// Which memory.
+        generation: u32,
+    }
+    /// B-11. This domain has let go.
+    5 Released (Host) {
+        /// Of which link.
+        link: u32,
+        /// Of which memory.
+        generation: u32,
+    }
+    /// B-12. How the peer fares.
+    6 Life (Host) {
+        /// On which link.
+        link: u32,
+        /// In which generation.
+        generation: u32,
+        /// What QEMU says.
+        life: Life,
+    }
+    /// B-8. The number of the peer's doorbell is another one now.
+    7 Bell (Host) {
+        /// On which link.
+        link: u32,
+        /// The number, or [`NO_BELL`](crate::NO_BELL).
+        bell: u16,
+    }
+    /// B-8. This domain's peer rings without end: take its bell away.
+    8 Storm (Host) {
+        /// On which link.
+        link: u32,
+    }
+    /// B-14. A program wants a channel.
+    16 Connect (Link Socket) {
+        /// The domain at the other end; on a link the caller's.
+        peer: Name,
+        /// What to connect to.
+        service: Name,
+        /// Where the caller's slice begins in its region.
+        offset: u64,
+        /// Bytes of it.
+        len: u64,
+        /// Event channel that wakes the caller's reader.
+        data: u16,
+        /// Event channel that wakes the caller's writer.
+        space: u16,
+    }
+    /// B-14. The channel is agreed.
+    17 Accept (Link Socket) {
+        /// Where the slice of who accepts begins in its region.
+        offset: u64,
+        /// Bytes of it.
+        len: u64,
+        /// Event channel that wakes its reader.
+        data: u16,
+        /// Event channel that wakes its writer.
+        space: u16,
+    }
+    /// B-15. It is not done.
+    18 Refuse (Host Link Socket) {
+        /// Why, for programs: C-5 and [`code`](crate::code).
+        code: u16,
+        /// Why, for people.
+        reason: Reason,
+    }
+    /// B-14. The call is over on this side.
+    19 Close (Link) {}
+    /// B-15. A service is to be reached here.
+    32 Listen (Socket) {
+        /// Its name.
+        service: Name,
+    }
+    /// B-7. Join two domains.
+    33 AddLink (Socket) {
+        /// One.
+        a: Name,
+        /// The other.
+        b: Name,
+        /// Bytes of each region; 0: as configured.
+        size: u64,
+    }
+    /// B-7. Take them apart.
+    34 RemoveLink (Socket) {
+        /// One.
+        a: Name,
+        /// The other.
+        b: Name,
+    }
+    /// Show what there is.
+    35 List (Socket) {
+        /// Of what.
+        what: What,
+    }
+    /// Show what QEMU or libvirt must be told for a domain.
+    36 Snippet (Socket) {
+        /// For which of the two.
+        form: Form,
+        /// For which domain.
+        domain: Name,
+    }
+    /// A link, as an answer to List.
+    37 LinkRow (Socket) {
+        /// Its number.
+        link: u32,
+        /// Of its memory.
+        generation: u32,
+        /// One end.
+        a: Name,
+        /// The other.
+        b: Name,
+        /// Bytes of each region.
+        size: u64,
+        /// How far it is.
+        state: LinkState,
+        /// B-11. Bytes of earlier generations that are not given back.
+        quarantined: u64,
+        /// What there is to know.
+        note: Reason,
+    }
+    /// A domain, as an answer to List.
+    38 DomainRow (Socket) {
+        /// Its name.
+        name: Name,
+        /// How it fares.
+        life: Life,
+        /// Slots in use by links.
+        slots_used: u16,
+        /// Slots in all.
+        slots: u16,
+        /// Bytes of its links.
+        memory_used: u64,
+        /// Its quota.
+        memory: u64,
+        /// What there is to know.
+        note: Reason,
+    }
+    /// A line of a longer answer.
+    39 Line (Socket) {
+        /// Without its end.
+        line: Line,
+    }
+    /// The answer is complete.
+    40 Done (Socket) {}
+}
+
+/// Numbers with names.
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$note:meta])* $variant:ident = $code:literal,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[repr(u8)]
+        pub enum $name { $($(#[$note])* $variant = $code,)* }
+
+        impl Field for $name {
+            fn put(&self, body: &mut Vec<u8>) {
+                body.push(*self as u8);
+            }
+            fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+                match chunk::<1>(body)?[0] {
+                    $($code => Ok(Self::$variant),)*
+                    _ => Err(Fault::new("B-2", concat!("no such ", stringify!($name)))),
+                }
+            }
+        }
+    )*};
+}
+
+codes! {
+    /// Who may connect to whom.
+    Way {
+        /// The peer to a service of this domain.
+        In = 1,
+        /// This domain to a service of the peer.
+        Out = 2,
+    }
+    /// B-12. How a domain fares.
+    Life {
+        /// Nobody can tell.
+        Unknown = 0,
+        /// It runs.
+        Running = 1,
+        /// It exists and does not run.
+        Paused = 2,
+        /// It is no more.
+        DomainGone = 3,
+    }
+    /// B-7. How far a link is.
+    LinkState {
+        /// It is being made.
+        Wanted = 1,
+        /// Both ends have it.
+        Up = 2,
+        /// An end is not there.
+        Waiting = 3,
+        /// It is being taken back.
+        Leaving = 4,
+    }
+    /// What to list.
+    What {
+        /// Links.
+        Links = 0,
+        /// Domains.
+        Domains = 1,
+    }
+    /// For whom a snippet is.
+    Form {
+        /// QEMU's command line.
+        Qemu = 0,
+        /// libvirt's XML.
+        Libvirt = 1,
+    }
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The golden vectors of `spec/vectors/broker-message.json`, and bytes that nobody chose.
+
+use proptest::prelude::*;
+use serde_json::Value;
+use tombolo_control::{Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Way, What};
+
+fn vectors() -> Vec<Value> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../spec/vectors/broker-message.json");
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    serde_json::from_str::<Vec<Value>>(&text).unwrap()
+}
+
+fn bytes(vector: &Value) -> Vec<u8> {
+    let hex = vector["hex"].as_str().expect("hex");
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+fn path(vector: &Value) -> Path {
+    match vector["path"].as_str() {
+        Some("host") => Path::Host,
+        Some("link") => Path::Link,
+        Some("socket") => Path::Socket,
+        other => panic!("path {other:?}"),
+    }
+}
+
+/// The message that the vector of this kind holds, field by field.
+fn expected(kind: u16) -> (u32, Message) {
+    let name = |text: &str| text.parse().unwrap();
+    let boot = std::array::from_fn(|at| at as u8);
+    let (offset, len, data, space) = (0x10000, 0x2000, 17, 18);
+    match kind {
+        1 => (
+            0,
+            Message::Hello { version_min: 1, version_max: 1, epoch: 0x1122_3344_5566_7788, boot, name: name("web-1") },
+        ),
+        2 => {
+            let (own, theirs) = ("04.0".parse().unwrap(), "1c.3/00.0".parse().unwrap());
+            let (link, generation, size, bell, vectors, allows) = (7, 3, 1 << 20, 5, 2, 1);
+            (0, Message::Link { link, generation, peer: name("db"), own, theirs, size, bell, vectors, allows })
+        }
+        3 => (0, Message::Allow { link: 7, way: Way::Out, service: "sql-*".parse().unwrap() }),
+        4 => (0, Message::Unlink { link: 7, generation: 3 }),
+        5 => (0, Message::Released { link: 7, generation: 3 }),
+        6 => (0, Message::Life { link: 7, generation: 3, life: Life::Paused }),
+        7 => (0, Message::Bell { link: 7, bell: 0xffff }),
+        8 => (0, Message::Storm { link: 7 }),
+        16 => (9, Message::Connect { peer: name("web-1"), service: name("sql-main"), offset, len, data, space }),
+        17 => (9, Message::Accept { offset, len, data, space }),
+        18 => (9, Message::Refuse { code: 6, reason: "nein, tut uns leid: ä".into() }),
+        19 => (9, Message::Close {}),
+        32 => (1, Message::Listen { service: name("sql-main") }),
+        33 => (2, Message::AddLink { a: name("a"), b: name("b"), size: 0 }),
+        34 => (3, Message::RemoveLink { a: name("a"), b: name("b") }),
+        35 => (4, Message::List { what: What::Domains }),
+        36 => (5, Message::Snippet { form: Form::Libvirt, domain: name("a") }),
+        37 => {
+            let (state, quarantined, note) = (LinkState::Up, 1 << 21, "".into());
+            let (link, generation, size) = (7, 3, 1 << 20);
+            (4, Message::LinkRow { link, generation, a: name("a"), b: name("b"), size, state, quarantined, note })
+        }
+        38 => {
+            let (slots_used, slots, memory_used, memory) = (2, 28, 1 << 21, 1 << 28);
+            let (life, note) = (Life::Running, "note".into());
+            (4, Message::DomainRow { name: name("a"), life, slots_used, slots, memory_used, memory, note })
+        }
+        39 => (5, Message::Line { line: "-device x".into() }),
+        40 => (5, Message::Done {}),
+        other => panic!("no message of kind {other}"),
+    }
+}
+
+#[test]
+fn b1_b2_messages_are_as_the_vectors_say() {
+    let mut kinds = std::collections::BTreeSet::new();
+    for vector in vectors() {
+        let raw = bytes(&vector);
+        let decoded = Said::decode(path(&vector), &raw);
+        if let Some(clause) = vector["refused"].as_str() {
+            assert_eq!(decoded.map_err(|fault| fault.clause), Err(clause), "{vector}");
+            continue;
+        }
+        let kind = u16::from_le_bytes([raw[4], raw[5]]);
+        let (serial, message) = expected(kind);
+        let said = Said { serial, message };
+        assert_eq!(said.encode(), raw, "{vector}");
+        assert_eq!(decoded.as_ref(), Ok(&said), "{vector}");
+        assert!(format!("{:?}", said.message).starts_with(vector["shown"].as_str().unwrap()), "{vector}");
+        kinds.insert(kind);
+    }
+    assert_eq!(kinds.len(), 21, "a vector for each kind");
+}
+
+#[test]
+fn b1_message_of_every_shorter_length_is_refused() {
+    for vector in vectors().iter().filter(|vector| vector["refused"].is_null()) {
+        let raw = bytes(vector);
+        for len in 0..raw.len() {
+            assert!(Said::decode(path(vector), &raw[..len]).is_err(), "{len} bytes of {vector}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "left == right")]
+fn b1_canary_vector_with_one_bit_changed_is_noticed() {
+    let vector = &vectors()[3];
+    let mut raw = bytes(vector);
+    raw[HEAD_LEN] ^= 1;
+    let (serial, message) = expected(2);
+    assert_eq!(Said::decode(path(vector), &raw), Ok(Said { serial, message }));
+}
+
+/// The fuzzer begins with what is known to matter: `TOMBOLO_SEEDS=fuzz/corpus cargo test … seeds` writes it there.
+#[test]
+fn seeds_of_the_fuzzer_are_the_vectors() {
+    let folder = std::env::var("TOMBOLO_SEEDS").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").into());
+    let folder = format!("{folder}/broker_message");
+    std::fs::create_dir_all(&folder).unwrap();
+    for (index, vector) in vectors().iter().enumerate() {
+        let seed = [vec![path(vector) as u8], bytes(vector)].concat();
+        std::fs::write(format!("{folder}/vector-{index}"), seed).unwrap();
+    }
+}
+
+proptest! {
+    #[test]
+    fn b1_b2_random_body_of_any_kind_is_refused_or_means_one_thing(
+        kind in 0u16..48, serial: u32, body in proptest::collection::vec(any::<u8>(), 0..120), path in 0..3usize,
+    ) {
+        let path = [Path::Host, Path::Link, Path::Socket][path];
+        let mut raw = MAGIC.to_vec();
+        raw.extend(kind.to_le_bytes());
+        raw.extend((body.len() as u16).to_le_bytes());
+        raw.extend(serial.to_le_bytes());
+        raw.extend([0; 4]);
+        raw.extend(&body);
+        match Said::decode(path, &raw) {
+            Ok(said) => {
+                prop_assert_eq!(said.encode(), raw);
+            }
+            Err(fault) => prop_assert!(["B-1", "B-2"].contains(&fault.clause)),
+        }
+    }
+
+    #[test]
+    fn b1_bytes_of_any_length_are_refused_without_a_panic(raw in proptest::collection::vec(any::<u8>(), 0..MESSAGE_MAX + 8)) {
+        for path in [Path::Host, Path::Link, Path::Socket] {
+            prop_assert!(Said::decode(path, &raw).is_err());
+        }
+    }
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-1, B-2: a broker's message of any bytes, on any path, is refused, or means what its encoding means.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tombolo_control::{MESSAGE_MAX, Path, Said};
+
+fuzz_target!(|input: &[u8]| {
+    let Some((path, message)) = input.split_first() else { return };
+    let path = match path {
+        1 => Path::Host,
+        2 => Path::Link,
+        _ => Path::Socket,
+    };
+    match Said::decode(path, message) {
+        Ok(said) => {
+            assert!(message.len() <= MESSAGE_MAX);
+            assert_eq!(said.encode(), message);
+        }
+        Err(fault) => assert!(["B-1", "B-2"].contains(&fault.clause), "{fault:?}"),
+    }
+});
