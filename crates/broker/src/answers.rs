@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Questions from the socket and their answers (B-15, B-17).
+
+use std::io;
+
+use tombolo_control::{Life, LinkState, Message, Name, What, code};
+
+use crate::{
+    broker::{Broker, Question, refuse},
+    config::is_region,
+    snippet,
+    state::Link,
+};
+
+/// B-11. After how many seconds a domain that keeps memory is named.
+const OVERDUE: u64 = 10;
+
+impl Broker {
+    pub(crate) fn asked(&mut self, question: Question) -> io::Result<()> {
+        let Question { message, user, answer } = question;
+        let own = user == 0 || user == rustix::process::geteuid().as_raw();
+        let answers = match message {
+            Message::List { what: What::Links } => self.list_links(),
+            Message::List { what: What::Domains } => self.list_domains(),
+            Message::AddLink { .. } | Message::RemoveLink { .. } | Message::Snippet { .. } if !own => {
+                refuse(code::DENIED, format!("user {user} may look, and change nothing: ask root"))
+            }
+            Message::AddLink { a, b, size } => self.add_link(&a, &b, size)?,
+            Message::RemoveLink { a, b } => self.take_link(&a, &b)?,
+            Message::Snippet { form, domain } => match self.config.domains.get(domain.as_str()) {
+                Some(found) => {
+                    let lines = snippet::lines(form, &domain, found, &self.folder, &self.config);
+                    let lines = lines.into_iter().map(|line| Message::Line { line: line.into() });
+                    lines.chain([Message::Done {}]).collect()
+                }
+                None => self.unknown(&domain),
+            },
+            _ => refuse(code::UNSUPPORTED, "this broker does not do that"),
+        };
+        // Who does not wait for the answer does not get it.
+        let _ = answer.send(answers);
+        Ok(())
+    }
+
+    fn unknown(&self, domain: &Name) -> Vec<Message> {
+        let path = self.config_path.display();
+        refuse(code::NOT_FOUND, format!("no domain is called {domain}: {path} has a [domain.NAME] for each"))
+    }
+
+    fn add_link(&mut self, a: &Name, b: &Name, size: u64) -> io::Result<Vec<Message>> {
+        let size = if size == 0 { self.config.region } else { size };
+        if let Some(missing) = [a, b]
+            .into_iter()
+            .find(|name| **name != self.config.host && !self.config.domains.contains_key(name.as_str()))
+        {
+            return Ok(self.unknown(missing));
+        }
+        if !is_region(size) {
+            return Ok(refuse(code::FAILED, format!("{size} bytes: a region is a power of two from 64KiB to 1GiB")));
+        }
+        if !self.config.may_link(a, b) {
+            let path = self.config_path.display();
+            return Ok(refuse(
+                code::DENIED,
+                format!("no rule allows {a} and {b} anything: add an [[allow]] to {path}"),
+            ));
+        }
+        if self.book.links.values().any(|link| link.side(a.as_str()).is_some() && link.side(b.as_str()).is_some()) {
+            return Ok(refuse(code::EXISTS, format!("{a} and {b} have a link already")));
+        }
+        for name in [a, b] {
+            if let Some(refusal) = self.over_quota(name, size) {
+                return Ok(refusal);
+            }
+        }
+        // Numbers of links come from the same source as all others, and are not used twice.
+        let Ok(number) = u32::try_from(self.book.next()) else {
+            return Ok(refuse(code::QUOTA, "all numbers of links are used up"));
+        };
+        let ends = [a, b].map(|name| name.as_str().to_owned());
+        let (generation, sealed, up, lives) = (0, [false; 2], false, [0; 2]);
+        self.book.links.insert(number, Link { ends, size, generation, sealed, up, lives });
+        self.save()?;
+        Ok(vec![Message::Done {}])
+    }
+
+    /// B-17. Why a domain may not have one more link.
+    fn over_quota(&self, name: &Name, size: u64) -> Option<Vec<Message>> {
+        let domain = self.config.domains.get(name.as_str())?;
+        let links = self.book.links_of(name.as_str()).count();
+        if links >= usize::from(domain.links) {
+            return Some(refuse(code::QUOTA, format!("{name} has {links} links of {}", domain.links)));
+        }
+        let (used, more) = (self.book.memory_of(name.as_str()), 2 * size);
+        if used + more > domain.memory {
+            let all = domain.memory;
+            return Some(refuse(code::QUOTA, format!("{name} uses {used} bytes of {all}; the link would take {more}")));
+        }
+        let (free, all) = (self.free_slots(name.as_str()), domain.slots());
+        if free < 2 {
+            let remedy = match domain.machine {
+                crate::config::Board::Pc => "remove a link or a device",
+                crate::config::Board::Q35 => "raise `ports`, and start it anew with more root ports",
+            };
+            return Some(refuse(
+                code::NO_SLOT,
+                format!("{name} has {free} of {all} slots free, a link takes 2: {remedy}"),
+            ));
+        }
+        None
+    }
+
+    /// Slots that links to come may have: those that QEMU says are free, less what is to be plugged into them.
+    fn free_slots(&self, name: &str) -> u16 {
+        let needed = 2 * self.book.links_of(name).count() as u16;
+        match self.vms.get(name).and_then(|vm| vm.has.as_ref()) {
+            Some((_, places, free)) => (free + places.len() as u16).saturating_sub(needed),
+            None => self.config.domains.get(name).map_or(0, |domain| domain.slots()).saturating_sub(needed),
+        }
+    }
+
+    fn take_link(&mut self, a: &Name, b: &Name) -> io::Result<Vec<Message>> {
+        let found = self.book.links_of(a.as_str()).find(|(_, link)| a != b && link.side(b.as_str()).is_some());
+        let Some((number, _)) = found else {
+            return Ok(refuse(code::NOT_FOUND, format!("{a} and {b} have no link")));
+        };
+        self.remove_link(number)?;
+        Ok(vec![Message::Done {}])
+    }
+
+    fn list_links(&self) -> Vec<Message> {
+        let mut rows = Vec::new();
+        for (&number, link) in &self.book.links {
+            let old = self.book.quarantine.iter().filter(|old| old.link == number).map(|old| old.bytes).sum();
+            let state = self.link_state(number);
+            let note = link.ends.iter().find_map(|end| self.trouble(end)).unwrap_or_default();
+            rows.push(self.row(number, link.generation, &link.ends, link.size, state, old, note));
+        }
+        for old in self.book.quarantine.iter().filter(|old| !self.book.links.contains_key(&old.link)) {
+            let note = format!("not given back by {}", old.held_by.keys().cloned().collect::<Vec<_>>().join(", "));
+            let size = old.bytes / 2;
+            rows.push(self.row(old.link, old.generation, &old.ends, size, LinkState::Leaving, old.bytes, note));
+        }
+        rows.push(Message::Done {});
+        rows
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of a row")]
+    fn row(
+        &self,
+        link: u32,
+        generation: u32,
+        ends: &[String; 2],
+        size: u64,
+        state: LinkState,
+        quarantined: u64,
+        note: String,
+    ) -> Message {
+        let [a, b] = ends.each_ref().map(|end| crate::broker::name(end));
+        Message::LinkRow { link, generation, a, b, size, state, quarantined, note: note.into() }
+    }
+
+    fn list_domains(&self) -> Vec<Message> {
+        let mut rows = Vec::new();
+        for (name, domain) in &self.config.domains {
+            let note = self.trouble(name).unwrap_or_default().into();
+            let slots = domain.slots();
+            rows.push(Message::DomainRow {
+                name: crate::broker::name(name),
+                life: self.life(name),
+                slots_used: slots.saturating_sub(self.free_slots(name)),
+                slots,
+                memory_used: self.book.memory_of(name),
+                memory: domain.memory,
+                note,
+            });
+        }
+        rows.push(Message::Done {});
+        rows
+    }
+
+    /// What an administrator should know of a domain.
+    fn trouble(&self, name: &str) -> Option<String> {
+        if let Some((bytes, seconds)) = self.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
+            return Some(format!("{name} has not given back {bytes} bytes for {seconds} s"));
+        }
+        if let Some(trouble) = self.vms.get(name).and_then(|vm| vm.trouble.clone()) {
+            return Some(format!("{name}: {trouble}"));
+        }
+        let there = self.config.domains.contains_key(name) && self.life(name) != Life::DomainGone;
+        (there && self.free_slots(name) < 2).then(|| format!("{name} has no slots for another link"))
+    }
+}

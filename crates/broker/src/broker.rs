@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The broker: one loop that hears of everything, changes its book, and then makes the world agree with it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
+};
+use tombolo_control::{Life, Message, Name};
+
+use crate::{
+    config::Config,
+    guest::{Guest, Heard},
+    hold::Holder,
+    ivshmem::{Device, Outbound},
+    machine::{self, News, Wanted},
+    state::{Book, Machine, machine_key, memory_key},
+};
+
+/// Most messages that one guest is heard at a time.
+const TURN: usize = 32;
+/// B-5. A guest that rings more often is heard this often.
+const PAUSE: Duration = Duration::from_millis(1);
+/// B-8. How long a doorbell that was taken away for a storm stays away.
+const CALM: Duration = Duration::from_secs(10);
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Event {
+    /// A QEMU connected for a domain.
+    Joined(String, OwnedFd),
+    /// A QEMU closed its connection, or said something on it.
+    Left(String, u64),
+    /// There is room on a QEMU's connection again.
+    Room(String, u64),
+    /// A guest rang, and the eventfd was drained.
+    Rang(String, u64),
+    /// QEMU told something.
+    Told(String, u64, News),
+    /// A storm is over: the domain that was rung, and who rang.
+    Calm(String, String),
+    /// Somebody asks on the socket.
+    Asked(Question),
+    /// The configuration is to be read again.
+    Reload,
+}
+
+/// A question from the socket.
+#[derive(Debug)]
+pub struct Question {
+    /// What is asked.
+    pub message: Message,
+    /// The user who asks.
+    pub user: u32,
+    /// Where the answers go.
+    pub answer: oneshot::Sender<Vec<Message>>,
+}
+
+/// A connected QEMU, beside what the book says of it.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pub device: Device,
+    pub outbound: Outbound,
+    pub guest: Guest,
+    /// Whether the guest's processors run; none: QEMU has not said.
+    pub running: Option<bool>,
+    /// Its regions and where they are, for which list that was, and the slots that are free.
+    pub has: Option<(u64, BTreeMap<String, String>, u16)>,
+    pub trouble: Option<String>,
+    pub wanted: watch::Sender<Wanted>,
+    /// B-8. Peers that may not ring it for now.
+    pub stormed_by: BTreeSet<String>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// All that the broker has.
+#[derive(Debug)]
+pub struct Broker {
+    pub(crate) folder: PathBuf,
+    pub(crate) config_path: PathBuf,
+    pub(crate) config: Config,
+    pub(crate) book: Book,
+    saved: Book,
+    pub(crate) holder: Holder,
+    pub(crate) vms: BTreeMap<String, Vm>,
+    /// Memory of links, by number and generation.
+    pub(crate) memory: BTreeMap<u32, [Arc<OwnedFd>; 2]>,
+    events: mpsc::Sender<Event>,
+}
+
+impl Broker {
+    /// Begins, with all that an earlier broker left (B-16).
+    ///
+    /// # Errors
+    /// The book cannot be read, or the holder does not answer.
+    pub fn begin(
+        folder: &Path,
+        config_path: &Path,
+        config: Config,
+        holder: Holder,
+        events: mpsc::Sender<Event>,
+    ) -> io::Result<Self> {
+        let book = Book::read(folder)?;
+        let kept = holder.all()?;
+        let mut broker = Self {
+            folder: folder.into(),
+            config_path: config_path.into(),
+            config,
+            saved: book.clone(),
+            book,
+            holder,
+            vms: BTreeMap::new(),
+            memory: BTreeMap::new(),
+            events,
+        };
+        broker.take_up(kept)?;
+        broker.settle()?;
+        Ok(broker)
+    }
+
+    /// B-16. What is kept and known goes on; what is only one of the two is dropped.
+    fn take_up(&mut self, mut kept: BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
+        let known = self.book.keys();
+        for key in kept.keys().filter(|key| !known.contains(*key)) {
+            self.holder.forget(key)?;
+        }
+        let mut lost = Vec::new();
+        for (name, machine) in &self.book.machines {
+            let device = kept.remove(&machine_key(name, machine.process)).and_then(Device::from_descriptors);
+            match device.filter(|device| machine.greeted && !device.is_gone() && self.config.domains.contains_key(name))
+            {
+                Some(device) => drop(
+                    self.vms
+                        .insert(name.clone(), start(name, machine, device, &self.config, &self.folder, &self.events)?),
+                ),
+                None => lost.push((name.clone(), machine.process)),
+            }
+        }
+        for (number, link) in &mut self.book.links {
+            let memory =
+                kept.remove(&memory_key(*number, link.generation)).and_then(|fds| <[OwnedFd; 2]>::try_from(fds).ok());
+            match memory {
+                Some(memory) => drop(self.memory.insert(*number, memory.map(Arc::new))),
+                None => (link.sealed, link.up, link.lives) = ([false; 2], false, [0; 2]),
+            }
+        }
+        for (name, process) in lost {
+            self.left(&name, process)?;
+        }
+        // Whether QEMU was told all of such a doorbell nobody knows: it is taken back, and a new number given.
+        for name in self.vms.keys().cloned().collect::<Vec<_>>() {
+            let half: Vec<u16> =
+                self.book.machines[&name].bells.iter().filter(|(_, bell)| !bell.given).map(|(n, _)| *n).collect();
+            half.into_iter().try_for_each(|number| self.withdraw(&name, number))?;
+        }
+        Ok(())
+    }
+
+    /// Hears of something; [`settle`](Self::settle) draws the consequences.
+    ///
+    /// # Errors
+    /// The holder is gone, or the book cannot be saved: the broker cannot go on.
+    pub fn hear(&mut self, event: Event) -> io::Result<()> {
+        match event {
+            Event::Joined(name, socket) => self.joined(&name, socket)?,
+            Event::Left(name, process) => self.left(&name, process)?,
+            Event::Room(name, process) if self.is_current(&name, process) => self.flush(&name),
+            Event::Rang(name, process) if self.is_current(&name, process) => self.rang(&name),
+            Event::Told(name, process, news) if self.is_current(&name, process) => self.told(&name, news),
+            Event::Calm(name, by) => {
+                if let Some(vm) = self.vms.get_mut(&name) {
+                    vm.stormed_by.remove(&by);
+                }
+            }
+            Event::Asked(question) => self.asked(question)?,
+            Event::Reload => self.reload()?,
+            // Of a QEMU that is no more.
+            Event::Room(..) | Event::Rang(..) | Event::Told(..) => {}
+        }
+        Ok(())
+    }
+
+    fn is_current(&self, name: &str, process: u64) -> bool {
+        self.book.machines.get(name).is_some_and(|machine| machine.process == process)
+    }
+
+    /// B-9. Makes a device for a QEMU, puts it into safe keeping, and then greets.
+    fn joined(&mut self, name: &str, socket: OwnedFd) -> io::Result<()> {
+        let Some(vectors) = self.config.domains.get(name).map(|domain| domain.vectors) else { return Ok(()) };
+        if let Some(vm) = self.vms.get(name) {
+            if !vm.device.is_gone() {
+                crate::log(&format!("{name}: a second QEMU connected while the first one lives: refused"));
+                return Ok(());
+            }
+            self.left(name, self.book.machines[name].process)?;
+        }
+        let device = match Device::new(socket, vectors) {
+            Ok(device) => device,
+            Err(error) => {
+                crate::log(&format!("{name}: no device can be made: {error}"));
+                return Ok(());
+            }
+        };
+        let (process, life) = (self.book.next(), self.book.next());
+        self.holder.keep(&machine_key(name, process), &device.descriptors())?;
+        let next_bell = tombolo_control::FIRST_BELL;
+        let (boot, bells) = (None, BTreeMap::new());
+        let machine = Machine { process, life, ended: false, boot, greeted: false, vectors, next_bell, bells };
+        self.book.machines.insert(name.into(), machine);
+        self.save()?;
+        let mut vm = start(name, &self.book.machines[name], device, &self.config, &self.folder, &self.events)?;
+        let greeting = vm.device.greeting()?;
+        vm.outbound.push(greeting);
+        self.vms.insert(name.into(), vm);
+        self.flush(name);
+        crate::log(&format!("{name}: QEMU connected"));
+        Ok(())
+    }
+
+    /// B-12. The QEMU is no more.
+    fn left(&mut self, name: &str, process: u64) -> io::Result<()> {
+        if !self.is_current(name, process) {
+            return Ok(());
+        }
+        self.vms.remove(name);
+        self.book.machines.remove(name);
+        for old in &mut self.book.quarantine {
+            old.held_by.retain(|holder, held| holder != name || *held != process);
+        }
+        self.save()?;
+        self.holder.forget(&machine_key(name, process))?;
+        crate::log(&format!("{name}: QEMU is gone"));
+        Ok(())
+    }
+
+    /// Sends what waits for a QEMU.
+    pub(crate) fn flush(&mut self, name: &str) {
+        let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.book.machines.get_mut(name)) else { return };
+        match vm.outbound.flush(&vm.device.socket) {
+            Ok(true) => {
+                machine.greeted = true;
+                machine.bells.values_mut().for_each(|bell| bell.given = true);
+            }
+            Ok(false) => {
+                let (name, process) = (name.to_owned(), machine.process);
+                let (events, socket) = (self.events.clone(), vm.device.socket.try_clone());
+                vm.tasks.push(tokio::spawn(async move {
+                    let Ok(socket) = socket.and_then(crate::socket::watch) else { return };
+                    let _ = socket.writable().await;
+                    let _ = events.send(Event::Room(name, process)).await;
+                }));
+            }
+            // The task that reads from the socket says that it left.
+            Err(_) => {}
+        }
+        vm.tasks.retain(|task| !task.is_finished());
+    }
+
+    fn rang(&mut self, name: &str) {
+        let Some(vm) = self.vms.get_mut(name) else { return };
+        match vm.guest.turn(&vm.device.memory, &self.config.host, TURN) {
+            Ok((heard, ring)) => {
+                if ring {
+                    vm.device.ring();
+                }
+                for heard in heard {
+                    match heard {
+                        Heard::Hello(boot) => self.hello(name, boot),
+                        Heard::Storm(link) => self.storm(name, link),
+                    }
+                }
+            }
+            Err(error) => crate::log(&format!("{name}: the device's memory cannot be reached: {error}")),
+        }
+    }
+
+    /// B-6. A guest's broker is there; in a new boot it is a new life.
+    fn hello(&mut self, name: &str, boot: [u8; 16]) {
+        let life = self.book.next();
+        let Some(machine) = self.book.machines.get_mut(name) else { return };
+        if machine.boot.is_some_and(|old| old != boot) {
+            machine.life = life;
+        }
+        if machine.boot != Some(boot) {
+            machine.ended = false;
+        }
+        machine.boot = Some(boot);
+    }
+
+    /// B-8. Takes the doorbell away from the peer on `link`, for a while.
+    fn storm(&mut self, name: &str, link: u32) {
+        let peer = self.book.links.get(&link).and_then(|link| Some(link.ends[1 - link.side(name)?].clone()));
+        let (Some(peer), Some(vm)) = (peer, self.vms.get_mut(name)) else { return };
+        if peer != self.config.host.as_str() && vm.stormed_by.insert(peer.clone()) {
+            crate::log(&format!(
+                "{name}: {peer} rings without end: its doorbell is taken away for {} s",
+                CALM.as_secs()
+            ));
+            let (events, name) = (self.events.clone(), name.to_owned());
+            vm.tasks.push(tokio::spawn(async move {
+                tokio::time::sleep(CALM).await;
+                let _ = events.send(Event::Calm(name, peer)).await;
+            }));
+        }
+    }
+
+    fn told(&mut self, name: &str, news: News) {
+        let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.book.machines.get_mut(name)) else { return };
+        match news {
+            News::Running(running) => vm.running = Some(running),
+            News::Ended => machine.ended = true,
+            News::Has { version, places, free, trouble } => {
+                if trouble.is_some() && trouble != vm.trouble {
+                    crate::log(&format!("{name}: {}", trouble.as_deref().unwrap_or_default()));
+                }
+                vm.trouble = trouble;
+                self.given_back(name, version, &places);
+                if let Some(vm) = self.vms.get_mut(name) {
+                    vm.has = Some((version, places, free));
+                }
+            }
+            News::Lost(why) => {
+                vm.running = None;
+                vm.trouble = Some(why);
+            }
+        }
+    }
+
+    /// B-12. How a domain fares.
+    pub(crate) fn life(&self, name: &str) -> Life {
+        if name == self.config.host.as_str() {
+            return Life::Running;
+        }
+        match (self.book.machines.get(name), self.vms.get(name)) {
+            (Some(machine), Some(_)) if machine.ended => Life::DomainGone,
+            (Some(_), Some(vm)) => match vm.running {
+                Some(true) => Life::Running,
+                Some(false) => Life::Paused,
+                None => Life::Unknown,
+            },
+            _ => Life::DomainGone,
+        }
+    }
+
+    /// Reads the configuration again; one with mistakes changes nothing.
+    fn reload(&mut self) -> io::Result<()> {
+        match Config::read(&self.config_path) {
+            Ok(config) => {
+                self.config = config;
+                let gone: Vec<_> =
+                    self.vms.keys().filter(|name| !self.config.domains.contains_key(*name)).cloned().collect();
+                for name in gone {
+                    self.left(&name, self.book.machines[&name].process)?;
+                }
+                crate::log("the configuration was read again");
+            }
+            Err(error) => crate::log(&format!("the configuration stays as it was: {error}")),
+        }
+        Ok(())
+    }
+
+    /// The domains that are configured.
+    #[must_use]
+    pub fn domains(&self) -> &BTreeMap<String, crate::config::Domain> {
+        &self.config.domains
+    }
+
+    /// Writes the book down if it changed.
+    pub(crate) fn save(&mut self) -> io::Result<()> {
+        if self.book != self.saved {
+            self.book.save(&self.folder)?;
+            self.saved = self.book.clone();
+        }
+        Ok(())
+    }
+
+    /// The broker ends. A holder with nothing to keep ends too.
+    pub fn end(mut self) {
+        self.vms.clear();
+        if self.book.keys().is_empty() {
+            let _ = std::fs::remove_file(self.folder.join("state.json"));
+            let _ = self.holder.leave();
+        }
+    }
+}
+
+/// Where a domain's QEMU finds its ivshmem server.
+#[must_use]
+pub fn device_socket(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}.ivshmem"))
+}
+
+/// Where a domain's QEMU has its control socket, if the configuration says nothing else.
+#[must_use]
+pub fn qmp_socket(folder: &Path, config: &Config, name: &str) -> PathBuf {
+    let configured = config.domains.get(name).and_then(|domain| domain.qmp.clone());
+    configured.unwrap_or_else(|| folder.join(format!("{name}.qmp")))
+}
+
+/// Begins to watch over a QEMU.
+fn start(
+    name: &str,
+    machine: &Machine,
+    device: Device,
+    config: &Config,
+    folder: &Path,
+    events: &mpsc::Sender<Event>,
+) -> io::Result<Vm> {
+    let process = machine.process;
+    let guest = Guest::begin(&device.memory)?;
+    // A guest that is there already learns that the broker began anew.
+    device.ring();
+    let (wanted, watched) = watch::channel(Wanted::default());
+    let mut tasks = Vec::new();
+
+    let (owner, sender, socket) = (name.to_owned(), events.clone(), crate::socket::watch(device.socket.try_clone()?)?);
+    tasks.push(tokio::spawn(async move {
+        // QEMU has nothing to say: whatever comes ends it.
+        let _ = socket.readable().await;
+        let _ = sender.send(Event::Left(owner, process)).await;
+    }));
+
+    let (owner, sender, bell) = (name.to_owned(), events.clone(), crate::socket::watch(device.host.try_clone()?)?);
+    tasks.push(tokio::spawn(async move {
+        loop {
+            let Ok(mut ready) = bell.readable().await else { return };
+            ready.clear_ready();
+            // Drained, however often it was rung; what QEMU has of it does not block it.
+            let _ = rustix::io::read(&bell, &mut [0; 8]);
+            if sender.send(Event::Rang(owner.clone(), process)).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }));
+
+    let (owner, sender) = (name.to_owned(), events.clone());
+    let board = config.domains[name].machine;
+    let path = qmp_socket(folder, config, name);
+    tasks.push(tokio::spawn(machine::keep(path, board, watched, async move |news| {
+        let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
+    })));
+
+    let (running, has, trouble, stormed_by) = (None, None, None, BTreeSet::new());
+    let outbound = Outbound::default();
+    Ok(Vm { device, outbound, guest, running, has, trouble, wanted, stormed_by, tasks })
+}
+
+/// A name that was checked when it came in.
+pub(crate) fn name(text: &str) -> Name {
+    text.parse().expect("names in the book were checked")
+}
+
+/// An answer that says no.
+pub(crate) fn refuse(code: u16, reason: impl Into<String>) -> Vec<Message> {
+    vec![Message::Refuse { code, reason: reason.into().into() }]
+}

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The file that says which domains there are and what they may do (B-13, B-17).
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use tombolo_control::{Name, Pattern, REGION_MAX, REGION_MIN};
+use toml::Spanned;
+
+/// Most vectors of a device: QEMU's own limit is higher, its use is not.
+const VECTORS_MAX: u16 = 16;
+
+/// What is configured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// The host's name as a domain.
+    pub host: Name,
+    /// Group that may talk to the broker.
+    pub group: Option<u32>,
+    /// Bytes of a region where nobody asks for another size.
+    pub region: u64,
+    /// The virtual machines.
+    pub domains: BTreeMap<String, Domain>,
+    /// What is allowed.
+    pub rules: Vec<Rule>,
+}
+
+/// A virtual machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Domain {
+    /// The board that QEMU plays.
+    pub machine: Board,
+    /// Root ports for links (`q35`).
+    pub ports: u16,
+    /// QEMU's control socket; none: the folder's own for it.
+    pub qmp: Option<PathBuf>,
+    /// The user that QEMU runs as, besides root and the broker's own.
+    pub user: Option<u32>,
+    /// Interrupt vectors of its doorbell device.
+    pub vectors: u16,
+    /// Most bytes of its links.
+    pub memory: u64,
+    /// Most links.
+    pub links: u16,
+    /// Most doorbells of peers that it has at a time.
+    pub bells: u16,
+}
+
+/// The boards that are known.
+#[derive(Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Board {
+    /// i440FX: a link takes two slots of the root bus.
+    Pc,
+    /// Q35: a link takes two root ports.
+    Q35,
+}
+
+/// B-13. Something that is allowed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// Who connects.
+    pub from: Pattern,
+    /// To whom.
+    pub to: Pattern,
+    /// To which service.
+    pub service: Pattern,
+}
+
+/// What is wrong, and where: `file:line: what`.
+#[derive(Debug)]
+pub struct ConfigError {
+    at: String,
+    what: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.at, self.what)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    host: Host,
+    #[serde(default)]
+    domain: BTreeMap<Spanned<String>, FileDomain>,
+    #[serde(default)]
+    allow: Vec<FileRule>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct Host {
+    name: Option<Spanned<String>>,
+    group: Option<u32>,
+    region: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileDomain {
+    machine: Option<Board>,
+    ports: Option<Spanned<u16>>,
+    qmp: Option<PathBuf>,
+    user: Option<u32>,
+    vectors: Option<Spanned<u16>>,
+    memory: Option<Spanned<String>>,
+    links: Option<u16>,
+    bells: Option<u16>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileRule {
+    from: Spanned<String>,
+    to: Spanned<String>,
+    service: Spanned<String>,
+}
+
+/// The text under examination.
+struct Source<'a> {
+    path: &'a Path,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    fn error(&self, span: Range<usize>, what: impl fmt::Display) -> ConfigError {
+        let line = 1 + self.text.as_bytes()[..span.start.min(self.text.len())].iter().filter(|b| **b == b'\n').count();
+        ConfigError { at: format!("{}:{line}", self.path.display()), what: what.to_string() }
+    }
+
+    fn checked<T>(&self, value: &Spanned<String>) -> Result<T, ConfigError>
+    where
+        T: std::str::FromStr<Err = tombolo_control::Fault>,
+    {
+        let text = value.get_ref();
+        text.parse()
+            .map_err(|fault: tombolo_control::Fault| self.error(value.span(), format!("{text:?}: {}", fault.what)))
+    }
+
+    fn bytes(&self, value: &Option<Spanned<String>>, default: u64) -> Result<u64, ConfigError> {
+        let Some(value) = value else { return Ok(default) };
+        parse_bytes(value.get_ref()).ok_or_else(|| {
+            self.error(
+                value.span(),
+                format!("{:?} is no size: write `65536`, `64KiB`, `1MiB` or `1GiB`", value.get_ref()),
+            )
+        })
+    }
+}
+
+/// A number of bytes with an optional unit.
+#[must_use]
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (number, shift) = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("", 0)]
+        .into_iter()
+        .find_map(|(unit, shift)| text.strip_suffix(unit).map(|number| (number, shift)))?;
+    let number: u64 = number.trim_end().parse().ok()?;
+    number.checked_mul(1 << shift)
+}
+
+/// B-7. Whether a region may have this size.
+#[must_use]
+pub fn is_region(size: u64) -> bool {
+    size.is_power_of_two() && (REGION_MIN..=REGION_MAX).contains(&size)
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with its line.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| ConfigError { at: path.display().to_string(), what: error.to_string() })?;
+        Self::parse(path, &text)
+    }
+
+    /// Checks a text that came from `path`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let source = Source { path, text };
+        let file: File = toml::from_str(text)
+            .map_err(|error| source.error(error.span().unwrap_or_default(), error.message().replace('\n', "; ")))?;
+        let host: Name = match &file.host.name {
+            Some(name) => source.checked(name)?,
+            None => "host".parse().expect("a name"),
+        };
+        let region = source.bytes(&file.host.region, 1 << 20)?;
+        if !is_region(region) {
+            let span = file.host.region.as_ref().map(Spanned::span).unwrap_or_default();
+            return Err(source.error(span, "a region is a power of two from 64KiB to 1GiB"));
+        }
+        let mut domains = BTreeMap::new();
+        for (name, domain) in &file.domain {
+            let checked: Name = source.checked(name)?;
+            if checked == host {
+                return Err(source.error(name.span(), format!("{host:?} is the host's own name", host = host.as_str())));
+            }
+            domains.insert(checked.as_str().to_owned(), domain.check(&source)?);
+        }
+        let known = |pattern: &Pattern| {
+            domains
+                .keys()
+                .map(String::as_str)
+                .chain([host.as_str()])
+                .any(|name| pattern.matches(&name.parse().expect("checked")))
+        };
+        let mut rules = Vec::new();
+        for rule in &file.allow {
+            let checked = Rule {
+                from: source.checked(&rule.from)?,
+                to: source.checked(&rule.to)?,
+                service: source.checked(&rule.service)?,
+            };
+            for (pattern, value) in [(&checked.from, &rule.from), (&checked.to, &rule.to)] {
+                if !known(pattern) {
+                    return Err(source.error(value.span(), format!("no domain is called {pattern}")));
+                }
+            }
+            rules.push(checked);
+        }
+        Ok(Self { host, group: file.host.group, region, domains, rules })
+    }
+
+    /// B-13. Services of `to` that `from` may connect to.
+    pub fn services<'a>(&'a self, from: &'a Name, to: &'a Name) -> impl Iterator<Item = &'a Pattern> {
+        let rules = self.rules.iter().filter(move |rule| from != to && rule.from.matches(from) && rule.to.matches(to));
+        rules.map(|rule| &rule.service)
+    }
+
+    /// B-13. Whether two domains may have a link.
+    #[must_use]
+    pub fn may_link(&self, a: &Name, b: &Name) -> bool {
+        self.services(a, b).next().is_some() || self.services(b, a).next().is_some()
+    }
+}
+
+impl FileDomain {
+    fn check(&self, source: &Source<'_>) -> Result<Domain, ConfigError> {
+        let machine = self.machine.unwrap_or(Board::Pc);
+        if let (Board::Pc, Some(ports)) = (machine, &self.ports) {
+            return Err(
+                source.error(ports.span(), "`ports` is for machine = \"q35\"; on pc a link takes slots of the bus")
+            );
+        }
+        if let Some(ports) = self.ports.as_ref().filter(|ports| !(2..=64).contains(ports.get_ref())) {
+            return Err(source.error(ports.span(), "2 to 64 ports, of which a link takes two"));
+        }
+        if let Some(vectors) = self.vectors.as_ref().filter(|n| !(1..=VECTORS_MAX).contains(n.get_ref())) {
+            return Err(source.error(vectors.span(), format!("1 to {VECTORS_MAX} vectors")));
+        }
+        Ok(Domain {
+            machine,
+            ports: self.ports.as_ref().map_or(8, |ports| *ports.get_ref()),
+            qmp: self.qmp.clone(),
+            user: self.user,
+            vectors: self.vectors.as_ref().map_or(2, |vectors| *vectors.get_ref()),
+            memory: source.bytes(&self.memory, 256 << 20)?,
+            links: self.links.unwrap_or(12),
+            bells: self.bells.unwrap_or(64),
+        })
+    }
+}
+
+impl Domain {
+    /// Slots for links in all: two for each.
+    #[must_use]
+    pub fn slots(&self) -> u16 {
+        match self.machine {
+            Board::Pc => crate::machine::PC_SLOTS,
+            Board::Q35 => self.ports,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(Path::new("t.toml"), text).map_err(|error| error.to_string())
+    }
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    const TWO: &str = "[domain.a]\n[domain.b]\nmachine = \"q35\"\nports = 4\nmemory = \"8MiB\"\n";
+
+    #[test]
+    fn b13_nothing_is_allowed_without_a_rule() {
+        let config = parse(TWO).unwrap();
+        assert!(!config.may_link(&name("a"), &name("b")) && !config.may_link(&name("a"), &name("host")));
+        assert_eq!(config.services(&name("a"), &name("b")).count(), 0);
+    }
+
+    #[test]
+    fn b13_rule_allows_one_way_one_service_and_no_domain_to_itself() {
+        let config = parse(&format!("{TWO}[[allow]]\nfrom = \"a\"\nto = \"*\"\nservice = \"sql-*\"\n")).unwrap();
+        let services = |from: &str, to: &str| config.services(&name(from), &name(to)).cloned().collect::<Vec<_>>();
+        assert_eq!(services("a", "b"), ["sql-*".parse().unwrap()]);
+        assert_eq!(services("a", "host").len(), 1);
+        assert!(services("b", "a").is_empty() && services("a", "a").is_empty());
+        assert!(config.may_link(&name("b"), &name("a")) && !config.may_link(&name("b"), &name("host")));
+    }
+
+    #[test]
+    fn b17_quotas_and_defaults_are_those_of_the_file() {
+        let config = parse(TWO).unwrap();
+        let (a, b) = (&config.domains["a"], &config.domains["b"]);
+        assert_eq!((a.memory, a.slots(), a.vectors, a.links), (256 << 20, 28, 2, 12));
+        assert_eq!((b.memory, b.slots(), b.machine), (8 << 20, 4, Board::Q35));
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_line() {
+        for (text, said) in [
+            ("[domain.a]\n\nvectors = 17\n", "t.toml:3: 1 to 16 vectors"),
+            ("[domain.a]\nvectors = \"two\"\n", "t.toml:2: invalid type"),
+            ("[domain.a]\nvektors = 2\n", "t.toml:2: unknown field `vektors`"),
+            ("[domain.\"a b\"]\n", "t.toml:1: \"a b\": a name is"),
+            ("[domain.host]\n", "t.toml:1: \"host\" is the host's own name"),
+            ("[domain.a]\nmemory = \"8 MB\"\n", "t.toml:2: \"8 MB\" is no size"),
+            ("[domain.a]\nports = 4\n", "t.toml:2: `ports` is for machine"),
+            ("[host]\nregion = \"3MiB\"\n", "t.toml:2: a region is a power of two"),
+            ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"b\"\nservice = \"x\"\n", "t.toml:4: no domain is called b"),
+            ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"host\"\n", "t.toml:2: missing field `service`"),
+            ("[domain.a\n", "t.toml:1: "),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.starts_with(said), "{text:?}: {error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        assert_eq!(["4096", "64KiB", "2 MiB", "1GiB"].map(parse_bytes), [4096, 65536, 2 << 20, 1 << 30].map(Some));
+        assert!(["", "KiB", "-1", "1KB", "99999999999GiB"].iter().all(|bad| parse_bytes(bad).is_none()));
+    }
+}

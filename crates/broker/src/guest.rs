@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the host says to the broker in a guest, through the boxes in the doorbell device's memory (B-3 to B-6).
+
+use std::{collections::BTreeMap, io, os::fd::OwnedFd};
+
+use tombolo_control::{BOX_LEN, Boxes, Life, Message, Name, Path, Pattern, Place, Said, Session, VERSION, Way};
+
+/// The boxes, reached by reading and writing the memory's descriptor: no mapping, and nothing that can fault.
+#[derive(Debug)]
+pub struct DeviceBoxes<'a>(pub &'a OwnedFd);
+
+impl Boxes for DeviceBoxes<'_> {
+    fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        match rustix::io::pread(self.0, &mut bytes[..], (BOX_LEN + offset) as u64)? {
+            read if read == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        match rustix::io::pwrite(self.0, bytes, offset as u64)? {
+            written if written == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+}
+
+/// A link as a guest knows it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Told {
+    /// Which memory.
+    pub generation: u32,
+    /// The domain at the other end.
+    pub peer: Name,
+    /// Where its own region is.
+    pub own: Place,
+    /// Where the peer's region is.
+    pub theirs: Place,
+    /// Bytes of each.
+    pub size: u64,
+    /// What to ring.
+    pub bell: u16,
+    /// Vectors of the peer's device.
+    pub vectors: u16,
+    /// What is allowed.
+    pub rules: Vec<(Way, Pattern)>,
+    /// How the peer fares.
+    pub life: Life,
+}
+
+/// The conversation with one guest.
+#[derive(Debug)]
+pub struct Guest {
+    session: Session,
+    /// The guest said Hello in this session.
+    greeted: bool,
+    told: BTreeMap<u32, Told>,
+}
+
+/// What a guest wants.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// It is there: its kernel's boot.
+    Hello([u8; 16]),
+    /// A peer rings it without end.
+    Storm(u32),
+}
+
+impl Guest {
+    /// Begins anew in a device's memory.
+    ///
+    /// # Errors
+    /// The memory cannot be written.
+    pub fn begin(memory: &OwnedFd) -> io::Result<Self> {
+        let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
+        Ok(Self { session, greeted: false, told: BTreeMap::new() })
+    }
+
+    /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
+    /// rung.
+    ///
+    /// # Errors
+    /// The memory cannot be reached.
+    pub fn turn(&mut self, memory: &OwnedFd, host: &Name, limit: usize) -> io::Result<(Vec<Heard>, bool)> {
+        let (mut heard, mut ring) = (Vec::new(), false);
+        for _ in 0..limit {
+            let (event, changed) = self.session.turn(&mut DeviceBoxes(memory))?;
+            ring |= changed;
+            match event {
+                Some(tombolo_control::Event::Began) => {
+                    self.greeted = false;
+                    self.told.clear();
+                    self.say(hello(self.session.epoch(), host));
+                }
+                Some(tombolo_control::Event::Said(said)) => heard.extend(self.understand(said.message)),
+                Some(tombolo_control::Event::Broke(_)) | None if !changed => break,
+                _ => {}
+            }
+        }
+        Ok((heard, ring))
+    }
+
+    /// B-6. Hello comes first, and once; what does not fit ends the conversation.
+    fn understand(&mut self, message: Message) -> Option<Heard> {
+        match message {
+            Message::Hello { version_min, version_max, boot, .. }
+                if !self.greeted && version_min <= VERSION && version_max >= VERSION =>
+            {
+                self.greeted = true;
+                Some(Heard::Hello(boot))
+            }
+            Message::Storm { link } if self.greeted => Some(Heard::Storm(link)),
+            Message::Released { .. } | Message::Refuse { .. } if self.greeted => None,
+            _ => {
+                self.session.spoil();
+                None
+            }
+        }
+    }
+
+    fn say(&mut self, message: Message) {
+        self.session.say(&Said::statement(message));
+    }
+
+    /// Whether the guest's broker is there and makes sense.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.greeted && !self.session.is_broken()
+    }
+
+    /// Says what changed since it was last told. True if something was said.
+    pub fn tell(&mut self, links: &BTreeMap<u32, Told>) -> bool {
+        if !self.is_there() {
+            return false;
+        }
+        let mut messages = Vec::new();
+        for (&link, old) in &self.told {
+            if links.get(&link).is_none_or(|new| new.generation != old.generation) {
+                messages.push(Message::Unlink { link, generation: old.generation });
+            }
+        }
+        for (&link, new) in links {
+            let old = self.told.get(&link).filter(|old| old.generation == new.generation);
+            new.say(link, old, &mut messages);
+        }
+        self.told.clone_from(links);
+        let any = !messages.is_empty();
+        messages.into_iter().for_each(|message| self.say(message));
+        any
+    }
+}
+
+impl Told {
+    /// What is to be said of it to a guest that knows `old`.
+    fn say(&self, link: u32, old: Option<&Self>, messages: &mut Vec<Message>) {
+        let same = |old: &Self| Self { bell: self.bell, life: self.life, ..old.clone() } == *self;
+        let life = Message::Life { link, generation: self.generation, life: self.life };
+        match old {
+            Some(old) if same(old) => {
+                if old.bell != self.bell {
+                    messages.push(Message::Bell { link, bell: self.bell });
+                }
+                if old.life != self.life {
+                    messages.push(life);
+                }
+            }
+            _ => {
+                let Self { generation, peer, own, theirs, size, bell, vectors, rules, .. } = self.clone();
+                let allows = rules.len() as u16;
+                messages.push(Message::Link { link, generation, peer, own, theirs, size, bell, vectors, allows });
+                let allows = rules.into_iter().map(|(way, service)| Message::Allow { link, way, service });
+                messages.extend(allows);
+                messages.push(life);
+            }
+        }
+    }
+}
+
+fn hello(epoch: u64, host: &Name) -> Message {
+    Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot: boot(), name: host.clone() }
+}
+
+/// The host's own boot; zeros where it cannot be read.
+fn boot() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
+}
+
+/// 64 random bits that are not 0.
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    loop {
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        match u64::from_le_bytes(bytes) {
+            0 => {}
+            number => return Ok(number),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-16. The holder: a small process that keeps descriptors under names while the broker is away.
+//!
+//! It knows three questions: keep these, forget that name, give back all. It reads no descriptor and decides nothing, so
+//! it has no reason to end before the machine does.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{SocketType, sockopt},
+};
+
+use crate::passing::{self, DESCRIPTORS_MAX};
+
+/// Longest name.
+const KEY_MAX: usize = 200;
+/// Most names.
+const ITEMS_MAX: usize = 16 << 10;
+/// Most clients at a time: one broker, and one that takes over from it.
+const CLIENTS_MAX: usize = 4;
+/// How long a question may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const KEEP: u8 = b'k';
+const FORGET: u8 = b'f';
+const GIVE: u8 = b'g';
+const LEAVE: u8 = b'l';
+const OK: u8 = b'o';
+const ITEM: u8 = b'i';
+const NO: u8 = b'n';
+
+/// Where the holder listens.
+fn socket_in(folder: &Path) -> PathBuf {
+    folder.join("holder.sock")
+}
+
+/// The broker's side.
+#[derive(Debug)]
+pub struct Holder {
+    socket: OwnedFd,
+}
+
+impl Holder {
+    /// Finds the holder of `folder`, and starts one if there is none and `start` says so.
+    ///
+    /// # Errors
+    /// There is none, or it does not answer.
+    pub fn find(folder: &Path, start: bool) -> io::Result<Self> {
+        let path = socket_in(folder);
+        let began = Instant::now();
+        let mut child = None;
+        loop {
+            match passing::connect(&path, SocketType::SEQPACKET) {
+                Ok(socket) => {
+                    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
+                    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+                    return Ok(Self { socket });
+                }
+                Err(error) if !start || began.elapsed() > PATIENCE => return Err(error),
+                Err(_) if child.is_none() => child = Some(spawn(folder)?),
+                // It was started and does not listen yet; nobody tells when it does.
+                Err(_) => drop(poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }))),
+            }
+        }
+    }
+
+    fn ask(&self, what: u8, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut bytes = vec![what];
+        bytes.extend_from_slice(key.as_bytes());
+        if !passing::send(&self.socket, &bytes, descriptors)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
+
+    fn answer(&self) -> io::Result<(u8, String, Vec<OwnedFd>)> {
+        let mut buffer = [0; KEY_MAX + 1];
+        let (len, descriptors) = passing::receive(&self.socket, &mut buffer)?;
+        let bytes = buffer.get(..len).filter(|bytes| !bytes.is_empty()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        Ok((bytes[0], String::from_utf8_lossy(&bytes[1..]).into_owned(), descriptors))
+    }
+
+    fn done(&self) -> io::Result<()> {
+        match self.answer()? {
+            (OK, ..) => Ok(()),
+            (_, why, _) => Err(io::Error::other(format!("the holder refuses: {why}"))),
+        }
+    }
+
+    /// Keeps `descriptors` under `key`, in place of what was kept there. When this returns they are safe.
+    ///
+    /// # Errors
+    /// The holder is gone, or full.
+    pub fn keep(&self, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.ask(KEEP, key, descriptors)?;
+        self.done()
+    }
+
+    /// Forgets what is kept under `key`, if anything.
+    ///
+    /// # Errors
+    /// The holder is gone.
+    pub fn forget(&self, key: &str) -> io::Result<()> {
+        self.ask(FORGET, key, &[])?;
+        self.done()
+    }
+
+    /// Copies of all that is kept.
+    ///
+    /// # Errors
+    /// The holder is gone.
+    pub fn all(&self) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
+        self.ask(GIVE, "", &[])?;
+        let mut all = BTreeMap::new();
+        loop {
+            match self.answer()? {
+                (ITEM, key, descriptors) => drop(all.insert(key, descriptors)),
+                (OK, ..) => return Ok(all),
+                (_, why, _) => return Err(io::Error::other(format!("the holder refuses: {why}"))),
+            }
+        }
+    }
+
+    /// Lets the holder end if it keeps nothing.
+    ///
+    /// # Errors
+    /// It keeps something, or is gone already.
+    pub fn leave(&self) -> io::Result<()> {
+        self.ask(LEAVE, "", &[])?;
+        self.done()
+    }
+}
+
+/// Starts a holder that outlives this process.
+fn spawn(folder: &Path) -> io::Result<std::process::Child> {
+    Command::new("/proc/self/exe")
+        .arg0("tombolod")
+        .args(["hold", "--state"])
+        .arg(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+}
+
+/// The holder itself: serves until it is told to leave with nothing to keep.
+///
+/// # Errors
+/// The socket cannot be made, or another holder has it.
+pub fn serve(folder: &Path) -> io::Result<()> {
+    let path = socket_in(folder);
+    let _lock = crate::state::lock(&folder.join("holder.lock"))?;
+    let listener = passing::listen(&path, SocketType::SEQPACKET, 0o600, None, None)?;
+    raise_limit();
+    let mut store = Store::default();
+    let mut clients: Vec<OwnedFd> = Vec::new();
+    while !store.over {
+        let mut polled: Vec<_> = clients.iter().chain([&listener]).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        match poll(&mut polled, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(polled);
+        let mut ready = ready.into_iter();
+        clients.retain(|client| !ready.next().unwrap_or(false) || store.serve(client).is_ok());
+        if ready.next() == Some(true) {
+            if let Some(client) = admit(&listener) {
+                clients.truncate(CLIENTS_MAX - 1);
+                clients.push(client);
+            }
+        }
+    }
+    let _ = std::fs::remove_file(path);
+    Ok(())
+}
+
+/// The next client, if it is this user.
+fn admit(listener: &OwnedFd) -> Option<OwnedFd> {
+    let client = rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC).ok()?;
+    let user = passing::user_of(&client).ok()?;
+    let this = rustix::process::geteuid().as_raw();
+    // A client that stops in the middle of its answer must not stop the holder.
+    sockopt::set_socket_timeout(&client, sockopt::Timeout::Send, Some(PATIENCE)).ok()?;
+    (user == this || user == 0).then_some(client)
+}
+
+/// As many files as this process may have.
+pub fn raise_limit() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
+}
+
+/// What is kept.
+#[derive(Default)]
+struct Store {
+    items: BTreeMap<String, Vec<OwnedFd>>,
+    over: bool,
+}
+
+impl Store {
+    /// One question and its answer. An error ends the client.
+    fn serve(&mut self, client: &OwnedFd) -> io::Result<()> {
+        let mut buffer = [0; KEY_MAX + 1];
+        let (len, descriptors) = passing::receive(client, &mut buffer)?;
+        let bytes = buffer.get(..len).filter(|bytes| !bytes.is_empty()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let key = std::str::from_utf8(&bytes[1..]).map_err(io::Error::other)?;
+        let say = |what: u8, text: &str, descriptors: &[BorrowedFd<'_>]| {
+            let bytes = [&[what], text.as_bytes()].concat();
+            passing::send(client, &bytes, descriptors)
+                .and_then(|sent| if sent { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) })
+        };
+        match bytes[0] {
+            KEEP if descriptors.is_empty() || descriptors.len() > DESCRIPTORS_MAX => {
+                say(NO, "1 to 64 descriptors go under one name", &[])
+            }
+            KEEP if self.items.len() >= ITEMS_MAX && !self.items.contains_key(key) => say(NO, "no more names", &[]),
+            KEEP => {
+                self.items.insert(key.into(), descriptors);
+                say(OK, "", &[])
+            }
+            FORGET => {
+                self.items.remove(key);
+                say(OK, "", &[])
+            }
+            GIVE => {
+                for (key, descriptors) in &self.items {
+                    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+                    say(ITEM, key, &borrowed)?;
+                }
+                say(OK, "", &[])
+            }
+            LEAVE => {
+                self.over = self.items.is_empty();
+                if self.over { say(OK, "", &[]) } else { say(NO, "something is kept", &[]) }
+            }
+            _ => say(NO, "no such question", &[]),
+        }
+    }
+}

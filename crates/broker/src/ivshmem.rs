@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-8, B-9. The ivshmem server's side of a connection with QEMU.
+//!
+//! ```text
+//! each message is a little-endian i64, with at most one descriptor
+//! 0                    protocol version
+//! 1                    the domain's number, the same in every QEMU: it names doorbells, not domains
+//! -1      + memory     the device's memory
+//! 0       + eventfd    × 1: the host's doorbell
+//! 1       + eventfd    × vectors: the domain's own, QEMU listens to them
+//! later:  N + eventfd  × vectors: a peer's doorbell; N without a descriptor: it is no more
+//! ```
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use rustix::event::EventfdFlags;
+use tombolo_control::{DEVICE_LEN, HOST_BELL, OWN_BELL};
+
+use crate::{memory, passing};
+
+const PROTOCOL: i64 = 0;
+const MEMORY: i64 = -1;
+/// Most messages that wait for a QEMU that does not read.
+const QUEUE_MAX: usize = 4096;
+
+/// What a domain's device is made of. The order of [`descriptors`](Self::descriptors) is that of the safe keeping.
+#[derive(Debug)]
+pub struct Device {
+    /// The connection with QEMU; it does not block.
+    pub socket: OwnedFd,
+    /// B-3. The boxes.
+    pub memory: OwnedFd,
+    /// Rung by the domain, heard by the host.
+    pub host: OwnedFd,
+    /// Rung by the host and by peers, heard by the domain.
+    pub own: Vec<OwnedFd>,
+}
+
+impl Device {
+    /// Makes all but the connection.
+    ///
+    /// # Errors
+    /// Memory or descriptors are used up.
+    pub fn new(socket: OwnedFd, vectors: u16) -> io::Result<Self> {
+        let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let own = (0..vectors).map(|_| bell()).collect::<Result<_, _>>()?;
+        Ok(Self { socket, memory: memory::create("tombolo-device", DEVICE_LEN)?, host: bell()?, own })
+    }
+
+    /// From safe keeping; none if something is missing.
+    #[must_use]
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let mut all = descriptors.into_iter();
+        let (socket, memory, host) = (all.next()?, all.next()?, all.next()?);
+        let own: Vec<_> = all.collect();
+        (!own.is_empty()).then_some(Self { socket, memory, host, own })
+    }
+
+    /// For safe keeping.
+    #[must_use]
+    pub fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+        [&self.socket, &self.memory, &self.host].into_iter().chain(&self.own).map(AsFd::as_fd).collect()
+    }
+
+    /// What QEMU is told first.
+    ///
+    /// # Errors
+    /// Descriptors are used up.
+    pub fn greeting(&self) -> io::Result<Vec<Message>> {
+        let mut all = vec![(PROTOCOL, None), (OWN_BELL.into(), None), (MEMORY, Some(self.memory.try_clone()?))];
+        all.push((HOST_BELL.into(), Some(self.host.try_clone()?)));
+        for own in &self.own {
+            all.push((OWN_BELL.into(), Some(own.try_clone()?)));
+        }
+        Ok(all)
+    }
+
+    /// The doorbell of this device, for a peer that knows it as `number`.
+    ///
+    /// # Errors
+    /// Descriptors are used up.
+    pub fn bell(&self, number: u16) -> io::Result<Vec<Message>> {
+        self.own.iter().map(|own| Ok((i64::from(number), Some(own.try_clone()?)))).collect()
+    }
+
+    /// Rings the domain: its first vector is for brokers.
+    pub fn ring(&self) {
+        // An eventfd that is full was rung and not heard; that is enough.
+        let _ = rustix::io::write(&self.own[0], &1u64.to_ne_bytes());
+    }
+
+    /// Whether QEMU closed the connection.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut polled = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP)
+    }
+}
+
+/// A number, and what comes with it.
+pub type Message = (i64, Option<OwnedFd>);
+
+/// Messages on their way to QEMU.
+#[derive(Debug, Default)]
+pub struct Outbound(VecDeque<Message>);
+
+impl Outbound {
+    /// Puts messages behind those that wait; false if QEMU reads nothing and there are too many.
+    pub fn push(&mut self, messages: impl IntoIterator<Item = Message>) -> bool {
+        self.0.extend(messages);
+        self.0.len() <= QUEUE_MAX
+    }
+
+    /// Sends what there is room for; true if nothing is left.
+    ///
+    /// # Errors
+    /// QEMU is gone.
+    pub fn flush(&mut self, socket: impl AsFd) -> io::Result<bool> {
+        while let Some((number, descriptor)) = self.0.front() {
+            let descriptor: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
+            if !passing::send(&socket, &number.to_le_bytes(), &descriptor)? {
+                return Ok(false);
+            }
+            self.0.pop_front();
+        }
+        Ok(true)
+    }
+}

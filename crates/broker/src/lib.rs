@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 4. Uses: control.
+//!
+//! `tombolod`, the broker of a host: it serves QEMU's ivshmem devices, gives pairs of virtual machines memory and
+//! doorbells through QMP, says who lives, and lets nobody do what no rule allows. `spec/6-broker.md` is what it keeps,
+//! `docs/guide/broker.md` how it is used.
+//!
+//! One thread hears of everything and keeps the book ([`broker`]); what follows from the book is made true step by step
+//! ([`settle`]). What must outlive the process is with a holder ([`hold`]).
+#![forbid(unsafe_code)]
+
+pub mod answers;
+pub mod broker;
+pub mod config;
+pub mod guest;
+pub mod hold;
+pub mod ivshmem;
+pub mod machine;
+pub mod memory;
+pub mod passing;
+pub mod qmp;
+pub mod run;
+pub mod settle;
+pub mod snippet;
+pub mod socket;
+pub mod state;
+
+/// A line for the administrator, on standard error: the journal adds the time.
+pub fn log(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "tombolod: {line}");
+}

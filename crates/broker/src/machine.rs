@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a running QEMU has, made to be what it should have, and what it tells of its guest's life.
+//!
+//! Nothing is remembered: each time QEMU is asked what is there, and the difference is made up. So it does not matter
+//! where an earlier broker stopped.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{
+    config::Board,
+    qmp::{Error, Event, Qmp},
+};
+
+/// Slots of a pc's root bus that links may have: 4 to 31. The first four are the board's, the display's and a network card's.
+pub const PC_SLOTS: u16 = 28;
+const PC_FIRST: u64 = 4;
+/// Names of what is ours in QEMU: devices, the memory behind them, root ports.
+const DEVICE: &str = "tombolo-d-";
+const MEMORY: &str = "tombolo-m-";
+/// What a root port's name begins with; a number follows.
+pub const PORT: &str = "tombolo-p-";
+/// How long after a device was asked for again.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// How long until a QEMU that could not be reached is tried again: at first, and at most.
+const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+
+/// A region that a guest should have.
+#[derive(Clone, Debug)]
+pub struct Plug {
+    /// Names it in QEMU; another memory has another name.
+    pub name: String,
+    /// The memory.
+    pub memory: Arc<OwnedFd>,
+    /// Bytes of it.
+    pub size: u64,
+    /// The guest reads it and cannot write it.
+    pub readonly: bool,
+}
+
+/// What a guest should have. The number grows with each change.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Which list this is.
+    pub version: u64,
+    /// The regions.
+    pub plugs: Arc<[Plug]>,
+}
+
+/// What QEMU tells.
+#[derive(Debug)]
+pub enum News {
+    /// The guest runs, or does not.
+    Running(bool),
+    /// The guest was reset, shut down or panicked: its life is over.
+    Ended,
+    /// What it has now.
+    Has {
+        /// The list that was to be met.
+        version: u64,
+        /// Regions, and where they are in the guest.
+        places: BTreeMap<String, String>,
+        /// Slots that are free.
+        free: u16,
+        /// Why something is missing.
+        trouble: Option<String>,
+    },
+    /// QEMU cannot be reached.
+    Lost(String),
+}
+
+/// Keeps a QEMU as it should be until `wanted` is dropped.
+pub async fn keep(path: PathBuf, board: Board, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
+    let mut pause = TRY_AGAIN[0];
+    loop {
+        let error = match Qmp::connect(&path).await {
+            Ok(qmp) => {
+                pause = TRY_AGAIN[0];
+                let mut session = Session { qmp, board, asked: BTreeMap::new() };
+                match session.run(&mut wanted, &tell).await {
+                    Ok(()) => return,
+                    Err(error) => error,
+                }
+            }
+            Err(error) => error,
+        };
+        tell(News::Lost(format!("{error} ({})", path.display()))).await;
+        if wanted.has_changed().is_err() {
+            return;
+        }
+        sleep(pause).await;
+        pause = TRY_AGAIN[1].min(2 * pause);
+    }
+}
+
+struct Session {
+    qmp: Qmp,
+    board: Board,
+    /// Devices whose guest was asked to let go, and when.
+    asked: BTreeMap<String, Instant>,
+}
+
+impl Session {
+    /// Until `wanted` is dropped.
+    async fn run(&mut self, wanted: &mut watch::Receiver<Wanted>, tell: &impl AsyncFn(News)) -> Result<(), Error> {
+        let status = self.qmp.execute("query-status", json!({}), None).await?;
+        for news in status_means(&status) {
+            tell(news).await;
+        }
+        loop {
+            let now = wanted.borrow_and_update().clone();
+            let (news, again) = self.meet(&now).await?;
+            tell(news).await;
+            let deadline = Instant::now() + if again { ASK_AGAIN } else { Duration::from_secs(3600) };
+            loop {
+                tokio::select! {
+                    changed = wanted.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return Ok(()),
+                    },
+                    event = timeout_at(deadline, self.qmp.event()) => match event {
+                        Err(_) => break,
+                        Ok(event) => {
+                            let event = event?;
+                            if let Some(news) = event_means(&event) {
+                                tell(news).await;
+                            }
+                            if event.name == "DEVICE_DELETED" || event.name == "RESET" {
+                                break;
+                            }
+                        }
+                    },
+                }
+            }
+        }
+    }
+
+    /// Makes QEMU have what is wanted, as far as it can be done now; true if it is to be tried again.
+    async fn meet(&mut self, wanted: &Wanted) -> Result<(News, bool), Error> {
+        let mut trouble = None;
+        let devices = self.names("/machine/peripheral", DEVICE).await?;
+        let memories = self.names("/objects", MEMORY).await?;
+        let names: BTreeSet<&str> = wanted.plugs.iter().map(|plug| plug.name.as_str()).collect();
+        for device in devices.iter().filter(|name| !names.contains(name.as_str())) {
+            let due = self.asked.get(device).is_none_or(|asked| asked.elapsed() >= ASK_AGAIN);
+            if due {
+                self.asked.insert(device.clone(), Instant::now());
+                note(
+                    &mut trouble,
+                    self.qmp.execute("device_del", json!({ "id": format!("{DEVICE}{device}") }), None).await,
+                )?;
+            }
+        }
+        self.asked.retain(|device, _| devices.contains(device));
+        for memory in memories.iter().filter(|name| !names.contains(name.as_str()) && !devices.contains(*name)) {
+            note(
+                &mut trouble,
+                self.qmp.execute("object-del", json!({ "id": format!("{MEMORY}{memory}") }), None).await,
+            )?;
+        }
+        for plug in wanted.plugs.iter().filter(|plug| !devices.contains(&plug.name)) {
+            if !memories.contains(&plug.name) && note(&mut trouble, self.add_memory(plug).await)?.is_none() {
+                continue;
+            }
+            let Some((bus, slot)) = self.free_slots().await?.first().cloned() else {
+                trouble = Some("no slot is free for a region".into());
+                break;
+            };
+            let device = json!({
+                "driver": "ivshmem-plain", "id": format!("{DEVICE}{}", plug.name),
+                "memdev": format!("{MEMORY}{}", plug.name), "bus": bus, "addr": slot,
+            });
+            note(&mut trouble, self.qmp.execute("device_add", device, None).await)?;
+        }
+        let mut places = BTreeMap::new();
+        for device in self.names("/machine/peripheral", DEVICE).await? {
+            let place = self.place(&device).await?;
+            places.insert(device, place);
+        }
+        let free = self.free_slots().await?.len() as u16;
+        let again = trouble.is_some() || places.len() != wanted.plugs.len();
+        Ok((News::Has { version: wanted.version, places, free, trouble }, again))
+    }
+
+    /// Names of ours at a place of QEMU's object tree, without what they begin with.
+    async fn names(&mut self, path: &str, prefix: &str) -> Result<BTreeSet<String>, Error> {
+        let list = self.qmp.execute("qom-list", json!({ "path": path }), None).await?;
+        let names = list.as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
+        Ok(names.filter_map(|name| name.strip_prefix(prefix)).map(String::from).collect())
+    }
+
+    async fn add_memory(&mut self, plug: &Plug) -> Result<Value, Error> {
+        let added = self.qmp.execute("add-fd", json!({}), Some(plug.memory.as_fd())).await?;
+        let (set, fd) = (&added["fdset-id"], &added["fd"]);
+        let object = json!({
+            "qom-type": "memory-backend-file", "id": format!("{MEMORY}{}", plug.name),
+            "mem-path": format!("/proc/self/fd/{fd}"), "size": plug.size, "share": true, "readonly": plug.readonly,
+        });
+        let made = self.qmp.execute("object-add", object, None).await;
+        // QEMU opened it once more; the one that was passed is not needed.
+        self.qmp.execute("remove-fd", json!({ "fdset-id": set }), None).await?;
+        made
+    }
+
+    /// Where a device could go: the bus and the slot, as `device_add` wants them.
+    async fn free_slots(&mut self) -> Result<Vec<(String, String)>, Error> {
+        match self.board {
+            Board::Pc => {
+                let buses = self.qmp.execute("query-pci", json!({}), None).await?;
+                let root = buses.as_array().into_iter().flatten().find(|bus| bus["bus"] == 0);
+                let devices = root.and_then(|bus| bus["devices"].as_array()).into_iter().flatten();
+                let taken: BTreeSet<u64> = devices.filter_map(|device| device["slot"].as_u64()).collect();
+                let all = PC_FIRST..PC_FIRST + u64::from(PC_SLOTS);
+                Ok(all
+                    .rev()
+                    .filter(|slot| !taken.contains(slot))
+                    .map(|slot| ("pci.0".into(), format!("{slot:#x}")))
+                    .collect())
+            }
+            Board::Q35 => {
+                let ports = self.names("/machine/peripheral", PORT).await?;
+                let mut taken = BTreeSet::new();
+                for device in self.names("/machine/peripheral", DEVICE).await? {
+                    taken.extend(self.port_of(&device).await?);
+                }
+                let free = ports.into_iter().filter(|port| !taken.contains(port));
+                Ok(free.map(|port| (format!("{PORT}{port}"), "0".into())).collect())
+            }
+        }
+    }
+
+    /// The root port of ours that a device is in.
+    async fn port_of(&mut self, device: &str) -> Result<Option<String>, Error> {
+        let path = format!("/machine/peripheral/{DEVICE}{device}");
+        let bus = self.qmp.execute("qom-get", json!({ "path": path, "property": "parent_bus" }), None).await?;
+        let bus = bus.as_str().unwrap_or_default();
+        Ok(bus.rsplit('/').find_map(|part| part.strip_prefix(PORT)).map(String::from))
+    }
+
+    /// Where the guest finds a device (B-2).
+    async fn place(&mut self, device: &str) -> Result<String, Error> {
+        let own = self.address(&format!("{DEVICE}{device}")).await?;
+        Ok(match self.board {
+            Board::Pc => own,
+            Board::Q35 => match self.port_of(device).await? {
+                Some(port) => format!("{}/{own}", self.address(&format!("{PORT}{port}")).await?),
+                None => own,
+            },
+        })
+    }
+
+    async fn address(&mut self, name: &str) -> Result<String, Error> {
+        let path = format!("/machine/peripheral/{name}");
+        let at = self.qmp.execute("qom-get", json!({ "path": path, "property": "addr" }), None).await?;
+        Ok(at.as_u64().map(|at| format!("{:02x}.{:x}", at >> 3, at & 7)).unwrap_or_default())
+    }
+}
+
+/// What QEMU does not want to do is trouble; that it is gone is an error.
+fn note(trouble: &mut Option<String>, result: Result<Value, Error>) -> Result<Option<Value>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error @ Error::Refused { .. }) => {
+            *trouble = Some(error.to_string());
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// B-12. What a status says of the guest's life.
+fn status_means(status: &Value) -> Vec<News> {
+    match status["status"].as_str() {
+        Some("running") => vec![News::Running(true)],
+        Some("shutdown" | "guest-panicked") => vec![News::Running(false), News::Ended],
+        _ => vec![News::Running(false)],
+    }
+}
+
+/// B-12. What an event says of the guest's life.
+fn event_means(event: &Event) -> Option<News> {
+    match event.name.as_str() {
+        "STOP" => Some(News::Running(false)),
+        "RESUME" => Some(News::Running(true)),
+        "RESET" | "SHUTDOWN" | "GUEST_PANICKED" => Some(News::Ended),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b12_events_mean_the_lives_that_the_clause_names() {
+        let means = |name: &str| event_means(&Event { name: name.into(), data: Value::Null });
+        assert!(matches!(means("STOP"), Some(News::Running(false))));
+        assert!(matches!(means("RESUME"), Some(News::Running(true))));
+        for over in ["RESET", "SHUTDOWN", "GUEST_PANICKED"] {
+            assert!(matches!(means(over), Some(News::Ended)), "{over}");
+        }
+        assert!(means("RTC_CHANGE").is_none());
+        assert!(matches!(status_means(&json!({ "status": "prelaunch" }))[..], [News::Running(false)]));
+        assert!(matches!(status_means(&json!({ "status": "shutdown" }))[..], [News::Running(false), News::Ended]));
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The command `tombolod`.
+//!
+//! Exit codes: 0 done; 1 it failed; 2 the command line or the configuration makes no sense.
+#![forbid(unsafe_code)]
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use tombolo_broker::{config::Config, hold, log, run};
+
+/// Where the configuration is.
+const CONFIG: &str = "/etc/tombolo/tombolod.toml";
+/// Where sockets and state are.
+const STATE: &str = "/run/tombolo";
+
+/// Gives virtual machines memory to share, doorbells, and news of each other, as the configuration allows.
+#[derive(Parser)]
+#[command(name = "tombolod", version, max_term_width = 100)]
+struct Line {
+    /// What is allowed, and which domains there are
+    #[arg(long, value_name = "FILE", default_value = CONFIG)]
+    config: PathBuf,
+    /// The folder for sockets and state
+    #[arg(long, value_name = "FOLDER", default_value = STATE, global = true)]
+    state: PathBuf,
+    /// Do not start a holder: one is there
+    #[arg(long)]
+    no_holder: bool,
+    /// Look through a configuration, say what is wrong with it, and end
+    #[arg(long, value_name = "FILE")]
+    check: Option<PathBuf>,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Keep descriptors while the broker is away; the broker starts this by itself, or a service manager does
+    Hold,
+}
+
+fn main() -> ExitCode {
+    let line = Line::parse();
+    if let Some(path) = &line.check {
+        return match Config::read(path) {
+            Ok(config) => {
+                log(&format!("{}: {} domains, {} rules", path.display(), config.domains.len(), config.rules.len()));
+                ExitCode::SUCCESS
+            }
+            Err(error) => usage(&error),
+        };
+    }
+    let done = match line.role {
+        Some(Role::Hold) => hold::serve(&line.state).map_err(Into::into),
+        None => match Config::read(&line.config) {
+            Ok(_) => run::run(&line.config, &line.state, !line.no_holder),
+            Err(error) => return usage(&error),
+        },
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log(&error.to_string());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage(error: &dyn std::error::Error) -> ExitCode {
+    log(&error.to_string());
+    ExitCode::from(2)
+}

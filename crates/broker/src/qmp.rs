@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A client of QEMU's machine protocol: one command at a time, each under a deadline; events are kept meanwhile.
+
+use std::{collections::VecDeque, io, os::fd::BorrowedFd, path::Path, time::Duration};
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, Interest},
+    net::UnixStream,
+    time::timeout,
+};
+
+use crate::passing;
+
+/// How long QEMU may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest line that is read.
+const LINE_MAX: usize = 4 << 20;
+/// Most events that are kept.
+const EVENTS_MAX: usize = 1024;
+
+/// Why a command was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The connection is of no more use.
+    #[error("QEMU's control socket: {0}")]
+    Lost(#[from] io::Error),
+    /// QEMU does not want to.
+    #[error("QEMU refuses {command}: {why}")]
+    Refused {
+        /// What it was asked.
+        command: &'static str,
+        /// What it says.
+        why: String,
+    },
+}
+
+/// Something that QEMU tells unasked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    /// Its name.
+    pub name: String,
+    /// What belongs to it.
+    pub data: Value,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Qmp {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+    events: VecDeque<Event>,
+    asked: u64,
+}
+
+impl Qmp {
+    /// Connects, and waits for QEMU's greeting.
+    ///
+    /// # Errors
+    /// Nobody is there, or it does not speak QMP.
+    pub async fn connect(path: &Path) -> Result<Self, Error> {
+        let stream = UnixStream::connect(path).await?;
+        let mut qmp = Self { stream, buffer: Vec::new(), events: VecDeque::new(), asked: 0 };
+        let greeting = timeout(PATIENCE, qmp.line()).await.map_err(late)??;
+        if !greeting["QMP"].is_object() {
+            return Err(io::Error::other("no greeting").into());
+        }
+        qmp.execute("qmp_capabilities", json!({}), None).await?;
+        Ok(qmp)
+    }
+
+    /// Asks QEMU to do something, with a descriptor if the command takes one.
+    ///
+    /// # Errors
+    /// It refuses, is gone, or does not answer in time.
+    pub async fn execute(
+        &mut self,
+        command: &'static str,
+        arguments: Value,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<Value, Error> {
+        self.asked += 1;
+        let line = json!({ "execute": command, "arguments": arguments, "id": self.asked }).to_string() + "\n";
+        let descriptor: Vec<_> = descriptor.into_iter().collect();
+        let sent = self.stream.async_io(Interest::WRITABLE, || {
+            match passing::send(&self.stream, line.as_bytes(), &descriptor)? {
+                true => Ok(()),
+                false => Err(io::ErrorKind::WouldBlock.into()),
+            }
+        });
+        timeout(PATIENCE, sent).await.map_err(late)??;
+        timeout(PATIENCE, self.answer(command)).await.map_err(late)?
+    }
+
+    async fn answer(&mut self, command: &'static str) -> Result<Value, Error> {
+        loop {
+            let mut line = self.line().await?;
+            if line["id"] == self.asked {
+                return match line["error"]["desc"].as_str() {
+                    Some(why) => Err(Error::Refused { command, why: why.into() }),
+                    None => Ok(line["return"].take()),
+                };
+            }
+            self.note(line)?;
+        }
+    }
+
+    /// The next event. May be dropped while it waits.
+    ///
+    /// # Errors
+    /// QEMU is gone.
+    pub async fn event(&mut self) -> Result<Event, Error> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
+            let line = self.line().await?;
+            self.note(line)?;
+        }
+    }
+
+    /// Keeps an event; an answer that nobody waits for any more is dropped.
+    fn note(&mut self, mut line: Value) -> io::Result<()> {
+        if let Some(name) = line["event"].as_str() {
+            if self.events.len() >= EVENTS_MAX {
+                return Err(io::Error::other("more events than can be kept"));
+            }
+            self.events.push_back(Event { name: name.into(), data: line["data"].take() });
+        }
+        Ok(())
+    }
+
+    /// The next line. What was read of it when this is dropped is kept.
+    async fn line(&mut self) -> io::Result<Value> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return serde_json::from_slice(&line).map_err(io::Error::other);
+            }
+            if self.buffer.len() > LINE_MAX {
+                return Err(io::Error::other(format!("a line of more than {LINE_MAX} bytes")));
+            }
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}
+
+fn late(_: tokio::time::error::Elapsed) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", PATIENCE.as_secs()))
+}

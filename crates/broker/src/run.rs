@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon from its start to its end.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::net::SocketType;
+use tokio::{
+    io::unix::AsyncFd,
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    task::JoinHandle,
+};
+
+use crate::{
+    broker::{Broker, Event, device_socket},
+    config::Config,
+    hold::{self, Holder},
+    passing, socket, state,
+};
+
+/// Most events that wait for the broker.
+const EVENTS_MAX: usize = 1024;
+
+/// The socket for programs and tools.
+#[must_use]
+pub fn control_socket(folder: &Path) -> PathBuf {
+    folder.join("broker.sock")
+}
+
+/// Serves until a signal says to end.
+///
+/// # Errors
+/// It cannot begin, or what it depends on is gone.
+pub fn run(config_path: &Path, folder: &Path, start_holder: bool) -> Result<(), Box<dyn std::error::Error>> {
+    let config = Config::read(config_path)?;
+    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
+    let _lock = state::lock(&folder.join("lock"))?;
+    hold::raise_limit();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(config_path, folder, config, start_holder))?;
+    Ok(())
+}
+
+async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: bool) -> io::Result<()> {
+    let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut hangup = signal(SignalKind::hangup())?;
+    let holder = Holder::find(folder, start_holder)?;
+    let (events, mut heard) = mpsc::channel(EVENTS_MAX);
+    let (host, group) = (config.host.clone(), config.group);
+    let mut broker = Broker::begin(folder, config_path, config, holder, events.clone())?;
+    let mut doors = Doors::default();
+    doors.settle(&broker, folder, &events)?;
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    let control = passing::listen(&control_socket(folder), SocketType::SEQPACKET, mode, None, group)?;
+    let control = tokio::spawn(socket::serve(control, host, events.clone()));
+    crate::log(&format!("ready in {}", folder.display()));
+    loop {
+        let event = tokio::select! {
+            event = heard.recv() => event,
+            _ = hangup.recv() => Some(Event::Reload),
+            _ = end.recv() => None,
+            _ = interrupt.recv() => None,
+        };
+        let Some(event) = event else { break };
+        let reload = matches!(event, Event::Reload);
+        broker.hear(event)?;
+        // What came meanwhile has the same consequences.
+        for _ in 0..EVENTS_MAX {
+            let Ok(event) = heard.try_recv() else { break };
+            broker.hear(event)?;
+        }
+        broker.settle()?;
+        if reload {
+            doors.settle(&broker, folder, &events)?;
+        }
+    }
+    control.abort();
+    doors.close(folder);
+    let _ = std::fs::remove_file(control_socket(folder));
+    broker.end();
+    Ok(())
+}
+
+/// The listening socket of each domain's device.
+#[derive(Default)]
+struct Doors(BTreeMap<String, JoinHandle<()>>);
+
+impl Doors {
+    /// One for each domain that is configured.
+    fn settle(&mut self, broker: &Broker, folder: &Path, events: &mpsc::Sender<Event>) -> io::Result<()> {
+        let domains = broker.domains();
+        self.0.retain(|name, door| {
+            let stays = domains.contains_key(name);
+            if !stays {
+                door.abort();
+                let _ = std::fs::remove_file(device_socket(folder, name));
+            }
+            stays
+        });
+        for (name, domain) in domains {
+            if !self.0.contains_key(name) {
+                let path = device_socket(folder, name);
+                let listener = passing::listen(&path, SocketType::STREAM, 0o600, domain.user, None)?;
+                let door = attend(name.clone(), crate::socket::watch(listener)?, domain.user, events.clone());
+                self.0.insert(name.clone(), tokio::spawn(door));
+            }
+        }
+        Ok(())
+    }
+
+    fn close(self, folder: &Path) {
+        for (name, door) in self.0 {
+            door.abort();
+            let _ = std::fs::remove_file(device_socket(folder, &name));
+        }
+    }
+}
+
+/// Lets QEMUs of the right user in.
+async fn attend(name: String, listener: AsyncFd<OwnedFd>, user: Option<u32>, events: mpsc::Sender<Event>) {
+    loop {
+        let Ok(client) = socket::accept(&listener).await else {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            continue;
+        };
+        let own = rustix::process::geteuid().as_raw();
+        match passing::user_of(&client) {
+            Ok(who) if who == 0 || who == own || Some(who) == user => {
+                if events.send(Event::Joined(name.clone(), client)).await.is_err() {
+                    return;
+                }
+            }
+            Ok(who) => crate::log(&format!("{name}: user {who} is not the one that its QEMU runs as: refused")),
+            Err(_) => {}
+        }
+    }
+}

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What follows from the book: memory, regions, doorbells, and what the guests are told. Each step makes the world agree
+//! with the book, and does nothing where it does already.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::AsFd,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use tombolo_control::{HOST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Way};
+
+use crate::{
+    broker::{Broker, name},
+    guest::Told,
+    machine::{Plug, Wanted},
+    memory,
+    state::{Bell, Quarantined, memory_key},
+};
+
+/// A region's name in QEMU: whose memory it is shows in it, so that other memory has another name.
+fn plug_name(link: u32, generation: u32, own: bool) -> String {
+    format!("{link}-{generation}-{}", if own { "own" } else { "peer" })
+}
+
+impl Broker {
+    /// Draws the consequences of all that was heard.
+    ///
+    /// # Errors
+    /// The holder is gone, or the book cannot be saved.
+    pub fn settle(&mut self) -> io::Result<()> {
+        self.settle_rules()?;
+        for link in self.book.links.keys().copied().collect::<Vec<_>>() {
+            self.settle_memory(link)?;
+            self.settle_seals(link)?;
+            let up = self.link_state(link) == LinkState::Up;
+            if let Some(link) = self.book.links.get_mut(&link) {
+                link.up = up;
+            }
+        }
+        self.save()?;
+        self.settle_plugs();
+        self.settle_bells()?;
+        self.settle_guests();
+        self.release()?;
+        self.save()
+    }
+
+    /// B-13. Links that the rules do not allow any more go.
+    fn settle_rules(&mut self) -> io::Result<()> {
+        let allowed = |end: &String| *end == self.config.host.as_str() || self.config.domains.contains_key(end);
+        let forbidden = self.book.links.iter().filter(|(_, link)| {
+            let [a, b] = &link.ends;
+            !allowed(a) || !allowed(b) || !self.config.may_link(&name(a), &name(b))
+        });
+        for link in forbidden.map(|(number, _)| *number).collect::<Vec<_>>() {
+            crate::log(&format!("link {link} is not allowed any more: it goes"));
+            self.remove_link(link)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a link away; its memory waits until it is given back.
+    pub(crate) fn remove_link(&mut self, number: u32) -> io::Result<()> {
+        self.retire(number);
+        self.book.links.remove(&number);
+        self.memory.remove(&number);
+        self.save()
+    }
+
+    fn is_host(&self, domain: &str) -> bool {
+        domain == self.config.host.as_str()
+    }
+
+    /// B-10. Memory for a link whose ends are both there, and new memory after an end began a new life.
+    fn settle_memory(&mut self, number: u32) -> io::Result<()> {
+        let link = &self.book.links[&number];
+        let lives = link.ends.each_ref().map(|end| match self.book.machines.get(end) {
+            _ if self.is_host(end) => Some(0),
+            machine => machine.map(|machine| machine.life),
+        });
+        let [Some(a), Some(b)] = lives else { return Ok(()) };
+        let lives = [a, b];
+        // A region that was handed over and is not there any more cannot be had again: it is sealed.
+        let lost = (0..2)
+            .any(|side| link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(false));
+        let stale = (0..2).any(|side| link.lives[side] != 0 && link.lives[side] != lives[side]);
+        if self.memory.contains_key(&number) && !stale && !lost {
+            return Ok(());
+        }
+        let (size, generation) = (link.size, link.generation + 1);
+        let made = link.ends.each_ref().map(|end| {
+            let region = memory::create(&format!("tombolo-{number}-{end}"), size)?;
+            if self.is_host(end) {
+                memory::seal_as_it_is(&region)?;
+            }
+            io::Result::Ok(region)
+        });
+        let [Ok(a_region), Ok(b_region)] = made else {
+            crate::log(&format!("link {number}: no memory for two regions of {size} bytes"));
+            return Ok(());
+        };
+        self.holder.keep(&memory_key(number, generation), &[a_region.as_fd(), b_region.as_fd()])?;
+        self.retire(number);
+        let sealed = self.book.links[&number].ends.each_ref().map(|end| self.is_host(end));
+        if let Some(link) = self.book.links.get_mut(&number) {
+            (link.generation, link.sealed, link.up, link.lives) = (generation, sealed, false, lives);
+        }
+        self.memory.insert(number, [a_region, b_region].map(Arc::new));
+        Ok(())
+    }
+
+    /// Whether a domain's QEMU has a region; none: it has not said.
+    fn has(&self, domain: &str, link: u32, generation: u32, own: bool) -> Option<bool> {
+        let (_, places, _) = self.vms.get(domain)?.has.as_ref()?;
+        Some(places.contains_key(&plug_name(link, generation, own)))
+    }
+
+    /// B-10. Once the owner's QEMU has its region nobody else will write it.
+    fn settle_seals(&mut self, number: u32) -> io::Result<()> {
+        let link = self.book.links[&number].clone();
+        let Some(memory) = self.memory.get(&number) else { return Ok(()) };
+        for side in 0..2 {
+            if !link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(true) {
+                match memory::seal_against_writing(&memory[side]) {
+                    Ok(()) => {}
+                    // An earlier broker sealed it and did not live to write that down.
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                    Err(error) => return Err(error),
+                }
+                if let Some(link) = self.book.links.get_mut(&number) {
+                    link.sealed[side] = true;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What each QEMU should have.
+    fn settle_plugs(&mut self) {
+        for (domain, vm) in &self.vms {
+            let mut plugs = Vec::new();
+            for (number, link) in self.book.links_of(domain) {
+                let (Some(side), Some(memory)) = (link.side(domain), self.memory.get(&number)) else { continue };
+                if link.lives[side] != self.book.machines[domain].life {
+                    continue;
+                }
+                let mut plug = |own: bool, memory: &Arc<_>| {
+                    let name = plug_name(number, link.generation, own);
+                    plugs.push(Plug { name, memory: Arc::clone(memory), size: link.size, readonly: !own });
+                };
+                plug(true, &memory[side]);
+                if link.sealed[1 - side] {
+                    plug(false, &memory[1 - side]);
+                }
+            }
+            vm.wanted.send_if_modified(|wanted| {
+                let same = wanted.plugs.iter().map(|plug| &plug.name).eq(plugs.iter().map(|plug| &plug.name));
+                if wanted.version == 0 || !same {
+                    *wanted = Wanted { version: wanted.version + 1, plugs: plugs.into() };
+                }
+                !same || wanted.version == 1
+            });
+        }
+    }
+
+    /// B-7. How far a link is.
+    pub(crate) fn link_state(&self, number: u32) -> LinkState {
+        let link = &self.book.links[&number];
+        let there = |end: &String| self.is_host(end) || self.vms.contains_key(end);
+        let has = |end: &String, own| match self.has(end, number, link.generation, own) {
+            _ if self.is_host(end) => true,
+            Some(has) => has,
+            // A broker that began anew does not undo what it has not seen yet.
+            None => link.up,
+        };
+        if !link.ends.iter().all(there) {
+            LinkState::Waiting
+        } else if link.sealed == [true; 2] && link.ends.iter().all(|end| has(end, true) && has(end, false)) {
+            LinkState::Up
+        } else {
+            LinkState::Wanted
+        }
+    }
+
+    /// Links that are up, as one end sees them: number and peer.
+    fn up_links(&self, domain: &str) -> Vec<(u32, String)> {
+        let up = self.book.links_of(domain).filter(|(number, _)| self.link_state(*number) == LinkState::Up);
+        up.filter_map(|(number, link)| Some((number, link.ends[1 - link.side(domain)?].clone()))).collect()
+    }
+
+    /// B-8. Each QEMU has the doorbells of those peers that it has a link with, and no other.
+    fn settle_bells(&mut self) -> io::Result<()> {
+        for viewer in self.vms.keys().cloned().collect::<Vec<_>>() {
+            let peers: BTreeSet<String> = self.up_links(&viewer).into_iter().map(|(_, peer)| peer).collect();
+            let mut wanted: BTreeMap<String, u64> = BTreeMap::new();
+            for peer in peers {
+                if let (Some(vm), Some(machine)) = (self.vms.get(&peer), self.book.machines.get(&peer)) {
+                    if !vm.stormed_by.contains(&viewer) {
+                        wanted.insert(peer, machine.process);
+                    }
+                }
+            }
+            let mut stale = Vec::new();
+            for (number, bell) in &self.book.machines[&viewer].bells {
+                if wanted.get(&bell.peer) == Some(&bell.process) {
+                    wanted.remove(&bell.peer);
+                } else {
+                    stale.push(*number);
+                }
+            }
+            stale.into_iter().try_for_each(|number| self.withdraw(&viewer, number))?;
+            for (peer, process) in wanted {
+                self.give_bell(&viewer, &peer, process)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn give_bell(&mut self, viewer: &str, peer: &str, process: u64) -> io::Result<()> {
+        let most = self.config.domains.get(viewer).map_or(0, |domain| usize::from(domain.bells));
+        let Some(machine) = self.book.machines.get_mut(viewer) else { return Ok(()) };
+        if machine.bells.len() >= most || machine.next_bell == NO_BELL {
+            if let Some(vm) = self.vms.get_mut(viewer) {
+                vm.trouble = Some(format!("it has {} doorbells and gets no more", machine.bells.len()));
+            }
+            return Ok(());
+        }
+        let number = machine.next_bell;
+        machine.next_bell += 1;
+        machine.bells.insert(number, Bell { peer: peer.into(), process, given: false });
+        self.save()?;
+        let bell = self.vms[peer].device.bell(number)?;
+        self.send(viewer, bell)
+    }
+
+    /// B-8. Takes a doorbell away. The number is not used again.
+    pub(crate) fn withdraw(&mut self, viewer: &str, number: u16) -> io::Result<()> {
+        if let Some(bell) = self.book.machines.get_mut(viewer).and_then(|machine| machine.bells.get_mut(&number)) {
+            // Until it is done, a broker that begins does it again.
+            bell.given = false;
+            self.save()?;
+        }
+        self.send(viewer, vec![(number.into(), None)])?;
+        if let Some(machine) = self.book.machines.get_mut(viewer) {
+            machine.bells.remove(&number);
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, viewer: &str, messages: Vec<crate::ivshmem::Message>) -> io::Result<()> {
+        if let Some(vm) = self.vms.get_mut(viewer) {
+            if !vm.outbound.push(messages) {
+                // A QEMU that is stopped for so long hears of nothing: better none than a wrong picture.
+                vm.trouble = Some("its QEMU does not read from the doorbell socket".into());
+            }
+            self.flush(viewer);
+        }
+        Ok(())
+    }
+
+    /// B-7. Tells each guest of its links what it does not know.
+    fn settle_guests(&mut self) {
+        for domain in self.vms.keys().cloned().collect::<Vec<_>>() {
+            let told: BTreeMap<u32, Told> = self
+                .up_links(&domain)
+                .into_iter()
+                .filter_map(|(number, peer)| Some((number, self.view(&domain, number, &peer)?)))
+                .collect();
+            let Some(vm) = self.vms.get_mut(&domain) else { continue };
+            if vm.guest.tell(&told) {
+                match vm.guest.turn(&vm.device.memory, &self.config.host, 1) {
+                    Ok((_, true)) => vm.device.ring(),
+                    Ok(_) => {}
+                    Err(error) => crate::log(&format!("{domain}: the device's memory cannot be reached: {error}")),
+                }
+            }
+        }
+    }
+
+    /// A link as one end is to see it.
+    fn view(&self, domain: &str, number: u32, peer: &str) -> Option<Told> {
+        let link = &self.book.links[&number];
+        let (_, places, _) = self.vms.get(domain)?.has.as_ref()?;
+        let place = |own| places.get(&plug_name(number, link.generation, own))?.parse().ok();
+        let (me, peer_name): (Name, Name) = (name(domain), name(peer));
+        let (bell, vectors) = if self.is_host(peer) {
+            (HOST_BELL, 1)
+        } else {
+            let bells = &self.book.machines[domain].bells;
+            let bell = bells.iter().find(|(_, bell)| bell.peer == peer).map_or(NO_BELL, |(number, _)| *number);
+            (bell, self.book.machines.get(peer).map_or(0, |machine| machine.vectors))
+        };
+        let rules = |way: Way, services: Vec<&Pattern>| {
+            services.into_iter().map(move |service| (way, service.clone())).collect::<Vec<_>>()
+        };
+        let mut all = rules(Way::In, self.config.services(&peer_name, &me).collect());
+        all.extend(rules(Way::Out, self.config.services(&me, &peer_name).collect()));
+        let (own, theirs, life) = (place(true)?, place(false)?, self.life(peer));
+        Some(Told {
+            generation: link.generation,
+            peer: peer_name,
+            own,
+            theirs,
+            size: link.size,
+            bell,
+            vectors,
+            rules: all,
+            life,
+        })
+    }
+
+    /// B-11. A link's memory goes out of use.
+    fn retire(&mut self, number: u32) {
+        let Some(link) = self.book.links.get(&number).filter(|link| link.generation != 0) else { return };
+        let holders = link.ends.iter().filter_map(|end| Some((end.clone(), self.book.machines.get(end)?.process)));
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.book.quarantine.push(Quarantined {
+            link: number,
+            generation: link.generation,
+            ends: link.ends.clone(),
+            bytes: 2 * link.size,
+            held_by: holders.collect(),
+            since,
+        });
+    }
+
+    /// B-11. What a QEMU does not have any more, and will not be given, is given back.
+    pub(crate) fn given_back(&mut self, domain: &str, version: u64, places: &BTreeMap<String, String>) {
+        let Some(vm) = self.vms.get(domain) else { return };
+        let wanted = vm.wanted.borrow();
+        for old in &mut self.book.quarantine {
+            let names = [true, false].map(|own| plug_name(old.link, old.generation, own));
+            let had = names.iter().any(|name| places.contains_key(name));
+            // A report on an older list than the one that leaves it out says nothing.
+            let outdated = version < wanted.version || wanted.plugs.iter().any(|plug| names.contains(&plug.name));
+            if !had && !outdated {
+                old.held_by.remove(domain);
+            }
+        }
+    }
+
+    /// B-11. What everybody gave back is freed.
+    fn release(&mut self) -> io::Result<()> {
+        let free: Vec<_> = self.book.quarantine.extract_if(.., |old| old.held_by.is_empty()).collect();
+        if !free.is_empty() {
+            self.save()?;
+        }
+        for old in free {
+            self.holder.forget(&memory_key(old.link, old.generation))?;
+        }
+        Ok(())
+    }
+
+    /// B-11. What a domain has not given back: bytes, and the seconds since it should have.
+    pub(crate) fn owed_by(&self, domain: &str) -> Option<(u64, u64)> {
+        let owed = self.book.quarantine.iter().filter(|old| old.held_by.contains_key(domain));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        owed.fold(None, |sum, old| {
+            let (bytes, seconds) = sum.unwrap_or((0, 0));
+            Some((bytes + old.bytes, seconds.max(now.saturating_sub(old.since))))
+        })
+    }
+
+    /// Whether a domain's life is over and a new one is not there yet.
+    #[must_use]
+    pub fn is_gone(&self, domain: &str) -> bool {
+        self.life(domain) == Life::DomainGone
+    }
+}

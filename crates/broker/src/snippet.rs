@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What QEMU and libvirt must be told for a domain to have links.
+
+use std::path::Path;
+
+use tombolo_control::{Form, Name};
+
+use crate::{
+    broker::{device_socket, qmp_socket},
+    config::{Board, Config, Domain},
+    machine::PORT,
+};
+
+/// The first slot of q35's root bus that ports are put into, eight to a slot.
+const PORTS_AT: u16 = 0x18;
+
+/// Line by line.
+#[must_use]
+pub fn lines(form: Form, name: &Name, domain: &Domain, folder: &Path, config: &Config) -> Vec<String> {
+    let device = device_socket(folder, name.as_str()).display().to_string();
+    let qmp = qmp_socket(folder, config, name.as_str()).display().to_string();
+    match form {
+        Form::Qemu => {
+            let mut lines = vec![
+                format!("-chardev socket,id=tombolo,path={}", comma(&device)),
+                format!("-device ivshmem-doorbell,id=tombolo,chardev=tombolo,vectors={}", domain.vectors),
+                format!("-qmp unix:{},server=on,wait=off", comma(&qmp)),
+            ];
+            lines.extend(ports(domain).map(|port| format!("-device {port}")));
+            lines
+        }
+        Form::Libvirt => {
+            let mut lines = vec![
+                format!("<!-- tombolo, domain {name}: the first part goes into <devices> -->"),
+                "<shmem name='tombolo'>".into(),
+                "  <model type='ivshmem-doorbell'/>".into(),
+                format!("  <server path='{}'/>", xml(&device)),
+                format!("  <msi vectors='{}'/>", domain.vectors),
+                "</shmem>".into(),
+                "<!-- this goes into <domain xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>; links are plugged".into(),
+                "     at run time through this socket, as read-only regions are nothing that <shmem> knows -->".into(),
+                "<qemu:commandline>".into(),
+            ];
+            let mut argument = |text: &str| lines.push(format!("  <qemu:arg value='{}'/>", xml(text)));
+            argument("-qmp");
+            argument(&format!("unix:{},server=on,wait=off", comma(&qmp)));
+            for port in ports(domain) {
+                argument("-device");
+                argument(&port);
+            }
+            lines.push("</qemu:commandline>".into());
+            lines
+        }
+    }
+}
+
+/// Root ports of q35, at the end of the root bus.
+fn ports(domain: &Domain) -> impl Iterator<Item = String> {
+    let ports = if domain.machine == Board::Q35 { domain.ports } else { 0 };
+    (0..ports).map(|port| {
+        let (slot, function) = (PORTS_AT + port / 8, port % 8);
+        let multi = if function == 0 { ",multifunction=on" } else { "" };
+        format!("pcie-root-port,id={PORT}{port},bus=pcie.0,addr={slot:#x}.{function},chassis={}{multi}", port + 100)
+    })
+}
+
+/// QEMU's options end at a comma, unless there are two.
+fn comma(text: &str) -> String {
+    text.replace(',', ",,")
+}
+
+fn xml(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snippet(form: Form, text: &str) -> String {
+        let config = Config::parse(Path::new("t"), text).unwrap();
+        let name = "vm".parse().unwrap();
+        lines(form, &name, &config.domains["vm"], Path::new("/run/a,b"), &config).join("\n")
+    }
+
+    #[test]
+    fn qemu_is_told_of_the_device_the_control_socket_and_the_ports() {
+        let pc = snippet(Form::Qemu, "[domain.vm]\nvectors = 4\n");
+        assert_eq!(
+            pc,
+            "-chardev socket,id=tombolo,path=/run/a,,b/vm.ivshmem\n\
+             -device ivshmem-doorbell,id=tombolo,chardev=tombolo,vectors=4\n\
+             -qmp unix:/run/a,,b/vm.qmp,server=on,wait=off"
+        );
+        let q35 = snippet(Form::Qemu, "[domain.vm]\nmachine = \"q35\"\nports = 10\n");
+        assert_eq!(q35.matches("pcie-root-port").count(), 10);
+        assert!(q35.contains("id=tombolo-p-9,bus=pcie.0,addr=0x19.1,chassis=109"), "{q35}");
+    }
+
+    #[test]
+    fn libvirt_is_told_the_same_with_its_own_quotes() {
+        let text = snippet(Form::Libvirt, "[domain.vm]\nqmp = \"/a'b/q\"\n");
+        assert!(text.contains("<server path='/run/a,b/vm.ivshmem'/>"), "{text}");
+        assert!(text.contains("value='unix:/a&apos;b/q,server=on,wait=off'"), "{text}");
+        assert!(text.lines().all(|line| line.len() < 900));
+    }
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-16. What a broker that begins must know besides the descriptors: one file, replaced as a whole.
+//!
+//! The order makes it safe to die anywhere: descriptors go to the holder, *then* the book is saved, *then* somebody is
+//! told; what is given up leaves the book first and the holder after. Descriptors that no book knows are forgotten, and
+//! entries whose descriptors are not there are struck out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{self, Write},
+    os::fd::OwnedFd,
+    path::Path,
+};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+/// All of it.
+#[derive(Serialize, Deserialize, Default, Debug, Clone, PartialEq)]
+pub struct Book {
+    /// Number of the last link, QEMU process and life that was given out; none is used twice.
+    pub last: u64,
+    /// QEMU processes that are connected, by domain.
+    pub machines: BTreeMap<String, Machine>,
+    /// Links by number.
+    pub links: BTreeMap<u32, Link>,
+    /// Memory that is out of use and not given back.
+    pub quarantine: Vec<Quarantined>,
+}
+
+/// A connected QEMU.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// Which process it is.
+    pub process: u64,
+    /// Which life of the domain runs in it.
+    pub life: u64,
+    /// The guest was reset, shut down or panicked, and has not said Hello since.
+    pub ended: bool,
+    /// B-6. Of the guest that said Hello last.
+    pub boot: Option<[u8; 16]>,
+    /// The greeting of B-9 went out whole.
+    pub greeted: bool,
+    /// Vectors of its device.
+    pub vectors: u16,
+    /// B-8. The next number for a doorbell.
+    pub next_bell: u16,
+    /// Doorbells that it was given.
+    pub bells: BTreeMap<u16, Bell>,
+}
+
+/// A doorbell that a QEMU was given.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
+pub struct Bell {
+    /// Whose it is.
+    pub peer: String,
+    /// In which process.
+    pub process: u64,
+    /// All of its vectors went out.
+    pub given: bool,
+}
+
+/// A link.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
+pub struct Link {
+    /// Its two ends.
+    pub ends: [String; 2],
+    /// Bytes of each region.
+    pub size: u64,
+    /// Which memory it has; 0: none yet.
+    pub generation: u32,
+    /// Whether the region of each end is sealed, so that the other may have it.
+    pub sealed: [bool; 2],
+    /// Both ends had both regions when that was last known.
+    pub up: bool,
+    /// The lives for which the memory is; 0: no life has seen it.
+    pub lives: [u64; 2],
+}
+
+/// B-11. Memory out of use.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
+pub struct Quarantined {
+    /// The link whose it was.
+    pub link: u32,
+    /// Which of its memories.
+    pub generation: u32,
+    /// Both ends, against which it counts.
+    pub ends: [String; 2],
+    /// Bytes of both regions.
+    pub bytes: u64,
+    /// The QEMU processes that have not given it back, by domain.
+    pub held_by: BTreeMap<String, u64>,
+    /// Seconds since the epoch when it was taken out of use.
+    pub since: u64,
+}
+
+impl Book {
+    /// The next number that nobody had.
+    pub fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Reads the book in `folder`; an empty one where there is none.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no book.
+    pub fn read(folder: &Path) -> io::Result<Self> {
+        match std::fs::read(folder.join("state.json")) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::other),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Replaces the book in `folder`.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn save(&self, folder: &Path) -> io::Result<()> {
+        let new = folder.join("state.json.new");
+        let mut file = File::create(&new)?;
+        file.write_all(&serde_json::to_vec(self).map_err(io::Error::other)?)?;
+        std::fs::rename(new, folder.join("state.json"))
+    }
+
+    /// Names under which descriptors are kept for this book.
+    #[must_use]
+    pub fn keys(&self) -> BTreeSet<String> {
+        let machines = self.machines.iter().map(|(name, machine)| machine_key(name, machine.process));
+        let links = self.links.iter().filter(|(_, link)| link.generation != 0);
+        let links = links.map(|(number, link)| memory_key(*number, link.generation));
+        let quarantine = self.quarantine.iter().map(|old| memory_key(old.link, old.generation));
+        machines.chain(links).chain(quarantine).collect()
+    }
+
+    /// B-17. Bytes that count against `domain`: its links', and what is quarantined of them.
+    #[must_use]
+    pub fn memory_of(&self, domain: &str) -> u64 {
+        let mine = |ends: &[String; 2]| ends.iter().any(|end| end == domain);
+        let links = self.links.values().filter(|link| mine(&link.ends)).map(|link| 2 * link.size);
+        let old = self.quarantine.iter().filter(|old| mine(&old.ends)).map(|old| old.bytes);
+        links.chain(old).sum()
+    }
+
+    /// Links of `domain`.
+    pub fn links_of<'a>(&'a self, domain: &'a str) -> impl Iterator<Item = (u32, &'a Link)> {
+        self.links.iter().filter(move |(_, link)| link.side(domain).is_some()).map(|(number, link)| (*number, link))
+    }
+}
+
+impl Link {
+    /// Which of its ends `domain` is.
+    #[must_use]
+    pub fn side(&self, domain: &str) -> Option<usize> {
+        self.ends.iter().position(|end| end == domain)
+    }
+}
+
+/// Under which name a QEMU's descriptors are kept.
+#[must_use]
+pub fn machine_key(name: &str, process: u64) -> String {
+    format!("machine/{name}/{process}")
+}
+
+/// Under which name a link's memory is kept.
+#[must_use]
+pub fn memory_key(link: u32, generation: u32) -> String {
+    format!("memory/{link}/{generation}")
+}
+
+/// Takes a lock on a file for as long as the result lives.
+///
+/// # Errors
+/// Another process has it.
+pub fn lock(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
+        rustix::io::Errno::AGAIN => {
+            io::Error::new(io::ErrorKind::ResourceBusy, format!("another process has {}", path.display()))
+        }
+        error => error.into(),
+    })?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b16_book_comes_back_as_it_was_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Book::read(folder.path()).unwrap(), Book::default());
+        let mut book = Book::default();
+        assert_eq!((book.next(), book.next()), (1, 2));
+        let ends = ["a".to_owned(), "b".to_owned()];
+        let (sealed, lives, up) = ([true, false], [4, 0], false);
+        book.links.insert(7, Link { ends: ends.clone(), size: 1 << 20, generation: 3, sealed, up, lives });
+        let held_by = BTreeMap::from([("a".to_owned(), 5)]);
+        book.quarantine.push(Quarantined { link: 7, generation: 2, ends, bytes: 2 << 20, held_by, since: 9 });
+        book.save(folder.path()).unwrap();
+        assert_eq!(Book::read(folder.path()).unwrap(), book);
+        assert_eq!(book.keys(), ["memory/7/2", "memory/7/3"].map(String::from).into());
+        assert_eq!((book.memory_of("a"), book.memory_of("c")), (4 << 20, 0));
+    }
+
+    #[test]
+    fn b16_second_broker_of_a_folder_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = lock(&folder.path().join("lock")).unwrap();
+        assert_eq!(lock(&folder.path().join("lock")).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        drop(first);
+        lock(&folder.path().join("lock")).unwrap();
+    }
+}

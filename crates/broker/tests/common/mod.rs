@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The broker as a process, and QEMUs that are none: one socket to the broker's server, one that speaks QMP.
+#![allow(dead_code, reason = "each test program uses its part of this")]
+
+pub mod qmp;
+
+use std::{
+    fs,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{SocketType, sockopt},
+    process::{Pid, Signal, kill_process},
+};
+use tombolo_broker::{hold::Holder, passing, run::control_socket};
+use tombolo_control::{Boxes, Event, MESSAGE_MAX, Message, Path as Way, Said, Session};
+
+/// Nothing here takes this long.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// Waits until `done` says so.
+#[track_caller]
+pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = done() {
+            return found;
+        }
+        assert!(began.elapsed() < LIMIT, "never: {what}");
+        let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 2_000_000 }));
+    }
+}
+
+/// A broker in a folder of its own.
+pub struct Daemon {
+    folder: tempfile::TempDir,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    pub fn start(config: &str) -> Self {
+        let mut daemon = Self { folder: tempfile::tempdir().unwrap(), child: None };
+        daemon.configure(config);
+        daemon.restart();
+        daemon
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    pub fn configure(&self, config: &str) {
+        fs::write(self.file("tombolod.toml"), config).unwrap();
+    }
+
+    /// Starts the broker, which is not running.
+    pub fn restart(&mut self) {
+        let errors = fs::OpenOptions::new().create(true).append(true).open(self.file("log")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_tombolod"))
+            .arg("--config")
+            .arg(self.file("tombolod.toml"))
+            .arg("--state")
+            .arg(self.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(errors)
+            .spawn()
+            .unwrap();
+        self.child = Some(child);
+        until("the broker answers", || {
+            if let Some(status) = self.child.as_mut().unwrap().try_wait().unwrap() {
+                panic!("the broker ended with {status}: {}", self.log());
+            }
+            Client::try_connect(self.path())
+        });
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(self.child.as_ref().unwrap());
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// SIGKILL, and gone.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+        self.child.take().unwrap().wait().unwrap();
+    }
+
+    /// SIGTERM, and gone.
+    pub fn stop(&mut self) {
+        self.signal(Signal::TERM);
+        let status = self.child.take().unwrap().wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.log());
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.file("log")).unwrap_or_default()
+    }
+
+    pub fn client(&self) -> Client {
+        until("the broker answers", || Client::try_connect(self.path()))
+    }
+
+    /// Bytes of memory that the broker uses.
+    pub fn resident(&self) -> u64 {
+        let pid = self.child.as_ref().unwrap().id();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    /// Descriptors that the broker has open.
+    pub fn open_files(&self) -> usize {
+        let pid = self.child.as_ref().unwrap().id();
+        fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+    }
+
+    /// What the holder keeps.
+    pub fn kept(&self) -> Vec<String> {
+        Holder::find(self.path(), false).and_then(|holder| holder.all()).unwrap().into_keys().collect()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- the broker's log:\n{}", self.log());
+        }
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if let Ok(holder) = Holder::find(self.path(), false) {
+            for key in holder.all().unwrap_or_default().into_keys() {
+                let _ = holder.forget(&key);
+            }
+            let _ = holder.leave();
+        }
+    }
+}
+
+/// A tool that asks the broker.
+pub struct Client {
+    pub socket: OwnedFd,
+}
+
+impl Client {
+    pub fn connect_raw(folder: &Path) -> Option<Self> {
+        let socket = passing::connect(&control_socket(folder), SocketType::SEQPACKET).ok()?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(LIMIT)).unwrap();
+        Some(Self { socket })
+    }
+
+    pub fn try_connect(folder: &Path) -> Option<Self> {
+        let client = Self::connect_raw(folder)?;
+        client.say(0, hello());
+        matches!(client.hear()?.message, Message::Hello { .. }).then_some(client)
+    }
+
+    pub fn say(&self, serial: u32, message: Message) {
+        let _ = passing::send(&self.socket, &Said { serial, message }.encode(), &[]);
+    }
+
+    /// The next message; none at the end.
+    pub fn hear(&self) -> Option<Said> {
+        let mut buffer = [0; MESSAGE_MAX];
+        match passing::receive(&self.socket, &mut buffer) {
+            Ok((0, _)) => None,
+            Ok((len, _)) => Some(Said::decode(Way::Socket, &buffer[..len]).unwrap()),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("the broker says nothing"),
+            Err(_) => None,
+        }
+    }
+
+    /// All that the broker answers.
+    pub fn ask(&self, message: Message) -> Vec<Message> {
+        self.say(7, message);
+        let mut answers = Vec::new();
+        loop {
+            let said = self.hear().expect("an answer");
+            assert_eq!(said.serial, 7);
+            match said.message {
+                Message::Done {} => return answers,
+                refuse @ Message::Refuse { .. } => return vec![refuse],
+                message => answers.push(message),
+            }
+        }
+    }
+
+    #[track_caller]
+    pub fn link(&self, a: &str, b: &str) {
+        let answers = self.ask(add(a, b, 0));
+        assert_eq!(answers, [], "{a} and {b}");
+    }
+
+    /// Why a link is refused.
+    #[track_caller]
+    pub fn refusal(&self, message: Message) -> (u16, String) {
+        match &self.ask(message)[..] {
+            [Message::Refuse { code, reason }] => (*code, reason.to_string()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn links(&self) -> Vec<Message> {
+        self.ask(Message::List { what: tombolo_control::What::Links })
+    }
+
+    pub fn domains(&self) -> Vec<Message> {
+        self.ask(Message::List { what: tombolo_control::What::Domains })
+    }
+}
+
+pub fn add(a: &str, b: &str, size: u64) -> Message {
+    Message::AddLink { a: a.parse().unwrap(), b: b.parse().unwrap(), size }
+}
+
+pub fn remove(a: &str, b: &str) -> Message {
+    Message::RemoveLink { a: a.parse().unwrap(), b: b.parse().unwrap() }
+}
+
+pub fn hello() -> Message {
+    Message::Hello { version_min: 1, version_max: 1, epoch: 0, boot: [0; 16], name: "test".parse().unwrap() }
+}
+
+/// What a QEMU hears from the ivshmem server.
+pub struct Device {
+    pub socket: OwnedFd,
+}
+
+impl Device {
+    pub fn connect(folder: &Path, name: &str) -> Self {
+        let path = folder.join(format!("{name}.ivshmem"));
+        let socket = until("the server lets QEMU in", || passing::connect(&path, SocketType::STREAM).ok());
+        Self { socket }
+    }
+
+    /// The next message within a while; none if the server says nothing.
+    pub fn next(&self, wait: Duration) -> Option<(i64, Option<OwnedFd>)> {
+        sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(wait)).unwrap();
+        let mut bytes = [0; 8];
+        match passing::receive(&self.socket, &mut bytes) {
+            Ok((8, descriptors)) => {
+                assert!(descriptors.len() <= 1);
+                Some((i64::from_le_bytes(bytes), descriptors.into_iter().next()))
+            }
+            Ok((0, _)) => Some((i64::MIN, None)),
+            Ok((len, _)) => panic!("{len} bytes of a message"),
+            Err(_) => None,
+        }
+    }
+
+    #[track_caller]
+    pub fn must(&self) -> (i64, Option<OwnedFd>) {
+        self.next(LIMIT).expect("a message")
+    }
+
+    /// Whether the server closed.
+    pub fn is_closed(&self) -> bool {
+        matches!(self.next(LIMIT), Some((i64::MIN, None)) | None)
+    }
+}
+
+/// A virtual machine without a machine: its device, its control socket, and a broker in its guest.
+pub struct Vm {
+    pub name: String,
+    pub device: Device,
+    pub memory: OwnedFd,
+    /// Rings the host.
+    pub host: OwnedFd,
+    pub own: Vec<OwnedFd>,
+    pub qmp: qmp::Fake,
+    pub guest: Option<Session>,
+    /// What the host said.
+    pub heard: Vec<Message>,
+}
+
+pub const VECTORS: usize = 2;
+
+impl Vm {
+    pub fn start(daemon: &Daemon, name: &str) -> Self {
+        let qmp = qmp::Fake::start(&daemon.file(&format!("{name}.qmp")));
+        let device = Device::connect(daemon.path(), name);
+        assert_eq!(device.must().0, 0, "the version");
+        assert_eq!(device.must().0, 1, "the number");
+        let (number, memory) = device.must();
+        assert_eq!(number, -1);
+        let (number, host) = device.must();
+        assert_eq!(number, 0, "the host's doorbell");
+        let own = (0..VECTORS).map(|_| match device.must() {
+            (1, Some(bell)) => bell,
+            other => panic!("{other:?}"),
+        });
+        let own = own.collect();
+        let (memory, host) = (memory.unwrap(), host.unwrap());
+        Self { name: name.into(), device, memory, host, own, qmp, guest: None, heard: Vec::new() }
+    }
+
+    /// A broker begins in the guest and says Hello.
+    pub fn boot(&mut self, epoch: u64, boot: u8) {
+        let mut session = Session::begin(Way::Host, epoch, &mut GuestBoxes(&self.memory)).unwrap();
+        self.heard.clear();
+        until("the host's box", || {
+            let (event, changed) = session.turn(&mut GuestBoxes(&self.memory)).unwrap();
+            if changed {
+                self.ring_host();
+            }
+            matches!(event, Some(Event::Began)).then_some(())
+        });
+        let (name, boot) = (self.name.parse().unwrap(), [boot; 16]);
+        session.say(&Said::statement(Message::Hello { version_min: 1, version_max: 1, epoch, boot, name }));
+        self.guest = Some(session);
+        self.listen_until("the host's Hello", |said| matches!(said, Message::Hello { .. }));
+    }
+
+    pub fn say(&mut self, message: Message) {
+        assert!(self.guest.as_mut().unwrap().say(&Said::statement(message)));
+        self.turn();
+    }
+
+    pub fn ring_host(&self) {
+        let _ = rustix::io::write(&self.host, &1u64.to_ne_bytes());
+    }
+
+    fn turn(&mut self) {
+        let Some(session) = &mut self.guest else { return };
+        let (event, changed) = session.turn(&mut GuestBoxes(&self.memory)).unwrap();
+        if changed {
+            let _ = rustix::io::write(&self.host, &1u64.to_ne_bytes());
+        }
+        match event {
+            Some(Event::Said(said)) => self.heard.push(said.message),
+            Some(Event::Broke(fault)) => panic!("the host broke {fault}"),
+            Some(Event::Began) => {
+                // The host's broker began anew: so does the conversation.
+                let (epoch, boot) = (session.epoch(), [1; 16]);
+                let name = self.name.parse().unwrap();
+                session.say(&Said::statement(Message::Hello { version_min: 1, version_max: 1, epoch, boot, name }));
+            }
+            None => {}
+        }
+    }
+
+    /// Lets the guest's broker listen until the host said something like this.
+    #[track_caller]
+    pub fn listen_until(&mut self, what: &str, like: impl Fn(&Message) -> bool) -> Message {
+        until(what, || {
+            self.turn();
+            self.heard.iter().position(&like).map(|at| self.heard.remove(at))
+        })
+    }
+
+    /// Bells that the server gives next, of one peer: their number and eventfds.
+    #[track_caller]
+    pub fn bells(&self) -> (i64, Vec<OwnedFd>) {
+        let mut bells = Vec::new();
+        let mut number = 0;
+        for _ in 0..VECTORS {
+            let (this, bell) = self.device.must();
+            assert!(number == 0 || number == this, "bells of {number} and {this} are mixed");
+            number = this;
+            bells.push(bell.expect("an eventfd"));
+        }
+        (number, bells)
+    }
+}
+
+/// How often an eventfd was rung since it was asked last.
+pub fn rung(bell: &OwnedFd) -> u64 {
+    let mut polled = [PollFd::new(bell, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+    if polled[0].revents().is_empty() {
+        return 0;
+    }
+    let mut count = [0; 8];
+    rustix::io::read(bell, &mut count).unwrap();
+    u64::from_ne_bytes(count)
+}
+
+/// The boxes from the guest's side.
+pub struct GuestBoxes<'a>(pub &'a OwnedFd);
+
+impl Boxes for GuestBoxes<'_> {
+    fn load(&mut self, offset: usize, bytes: &mut [u8]) -> std::io::Result<()> {
+        rustix::io::pread(self.0, &mut bytes[..], offset as u64)?;
+        Ok(())
+    }
+    fn store(&mut self, offset: usize, bytes: &[u8]) -> std::io::Result<()> {
+        rustix::io::pwrite(self.0.as_fd(), bytes, (4096 + offset) as u64)?;
+        Ok(())
+    }
+}
+
+/// Domains `a`, `b`, `c`; `a` may connect to `b` and to the host.
+pub const TRIO: &str = r#"
+[domain.a]
+[domain.b]
+[domain.c]
+[[allow]]
+from = "a"
+to = "b"
+service = "*"
+[[allow]]
+from = "a"
+to = "host"
+service = "time"
+"#;

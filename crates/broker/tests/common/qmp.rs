@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A QEMU's control socket without a QEMU: it has devices and memories, and tells events.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    os::{
+        fd::OwnedFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard},
+    thread,
+};
+
+use rustix::fs::SealFlags;
+use serde_json::{Value, json};
+use tombolo_broker::passing;
+
+/// What it has. Everything can be changed from outside.
+#[derive(Default)]
+pub struct State {
+    /// Devices by name: memory, slot.
+    pub devices: BTreeMap<String, (String, String)>,
+    /// Memories by name.
+    pub memories: BTreeMap<String, Memory>,
+    passed: BTreeMap<u64, OwnedFd>,
+    /// `query-status`.
+    pub status: &'static str,
+    /// The guest does not let go of devices.
+    pub stubborn: bool,
+    /// Slots that other devices have.
+    pub foreign: Vec<u64>,
+    client: Option<UnixStream>,
+    count: u64,
+}
+
+pub struct Memory {
+    pub fd: OwnedFd,
+    pub readonly: bool,
+    /// The seals that it had when it was mapped.
+    pub seals: SealFlags,
+}
+
+#[derive(Clone)]
+pub struct Fake(Arc<Mutex<State>>);
+
+impl Fake {
+    pub fn start(path: &Path) -> Self {
+        let _ = std::fs::remove_file(path);
+        let listener = UnixListener::bind(path).unwrap();
+        let fake = Self(Arc::new(Mutex::new(State { status: "running", ..State::default() })));
+        let weak = Arc::downgrade(&fake.0);
+        // The thread ends with the listener's last client; the listener itself is the test's process's.
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (Ok(client), Some(state)) = (client, weak.upgrade()) else { return };
+                let _ = Self(state).serve(&client);
+            }
+        });
+        fake
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Tells an event.
+    pub fn event(&self, name: &str) {
+        let state = self.state();
+        let mut client = state.client.as_ref().expect("a client");
+        let _ = client.write_all(format!("{}\r\n", json!({ "event": name, "data": {} })).as_bytes());
+    }
+
+    /// The guest lets go of a device.
+    pub fn delete(state: &mut State, id: &str) {
+        state.devices.remove(id);
+        if let Some(mut client) = state.client.as_ref() {
+            let event = json!({ "event": "DEVICE_DELETED", "data": { "device": id } });
+            let _ = client.write_all(format!("{event}\r\n").as_bytes());
+        }
+    }
+
+    fn serve(&self, client: &UnixStream) -> io::Result<()> {
+        let greeting = json!({ "QMP": { "version": {}, "capabilities": [] } });
+        (&*client).write_all(format!("{greeting}\r\n").as_bytes())?;
+        self.state().client = Some(client.try_clone()?);
+        let mut buffer = Vec::new();
+        let mut passed: Vec<OwnedFd> = Vec::new();
+        loop {
+            while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = buffer.drain(..=end).collect();
+                let command: Value = serde_json::from_slice(&line)?;
+                let mut state = self.state();
+                let answer = match state.execute(&command, &mut passed) {
+                    Ok(value) => json!({ "return": value, "id": command["id"] }),
+                    Err(why) => json!({ "error": { "class": "GenericError", "desc": why }, "id": command["id"] }),
+                };
+                drop(state);
+                (&*client).write_all(format!("{answer}\r\n").as_bytes())?;
+                if command["execute"] == "device_del" {
+                    let mut state = self.state();
+                    if !state.stubborn {
+                        let id = command["arguments"]["id"].as_str().unwrap_or_default().to_owned();
+                        Self::delete(&mut state, &id);
+                    }
+                }
+            }
+            let mut chunk = [0; 4096];
+            let (len, descriptors) = passing::receive(client, &mut chunk)?;
+            if len == 0 {
+                return Ok(());
+            }
+            passed.extend(descriptors);
+            buffer.extend_from_slice(&chunk[..len]);
+        }
+    }
+}
+
+impl State {
+    fn execute(&mut self, command: &Value, passed: &mut Vec<OwnedFd>) -> Result<Value, String> {
+        let arguments = &command["arguments"];
+        let text = |key: &str| arguments[key].as_str().unwrap_or_default().to_owned();
+        match command["execute"].as_str().unwrap_or_default() {
+            "qmp_capabilities" => Ok(json!({})),
+            "query-status" => Ok(json!({ "status": self.status })),
+            "qom-list" if text("path") == "/objects" => Ok(named(self.memories.keys())),
+            "qom-list" => Ok(named(self.devices.keys())),
+            "qom-get" => {
+                let id = text("path").rsplit('/').next().unwrap_or_default().to_owned();
+                let (_, slot) = self.devices.get(&id).ok_or("no such device")?;
+                let slot = u64::from_str_radix(slot.trim_start_matches("0x"), 16).map_err(|e| e.to_string())?;
+                Ok(json!(slot << 3))
+            }
+            "query-pci" => {
+                let own = self
+                    .devices
+                    .values()
+                    .filter_map(|(_, slot)| u64::from_str_radix(slot.trim_start_matches("0x"), 16).ok());
+                let devices: Vec<_> =
+                    own.chain(self.foreign.iter().copied()).map(|slot| json!({ "slot": slot })).collect();
+                Ok(json!([{ "bus": 0, "devices": devices }]))
+            }
+            "add-fd" => {
+                let fd = passed.pop().ok_or("no descriptor was passed")?;
+                self.count += 1;
+                self.passed.insert(self.count, fd);
+                Ok(json!({ "fdset-id": self.count, "fd": self.count }))
+            }
+            "remove-fd" => {
+                self.passed.remove(&arguments["fdset-id"].as_u64().unwrap_or_default());
+                Ok(json!({}))
+            }
+            "object-add" => {
+                let path = text("mem-path");
+                let number = path.rsplit('/').next().and_then(|fd| fd.parse().ok()).ok_or("no such path")?;
+                let fd =
+                    self.passed.get(&number).ok_or("no such descriptor")?.try_clone().map_err(|e| e.to_string())?;
+                let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|e| e.to_string())?;
+                let readonly = arguments["readonly"] == true;
+                if !readonly && seals.contains(SealFlags::FUTURE_WRITE) {
+                    return Err("unable to map backing store for guest RAM: Operation not permitted".into());
+                }
+                self.memories.insert(text("id"), Memory { fd, readonly, seals });
+                Ok(json!({}))
+            }
+            "object-del" => {
+                let id = text("id");
+                if self.devices.values().any(|(memory, _)| *memory == id) {
+                    return Err(format!("object '{id}' is in use, can not be deleted"));
+                }
+                self.memories.remove(&id).map(|_| json!({})).ok_or("object not found".into())
+            }
+            "device_add" if self.memories.contains_key(&text("memdev")) => {
+                self.devices.insert(text("id"), (text("memdev"), text("addr")));
+                Ok(json!({}))
+            }
+            "device_del" if self.devices.contains_key(&text("id")) => Ok(json!({})),
+            other => Err(format!("the fake does not know {other} like this")),
+        }
+    }
+}
+
+fn named<'a>(names: impl Iterator<Item = &'a String>) -> Value {
+    names.map(|name| json!({ "name": name })).collect()
+}

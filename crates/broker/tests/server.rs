@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The ivshmem server, and what outlives the broker: a client that speaks as QEMU does, and SIGKILL.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Daemon, Device, LIMIT, TRIO, VECTORS, Vm, rung, until};
+use rustix::process::Signal;
+use tombolo_control::Message;
+
+/// Long enough to see that nothing comes.
+const QUIET: Duration = Duration::from_millis(200);
+
+#[test]
+fn b9_qemu_is_greeted_with_its_own_memory_and_doorbells() {
+    let daemon = Daemon::start(TRIO);
+    let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    let stat = |vm: &Vm| rustix::fs::fstat(&vm.memory).unwrap();
+    assert_eq!(stat(&a).st_size, 64 << 10);
+    assert_ne!(stat(&a).st_ino, stat(&b).st_ino, "two QEMUs have one memory");
+    assert_eq!(a.own.len(), VECTORS);
+    assert!(a.device.next(QUIET).is_none() && b.device.next(QUIET).is_none(), "more than the greeting");
+}
+
+#[test]
+fn b8_b13_qemu_gets_no_doorbell_of_a_peer_without_a_link() {
+    let daemon = Daemon::start(TRIO);
+    let vms = ["a", "b", "c"].map(|name| Vm::start(&daemon, name));
+    daemon.client().link("a", "b");
+    let (to_b, bells_b) = vms[0].bells();
+    let (to_a, _bells_a) = vms[1].bells();
+    assert_eq!((to_a, to_b), (2, 2), "numbers are each QEMU's own");
+    assert!(vms[2].device.next(QUIET).is_none(), "c learned of somebody");
+    // What a has is b's.
+    until("b hears a", || {
+        rustix::io::write(&bells_b[1], &1u64.to_ne_bytes()).unwrap();
+        (rung(&vms[1].own[1]) > 0).then_some(())
+    });
+}
+
+#[test]
+fn b9_second_qemu_of_a_domain_and_one_that_talks_are_closed() {
+    let daemon = Daemon::start(TRIO);
+    let first = Vm::start(&daemon, "a");
+    assert!(Device::connect(daemon.path(), "a").is_closed());
+    rustix::io::write(&first.device.socket, b"something").unwrap();
+    until("the place is free again", || {
+        let device = Device::connect(daemon.path(), "a");
+        matches!(device.next(LIMIT), Some((0, None))).then_some(())
+    });
+}
+
+#[test]
+fn b16_connections_bells_and_regions_outlive_a_killed_broker() {
+    let mut daemon = Daemon::start(TRIO);
+    let (mut a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    let ((_, to_b), _) = (a.bells(), b.bells());
+    a.boot(9, 1);
+    a.listen_until("the link", |said| matches!(said, Message::Link { .. }));
+    let (devices, inode) = (a.qmp.state().devices.clone(), rustix::fs::fstat(&a.memory).unwrap().st_ino);
+    let kept = daemon.kept();
+    for _ in 0..5 {
+        daemon.kill();
+        daemon.restart();
+    }
+    until("the link is up again", || {
+        let links = daemon.client().links();
+        matches!(links[..], [Message::LinkRow { state: tombolo_control::LinkState::Up, .. }]).then_some(())
+    });
+    assert_eq!(daemon.kept(), kept);
+    assert_eq!(a.qmp.state().devices, devices, "an established link was touched");
+    assert!(a.device.next(QUIET).is_none() && b.device.next(QUIET).is_none(), "a doorbell was touched");
+    rustix::io::write(&to_b[0], &1u64.to_ne_bytes()).unwrap();
+    assert!(rung(&b.own[0]) > 0);
+    assert_eq!(rustix::fs::fstat(&a.memory).unwrap().st_ino, inode);
+    // The sockets are served: the guest is heard, a new peer is told of, and one that leaves is missed.
+    a.listen_until("the link, from the new broker", |said| matches!(said, Message::Link { .. }));
+    drop(b);
+    let (gone, none) = a.device.must();
+    assert_eq!((gone, none.is_none()), (2, true));
+    let _b = Vm::start(&daemon, "b");
+    assert_eq!(a.bells().0, 3, "a number came a second time");
+}
+
+#[test]
+fn b16_qemu_that_left_while_the_broker_was_away_is_missed() {
+    let mut daemon = Daemon::start(TRIO);
+    let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    let _ = (a.bells(), b.bells());
+    daemon.kill();
+    drop(b);
+    daemon.restart();
+    assert_eq!(a.device.must().0, 2);
+    until("b's device is forgotten", || (!daemon.kept().iter().any(|key| key.starts_with("machine/b"))).then_some(()));
+}
+
+#[test]
+fn b16_killed_at_any_moment_of_joining_it_comes_back_in_order() {
+    let mut daemon = Daemon::start(TRIO);
+    for delay in 0..24u64 {
+        let _device = Device::connect(daemon.path(), "a");
+        let pause = rustix::event::Timespec { tv_sec: 0, tv_nsec: (delay * 100_000) as i64 };
+        rustix::event::poll(&mut [], Some(&pause)).unwrap();
+        daemon.kill();
+        daemon.restart();
+    }
+    let device = until("a new QEMU is let in", || {
+        let device = Device::connect(daemon.path(), "a");
+        matches!(device.next(LIMIT), Some((0, None))).then_some(device)
+    });
+    let mine = |keys: Vec<String>| keys.iter().filter(|key| key.starts_with("machine/a")).count();
+    until("only its device is kept", || (mine(daemon.kept()) == 1).then_some(()));
+    drop(device);
+}
+
+#[test]
+fn b16_broker_that_ends_with_nothing_to_keep_leaves_nothing_behind() {
+    let mut daemon = Daemon::start(TRIO);
+    let a = Vm::start(&daemon, "a");
+    drop(a);
+    until("the device is forgotten", || daemon.kept().is_empty().then_some(()));
+    daemon.stop();
+    let mut left: Vec<_> = std::fs::read_dir(daemon.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.retain(|name| !["a.qmp", "log", "tombolod.toml", "lock", "holder.lock"].contains(&name.as_str()));
+    until("the holder's socket goes", || (!daemon.file("holder.sock").exists()).then_some(()));
+    left.retain(|name| name != "holder.sock");
+    assert_eq!(left, [""; 0]);
+}
+
+#[test]
+fn b8_numbers_of_doorbells_are_never_used_twice_in_one_qemu() {
+    let daemon = Daemon::start(TRIO);
+    let a = Vm::start(&daemon, "a");
+    daemon.client().link("a", "b");
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..20 {
+        let b = Vm::start(&daemon, "b");
+        let (number, _) = a.bells();
+        assert!(seen.insert(number), "{number} came a second time");
+        let _ = b.bells();
+        drop(b);
+        assert_eq!(a.device.must().0, number, "the number is taken back");
+    }
+}
+
+#[test]
+fn b8_doorbell_of_a_peer_that_storms_is_taken_away() {
+    let daemon = Daemon::start(TRIO);
+    let (a, mut b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    let _ = (a.bells(), b.bells());
+    b.boot(5, 1);
+    let Message::Link { link, .. } = b.listen_until("the link", |said| matches!(said, Message::Link { .. })) else {
+        panic!()
+    };
+    b.say(Message::Storm { link });
+    let (number, bell) = a.device.must();
+    assert_eq!((number, bell.is_none()), (2, true));
+    // It comes back under another number.
+    assert_eq!(a.bells().0, 3);
+}
+
+#[test]
+fn b5_guest_that_rings_and_scribbles_without_end_costs_little() {
+    let daemon = Daemon::start(TRIO);
+    let a = Vm::start(&daemon, "a");
+    let before = daemon.resident();
+    let began = std::time::Instant::now();
+    let mut number = 1u64;
+    while began.elapsed() < Duration::from_secs(1) {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        for at in [0x10u64, 0x18, 0x40, 0x80, 0x100, 0x108] {
+            rustix::io::pwrite(&a.memory, &number.rotate_left(at as u32).to_le_bytes(), 4096 + at).unwrap();
+        }
+        a.ring_host();
+    }
+    let mut a = a;
+    daemon.client().links();
+    assert!(daemon.resident() < before + (8 << 20), "{before} became {}", daemon.resident());
+    // And it is heard again once it makes sense.
+    rustix::io::pwrite(&a.memory, &[0; 4096], 4096).unwrap();
+    a.boot(3, 1);
+}
+
+#[test]
+fn b13_rules_are_read_again_and_what_they_forbid_goes() {
+    let daemon = Daemon::start(TRIO);
+    let (a, _b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    let _ = a.bells();
+    daemon.configure("[domain.a]\nthis is no configuration");
+    daemon.signal(Signal::HUP);
+    until("the mistake is told", || daemon.log().contains("tombolod.toml:2: ").then_some(()));
+    assert_eq!(daemon.client().links().len(), 1, "a mistake changed something");
+    daemon.configure("[domain.a]\n[domain.b]\n");
+    daemon.signal(Signal::HUP);
+    assert_eq!(a.device.must().0, 2, "the doorbell is taken back");
+    until("the link goes", || daemon.client().links().is_empty().then_some(()));
+    until("the regions go", || a.qmp.state().memories.is_empty().then_some(()));
+}
