@@ -74,7 +74,7 @@ impl Broker {
             }
         }
         // Numbers of links come from the same source as all others, and are not used twice.
-        let Ok(number) = u32::try_from(self.book.next()) else {
+        let Ok(number) = u32::try_from(self.book.number()) else {
             return Ok(refuse(code::QUOTA, "all numbers of links are used up"));
         };
         let ends = [a, b].map(|name| name.as_str().to_owned());

@@ -215,7 +215,7 @@ impl Broker {
                 return Ok(());
             }
         };
-        let (process, life) = (self.book.next(), self.book.next());
+        let (process, life) = (self.book.number(), self.book.number());
         self.holder.keep(&machine_key(name, process), &device.descriptors())?;
         let next_bell = tombolo_control::FIRST_BELL;
         let (boot, bells) = (None, BTreeMap::new());
@@ -290,7 +290,7 @@ impl Broker {
 
     /// B-6. A guest's broker is there; in a new boot it is a new life.
     fn hello(&mut self, name: &str, boot: [u8; 16]) {
-        let life = self.book.next();
+        let life = self.book.number();
         let Some(machine) = self.book.machines.get_mut(name) else { return };
         if machine.boot.is_some_and(|old| old != boot) {
             machine.life = life;

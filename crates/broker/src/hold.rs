@@ -177,11 +177,11 @@ pub fn serve(folder: &Path) -> io::Result<()> {
         drop(polled);
         let mut ready = ready.into_iter();
         clients.retain(|client| !ready.next().unwrap_or(false) || store.serve(client).is_ok());
-        if ready.next() == Some(true) {
-            if let Some(client) = admit(&listener) {
-                clients.truncate(CLIENTS_MAX - 1);
-                clients.push(client);
-            }
+        if ready.next() == Some(true)
+            && let Some(client) = admit(&listener)
+        {
+            clients.truncate(CLIENTS_MAX - 1);
+            clients.push(client);
         }
     }
     let _ = std::fs::remove_file(path);

@@ -122,9 +122,9 @@ impl Broker {
     fn settle_seals(&mut self, number: u32) -> io::Result<()> {
         let link = self.book.links[&number].clone();
         let Some(memory) = self.memory.get(&number) else { return Ok(()) };
-        for side in 0..2 {
+        for (side, region) in memory.iter().enumerate() {
             if !link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(true) {
-                match memory::seal_against_writing(&memory[side]) {
+                match memory::seal_against_writing(region) {
                     Ok(()) => {}
                     // An earlier broker sealed it and did not live to write that down.
                     Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
@@ -197,10 +197,10 @@ impl Broker {
             let peers: BTreeSet<String> = self.up_links(&viewer).into_iter().map(|(_, peer)| peer).collect();
             let mut wanted: BTreeMap<String, u64> = BTreeMap::new();
             for peer in peers {
-                if let (Some(vm), Some(machine)) = (self.vms.get(&peer), self.book.machines.get(&peer)) {
-                    if !vm.stormed_by.contains(&viewer) {
-                        wanted.insert(peer, machine.process);
-                    }
+                if let (Some(vm), Some(machine)) = (self.vms.get(&peer), self.book.machines.get(&peer))
+                    && !vm.stormed_by.contains(&viewer)
+                {
+                    wanted.insert(peer, machine.process);
                 }
             }
             let mut stale = Vec::new();

@@ -97,7 +97,7 @@ pub struct Quarantined {
 
 impl Book {
     /// The next number that nobody had.
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
@@ -195,7 +195,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Book::read(folder.path()).unwrap(), Book::default());
         let mut book = Book::default();
-        assert_eq!((book.next(), book.next()), (1, 2));
+        assert_eq!((book.number(), book.number()), (1, 2));
         let ends = ["a".to_owned(), "b".to_owned()];
         let (sealed, lives, up) = ([true, false], [4, 0], false);
         book.links.insert(7, Link { ends: ends.clone(), size: 1 << 20, generation: 3, sealed, up, lives });

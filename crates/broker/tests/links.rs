@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Links: memory, the order of sealing, lives, quarantine, quotas; with QEMUs that have a control socket and no machine.
+
+mod common;
+
+use common::{Daemon, TRIO, Vm, add, qmp, remove, until};
+use rustix::fs::SealFlags;
+use tombolo_control::{Life, LinkState, Message, Way, code};
+
+fn is_up(daemon: &Daemon) -> Option<u32> {
+    daemon.client().links().into_iter().find_map(|row| match row {
+        Message::LinkRow { state: LinkState::Up, generation, .. } => Some(generation),
+        _ => None,
+    })
+}
+
+fn quarantined(daemon: &Daemon) -> u64 {
+    daemon
+        .client()
+        .links()
+        .iter()
+        .map(|row| if let Message::LinkRow { quarantined, .. } = row { *quarantined } else { 0 })
+        .sum()
+}
+
+fn life_of(daemon: &Daemon, domain: &str) -> Life {
+    let rows = daemon.client().domains();
+    let found = rows.iter().find_map(|row| match row {
+        Message::DomainRow { name, life, .. } if name.as_str() == domain => Some(*life),
+        _ => None,
+    });
+    found.unwrap()
+}
+
+fn is_link(said: &Message) -> bool {
+    matches!(said, Message::Link { .. })
+}
+
+/// Names of the memories that a QEMU has.
+fn memories(vm: &Vm) -> Vec<String> {
+    vm.qmp.state().memories.keys().cloned().collect()
+}
+
+#[test]
+fn b7_b10_each_end_gets_its_region_before_the_seal_and_the_peers_after() {
+    let daemon = Daemon::start(TRIO);
+    let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    until("the link is up", || is_up(&daemon));
+    let inode = |vm: &Vm, name: &str| {
+        let state = vm.qmp.state();
+        let (_, memory) = state.memories.iter().find(|(id, _)| id.ends_with(name)).unwrap();
+        let stat = rustix::fs::fstat(&memory.fd).unwrap();
+        assert_eq!((stat.st_size, stat.st_blocks * 512), (1 << 20, 1 << 20));
+        let sealed = memory.seals.contains(SealFlags::FUTURE_WRITE | SealFlags::SEAL);
+        assert_eq!((memory.readonly, sealed), (name == "peer", name == "peer"), "{name} of {}", vm.name);
+        assert!(memory.seals.contains(SealFlags::SHRINK | SealFlags::GROW));
+        // By now nobody new writes either of them.
+        assert_eq!(rustix::io::pwrite(&memory.fd, &[1], 0), Err(rustix::io::Errno::PERM));
+        stat.st_ino
+    };
+    assert_eq!((inode(&a, "own"), inode(&a, "peer")), (inode(&b, "peer"), inode(&b, "own")));
+    assert_ne!(inode(&a, "own"), inode(&b, "own"));
+}
+
+#[test]
+fn b7_b13_guests_are_told_of_their_link_and_its_rules() {
+    let daemon = Daemon::start(TRIO);
+    let (mut a, mut b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    a.boot(3, 1);
+    daemon.client().link("a", "b");
+    b.boot(4, 1);
+    for (vm, peer, way) in [(&mut a, "b", Way::Out), (&mut b, "a", Way::In)] {
+        let said = vm.listen_until("the link", |said| matches!(said, Message::Link { bell: 2, .. }));
+        let Message::Link { peer: named, own, theirs, size, vectors, allows, .. } = said else { panic!() };
+        assert_eq!((named.as_str(), size, vectors, allows), (peer, 1 << 20, 2, 1));
+        assert_ne!(own, theirs);
+        let said = vm.listen_until("the rule", |said| matches!(said, Message::Allow { .. }));
+        assert!(
+            matches!(&said, Message::Allow { way: said, service, .. } if *said == way && service.as_str() == "*"),
+            "{said:?}"
+        );
+        vm.listen_until("the peer's life", |said| matches!(said, Message::Life { life: Life::Running, .. }));
+    }
+    assert_eq!(daemon.client().ask(remove("b", "a")), []);
+    a.listen_until("the end of the link", |said| matches!(said, Message::Unlink { .. }));
+    b.listen_until("the end of the link", |said| matches!(said, Message::Unlink { .. }));
+}
+
+#[test]
+fn b6_guest_that_does_not_begin_with_hello_is_told_nothing() {
+    let daemon = Daemon::start(TRIO);
+    let (mut a, _b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    let mut session =
+        tombolo_control::Session::begin(tombolo_control::Path::Host, 7, &mut common::GuestBoxes(&a.memory)).unwrap();
+    session.say(&tombolo_control::Said::statement(Message::Storm { link: 1 }));
+    until("the host's Hello", || {
+        let mut boxes = common::GuestBoxes(&a.memory);
+        let (event, _) = session.turn(&mut boxes).unwrap();
+        a.ring_host();
+        if matches!(event, Some(tombolo_control::Event::Began)) {
+            session.say(&tombolo_control::Said::statement(Message::Storm { link: 1 }));
+        }
+        matches!(event, Some(tombolo_control::Event::Said(_))).then_some(())
+    });
+    until("the link is up", || is_up(&daemon));
+    for _ in 0..50 {
+        let (event, _) = session.turn(&mut common::GuestBoxes(&a.memory)).unwrap();
+        assert!(event.is_none(), "{event:?}");
+        a.ring_host();
+        daemon.client().links();
+    }
+    // It is heard when it begins anew and does better.
+    a.boot(8, 1);
+    a.listen_until("the link", is_link);
+}
+
+#[test]
+fn b12_peer_is_told_of_pause_reset_and_the_death_of_a_qemu() {
+    let daemon = Daemon::start(TRIO);
+    let (mut a, mut b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    a.boot(3, 1);
+    b.boot(4, 1);
+    a.listen_until("the link", is_link);
+    let mut expect = |life: Life| {
+        a.listen_until(&format!("{life:?}"), |said| matches!(said, Message::Life { life: said, .. } if *said == life));
+    };
+    expect(Life::Running);
+    for (event, life) in
+        [("STOP", Life::Paused), ("RESUME", Life::Running), ("STOP", Life::Paused), ("RESUME", Life::Running)]
+    {
+        b.qmp.event(event);
+        expect(life);
+    }
+    for event in ["GUEST_PANICKED", "RESET", "SHUTDOWN"] {
+        b.qmp.event(event);
+        until("it is over", || (life_of(&daemon, "b") == Life::DomainGone).then_some(()));
+    }
+    expect(Life::DomainGone);
+    assert_eq!(life_of(&daemon, "c"), Life::DomainGone);
+}
+
+#[test]
+fn b12_qemu_that_is_gone_is_told_at_once_and_its_data_stays_readable() {
+    let daemon = Daemon::start(TRIO);
+    let (mut a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    until("the link is up", || is_up(&daemon));
+    a.boot(3, 1);
+    a.listen_until("the link", is_link);
+    let before = memories(&a);
+    drop(b);
+    until("b is gone", || (life_of(&daemon, "b") == Life::DomainGone).then_some(()));
+    assert_eq!(memories(&a), before, "what b had published was taken away with it");
+}
+
+#[test]
+fn b10_b12_new_life_gets_new_memory_and_the_old_is_given_back() {
+    let daemon = Daemon::start(TRIO);
+    let (mut a, mut b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    a.boot(3, 1);
+    b.boot(4, 1);
+    let first = until("the link is up", || is_up(&daemon));
+    let old = [memories(&a), memories(&b)].concat();
+    // A broker that begins anew in the same boot changes nothing.
+    b.boot(5, 1);
+    b.listen_until("the link", is_link);
+    assert_eq!(is_up(&daemon), Some(first));
+    // A reset, and another boot.
+    b.qmp.event("RESET");
+    b.boot(6, 2);
+    let second = until("the link is up with other memory", || is_up(&daemon).filter(|now| *now != first));
+    assert_eq!(second, first + 1);
+    until("the old memory is given back", || (quarantined(&daemon) == 0).then_some(()));
+    assert!(memories(&a).iter().chain(&memories(&b)).all(|name| !old.contains(name)));
+    assert_eq!(daemon.kept().iter().filter(|key| key.starts_with("memory/")).count(), 1);
+    // And another QEMU.
+    drop(b);
+    let _b = Vm::start(&daemon, "b");
+    until("the link is up once more", || is_up(&daemon).filter(|now| *now == second + 1));
+}
+
+#[test]
+fn b11_memory_that_a_guest_keeps_is_quarantined_and_counted_until_it_goes() {
+    let daemon = Daemon::start(&TRIO.replace("[domain.b]", "[domain.b]\nmemory = \"4MiB\""));
+    let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    until("the link is up", || is_up(&daemon));
+    b.qmp.state().stubborn = true;
+    assert_eq!(daemon.client().ask(remove("a", "b")), []);
+    until("a gives back", || memories(&a).is_empty().then_some(()));
+    assert_eq!(quarantined(&daemon), 2 << 20);
+    let rows = daemon.client().links();
+    assert!(
+        matches!(&rows[..], [Message::LinkRow { state: LinkState::Leaving, note, .. }] if note.as_str() == "not given back by b"),
+        "{rows:?}"
+    );
+    // It counts: there is room for one link more, and not for two.
+    assert_eq!(daemon.client().ask(add("a", "b", 1 << 20)), []);
+    assert_eq!(daemon.client().ask(remove("a", "b")), []);
+    let (number, why) = daemon.client().refusal(add("a", "b", 2 << 20));
+    assert_eq!(number, code::QUOTA, "{why}");
+    // The guest lets go after all.
+    let mut state = b.qmp.state();
+    state.stubborn = false;
+    for id in state.devices.keys().cloned().collect::<Vec<_>>() {
+        qmp::Fake::delete(&mut state, &id);
+    }
+    drop(state);
+    until("all is given back", || (quarantined(&daemon) == 0).then_some(()));
+    assert!(daemon.kept().iter().all(|key| !key.starts_with("memory/")));
+}
+
+#[test]
+fn b11_quarantine_outlives_the_broker_and_ends_with_the_qemu() {
+    let mut daemon = Daemon::start(TRIO);
+    let (_a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    until("the link is up", || is_up(&daemon));
+    b.qmp.state().stubborn = true;
+    daemon.client().ask(remove("a", "b"));
+    daemon.kill();
+    daemon.restart();
+    assert_eq!(quarantined(&daemon), 2 << 20);
+    drop(b);
+    until("it ends with the QEMU", || (quarantined(&daemon) == 0).then_some(()));
+}
+
+#[test]
+fn b16_broker_killed_at_any_moment_of_making_a_link_finishes_it() {
+    let mut daemon = Daemon::start(TRIO);
+    let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    for delay in 0..16i64 {
+        daemon.client().say(1, add("a", "b", 64 << 10));
+        let pause = rustix::event::Timespec { tv_sec: 0, tv_nsec: delay * 400_000 };
+        rustix::event::poll(&mut [], Some(&pause)).unwrap();
+        daemon.kill();
+        daemon.restart();
+        let links = daemon.client().links();
+        if links.is_empty() {
+            daemon.client().link("a", "b");
+        }
+        until("the link is up", || is_up(&daemon));
+        assert_eq!((memories(&a).len(), memories(&b).len()), (2, 2));
+        for vm in [&a, &b] {
+            for memory in vm.qmp.state().memories.values() {
+                assert!(
+                    rustix::fs::fcntl_get_seals(&memory.fd)
+                        .unwrap()
+                        .contains(SealFlags::FUTURE_WRITE | SealFlags::SEAL)
+                );
+            }
+        }
+        assert_eq!(daemon.client().ask(remove("a", "b")), []);
+        until("all is given back", || {
+            (memories(&a).is_empty() && memories(&b).is_empty() && quarantined(&daemon) == 0).then_some(())
+        });
+    }
+}
+
+#[test]
+fn b13_link_that_no_rule_allows_is_refused_with_the_remedy() {
+    let daemon = Daemon::start(TRIO);
+    let client = daemon.client();
+    for (a, b, number, said) in [
+        ("a", "c", code::DENIED, "no rule allows a and c anything: add an [[allow]] to"),
+        ("b", "host", code::DENIED, "no rule allows b and host anything"),
+        ("a", "a", code::DENIED, "no rule allows a and a anything"),
+        ("a", "d", code::NOT_FOUND, "no domain is called d"),
+    ] {
+        let (refused, why) = client.refusal(add(a, b, 0));
+        assert_eq!(refused, number, "{why}");
+        assert!(why.starts_with(said), "{why}");
+    }
+    client.link("b", "a");
+    assert_eq!(client.refusal(add("a", "b", 0)).0, code::EXISTS);
+    assert_eq!(client.refusal(remove("a", "c")).0, code::NOT_FOUND);
+    assert_eq!(client.refusal(add("a", "host", 3 << 20)).0, code::FAILED);
+}
+
+#[test]
+fn b17_quotas_and_slots_are_told_before_they_are_hit() {
+    let all = "[[allow]]\nfrom = \"*\"\nto = \"*\"\nservice = \"*\"\n";
+    let config = format!(
+        "[domain.a]\nmemory = \"4MiB\"\n[domain.b]\nlinks = 1\n[domain.c]\nmachine = \"q35\"\nports = 3\n[domain.d]\n{all}"
+    );
+    let daemon = Daemon::start(&config);
+    let client = daemon.client();
+    client.link("a", "b");
+    let (number, why) = client.refusal(add("b", "d", 0));
+    assert_eq!((number, why.as_str()), (code::QUOTA, "b has 1 links of 1"));
+    let (number, why) = client.refusal(add("a", "d", 2 << 20));
+    assert_eq!((number, why.as_str()), (code::QUOTA, "a uses 2097152 bytes of 4194304; the link would take 4194304"));
+    client.link("c", "d");
+    let (number, why) = client.refusal(add("c", "host", 0));
+    assert_eq!(number, code::NO_SLOT);
+    assert!(why.starts_with("c has 1 of 3 slots free, a link takes 2: raise `ports`"), "{why}");
+    // What QEMU says of its bus counts.
+    let d = Vm::start(&daemon, "d");
+    d.qmp.state().foreign = (4..29).collect();
+    until("d says what it has", || daemon.log().contains("d: QEMU connected").then_some(()));
+    d.qmp.event("RESET");
+    until("the bus is full", || {
+        let full =
+            |row: &Message| matches!(row, Message::DomainRow { name, slots_used: 27, .. } if name.as_str() == "d");
+        client.domains().iter().any(full).then_some(())
+    });
+    let (number, why) = client.refusal(add("d", "host", 0));
+    assert_eq!(number, code::NO_SLOT);
+    assert!(why.contains("d has 1 of 28 slots free, a link takes 2: remove"), "{why}");
+}
+
+#[test]
+fn b8_link_with_the_host_has_a_region_each_way_and_the_hosts_doorbell() {
+    let daemon = Daemon::start(TRIO);
+    let mut a = Vm::start(&daemon, "a");
+    daemon.client().link("a", "host");
+    until("the link is up", || is_up(&daemon));
+    a.boot(3, 1);
+    let said = a.listen_until("the link", is_link);
+    assert!(matches!(&said, Message::Link { peer, bell: 0, vectors: 1, .. } if peer.as_str() == "host"), "{said:?}");
+    let state = a.qmp.state();
+    let peer = state.memories.iter().find(|(id, _)| id.ends_with("peer")).unwrap().1;
+    assert!(peer.readonly && !peer.seals.contains(SealFlags::FUTURE_WRITE) && peer.seals.contains(SealFlags::SEAL));
+    let own = state.memories.iter().find(|(id, _)| id.ends_with("own")).unwrap().1;
+    assert!(rustix::fs::fcntl_get_seals(&own.fd).unwrap().contains(SealFlags::FUTURE_WRITE));
+    drop(state);
+    assert!(a.device.next(std::time::Duration::from_millis(100)).is_none(), "a doorbell beyond the host's");
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The QMP client against servers that do what they should not.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use tombolo_broker::qmp::{Error, Qmp};
+
+const GREETING: &str = "{\"QMP\": {}}\r\n{\"return\": {}, \"id\": 1}\r\n";
+
+/// A server that does `then` once it has sent `lines`.
+fn serve(
+    lines: &'static str,
+    then: impl FnOnce(&mut UnixStream) + Send + 'static,
+) -> (tempfile::TempDir, JoinHandle<()>) {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("qmp")).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        client.write_all(lines.as_bytes()).unwrap();
+        then(&mut client);
+    });
+    (folder, server)
+}
+
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// Until the client closes.
+fn wait(client: &mut UnixStream) {
+    let _ = client.read_to_end(&mut Vec::new());
+}
+
+fn query(folder: &tempfile::TempDir) -> Result<serde_json::Value, Error> {
+    run(async {
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).await?;
+        qmp.execute("query-status", json!({}), None).await
+    })
+}
+
+#[test]
+fn answers_and_events_are_told_apart_and_late_answers_dropped() {
+    const LINES: &str = "{\"QMP\": {}}\r\n{\"return\": {}, \"id\": 1}\r\n{\"event\": \"STOP\", \"data\": {}}\r\n\
+                         {\"return\": 0, \"id\": 77}\r\n{\"return\": {\"status\": \"paused\"}, \"id\": 2}\r\n";
+    let (folder, server) = serve(LINES, wait);
+    run(async {
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).await.unwrap();
+        let status = qmp.execute("query-status", json!({}), None).await.unwrap();
+        assert_eq!(status["status"], "paused");
+        assert_eq!(qmp.event().await.unwrap().name, "STOP");
+    });
+    server.join().unwrap();
+}
+
+#[test]
+fn refusal_is_told_with_its_reason() {
+    const LINES: &str =
+        "{\"QMP\": {}}\r\n{\"return\": {}, \"id\": 1}\r\n{\"error\": {\"desc\": \"no\"}, \"id\": 2}\r\n";
+    let (folder, server) = serve(LINES, wait);
+    assert_eq!(query(&folder).unwrap_err().to_string(), "QEMU refuses query-status: no");
+    server.join().unwrap();
+}
+
+#[test]
+fn server_that_says_nothing_costs_the_deadline() {
+    let (folder, server) = serve(GREETING, wait);
+    let began = Instant::now();
+    assert!(matches!(query(&folder), Err(Error::Lost(error)) if error.kind() == std::io::ErrorKind::TimedOut));
+    assert!((Duration::from_secs(9)..Duration::from_secs(15)).contains(&began.elapsed()));
+    server.join().unwrap();
+}
+
+#[test]
+fn garbage_endless_lines_and_endless_events_end_the_connection() {
+    let (folder, server) = serve("no json\r\n", wait);
+    assert!(matches!(query(&folder), Err(Error::Lost(_))));
+    server.join().unwrap();
+    for flood in ["x", "{\"event\": \"RTC_CHANGE\", \"data\": {}}\r\n"] {
+        let (folder, server) = serve(GREETING, move |client| {
+            let chunk = flood.repeat(1000);
+            while client.write_all(chunk.as_bytes()).is_ok() {}
+        });
+        let error = query(&folder).unwrap_err().to_string();
+        assert!(error.contains("a line of more than") || error.contains("more events than"), "{error}");
+        server.join().unwrap();
+    }
+}
