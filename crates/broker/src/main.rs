@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 4. Uses: control.
+//!
 //! The command `tombolod`.
 //!
 //! Exit codes: 0 done; 1 it failed; 2 the command line or the configuration makes no sense.
