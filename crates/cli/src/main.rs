@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: layout, mem, bench, tombolo.
+//! Layer 4. Uses: layout, mem, control, bench, tombolo.
 //!
 //! The command `tombolo VERB`: one module of `cmd` for each verb.
 //!
@@ -37,6 +37,7 @@ enum Verb {
     /// Measure Tombolo beside the kernel's transports, in one run and between two processes
     Bench(tombolo_bench::BenchArgs),
     Demo(cmd::demo::Args),
+    Link(cmd::link::Args),
     Ls(cmd::ls::Args),
     Proxy(cmd::proxy::Args),
     Top(cmd::top::Args),
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Verb::Cat(args) => cmd::cat::run(&args),
         Verb::Bench(args) => return tombolo_bench::main(&args),
         Verb::Demo(args) => cmd::demo::run(&args),
+        Verb::Link(args) => cmd::link::run(&args),
         Verb::Ls(args) => cmd::ls::run(&args),
         Verb::Proxy(args) => cmd::proxy::run(&args),
         Verb::Top(args) => cmd::top::run(&args),

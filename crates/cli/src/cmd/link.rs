@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `tombolo link`: asks the host's broker for links between virtual machines.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut, Write},
+    os::fd::OwnedFd,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use clap::Subcommand;
+use rustix::{
+    event::{Timespec, poll},
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags,
+        SocketType, sockopt,
+    },
+};
+use tombolo_bench::size;
+use tombolo_control::{Form, LinkState, MESSAGE_MAX, Message, Name, Path, Said, VERSION, What};
+
+use crate::{
+    failure::{Failure, Os, Result},
+    human,
+};
+
+/// How long the broker may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Join virtual machines, take them apart, and show what there is: asks `tombolod` on their host
+#[derive(clap::Args)]
+pub struct Args {
+    /// The broker's socket
+    #[arg(long, value_name = "FILE", default_value = "/run/tombolo/broker.sock", global = true)]
+    broker: PathBuf,
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Give two domains memory to share, now or as soon as both run
+    Add {
+        /// One of them
+        a: Name,
+        /// The other
+        b: Name,
+        /// Bytes for each direction: a power of two from 64KiB [default: as configured]
+        #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+        size: Option<usize>,
+        /// How long to wait for a link between domains that run; 0: not at all
+        #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
+        wait: f64,
+    },
+    /// Take the memory back
+    Rm {
+        /// One of them
+        a: Name,
+        /// The other
+        b: Name,
+    },
+    /// Show links, and what is wrong with them
+    Ls {
+        /// Show domains: their lives, slots and memory
+        #[arg(long)]
+        domains: bool,
+        /// One JSON object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what a domain's QEMU must be told to have links
+    Snippet {
+        /// The domain
+        domain: Name,
+        /// As libvirt's XML
+        #[arg(long)]
+        libvirt: bool,
+    },
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let broker = Broker::connect(&args.broker)?;
+    match &args.action {
+        Action::Add { a, b, size, wait } => {
+            let (a, b, size) = (a.clone(), b.clone(), size.unwrap_or(0) as u64);
+            broker.ask(Message::AddLink { a: a.clone(), b: b.clone(), size })?;
+            broker.await_link(&a, &b, Duration::try_from_secs_f64(*wait).unwrap_or_default())
+        }
+        Action::Rm { a, b } => broker.ask(Message::RemoveLink { a: a.clone(), b: b.clone() }).map(drop),
+        Action::Ls { domains, json } => {
+            let what = if *domains { What::Domains } else { What::Links };
+            let rows = broker.ask(Message::List { what })?;
+            print(&if *json { rows.iter().filter_map(object).collect() } else { table(what, &rows) })
+        }
+        Action::Snippet { domain, libvirt } => {
+            let form = if *libvirt { Form::Libvirt } else { Form::Qemu };
+            let lines = broker.ask(Message::Snippet { form, domain: domain.clone() })?;
+            let text = |line: &Message| if let Message::Line { line } = line { Some(line.to_string()) } else { None };
+            print(&lines.iter().filter_map(text).collect::<Vec<_>>())
+        }
+    }
+}
+
+/// A conversation with the broker.
+struct Broker {
+    socket: OwnedFd,
+}
+
+impl Broker {
+    fn connect(path: &std::path::Path) -> Result<Self> {
+        let open = || -> io::Result<OwnedFd> {
+            let flags = SocketFlags::CLOEXEC;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
+            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+            rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+            Ok(socket)
+        };
+        let socket = open().map_err(|source| {
+            let file = format!("{} (is tombolod running, and may you use it?)", path.display());
+            Failure::Open { file, source }
+        })?;
+        let broker = Self { socket };
+        let name = "tombolo".parse().expect("a name");
+        broker.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name })?;
+        match broker.hear()? {
+            Message::Hello { .. } => Ok(broker),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn say(&self, message: Message) -> Result<()> {
+        let bytes = Said { serial: 1, message }.encode();
+        let mut none = SendAncillaryBuffer::default();
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut none, SendFlags::NOSIGNAL).os("sendmsg")?;
+        Ok(())
+    }
+
+    fn hear(&self) -> Result<Message> {
+        let mut buffer = [0; MESSAGE_MAX];
+        let mut none = RecvAncillaryBuffer::default();
+        let received =
+            rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut buffer)], &mut none, RecvFlags::CMSG_CLOEXEC);
+        match received {
+            Ok(received) if received.bytes > 0 => match Said::decode(Path::Socket, &buffer[..received.bytes]) {
+                Ok(said) => Ok(said.message),
+                Err(fault) => Err(Failure::Outcome(format!("the broker is not understood: {fault}"))),
+            },
+            Ok(_) => Err(Failure::Outcome("the broker closed the connection".into())),
+            Err(rustix::io::Errno::AGAIN) => {
+                Err(Failure::Outcome(format!("the broker does not answer within {} s", PATIENCE.as_secs())))
+            }
+            Err(error) => Err(error).os("recvmsg"),
+        }
+    }
+
+    /// All answers to a question.
+    fn ask(&self, message: Message) -> Result<Vec<Message>> {
+        self.say(message)?;
+        let mut answers = Vec::new();
+        loop {
+            match self.hear()? {
+                Message::Done {} => return Ok(answers),
+                refuse @ Message::Refuse { .. } => return Err(unexpected(&refuse)),
+                message => answers.push(message),
+            }
+        }
+    }
+
+    /// Waits until a link is up, unless an end does not run.
+    fn await_link(&self, a: &Name, b: &Name, time: Duration) -> Result<()> {
+        let deadline = Instant::now() + time;
+        loop {
+            let rows = self.ask(Message::List { what: What::Links })?;
+            let found = rows.iter().find_map(|row| match row {
+                Message::LinkRow { a: one, b: other, state, note, .. } if one == a && other == b => {
+                    Some((*state, note))
+                }
+                _ => None,
+            });
+            match found {
+                Some((LinkState::Wanted, note)) if Instant::now() >= deadline && !time.is_zero() => {
+                    let note = if note.as_str().is_empty() { String::new() } else { format!(": {note}") };
+                    let seconds = time.as_secs_f64();
+                    return Err(Failure::Outcome(format!("the link is not up after {seconds} s{note}")));
+                }
+                Some((LinkState::Wanted, _)) if !time.is_zero() => {
+                    poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).os("poll")?;
+                }
+                Some((LinkState::Waiting, _)) => {
+                    crate::failure::tell(&format!("tombolo: the link waits until both {a} and {b} run"));
+                    return Ok(());
+                }
+                Some(_) => return Ok(()),
+                None => return Err(Failure::Outcome("the link was taken away again".into())),
+            }
+        }
+    }
+}
+
+/// What the broker says instead of what was asked.
+fn unexpected(message: &Message) -> Failure {
+    Failure::Outcome(match message {
+        Message::Refuse { reason, .. } => reason.to_string(),
+        other => format!("the broker answers with {other:?}"),
+    })
+}
+
+fn table(what: What, rows: &[Message]) -> Vec<String> {
+    let mut cells = vec![match what {
+        What::Links => ["LINK", "A", "B", "SIZE", "STATE", "KEPT", "NOTE"].map(String::from).to_vec(),
+        What::Domains => ["DOMAIN", "LIFE", "SLOTS", "MEMORY", "OF", "NOTE"].map(String::from).to_vec(),
+    }];
+    for row in rows {
+        match row {
+            Message::LinkRow { link, a, b, size, state, quarantined, note, .. } => cells.push(vec![
+                link.to_string(),
+                a.to_string(),
+                b.to_string(),
+                human::bytes(*size),
+                format!("{state:?}").to_lowercase(),
+                if *quarantined == 0 { "-".into() } else { human::bytes(*quarantined) },
+                note.to_string(),
+            ]),
+            Message::DomainRow { name, life, slots_used, slots, memory_used, memory, note } => cells.push(vec![
+                name.to_string(),
+                life_name(*life).into(),
+                format!("{slots_used}/{slots}"),
+                human::bytes(*memory_used),
+                human::bytes(*memory),
+                note.to_string(),
+            ]),
+            _ => {}
+        }
+    }
+    let widths: Vec<usize> =
+        (0..cells[0].len()).map(|at| cells.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let padded = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    cells.iter().map(line).collect()
+}
+
+fn life_name(life: tombolo_control::Life) -> &'static str {
+    use tombolo_control::Life::{DomainGone, Paused, Running, Unknown};
+    match life {
+        Unknown => "unknown",
+        Running => "running",
+        Paused => "paused",
+        DomainGone => "gone",
+    }
+}
+
+fn object(row: &Message) -> Option<String> {
+    let value = match row {
+        Message::LinkRow { link, generation, a, b, size, state, quarantined, note } => serde_json::json!({
+            "link": link, "generation": generation, "a": a.as_str(), "b": b.as_str(), "size": size,
+            "state": format!("{state:?}").to_lowercase(), "quarantined": quarantined, "note": note.as_str(),
+        }),
+        Message::DomainRow { name, life, slots_used, slots, memory_used, memory, note } => serde_json::json!({
+            "domain": name.as_str(), "life": life_name(*life), "slots_used": slots_used, "slots": slots,
+            "memory_used": memory_used, "memory": memory, "note": note.as_str(),
+        }),
+        _ => return None,
+    };
+    Some(value.to_string())
+}
+
+/// Whoever does not read any more does not want it.
+fn print(lines: &[String]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match lines.iter().try_for_each(|line| writeln!(out, "{line}")).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.map_err(|source| Failure::Write { file: "standard output".into(), source }),
+    }
+}

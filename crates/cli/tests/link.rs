@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `tombolo link` against a broker, which runs in threads of this process and ends with it.
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+    thread,
+};
+
+use tombolo_broker::{hold, run};
+
+const CONFIG: &str = r#"
+[domain.web]
+[domain.db]
+machine = "q35"
+ports = 2
+[[allow]]
+from = "web"
+to = "db"
+service = "sql"
+"#;
+
+/// A broker in a folder of its own.
+fn broker() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, config) = (folder.path().to_owned(), folder.path().join("tombolod.toml"));
+    std::fs::write(&config, CONFIG).unwrap();
+    let place = path.clone();
+    thread::spawn(move || hold::serve(&place).unwrap());
+    while !path.join("holder.sock").exists() {
+        thread::yield_now();
+    }
+    let place = path.clone();
+    thread::spawn(move || run::run(&config, &place, false).map_err(|error| error.to_string()).unwrap());
+    while link(&path, "ls").0 == 2 {
+        thread::yield_now();
+    }
+    folder
+}
+
+fn link(folder: &Path, words: &str) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_tombolo"))
+        .arg("link")
+        .args(words.split(' '))
+        .arg("--broker")
+        .arg(folder.join("broker.sock"))
+        .output()
+        .unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[test]
+fn links_are_added_shown_and_removed() {
+    let broker = broker();
+    let link = |words: &str| link(broker.path(), words);
+    let (code, out, err) = link("add web db --size 64KiB");
+    assert_eq!((code, out.as_str()), (0, ""), "{err}");
+    assert_eq!(err, "tombolo: the link waits until both web and db run\n");
+    let (code, out, err) = link("ls");
+    assert_eq!((code, err.as_str()), (0, ""));
+    let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["LINK", "A", "B", "SIZE", "STATE", "KEPT", "NOTE"]);
+    assert_eq!(lines[1][1..], ["web", "db", "64.0", "KiB", "waiting", "-"]);
+    let (_, out, _) = link("ls --json");
+    let row: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (row["a"].as_str(), row["state"].as_str(), row["size"].as_u64()),
+        (Some("web"), Some("waiting"), Some(65536))
+    );
+    let (_, out, _) = link("ls --domains");
+    assert!(out.contains("db      gone  2/2"), "{out}");
+    assert_eq!(link("rm db web").0, 0);
+    assert_eq!(link("ls --json").1, "");
+}
+
+#[test]
+fn what_the_broker_refuses_is_told_with_its_remedy() {
+    let broker = broker();
+    let (code, out, err) = link(broker.path(), "add web web");
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.starts_with("tombolo: no rule allows web and web anything: add an [[allow]] to "), "{err}");
+    let (code, _, err) = link(broker.path(), "add web we/b");
+    assert!(code == 2 && err.contains("a name is 1 to 64 letters"), "{err}");
+    let (code, _, err) = link(Path::new("/nowhere"), "ls");
+    assert_eq!(code, 2);
+    assert!(
+        err.starts_with(
+            "tombolo: cannot open /nowhere/broker.sock (is tombolod running, and may you use it?): No such"
+        ),
+        "{err}"
+    );
+}
+
+#[test]
+fn snippets_are_what_qemu_and_libvirt_read() {
+    let broker = broker();
+    let (code, out, _) = link(broker.path(), "snippet db");
+    assert_eq!((code, out.lines().count()), (0, 5));
+    assert!(out.contains("-device ivshmem-doorbell,") && out.contains("pcie-root-port,id=tombolo-p-1"), "{out}");
+    let (_, out, _) = link(broker.path(), "snippet web --libvirt");
+    assert!(out.contains("<model type='ivshmem-doorbell'/>") && out.contains("<qemu:commandline>"), "{out}");
+}
