@@ -217,10 +217,7 @@ impl Broker {
         };
         let (process, life) = (self.book.number(), self.book.number());
         self.holder.keep(&machine_key(name, process), &device.descriptors())?;
-        let next_bell = tombolo_control::FIRST_BELL;
-        let (boot, bells) = (None, BTreeMap::new());
-        let machine = Machine { process, life, ended: false, boot, greeted: false, vectors, next_bell, bells };
-        self.book.machines.insert(name.into(), machine);
+        self.book.machines.insert(name.into(), Machine::new(process, life, vectors));
         self.save()?;
         let mut vm = start(name, &self.book.machines[name], device, &self.config, &self.folder, &self.events)?;
         let greeting = vm.device.greeting()?;

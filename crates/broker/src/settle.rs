@@ -20,6 +20,9 @@ use crate::{
     state::{Bell, Quarantined, memory_key},
 };
 
+/// B-17. Most memories of a link that wait to be given back, before it gets another.
+const OLD_MAX: usize = 2;
+
 /// A region's name in QEMU: whose memory it is shows in it, so that other memory has another name.
 fn plug_name(link: u32, generation: u32, own: bool) -> String {
     format!("{link}-{generation}-{}", if own { "own" } else { "peer" })
@@ -88,6 +91,9 @@ impl Broker {
             .any(|side| link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(false));
         let stale = (0..2).any(|side| link.lives[side] != 0 && link.lives[side] != lives[side]);
         if self.memory.contains_key(&number) && !stale && !lost {
+            return Ok(());
+        }
+        if self.book.quarantine.iter().filter(|old| old.link == number).count() >= OLD_MAX {
             return Ok(());
         }
         let (size, generation) = (link.size, link.generation + 1);
@@ -222,14 +228,13 @@ impl Broker {
     fn give_bell(&mut self, viewer: &str, peer: &str, process: u64) -> io::Result<()> {
         let most = self.config.domains.get(viewer).map_or(0, |domain| usize::from(domain.bells));
         let Some(machine) = self.book.machines.get_mut(viewer) else { return Ok(()) };
-        if machine.bells.len() >= most || machine.next_bell == NO_BELL {
+        let number = if machine.bells.len() < most { machine.number_for(peer) } else { None };
+        let Some(number) = number else {
             if let Some(vm) = self.vms.get_mut(viewer) {
-                vm.trouble = Some(format!("it has {} doorbells and gets no more", machine.bells.len()));
+                vm.trouble = Some(format!("it gets no doorbell of {peer}: it has {} of {most}", machine.bells.len()));
             }
             return Ok(());
-        }
-        let number = machine.next_bell;
-        machine.next_bell += 1;
+        };
         machine.bells.insert(number, Bell { peer: peer.into(), process, given: false });
         self.save()?;
         let bell = self.vms[peer].device.bell(number)?;

@@ -15,6 +15,7 @@ use std::{
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
+use tombolo_control::{FIRST_BELL, NO_BELL};
 
 /// All of it.
 #[derive(Serialize, Deserialize, Default, Debug, Clone, PartialEq)]
@@ -48,6 +49,40 @@ pub struct Machine {
     pub next_bell: u16,
     /// Doorbells that it was given.
     pub bells: BTreeMap<u16, Bell>,
+    /// B-17. Numbers that each peer used up.
+    pub spent: BTreeMap<String, u16>,
+}
+
+/// B-17. Numbers for doorbells that one peer may use up.
+const SHARE: u16 = 1024;
+
+impl Machine {
+    /// A QEMU that just connected.
+    #[must_use]
+    pub fn new(process: u64, life: u64, vectors: u16) -> Self {
+        Self {
+            process,
+            life,
+            ended: false,
+            boot: None,
+            greeted: false,
+            vectors,
+            next_bell: FIRST_BELL,
+            bells: BTreeMap::new(),
+            spent: BTreeMap::new(),
+        }
+    }
+
+    /// B-8. A number for the doorbell of `peer`, which is never given again; none if it had its share.
+    pub fn number_for(&mut self, peer: &str) -> Option<u16> {
+        let spent = self.spent.entry(peer.into()).or_default();
+        if *spent >= SHARE || self.next_bell == NO_BELL {
+            return None;
+        }
+        *spent += 1;
+        self.next_bell += 1;
+        Some(self.next_bell - 1)
+    }
 }
 
 /// A doorbell that a QEMU was given.
@@ -205,6 +240,16 @@ mod tests {
         assert_eq!(Book::read(folder.path()).unwrap(), book);
         assert_eq!(book.keys(), ["memory/7/2", "memory/7/3"].map(String::from).into());
         assert_eq!((book.memory_of("a"), book.memory_of("c")), (4 << 20, 0));
+    }
+
+    #[test]
+    fn b17_peer_that_uses_up_its_numbers_takes_none_of_anothers() {
+        let mut machine = Machine::new(1, 2, 2);
+        let used: Vec<_> = std::iter::from_fn(|| machine.number_for("b")).collect();
+        assert_eq!((used.len(), used[0], used[1023]), (1024, 2, 1025));
+        assert_eq!((machine.number_for("b"), machine.number_for("c")), (None, Some(1026)));
+        machine.next_bell = NO_BELL;
+        assert_eq!(machine.number_for("d"), None);
     }
 
     #[test]

@@ -215,6 +215,28 @@ fn b11_memory_that_a_guest_keeps_is_quarantined_and_counted_until_it_goes() {
 }
 
 #[test]
+fn b17_guest_that_begins_a_life_a_moment_makes_its_link_wait() {
+    let daemon = Daemon::start(TRIO);
+    let (a, mut b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    until("the link is up", || is_up(&daemon));
+    a.qmp.state().stubborn = true;
+    for life in 1..20 {
+        b.boot(u64::from(life), life);
+        daemon.client().links();
+    }
+    assert_eq!(quarantined(&daemon), 4 << 20);
+    assert_eq!(daemon.kept().iter().filter(|key| key.starts_with("memory/")).count(), 3);
+    let mut state = a.qmp.state();
+    state.stubborn = false;
+    for id in state.devices.keys().cloned().collect::<Vec<_>>() {
+        qmp::Fake::delete(&mut state, &id);
+    }
+    drop(state);
+    until("the link is up", || is_up(&daemon));
+}
+
+#[test]
 fn b11_quarantine_outlives_the_broker_and_ends_with_the_qemu() {
     let mut daemon = Daemon::start(TRIO);
     let (_a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
