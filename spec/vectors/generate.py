@@ -246,7 +246,7 @@ def traces():
     ]
 
 
-# 6-broker.md ---------------------------------------------------------------------------------------------------------
+# 7-broker.md ---------------------------------------------------------------------------------------------------------
 
 
 def text(words):
@@ -263,8 +263,8 @@ def broker_messages():
     boot = bytes(range(16))
     hello = struct.pack("<HHQ", 1, 1, 0x1122334455667788) + boot + text("web-1")
     link = (struct.pack("<II", 7, 3) + text("db") + text("04.0") + text("1c.3/00.0")
-            + struct.pack("<QHHH", 1 << 20, 5, 2, 1))
-    slices = struct.pack("<QQHH", 0x10000, 0x2000, 17, 18)
+            + struct.pack("<QHHBH", 1 << 20, 5, 2, 1, 1))
+    part = struct.pack("<QQ", 0x10000, 0x2000)
 
     def good(path, name, raw):
         return {"path": path, "shown": name, "hex": raw.hex()}
@@ -283,8 +283,8 @@ def broker_messages():
         good("host", "Life", said(6, struct.pack("<IIB", 7, 3, 2))),
         good("host", "Bell", said(7, struct.pack("<IH", 7, 0xFFFF))),
         good("host", "Storm", said(8, struct.pack("<I", 7))),
-        good("link", "Connect", said(16, text("web-1") + text("sql-main") + slices, 9)),
-        good("link", "Accept", said(17, slices, 9)),
+        good("link", "Connect", said(16, text("web-1") + text("sql-main") + part + struct.pack("<H", 256), 9)),
+        good("link", "Accept", said(17, part, 9)),
         good("link", "Refuse", said(18, struct.pack("<H", 6) + text("nein, tut uns leid: ä"), 9)),
         good("link", "Close", said(19, serial=9)),
         good("socket", "Listen", said(32, text("sql-main"), 1)),

@@ -412,7 +412,7 @@ pub fn qmp_socket(folder: &Path, config: &Config, name: &str) -> PathBuf {
 fn start(
     name: &str,
     machine: &Machine,
-    device: Device,
+    mut device: Device,
     config: &Config,
     folder: &Path,
     events: &mpsc::Sender<Event>,

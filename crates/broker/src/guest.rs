@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, io, os::fd::OwnedFd};
 
-use tombolo_control::{BOX_LEN, Boxes, Life, Message, Name, Path, Pattern, Place, Said, Session, VERSION, Way};
+use tombolo_control::{Boxes, Life, Message, Name, Path, Pattern, Place, Said, Session, VERSION, Way};
+
+/// Where the guest's page is in the device's memory.
+const GUEST_AT: u64 = 4096;
 
 /// The boxes, reached by reading and writing the memory's descriptor: no mapping, and nothing that can fault.
 #[derive(Debug)]
@@ -11,7 +14,7 @@ pub struct DeviceBoxes<'a>(pub &'a OwnedFd);
 
 impl Boxes for DeviceBoxes<'_> {
     fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
-        match rustix::io::pread(self.0, &mut bytes[..], (BOX_LEN + offset) as u64)? {
+        match rustix::io::pread(self.0, &mut bytes[..], GUEST_AT + offset as u64)? {
             read if read == bytes.len() => Ok(()),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
@@ -42,6 +45,8 @@ pub struct Told {
     pub bell: u16,
     /// Vectors of the peer's device.
     pub vectors: u16,
+    /// Which end the guest is.
+    pub side: u8,
     /// What is allowed.
     pub rules: Vec<(Way, Pattern)>,
     /// How the peer fares.
@@ -165,9 +170,9 @@ impl Told {
                 }
             }
             _ => {
-                let Self { generation, peer, own, theirs, size, bell, vectors, rules, .. } = self.clone();
+                let Self { generation, peer, own, theirs, size, bell, vectors, side, rules, .. } = self.clone();
                 let allows = rules.len() as u16;
-                messages.push(Message::Link { link, generation, peer, own, theirs, size, bell, vectors, allows });
+                messages.push(Message::Link { link, generation, peer, own, theirs, size, bell, vectors, side, allows });
                 let allows = rules.into_iter().map(|(way, service)| Message::Allow { link, way, service });
                 messages.extend(allows);
                 messages.push(life);

@@ -18,7 +18,7 @@ use std::{
 };
 
 use rustix::event::EventfdFlags;
-use tombolo_control::{DEVICE_LEN, HOST_BELL, OWN_BELL};
+use tombolo_control::{DEVICE_LEN, HOST_BELL, MARKS_AT, OWN_BELL};
 
 use crate::{memory, passing};
 
@@ -38,6 +38,8 @@ pub struct Device {
     pub host: OwnedFd,
     /// Rung by the host and by peers, heard by the domain.
     pub own: Vec<OwnedFd>,
+    /// How often the domain was rung.
+    mark: u32,
 }
 
 impl Device {
@@ -48,7 +50,7 @@ impl Device {
     pub fn new(socket: OwnedFd, vectors: u16) -> io::Result<Self> {
         let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let own = (0..vectors).map(|_| bell()).collect::<Result<_, _>>()?;
-        Ok(Self { socket, memory: memory::create("tombolo-device", DEVICE_LEN)?, host: bell()?, own })
+        Ok(Self { socket, memory: memory::create("tombolo-device", DEVICE_LEN)?, host: bell()?, own, mark: 0 })
     }
 
     /// From safe keeping; none if something is missing.
@@ -57,7 +59,12 @@ impl Device {
         let mut all = descriptors.into_iter();
         let (socket, memory, host) = (all.next()?, all.next()?, all.next()?);
         let own: Vec<_> = all.collect();
-        (!own.is_empty()).then_some(Self { socket, memory, host, own })
+        // The guest's driver looks for a mark that changed, so it goes on where an earlier broker stopped. What the guest
+        // made of it meanwhile is its own loss.
+        let mut mark = [0; 4];
+        rustix::io::pread(&memory, &mut mark, MARKS_AT as u64).ok()?;
+        let mark = u32::from_le_bytes(mark);
+        (!own.is_empty()).then_some(Self { socket, memory, host, own, mark })
     }
 
     /// For safe keeping.
@@ -87,8 +94,10 @@ impl Device {
         self.own.iter().map(|own| Ok((i64::from(number), Some(own.try_clone()?)))).collect()
     }
 
-    /// Rings the domain: its first vector is for brokers.
-    pub fn ring(&self) {
+    /// B-3. Rings the domain's broker: the mark of channel 0, then the first vector.
+    pub fn ring(&mut self) {
+        self.mark = self.mark.wrapping_add(1);
+        let _ = rustix::io::pwrite(&self.memory, &self.mark.to_le_bytes(), MARKS_AT as u64);
         // An eventfd that is full was rung and not heard; that is enough.
         let _ = rustix::io::write(&self.own[0], &1u64.to_ne_bytes());
     }

@@ -2,7 +2,7 @@
 //! Layer 4. Uses: control.
 //!
 //! `tombolod`, the broker of a host: it serves QEMU's ivshmem devices, gives pairs of virtual machines memory and
-//! doorbells through QMP, says who lives, and lets nobody do what no rule allows. `spec/6-broker.md` is what it keeps,
+//! doorbells through QMP, says who lives, and lets nobody do what no rule allows. `spec/7-broker.md` is what it keeps,
 //! `docs/guide/broker.md` how it is used.
 //!
 //! One thread hears of everything and keeps the book ([`broker`]); what follows from the book is made true step by step

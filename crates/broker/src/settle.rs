@@ -304,6 +304,7 @@ impl Broker {
         let mut all = rules(Way::In, self.config.services(&peer_name, &me).collect());
         all.extend(rules(Way::Out, self.config.services(&me, &peer_name).collect()));
         let (own, theirs, life) = (place(true)?, place(false)?, self.life(peer));
+        let side = link.side(domain)? as u8;
         Some(Told {
             generation: link.generation,
             peer: peer_name,
@@ -312,6 +313,7 @@ impl Broker {
             size: link.size,
             bell,
             vectors,
+            side,
             rules: all,
             life,
         })

@@ -70,10 +70,10 @@ fn b7_b13_guests_are_told_of_their_link_and_its_rules() {
     a.boot(3, 1);
     daemon.client().link("a", "b");
     b.boot(4, 1);
-    for (vm, peer, way) in [(&mut a, "b", Way::Out), (&mut b, "a", Way::In)] {
+    for (vm, peer, way, end) in [(&mut a, "b", Way::Out, 0), (&mut b, "a", Way::In, 1)] {
         let said = vm.listen_until("the link", |said| matches!(said, Message::Link { bell: 2, .. }));
-        let Message::Link { peer: named, own, theirs, size, vectors, allows, .. } = said else { panic!() };
-        assert_eq!((named.as_str(), size, vectors, allows), (peer, 1 << 20, 2, 1));
+        let Message::Link { peer: named, own, theirs, size, vectors, side, allows, .. } = said else { panic!() };
+        assert_eq!((named.as_str(), size, vectors, side, allows), (peer, 1 << 20, 2, end, 1));
         assert_ne!(own, theirs);
         let said = vm.listen_until("the rule", |said| matches!(said, Message::Allow { .. }));
         assert!(

@@ -40,6 +40,25 @@ fn b8_b13_qemu_gets_no_doorbell_of_a_peer_without_a_link() {
 }
 
 #[test]
+fn b3_host_marks_its_own_page_before_it_rings() {
+    let mut daemon = Daemon::start(TRIO);
+    let mut a = Vm::start(&daemon, "a");
+    let mark = |vm: &Vm| {
+        let mut mark = [0; 4];
+        rustix::io::pread(&vm.memory, &mut mark, 0x800).unwrap();
+        u32::from_le_bytes(mark)
+    };
+    let first = mark(&a);
+    rung(&a.own[0]);
+    a.boot(3, 1);
+    assert!(mark(&a) > first && rung(&a.own[0]) > 0);
+    let before = mark(&a);
+    daemon.kill();
+    daemon.restart();
+    assert!(mark(&a) > before, "a driver would not see a ring of the new broker");
+}
+
+#[test]
 fn b9_second_qemu_of_a_domain_and_one_that_talks_are_closed() {
     let daemon = Daemon::start(TRIO);
     let first = Vm::start(&daemon, "a");

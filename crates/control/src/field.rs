@@ -5,7 +5,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} ({clause})")]
 pub struct Fault {
-    /// The clause of `spec/6-broker.md`.
+    /// The clause of `spec/7-broker.md`.
     pub clause: &'static str,
     /// What was found.
     pub what: &'static str,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 2. Uses: layout.
 //!
-//! What brokers say to each other, to programs and to tools: `spec/6-broker.md` in code, without I/O.
+//! What brokers say to each other, to programs and to tools: `spec/7-broker.md` in code, without I/O.
 //!
 //! [`Message`] is encoded and decoded here and nowhere else. [`Session`] carries messages over a pair of outboxes in
 //! shared memory, whatever [`Boxes`] reads and writes them.
@@ -14,7 +14,7 @@ mod text;
 
 pub use field::Fault;
 pub use message::{Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Way, What};
-pub use outbox::{BOX_LEN, Boxes, Event, QUEUE_MAX, Session};
+pub use outbox::{BOX_LEN, Boxes, Event, MARKS_AT, QUEUE_MAX, Session};
 pub use text::{Line, Name, Pattern, Place, Reason};
 
 /// B-3, B-6. The version that this code speaks.
@@ -26,7 +26,9 @@ pub const REGION_MIN: u64 = 64 << 10;
 /// B-7. Largest region.
 pub const REGION_MAX: u64 = 1 << 30;
 /// B-14. Where slices begin in a region.
-pub const SLICES_AT: u64 = 64 << 10;
+pub const SLICES_AT: u64 = 4096;
+/// B-3. Event channels of a link.
+pub const CHANNELS: u16 = 512;
 /// B-8. The host's doorbell, in every domain.
 pub const HOST_BELL: u16 = 0;
 /// B-8. A domain's own number.
@@ -66,9 +68,37 @@ pub const fn slice_is_sound(region: u64, offset: u64, len: u64) -> bool {
     offset >= SLICES_AT && end <= region && len != 0 && offset % page == 0 && len % page == 0
 }
 
+/// B-14. Whether a caller on `side` may take `channel` and the one behind it.
+#[must_use]
+pub const fn channel_is_sound(side: u8, channel: u16) -> bool {
+    match side {
+        0 => channel >= 2 && channel < CHANNELS / 2 - 1,
+        _ => channel >= CHANNELS / 2 && channel < CHANNELS - 1,
+    }
+}
+
+/// B-8. The vector that a peer on `link` rings, of a device with so many.
+#[must_use]
+pub const fn vector_of(link: u32, vectors: u16) -> u16 {
+    if vectors < 2 { 0 } else { 1 + (link % (vectors as u32 - 1)) as u16 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn b14_each_side_calls_on_channels_of_its_own() {
+        let sound = |side| (0..600).filter(move |&channel| channel_is_sound(side, channel));
+        assert_eq!((sound(0).min(), sound(0).max()), (Some(2), Some(254)));
+        assert_eq!((sound(1).min(), sound(1).max()), (Some(256), Some(510)));
+    }
+
+    #[test]
+    fn b8_peers_ring_no_vector_that_is_the_hosts_if_there_is_another() {
+        assert_eq!((0..5).map(|link| vector_of(link, 3)).collect::<Vec<_>>(), [1, 2, 1, 2, 1]);
+        assert_eq!([vector_of(7, 2), vector_of(7, 1), vector_of(7, 0)], [1, 0, 0]);
+    }
 
     #[test]
     fn b14_slice_outside_its_region_or_off_its_pages_is_unsound() {
@@ -76,7 +106,6 @@ mod tests {
         assert!(slice_is_sound(region, SLICES_AT, 4096) && slice_is_sound(region, SLICES_AT, region - SLICES_AT));
         for (offset, len) in [
             (0, 4096),
-            (SLICES_AT - 4096, 4096),
             (SLICES_AT, 0),
             (SLICES_AT, 4095),
             (SLICES_AT + 1, 4096),

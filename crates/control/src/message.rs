@@ -181,6 +181,8 @@ messages! {
         bell: u16,
         /// Vectors that the peer's device has.
         vectors: u16,
+        /// Which of the two ends this one is.
+        side: u8,
         /// How many Allow follow.
         allows: u16,
     }
@@ -238,10 +240,8 @@ messages! {
         offset: u64,
         /// Bytes of it.
         len: u64,
-        /// Event channel that wakes the caller's reader.
-        data: u16,
-        /// Event channel that wakes the caller's writer.
-        space: u16,
+        /// Event channel that wakes readers; the one behind it wakes writers.
+        channel: u16,
     }
     /// B-14. The channel is agreed.
     17 Accept (Link Socket) {
@@ -249,10 +249,6 @@ messages! {
         offset: u64,
         /// Bytes of it.
         len: u64,
-        /// Event channel that wakes its reader.
-        data: u16,
-        /// Event channel that wakes its writer.
-        space: u16,
     }
     /// B-15. It is not done.
     18 Refuse (Host Link Socket) {

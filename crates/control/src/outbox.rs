@@ -10,8 +10,10 @@ use crate::{
     message::{HEAD_LEN, Head, MESSAGE_MAX, Said},
 };
 
-/// B-3. Bytes of a box.
-pub const BOX_LEN: usize = 4096;
+/// B-3. Bytes of a box: half a page.
+pub const BOX_LEN: usize = 2048;
+/// B-3. Where the marks are in a box's page.
+pub const MARKS_AT: usize = BOX_LEN;
 /// B-5. Most messages that wait for room.
 pub const QUEUE_MAX: usize = 256;
 

@@ -29,7 +29,7 @@ fn path(vector: &Value) -> Path {
 fn expected(kind: u16) -> (u32, Message) {
     let name = |text: &str| text.parse().unwrap();
     let boot = std::array::from_fn(|at| at as u8);
-    let (offset, len, data, space) = (0x10000, 0x2000, 17, 18);
+    let (offset, len, channel) = (0x10000, 0x2000, 256);
     match kind {
         1 => (
             0,
@@ -37,8 +37,8 @@ fn expected(kind: u16) -> (u32, Message) {
         ),
         2 => {
             let (own, theirs) = ("04.0".parse().unwrap(), "1c.3/00.0".parse().unwrap());
-            let (link, generation, size, bell, vectors, allows) = (7, 3, 1 << 20, 5, 2, 1);
-            (0, Message::Link { link, generation, peer: name("db"), own, theirs, size, bell, vectors, allows })
+            let (link, generation, size, bell, vectors, side, allows) = (7, 3, 1 << 20, 5, 2, 1, 1);
+            (0, Message::Link { link, generation, peer: name("db"), own, theirs, size, bell, vectors, side, allows })
         }
         3 => (0, Message::Allow { link: 7, way: Way::Out, service: "sql-*".parse().unwrap() }),
         4 => (0, Message::Unlink { link: 7, generation: 3 }),
@@ -46,8 +46,8 @@ fn expected(kind: u16) -> (u32, Message) {
         6 => (0, Message::Life { link: 7, generation: 3, life: Life::Paused }),
         7 => (0, Message::Bell { link: 7, bell: 0xffff }),
         8 => (0, Message::Storm { link: 7 }),
-        16 => (9, Message::Connect { peer: name("web-1"), service: name("sql-main"), offset, len, data, space }),
-        17 => (9, Message::Accept { offset, len, data, space }),
+        16 => (9, Message::Connect { peer: name("web-1"), service: name("sql-main"), offset, len, channel }),
+        17 => (9, Message::Accept { offset, len }),
         18 => (9, Message::Refuse { code: 6, reason: "nein, tut uns leid: ä".into() }),
         19 => (9, Message::Close {}),
         32 => (1, Message::Listen { service: name("sql-main") }),
