@@ -15,6 +15,9 @@ use crate::{
 /// B-11. After how many seconds a domain that keeps memory is named.
 const OVERDUE: u64 = 10;
 
+/// Why something is not done: for programs, and for people.
+pub(crate) type Refusal = (u16, String);
+
 impl Broker {
     pub(crate) fn asked(&mut self, question: Question) -> io::Result<()> {
         let Question { message, user, answer } = question;
@@ -65,36 +68,48 @@ impl Broker {
                 format!("no rule allows {a} and {b} anything: add an [[allow]] to {path}"),
             ));
         }
-        if self.book.links.values().any(|link| link.side(a.as_str()).is_some() && link.side(b.as_str()).is_some()) {
+        if self.link_between(a, b).is_some() {
             return Ok(refuse(code::EXISTS, format!("{a} and {b} have a link already")));
         }
-        for name in [a, b] {
-            if let Some(refusal) = self.over_quota(name, size) {
-                return Ok(refusal);
-            }
+        Ok(match self.new_link([a, b], size, false)? {
+            Some((code, why)) => refuse(code, why),
+            None => vec![Message::Done {}],
+        })
+    }
+
+    /// The link that two domains have.
+    pub(crate) fn link_between(&self, a: &Name, b: &Name) -> Option<u32> {
+        let mut links = self.book.links_of(a.as_str());
+        links.find(|(_, link)| a != b && link.side(b.as_str()).is_some()).map(|(number, _)| number)
+    }
+
+    /// Writes a link into the book, or says why not.
+    pub(crate) fn new_link(&mut self, ends: [&Name; 2], size: u64, configured: bool) -> io::Result<Option<Refusal>> {
+        if let Some(refusal) = ends.into_iter().find_map(|name| self.over_quota(name, size)) {
+            return Ok(Some(refusal));
         }
         // Numbers of links come from the same source as all others, and are not used twice.
         let Ok(number) = u32::try_from(self.book.number()) else {
-            return Ok(refuse(code::QUOTA, "all numbers of links are used up"));
+            return Ok(Some((code::QUOTA, "all numbers of links are used up".into())));
         };
-        let ends = [a, b].map(|name| name.as_str().to_owned());
-        let (generation, sealed, up, lives) = (0, [false; 2], false, [0; 2]);
-        self.book.links.insert(number, Link { ends, size, generation, sealed, up, lives });
+        let ends = ends.map(|name| name.as_str().to_owned());
+        let (has_memory, generation, sealed, up, lives) = (false, 0, [false; 2], false, [0; 2]);
+        self.book.links.insert(number, Link { ends, size, configured, has_memory, generation, sealed, up, lives });
         self.save()?;
-        Ok(vec![Message::Done {}])
+        Ok(None)
     }
 
     /// B-17. Why a domain may not have one more link.
-    fn over_quota(&self, name: &Name, size: u64) -> Option<Vec<Message>> {
+    fn over_quota(&self, name: &Name, size: u64) -> Option<Refusal> {
         let domain = self.config.domains.get(name.as_str())?;
         let links = self.book.links_of(name.as_str()).count();
         if links >= usize::from(domain.links) {
-            return Some(refuse(code::QUOTA, format!("{name} has {links} links of {}", domain.links)));
+            return Some((code::QUOTA, format!("{name} has {links} links of {}", domain.links)));
         }
         let (used, more) = (self.book.memory_of(name.as_str()), 2 * size);
         if used + more > domain.memory {
             let all = domain.memory;
-            return Some(refuse(code::QUOTA, format!("{name} uses {used} bytes of {all}; the link would take {more}")));
+            return Some((code::QUOTA, format!("{name} uses {used} bytes of {all}; the link would take {more}")));
         }
         let (free, all) = (self.free_slots(name.as_str()), domain.slots());
         if free < 2 {
@@ -102,10 +117,7 @@ impl Broker {
                 crate::config::Board::Pc => "remove a link or a device",
                 crate::config::Board::Q35 => "raise `ports`, and start it anew with more root ports",
             };
-            return Some(refuse(
-                code::NO_SLOT,
-                format!("{name} has {free} of {all} slots free, a link takes 2: {remedy}"),
-            ));
+            return Some((code::NO_SLOT, format!("{name} has {free} of {all} slots free, a link takes 2: {remedy}")));
         }
         None
     }
@@ -113,17 +125,26 @@ impl Broker {
     /// Slots that links to come may have: those that QEMU says are free, less what is to be plugged into them.
     fn free_slots(&self, name: &str) -> u16 {
         let needed = 2 * self.book.links_of(name).count() as u16;
-        match self.vms.get(name).and_then(|vm| vm.has.as_ref()) {
-            Some((_, places, free)) => (free + places.len() as u16).saturating_sub(needed),
+        match self.vms.get(name).and_then(|vm| Some((vm, vm.has.as_ref()?))) {
+            Some((vm, (_, places, free))) => {
+                let there = vm.wanted.borrow().plugs.iter().filter(|plug| places.contains_key(&plug.name)).count();
+                (free + there as u16).saturating_sub(needed)
+            }
             None => self.config.domains.get(name).map_or(0, |domain| domain.slots()).saturating_sub(needed),
         }
     }
 
     fn take_link(&mut self, a: &Name, b: &Name) -> io::Result<Vec<Message>> {
-        let found = self.book.links_of(a.as_str()).find(|(_, link)| a != b && link.side(b.as_str()).is_some());
-        let Some((number, _)) = found else {
+        let Some(number) = self.link_between(a, b) else {
             return Ok(refuse(code::NOT_FOUND, format!("{a} and {b} have no link")));
         };
+        if self.book.links[&number].configured {
+            let path = self.config_path.display();
+            return Ok(refuse(
+                code::DENIED,
+                format!("the configuration says that it is there: take its [[link]] out of {path}"),
+            ));
+        }
         self.remove_link(number)?;
         Ok(vec![Message::Done {}])
     }
@@ -131,33 +152,36 @@ impl Broker {
     fn list_links(&self) -> Vec<Message> {
         let mut rows = Vec::new();
         for (&number, link) in &self.book.links {
-            let old = self.book.quarantine.iter().filter(|old| old.link == number).map(|old| old.bytes).sum();
-            let state = self.link_state(number);
+            let old = self.book.quarantine.iter().filter(|old| old.link == number);
             let note = link.ends.iter().find_map(|end| self.trouble(end)).unwrap_or_default();
-            rows.push(self.row(number, link.generation, &link.ends, link.size, state, old, note));
+            let [a, b] = link.ends.each_ref().map(|end| crate::broker::name(end));
+            rows.push(Message::LinkRow {
+                link: number,
+                generation: link.generation,
+                a,
+                b,
+                size: link.size,
+                state: self.link_state(number),
+                quarantined: old.map(|old| old.bytes).sum(),
+                note: note.into(),
+            });
         }
         for old in self.book.quarantine.iter().filter(|old| !self.book.links.contains_key(&old.link)) {
-            let note = format!("not given back by {}", old.held_by.keys().cloned().collect::<Vec<_>>().join(", "));
-            let size = old.bytes / 2;
-            rows.push(self.row(old.link, old.generation, &old.ends, size, LinkState::Leaving, old.bytes, note));
+            let held_by: Vec<&str> = old.held_by.keys().map(String::as_str).collect();
+            let [a, b] = old.ends.each_ref().map(|end| crate::broker::name(end));
+            rows.push(Message::LinkRow {
+                link: old.link,
+                generation: old.generation,
+                a,
+                b,
+                size: old.bytes / 2,
+                state: LinkState::Leaving,
+                quarantined: old.bytes,
+                note: format!("not given back by {}", held_by.join(", ")).into(),
+            });
         }
         rows.push(Message::Done {});
         rows
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of a row")]
-    fn row(
-        &self,
-        link: u32,
-        generation: u32,
-        ends: &[String; 2],
-        size: u64,
-        state: LinkState,
-        quarantined: u64,
-        note: String,
-    ) -> Message {
-        let [a, b] = ends.each_ref().map(|end| crate::broker::name(end));
-        Message::LinkRow { link, generation, a, b, size, state, quarantined, note: note.into() }
     }
 
     fn list_domains(&self) -> Vec<Message> {

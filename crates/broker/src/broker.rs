@@ -99,6 +99,8 @@ pub struct Broker {
     pub(crate) vms: BTreeMap<String, Vm>,
     /// Memory of links, by number and generation.
     pub(crate) memory: BTreeMap<u32, [Arc<OwnedFd>; 2]>,
+    /// Links of the configuration that cannot be had, and of which that was said.
+    pub(crate) unmade: BTreeSet<[Name; 2]>,
     events: mpsc::Sender<Event>,
 }
 
@@ -125,6 +127,7 @@ impl Broker {
             holder,
             vms: BTreeMap::new(),
             memory: BTreeMap::new(),
+            unmade: BTreeSet::new(),
             events,
         };
         broker.take_up(kept)?;
@@ -150,12 +153,12 @@ impl Broker {
                 None => lost.push((name.clone(), machine.process)),
             }
         }
-        for (number, link) in &mut self.book.links {
+        for (number, link) in self.book.links.iter_mut().filter(|(_, link)| link.has_memory) {
             let memory =
                 kept.remove(&memory_key(*number, link.generation)).and_then(|fds| <[OwnedFd; 2]>::try_from(fds).ok());
             match memory {
                 Some(memory) => drop(self.memory.insert(*number, memory.map(Arc::new))),
-                None => (link.sealed, link.up, link.lives) = ([false; 2], false, [0; 2]),
+                None => (link.has_memory, link.sealed, link.up) = (false, [false; 2], false),
             }
         }
         for (name, process) in lost {
@@ -358,6 +361,7 @@ impl Broker {
         match Config::read(&self.config_path) {
             Ok(config) => {
                 self.config = config;
+                self.unmade.clear();
                 let gone: Vec<_> =
                     self.vms.keys().filter(|name| !self.config.domains.contains_key(*name)).cloned().collect();
                 for name in gone {
@@ -385,12 +389,16 @@ impl Broker {
         Ok(())
     }
 
-    /// The broker ends. A holder with nothing to keep ends too.
-    pub fn end(mut self) {
+    /// The broker ends. What has nothing to keep goes: the book, and the holder if this broker may end it.
+    pub fn end(mut self, with_holder: bool) {
         self.vms.clear();
         if self.book.keys().is_empty() {
-            let _ = std::fs::remove_file(self.folder.join("state.json"));
-            let _ = self.holder.leave();
+            if self.book.links.is_empty() {
+                let _ = std::fs::remove_file(self.folder.join("state.json"));
+            }
+            if with_holder {
+                let _ = self.holder.leave();
+            }
         }
     }
 }

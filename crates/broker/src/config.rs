@@ -28,6 +28,8 @@ pub struct Config {
     pub domains: BTreeMap<String, Domain>,
     /// What is allowed.
     pub rules: Vec<Rule>,
+    /// Links that there are always: the two ends, and the bytes of a region.
+    pub links: Vec<([Name; 2], u64)>,
 }
 
 /// A virtual machine.
@@ -96,6 +98,8 @@ struct File {
     domain: BTreeMap<Spanned<String>, FileDomain>,
     #[serde(default)]
     allow: Vec<FileRule>,
+    #[serde(default)]
+    link: Vec<FileLink>,
 }
 
 #[derive(Deserialize, Default)]
@@ -127,6 +131,13 @@ struct FileRule {
     service: Spanned<String>,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileLink {
+    between: Spanned<[Spanned<String>; 2]>,
+    size: Option<Spanned<String>>,
+}
+
 /// The text under examination.
 struct Source<'a> {
     path: &'a Path,
@@ -146,6 +157,16 @@ impl Source<'_> {
         let text = value.get_ref();
         text.parse()
             .map_err(|fault: tombolo_control::Fault| self.error(value.span(), format!("{text:?}: {}", fault.what)))
+    }
+
+    fn region(&self, value: &Option<Spanned<String>>, default: u64) -> Result<u64, ConfigError> {
+        let size = self.bytes(value, default)?;
+        match value {
+            Some(value) if !is_region(size) => {
+                Err(self.error(value.span(), "a region is a power of two from 64KiB to 1GiB"))
+            }
+            _ => Ok(size),
+        }
     }
 
     fn bytes(&self, value: &Option<Spanned<String>>, default: u64) -> Result<u64, ConfigError> {
@@ -199,11 +220,7 @@ impl Config {
             Some(name) => source.checked(name)?,
             None => "host".parse().expect("a name"),
         };
-        let region = source.bytes(&file.host.region, 1 << 20)?;
-        if !is_region(region) {
-            let span = file.host.region.as_ref().map(Spanned::span).unwrap_or_default();
-            return Err(source.error(span, "a region is a power of two from 64KiB to 1GiB"));
-        }
+        let region = source.region(&file.host.region, 1 << 20)?;
         let mut domains = BTreeMap::new();
         for (name, domain) in &file.domain {
             let checked: Name = source.checked(name)?;
@@ -233,7 +250,19 @@ impl Config {
             }
             rules.push(checked);
         }
-        Ok(Self { host, group: file.host.group, region, domains, rules })
+        let (group, links) = (file.host.group, Vec::new());
+        let mut config = Self { host, group, region, domains, rules, links };
+        for link in &file.link {
+            let [a, b] = link.between.get_ref();
+            let ends = [source.checked::<Name>(a)?, source.checked::<Name>(b)?];
+            if !config.may_link(&ends[0], &ends[1]) {
+                let [a, b] = &ends;
+                return Err(source.error(link.between.span(), format!("no rule allows {a} and {b} anything")));
+            }
+            let size = source.region(&link.size, region)?;
+            config.links.push((ends, size));
+        }
+        Ok(config)
     }
 
     /// B-13. Services of `to` that `from` may connect to.
@@ -340,6 +369,8 @@ mod tests {
             ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"b\"\nservice = \"x\"\n", "t.toml:4: no domain is called b"),
             ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"host\"\n", "t.toml:2: missing field `service`"),
             ("[domain.a\n", "t.toml:1: "),
+            ("[domain.a]\n[[link]]\nbetween = [\"a\", \"host\"]\n", "t.toml:3: no rule allows a and host anything"),
+            ("[domain.a]\n[[link]]\nbetween = [\"a\"]\n", "t.toml:3: "),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.starts_with(said), "{text:?}: {error}");

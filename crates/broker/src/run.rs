@@ -82,7 +82,7 @@ async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: 
     control.abort();
     doors.close(folder);
     let _ = std::fs::remove_file(control_socket(folder));
-    broker.end();
+    broker.end(start_holder);
     Ok(())
 }
 

@@ -23,6 +23,11 @@ use crate::{
 /// B-17. Most memories of a link that wait to be given back, before it gets another.
 const OLD_MAX: usize = 2;
 
+/// Seconds since the epoch.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
 /// A region's name in QEMU: whose memory it is shows in it, so that other memory has another name.
 fn plug_name(link: u32, generation: u32, own: bool) -> String {
     format!("{link}-{generation}-{}", if own { "own" } else { "peer" })
@@ -51,15 +56,28 @@ impl Broker {
         self.save()
     }
 
-    /// B-13. Links that the rules do not allow any more go.
+    /// B-13. Links that the configuration has are there; those that it does not allow, or had and has no more, go.
     fn settle_rules(&mut self) -> io::Result<()> {
+        for (ends, size) in self.config.links.clone() {
+            if self.link_between(&ends[0], &ends[1]).is_none()
+                && let Some((_, why)) = self.new_link(ends.each_ref(), size, true)?
+                && self.unmade.insert(ends.clone())
+            {
+                crate::log(&format!("no link between {} and {}: {why}", ends[0], ends[1]));
+            }
+        }
         let allowed = |end: &String| *end == self.config.host.as_str() || self.config.domains.contains_key(end);
         let forbidden = self.book.links.iter().filter(|(_, link)| {
             let [a, b] = &link.ends;
-            !allowed(a) || !allowed(b) || !self.config.may_link(&name(a), &name(b))
+            let (a_name, b_name) = (name(a), name(b));
+            let listed = |(ends, _): &([Name; 2], u64)| ends.contains(&a_name) && ends.contains(&b_name);
+            !allowed(a)
+                || !allowed(b)
+                || !self.config.may_link(&a_name, &b_name)
+                || (link.configured && !self.config.links.iter().any(listed))
         });
         for link in forbidden.map(|(number, _)| *number).collect::<Vec<_>>() {
-            crate::log(&format!("link {link} is not allowed any more: it goes"));
+            crate::log(&format!("link {link} is not configured or not allowed any more: it goes"));
             self.remove_link(link)?;
         }
         Ok(())
@@ -69,7 +87,6 @@ impl Broker {
     pub(crate) fn remove_link(&mut self, number: u32) -> io::Result<()> {
         self.retire(number);
         self.book.links.remove(&number);
-        self.memory.remove(&number);
         self.save()
     }
 
@@ -87,15 +104,27 @@ impl Broker {
         let [Some(a), Some(b)] = lives else { return Ok(()) };
         let lives = [a, b];
         // A region that was handed over and is not there any more cannot be had again: it is sealed.
-        let lost = (0..2)
-            .any(|side| link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(false));
-        let stale = (0..2).any(|side| link.lives[side] != 0 && link.lives[side] != lives[side]);
-        if self.memory.contains_key(&number) && !stale && !lost {
+        let lost =
+            |side: usize| link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(false);
+        if link.has_memory && (link.lives != lives || lost(0) || lost(1)) {
+            self.retire(number);
+        }
+        if self.book.links[&number].has_memory || !self.may_have_memory(number) {
             return Ok(());
         }
-        if self.book.quarantine.iter().filter(|old| old.link == number).count() >= OLD_MAX {
-            return Ok(());
-        }
+        self.give_memory(number, lives)
+    }
+
+    /// B-17. Whether there is room for new memory beside what is not given back.
+    fn may_have_memory(&self, number: u32) -> bool {
+        let old = self.book.quarantine.iter().filter(|old| old.link == number).count();
+        let over =
+            |end: &String| self.config.domains.get(end).is_some_and(|domain| self.book.memory_of(end) > domain.memory);
+        old < OLD_MAX && !self.book.links[&number].ends.iter().any(over)
+    }
+
+    fn give_memory(&mut self, number: u32, lives: [u64; 2]) -> io::Result<()> {
+        let link = &self.book.links[&number];
         let (size, generation) = (link.size, link.generation + 1);
         let made = link.ends.each_ref().map(|end| {
             let region = memory::create(&format!("tombolo-{number}-{end}"), size)?;
@@ -104,17 +133,16 @@ impl Broker {
             }
             io::Result::Ok(region)
         });
-        let [Ok(a_region), Ok(b_region)] = made else {
+        let [Ok(a), Ok(b)] = made else {
             crate::log(&format!("link {number}: no memory for two regions of {size} bytes"));
             return Ok(());
         };
-        self.holder.keep(&memory_key(number, generation), &[a_region.as_fd(), b_region.as_fd()])?;
-        self.retire(number);
-        let sealed = self.book.links[&number].ends.each_ref().map(|end| self.is_host(end));
+        self.holder.keep(&memory_key(number, generation), &[a.as_fd(), b.as_fd()])?;
+        let sealed = link.ends.each_ref().map(|end| self.is_host(end));
         if let Some(link) = self.book.links.get_mut(&number) {
-            (link.generation, link.sealed, link.up, link.lives) = (generation, sealed, false, lives);
+            (link.has_memory, link.generation, link.sealed, link.lives) = (true, generation, sealed, lives);
         }
-        self.memory.insert(number, [a_region, b_region].map(Arc::new));
+        self.memory.insert(number, [a, b].map(Arc::new));
         Ok(())
     }
 
@@ -164,10 +192,11 @@ impl Broker {
             }
             vm.wanted.send_if_modified(|wanted| {
                 let same = wanted.plugs.iter().map(|plug| &plug.name).eq(plugs.iter().map(|plug| &plug.name));
-                if wanted.version == 0 || !same {
+                let changed = wanted.version == 0 || !same;
+                if changed {
                     *wanted = Wanted { version: wanted.version + 1, plugs: plugs.into() };
                 }
-                !same || wanted.version == 1
+                changed
             });
         }
     }
@@ -182,7 +211,7 @@ impl Broker {
             // A broker that began anew does not undo what it has not seen yet.
             None => link.up,
         };
-        if !link.ends.iter().all(there) {
+        if !link.has_memory || !link.ends.iter().all(there) {
             LinkState::Waiting
         } else if link.sealed == [true; 2] && link.ends.iter().all(|end| has(end, true) && has(end, false)) {
             LinkState::Up
@@ -321,17 +350,18 @@ impl Broker {
 
     /// B-11. A link's memory goes out of use.
     fn retire(&mut self, number: u32) {
-        let Some(link) = self.book.links.get(&number).filter(|link| link.generation != 0) else { return };
-        let holders = link.ends.iter().filter_map(|end| Some((end.clone(), self.book.machines.get(end)?.process)));
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let Some(link) = self.book.links.get_mut(&number).filter(|link| link.has_memory) else { return };
+        (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
+        let process = |end: &String| Some((end.clone(), self.book.machines.get(end)?.process));
         self.book.quarantine.push(Quarantined {
             link: number,
             generation: link.generation,
             ends: link.ends.clone(),
             bytes: 2 * link.size,
-            held_by: holders.collect(),
-            since,
+            held_by: link.ends.iter().filter_map(process).collect(),
+            since: now(),
         });
+        self.memory.remove(&number);
     }
 
     /// B-11. What a QEMU does not have any more, and will not be given, is given back.
@@ -364,7 +394,7 @@ impl Broker {
     /// B-11. What a domain has not given back: bytes, and the seconds since it should have.
     pub(crate) fn owed_by(&self, domain: &str) -> Option<(u64, u64)> {
         let owed = self.book.quarantine.iter().filter(|old| old.held_by.contains_key(domain));
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let now = now();
         owed.fold(None, |sum, old| {
             let (bytes, seconds) = sum.unwrap_or((0, 0));
             Some((bytes + old.bytes, seconds.max(now.saturating_sub(old.since))))

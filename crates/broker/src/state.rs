@@ -103,13 +103,17 @@ pub struct Link {
     pub ends: [String; 2],
     /// Bytes of each region.
     pub size: u64,
-    /// Which memory it has; 0: none yet.
+    /// It is there because the configuration says so.
+    pub configured: bool,
+    /// Whether it has memory now.
+    pub has_memory: bool,
+    /// Which memory it has, or had last; 0: it had none yet.
     pub generation: u32,
     /// Whether the region of each end is sealed, so that the other may have it.
     pub sealed: [bool; 2],
     /// Both ends had both regions when that was last known.
     pub up: bool,
-    /// The lives for which the memory is; 0: no life has seen it.
+    /// The lives for which the memory is.
     pub lives: [u64; 2],
 }
 
@@ -164,13 +168,13 @@ impl Book {
     #[must_use]
     pub fn keys(&self) -> BTreeSet<String> {
         let machines = self.machines.iter().map(|(name, machine)| machine_key(name, machine.process));
-        let links = self.links.iter().filter(|(_, link)| link.generation != 0);
+        let links = self.links.iter().filter(|(_, link)| link.has_memory);
         let links = links.map(|(number, link)| memory_key(*number, link.generation));
         let quarantine = self.quarantine.iter().map(|old| memory_key(old.link, old.generation));
         machines.chain(links).chain(quarantine).collect()
     }
 
-    /// B-17. Bytes that count against `domain`: its links', and what is quarantined of them.
+    /// B-17. Bytes that count against `domain`: its links', whether they have memory now or not, and what is quarantined.
     #[must_use]
     pub fn memory_of(&self, domain: &str) -> u64 {
         let mine = |ends: &[String; 2]| ends.iter().any(|end| end == domain);
@@ -233,7 +237,19 @@ mod tests {
         assert_eq!((book.number(), book.number()), (1, 2));
         let ends = ["a".to_owned(), "b".to_owned()];
         let (sealed, lives, up) = ([true, false], [4, 0], false);
-        book.links.insert(7, Link { ends: ends.clone(), size: 1 << 20, generation: 3, sealed, up, lives });
+        book.links.insert(
+            7,
+            Link {
+                ends: ends.clone(),
+                size: 1 << 20,
+                has_memory: true,
+                configured: true,
+                generation: 3,
+                sealed,
+                up,
+                lives,
+            },
+        );
         let held_by = BTreeMap::from([("a".to_owned(), 5)]);
         book.quarantine.push(Quarantined { link: 7, generation: 2, ends, bytes: 2 << 20, held_by, since: 9 });
         book.save(folder.path()).unwrap();

@@ -225,8 +225,12 @@ fn b17_guest_that_begins_a_life_a_moment_makes_its_link_wait() {
         b.boot(u64::from(life), life);
         daemon.client().links();
     }
+    until("the second memory is out of use", || (quarantined(&daemon) == 4 << 20).then_some(()));
+    for life in 20..30 {
+        b.boot(u64::from(life), life);
+    }
     assert_eq!(quarantined(&daemon), 4 << 20);
-    assert_eq!(daemon.kept().iter().filter(|key| key.starts_with("memory/")).count(), 3);
+    assert_eq!(daemon.kept().iter().filter(|key| key.starts_with("memory/")).count(), 2);
     let mut state = a.qmp.state();
     state.stubborn = false;
     for id in state.devices.keys().cloned().collect::<Vec<_>>() {
@@ -234,6 +238,27 @@ fn b17_guest_that_begins_a_life_a_moment_makes_its_link_wait() {
     }
     drop(state);
     until("the link is up", || is_up(&daemon));
+}
+
+#[test]
+fn b10_b17_domain_whose_quota_is_full_waits_for_its_old_memory() {
+    let daemon = Daemon::start(&TRIO.replace("[domain.b]", "[domain.b]\nmemory = \"2MiB\""));
+    let (a, mut b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    let first = until("the link is up", || is_up(&daemon));
+    b.boot(3, 1);
+    b.listen_until("the link", is_link);
+    a.qmp.state().stubborn = true;
+    b.boot(4, 2);
+    until("b gives back", || memories(&b).is_empty().then_some(()));
+    assert_eq!((is_up(&daemon), quarantined(&daemon)), (None, 2 << 20));
+    let mut state = a.qmp.state();
+    state.stubborn = false;
+    for id in state.devices.keys().cloned().collect::<Vec<_>>() {
+        qmp::Fake::delete(&mut state, &id);
+    }
+    drop(state);
+    assert_eq!(until("the link is up", || is_up(&daemon)), first + 1);
 }
 
 #[test]

@@ -208,6 +208,22 @@ fn b5_guest_that_rings_and_scribbles_without_end_costs_little() {
 }
 
 #[test]
+fn b13_links_of_the_configuration_come_and_go_with_it() {
+    let with = format!("{TRIO}[[link]]\nbetween = [\"a\", \"b\"]\nsize = \"64KiB\"\n");
+    let mut daemon = Daemon::start(&with);
+    let rows = daemon.client().links();
+    assert!(matches!(rows[..], [Message::LinkRow { size: 65536, .. }]), "{rows:?}");
+    let (code, why) = daemon.client().refusal(common::remove("a", "b"));
+    assert!(code == tombolo_control::code::DENIED && why.contains("take its [[link]] out of"), "{why}");
+    daemon.kill();
+    daemon.restart();
+    assert_eq!(daemon.client().links(), rows);
+    daemon.configure(TRIO);
+    daemon.signal(Signal::HUP);
+    until("the link goes", || daemon.client().links().is_empty().then_some(()));
+}
+
+#[test]
 fn b13_rules_are_read_again_and_what_they_forbid_goes() {
     let daemon = Daemon::start(TRIO);
     let (a, _b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));

@@ -187,8 +187,13 @@ impl Broker {
                 Some((LinkState::Wanted, _)) if !time.is_zero() => {
                     poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 20_000_000 })).os("poll")?;
                 }
-                Some((LinkState::Waiting, _)) => {
-                    crate::failure::tell(&format!("tombolo: the link waits until both {a} and {b} run"));
+                Some((LinkState::Waiting, note)) => {
+                    let why = if note.as_str().is_empty() {
+                        format!("until both {a} and {b} run")
+                    } else {
+                        format!("({note})")
+                    };
+                    crate::failure::tell(&format!("tombolo: the link waits {why}"));
                     return Ok(());
                 }
                 Some(_) => return Ok(()),
