@@ -126,7 +126,7 @@ impl Broker {
     fn free_slots(&self, name: &str) -> u16 {
         let needed = 2 * self.book.links_of(name).count() as u16;
         match self.vms.get(name).and_then(|vm| Some((vm, vm.has.as_ref()?))) {
-            Some((vm, (_, places, free))) => {
+            Some((vm, (places, free))) => {
                 let there = vm.wanted.borrow().plugs.iter().filter(|plug| places.contains_key(&plug.name)).count();
                 (free + there as u16).saturating_sub(needed)
             }

@@ -72,8 +72,8 @@ pub(crate) struct Vm {
     pub guest: Guest,
     /// Whether the guest's processors run; none: QEMU has not said.
     pub running: Option<bool>,
-    /// Its regions and where they are, for which list that was, and the slots that are free.
-    pub has: Option<(u64, BTreeMap<String, String>, u16)>,
+    /// Its regions and where they are, and the slots that are free.
+    pub has: Option<(BTreeMap<String, String>, u16)>,
     pub trouble: Option<String>,
     pub wanted: watch::Sender<Wanted>,
     /// B-8. Peers that may not ring it for now.
@@ -323,14 +323,14 @@ impl Broker {
         match news {
             News::Running(running) => vm.running = Some(running),
             News::Ended => machine.ended = true,
-            News::Has { version, places, free, trouble } => {
+            News::Has { version, places, holds, free, trouble } => {
                 if trouble.is_some() && trouble != vm.trouble {
                     crate::log(&format!("{name}: {}", trouble.as_deref().unwrap_or_default()));
                 }
                 vm.trouble = trouble;
-                self.given_back(name, version, &places);
+                self.given_back(name, version, &holds);
                 if let Some(vm) = self.vms.get_mut(name) {
-                    vm.has = Some((version, places, free));
+                    vm.has = Some((places, free));
                 }
             }
             News::Lost(why) => {

@@ -71,6 +71,8 @@ pub enum News {
         version: u64,
         /// Regions, and where they are in the guest.
         places: BTreeMap<String, String>,
+        /// All of ours that it has not let go of, devices or the memory behind them.
+        holds: BTreeSet<String>,
         /// Slots that are free.
         free: u16,
         /// Why something is missing.
@@ -189,8 +191,10 @@ impl Session {
             places.insert(device, place);
         }
         let free = self.free_slots().await?.len() as u16;
-        let again = trouble.is_some() || places.len() != wanted.plugs.len();
-        Ok((News::Has { version: wanted.version, places, free, trouble }, again))
+        let mut holds = self.names("/objects", MEMORY).await?;
+        holds.extend(places.keys().cloned());
+        let again = trouble.is_some() || holds.len() != wanted.plugs.len();
+        Ok((News::Has { version: wanted.version, places, holds, free, trouble }, again))
     }
 
     /// Names of ours at a place of QEMU's object tree, without what they begin with.

@@ -148,7 +148,7 @@ impl Broker {
 
     /// Whether a domain's QEMU has a region; none: it has not said.
     fn has(&self, domain: &str, link: u32, generation: u32, own: bool) -> Option<bool> {
-        let (_, places, _) = self.vms.get(domain)?.has.as_ref()?;
+        let (places, _) = self.vms.get(domain)?.has.as_ref()?;
         Some(places.contains_key(&plug_name(link, generation, own)))
     }
 
@@ -317,7 +317,7 @@ impl Broker {
     /// A link as one end is to see it.
     fn view(&self, domain: &str, number: u32, peer: &str) -> Option<Told> {
         let link = &self.book.links[&number];
-        let (_, places, _) = self.vms.get(domain)?.has.as_ref()?;
+        let (places, _) = self.vms.get(domain)?.has.as_ref()?;
         let place = |own| places.get(&plug_name(number, link.generation, own))?.parse().ok();
         let (me, peer_name): (Name, Name) = (name(domain), name(peer));
         let (bell, vectors) = if self.is_host(peer) {
@@ -365,12 +365,12 @@ impl Broker {
     }
 
     /// B-11. What a QEMU does not have any more, and will not be given, is given back.
-    pub(crate) fn given_back(&mut self, domain: &str, version: u64, places: &BTreeMap<String, String>) {
+    pub(crate) fn given_back(&mut self, domain: &str, version: u64, holds: &BTreeSet<String>) {
         let Some(vm) = self.vms.get(domain) else { return };
         let wanted = vm.wanted.borrow();
         for old in &mut self.book.quarantine {
             let names = [true, false].map(|own| plug_name(old.link, old.generation, own));
-            let had = names.iter().any(|name| places.contains_key(name));
+            let had = names.iter().any(|name| holds.contains(name));
             // A report on an older list than the one that leaves it out says nothing.
             let outdated = version < wanted.version || wanted.plugs.iter().any(|plug| names.contains(&plug.name));
             if !had && !outdated {

@@ -132,6 +132,23 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
     until("the link is up again", || is_up(&daemon));
     until("QEMU is asked again", || (life(&daemon, "a") == Life::Paused).then_some(()));
 
+    // A peer that comes and goes takes doorbells and memory with it, and QEMU bears it.
+    let mut b = b;
+    for _ in 0..4 {
+        drop(b);
+        until("b is gone", || (life(&daemon, "b") == Life::DomainGone).then_some(()));
+        b = Qemu::start(&daemon, "b", "q35");
+        until("the link is up with other memory", || {
+            a.execute("system_reset");
+            let rows = daemon.client().links();
+            rows.iter()
+                .any(|row| matches!(row, Message::LinkRow { state: LinkState::Up, quarantined: 0, .. }))
+                .then_some(())
+        });
+        // QEMU unmaps what it gave back a little later, when none of its threads can look at it.
+        until("only the new memory is mapped", || (a.regions() == ["r--s", "rw-s"]).then_some(()));
+    }
+
     // There is nobody in the guest to let go of a device; a reset does.
     assert_eq!(daemon.client().ask(remove("a", "b")), []);
     until("its own QEMU was asked", || {
