@@ -146,10 +146,10 @@ impl Broker {
             let device = kept.remove(&machine_key(name, machine.process)).and_then(Device::from_descriptors);
             match device.filter(|device| machine.greeted && !device.is_gone() && self.config.domains.contains_key(name))
             {
-                Some(device) => drop(
-                    self.vms
-                        .insert(name.clone(), start(name, machine, device, &self.config, &self.folder, &self.events)?),
-                ),
+                Some(device) => {
+                    let vm = start(name, machine, device, &self.config, &self.folder, &self.events)?;
+                    self.vms.insert(name.clone(), vm);
+                }
                 None => lost.push((name.clone(), machine.process)),
             }
         }
@@ -227,6 +227,7 @@ impl Broker {
         vm.outbound.push(greeting);
         self.vms.insert(name.into(), vm);
         self.flush(name);
+        self.save()?;
         crate::log(&format!("{name}: QEMU connected"));
         Ok(())
     }

@@ -42,7 +42,7 @@ const NO: u8 = b'n';
 
 /// Where the holder listens.
 fn socket_in(folder: &Path) -> PathBuf {
-    folder.join("holder.sock")
+    folder.join("holder.socket")
 }
 
 /// The broker's side.

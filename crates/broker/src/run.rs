@@ -4,7 +4,10 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -29,7 +32,7 @@ const EVENTS_MAX: usize = 1024;
 /// The socket for programs and tools.
 #[must_use]
 pub fn control_socket(folder: &Path) -> PathBuf {
-    folder.join("broker.sock")
+    folder.join("tombolod.socket")
 }
 
 /// Serves until a signal says to end.
@@ -38,12 +41,20 @@ pub fn control_socket(folder: &Path) -> PathBuf {
 /// It cannot begin, or what it depends on is gone.
 pub fn run(config_path: &Path, folder: &Path, start_holder: bool) -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::read(config_path)?;
-    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
+    open_folder(folder)?;
     let _lock = state::lock(&folder.join("lock"))?;
     hold::raise_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(config_path, folder, config, start_holder))?;
     Ok(())
+}
+
+/// Makes the folder for sockets and state. Others may pass through it to the sockets that are theirs, and not look.
+fn open_folder(folder: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
+    let mut permissions = std::fs::metadata(folder)?.permissions();
+    permissions.set_mode(permissions.mode() | 0o011);
+    std::fs::set_permissions(folder, permissions)
 }
 
 async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: bool) -> io::Result<()> {

@@ -146,8 +146,10 @@ impl Book {
     /// # Errors
     /// It cannot be read, or is no book.
     pub fn read(folder: &Path) -> io::Result<Self> {
-        match std::fs::read(folder.join("state.json")) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::other),
+        let path = folder.join("state.json");
+        match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|error| io::Error::other(format!("{} is no book of mine: {error}", path.display()))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error),
         }

@@ -147,8 +147,8 @@ fn b16_broker_that_ends_with_nothing_to_keep_leaves_nothing_behind() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     left.retain(|name| !["a.qmp", "log", "tombolod.toml", "lock", "holder.lock"].contains(&name.as_str()));
-    until("the holder's socket goes", || (!daemon.file("holder.sock").exists()).then_some(()));
-    left.retain(|name| name != "holder.sock");
+    until("the holder's socket goes", || (!daemon.file("holder.socket").exists()).then_some(()));
+    left.retain(|name| name != "holder.socket");
     assert_eq!(left, [""; 0]);
 }
 

@@ -107,7 +107,38 @@ fn b15_sockets_are_for_their_users_and_groups_alone() {
     let meta = std::fs::metadata(tombolo_broker::run::control_socket(daemon.path())).unwrap();
     assert_eq!((meta.mode() & 0o777, meta.gid()), (0o660, 54321));
     assert_eq!(std::fs::metadata(daemon.file("a.ivshmem")).unwrap().mode() & 0o777, 0o600);
-    assert_eq!(std::fs::metadata(daemon.file("holder.sock")).unwrap().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::metadata(daemon.file("holder.socket")).unwrap().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn b15_users_of_the_group_may_look_and_change_nothing() {
+    let test = "b15_users_of_the_group_may_look_and_change_nothing";
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs root): only root can become somebody else");
+        return;
+    }
+    let daemon = Daemon::start(&format!("[host]\ngroup = 54321\n{TRIO}"));
+    let folder = daemon.path().to_owned();
+    let somebody = std::thread::spawn(move || {
+        use rustix::{fs::Gid, fs::Uid, thread};
+        let (user, group) = (Uid::from_raw(12345), Gid::from_raw(54321));
+        thread::set_thread_groups(&[]).unwrap();
+        thread::set_thread_res_gid(group, group, group).unwrap();
+        thread::set_thread_res_uid(user, user, user).unwrap();
+        assert!(passing::connect(&folder.join("a.ivshmem"), rustix::net::SocketType::STREAM).is_err());
+        assert!(passing::connect(&folder.join("holder.socket"), rustix::net::SocketType::SEQPACKET).is_err());
+        let client = Client::try_connect(&folder).unwrap();
+        assert_eq!(client.links(), []);
+        for change in [add("a", "b", 0), common::remove("a", "b"), snippet()] {
+            let (number, why) = client.refusal(change);
+            assert_eq!((number, why.as_str()), (code::DENIED, "user 12345 may look, and change nothing: ask root"));
+        }
+    });
+    somebody.join().unwrap();
+}
+
+fn snippet() -> Message {
+    Message::Snippet { form: Form::Qemu, domain: "a".parse().unwrap() }
 }
 
 #[test]

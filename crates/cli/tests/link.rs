@@ -27,7 +27,7 @@ fn broker() -> tempfile::TempDir {
     std::fs::write(&config, CONFIG).unwrap();
     let place = path.clone();
     thread::spawn(move || hold::serve(&place).unwrap());
-    while !path.join("holder.sock").exists() {
+    while !path.join("holder.socket").exists() {
         thread::yield_now();
     }
     let place = path.clone();
@@ -43,7 +43,7 @@ fn link(folder: &Path, words: &str) -> (i32, String, String) {
         .arg("link")
         .args(words.split(' '))
         .arg("--broker")
-        .arg(folder.join("broker.sock"))
+        .arg(folder.join("tombolod.socket"))
         .output()
         .unwrap();
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
@@ -85,7 +85,7 @@ fn what_the_broker_refuses_is_told_with_its_remedy() {
     assert_eq!(code, 2);
     assert!(
         err.starts_with(
-            "tombolo: cannot open /nowhere/broker.sock (is tombolod running, and may you use it?): No such"
+            "tombolo: cannot open /nowhere/tombolod.socket (is tombolod running, and may you use it?): No such"
         ),
         "{err}"
     );

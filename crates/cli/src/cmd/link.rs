@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(clap::Args)]
 pub struct Args {
     /// The broker's socket
-    #[arg(long, value_name = "FILE", default_value = "/run/tombolo/broker.sock", global = true)]
+    #[arg(long, value_name = "FILE", default_value = "/run/tombolo/tombolod.socket", global = true)]
     broker: PathBuf,
     #[command(subcommand)]
     action: Action,
