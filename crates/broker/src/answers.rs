@@ -153,7 +153,11 @@ impl Broker {
         let mut rows = Vec::new();
         for (&number, link) in &self.book.links {
             let old = self.book.quarantine.iter().filter(|old| old.link == number);
-            let note = link.ends.iter().find_map(|end| self.trouble(end)).unwrap_or_default();
+            let there = |end: &String| *end == self.config.host.as_str() || self.vms.contains_key(end);
+            let short = !link.has_memory && link.ends.iter().all(there);
+            let waits =
+                short.then(|| "it gets memory once there is room in both quotas, or old memory is given back".into());
+            let note = link.ends.iter().find_map(|end| self.trouble(end)).or(waits).unwrap_or_default();
             let [a, b] = link.ends.each_ref().map(|end| crate::broker::name(end));
             rows.push(Message::LinkRow {
                 link: number,

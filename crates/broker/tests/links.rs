@@ -252,6 +252,11 @@ fn b10_b17_domain_whose_quota_is_full_waits_for_its_old_memory() {
     b.boot(4, 2);
     until("b gives back", || memories(&b).is_empty().then_some(()));
     assert_eq!((is_up(&daemon), quarantined(&daemon)), (None, 2 << 20));
+    let rows = daemon.client().links();
+    assert!(
+        matches!(&rows[..], [Message::LinkRow { state: LinkState::Waiting, note, .. }] if note.as_str().starts_with("it gets memory once")),
+        "{rows:?}"
+    );
     let mut state = a.qmp.state();
     state.stubborn = false;
     for id in state.devices.keys().cloned().collect::<Vec<_>>() {
