@@ -6,11 +6,16 @@ mod common;
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
-    os::unix::net::UnixStream,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     process::{Child, Command, Stdio},
 };
 
 use common::{Daemon, remove, until};
+use serde_json::{Value, json};
+use tombolo_broker::{memory, passing};
 use tombolo_control::{Form, Life, LinkState, Message};
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -63,13 +68,33 @@ impl Qemu {
     }
 
     fn execute(&mut self, command: &str) {
-        writeln!(self.own.get_mut(), "{{\"execute\":\"{command}\"}}").unwrap();
-        let mut line = String::new();
-        while !line.starts_with("{\"return\"") {
-            line.clear();
+        let answer = self.ask(&json!({ "execute": command }), &[]);
+        assert!(answer["error"].is_null(), "{answer}");
+    }
+
+    /// The answer to a command that comes with descriptors.
+    fn ask(&mut self, command: &Value, descriptors: &[BorrowedFd<'_>]) -> Value {
+        assert!(passing::send(self.own.get_ref(), format!("{command}\n").as_bytes(), descriptors).unwrap());
+        loop {
+            let mut line = String::new();
             assert!(self.own.read_line(&mut line).unwrap() > 0, "QEMU is gone");
-            assert!(!line.contains("\"error\""), "{line}");
+            let answer: Value = serde_json::from_str(&line).unwrap();
+            if answer["QMP"].is_null() && answer["event"].is_null() {
+                return answer;
+            }
         }
+    }
+
+    /// Makes a memory of a descriptor; why QEMU does not want to.
+    fn take(&mut self, memory: &OwnedFd, id: &str, readonly: bool) -> Option<String> {
+        let added = self.ask(&json!({ "execute": "add-fd" }), &[memory.as_fd()]);
+        let path = format!("/proc/self/fd/{}", added["return"]["fd"]);
+        let object = json!({
+            "qom-type": "memory-backend-file", "id": id, "mem-path": path, "size": 65536, "share": true, "readonly": readonly,
+        });
+        self.ask(&json!({ "execute": "object-add", "arguments": object }), &[])["error"]["desc"]
+            .as_str()
+            .map(String::from)
     }
 
     /// Mappings of regions, with their access.
@@ -159,4 +184,34 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
     drop(a);
     drop(b);
     until("both are gone", || (daemon.client().links().is_empty() && daemon.kept().is_empty()).then_some(()));
+}
+
+/// Why the order of B-10 is as it is, and that nothing in it can be left out.
+#[test]
+fn b10_canary_region_sealed_too_early_is_refused_and_one_never_sealed_can_be_written() {
+    if skipped("b10_canary_region_sealed_too_early_is_refused_and_one_never_sealed_can_be_written") {
+        return;
+    }
+    let daemon = Daemon::start("[domain.a]\n");
+    let mut qemu = Qemu::start(&daemon, "a", "pc");
+    let sealed = memory::create("tombolo-canary", 64 << 10).unwrap();
+    memory::seal_against_writing(&sealed).unwrap();
+    let why = qemu.take(&sealed, "early", false).expect("a refusal");
+    assert!(why.contains("Operation not permitted"), "{why}");
+    assert_eq!(qemu.take(&sealed, "late", true), None);
+    // A QEMU that was taken over opens what it was given once more, and for writing.
+    let open = memory::create("tombolo-canary", 64 << 10).unwrap();
+    assert_eq!(qemu.take(&open, "peer", true), None);
+    let reach = |memory: &OwnedFd| {
+        let inode = rustix::fs::fstat(memory).unwrap().st_ino;
+        let folder = format!("/proc/{}/fd", qemu.child.id());
+        let mut files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let path = files
+            .find(|path| fs::metadata(path).is_ok_and(|meta| std::os::unix::fs::MetadataExt::ino(&meta) == inode))
+            .expect("QEMU has it open");
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        std::os::unix::fs::FileExt::write_at(&file, b"spoilt", 0)
+    };
+    assert_eq!(reach(&open).unwrap(), 6);
+    assert_eq!(reach(&sealed).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
 }
