@@ -20,6 +20,15 @@ fn b15_client_that_does_not_say_hello_first_is_refused_and_closed() {
 }
 
 #[test]
+fn b15_what_the_broker_cannot_do_is_refused_and_ends_nothing() {
+    let daemon = Daemon::start(TRIO);
+    let client = daemon.client();
+    let (number, why) = client.refusal(Message::Listen { service: "sql".parse().unwrap() });
+    assert_eq!((number, why.as_str()), (code::UNSUPPORTED, "this broker does not do that"));
+    assert_eq!(client.links(), []);
+}
+
+#[test]
 fn b15_version_that_the_broker_does_not_speak_is_refused() {
     let daemon = Daemon::start(TRIO);
     let client = Client::connect_raw(daemon.path()).unwrap();
