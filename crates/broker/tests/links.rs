@@ -314,6 +314,44 @@ fn b16_broker_killed_at_any_moment_of_making_a_link_finishes_it() {
 }
 
 #[test]
+fn b16_broker_killed_amid_all_that_can_happen_loses_and_leaks_nothing() {
+    let mut daemon = Daemon::start(TRIO);
+    let (mut a, mut b) = (Vm::start(&daemon, "a"), Some(Vm::start(&daemon, "b")));
+    let mut number = 0x5eed_u64;
+    let mut random = move |below: u64| {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (number >> 33) % below
+    };
+    let mut boots = 0;
+    for round in 0..60u8 {
+        for _ in 0..1 + random(3) {
+            match random(5) {
+                0 => daemon.client().say(1, add("a", "b", 64 << 10)),
+                1 => daemon.client().say(1, remove("a", "b")),
+                2 => drop(b.take()),
+                3 if b.is_none() => b = Some(Vm::start(&daemon, "b")),
+                3 | 4 => {
+                    boots += 1;
+                    a.boot(boots, round);
+                }
+                _ => unreachable!(),
+            }
+        }
+        let pause = rustix::event::Timespec { tv_sec: 0, tv_nsec: random(4_000_000) as i64 };
+        rustix::event::poll(&mut [], Some(&pause)).unwrap();
+        daemon.kill();
+        daemon.restart();
+    }
+    let b = b.unwrap_or_else(|| Vm::start(&daemon, "b"));
+    if daemon.client().links().is_empty() {
+        daemon.client().link("a", "b");
+    }
+    until("the link is up", || is_up(&daemon));
+    until("all else is given back", || (quarantined(&daemon) == 0 && daemon.kept().len() == 3).then_some(()));
+    until("no memory is left over", || (memories(&a).len() == 2 && memories(&b).len() == 2).then_some(()));
+}
+
+#[test]
 fn b13_link_that_no_rule_allows_is_refused_with_the_remedy() {
     let daemon = Daemon::start(TRIO);
     let client = daemon.client();

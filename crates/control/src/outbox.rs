@@ -138,6 +138,10 @@ impl Session {
             return Ok((None, false));
         }
         let (sent, taken) = (word(boxes, AT_SENT)?, word(boxes, AT_TAKEN)?);
+        if word(boxes, AT_EPOCH)? != self.peer {
+            // It began anew meanwhile: these are the numbers of nobody.
+            return Ok((None, false));
+        }
         let mut changed = false;
         if taken == u64::from(self.sent) {
             if let Some(message) = self.queue.pop_front() {

@@ -142,6 +142,43 @@ fn b4_box_that_answers_another_epoch_is_not_believed() {
     assert_eq!(a.turn(&mut at_a).unwrap(), (Some(Event::Said(storm(1))), true));
 }
 
+/// Pages whose other side begins anew between two loads.
+struct Interrupted<'a> {
+    pages: &'a mut Pages,
+    other: &'a mut Pages,
+    loads_left: usize,
+}
+
+impl Boxes for Interrupted<'_> {
+    fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        if self.loads_left == 0 {
+            begin(77, self.other);
+        }
+        self.loads_left = self.loads_left.wrapping_sub(1);
+        self.pages.load(offset, bytes)
+    }
+    fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        self.pages.store(offset, bytes)
+    }
+}
+
+#[test]
+fn b4_peer_that_begins_anew_at_any_moment_of_a_look_is_not_taken_for_a_liar() {
+    for loads_left in 0..6 {
+        let (mut at_a, mut at_b) = pages();
+        let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
+        settle(&mut a, &mut at_a, &mut b, &mut at_b);
+        for link in 0..5 {
+            assert!(a.say(&storm(link)) && b.say(&storm(link)));
+        }
+        settle(&mut a, &mut at_a, &mut b, &mut at_b);
+        let mut boxes = Interrupted { pages: &mut at_a, other: &mut at_b, loads_left };
+        let event = a.turn(&mut boxes).unwrap().0;
+        assert!(matches!(event, None | Some(Event::Began)), "{loads_left}: {event:?}");
+        assert!(!a.is_broken());
+    }
+}
+
 proptest! {
     #[test]
     fn b4_b5_peer_that_scribbles_in_its_box_costs_one_answer_a_turn(
