@@ -2,7 +2,7 @@
 //! `tombolo link`: asks the host's broker for links between virtual machines.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut, Write},
+    io::{self, IoSlice, IoSliceMut},
     os::fd::OwnedFd,
     path::PathBuf,
     time::{Duration, Instant},
@@ -21,7 +21,7 @@ use tombolo_control::{Form, LinkState, MESSAGE_MAX, Message, Name, Path, Said, V
 
 use crate::{
     failure::{Failure, Os, Result},
-    human,
+    human, output,
 };
 
 /// How long the broker may take to answer.
@@ -272,11 +272,6 @@ fn object(row: &Message) -> Option<String> {
     Some(value.to_string())
 }
 
-/// Whoever does not read any more does not want it.
 fn print(lines: &[String]) -> Result<()> {
-    let mut out = io::stdout().lock();
-    match lines.iter().try_for_each(|line| writeln!(out, "{line}")).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.map_err(|source| Failure::Write { file: "standard output".into(), source }),
-    }
+    output::unless_unread(lines.iter().try_for_each(|line| output::print(line)))
 }
