@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * How the driver is built
+ *
+ * device.c	a PCI device and its node
+ * vector.c	its interrupts, and how many are too many
+ * link.c	links
+ * slice.c	slices
+ *
+ * Who keeps whom: a slice holds its link, a link holds the open files of its
+ * nodes, and these hold their devices. So nothing goes before its users, and
+ * unplugging frees nothing: it marks the device dead, hangs up the links, takes
+ * the mappings away and leaves the rest to the last close.
+ *
+ * Who uses a device's memory or registers, or maps them, does so within
+ * tombolo_life and only if the device is not dead. Who unplugs it marks it dead
+ * and waits for them (SRCU). In interrupts vector->lock and link->hung_up do the
+ * same.
+ *
+ * Locks, outermost first:
+ *
+ * tombolo_links_lock	the list of links
+ * link->lock		a link's slices and channels
+ * vector->lock		the slices that a vector wakes, and their events
+ */
+#ifndef _TOMBOLO_H
+#define _TOMBOLO_H
+
+#include <linux/bitmap.h>
+#include <linux/fs.h>
+#include <linux/interrupt.h>
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/miscdevice.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/spinlock.h>
+#include <linux/srcu.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+
+#include "compat.h"
+#include "uapi/tombolo_ivshmem.h"
+
+#define TOMBOLO_VECTORS	32
+
+struct vector {
+	spinlock_t lock;
+	struct list_head slices;
+	unsigned int irq;
+	u64 interrupts;
+	u64 storms;
+	/* See vector.c. */
+	unsigned long window_end;
+	unsigned long last_storm;
+	unsigned long penalty;
+	unsigned int spent;
+	bool stopping;
+	struct delayed_work rearm;
+};
+
+struct tombolo {
+	struct kref ref;
+	struct pci_dev *pdev;
+	struct miscdevice misc;
+	char name[16];
+	int id;
+
+	bool dead;		/* see tombolo_life */
+	u8 __iomem *regs;
+	resource_size_t phys;
+	resource_size_t size;
+	u8 *mem;		/* all of the shared memory, write-back */
+	bool write_back;
+
+	unsigned int vectors;
+	struct vector *vector;
+};
+
+/* One side of a link: a range of a device's memory. */
+struct part {
+	struct file *node;
+	struct tombolo *dev;
+	u64 offset;
+	u64 length;
+};
+
+struct link {
+	struct kref ref;
+	struct list_head node;	/* of the list of links */
+	struct part own;
+	struct part peer;
+	struct file *bell_node;
+	struct tombolo *bell;
+	struct vector *vector;
+	u16 ring_peer;
+	u16 ring_vector;
+
+	struct mutex lock;
+	struct list_head slices;
+	unsigned int count;
+	u32 departures;
+	DECLARE_BITMAP(channels, TOMBOLO_CHANNELS);
+	wait_queue_head_t wq;
+	bool hung_up;		/* written under vector->lock */
+};
+
+struct channel {
+	u32 seen;		/* the peer's mark when we last looked */
+	u32 rung;		/* our own mark */
+	struct eventfd_ctx *eventfd;
+};
+
+struct slice {
+	struct link *link;
+	struct part *part;
+	struct list_head on_link;
+	struct list_head on_vector;
+	struct tombolo_slice is;
+	bool writable;
+	spinlock_t ring_lock;
+	wait_queue_head_t wq;
+	u64 pending;		/* under vector->lock */
+	struct channel channel[];
+};
+
+extern struct srcu_struct tombolo_life;
+
+static inline bool tombolo_is_alive(const struct tombolo *dev)
+{
+	return !READ_ONCE(dev->dead);
+}
+
+/* device.c */
+struct file *tombolo_get_node(int fd);
+struct tombolo *tombolo_of_node(struct file *node);
+
+/* vector.c */
+int tombolo_vectors_start(struct tombolo *dev);
+void tombolo_vectors_stop(struct tombolo *dev);
+void tombolo_ring(struct tombolo *bell, u16 peer, u16 vector);
+
+/* link.c */
+long tombolo_link_open(struct file *node, const struct tombolo_link __user *arg);
+void tombolo_link_put(struct link *link);
+void tombolo_links_revoke(struct tombolo *dev);
+
+/* slice.c */
+long tombolo_slice_open(struct link *link, const struct tombolo_slice __user *arg);
+bool tombolo_slice_look(struct slice *slice);
+void tombolo_slice_hang_up(struct slice *slice);
+
+#endif /* _TOMBOLO_H */

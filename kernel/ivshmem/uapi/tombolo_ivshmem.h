@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note OR MIT */
+/*
+ * tombolo_ivshmem: shared memory between virtual machines, in slices
+ *
+ * Three kinds of file descriptors, each of which can do less than the one it
+ * comes from:
+ *
+ *   node   /dev/tomboloN, one for each ivshmem device. Its owners (the group
+ *          that udev gives it) reach all of the device. Made for one program,
+ *          the broker.
+ *   link   what two machines share: a part that we write, a part that the
+ *          peer writes, and how each rings the other. From a node, by
+ *          TOMBOLO_IOC_LINK.
+ *   slice  a range of one of the parts, with event channels of its own. From a
+ *          link, by TOMBOLO_IOC_SLICE. The broker passes it to a program
+ *          (SCM_RIGHTS), which can map the range, wait and ring, and nothing
+ *          else.
+ *
+ * Parts and marks
+ * ---------------
+ * Of each part the upper half of the first page belongs to the driver of the
+ * machine that writes the part: 512 *marks*, little-endian 32-bit counters at
+ * TOMBOLO_MARKS_OFFSET, one for each event channel of the link. To ring
+ * channel c is to increment mark c in our own part and then to ring the
+ * doorbell of the peer, whose driver compares our marks with those that it saw
+ * before. So a few interrupt vectors carry many channels, and nobody writes
+ * the other's memory. The marks are all that the driver ever reads of what the
+ * peer wrote. The lower half of the page is the broker's.
+ *
+ * A channel has one number at both ends and goes both ways.
+ *
+ * Node
+ * ----
+ * TOMBOLO_IOC_INFO   what the device is. Counters are the device's since the
+ *	driver was bound. Marks and rings do not count as storms; an interrupt
+ *	vector that was closed for a while because of too many does.
+ *
+ * TOMBOLO_IOC_LINK   on the node that holds our part; returns a descriptor of
+ *	the link. A link with exactly these parameters that exists already is
+ *	returned again, so that a broker that was restarted finds its links. A
+ *	link lasts until it has neither descriptors nor slices.
+ *	EBUSY: our part overlaps that of another link, or the link was hung up
+ *	and has slices left. EINVAL: a part is empty, not of whole pages or not
+ *	within its device, the bell has no such vector, flags are not 0.
+ *	EBADF, EINVAL: a descriptor is none of ours. ENODEV: unplugged.
+ *	EPERM: the node was not opened for writing.
+ *
+ * Link
+ * ----
+ * TOMBOLO_IOC_SLICE   makes a slice and returns its descriptor. Channels start
+ *	without an event: rings from before are forgotten. EBUSY: a channel is
+ *	taken. EINVAL: the range is empty, not of whole pages or not within the
+ *	part; more than TOMBOLO_SLICE_CHANNELS channels, or beyond
+ *	TOMBOLO_CHANNELS; a state beyond a byte, beyond the slice, or in one
+ *	that cannot be written; unknown flags. ENODEV: hung up, or unplugged.
+ *
+ * TOMBOLO_IOC_SLICES   lists the slices that exist. `count` is the room in
+ *	entries, and comes back as the number of slices, which may be greater.
+ *
+ * TOMBOLO_IOC_HANG_UP   the peer is gone. Waiters on all slices are told, rings
+ *	do nothing from now on, memory stays mapped. There is no way back.
+ *
+ * poll   readable after a slice went, until the next TOMBOLO_IOC_SLICES by
+ *	this open file; POLLHUP once the link was hung up or unplugged.
+ *
+ * Slice
+ * -----
+ * mmap   MAP_SHARED only, within the slice, never executable. Write-back
+ *	cached where the processor allows it (TOMBOLO_INFO_WRITE_BACK). A slice
+ *	of the peer's part, or made read-only, maps for reading (EACCES), and
+ *	mprotect cannot change that. After the device was unplugged, every
+ *	access faults with SIGBUS.
+ *
+ * read   8 bytes: one bit for each channel that was rung since the last read,
+ *	in the processor's byte order, bit 0 for the first. Waits for one
+ *	unless O_NONBLOCK (EAGAIN). 0 at the end: hung up, or unplugged, and
+ *	nothing left.
+ *
+ * poll   readable if read would not wait; POLLHUP as for the link.
+ *
+ * write  8 bytes, the same bits: rings these channels. Does not block. Without
+ *	a peer it does nothing. EINVAL: a bit beyond the slice's channels.
+ *
+ * TOMBOLO_IOC_EVENTFD   from now on the channel's rings go to an eventfd and
+ *	not to read; fd -1 for read again. At the end it is signalled, too.
+ *	EBADF, EINVAL: no eventfd. EINVAL: no such channel.
+ *
+ * last close   when neither a descriptor nor a mapping of the slice is left,
+ *	whatever the reason, each state byte less than `below` becomes `closed`,
+ *	and all channels of the slice are rung: so the peer hears of a program
+ *	that was killed. Channels and range are free again after that; poll on
+ *	the link says when.
+ */
+#ifndef _UAPI_TOMBOLO_IVSHMEM_H
+#define _UAPI_TOMBOLO_IVSHMEM_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+/* Changes only if an old program would be misled. */
+#define TOMBOLO_UAPI_VERSION	1
+
+#define TOMBOLO_MARKS_OFFSET	0x800
+#define TOMBOLO_CHANNELS	512	/* of a link */
+#define TOMBOLO_SLICE_CHANNELS	64	/* of a slice */
+
+/* It has interrupts: an ivshmem-doorbell, not an ivshmem-plain device. */
+#define TOMBOLO_INFO_BELL	(1U << 0)
+/* Its memory is mapped write-back; if not, everything works and crawls. */
+#define TOMBOLO_INFO_WRITE_BACK	(1U << 1)
+
+struct tombolo_info {
+	__u32 version;		/* TOMBOLO_UAPI_VERSION */
+	__u32 flags;		/* TOMBOLO_INFO_* */
+	__u64 size;		/* bytes of shared memory */
+	__u32 peer;		/* our number among those that can be rung */
+	__u32 vectors;		/* ways in which we can be rung */
+	__u64 interrupts;	/* that came */
+	__u64 storms;		/* how often a vector was closed for a while */
+	__u64 reserved[3];	/* 0 */
+};
+
+struct tombolo_link {
+	__u64 own_offset;	/* our part, in this node's device */
+	__u64 own_length;
+	__u64 peer_offset;	/* the peer's part, in the device of peer_fd */
+	__u64 peer_length;
+	__s32 peer_fd;		/* a node */
+	__s32 bell_fd;		/* a node with TOMBOLO_INFO_BELL */
+	__u16 ring_peer;	/* whom to ring */
+	__u16 ring_vector;	/* at which of its vectors */
+	__u16 wait_vector;	/* where the peer rings us */
+	__u16 flags;		/* 0 */
+};
+
+/* A range of the peer's part, not of ours. */
+#define TOMBOLO_SLICE_PEER	(1U << 0)
+/* Maps for reading only. Implied by TOMBOLO_SLICE_PEER. */
+#define TOMBOLO_SLICE_READ_ONLY	(1U << 1)
+
+struct tombolo_slice {
+	__u64 cookie;		/* the maker's own, for TOMBOLO_IOC_SLICES */
+	__u64 offset;		/* within the part */
+	__u64 length;
+	__u32 flags;		/* TOMBOLO_SLICE_* */
+	__u32 channel;		/* the first of its channels */
+	__u32 channels;		/* how many */
+	__u16 below;		/* what states are open; 0: no state bytes */
+	__u16 closed;		/* what they become at the last close */
+	__u32 state[2];		/* where they are, within the slice */
+};
+
+struct tombolo_slices {
+	__u64 entries;		/* address of struct tombolo_slice[count] */
+	__u32 count;
+	__u32 reserved;		/* 0 */
+};
+
+struct tombolo_eventfd {
+	__u32 channel;		/* 0 is the first of the slice */
+	__s32 fd;
+};
+
+#define TOMBOLO_IOC_MAGIC	0xE7
+#define TOMBOLO_IOC_INFO	_IOR(TOMBOLO_IOC_MAGIC, 0, struct tombolo_info)
+#define TOMBOLO_IOC_LINK	_IOW(TOMBOLO_IOC_MAGIC, 1, struct tombolo_link)
+#define TOMBOLO_IOC_SLICE	_IOW(TOMBOLO_IOC_MAGIC, 2, struct tombolo_slice)
+#define TOMBOLO_IOC_SLICES	_IOWR(TOMBOLO_IOC_MAGIC, 3, struct tombolo_slices)
+#define TOMBOLO_IOC_HANG_UP	_IO(TOMBOLO_IOC_MAGIC, 4)
+#define TOMBOLO_IOC_EVENTFD	_IOW(TOMBOLO_IOC_MAGIC, 5, struct tombolo_eventfd)
+
+#endif /* _UAPI_TOMBOLO_IVSHMEM_H */
