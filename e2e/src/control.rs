@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Runs commands in a guest, over any stream that reaches its agent.
+
+use crate::error::{Context, Error, Result};
+use crate::lines::{Lines, NoLine};
+use crate::wire::{End, ToGuest, ToHost};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::time::Instant;
+
+/// The host's end of the line to an agent.
+pub struct Control {
+    out: Box<dyn Write>,
+    lines: Lines,
+    next: u32,
+    jobs: BTreeMap<u32, State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    printed: Vec<String>,
+    /// How many of them were asked for.
+    taken: usize,
+    end: Option<End>,
+}
+
+/// A command that was started in a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job(u32);
+
+/// How a command ended, and all that it printed.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// How it ended.
+    pub end: End,
+    /// What it printed on either stream.
+    pub text: String,
+}
+
+impl Output {
+    /// What was printed, if the command succeeded.
+    ///
+    /// # Errors
+    /// Says how it ended, with what it printed.
+    pub fn success(self) -> Result<String> {
+        match self.end {
+            End::Code(0) => Ok(self.text),
+            end => Err(Error::new(format!("{end:?}: {}", self.text))),
+        }
+    }
+}
+
+impl Control {
+    /// Talks to the agent at the other end of `input` and `out`, once it says that it is up.
+    ///
+    /// # Errors
+    /// The guest did not come up before the deadline, or went.
+    pub fn open(input: impl Read + Send + 'static, out: impl Write + 'static, deadline: Instant) -> Result<Self> {
+        let lines = Lines::of(input);
+        let mut control = Self { out: Box::new(out), lines, next: 0, jobs: BTreeMap::new() };
+        loop {
+            if matches!(control.hear(deadline).context("waiting for the guest to come up")?, ToHost::Ready) {
+                return Ok(control);
+            }
+        }
+    }
+
+    /// Starts a command.
+    ///
+    /// # Errors
+    /// The line to the guest is gone.
+    pub fn start(&mut self, argv: &[&str]) -> Result<Job> {
+        let job = self.next;
+        self.next += 1;
+        self.jobs.insert(job, State::default());
+        self.say(&ToGuest::Run { job, argv: argv.iter().map(|arg| (*arg).to_owned()).collect() })?;
+        Ok(Job(job))
+    }
+
+    /// The next line that the command prints.
+    ///
+    /// # Errors
+    /// It ended instead, or printed nothing before the deadline.
+    pub fn line(&mut self, job: Job, deadline: Instant) -> Result<String> {
+        loop {
+            let state = self.jobs.get_mut(&job.0).ok_or_else(|| Error::new("no such job"))?;
+            if let Some(line) = state.printed.get(state.taken) {
+                state.taken += 1;
+                return Ok(line.clone());
+            }
+            if let Some(end) = state.end {
+                return Err(Error::new(format!("it ended ({end:?}) after: {}", state.printed.join("\n"))));
+            }
+            self.listen(deadline)?;
+        }
+    }
+
+    /// Waits until the command ends.
+    ///
+    /// # Errors
+    /// It still runs at the deadline; then it is killed.
+    pub fn wait(&mut self, job: Job, deadline: Instant) -> Result<Output> {
+        loop {
+            let state = self.jobs.get(&job.0).ok_or_else(|| Error::new("no such job"))?;
+            if let Some(end) = state.end {
+                let text = state.printed.join("\n");
+                self.jobs.remove(&job.0);
+                return Ok(Output { end, text });
+            }
+            if let Err(why) = self.listen(deadline) {
+                let printed = self.jobs.get(&job.0).map_or_else(String::new, |state| state.printed.join("\n"));
+                _ = self.kill(job);
+                return Err(Error::new(format!("{why}; it had printed: {printed}")));
+            }
+        }
+    }
+
+    /// Sends SIGKILL to a command.
+    ///
+    /// # Errors
+    /// The line to the guest is gone.
+    pub fn kill(&mut self, job: Job) -> Result<()> {
+        self.say(&ToGuest::Kill { job: job.0 })
+    }
+
+    fn say(&mut self, what: &ToGuest) -> Result<()> {
+        let mut line = serde_json::to_vec(what)?;
+        line.push(b'\n');
+        self.out.write_all(&line).context("talking to the guest")
+    }
+
+    fn hear(&mut self, deadline: Instant) -> Result<ToHost> {
+        match self.lines.next_before(deadline) {
+            Ok(line) => serde_json::from_str(&line).context(format!("the guest said `{line}`")),
+            Err(NoLine::TimedOut) => Err(Error::new("no answer before the deadline")),
+            Err(NoLine::Ended) => Err(Error::new("the guest is gone")),
+        }
+    }
+
+    fn listen(&mut self, deadline: Instant) -> Result<()> {
+        match self.hear(deadline)? {
+            ToHost::Ready => return Err(Error::new("the guest started anew")),
+            ToHost::Line { job, text } => {
+                self.jobs.entry(job).and_modify(|state| state.printed.push(text));
+            }
+            ToHost::Exit { job, end } => {
+                self.jobs.entry(job).and_modify(|state| state.end = Some(end));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lines::within;
+    use std::io::BufRead;
+    use std::os::unix::net::UnixStream;
+
+    /// An agent that answers the first request with `answers`.
+    fn with_agent(answers: &'static str) -> Control {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            let mut out = theirs.try_clone().unwrap();
+            out.write_all(b"\"Ready\"\n").unwrap();
+            let mut request = String::new();
+            std::io::BufReader::new(&theirs).read_line(&mut request).unwrap();
+            out.write_all(answers.as_bytes()).unwrap();
+            if !answers.contains("Exit") {
+                // Hold the line until the other end goes.
+                _ = std::io::copy(&mut &theirs, &mut std::io::sink());
+            }
+        });
+        Control::open(ours.try_clone().unwrap(), ours, within(10)).unwrap()
+    }
+
+    #[test]
+    fn output_and_end_of_a_command_arrive() {
+        let answers = "{\"Line\":{\"job\":0,\"text\":\"a\"}}\n{\"Exit\":{\"job\":0,\"end\":{\"Code\":3}}}\n";
+        let mut control = with_agent(answers);
+        let job = control.start(&["x"]).unwrap();
+        assert_eq!(control.line(job, within(10)).unwrap(), "a");
+        let output = control.wait(job, within(10)).unwrap();
+        assert_eq!((output.end, output.text.as_str()), (End::Code(3), "a"));
+        assert!(output.success().is_err());
+    }
+
+    #[test]
+    fn canary_command_that_hangs_ends_at_the_deadline() {
+        let mut control = with_agent("{\"Line\":{\"job\":0,\"text\":\"so far\"}}\n");
+        let job = control.start(&["x"]).unwrap();
+        let why = control.wait(job, within(1)).unwrap_err().to_string();
+        assert!(why.contains("no answer before the deadline") && why.contains("so far"), "{why}");
+    }
+
+    #[test]
+    fn canary_guest_that_went_is_noticed() {
+        let mut control = with_agent("{\"Exit\":{\"job\":9,\"end\":{\"Code\":0}}}\n");
+        let job = control.start(&["x"]).unwrap();
+        let why = control.wait(job, within(10)).unwrap_err().to_string();
+        assert!(why.contains("the guest is gone"), "{why}");
+    }
+}

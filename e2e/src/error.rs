@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What went wrong in a rig, in a sentence.
+
+use std::fmt;
+
+/// A sentence. Nobody acts on its kind: a step of a test fails, and somebody reads why.
+#[derive(Debug, Clone)]
+pub struct Error(String);
+
+/// The result of a step.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error that says `what`.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<E: std::error::Error> From<E> for Error {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Says what was being done when it went wrong.
+pub trait Context<T> {
+    /// Puts `doing` in front of the error.
+    ///
+    /// # Errors
+    /// The same, with more words.
+    fn context(self, doing: impl fmt::Display) -> Result<T>;
+}
+
+impl<T, E: fmt::Display> Context<T> for std::result::Result<T, E> {
+    fn context(self, doing: impl fmt::Display) -> Result<T> {
+        self.map_err(|error| Error(format!("{doing}: {error}")))
+    }
+}
+
+/// Fails with a sentence unless the condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($why:tt)+) => {
+        if !$condition {
+            return Err($crate::error::Error::new(format!($($why)+)));
+        }
+    };
+}

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the guest halves of cases use: the kernel module's files, by safe calls.
+
+pub mod sys;
+pub mod tsc;
+
+use crate::error::{Context, Error, Result};
+use crate::lines::within;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::time::Timespec;
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+use sys::{LinkArgs, SliceArgs};
+
+/// Seconds that udev or the PCI bus may need to show a device.
+const APPEAR: u64 = 60;
+
+/// The devices of one link, by their PCI addresses, and how to ring its peer. Travels as command-line arguments.
+#[derive(Debug, Clone)]
+pub struct Ends {
+    /// The device with the memory that we write.
+    pub own: String,
+    /// The device with the memory that the peer writes.
+    pub peer: String,
+    /// The device with the doorbells.
+    pub bell: String,
+    /// The peer's number.
+    pub ring_peer: u16,
+    /// Where the peer waits.
+    pub ring_vector: u16,
+    /// Where we wait.
+    pub wait_vector: u16,
+}
+
+impl Ends {
+    /// As arguments, which [`from_args`](Self::from_args) takes apart.
+    #[must_use]
+    pub fn to_args(&self) -> Vec<String> {
+        let numbers = [self.ring_peer, self.ring_vector, self.wait_vector].map(|number| number.to_string());
+        [self.own.clone(), self.peer.clone(), self.bell.clone()].into_iter().chain(numbers).collect()
+    }
+
+    /// From the first arguments; the others come back.
+    ///
+    /// # Errors
+    /// There are too few, or a number is none.
+    pub fn from_args(args: &[String]) -> Result<(Self, &[String])> {
+        let [own, peer, bell, ring_peer, ring_vector, wait_vector, rest @ ..] = args else {
+            return Err(Error::new(format!("too few arguments: {args:?}")));
+        };
+        let ends = Self {
+            own: own.clone(),
+            peer: peer.clone(),
+            bell: bell.clone(),
+            ring_peer: ring_peer.parse()?,
+            ring_vector: ring_vector.parse()?,
+            wait_vector: wait_vector.parse()?,
+        };
+        Ok((ends, rest))
+    }
+
+    /// Opens the link over the whole of both regions.
+    ///
+    /// # Errors
+    /// A device is missing or the driver refuses.
+    pub fn link(&self) -> Result<Link> {
+        let (own, peer, bell) = (open_node(&self.own)?, open_node(&self.peer)?, open_node(&self.bell)?);
+        let args = LinkArgs {
+            own_length: sys::info(&own)?.size,
+            peer_length: sys::info(&peer)?.size,
+            ring_peer: self.ring_peer,
+            ring_vector: self.ring_vector,
+            wait_vector: self.wait_vector,
+            ..LinkArgs::new(&peer, &bell)
+        };
+        Ok(Link(sys::link(&own, &args).context("link")?))
+    }
+}
+
+/// Opens the node of the device at a PCI address, once it is there.
+///
+/// # Errors
+/// It does not come.
+pub fn open_node(address: &str) -> Result<OwnedFd> {
+    let name = node_name(address)?;
+    open(format!("/dev/{name}"), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).context(name)
+}
+
+/// The name in /dev of the device at a PCI address, once it is there.
+///
+/// # Errors
+/// It does not come.
+pub fn node_name(address: &str) -> Result<String> {
+    let folder = format!("/sys/bus/pci/devices/{address}/misc");
+    let mut name = None;
+    until(within(APPEAR), || {
+        let entry = fs::read_dir(&folder).ok().and_then(|mut entries| entries.next()?.ok());
+        name = entry.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        name.is_some()
+    })
+    .context(format!("no driver has bound {address}"))?;
+    name.ok_or_else(|| Error::new("no name"))
+}
+
+/// Waits until something is true, offering the CPU meanwhile.
+///
+/// # Errors
+/// It is not before the deadline.
+pub fn until(deadline: Instant, mut is_true: impl FnMut() -> bool) -> Result<()> {
+    while !is_true() {
+        if Instant::now() >= deadline {
+            return Err(Error::new("not before the deadline"));
+        }
+        _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 2_000_000 }));
+    }
+    Ok(())
+}
+
+/// What is to be polled of a descriptor, without waiting longer than to the deadline.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn polled(fd: BorrowedFd<'_>, deadline: Instant) -> Result<PollFlags> {
+    let left = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))?;
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    poll(&mut polled, Some(&left))?;
+    Ok(polled[0].revents())
+}
+
+/// A link.
+#[derive(Debug)]
+pub struct Link(pub OwnedFd);
+
+impl Link {
+    /// A slice of it.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn slice(&self, args: &SliceArgs) -> Result<Slice> {
+        let fd = sys::slice(&self.0, args).context(format!("slice {args:?}"))?;
+        Ok(Slice(fd))
+    }
+}
+
+/// A slice.
+#[derive(Debug)]
+pub struct Slice(pub OwnedFd);
+
+impl Slice {
+    /// Waits for rings, and says of which channels.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn wait(&self) -> Result<u64> {
+        let mut bits = [0; 8];
+        match rustix::io::read(&self.0, &mut bits)? {
+            0 => Ok(0),
+            _ => Ok(u64::from_ne_bytes(bits)),
+        }
+    }
+
+    /// Rings channels of the peer.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn ring(&self, bits: u64) -> Result<()> {
+        rustix::io::write(&self.0, &bits.to_ne_bytes())?;
+        Ok(())
+    }
+}
+
+impl AsFd for Slice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

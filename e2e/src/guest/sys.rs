@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The calls of the kernel module, and mappings of slices. A test has to try what programs must not be able to do, so
+//! mappings here are raw. Unsafe, because ioctl and mmap are.
+#![allow(unsafe_code)]
+
+use rustix::io::{Errno, Result};
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
+use std::ffi::c_void;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+/// `struct tombolo_info`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Info {
+    /// See the header; the same for all fields below.
+    pub version: u32,
+    /// `INFO_…`
+    pub flags: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Our number.
+    pub peer: u32,
+    /// Interrupt vectors.
+    pub vectors: u32,
+    /// How many came.
+    pub interrupts: u64,
+    /// How often a vector was closed.
+    pub storms: u64,
+    /// Zero.
+    pub reserved: [u64; 3],
+}
+
+/// `TOMBOLO_INFO_BELL`
+pub const INFO_BELL: u32 = 1;
+/// `TOMBOLO_INFO_WRITE_BACK`
+pub const INFO_WRITE_BACK: u32 = 2;
+/// `TOMBOLO_SLICE_PEER`
+pub const SLICE_PEER: u32 = 1;
+/// `TOMBOLO_SLICE_READ_ONLY`
+pub const SLICE_READ_ONLY: u32 = 2;
+
+/// `struct tombolo_link`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct LinkArgs {
+    /// See the header; the same for all fields below.
+    pub own_offset: u64,
+    /// Bytes.
+    pub own_length: u64,
+    /// Bytes.
+    pub peer_offset: u64,
+    /// Bytes.
+    pub peer_length: u64,
+    /// A node.
+    pub peer_fd: i32,
+    /// A node.
+    pub bell_fd: i32,
+    /// Whom to ring.
+    pub ring_peer: u16,
+    /// Where.
+    pub ring_vector: u16,
+    /// Where we are rung.
+    pub wait_vector: u16,
+    /// Zero.
+    pub flags: u16,
+}
+
+impl LinkArgs {
+    /// All zero but the nodes.
+    pub fn new(peer: &impl AsRawFd, bell: &impl AsRawFd) -> Self {
+        Self {
+            own_offset: 0,
+            own_length: 0,
+            peer_offset: 0,
+            peer_length: 0,
+            peer_fd: peer.as_raw_fd(),
+            bell_fd: bell.as_raw_fd(),
+            ring_peer: 0,
+            ring_vector: 0,
+            wait_vector: 0,
+            flags: 0,
+        }
+    }
+}
+
+/// `struct tombolo_slice`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SliceArgs {
+    /// See the header; the same for all fields below.
+    pub cookie: u64,
+    /// Bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// `SLICE_…`
+    pub flags: u32,
+    /// The first.
+    pub channel: u32,
+    /// How many.
+    pub channels: u32,
+    /// Open states.
+    pub below: u16,
+    /// What they become.
+    pub closed: u16,
+    /// Where.
+    pub state: [u32; 2],
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct SlicesArgs {
+    entries: u64,
+    count: u32,
+    reserved: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct EventfdArgs {
+    channel: u32,
+    fd: i32,
+}
+
+const READ: u32 = 2;
+const WRITE: u32 = 1;
+
+const fn opcode<T>(direction: u32, number: u32) -> Opcode {
+    (direction << 30 | (size_of::<T>() as u32) << 16 | 0xe7 << 8 | number) as Opcode
+}
+
+/// Any call: its number and its argument, which the kernel may read and write.
+struct Call<T> {
+    opcode: Opcode,
+    argument: T,
+}
+
+// SAFETY: (opcode) the caller of `call` sees to it that the number says the argument's size, which is all that the
+// module reads or writes; (pointer) it points to the argument, which is ours alone while the call lasts; (output) any
+// value that the kernel leaves there is valid, T being integers.
+unsafe impl<T: Copy> Ioctl for Call<T> {
+    type Output = (IoctlOutput, T);
+
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        ptr::from_mut(&mut self.argument).cast()
+    }
+
+    unsafe fn output_from_ptr(output: IoctlOutput, argument: *mut c_void) -> Result<Self::Output> {
+        // SAFETY: (valid) it is the pointer that `as_ptr` gave, to a T.
+        let argument = unsafe { argument.cast::<T>().read() };
+        Ok((output, argument))
+    }
+}
+
+fn call<T: Copy>(fd: impl AsFd, direction: u32, number: u32, argument: T) -> Result<(IoctlOutput, T)> {
+    let call = Call { opcode: opcode::<T>(direction, number), argument };
+    // SAFETY: (opcode) made from T, as the impl of `Ioctl` asks.
+    unsafe { ioctl(fd, call) }
+}
+
+fn new_fd(number: IoctlOutput) -> OwnedFd {
+    // SAFETY: (owned) the module has just made this descriptor for us.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+/// `TOMBOLO_IOC_INFO`
+///
+/// # Errors
+/// The module's, as in its header; the same below.
+pub fn info(node: impl AsFd) -> Result<Info> {
+    Ok(call(node, READ, 0, Info::default())?.1)
+}
+
+/// `TOMBOLO_IOC_LINK`
+///
+/// # Errors
+/// The module's.
+pub fn link(node: impl AsFd, args: &LinkArgs) -> Result<OwnedFd> {
+    Ok(new_fd(call(node, WRITE, 1, *args)?.0))
+}
+
+/// `TOMBOLO_IOC_SLICE`
+///
+/// # Errors
+/// The module's.
+pub fn slice(link: impl AsFd, args: &SliceArgs) -> Result<OwnedFd> {
+    Ok(new_fd(call(link, WRITE, 2, *args)?.0))
+}
+
+/// `TOMBOLO_IOC_SLICES`: those for which there is `room`, and how many there are.
+///
+/// # Errors
+/// The module's.
+pub fn slices(link: impl AsFd, room: u32) -> Result<(Vec<SliceArgs>, u32)> {
+    let mut entries = vec![SliceArgs::default(); room as usize];
+    let args = SlicesArgs { entries: entries.as_mut_ptr() as u64, count: room, reserved: 0 };
+    let count = call(link, READ | WRITE, 3, args)?.1.count;
+    entries.truncate(count as usize);
+    Ok((entries, count))
+}
+
+/// `TOMBOLO_IOC_HANG_UP`
+///
+/// # Errors
+/// The module's.
+pub fn hang_up(link: impl AsFd) -> Result<()> {
+    call(link, 0, 4, [(); 0]).map(drop)
+}
+
+/// `TOMBOLO_IOC_EVENTFD`
+///
+/// # Errors
+/// The module's.
+pub fn eventfd(slice: impl AsFd, channel: u32, fd: i32) -> Result<()> {
+    call(slice, WRITE, 5, EventfdArgs { channel, fd }).map(drop)
+}
+
+/// Any ioctl at all, its argument being 64 bytes of ours or an address that is nobody's: for abuse.
+///
+/// # Errors
+/// Whatever the kernel says.
+pub fn abuse(fd: impl AsFd, opcode: u32, argument: Option<[u64; 8]>) -> Result<()> {
+    struct Nowhere(Opcode);
+    // SAFETY: (pointer) the first page is never mapped, so that the kernel can neither read nor write there.
+    unsafe impl Ioctl for Nowhere {
+        type Output = ();
+        const IS_MUTATING: bool = true;
+        fn opcode(&self) -> Opcode {
+            self.0
+        }
+        fn as_ptr(&mut self) -> *mut c_void {
+            ptr::without_provenance_mut(8)
+        }
+        unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> Result<()> {
+            Ok(())
+        }
+    }
+    match argument {
+        // SAFETY: (opcode) our module's calls take less than 64 bytes, and it refuses all others.
+        Some(argument) => unsafe { ioctl(fd, Call { opcode: opcode as Opcode, argument }) }.map(drop),
+        // SAFETY: as the impl says.
+        None => unsafe { ioctl(fd, Nowhere(opcode as Opcode)) },
+    }
+}
+
+/// Memory of a slice.
+#[derive(Debug)]
+pub struct Mapping {
+    base: *mut c_void,
+    len: usize,
+}
+
+impl Mapping {
+    /// Maps `len` bytes at `offset`, shared unless `private`.
+    ///
+    /// # Errors
+    /// The module refuses.
+    pub fn new(fd: impl AsFd, offset: u64, len: usize, prot: ProtFlags, private: bool) -> Result<Self> {
+        let flags = if private { MapFlags::PRIVATE } else { MapFlags::SHARED };
+        // SAFETY: (address) the kernel picks it, so no memory of ours is replaced.
+        let base = unsafe { mmap(ptr::null_mut(), len, prot, flags, fd, offset)? };
+        Ok(Self { base, len })
+    }
+
+    /// Maps for reading and writing.
+    ///
+    /// # Errors
+    /// The module refuses.
+    pub fn writable(fd: impl AsFd, len: usize) -> Result<Self> {
+        Self::new(fd, 0, len, ProtFlags::READ | ProtFlags::WRITE, false)
+    }
+
+    /// Maps for reading.
+    ///
+    /// # Errors
+    /// The module refuses.
+    pub fn readable(fd: impl AsFd, len: usize) -> Result<Self> {
+        Self::new(fd, 0, len, ProtFlags::READ, false)
+    }
+
+    /// Changes what the mapping allows.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn protect(&self, prot: MprotectFlags) -> Result<()> {
+        // SAFETY: (ours) the range is this mapping's; nothing but `load` and `store` uses it.
+        unsafe { mprotect(self.base, self.len, prot) }
+    }
+
+    /// Loads a byte.
+    ///
+    /// # Panics
+    /// Beyond the mapping.
+    #[must_use]
+    pub fn load(&self, at: usize) -> u8 {
+        let place = self.place(at);
+        // SAFETY: (valid) within the mapping; if the kernel took the memory away, the signal is what the test wants.
+        unsafe { place.read_volatile() }
+    }
+
+    /// Stores a byte.
+    ///
+    /// # Panics
+    /// Beyond the mapping.
+    pub fn store(&self, at: usize, value: u8) {
+        let place = self.place(at);
+        // SAFETY: (valid) as in `load`; if the mapping cannot be written, the signal is what the test wants.
+        unsafe { place.write_volatile(value) }
+    }
+
+    fn place(&self, at: usize) -> *mut u8 {
+        assert!(at < self.len, "{at} of {}", self.len);
+        // SAFETY: (in bounds) checked just above.
+        unsafe { self.base.cast::<u8>().add(at) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: (ours) mapped by `new`, and nobody keeps an address of it.
+        _ = unsafe { munmap(self.base, self.len) };
+    }
+}
+
+/// The error, if there is one.
+pub fn errno<T>(result: Result<T>) -> Option<Errno> {
+    result.err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_sizes_of_the_header() {
+        assert_eq!(size_of::<Info>(), 64);
+        assert_eq!(size_of::<LinkArgs>(), 48);
+        assert_eq!(size_of::<SliceArgs>(), 48);
+        assert_eq!(size_of::<SlicesArgs>(), 16);
+        assert_eq!(size_of::<EventfdArgs>(), 8);
+        assert_eq!(opcode::<Info>(READ, 0), 0x8040_e700);
+    }
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 4. Uses: no crate of ours.
+//!
+//! The rig for tests that need virtual machines. It fetches a kernel from Debian's archive ([`debian`]), builds our
+//! module for it ([`module`]), packs both with its own binary into an initramfs ([`image`]), boots that under QEMU
+//! ([`qemu`]) and runs commands in the guest over a serial line ([`control`]). The binary is host and guest at once:
+//! as process 1 of a guest it is the [`agent`].
+//!
+//! A hypervisor other than QEMU needs only another way to make a [`control::Control`] and a [`console::Console`].
+
+#![deny(unsafe_code)]
+
+pub mod agent;
+pub mod console;
+pub mod control;
+pub mod debian;
+pub mod error;
+pub mod guest;
+pub mod image;
+pub mod ivshmem;
+pub mod lines;
+pub mod module;
+pub mod qemu;
+pub mod qmp;
+pub mod wire;

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A virtual machine under QEMU.
+//!
+//! Console, control line and QMP are socket pairs that QEMU inherits, so there is no file to wait for or to clean up.
+//! QEMU is killed when its [`Vm`] is dropped, and by the kernel if we are killed first.
+
+use crate::console::Console;
+use crate::control::{Control, Job, Output};
+use crate::ensure;
+use crate::error::{Context, Error, Result};
+use crate::guest::tsc;
+use crate::ivshmem::Region;
+use crate::lines::within;
+use crate::qmp::Qmp;
+use rustix::io::{FdFlags, fcntl_setfd};
+use serde_json::{Value, json};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+/// The program.
+pub const PROGRAM: &str = "qemu-system-x86_64";
+/// Seconds that a boot may take on a loaded machine.
+const BOOT: u64 = 180;
+/// Seconds that plugging and unplugging may take.
+const PLUG: u64 = 60;
+
+/// The guest's CPUs. Never one alone: with a maximum of one QEMU emulates no atomics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cpus {
+    /// One: for pairs, where each guest has a CPU of the host.
+    One,
+    /// Two: for races within a guest.
+    Two,
+}
+
+/// A machine to be.
+#[derive(Debug)]
+pub struct Spec {
+    /// A name for reports.
+    pub name: String,
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// What is added to its command line.
+    pub append: String,
+    /// The initramfs.
+    pub initramfs: OwnedFd,
+    /// How many CPUs.
+    pub cpus: Cpus,
+    /// Mebibytes of memory.
+    pub memory: u32,
+    /// Use the host's virtualization.
+    pub kvm: bool,
+    /// More arguments for QEMU.
+    pub args: Vec<String>,
+    /// Descriptors that those arguments name, by [`inherit`](Self::inherit).
+    fds: Vec<OwnedFd>,
+}
+
+impl Spec {
+    /// A machine with nothing special.
+    #[must_use]
+    pub fn new(name: &str, kernel: PathBuf, initramfs: OwnedFd) -> Self {
+        Self {
+            name: name.to_owned(),
+            kernel,
+            append: String::new(),
+            initramfs,
+            cpus: Cpus::Two,
+            memory: 256,
+            kvm: false,
+            args: Vec::new(),
+            fds: Vec::new(),
+        }
+    }
+
+    /// Hands a descriptor to QEMU and returns the number under which it finds it.
+    ///
+    /// # Errors
+    /// Never, practically.
+    pub fn inherit(&mut self, fd: OwnedFd) -> Result<i32> {
+        fcntl_setfd(&fd, FdFlags::empty())?;
+        let number = fd.as_raw_fd();
+        self.fds.push(fd);
+        Ok(number)
+    }
+
+    /// Adds an ivshmem-doorbell device whose server is at the other end of `line`.
+    ///
+    /// # Errors
+    /// Never, practically.
+    pub fn doorbell(&mut self, line: OwnedFd, vectors: usize) -> Result<()> {
+        let fd = self.inherit(line)?;
+        self.args.extend(["-chardev".into(), format!("socket,id=bell,fd={fd}")]);
+        self.args.extend(["-device".into(), format!("ivshmem-doorbell,id=bell,chardev=bell,vectors={vectors}")]);
+        Ok(())
+    }
+
+    fn socket(&mut self, id: &str) -> Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let fd = self.inherit(theirs.into())?;
+        self.args.extend(["-chardev".into(), format!("socket,id={id},fd={fd}")]);
+        Ok(ours)
+    }
+
+    fn command(&mut self) -> Result<Command> {
+        let initramfs = self.initramfs.try_clone()?;
+        let initramfs = self.inherit(initramfs)?;
+        let (accel, cpu) = match self.kvm {
+            true => ("kvm", "host"),
+            // glibc takes `rep movsb` where a CPU claims to be good at it; emulation is not.
+            false => ("tcg,thread=multi", "max,-erms,-fsrm"),
+        };
+        let cpus = match self.cpus {
+            Cpus::One => "1,maxcpus=2",
+            Cpus::Two => "2",
+        };
+        let append = format!(
+            "console=ttyS0 loglevel=6 mitigations=off tsc=reliable tsc_early_khz={} no_timer_check noreplace-smp \
+             panic=-1 {}",
+            tsc::khz()?,
+            self.append
+        );
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", PROGRAM]);
+        command.args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        command.args(["-M", "pc", "-accel", accel, "-cpu", cpu, "-smp", cpus, "-m", &self.memory.to_string()]);
+        command.arg("-kernel").arg(&self.kernel).args(["-initrd", &format!("/proc/self/fd/{initramfs}")]);
+        command.args(["-append", &append, "-serial", "chardev:console", "-serial", "chardev:control"]);
+        command.args(["-mon", "chardev=qmp,mode=control"]).args(&self.args);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        Ok(command)
+    }
+}
+
+/// What a machine may do with a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Read and write.
+    Write,
+    /// Read; QEMU drops stores.
+    Read,
+}
+
+/// A machine that runs.
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// Its console.
+    pub console: Console,
+    /// Its QEMU.
+    pub qmp: Qmp,
+    control: Control,
+    process: Child,
+    fdsets: u64,
+}
+
+impl Vm {
+    /// Boots a machine and waits until its agent is up.
+    ///
+    /// # Errors
+    /// It does not come up in time; says what QEMU and its console said.
+    pub fn boot(mut spec: Spec) -> Result<Self> {
+        let (console, control, qmp) = (spec.socket("console")?, spec.socket("control")?, spec.socket("qmp")?);
+        let mut command = spec.command()?;
+        let mut process = command.spawn().context(PROGRAM)?;
+        let stderr = process.stderr.take().map(Console::of);
+        let name = spec.name.clone();
+        drop(spec); // Our copies of QEMU's descriptors: else its end of a socket would never be the last.
+        let mut console = Console::of(console);
+        let up = Qmp::open(qmp).and_then(|qmp| Ok((qmp, Control::open(control.try_clone()?, control, within(BOOT))?)));
+        match up {
+            Ok((qmp, control)) => Ok(Self { name, console, qmp, control, process, fdsets: 0 }),
+            Err(why) => {
+                _ = process.kill();
+                _ = process.wait();
+                let said = stderr.map(|mut said| said.tail(5)).unwrap_or_default();
+                Err(Error::new(format!("{name} does not boot: {why}\n{said}\n    {}", console.tail(20))))
+            }
+        }
+    }
+
+    /// Runs a command to its end and returns what it printed.
+    ///
+    /// # Errors
+    /// It fails, or still runs at the deadline.
+    pub fn run(&mut self, argv: &[&str], deadline: Instant) -> Result<String> {
+        self.end(argv, deadline)?.success().context(format!("{}: {}", self.name, argv.join(" ")))
+    }
+
+    /// Runs a command to its end, whatever that is.
+    ///
+    /// # Errors
+    /// It still runs at the deadline.
+    pub fn end(&mut self, argv: &[&str], deadline: Instant) -> Result<Output> {
+        let job = self.start(argv)?;
+        self.wait(job, deadline).context(format!("{}: {}", self.name, argv.join(" ")))
+    }
+
+    /// Starts a command.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn start(&mut self, argv: &[&str]) -> Result<Job> {
+        let job = self.control.start(argv);
+        self.explained(job)
+    }
+
+    /// Waits for a line of a command.
+    ///
+    /// # Errors
+    /// See [`Control::line`].
+    pub fn line(&mut self, job: Job, deadline: Instant) -> Result<String> {
+        let line = self.control.line(job, deadline);
+        self.explained(line)
+    }
+
+    /// Waits for the end of a command.
+    ///
+    /// # Errors
+    /// See [`Control::wait`].
+    pub fn wait(&mut self, job: Job, deadline: Instant) -> Result<Output> {
+        let output = self.control.wait(job, deadline);
+        self.explained(output)
+    }
+
+    /// Kills a command.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn kill(&mut self, job: Job) -> Result<()> {
+        self.control.kill(job)
+    }
+
+    /// Plugs a region in as an ivshmem-plain device `id`, and returns the device's PCI address in the guest.
+    ///
+    /// # Errors
+    /// QEMU refuses.
+    pub fn plug(&mut self, id: &str, region: &Region, access: Access) -> Result<String> {
+        self.fdsets += 1;
+        let added = self.qmp.run_with(region.as_fd(), "add-fd", &json!({ "fdset-id": self.fdsets }))?;
+        let fd = added["fd"].as_i64().ok_or_else(|| Error::new(format!("add-fd: {added}")))?;
+        let memory = json!({
+            "qom-type": "memory-backend-file", "id": format!("{id}-mem"), "mem-path": format!("/proc/self/fd/{fd}"),
+            "size": region.size, "share": true, "readonly": access == Access::Read,
+        });
+        self.qmp.run("object-add", &memory)?;
+        let device = json!({ "driver": "ivshmem-plain", "id": id, "memdev": format!("{id}-mem") });
+        self.qmp.run("device_add", &device)?;
+        self.qmp.run("remove-fd", &json!({ "fdset-id": self.fdsets }))?;
+        self.address(id)
+    }
+
+    /// Unplugs a device and waits until the guest has let go of it.
+    ///
+    /// # Errors
+    /// The guest does not.
+    pub fn unplug(&mut self, id: &str) -> Result<()> {
+        self.qmp.run("device_del", &json!({ "id": id }))?;
+        let gone = |event: &Value| event["event"] == "DEVICE_DELETED" && event["data"]["device"] == id;
+        self.qmp.event(gone, within(PLUG)).context(format!("unplugging {id}"))?;
+        self.qmp.run("object-del", &json!({ "id": format!("{id}-mem") }))?;
+        Ok(())
+    }
+
+    /// The PCI address that a device has in the guest.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn address(&mut self, id: &str) -> Result<String> {
+        let buses = self.qmp.run("query-pci", &json!({}))?;
+        let devices = buses.as_array().into_iter().flatten().flat_map(|bus| bus["devices"].as_array()).flatten();
+        let device = devices.clone().find(|device| device["qdev_id"] == id);
+        let device = device.ok_or_else(|| Error::new(format!("QEMU has no PCI device {id}")))?;
+        let number = |key: &str| device[key].as_u64().unwrap_or(0);
+        Ok(format!("0000:{:02x}:{:02x}.{}", number("bus"), number("slot"), number("function")))
+    }
+
+    /// Kills QEMU, as a power cut would.
+    ///
+    /// # Errors
+    /// It does not die.
+    pub fn cut(&mut self) -> Result<()> {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    /// Ends the machine, and fails if its console tells of a fault.
+    ///
+    /// # Errors
+    /// The fault, with the lines around it.
+    pub fn finish(mut self) -> Result<()> {
+        let alive = self.process.try_wait()?.is_none();
+        // The guest's last word: what its kernel said before that has left it.
+        if alive {
+            self.run(&["/agent", "flush"], within(PLUG))?;
+        }
+        self.cut()?;
+        self.console.drain();
+        let fault = self.console.fault().map(str::to_owned);
+        let (name, tail) = (self.name.clone(), self.console.tail(40));
+        ensure!(fault.is_none(), "the console of {name} tells of a fault: {}\n    {tail}", fault.unwrap_or_default());
+        ensure!(alive, "{name} went by itself\n    {tail}");
+        Ok(())
+    }
+
+    /// Adds the fault on the console, if there is one, to an error.
+    fn explained<T>(&mut self, result: Result<T>) -> Result<T> {
+        result.map_err(|why| match self.console.fault().map(str::to_owned) {
+            Some(fault) => {
+                Error::new(format!("{why} (console of {}: {fault})\n    {}", self.name, self.console.tail(40)))
+            }
+            None => why,
+        })
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        _ = self.cut();
+    }
+}
