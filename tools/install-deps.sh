@@ -17,6 +17,12 @@ want c++ g++ "the C header is not tried from C++"
 want pkg-config pkg-config "C programs are not built against the installed library"
 want valgrind "valgrind libc6-dbg" "C programs are not run under valgrind"
 want ip iproute2 "measurements over a pair of virtual Ethernet devices are skipped"
+want qemu-system-x86_64 qemu-system-x86 "tests in virtual machines are skipped"
+want make make "tests in virtual machines are skipped"
+if ! ls /usr/lib/*/libelf.so.1 >/dev/null 2>&1; then # What builds kernel modules is linked with it.
+    missing="$missing libelf1"
+fi
+want sparse sparse "the kernel module is not checked by sparse"
 
 if [ -n "$missing" ]; then
     root=

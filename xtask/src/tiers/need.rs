@@ -12,6 +12,7 @@ pub enum Need {
     Clippy,
     Asan,
     CargoFuzz,
+    Vm,
 }
 
 impl Need {
@@ -22,6 +23,7 @@ impl Need {
             Self::Clippy => "clippy",
             Self::Asan => "asan",
             Self::CargoFuzz => "fuzz",
+            Self::Vm => "vm",
         }
     }
 
@@ -37,14 +39,22 @@ impl Need {
             Self::CargoFuzz => {
                 (answers(&["+nightly", "fuzz", "--version"]), "no cargo-fuzz: `cargo install cargo-fuzz`")
             }
+            Self::Vm => (runs("qemu-system-x86_64"), "no QEMU: `apt-get install qemu-system-x86`"),
         };
         (!found).then(|| advice.to_owned())
     }
 }
 
 fn answers(args: &[&str]) -> bool {
-    let quiet = Command::new("cargo").args(args).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    quiet.is_ok_and(|status| status.success())
+    succeeds(Command::new("cargo").args(args))
+}
+
+fn runs(program: &str) -> bool {
+    succeeds(Command::new(program).arg("--version"))
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
 fn asan_runtime() -> bool {

@@ -52,7 +52,7 @@ const BASE: Tier = Tier {
 };
 
 /// All tiers in the order in which they run.
-pub const TIERS: [Tier; 15] = [
+pub const TIERS: [Tier; 16] = [
     Tier {
         name: "format",
         command: "cargo fmt --all --check",
@@ -120,6 +120,16 @@ pub const TIERS: [Tier; 15] = [
         env: &[("RUSTFLAGS", "-Zsanitizer=address --cfg tombolo_plain_copy"), ("CARGO_TARGET_DIR", "target/asan")],
         long: Some(120),
         needs: Some(Need::Asan),
+        ..BASE
+    },
+    Tier {
+        name: "vm",
+        assumes: "QEMU, gcc and make, Debian's archive or what was cached of it",
+        command: "cargo run --quiet --package tombolo-e2e --bin vm",
+        limit: 15,
+        long: Some(60),
+        gate: Gate::Canaries,
+        needs: Some(Need::Vm),
         ..BASE
     },
     Tier {

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The cases. Each file has the host halves and the guest halves of its cases side by side.
+
+mod abuse;
+mod bells;
+mod build;
+mod death;
+mod faults;
+mod lifetime;
+mod mapping;
+mod unplug;
+
+use crate::rig::Rig;
+use tombolo_e2e::error::{Error, Result};
+
+/// What a case came to, if it did not fail.
+pub enum Verdict {
+    Done,
+    /// It could not run here.
+    Skip {
+        need: &'static str,
+        why: String,
+    },
+}
+
+/// The host half of a case.
+pub struct Case {
+    pub name: &'static str,
+    pub run: fn(&mut Rig) -> Result<Verdict>,
+}
+
+/// A guest half: its name, and what it does with its arguments.
+pub type Half = (&'static str, fn(&[String]) -> Result<()>);
+
+/// Cheap ones first; those that leave a guest in an odd state last.
+const CASES: [&[Case]; 8] = [
+    build::CASES,
+    lifetime::CASES,
+    mapping::CASES,
+    bells::CASES,
+    death::CASES,
+    abuse::CASES,
+    unplug::CASES,
+    faults::CASES,
+];
+const HALVES: [&[Half]; 6] =
+    [lifetime::HALVES, mapping::HALVES, bells::HALVES, death::HALVES, abuse::HALVES, unplug::HALVES];
+
+/// All cases in the order in which they run.
+pub fn all() -> impl Iterator<Item = &'static Case> {
+    CASES.into_iter().flatten()
+}
+
+/// Runs a guest half.
+pub fn guest_half(name: &str, args: &[String]) -> Result<()> {
+    let half = HALVES.into_iter().flatten().find(|half| half.0 == name);
+    half.ok_or_else(|| Error::new(format!("no guest half {name}")))?.1(args)
+}

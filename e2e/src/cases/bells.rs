@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Event channels: who rings is heard by who sleeps, and by nobody else; and who rings too much is not heard at once.
+
+use super::{Case, Half, Verdict};
+use crate::rig::{Guest, Rig};
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Error, Result};
+use tombolo_e2e::guest::sys::{self, SliceArgs, errno};
+use tombolo_e2e::guest::{Ends, Link, Slice, open_node, polled};
+use tombolo_e2e::lines::within;
+
+pub const CASES: &[Case] = &[
+    Case { name: "sleeper_in_a_guest_hears_the_host", run: from_host },
+    Case { name: "host_hears_a_guest", run: to_host },
+    Case { name: "channels_are_apart", run: apart },
+    Case { name: "storm_is_bounded_and_counted", run: storm },
+    Case { name: "sleepers_in_two_guests_hear_each_other", run: between_guests },
+];
+pub const HALVES: &[Half] = &[
+    ("bells::listen", listen),
+    ("bells::ring", ring),
+    ("bells::apart", guest_apart),
+    ("bells::counters", counters),
+    ("bells::ping", ping),
+    ("bells::pong", pong),
+];
+
+/// Where the marks of a part begin, and which of them the slice here has.
+const MARKS: u64 = 0x800;
+const CHANNEL: u32 = 5;
+/// A page of our own part with two channels.
+const SLICE: SliceArgs = SliceArgs {
+    cookie: 5,
+    offset: 4096,
+    length: 4096,
+    flags: 0,
+    channel: CHANNEL,
+    channels: 2,
+    below: 0,
+    closed: 0,
+    state: [0; 2],
+};
+
+/// Rings as the peer's driver would: first the mark in the peer's own memory, then the doorbell.
+fn ring_as_host(guest: &Guest, channel: u32) -> Result<()> {
+    let at = MARKS + u64::from(CHANNEL + channel) * 4;
+    let mark = guest.peer()?.read(at, 4)?;
+    let mark = u32::from_le_bytes(mark.try_into().map_err(|_| Error::new("four bytes"))?);
+    guest.peer()?.write(at, &mark.wrapping_add(1).to_le_bytes())?;
+    guest.board()?.0.ring(guest.id, 1)
+}
+
+fn from_host(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let job = guest.start("bells::listen", &["3"])?;
+    ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
+    for (channel, heard) in [(0, "1"), (1, "2"), (0, "1")] {
+        ring_as_host(guest, channel)?;
+        let line = guest.vm.line(job, within(60))?;
+        ensure!(line == heard, "channel {channel} was heard as {line}");
+    }
+    guest.vm.wait(job, within(60))?.success()?;
+    Ok(Verdict::Done)
+}
+
+/// Prints the channels that are rung, so many times.
+fn listen(args: &[String]) -> Result<()> {
+    let (ends, rest) = Ends::from_args(args)?;
+    let slice = ends.link()?.slice(&SLICE)?;
+    println!("ready");
+    for _ in 0..rest.first().map_or(Ok(1), |times| times.parse::<u32>())? {
+        println!("{}", slice.wait()?);
+    }
+    Ok(())
+}
+
+fn to_host(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let mark = |guest: &Guest| guest.own()?.read(MARKS + u64::from(CHANNEL + 1) * 4, 4);
+    let before = mark(guest)?;
+    guest.quiet()?;
+    let job = guest.start("bells::ring", &[])?;
+    guest.hear(within(60))?;
+    ensure!(mark(guest)? != before, "rung without a mark");
+    guest.vm.wait(job, within(60))?.success()?;
+    Ok(Verdict::Done)
+}
+
+fn ring(args: &[String]) -> Result<()> {
+    Ends::from_args(args)?.0.link()?.slice(&SLICE)?.ring(0b10)
+}
+
+fn apart(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let job = guest.start("bells::apart", &[])?;
+    for step in ["poll", "eventfd"] {
+        let line = guest.vm.line(job, within(60))?;
+        ensure!(line == step, "`{line}` instead of `{step}`");
+        ring_as_host(guest, 1)?;
+    }
+    guest.vm.wait(job, within(60))?.success()?;
+    Ok(Verdict::Done)
+}
+
+fn guest_apart(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let slice = link.slice(&SLICE)?;
+    // What is taken is taken, and what is nobody's cannot be rung.
+    let next = SliceArgs { channel: CHANNEL + 1, ..SLICE };
+    ensure!(errno(sys::slice(&link.0, &next)) == Some(Errno::BUSY), "a channel has two owners");
+    let other = link.slice(&SliceArgs { channel: CHANNEL + 2, ..SLICE })?;
+    ensure!(slice.ring(0b100).is_err(), "rings somebody else's channel");
+    ensure!(link.slice(&SliceArgs { channels: 0, ..SLICE })?.ring(1).is_err(), "rings without channels");
+
+    fcntl_setfl(&slice, OFlags::NONBLOCK)?;
+    fcntl_setfl(&other, OFlags::NONBLOCK)?;
+    ensure!(nothing(&slice)? && nothing(&other)?, "an event before the first ring");
+    println!("poll");
+    ensure!(polled(slice.as_fd(), within(60))? == PollFlags::IN, "poll says something else");
+    ensure!(nothing(&other)?, "the other slice hears it");
+    ensure!(slice.wait()? == 0b10, "another channel");
+    ensure!(nothing(&slice)?, "an event stays after it was read");
+
+    let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+    sys::eventfd(&slice, 1, event.as_raw_fd())?;
+    println!("eventfd");
+    ensure!(polled(event.as_fd(), within(60))? == PollFlags::IN, "the eventfd was not signalled");
+    ensure!(nothing(&slice)?, "the event came twice");
+    sys::eventfd(&slice, 1, -1)?;
+    ensure!(errno(sys::eventfd(&slice, 2, -1)) == Some(Errno::INVAL), "a channel beyond the slice");
+    ensure!(errno(sys::eventfd(&slice, 0, slice.0.as_raw_fd())) == Some(Errno::INVAL), "no eventfd at all");
+    Ok(())
+}
+
+/// Whether a slice that does not block has no event.
+fn nothing(slice: &Slice) -> Result<bool> {
+    let quiet = polled(slice.as_fd(), Instant::now())?.is_empty();
+    Ok(quiet && errno(rustix::io::read(slice, &mut [0_u8; 8])) == Some(Errno::AGAIN))
+}
+
+/// The host rings as fast as it can, first for nothing, then with a mark each time. Both must come to few interrupts,
+/// and whoever sleeps must still hear what matters.
+fn storm(rig: &mut Rig) -> Result<Verdict> {
+    const LONG: Duration = Duration::from_secs(3);
+    let guest = rig.solo()?;
+    let job = guest.start("bells::listen", &["1"])?;
+    ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
+    let (interrupts, storms) = count(guest)?;
+    let mut rings = 0_u64;
+    let end = Instant::now() + LONG;
+    while Instant::now() < end {
+        guest.board()?.0.ring(guest.id, 1)?;
+        rings += 1;
+    }
+    let (after, storms_after) = count(guest)?;
+    let came = after - interrupts;
+    println!("{rings} rings in {LONG:?}: {came} interrupts, closed {} times", storms_after - storms);
+    ensure!(storms_after > storms, "no storm was counted: {came} interrupts");
+    ensure!(came < 10_000, "{came} interrupts in {LONG:?}");
+    ring_as_host(guest, 0)?;
+    ensure!(guest.vm.line(job, within(10))? == "1", "not heard after the storm");
+    guest.vm.wait(job, within(60))?.success()?;
+    Ok(Verdict::Done)
+}
+
+fn count(guest: &mut Guest) -> Result<(u64, u64)> {
+    let text = guest.run("bells::counters", &[])?;
+    let (interrupts, storms) = text.split_once(' ').ok_or_else(|| Error::new("no counters"))?;
+    Ok((interrupts.parse()?, storms.parse()?))
+}
+
+fn counters(args: &[String]) -> Result<()> {
+    let info = sys::info(open_node(&Ends::from_args(args)?.0.bell)?)?;
+    println!("{} {}", info.interrupts, info.storms);
+    Ok(())
+}
+
+/// Each side sleeps until the other rings, by turns: a ring that got lost ends it at the deadline.
+fn between_guests(rig: &mut Rig) -> Result<Verdict> {
+    let (mut a, mut b, _board) = rig.pair()?;
+    for (first, second) in [("bells::ping", "bells::pong"), ("bells::pong", "bells::ping")] {
+        let (one, two) = (a.start(first, &["200"])?, b.start(second, &["200"])?);
+        let (pinger, job) = if first == "bells::ping" { (&mut a, one) } else { (&mut b, two) };
+        pinger.vm.wait(job, within(120))?.success()?;
+        let (ponger, job) = if first == "bells::ping" { (&mut b, two) } else { (&mut a, one) };
+        ponger.vm.wait(job, within(120))?.success()?;
+    }
+    a.vm.finish()?;
+    b.vm.finish()?;
+    Ok(Verdict::Done)
+}
+
+fn ping(args: &[String]) -> Result<()> {
+    let (_link, slice, times) = paired(args)?;
+    // The other side may not be there yet: rings from before are forgotten, so ring until one is answered.
+    while polled(slice.as_fd(), Instant::now() + Duration::from_millis(50))?.is_empty() {
+        slice.ring(0b10)?;
+    }
+    for _ in 0..times {
+        ensure!(slice.wait()? & 0b01 != 0, "rung at the wrong channel");
+        slice.ring(0b10)?;
+    }
+    Ok(())
+}
+
+fn pong(args: &[String]) -> Result<()> {
+    let (_link, slice, times) = paired(args)?;
+    for _ in 0..=times {
+        ensure!(slice.wait()? & 0b10 != 0, "rung at the wrong channel");
+        slice.ring(0b01)?;
+    }
+    Ok(())
+}
+
+fn paired(args: &[String]) -> Result<(Link, Slice, u32)> {
+    let (ends, rest) = Ends::from_args(args)?;
+    let link = ends.link()?;
+    let slice = link.slice(&SLICE)?;
+    Ok((link, slice, rest.first().ok_or_else(|| Error::new("how often?"))?.parse()?))
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a program can do with a slice's memory.
+
+use super::{Case, Half, Verdict};
+use crate::rig::{Guest, REGION, Rig};
+use rustix::io::Errno;
+use rustix::mm::{MprotectFlags, ProtFlags};
+use std::fs;
+use std::os::fd::AsFd;
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Error, Result};
+use tombolo_e2e::guest::sys::{self, Mapping, SliceArgs, errno};
+use tombolo_e2e::guest::{Ends, open_node};
+use tombolo_e2e::lines::within;
+use tombolo_e2e::wire::End;
+
+pub const CASES: &[Case] = &[
+    Case { name: "slice_maps_its_range_and_nothing_else", run: range },
+    Case { name: "slice_bytes_reach_the_peer", run: bytes },
+    Case { name: "read_only_slice_cannot_become_writable", run: read_only },
+    Case { name: "store_to_a_read_only_slice_is_a_sigsegv", run: stores },
+    Case { name: "memory_is_write_back", run: write_back },
+];
+pub const HALVES: &[Half] = &[
+    ("mapping::range", guest_range),
+    ("mapping::bytes", guest_bytes),
+    ("mapping::read_only", guest_read_only),
+    ("mapping::store", guest_store),
+    ("mapping::write_back", guest_write_back),
+];
+
+const PAGE: usize = 4096;
+const SIGSEGV: i32 = 11;
+
+/// Two pages of our own part, from the third on.
+const OWN: SliceArgs = SliceArgs {
+    cookie: 1,
+    offset: 2 * PAGE as u64,
+    length: 2 * PAGE as u64,
+    flags: 0,
+    channel: 0,
+    channels: 0,
+    below: 0,
+    closed: 0,
+    state: [0; 2],
+};
+/// The same pages of the peer's.
+const PEER: SliceArgs = SliceArgs { flags: sys::SLICE_PEER, ..OWN };
+
+fn range(rig: &mut Rig) -> Result<Verdict> {
+    rig.solo()?.run("mapping::range", &[])?;
+    Ok(Verdict::Done)
+}
+
+fn guest_range(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let slice = link.slice(&OWN)?;
+    let both = ProtFlags::READ | ProtFlags::WRITE;
+    let refused = |offset: usize, len, prot, private| errno(Mapping::new(&slice, offset as u64, len, prot, private));
+    for (offset, len) in [(0, 3 * PAGE), (PAGE, 2 * PAGE), (2 * PAGE, PAGE), (1 << 40, PAGE), (0, REGION as usize)] {
+        ensure!(refused(offset, len, both, false) == Some(Errno::INVAL), "{len} at {offset} can be mapped");
+    }
+    ensure!(refused(0, PAGE, both, true) == Some(Errno::INVAL), "a private mapping is possible");
+    ensure!(refused(0, PAGE, ProtFlags::READ | ProtFlags::EXEC, false).is_some(), "peer's bytes can be run");
+    let mapping = Mapping::new(&slice, PAGE as u64, PAGE, both, false)?;
+    mapping.store(0, 7);
+    ensure!(Mapping::readable(&slice, 2 * PAGE)?.load(PAGE) == 7, "two mappings of a slice differ");
+    ensure!(errno(mapping.protect(MprotectFlags::READ | MprotectFlags::EXEC)) == Some(Errno::ACCESS), "made to run");
+    ensure!(errno(sys::slice(&link.0, &SliceArgs { offset: REGION, ..OWN })) == Some(Errno::INVAL), "beyond the part");
+    Ok(())
+}
+
+fn bytes(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    guest.peer()?.write(PEER.offset, b"from the host")?;
+    guest.run("mapping::bytes", &[])?;
+    let seen = guest.own()?.read(OWN.offset, 14)?;
+    ensure!(seen == b"from the guest", "the host sees {seen:?}");
+    Ok(Verdict::Done)
+}
+
+fn guest_bytes(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let (own, peer) = (link.slice(&OWN)?, link.slice(&PEER)?);
+    let (own, peer) = (Mapping::writable(&own, PAGE)?, Mapping::readable(&peer, PAGE)?);
+    let seen: Vec<u8> = (0..13).map(|at| peer.load(at)).collect();
+    ensure!(seen == b"from the host", "the guest sees {seen:?}");
+    b"from the guest".iter().enumerate().for_each(|(at, byte)| own.store(at, *byte));
+    Ok(())
+}
+
+fn read_only(rig: &mut Rig) -> Result<Verdict> {
+    rig.solo()?.run("mapping::read_only", &[])?;
+    Ok(Verdict::Done)
+}
+
+fn guest_read_only(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    for args in [PEER, SliceArgs { flags: sys::SLICE_READ_ONLY, ..OWN }] {
+        let slice = link.slice(&args)?;
+        ensure!(errno(Mapping::writable(&slice, PAGE)) == Some(Errno::ACCESS), "{args:?} maps for writing");
+        let mapping = Mapping::readable(&slice, PAGE)?;
+        let changed = mapping.protect(MprotectFlags::READ | MprotectFlags::WRITE);
+        ensure!(errno(changed) == Some(Errno::ACCESS), "{args:?} becomes writable");
+    }
+    Ok(())
+}
+
+fn stores(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    guest.peer()?.write(PEER.offset, &[1])?;
+    for which in ["peer", "read-only"] {
+        let output = guest.end("mapping::store", &[which], within(60))?;
+        ensure!(output.end == End::Signal(SIGSEGV), "{which}: {output:?}");
+    }
+    ensure!(guest.peer()?.read(PEER.offset, 1)? == [1], "the store arrived");
+    Ok(Verdict::Done)
+}
+
+fn guest_store(args: &[String]) -> Result<()> {
+    let (ends, rest) = Ends::from_args(args)?;
+    let peer = rest.first().is_some_and(|which| which == "peer");
+    let args = if peer { PEER } else { SliceArgs { flags: sys::SLICE_READ_ONLY, ..OWN } };
+    let mapping = Mapping::readable(ends.link()?.slice(&args)?, PAGE)?;
+    mapping.store(0, mapping.load(0) + 1);
+    Ok(())
+}
+
+fn write_back(rig: &mut Rig) -> Result<Verdict> {
+    let guest: &mut Guest = rig.solo()?;
+    guest.run("mapping::write_back", &[])?;
+    Ok(Verdict::Done)
+}
+
+/// What the module says of its caching is compared with what the kernel's own list says.
+fn guest_write_back(args: &[String]) -> Result<()> {
+    let (ends, _) = Ends::from_args(args)?;
+    let link = ends.link()?;
+    for (args, address) in [(OWN, &ends.own), (PEER, &ends.peer)] {
+        let node = open_node(address)?;
+        let mapping = Mapping::readable(link.slice(&args)?.as_fd(), PAGE)?;
+        _ = mapping.load(0);
+        ensure!(sys::info(&node)?.flags & sys::INFO_WRITE_BACK != 0, "{address}: not write-back, says the module");
+        ensure!(memory_type(address)? == "write-back", "{address} is {}", memory_type(address)?);
+    }
+    // The doorbell's memory lies below 4 GiB, where firmware forbids caching, and the module has to say so.
+    let below = sys::info(open_node(&ends.bell)?)?.flags & sys::INFO_WRITE_BACK != 0;
+    ensure!(below == (memory_type(&ends.bell)? == "write-back"), "the bell: {}", memory_type(&ends.bell)?);
+    Ok(())
+}
+
+/// From the kernel's list: `PAT: [mem 0x0000000100000000-0x0000000100400000] write-back`.
+fn memory_type(address: &str) -> Result<String> {
+    let resources = fs::read_to_string(format!("/sys/bus/pci/devices/{address}/resource"))?;
+    let start = resources.lines().nth(2).and_then(|line| line.split(' ').next()).unwrap_or_default();
+    let start = start.trim_start_matches("0x");
+    let list = fs::read_to_string("/sys/kernel/debug/x86/pat_memtype_list")?;
+    let line = list.lines().find(|line| line.contains(&format!("0x{start}-")));
+    let line = line.ok_or_else(|| Error::new(format!("{address} at {start} is not in: {list}")))?;
+    Ok(line.rsplit(' ').next().unwrap_or_default().to_owned())
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Devices that go while they are in use.
+
+use super::{Case, Half, Verdict};
+use crate::rig::{REGION, Rig};
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::Result;
+use tombolo_e2e::guest::Ends;
+use tombolo_e2e::guest::sys::{Mapping, SliceArgs};
+use tombolo_e2e::ivshmem::Region;
+use tombolo_e2e::lines::within;
+use tombolo_e2e::qemu::Access;
+use tombolo_e2e::wire::End;
+
+pub const CASES: &[Case] = &[
+    Case { name: "unplugging_takes_mappings_and_ends_waits", run: unplugs },
+    Case { name: "unplugging_races_with_mmap_and_wins", run: races },
+    Case { name: "unbinding_the_bell_ends_waits", run: unbinds },
+    Case { name: "module_in_use_cannot_be_unloaded", run: in_use },
+];
+pub const HALVES: &[Half] = &[
+    ("unplug::touch", touch),
+    ("unplug::wait", wait),
+    ("unplug::race", race),
+    ("unplug::remap", remap),
+    ("unplug::unbind", unbind),
+];
+
+const SIGBUS: i32 = 7;
+const SLICE: SliceArgs = SliceArgs {
+    cookie: 1,
+    offset: 0x10000,
+    length: 0x10000,
+    flags: 0,
+    channel: 0,
+    channels: 1,
+    below: 0,
+    closed: 0,
+    state: [0; 2],
+};
+
+fn unplugs(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let jobs = [guest.start("unplug::touch", &[])?, guest.start("unplug::wait", &[])?];
+    for job in jobs {
+        ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
+    }
+    guest.vm.unplug("own")?;
+    let ends = jobs.map(|job| guest.vm.wait(job, within(60)));
+    let [touched, waited] = ends;
+    ensure!(touched.as_ref().is_ok_and(|output| output.end == End::Signal(SIGBUS)), "the mapping stays: {touched:?}");
+    ensure!(waited.as_ref().is_ok_and(|output| output.text.ends_with("0")), "the wait goes on: {waited:?}");
+    replug(rig)
+}
+
+/// Plugs new memory in, in the place of what went.
+fn replug(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let own = Region::new(REGION)?;
+    let address = guest.vm.plug("own", &own, Access::Write)?;
+    guest.own = Some(own);
+    if let Some(ends) = &mut guest.ends {
+        ends.own = address;
+    }
+    guest.run("lifetime::describe", &[])?;
+    Ok(Verdict::Done)
+}
+
+/// Touches its memory for ever.
+fn touch(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let mapping = Mapping::writable(link.slice(&SLICE)?, SLICE.length as usize)?;
+    mapping.store(0, 1);
+    println!("ready");
+    loop {
+        mapping.store(0x8000, mapping.load(0).wrapping_add(1));
+    }
+}
+
+/// Waits, for ever if it must.
+fn wait(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let slice = link.slice(&SliceArgs { channel: 1, ..SLICE })?;
+    println!("ready");
+    println!("{}", slice.wait()?);
+    Ok(())
+}
+
+/// Programs that map and touch all the time: each must end by a signal, because a mapping that survives the device
+/// would let its program go on for ever. And what they write must not arrive after the device went.
+fn races(rig: &mut Rig) -> Result<Verdict> {
+    let rounds = if std::env::var_os("TOMBOLO_LONG").is_some() { 50 } else { 3 };
+    for round in 0..rounds {
+        let guest = rig.solo()?;
+        let job = guest.start("unplug::race", &[])?;
+        ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
+        guest.vm.unplug("own")?;
+        let own = guest.own()?;
+        own.write(0, &vec![0; REGION as usize])?;
+        guest.vm.wait(job, within(60))?.success()?;
+        let left = guest.own()?.read(0, REGION as usize)?;
+        ensure!(left.iter().all(|byte| *byte == 0), "round {round}: a store arrived after the device went");
+        replug(rig)?;
+    }
+    Ok(Verdict::Done)
+}
+
+fn race(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let slice = link.slice(&SLICE)?;
+    let start = || -> Result<_> {
+        let mut racer = Command::new("/agent");
+        Ok(racer.args(["guest", "unplug::remap"]).stdin(slice.0.try_clone()?).stderr(Stdio::null()).spawn()?)
+    };
+    let racers = [start()?, start()?, start()?, start()?];
+    println!("ready");
+    for mut racer in racers {
+        let status = racer.wait()?;
+        ensure!(status.signal() == Some(SIGBUS), "a racer ended with {status}");
+    }
+    Ok(())
+}
+
+/// Maps, touches and unmaps the slice that is its standard input.
+fn remap(_: &[String]) -> Result<()> {
+    let slice = std::io::stdin();
+    loop {
+        let mapping = Mapping::writable(slice.as_fd(), SLICE.length as usize)?;
+        (0..SLICE.length as usize).step_by(0x1000).for_each(|at| mapping.store(at, 1));
+    }
+}
+
+fn unbinds(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let job = guest.start("unplug::wait", &[])?;
+    ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
+    guest.run("unplug::unbind", &["unbind"])?;
+    let waited = guest.vm.wait(job, within(60))?;
+    ensure!(waited.text.ends_with('0'), "the wait goes on: {waited:?}");
+    guest.run("unplug::unbind", &["bind"])?;
+    guest.run("lifetime::describe", &[])?;
+    Ok(Verdict::Done)
+}
+
+fn unbind(args: &[String]) -> Result<()> {
+    let (ends, rest) = Ends::from_args(args)?;
+    let file = format!("/sys/bus/pci/drivers/tombolo_ivshmem/{}", rest.join(""));
+    Ok(fs::write(file, &ends.bell)?)
+}
+
+fn in_use(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let job = guest.start("unplug::wait", &[])?;
+    ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
+    ensure!(guest.unload().is_err(), "unloaded under a slice");
+    guest.vm.kill(job)?;
+    guest.vm.wait(job, within(60))?;
+    guest.unload()?;
+    guest.load()?;
+    guest.run("lifetime::describe", &[])?;
+    Ok(Verdict::Done)
+}

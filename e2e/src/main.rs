@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 4. The cases that need virtual machines: their host halves run here, their guest halves in the machines, to
+//! which this binary is copied. It prints what libtest would.
+//!
+//! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --list` names them all.
+
+#![forbid(unsafe_code)]
+
+mod cases;
+mod rig;
+mod runner;
+
+use std::process::ExitCode;
+use tombolo_e2e::agent;
+use tombolo_e2e::error::Result;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = if std::process::id() == 1 { agent::serve() } else { run(&words, &args) };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[&str], args: &[String]) -> Result<()> {
+    match words {
+        ["flush"] => Ok(()),
+        ["insmod", file] => agent::load_module(file),
+        ["rmmod", name] => agent::unload_module(name),
+        ["guest", half, ..] => cases::guest_half(half, &args[2..]),
+        ["--list"] => {
+            cases::all().for_each(|case| println!("{}", case.name));
+            Ok(())
+        }
+        words => runner::run(words),
+    }
+}

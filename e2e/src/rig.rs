@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The machines that cases run in. A machine boots when the first case wants it and serves all that follow; a case
+//! that fails takes it with it.
+
+use crate::cases::{Case, Verdict};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+use tombolo_e2e::control::{Job, Output};
+use tombolo_e2e::debian::{Archive, Kernel, Which};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::guest::Ends;
+use tombolo_e2e::image::Image;
+use tombolo_e2e::ivshmem::{Region, Switchboard};
+use tombolo_e2e::lines::within;
+use tombolo_e2e::module;
+use tombolo_e2e::qemu::{self, Access, Cpus, Spec, Vm};
+
+/// Bytes of a region that a guest or the host writes.
+pub const REGION: u64 = 4 << 20;
+/// Bytes of a doorbell device's memory, which nothing here uses.
+const BELL_REGION: u64 = 1 << 16;
+/// In how many ways a guest can be rung.
+pub const VECTORS: usize = 4;
+/// Where the guest's module is in its image.
+pub const MODULE: &str = "/module.ko";
+/// A kernel that checks what it allocates, and that stops at the first warning.
+const WATCHFUL: &str = "panic_on_warn=1 oops=panic slub_debug=FZPU page_owner=off hung_task_panic=1";
+
+/// What cases share.
+pub struct Rig {
+    /// Debian's archive.
+    pub archive: Archive,
+    /// The kernel that guests boot.
+    pub kernel: Kernel,
+    module: PathBuf,
+    solo: Option<Guest>,
+}
+
+impl Rig {
+    /// Gets the kernel and builds the module; no machine yet.
+    pub fn prepare() -> Result<Self> {
+        let there = Command::new(qemu::PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        ensure!(there.is_ok_and(|status| status.success()), "no {} (package qemu-system-x86)", qemu::PROGRAM);
+        let archive = Archive::open()?;
+        let kernel = archive.kernel(Which::Stable, true).context("no kernel to boot")?;
+        let module = module::build(&module::source(), &kernel, &[])?;
+        Ok(Self { archive, kernel, module, solo: None })
+    }
+
+    /// Runs one case; a guest that it leaves broken is not used again.
+    pub fn run(&mut self, case: &Case) -> Result<Verdict> {
+        let verdict = (case.run)(self);
+        let fault = self.solo.as_mut().and_then(|guest| guest.vm.console.fault().map(str::to_owned));
+        if verdict.is_ok() && fault.is_none() {
+            return verdict;
+        }
+        let guest = self.solo.take();
+        match (verdict, fault, guest) {
+            (Ok(_), Some(fault), Some(mut guest)) => {
+                Err(Error::new(format!("{fault}\n    {}", guest.vm.console.tail(40))))
+            }
+            (verdict, ..) => verdict,
+        }
+    }
+
+    /// Ends what still runs.
+    pub fn finish(self) -> Result<()> {
+        self.solo.map_or(Ok(()), |guest| guest.vm.finish())
+    }
+
+    /// A machine to be, with the agent and the module in it.
+    pub fn spec(&self, name: &str) -> Result<Spec> {
+        let mut image = Image::with_agent()?;
+        image.add(MODULE.trim_start_matches('/'), &self.module)?;
+        let mut spec = Spec::new(name, self.kernel.image(), image.seal()?);
+        spec.append = WATCHFUL.to_owned();
+        Ok(spec)
+    }
+
+    /// The guest that shares regions with the host, its module loaded.
+    pub fn solo(&mut self) -> Result<&mut Guest> {
+        if self.solo.is_none() {
+            let mut board = Switchboard::new(VECTORS);
+            let mut guest = Guest::boot(self.spec("solo")?, &mut board)?;
+            let host = board.join_host()?;
+            let (own, peer) = (Region::new(REGION)?, Region::new(REGION)?);
+            guest.attach(own, peer, host, Access::Read)?;
+            guest.board = Some((board, host));
+            self.solo = Some(guest);
+        }
+        self.solo.as_mut().ok_or_else(|| Error::new("no guest"))
+    }
+
+    /// Two guests that share regions with each other, their modules loaded.
+    pub fn pair(&self) -> Result<(Guest, Guest, Switchboard)> {
+        let mut board = Switchboard::new(VECTORS);
+        let (mut spec_a, mut spec_b) = (self.spec("a")?, self.spec("b")?);
+        (spec_a.cpus, spec_b.cpus) = (Cpus::One, Cpus::One);
+        let mut a = Guest::boot(spec_a, &mut board)?;
+        let mut b = Guest::boot(spec_b, &mut board)?;
+        let (of_a, of_b) = (Region::new(REGION)?, Region::new(REGION)?);
+        let (id_a, id_b) = (a.id, b.id);
+        a.attach(of_a.share()?, of_b.share()?, id_b, Access::Read)?;
+        b.attach(of_b, of_a, id_a, Access::Read)?;
+        Ok((a, b, board))
+    }
+}
+
+/// A machine with a doorbell and the two regions of one link.
+pub struct Guest {
+    /// The machine.
+    pub vm: Vm,
+    /// Its number among those that can be rung.
+    pub id: u16,
+    /// What it writes.
+    pub own: Option<Region>,
+    /// What it reads.
+    pub peer: Option<Region>,
+    /// Its devices, and whom they ring.
+    pub ends: Option<Ends>,
+    /// The doorbells, and the host's number, where the host is the peer.
+    pub board: Option<(Switchboard, u16)>,
+    _bell: Region,
+}
+
+impl Guest {
+    /// Boots with a doorbell device.
+    fn boot(mut spec: Spec, board: &mut Switchboard) -> Result<Self> {
+        let bell = Region::new(BELL_REGION)?;
+        let (id, line) = board.join(&bell)?;
+        spec.doorbell(line, VECTORS)?;
+        let vm = Vm::boot(spec)?;
+        Ok(Self { vm, id, own: None, peer: None, ends: None, board: None, _bell: bell })
+    }
+
+    /// Plugs the regions in and loads the module.
+    fn attach(&mut self, own: Region, peer: Region, ring_peer: u16, access: Access) -> Result<()> {
+        self.load()?;
+        let ends = Ends {
+            own: self.vm.plug("own", &own, Access::Write)?,
+            peer: self.vm.plug("peer", &peer, access)?,
+            bell: self.vm.address("bell")?,
+            ring_peer,
+            ring_vector: 1,
+            wait_vector: 1,
+        };
+        (self.own, self.peer, self.ends) = (Some(own), Some(peer), Some(ends));
+        Ok(())
+    }
+
+    /// Loads the module.
+    pub fn load(&mut self) -> Result<()> {
+        self.vm.run(&["/agent", "insmod", MODULE], within(60)).map(drop)
+    }
+
+    /// Unloads the module.
+    pub fn unload(&mut self) -> Result<()> {
+        self.vm.run(&["/agent", "rmmod", module::NAME], within(60)).map(drop)
+    }
+
+    /// The devices of the link.
+    pub fn ends(&self) -> Result<&Ends> {
+        self.ends.as_ref().ok_or_else(|| Error::new("no link"))
+    }
+
+    /// The region that the guest writes.
+    pub fn own(&self) -> Result<&Region> {
+        self.own.as_ref().ok_or_else(|| Error::new("no region"))
+    }
+
+    /// The region that the guest reads.
+    pub fn peer(&self) -> Result<&Region> {
+        self.peer.as_ref().ok_or_else(|| Error::new("no region"))
+    }
+
+    /// The host's doorbells.
+    pub fn board(&self) -> Result<(&Switchboard, u16)> {
+        self.board.as_ref().map(|(board, host)| (board, *host)).ok_or_else(|| Error::new("the host is no peer"))
+    }
+
+    /// Waits until the guest rings the host.
+    pub fn hear(&self, deadline: Instant) -> Result<()> {
+        let (board, host) = self.board()?;
+        board.wait(host, 1, deadline)
+    }
+
+    /// Forgets rings that came before: slices that were given back ring as well.
+    pub fn quiet(&self) -> Result<()> {
+        while self.hear(Instant::now()).is_ok() {}
+        Ok(())
+    }
+
+    /// Starts a guest half: the devices are its first arguments.
+    pub fn start(&mut self, half: &str, more: &[&str]) -> Result<Job> {
+        let ends = self.ends()?.to_args();
+        let mut argv = vec!["/agent", "guest", half];
+        argv.extend(ends.iter().map(String::as_str));
+        argv.extend(more);
+        self.vm.start(&argv)
+    }
+
+    /// Runs a guest half to its end, whatever that is.
+    pub fn end(&mut self, half: &str, more: &[&str], deadline: Instant) -> Result<Output> {
+        let job = self.start(half, more)?;
+        self.vm.wait(job, deadline).context(format!("{half} in {}", self.vm.name))
+    }
+
+    /// Runs a guest half that must succeed, and returns what it printed.
+    pub fn run(&mut self, half: &str, more: &[&str]) -> Result<String> {
+        self.end(half, more, within(120))?.success().context(format!("{half} in {}", self.vm.name))
+    }
+}
