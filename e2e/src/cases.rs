@@ -6,6 +6,7 @@ mod bells;
 mod build;
 mod death;
 mod faults;
+mod hostile;
 mod lifetime;
 mod mapping;
 mod unplug;
@@ -33,18 +34,26 @@ pub struct Case {
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 8] = [
+const CASES: [&[Case]; 9] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
     bells::CASES,
     death::CASES,
     abuse::CASES,
+    hostile::CASES,
     unplug::CASES,
     faults::CASES,
 ];
-const HALVES: [&[Half]; 6] =
-    [lifetime::HALVES, mapping::HALVES, bells::HALVES, death::HALVES, abuse::HALVES, unplug::HALVES];
+const HALVES: [&[Half]; 7] = [
+    lifetime::HALVES,
+    mapping::HALVES,
+    bells::HALVES,
+    death::HALVES,
+    abuse::HALVES,
+    hostile::HALVES,
+    unplug::HALVES,
+];
 
 /// All cases in the order in which they run.
 pub fn all() -> impl Iterator<Item = &'static Case> {

@@ -98,7 +98,8 @@ pub fn node_name(address: &str) -> Result<String> {
     until(within(APPEAR), || {
         let entry = fs::read_dir(&folder).ok().and_then(|mut entries| entries.next()?.ok());
         name = entry.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        name.is_some()
+        // The node comes a moment after the device.
+        name.as_ref().is_some_and(|name| fs::exists(format!("/dev/{name}")).unwrap_or(false))
     })
     .context(format!("no driver has bound {address}"))?;
     name.ok_or_else(|| Error::new("no name"))

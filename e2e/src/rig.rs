@@ -44,7 +44,9 @@ impl Rig {
         let there = Command::new(qemu::PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         ensure!(there.is_ok_and(|status| status.success()), "no {} (package qemu-system-x86)", qemu::PROGRAM);
         let archive = Archive::open()?;
-        let kernel = archive.kernel(Which::Stable, true).context("no kernel to boot")?;
+        let newest = std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "newest");
+        let which = if newest { Which::Newest } else { Which::Stable };
+        let kernel = archive.kernel(which, true).context("no kernel to boot")?;
         let module = module::build(&module::source(), &kernel, &[])?;
         Ok(Self { archive, kernel, module, solo: None })
     }

@@ -56,7 +56,7 @@ static long node_info(struct tombolo *dev, struct tombolo_info __user *arg)
 		.vectors = dev->vectors,
 	};
 	unsigned int i;
-	int idx;
+	int err = -ENODEV, idx;
 
 	if (dev->vectors)
 		info.flags |= TOMBOLO_INFO_BELL;
@@ -72,11 +72,15 @@ static long node_info(struct tombolo *dev, struct tombolo_info __user *arg)
 	}
 
 	idx = srcu_read_lock(&tombolo_life);
-	if (tombolo_is_alive(dev))
+	if (tombolo_is_alive(dev)) {
 		info.peer = ioread32(dev->regs + REG_POSITION);
+		err = 0;
+	}
 	srcu_read_unlock(&tombolo_life, idx);
 
-	return copy_to_user(arg, &info, sizeof(info)) ? -EFAULT : 0;
+	if (!err && copy_to_user(arg, &info, sizeof(info)))
+		err = -EFAULT;
+	return err;
 }
 
 static long node_ioctl(struct file *file, unsigned int cmd, unsigned long arg)

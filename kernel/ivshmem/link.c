@@ -50,7 +50,7 @@ static void link_hang_up(struct link *link)
 
 	mutex_lock(&link->lock);
 	spin_lock_irq(&link->vector->lock);
-	link->hung_up = true;
+	WRITE_ONCE(link->hung_up, true);
 	spin_unlock_irq(&link->vector->lock);
 	list_for_each_entry(slice, &link->slices, on_link)
 		tombolo_slice_hang_up(slice);

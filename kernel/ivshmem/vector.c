@@ -111,6 +111,7 @@ int tombolo_vectors_start(struct tombolo *dev)
 		struct vector *vector = &dev->vector[i];
 
 		spin_lock_init(&vector->lock);
+		vector->window_end = jiffies;
 		INIT_LIST_HEAD(&vector->slices);
 		INIT_DELAYED_WORK(&vector->rearm, vector_rearm);
 		vector->irq = pci_irq_vector(dev->pdev, i);

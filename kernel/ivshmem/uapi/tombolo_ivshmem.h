@@ -31,9 +31,9 @@
  *
  * Node
  * ----
- * TOMBOLO_IOC_INFO   what the device is. Counters are the device's since the
- *	driver was bound. Marks and rings do not count as storms; an interrupt
- *	vector that was closed for a while because of too many does.
+ * TOMBOLO_IOC_INFO   what the device is. It counts interrupts, and how often
+ *	one of its vectors was closed for a while because too many came, since
+ *	the driver was bound. ENODEV: unplugged.
  *
  * TOMBOLO_IOC_LINK   on the node that holds our part; returns a descriptor of
  *	the link. A link with exactly these parameters that exists already is
