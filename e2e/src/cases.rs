@@ -45,15 +45,8 @@ const CASES: [&[Case]; 9] = [
     unplug::CASES,
     faults::CASES,
 ];
-const HALVES: [&[Half]; 7] = [
-    lifetime::HALVES,
-    mapping::HALVES,
-    bells::HALVES,
-    death::HALVES,
-    abuse::HALVES,
-    hostile::HALVES,
-    unplug::HALVES,
-];
+const HALVES: [&[Half]; 7] =
+    [lifetime::HALVES, mapping::HALVES, bells::HALVES, death::HALVES, abuse::HALVES, hostile::HALVES, unplug::HALVES];
 
 /// All cases in the order in which they run.
 pub fn all() -> impl Iterator<Item = &'static Case> {

@@ -165,24 +165,40 @@ impl Apt {
         .collect();
         // As root apt would become a user who cannot write here.
         options.extend(["-o", "APT::Sandbox::User=root", "-q"].map(str::to_owned));
-        if which == Which::Newest {
-            let suite = add_backports(&sources)?;
-            options.extend(["-t".to_owned(), suite]);
-        }
-        let apt = Self { options, archives };
+        let mut apt = Self { options, archives };
         apt.run("apt-get", &["update"])?;
+        if which == Which::Newest {
+            let suite = apt.add_backports(&sources)?;
+            apt.run("apt-get", &["update"])?;
+            apt.options.extend(["-t".to_owned(), suite]);
+        }
         Ok(apt)
     }
 
     fn run(&self, tool: &str, args: &[&str]) -> Result<String> {
         let mut command = Command::new(tool);
         command.args(&self.options).args(args).current_dir(&self.archives);
-        let output = command.stdin(Stdio::null()).env("LC_ALL", "C").output().context(format!("no {tool}"))?;
+        command.env("LC_ALL", "C").env("TMPDIR", &self.archives);
+        let output = command.stdin(Stdio::null()).output().context(format!("no {tool}"))?;
         let said = String::from_utf8_lossy(&output.stderr);
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
             false => Err(Error::new(format!("{tool} {}: {}", args.join(" "), said.trim()))),
         }
+    }
+
+    /// Adds the backports of the release in use, from where its main archive comes. Returns the suite's name.
+    fn add_backports(&self, sources: &Path) -> Result<String> {
+        let format = "$(SITE) $(CODENAME) $(COMPONENT)";
+        let text = self.run("apt-get", &["indextargets", "--format", format, "Created-By: Packages"])?;
+        let main = text.lines().find_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+            [site, codename, "main"] if !codename.contains('-') => Some((site.to_owned(), codename.to_owned())),
+            _ => None,
+        });
+        let (site, codename) = main.ok_or_else(|| Error::new(format!("apt knows no main archive: {text}")))?;
+        let suite = format!("{codename}-backports");
+        fs::write(sources.join("backports.list"), format!("deb {site} {suite} main\n"))?;
+        Ok(suite)
     }
 
     fn depends(&self, package: &str) -> Result<Vec<String>> {
@@ -223,21 +239,6 @@ fn copy_sources(to: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Adds the backports of the release in use, from where its main archive comes. Returns the suite's name.
-fn add_backports(sources: &Path) -> Result<String> {
-    let format = "$(SITE) $(CODENAME) $(COMPONENT)";
-    let output = Command::new("apt-get").args(["indextargets", "--format", format, "Created-By: Packages"]).output();
-    let text = String::from_utf8_lossy(&output.context("no apt-get")?.stdout).into_owned();
-    let main = text.lines().find_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
-        [site, codename, "main"] if !codename.contains('-') => Some((site.to_owned(), codename.to_owned())),
-        _ => None,
-    });
-    let (site, codename) = main.ok_or_else(|| Error::new("apt knows no main archive"))?;
-    let suite = format!("{codename}-backports");
-    fs::write(sources.join("backports.list"), format!("deb {site} {suite} main\n"))?;
-    Ok(suite)
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {

@@ -51,7 +51,8 @@ fn guest_raw(args: &[String]) -> Result<()> {
     let device = format!("/sys/bus/pci/devices/{}", ends.peer);
     fs::write(format!("{driver}/unbind"), &ends.peer)?;
     fs::write(format!("{device}/enable"), "1")?;
-    let memory = open(format!("{device}/resource2"), OFlags::RDWR | OFlags::SYNC, Mode::empty()).context("resource2")?;
+    let memory =
+        open(format!("{device}/resource2"), OFlags::RDWR | OFlags::SYNC, Mode::empty()).context("resource2")?;
     let mapping = Mapping::writable(&memory, REGION as usize)?;
     ensure!(mapping.load(0) == 0x5a, "this is not the region");
     (0..REGION as usize).step_by(64).for_each(|at| mapping.store(at, 0xff));
