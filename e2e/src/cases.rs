@@ -4,6 +4,7 @@
 mod abuse;
 mod bells;
 mod build;
+mod churn;
 mod death;
 mod faults;
 mod hostile;
@@ -34,7 +35,7 @@ pub struct Case {
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 9] = [
+const CASES: [&[Case]; 10] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -42,11 +43,20 @@ const CASES: [&[Case]; 9] = [
     death::CASES,
     abuse::CASES,
     hostile::CASES,
+    churn::CASES,
     unplug::CASES,
     faults::CASES,
 ];
-const HALVES: [&[Half]; 7] =
-    [lifetime::HALVES, mapping::HALVES, bells::HALVES, death::HALVES, abuse::HALVES, hostile::HALVES, unplug::HALVES];
+const HALVES: [&[Half]; 8] = [
+    lifetime::HALVES,
+    mapping::HALVES,
+    bells::HALVES,
+    death::HALVES,
+    abuse::HALVES,
+    hostile::HALVES,
+    churn::HALVES,
+    unplug::HALVES,
+];
 
 /// All cases in the order in which they run.
 pub fn all() -> impl Iterator<Item = &'static Case> {

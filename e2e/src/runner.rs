@@ -11,6 +11,9 @@ use tombolo_e2e::error::{Error, Result};
 pub fn run(words: &[&str]) -> Result<()> {
     let wanted = |case: &&Case| words.is_empty() || words.iter().any(|word| case.name.contains(word));
     let chosen: Vec<&Case> = cases::all().filter(wanted).collect();
+    if chosen.is_empty() {
+        return Err(Error::new(format!("no case has a name with one of {words:?}")));
+    }
     println!("\nrunning {} tests", chosen.len());
     let mut rig = Rig::prepare();
     let mut failures = Vec::new();

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Everything at once, many times: programs that are killed at random, devices that come and go under programs that do
+//! all that can be done.
+
+use super::{Case, Half, Verdict};
+use crate::rig::{Rig, VECTORS};
+use rustix::event::{EventfdFlags, eventfd};
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Result};
+use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, SliceArgs};
+use tombolo_e2e::guest::{Ends, Slice, node_name, open_node, polled, until};
+use tombolo_e2e::lines::within;
+use tombolo_e2e::wire::End;
+
+pub const CASES: &[Case] = &[
+    Case { name: "programs_killed_at_random_leave_nothing", run: kills },
+    Case { name: "devices_that_come_and_go_under_load_harm_nobody", run: rebinds },
+];
+pub const HALVES: &[Half] =
+    &[("churn::work", work), ("churn::rebind", rebind), ("churn::spin", spin), ("churn::left", left)];
+
+/// Four pages with states and all the channels that a slice can have.
+const SLICE: SliceArgs = SliceArgs {
+    cookie: 1,
+    offset: 0x40000,
+    length: 0x4000,
+    flags: 0,
+    channel: 200,
+    channels: 64,
+    below: 2,
+    closed: 3,
+    state: [0x188, 0x208],
+};
+const STATE: u64 = SLICE.offset + 0x188;
+const ABORTED: u8 = 3;
+
+fn long() -> bool {
+    std::env::var_os("TOMBOLO_LONG").is_some()
+}
+
+/// Each program opens its state and is killed some time later, or before. Either way it is aborted, or was never open.
+fn kills(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let mut opened = 0;
+    for round in 0..if long() { 2000 } else { 200_u64 } {
+        guest.own()?.write(STATE, &[0])?;
+        guest.quiet()?;
+        let job = guest.start("churn::work", &[])?;
+        // Every other one has its slice; the others are killed on the way to it, or shortly after.
+        if round % 2 == 0 {
+            guest.vm.line(job, within(60))?;
+        }
+        let moment = Instant::now() + Duration::from_micros(round.wrapping_mul(7919) % 50_000);
+        _ = guest.vm.line(job, moment);
+        guest.vm.kill(job)?;
+        let output = guest.vm.wait(job, within(60))?;
+        ensure!(output.end == End::Signal(9), "round {round}: it ended otherwise: {output:?}");
+        let state = guest.own()?.read(STATE, 1)?[0];
+        ensure!(state == 0 || state == ABORTED, "round {round}: its state is still {state}");
+        if state == ABORTED {
+            guest.hear(within(1)).context("closed, and the peer was not rung")?;
+            opened += 1;
+        }
+    }
+    println!("{opened} were killed with a slice");
+    ensure!(opened >= 100, "only {opened} were killed while they had a slice");
+    guest.run("churn::left", &[])?;
+    Ok(Verdict::Done)
+}
+
+/// Has a slice, writes and rings for ever.
+fn work(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let slice = link.slice(&SLICE)?;
+    let mapping = Mapping::writable(&slice, SLICE.length as usize)?;
+    mapping.store(SLICE.state[0] as usize, 1);
+    println!("ready");
+    loop {
+        slice.ring(1)?;
+    }
+}
+
+/// Fails if a slice is left on the link.
+fn left(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let (listed, count) = sys::slices(&link.0, 9)?;
+    ensure!(count == 0, "{count} slices are left: {listed:?}");
+    Ok(())
+}
+
+/// Takes the three devices from the driver and gives them back, in turn, while programs use them and the host rings.
+fn rebinds(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let rounds = if long() { "1000" } else { "40" };
+    let job = guest.start("churn::rebind", &[rounds])?;
+    let done = loop {
+        match guest.vm.line(job, Instant::now() + Duration::from_millis(2)) {
+            Ok(line) => break line,
+            // The devices are the driver's to lose: what the host rings meanwhile goes to nobody.
+            Err(why) if why.to_string().contains("deadline") => {
+                for vector in 0..VECTORS {
+                    guest.board()?.0.ring(guest.id, vector)?;
+                }
+            }
+            Err(why) => return Err(why),
+        }
+    };
+    guest.vm.wait(job, within(300))?.success()?;
+    println!("{done}");
+    guest.run("churn::left", &[])?;
+    guest.run("lifetime::describe", &[])?;
+    Ok(Verdict::Done)
+}
+
+fn rebind(args: &[String]) -> Result<()> {
+    let (ends, rest) = Ends::from_args(args)?;
+    let rounds: u32 = rest.first().map_or(Ok(1), |rounds| rounds.parse())?;
+    let stop = "/tmp/stop";
+    _ = fs::remove_file(stop);
+    let start = |seed: &str| -> Result<_> {
+        let mut argv = ends.to_args();
+        argv.extend([seed.to_owned(), stop.to_owned()]);
+        Ok(Command::new("/agent").args(["guest", "churn::spin"]).args(argv).spawn()?)
+    };
+    let spinners = [start("0")?, start("100")?, start("200")?];
+    let driver = "/sys/bus/pci/drivers/tombolo_ivshmem";
+    for round in 0..rounds * 3 {
+        let device = [&ends.own, &ends.peer, &ends.bell][round as usize % 3];
+        fs::write(format!("{driver}/unbind"), device)?;
+        fs::write(format!("{driver}/bind"), device)?;
+        node_name(device)?;
+    }
+    fs::write(stop, "")?;
+    for mut spinner in spinners {
+        let status = spinner.wait()?;
+        ensure!(status.success(), "a program ended with {status}");
+    }
+    println!("{} times", rounds * 3);
+    Ok(())
+}
+
+/// Makes links and slices, maps, waits, rings, hangs up and gives back, whatever of it works, until told to stop.
+fn spin(args: &[String]) -> Result<()> {
+    let (ends, rest) = Ends::from_args(args)?;
+    let [channel, stop] = rest else { return Err("two more arguments".to_owned()).context("spin") };
+    let channel: u32 = channel.parse()?;
+    // Each program has a part of its own: links must not overlap.
+    let offset = u64::from(channel) * 0x1000;
+    let mut turns = 0_u32;
+    while !fs::exists(stop)? {
+        turns += 1;
+        _ = turn(&ends, channel, offset, turns);
+    }
+    // The devices are there again: now it must work.
+    until(within(60), || turn(&ends, channel, offset, 1).is_ok()).context("nothing works afterwards")
+}
+
+fn turn(ends: &Ends, channel: u32, offset: u64, turns: u32) -> Result<()> {
+    let (own, peer, bell) = (open_node(&ends.own)?, open_node(&ends.peer)?, open_node(&ends.bell)?);
+    let args = LinkArgs {
+        own_offset: offset,
+        own_length: 0x8000,
+        peer_offset: offset,
+        peer_length: 0x8000,
+        ring_peer: ends.ring_peer,
+        ring_vector: ends.ring_vector,
+        wait_vector: (turns % VECTORS as u32) as u16,
+        ..LinkArgs::new(&peer, &bell)
+    };
+    let link = sys::link(&own, &args)?;
+    let args = SliceArgs { cookie: 2, offset: 0x1000, length: 0x4000, channel, channels: 8, ..SLICE };
+    let slice = Slice(sys::slice(&link, &args)?);
+    let _mapping = Mapping::writable(&slice, 0x4000)?; // Not touched: the device may go.
+    let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+    sys::eventfd(&slice, turns % 8, event.as_raw_fd())?;
+    for _ in 0..20 {
+        slice.ring(0xff)?;
+        polled(slice.as_fd(), Instant::now())?;
+    }
+    sys::slices(&link, 4)?;
+    if turns % 3 == 0 {
+        sys::hang_up(&link)?;
+    }
+    Ok(())
+}
