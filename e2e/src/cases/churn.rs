@@ -84,12 +84,28 @@ fn work(args: &[String]) -> Result<()> {
     }
 }
 
-/// Fails if a slice is left on the link.
+/// Fails if a slice is left on the link, or memory of one or of a link is.
 fn left(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let (listed, count) = sys::slices(&link.0, 9)?;
     ensure!(count == 0, "{count} slices are left: {listed:?}");
+    let slice = link.slice(&SLICE)?;
+    ensure!(allocated()?.len() >= 3, "a link, its view and a slice are not seen: {:?}", allocated()?);
+    drop((slice, link));
+    ensure!(allocated()?.is_empty(), "memory is left: {:?}", allocated()?);
     Ok(())
+}
+
+/// What the kernel's allocator knows to be in use for links and slices: lines of `slub_debug=U`.
+fn allocated() -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for cache in fs::read_dir("/sys/kernel/debug/slab").context("no slub_debug=U")? {
+        let Ok(text) = fs::read_to_string(cache?.path().join("alloc_traces")) else { continue };
+        let of_devices = |line: &str| line.contains("probe") || line.contains("vectors_start");
+        let ours = |line: &&str| line.contains("[tombolo_ivshmem]") && !of_devices(line);
+        found.extend(text.lines().filter(ours).map(|line| line.trim().to_owned()));
+    }
+    Ok(found)
 }
 
 /// Takes the three devices from the driver and gives them back, in turn, while programs use them and the host rings.
