@@ -8,7 +8,6 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use tombolo_e2e::control::{Job, Output};
 use tombolo_e2e::debian::{Archive, Kernel, Which};
-use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::Ends;
 use tombolo_e2e::image::Image;
@@ -28,6 +27,14 @@ pub const MODULE: &str = "/module.ko";
 /// A kernel that checks what it allocates, and that stops at the first warning.
 const WATCHFUL: &str = "panic_on_warn=1 oops=panic slub_debug=FZPU page_owner=off hung_task_panic=1";
 
+/// Why there is no rig.
+pub enum Lacking {
+    /// The machine has not what it takes: cases are skipped.
+    Need(String),
+    /// We are at fault: cases fail.
+    Fault(Error),
+}
+
 /// What cases share.
 pub struct Rig {
     /// Debian's archive.
@@ -40,14 +47,17 @@ pub struct Rig {
 
 impl Rig {
     /// Gets the kernel and builds the module; no machine yet.
-    pub fn prepare() -> Result<Self> {
-        let there = Command::new(qemu::PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        ensure!(there.is_ok_and(|status| status.success()), "no {} (package qemu-system-x86)", qemu::PROGRAM);
-        let archive = Archive::open()?;
+    pub fn prepare() -> std::result::Result<Self, Lacking> {
+        let need = |why: Error| Lacking::Need(why.to_string());
+        for (program, package) in [(qemu::PROGRAM, "qemu-system-x86"), ("make", "make"), ("cc", "gcc")] {
+            let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+            version.context(format!("no {program} (package {package})")).map_err(need)?;
+        }
+        let archive = Archive::open().map_err(need)?;
         let newest = std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "newest");
         let which = if newest { Which::Newest } else { Which::Stable };
-        let kernel = archive.kernel(which, true).context("no kernel to boot")?;
-        let module = module::build(&module::source(), &kernel, &[])?;
+        let kernel = archive.kernel(which, true).context("no kernel to boot").map_err(need)?;
+        let module = module::build(&module::source(), &kernel, &[]).map_err(Lacking::Fault)?;
         Ok(Self { archive, kernel, module, solo: None })
     }
 
@@ -78,6 +88,7 @@ impl Rig {
         image.add(MODULE.trim_start_matches('/'), &self.module)?;
         let mut spec = Spec::new(name, self.kernel.image(), image.seal()?);
         spec.append = WATCHFUL.to_owned();
+        spec.kvm = std::env::var_os("TOMBOLO_VM_KVM").is_some_and(|wanted| wanted == "1");
         Ok(spec)
     }
 

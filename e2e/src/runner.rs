@@ -2,7 +2,7 @@
 //! Runs cases one after the other and prints what libtest would print.
 
 use crate::cases::{self, Case, Verdict};
-use crate::rig::Rig;
+use crate::rig::{Lacking, Rig};
 use std::io::Write;
 use std::time::Instant;
 use tombolo_e2e::error::{Error, Result};
@@ -21,7 +21,8 @@ pub fn run(words: &[&str]) -> Result<()> {
         let start = Instant::now();
         let verdict = match &mut rig {
             Ok(rig) => rig.run(case),
-            Err(why) => Ok(Verdict::Skip { need: "vm", why: why.to_string() }),
+            Err(Lacking::Need(why)) => Ok(Verdict::Skip { need: "vm", why: why.clone() }),
+            Err(Lacking::Fault(why)) => Err(why.clone()),
         };
         let took = start.elapsed().as_secs_f64();
         let end = match verdict {
