@@ -63,7 +63,10 @@ impl Archive {
             .ok_or_else(|| Error::new("no cache: set TOMBOLO_VM_CACHE, XDG_CACHE_HOME or HOME"))?;
         fs::create_dir_all(&root).context(root.display())?;
         let lock = File::create(root.join("lock")).context(root.display())?;
-        flock(&lock, FlockOperation::LockExclusive)?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            eprintln!("waiting for another run, which holds {}", root.display());
+            flock(&lock, FlockOperation::LockExclusive)?;
+        }
         Ok(Self { root, _lock: lock })
     }
 
