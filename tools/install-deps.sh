@@ -23,6 +23,9 @@ if ! ls /usr/lib/*/libelf.so.1 >/dev/null 2>&1; then # What builds kernel module
     missing="$missing libelf1"
 fi
 want sparse sparse "the kernel module is not checked by sparse"
+want python3 "python3 python3-requests" "most tests of sockets are skipped"
+want socat socat "tests of sockets between namespaces are skipped"
+want iperf3 iperf3 "tests of sockets between namespaces are skipped"
 
 if [ -n "$missing" ]; then
     root=

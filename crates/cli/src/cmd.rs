@@ -8,4 +8,5 @@ pub mod generate;
 pub mod link;
 pub mod ls;
 pub mod proxy;
+pub mod run;
 pub mod top;

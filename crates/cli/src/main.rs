@@ -40,11 +40,13 @@ enum Verb {
     Link(cmd::link::Args),
     Ls(cmd::ls::Args),
     Proxy(cmd::proxy::Args),
+    Run(cmd::run::Args),
     Top(cmd::top::Args),
     Doctor(cmd::doctor::Args),
 }
 
 /// The verbs, and one that no manual names.
+#[expect(clippy::large_enum_variant, reason = "there is one, for a moment")]
 #[derive(Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "there is one, once")]
 enum Every {
@@ -70,6 +72,7 @@ fn main() -> ExitCode {
         Verb::Link(args) => cmd::link::run(&args),
         Verb::Ls(args) => cmd::ls::run(&args),
         Verb::Proxy(args) => cmd::proxy::run(&args),
+        Verb::Run(args) => cmd::run::run(&args),
         Verb::Top(args) => cmd::top::run(&args),
         Verb::Doctor(args) => cmd::doctor::run(&args),
     })

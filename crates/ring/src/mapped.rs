@@ -42,6 +42,16 @@ impl Fresh {
         Self { control, carrier, start: header.start, has_board }
     }
 
+    /// A word of this segment's control page that a layer above gives a meaning (S-1, S-2); none of the ring's own.
+    ///
+    /// # Panics
+    /// If it lies outside the part that the ring leaves free (M-5).
+    #[must_use]
+    pub fn spare_word(&self, offset: usize) -> MappedOwnWord {
+        assert!(offset >= words::RESERVED, "word {offset:#x} is the ring's");
+        self.control.word(offset)
+    }
+
     /// The ring alone, for a pipe that moves to it (H-1).
     #[must_use]
     pub fn into_carrier(self) -> OwnCarrier<Mapped> {

@@ -3,7 +3,7 @@
 //! and not across a step of the protocol: what was reserved or peeked ends with the next call.
 
 use tombolo_layout::{limits::RECORD_ALIGN, record};
-use tombolo_mem::{Mapped, OwnData, PeerData, SharedSlice};
+use tombolo_mem::{Mapped, Mem, OwnData, PeerData, SharedSlice};
 
 use crate::{Error, Reader, Writer};
 
@@ -49,6 +49,21 @@ impl Writer<Mapped> {
             self.publish_call(len);
         }
         Ok(())
+    }
+}
+
+impl<M: Mem> Reader<M> {
+    /// Copies what comes `skip` bytes after the next byte of a stream into `to`, as much as is there and fits, and
+    /// leaves it where it is. Says how much; 0 where there is nothing so far on.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn copy_ahead(&mut self, skip: u64, to: &mut [u8]) -> Result<usize, Error> {
+        let Some((_, there)) = self.peek_range()? else { return Ok(0) };
+        let n = (there.saturating_sub(skip)).min(to.len() as u64) as usize;
+        let (carrier, head) = self.carrier();
+        carrier.copy_out(head.wrapping_add(skip), &mut to[..n]);
+        Ok(n)
     }
 }
 

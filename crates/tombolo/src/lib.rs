@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer facade. Uses: channel, domain-local.
+//! Layer facade. Uses: channel, sockets, domain-local.
 //!
 //! Tombolo: programs in neighbouring virtual machines, containers and the host talk through memory that both sides map
 //! into user space. Bytes cross without a system call, a packet, a checksum or a copy by a third party; a notification
@@ -64,6 +64,17 @@ pub use tombolo_domain_local::services_folder;
 
 /// The backends of this program, by the scheme of their addresses: `local`.
 static BACKENDS: LazyLock<Backends> = LazyLock::new(|| Backends::new().with(LocalDomain::new()));
+
+/// TCP connections whose bytes go through shared memory: for fronts that stand in a program's way to the kernel.
+pub mod sockets {
+    pub use tombolo_sockets::*;
+
+    /// Meets other processes of this kernel in `folder`.
+    #[must_use]
+    pub fn rendezvous_in(folder: &std::path::Path) -> Box<dyn Rendezvous> {
+        Box::new(super::LocalDomain::in_folder(folder))
+    }
+}
 
 /// The address that `text` says, if there is a backend for it: what [`connect`] and [`listen`] do first.
 ///

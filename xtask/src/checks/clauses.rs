@@ -17,6 +17,7 @@ const PARTS: [(&str, &str); 7] = [
     ("R", "ring"),
     ("C", "channel"),
     ("H", "hand-over"),
+    ("S", "sockets"),
     ("L", "local rendezvous"),
     ("D", "domain backends"),
     ("B", "brokers"),

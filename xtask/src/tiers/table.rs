@@ -114,6 +114,14 @@ pub const TIERS: [Tier; 16] = [
         ..BASE
     },
     Tier {
+        name: "sockets",
+        assumes: "root for network namespaces; Python, socat, iperf3, else skipped",
+        command: "cargo test --release -p tombolo-preload --test sockets",
+        limit: 15,
+        gate: Gate::Canaries,
+        ..BASE
+    },
+    Tier {
         name: "asan",
         assumes: "a nightly toolchain with AddressSanitizer",
         command: "cargo +nightly test --target host-tuple -p tombolo-ring --test hostile",

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `tombolo run`: a program whose TCP connections to neighbours go through shared memory.
+//!
+//! It prepares the environment and becomes the program, so nothing stands between the program and its caller.
+
+mod folder;
+mod io_uring;
+mod library;
+mod program;
+mod sweep;
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::failure::{Failure, Os, Result, tell};
+
+/// Run a program with shared memory for its TCP connections to neighbours that run likewise
+///
+/// Connections to anything else stay as they are. Both ends must use one folder.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Folder in which ends meet; all who can write to it trust each other [default: the folder of services]
+    #[arg(long, value_name = "FOLDER")]
+    folder: Option<PathBuf>,
+    /// Append a line for each connection that is joined, or why it is not
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Keep a file in this folder for each process, with its bytes by each path, as JSON
+    #[arg(long, value_name = "FOLDER")]
+    report: Option<PathBuf>,
+    /// Leave connections inside one network namespace alone
+    #[arg(long)]
+    no_loopback: bool,
+    /// Bytes after which a connection is worth joining; two requests with answers are as well
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
+    after: u64,
+    /// Bytes of shared memory for each direction of a connection: a power of two, from 4096 to 1 GiB
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10)]
+    ring: u64,
+    /// Let the program use io_uring, which the library cannot see
+    #[arg(long)]
+    allow_io_uring: bool,
+    /// The library to preload [default: $TOMBOLO_PRELOAD, else beside this program, or in ../lib/tombolo]
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    if !args.ring.is_power_of_two() || !(4096..=1 << 30).contains(&args.ring) {
+        return Err(Failure::Usage(format!("--ring {}: a power of two from 4096 to {} is needed", args.ring, 1 << 30)));
+    }
+    let library = library::find(args.library.as_deref())?;
+    let folder = folder::prepare(args.folder.as_deref())?;
+    // What the dead left is no reason not to run.
+    let _ = sweep::sweep(&folder);
+    let (name, arguments) = args.command.split_first().expect("clap requires one");
+    if let Some(why) = program::find(name).and_then(|path| program::cannot_be_preloaded(&path)) {
+        tell(&format!("tombolo: {} {why}: its connections stay on TCP", name.display()));
+    }
+    let mut command = Command::new(name);
+    command.args(arguments);
+    command.env("LD_PRELOAD", library::preload(&library, std::env::var_os("LD_PRELOAD"))?);
+    command.env("TOMBOLO_SOCKETS", folder);
+    command.env("TOMBOLO_SOCKETS_AFTER", args.after.to_string());
+    command.env("TOMBOLO_SOCKETS_RING", args.ring.to_string());
+    command.env("TOMBOLO_SOCKETS_LOOPBACK", if args.no_loopback { "off" } else { "on" });
+    if let Some(log) = &args.log {
+        command.env("TOMBOLO_SOCKETS_LOG", absolute(log)?);
+    }
+    if let Some(report) = &args.report {
+        fs::create_dir_all(report).map_err(|source| Failure::Open { file: report.display().to_string(), source })?;
+        command.env("TOMBOLO_SOCKETS_REPORT", absolute(report)?);
+    }
+    if !args.allow_io_uring {
+        io_uring::forbid()?;
+    }
+    // Returns only where it could not become the program.
+    let source = command.exec();
+    Err(Failure::Open { file: name.display().to_string(), source })
+}
+
+/// The program may change its folder.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).os("getcwd")
+}

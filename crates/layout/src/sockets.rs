@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-*. What two ends of a TCP connection say to each other when its bytes go through shared memory: the words by which
+//! each direction moves between the kernel's connection and its pipe, and the messages by which two ends find out that
+//! they are the ends of one connection.
+
+use alloc::vec::Vec;
+
+use crate::{
+    MAGIC,
+    header::{put, u16_at, u64_at},
+};
+
+/// S-1. How often the direction that this end sends has moved: even on TCP, odd in the pipe. Owner: the sender.
+pub const MOVES: usize = 0x300;
+/// S-1. Where the last move was: bytes sent over TCP, or the position in the pipe. Owner: the sender.
+pub const BOUNDARY: usize = 0x308;
+/// S-2. What the receiving end has followed, and what it wants next. Owner: the receiver.
+pub const FOLLOWED: usize = 0x380;
+const _: () = assert!(MOVES >= crate::words::RESERVED && (FOLLOWED as u64) < crate::limits::CONTROL_LEN);
+
+/// S-2. The receiver's word taken apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Followed {
+    /// Moves that the receiver has made as well.
+    pub moves: u64,
+    /// It is ready for a move into the pipe.
+    pub ready: bool,
+    /// It wants the direction on TCP.
+    pub leave: bool,
+}
+
+impl Followed {
+    /// The word.
+    #[must_use]
+    pub const fn encode(self) -> u64 {
+        self.moves << 2 | (self.leave as u64) << 1 | self.ready as u64
+    }
+
+    /// The word taken apart; every word is one.
+    #[must_use]
+    pub const fn decode(word: u64) -> Self {
+        Self { moves: word >> 2, ready: word & 1 != 0, leave: word & 2 != 0 }
+    }
+}
+
+/// Bytes of an address in a message: IPv6, or IPv4 mapped into it, and the port.
+const ADDRESS_LEN: usize = 18;
+
+/// One address of a connection, as IPv6 (IPv4 mapped into it).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Address {
+    /// The host.
+    pub host: [u8; 16],
+    /// The port.
+    pub port: u16,
+}
+
+/// S-5. What the kernel counted for one end: bytes of the stream, without SYN and FIN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Written by the program.
+    pub written: u64,
+    /// Of these, acknowledged by the other end's kernel.
+    pub acked: u64,
+    /// Received by the kernel, read or not.
+    pub received: u64,
+}
+
+/// S-4. What an end says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Claim {
+    /// A random number that names this end of this connection, never 0; the epoch (M-3) of its segment.
+    pub id: u64,
+    /// The network namespace, by its cookie; 0 is unknown.
+    pub cookie: u64,
+    /// Own address, then the peer's, as this end sees them.
+    pub addresses: [Address; 2],
+    /// S-6. How much of the beginning of what it sent, and of what it read, it can vouch for.
+    pub known: [u16; 2],
+    /// What its kernel counted.
+    pub counts: Counts,
+    /// A random number for the keyed hash.
+    pub nonce: [u8; 16],
+}
+
+/// S-6. Which bytes of the two directions were hashed: a prefix of each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Proof {
+    /// Bytes of the direction that the proposing end sends.
+    pub proposer: u32,
+    /// Bytes of the other direction.
+    pub answerer: u32,
+    /// The keyed hash.
+    pub hash: [u8; 32],
+}
+
+/// A message on the link of two processes. It concerns one connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// The proposing end describes itself.
+    Propose(Claim),
+    /// The answering end finds an end that fits, describes it, and brings its segment.
+    Answer {
+        /// The proposing end's number.
+        to: u64,
+        /// Itself.
+        claim: Claim,
+        /// Its side of the proof.
+        proof: Proof,
+    },
+    /// The proposing end is convinced, and brings its segment.
+    Confirm {
+        /// The answering end's number.
+        to: u64,
+        /// Its side of the proof.
+        proof: Proof,
+    },
+    /// This connection stays on TCP.
+    Refuse {
+        /// The other end's number.
+        to: u64,
+        /// The reason's number (S-8).
+        reason: u16,
+    },
+}
+
+const PROPOSE: u16 = 1;
+const ANSWER: u16 = 2;
+const CONFIRM: u16 = 3;
+const REFUSE: u16 = 4;
+/// The version of these messages.
+const VERSION: u16 = 1;
+
+const AT_KIND: usize = 0x08;
+const AT_VERSION: usize = 0x0a;
+const AT_REASON: usize = 0x0c;
+const AT_TO: usize = 0x10;
+const AT_CLAIM: usize = 0x18;
+const CLAIM_LEN: usize = 16 + 2 * ADDRESS_LEN + 4 + 24 + 16;
+const AT_PROOF: usize = AT_CLAIM + CLAIM_LEN;
+const PROOF_LEN: usize = 40;
+/// S-4. Bytes of every message.
+pub const LEN: usize = AT_PROOF + PROOF_LEN;
+const _: () = assert!(LEN <= crate::limits::CONTROL_MESSAGE_MAX && LEN % 8 == 0);
+
+impl Message {
+    /// The bytes to send.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::from([0; LEN]);
+        put(&mut bytes, 0, &MAGIC);
+        put(&mut bytes, AT_VERSION, &VERSION.to_le_bytes());
+        let (kind, to) = match self {
+            Self::Propose(claim) => {
+                put_claim(&mut bytes, claim);
+                (PROPOSE, 0)
+            }
+            Self::Answer { to, claim, proof } => {
+                put_claim(&mut bytes, claim);
+                put_proof(&mut bytes, proof);
+                (ANSWER, *to)
+            }
+            Self::Confirm { to, proof } => {
+                put_proof(&mut bytes, proof);
+                (CONFIRM, *to)
+            }
+            Self::Refuse { to, reason } => {
+                put(&mut bytes, AT_REASON, &reason.to_le_bytes());
+                (REFUSE, *to)
+            }
+        };
+        put(&mut bytes, AT_KIND, &kind.to_le_bytes());
+        put(&mut bytes, AT_TO, &to.to_le_bytes());
+        bytes
+    }
+
+    /// The message, or what is wrong with it; the clause is always S-4.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
+        let bytes: &[u8; LEN] = bytes.try_into().map_err(|_| "message of another length")?;
+        if bytes[..8] != MAGIC || u16_at(bytes, AT_VERSION) != VERSION {
+            return Err("message of another kind or version");
+        }
+        let to = u64_at(bytes, AT_TO);
+        let message = match u16_at(bytes, AT_KIND) {
+            PROPOSE => Self::Propose(claim(bytes)),
+            ANSWER => Self::Answer { to, claim: claim(bytes), proof: proof(bytes) },
+            CONFIRM => Self::Confirm { to, proof: proof(bytes) },
+            REFUSE => Self::Refuse { to, reason: u16_at(bytes, AT_REASON) },
+            _ => return Err("message of an unknown kind"),
+        };
+        // One encoding for each message: what has no meaning is zero.
+        if message.encode() == bytes { Ok(message) } else { Err("message with reserved bytes set") }
+    }
+}
+
+fn put_claim(bytes: &mut [u8], claim: &Claim) {
+    let mut at = AT_CLAIM;
+    let mut field = |value: &[u8]| {
+        put(bytes, at, value);
+        at += value.len();
+    };
+    field(&claim.id.to_le_bytes());
+    field(&claim.cookie.to_le_bytes());
+    for address in claim.addresses {
+        field(&address.host);
+        field(&address.port.to_be_bytes());
+    }
+    for known in claim.known {
+        field(&known.to_le_bytes());
+    }
+    for count in [claim.counts.written, claim.counts.acked, claim.counts.received] {
+        field(&count.to_le_bytes());
+    }
+    field(&claim.nonce);
+}
+
+fn claim(bytes: &[u8; LEN]) -> Claim {
+    let address = |at: usize| Address {
+        host: core::array::from_fn(|index| bytes[at + index]),
+        port: u16::from_be_bytes([bytes[at + 16], bytes[at + 17]]),
+    };
+    let after = AT_CLAIM + 16 + 2 * ADDRESS_LEN + 4;
+    Claim {
+        id: u64_at(bytes, AT_CLAIM),
+        cookie: u64_at(bytes, AT_CLAIM + 8),
+        addresses: [address(AT_CLAIM + 16), address(AT_CLAIM + 16 + ADDRESS_LEN)],
+        known: [u16_at(bytes, after - 4), u16_at(bytes, after - 2)],
+        counts: Counts {
+            written: u64_at(bytes, after),
+            acked: u64_at(bytes, after + 8),
+            received: u64_at(bytes, after + 16),
+        },
+        nonce: core::array::from_fn(|index| bytes[after + 24 + index]),
+    }
+}
+
+fn put_proof(bytes: &mut [u8], proof: &Proof) {
+    put(bytes, AT_PROOF, &proof.proposer.to_le_bytes());
+    put(bytes, AT_PROOF + 4, &proof.answerer.to_le_bytes());
+    put(bytes, AT_PROOF + 8, &proof.hash);
+}
+
+fn proof(bytes: &[u8; LEN]) -> Proof {
+    let u32_at = |at| u64_at(bytes, at) as u32;
+    Proof {
+        proposer: u32_at(AT_PROOF),
+        answerer: u32_at(AT_PROOF + 4),
+        hash: core::array::from_fn(|index| bytes[AT_PROOF + 8 + index]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Claim {
+        let host = |last| core::array::from_fn(|index| if index == 15 { last } else { 0x20 + index as u8 });
+        Claim {
+            id: 0x0102_0304_0506_0708,
+            cookie: 77,
+            addresses: [Address { host: host(1), port: 0x1f90 }, Address { host: host(2), port: 51_234 }],
+            known: [1024, 3],
+            counts: Counts { written: 1 << 40, acked: 9, received: 3 },
+            nonce: [0xab; 16],
+        }
+    }
+
+    fn all() -> [Message; 4] {
+        let proof = Proof { proposer: 100, answerer: 1024, hash: [0x5a; 32] };
+        [
+            Message::Propose(sample()),
+            Message::Answer { to: 5, claim: sample(), proof },
+            Message::Confirm { to: 6, proof },
+            Message::Refuse { to: 7, reason: 12 },
+        ]
+    }
+
+    #[test]
+    fn s2_word_of_the_receiver_comes_back() {
+        for moves in [0, 1, 1 << 61] {
+            for (ready, leave) in [(false, false), (true, false), (false, true), (true, true)] {
+                let word = Followed { moves, ready, leave };
+                assert_eq!(Followed::decode(word.encode()), word);
+            }
+        }
+        assert_eq!(Followed { moves: 3, ready: true, leave: false }.encode(), 0b1101);
+    }
+
+    #[test]
+    fn s4_messages_come_back_as_they_were_sent() {
+        for message in all() {
+            assert_eq!(Message::decode(&message.encode()), Ok(message));
+        }
+        let bytes = all()[0].encode();
+        assert_eq!((u16_at(&bytes, 8), u16_at(&bytes, 10), u64_at(&bytes, 0x18)), (1, 1, 0x0102_0304_0506_0708));
+        assert_eq!(&bytes[0x38..0x3a], [0x1f, 0x90], "ports are in network order");
+    }
+
+    #[test]
+    fn s4_other_lengths_kinds_versions_and_reserved_bytes_are_refused() {
+        for message in all() {
+            let bytes = message.encode();
+            assert!(Message::decode(&bytes[..LEN - 1]).is_err());
+            for at in [0, 7, AT_VERSION, AT_VERSION + 1, AT_KIND + 1, 0x0e, 0x0f] {
+                let mut changed = bytes.clone();
+                changed[at] ^= 0x40;
+                assert!(Message::decode(&changed).is_err(), "byte {at:#x} of {message:?}");
+            }
+        }
+        let mut refuse = all()[3].encode();
+        refuse[AT_PROOF] = 1;
+        assert!(Message::decode(&refuse).is_err(), "a refusal has no proof");
+    }
+}

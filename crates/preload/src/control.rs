@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Calls that make, copy, change and close descriptors.
+//!
+//! Why there is `unsafe`: the arguments come as the program gave them, and go on to the real call.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void},
+    os::fd::RawFd,
+    slice,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use libc::{epoll_event, sigset_t, sockaddr, socklen_t};
+use rustix::io::Errno;
+use tombolo::sockets::{
+    Process, Reason,
+    connection::{Connection, Stage},
+};
+
+use crate::{
+    epoll, errno, flow, kernel, real,
+    state::{self, Watched},
+};
+
+/// How long a call that needs a socket back on TCP waits for the peer.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+// ---- sockets
+
+/// # Safety
+/// As `socket(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    let fd = unsafe { real::socket(domain, kind, protocol) };
+    if fd >= 0 {
+        // Somebody may have closed the number behind our back.
+        drop(state::forget(fd));
+    }
+    fd
+}
+
+/// # Safety
+/// As `connect(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    let answer = unsafe { real::connect(fd, address, len) };
+    // SAFETY: (valid) the kernel read the address if it is one; the family is its first field.
+    let family = if address.is_null() || len < 2 { 0 } else { c_int::from(unsafe { (*address).sa_family }) };
+    let began = answer == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR);
+    if began && matches!(family, libc::AF_INET | libc::AF_INET6) {
+        errno::kept(|| state::dialled(fd));
+    }
+    answer
+}
+
+fn accepted(fd: c_int) -> c_int {
+    if fd >= 0 {
+        errno::kept(|| state::accepted(fd));
+    }
+    fd
+}
+
+/// # Safety
+/// As `accept(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    accepted(unsafe { real::accept(fd, address, len) })
+}
+
+/// # Safety
+/// As `accept4(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    accepted(unsafe { real::accept4(fd, address, len, flags) })
+}
+
+/// # Safety
+/// As `shutdown(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    if let Some(connection) = state::connection(fd)
+        && how != libc::SHUT_RD
+    {
+        connection.end_sending();
+    }
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::shutdown(fd, how) }
+}
+
+/// # Safety
+/// As `setsockopt(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    let kernel_only = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_ULP | libc::TCP_REPAIR)
+        || level == libc::SOL_SOCKET && matches!(name, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF);
+    if kernel_only && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
+        errno::kept(|| take_back(process, fd, &connection, Reason::Usage));
+    }
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::setsockopt(fd, level, name, value, len) }
+}
+
+/// # Safety
+/// As `ioctl(2)`; no request has more than one argument.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    let answer = unsafe { real::ioctl(fd, request, argument) };
+    if request == libc::FIONREAD
+        && answer == 0
+        && let Some(connection) = state::connection(fd)
+    {
+        let more = connection.unread().min(i32::MAX as u64) as c_int;
+        let place = argument.cast::<c_int>();
+        // SAFETY: (valid) the kernel stored an int there, aligned or not.
+        let bytes = unsafe { place.read_unaligned() };
+        // SAFETY: (valid) as above.
+        unsafe { place.write_unaligned(bytes.saturating_add(more)) };
+    }
+    answer
+}
+
+/// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
+/// whether it is there.
+pub(crate) fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) -> bool {
+    process.leaves(connection, reason);
+    if connection.stage() != Stage::Joined {
+        return true;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while !connection.retreat(process.kernel(), fd, reason) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        // The peer rings for nothing here: it only moves.
+        let _ = crate::poll::kernel(&mut [], Some(Duration::from_millis(1)), None);
+    }
+    true
+}
+
+// ---- descriptors
+
+/// The program gives up what `fd` is.
+fn closing(fd: RawFd) {
+    if !state::is_owner() {
+        return; // A child of vfork: what it closes is its own, the table is its parent's.
+    }
+    if let Some(Watched::Connection(connection)) = state::forget(fd) {
+        let other = state::other(fd, &connection);
+        if connection.closing(other) {
+            epoll::forget(&connection);
+            if connection.finish() {
+                kernel::reset_at_close(fd);
+            }
+            if let Some(process) = state::busy() {
+                process.report();
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As `close(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    errno::kept(|| closing(fd));
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::close(fd) }
+}
+
+/// # Safety
+/// As `close_range(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
+        errno::kept(|| (first..=last.min(state::bound() as c_uint)).for_each(|fd| closing(fd as RawFd)));
+    }
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::close_range(first, last, flags) }
+}
+
+fn duplicated(from: c_int, to: c_int) -> c_int {
+    if to >= 0 && to != from && state::is_owner() {
+        errno::kept(|| state::duplicated(from, to));
+    }
+    to
+}
+
+/// # Safety
+/// As `dup(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    duplicated(fd, unsafe { real::dup(fd) })
+}
+
+/// # Safety
+/// As `dup2(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+    if fd != to {
+        errno::kept(|| closing(to));
+    }
+    // SAFETY: (contract) the caller's promise.
+    duplicated(fd, unsafe { real::dup2(fd, to) })
+}
+
+/// # Safety
+/// As `dup3(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    if fd != to {
+        errno::kept(|| closing(to));
+    }
+    // SAFETY: (contract) the caller's promise.
+    duplicated(fd, unsafe { real::dup3(fd, to, flags) })
+}
+
+fn controlled(fd: c_int, command: c_int, answer: c_int) -> c_int {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, answer),
+        _ => answer,
+    }
+}
+
+/// # Safety
+/// As `fcntl(2)`; no command has more than one argument.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    controlled(fd, command, unsafe { real::fcntl(fd, command, argument) })
+}
+
+/// # Safety
+/// As `fcntl(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    controlled(fd, command, unsafe { real::fcntl64(fd, command, argument) })
+}
+
+/// What standard I/O reads and writes goes past this library.
+///
+/// # Safety
+/// As `fdopen(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
+    if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
+        errno::kept(|| take_back(process, fd, &connection, Reason::Bypassed));
+    }
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::fdopen(fd, mode) }
+}
+
+// ---- epoll
+
+/// A change of our own to a set of the program's.
+pub(crate) fn epoll_ctl(epfd: RawFd, operation: c_int, fd: RawFd, mut event: epoll_event) -> Result<(), Errno> {
+    // SAFETY: (valid) the event is there for the call.
+    let answer = unsafe { real::epoll_ctl(epfd, operation, fd, &raw mut event) };
+    errno::result(answer as isize).map(|_| ())
+}
+
+fn made_set(fd: c_int) -> c_int {
+    if fd >= 0 {
+        errno::kept(|| state::made_set(fd));
+    }
+    fd
+}
+
+/// # Safety
+/// As `epoll_create(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    made_set(unsafe { real::epoll_create(size) })
+}
+
+/// # Safety
+/// As `epoll_create1(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    made_set(unsafe { real::epoll_create1(flags) })
+}
+
+/// The program's own call by this name; ours is the function above.
+mod exported {
+    use super::*;
+
+    /// # Safety
+    /// As `epoll_ctl(2)`.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+        // SAFETY: (contract) the caller's promise.
+        let real = || unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+        let Some(process) = state::busy() else { return real() };
+        match (state::set(epfd), state::find(fd)) {
+            (Some(set), Some(Watched::Connection(connection))) => {
+                flow::begin(process, &connection);
+                // SAFETY: (contract) null or an event of the caller's.
+                let event = unsafe { event.as_ref() }.copied();
+                epoll::change(process, &set, &connection, epoll::Request { epfd, operation, fd, event }, real)
+            }
+            (None, Some(Watched::Connection(connection))) => {
+                // A set from before this library looked, or from another process.
+                errno::kept(|| process.leaves(&connection, Reason::Usage));
+                real()
+            }
+            (_, Some(Watched::Set(inner))) => {
+                errno::kept(|| epoll::nested(process, &inner));
+                real()
+            }
+            (_, None) => real(),
+        }
+    }
+}
+
+/// # Safety
+/// As `epoll_wait(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    unsafe { wait(epfd, events, max, timeout, std::ptr::null()) }
+}
+
+/// # Safety
+/// As `epoll_pwait(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_pwait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    unsafe { wait(epfd, events, max, timeout, mask) }
+}
+
+/// # Safety
+/// As `epoll_pwait(2)`; a null mask is none.
+unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
+    let real = |events: *mut epoll_event, max: c_int, timeout: c_int| {
+        // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
+        unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) }
+    };
+    let (Some(process), Some(set)) = (state::busy(), state::set(epfd)) else { return real(events, max, timeout) };
+    if events.is_null() || max <= 0 {
+        return real(events, max, timeout);
+    }
+    epoll::begin(process, &set);
+    // SAFETY: (valid) the caller promises room for `max` events, its own for the call.
+    let events = unsafe { slice::from_raw_parts_mut(events, max as usize) };
+    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+    let mask = (!mask.is_null()).then_some(mask);
+    let answer = epoll::wait(process, &set, events, limit, mask, |events, left| {
+        // Rounded up: a wait that ends early would be begun again, and again.
+        let millis = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
+        real(events.as_mut_ptr(), events.len() as c_int, millis) as isize
+    });
+    answer as c_int
+}

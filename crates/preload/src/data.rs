@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Calls that move bytes. Each makes slices of the program's buffers and leaves the rest to [`flow`].
+//!
+//! Why there is `unsafe`: the program's buffers come as pointers.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    io::{IoSlice, IoSliceMut},
+    slice,
+};
+
+use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+use tombolo::sockets::{Reason, connection::Direction};
+
+use crate::{control, errno, flow, poll::check, real, state};
+
+/// # Safety
+/// `len` bytes at `to` are the caller's to be written for the call, or `len` is 0.
+unsafe fn part_mut<'a>(to: *mut c_void, len: size_t) -> IoSliceMut<'a> {
+    if to.is_null() || len > isize::MAX as usize {
+        return IoSliceMut::new(&mut []);
+    }
+    // SAFETY: (valid) the caller's promise.
+    IoSliceMut::new(unsafe { slice::from_raw_parts_mut(to.cast::<u8>(), len) })
+}
+
+/// # Safety
+/// `len` bytes at `from` are there to be read for the call, or `len` is 0.
+unsafe fn part<'a>(from: *const c_void, len: size_t) -> IoSlice<'a> {
+    if from.is_null() || len > isize::MAX as usize {
+        return IoSlice::new(&[]);
+    }
+    // SAFETY: (valid) the caller's promise.
+    IoSlice::new(unsafe { slice::from_raw_parts(from.cast::<u8>(), len) })
+}
+
+/// # Safety
+/// `count` parts at `parts`, each as for [`part_mut`].
+unsafe fn parts_mut<'a>(parts: *const iovec, count: usize) -> Vec<IoSliceMut<'a>> {
+    // SAFETY: (valid) the caller's promise.
+    let parts = unsafe { vector(parts, count) };
+    // SAFETY: (valid) the caller's promise, for each part.
+    parts.iter().map(|one| unsafe { part_mut(one.iov_base, one.iov_len) }).collect()
+}
+
+/// # Safety
+/// `count` parts at `parts`, each as for [`part`].
+unsafe fn parts<'a>(parts: *const iovec, count: usize) -> Vec<IoSlice<'a>> {
+    // SAFETY: (valid) the caller's promise.
+    let parts = unsafe { vector(parts, count) };
+    // SAFETY: (valid) the caller's promise, for each part.
+    parts.iter().map(|one| unsafe { part(one.iov_base, one.iov_len) }).collect()
+}
+
+/// # Safety
+/// `count` parts at `parts`, or null.
+unsafe fn vector<'a>(parts: *const iovec, count: usize) -> &'a [iovec] {
+    if parts.is_null() || count > 1024 {
+        return &[];
+    }
+    // SAFETY: (valid) the caller's promise.
+    unsafe { slice::from_raw_parts(parts, count) }
+}
+
+/// The connection that `fd` is and the process, or what comes after `else`.
+macro_rules! watched {
+    ($fd:expr, else $real:expr) => {
+        match (state::busy(), state::connection($fd)) {
+            (Some(process), Some(connection)) => (process, connection),
+            _ => return $real,
+        }
+    };
+}
+
+/// # Safety
+/// As `read(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::read(fd, to, len) };
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (valid) the caller's promise.
+    let mut to = [unsafe { part_mut(to, len) }];
+    flow::receive(process, &connection, fd, &mut to, 0, real)
+}
+
+/// # Safety
+/// As `write(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::write(fd, from, len) };
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (valid) the caller's promise.
+    let mut from = [unsafe { part(from, len) }];
+    flow::send(process, &connection, fd, &mut from, 0, real)
+}
+
+/// # Safety
+/// As `recv(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::recv(fd, to, len, flags) };
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (valid) the caller's promise.
+    let mut to = [unsafe { part_mut(to, len) }];
+    flow::receive(process, &connection, fd, &mut to, flags, real)
+}
+
+/// # Safety
+/// As `send(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::send(fd, from, len, flags) };
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (valid) the caller's promise.
+    let mut from = [unsafe { part(from, len) }];
+    flow::send(process, &connection, fd, &mut from, flags, real)
+}
+
+/// # Safety
+/// As `recvfrom(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::recvfrom(fd, to, len, flags, address, address_len) };
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (valid) the caller's promise.
+    let mut to = [unsafe { part_mut(to, len) }];
+    let answer = flow::receive(process, &connection, fd, &mut to, flags, real);
+    if answer >= 0 && !address.is_null() && !address_len.is_null() {
+        // The messages of a stream have no addresses; the kernel says so by a length of 0.
+        // SAFETY: (valid) the caller gave a length to be written.
+        unsafe { address_len.write(0) };
+    }
+    answer
+}
+
+/// # Safety
+/// As `sendto(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    from: *const c_void,
+    len: size_t,
+    flags: c_int,
+    address: *const sockaddr,
+    address_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::sendto(fd, from, len, flags, address, address_len) };
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (valid) the caller's promise.
+    let mut from = [unsafe { part(from, len) }];
+    flow::send(process, &connection, fd, &mut from, flags, real)
+}
+
+/// # Safety
+/// As `readv(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::readv(fd, vector, count) };
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (valid) the caller's promise.
+    let mut to = unsafe { parts_mut(vector, count.max(0) as usize) };
+    flow::receive(process, &connection, fd, &mut to, 0, real)
+}
+
+/// # Safety
+/// As `writev(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::writev(fd, vector, count) };
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (valid) the caller's promise.
+    let mut from = unsafe { parts(vector, count.max(0) as usize) };
+    flow::send(process, &connection, fd, &mut from, 0, real)
+}
+
+/// # Safety
+/// As `recvmsg(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::recvmsg(fd, message, flags) };
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (contract) null or a header of the caller's.
+    let Some(header) = (unsafe { message.as_mut() }) else { return real() };
+    // SAFETY: (valid) the caller's promise.
+    let mut to = unsafe { parts_mut(header.msg_iov, header.msg_iovlen) };
+    let (joined, answer) = {
+        let mut made = false;
+        let answer = flow::receive(process, &connection, fd, &mut to, flags, || {
+            made = true;
+            real()
+        });
+        (!made, answer)
+    };
+    if joined && answer >= 0 {
+        (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
+    }
+    answer
+}
+
+/// # Safety
+/// As `sendmsg(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::sendmsg(fd, message, flags) };
+    if state::busy().is_none() {
+        return real();
+    }
+    // SAFETY: (contract) null or a header of the caller's.
+    let Some(header) = (unsafe { message.as_ref() }) else { return real() };
+    if !header.msg_control.is_null() {
+        // SAFETY: (contract) the caller's promise: the control messages are well formed.
+        unsafe { given_away(header) };
+    }
+    let (process, connection) = watched!(fd, else real());
+    // SAFETY: (valid) the caller's promise.
+    let mut from = unsafe { parts(header.msg_iov, header.msg_iovlen) };
+    flow::send(process, &connection, fd, &mut from, flags, real)
+}
+
+/// Connections that go to another process by `SCM_RIGHTS` go back to TCP first.
+///
+/// # Safety
+/// As for `sendmsg(2)`.
+unsafe fn given_away(header: &msghdr) {
+    let Some(process) = state::busy() else { return };
+    // SAFETY: (valid) the header is whole.
+    let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
+    // SAFETY: (valid) null, or a control message within the header's.
+    while let Some(one) = unsafe { control.as_ref() } {
+        if one.cmsg_level == libc::SOL_SOCKET && one.cmsg_type == libc::SCM_RIGHTS {
+            let bytes = one.cmsg_len.saturating_sub(size_of::<libc::cmsghdr>());
+            for at in 0..bytes / size_of::<c_int>() {
+                // SAFETY: (valid) it is a control message.
+                let first = unsafe { libc::CMSG_DATA(control) }.cast::<c_int>();
+                // SAFETY: (in bounds) the message says that so many descriptors follow it.
+                let place = unsafe { first.add(at) };
+                // SAFETY: (valid) as above; aligned or not.
+                let fd = unsafe { place.read_unaligned() };
+                if let Some(connection) = state::connection(fd) {
+                    errno::kept(|| control::take_back(process, fd, &connection, Reason::Shared));
+                }
+            }
+        }
+        // SAFETY: (valid) as above.
+        control = unsafe { libc::CMSG_NXTHDR(header, control) };
+    }
+}
+
+/// # Safety
+/// As `sendfile(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::sendfile(to, from, offset, count) };
+    let (process, connection) = watched!(to, else real());
+    flow::begin(process, &connection);
+    if let Some(plain) = connection.plain(Direction::Out) {
+        let n = real();
+        if n > 0 {
+            plain.moved_unseen(n as usize);
+            process.moved_plain(Direction::Out, n as usize);
+        }
+        return n;
+    }
+    let mut buffer = [0; 64 << 10];
+    let want = count.min(buffer.len());
+    // SAFETY: (contract) null or an offset of the caller's.
+    let at = match unsafe { offset.as_ref() } {
+        Some(at) => *at,
+        // SAFETY: (contract) any descriptor may be asked where it is.
+        None => unsafe { libc::lseek(from, 0, libc::SEEK_CUR) },
+    };
+    // SAFETY: (valid) the buffer has `want` bytes.
+    let there = unsafe { libc::pread(from, buffer.as_mut_ptr().cast(), want, at) };
+    if there <= 0 {
+        return there;
+    }
+    let mut parts = [IoSlice::new(&buffer[..there as usize])];
+    let sent = flow::send(process, &connection, to, &mut parts, libc::MSG_NOSIGNAL, || -1);
+    if sent > 0 {
+        // SAFETY: (contract) null or an offset of the caller's.
+        match unsafe { offset.as_mut() } {
+            Some(at) => *at += sent as off_t,
+            // SAFETY: (contract) any descriptor may be moved.
+            None => drop(unsafe { libc::lseek(from, at + sent as off_t, libc::SEEK_SET) }),
+        }
+    }
+    sent
+}
+
+/// # Safety
+/// As `sendfile(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: (contract) the caller's promise.
+    unsafe { sendfile(to, from, offset, count) }
+}
+
+/// Programs that splice fall back to reading and writing where they are told that it cannot be done here.
+///
+/// # Safety
+/// As `splice(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice(
+    from: c_int,
+    from_at: *mut off_t,
+    to: c_int,
+    to_at: *mut off_t,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    if state::busy().is_some() {
+        for fd in [from, to] {
+            if state::connection(fd).is_some_and(|connection| connection.is_wired()) {
+                errno::set(libc::EINVAL);
+                return -1;
+            }
+        }
+    }
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::splice(from, from_at, to, to_at, len, flags) }
+}
+
+// ---- fortified variants: the same, once it is sure that the buffer is large enough
+
+/// # Safety
+/// As `read(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t) -> ssize_t {
+    check(len <= size);
+    // SAFETY: (contract) the caller's promise.
+    unsafe { read(fd, to, len) }
+}
+
+/// # Safety
+/// As `recv(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t {
+    check(len <= size);
+    // SAFETY: (contract) the caller's promise.
+    unsafe { recv(fd, to, len, flags) }
+}
+
+/// # Safety
+/// As `recvfrom(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    size: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    address_len: *mut socklen_t,
+) -> ssize_t {
+    check(len <= size);
+    // SAFETY: (contract) the caller's promise.
+    unsafe { recvfrom(fd, to, len, flags, address, address_len) }
+}
+
+/// Internal names that other libraries are bound to.
+mod aliases {
+    use super::*;
+
+    /// # Safety
+    /// As `read(2)`.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+        // SAFETY: (contract) the caller's promise.
+        unsafe { read(fd, to, len) }
+    }
+
+    /// # Safety
+    /// As `write(2)`.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+        // SAFETY: (contract) the caller's promise.
+        unsafe { write(fd, from, len) }
+    }
+
+    /// # Safety
+    /// As `send(2)`.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn __send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+        // SAFETY: (contract) the caller's promise.
+        unsafe { send(fd, from, len, flags) }
+    }
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `errno`: what a call leaves behind, and must not.
+#![allow(unsafe_code)]
+
+use rustix::io::Errno;
+
+fn place() -> *mut i32 {
+    // SAFETY: (contract) the function has none: every thread has an errno.
+    unsafe { libc::__errno_location() }
+}
+
+/// The thread's `errno`.
+pub(crate) fn get() -> i32 {
+    // SAFETY: (valid) it is this thread's own, and lives as long as the thread.
+    unsafe { place().read() }
+}
+
+/// Sets the thread's `errno`.
+pub(crate) fn set(errno: i32) {
+    // SAFETY: (valid) as above.
+    unsafe { place().write(errno) }
+}
+
+/// Does `f`, and leaves `errno` as it was.
+pub(crate) fn kept<T>(f: impl FnOnce() -> T) -> T {
+    let errno = get();
+    let result = f();
+    set(errno);
+    result
+}
+
+/// A result as a call gives it back.
+pub(crate) fn answer(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(n) => n as isize,
+        Err(errno) => {
+            set(errno.raw_os_error());
+            -1
+        }
+    }
+}
+
+/// A call's answer as a result.
+pub(crate) fn result(answer: isize) -> Result<usize, Errno> {
+    usize::try_from(answer).map_err(|_| Errno::from_raw_os_error(get()))
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The kernel, as the core asks it about a socket.
+//!
+//! Why there is `unsafe`: descriptors are the program's, numbers without an owner here; and `TCP_INFO` has grown beyond
+//! what libc's headers know.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::{c_int, c_void},
+    io::{IoSlice, IoSliceMut},
+    mem,
+    net::SocketAddr,
+    os::fd::{BorrowedFd, RawFd},
+};
+
+use rustix::io::Errno;
+use tombolo::sockets::kernel::{Counts, Kernel, Sample};
+
+use crate::{errno, real};
+
+/// Not in libc's headers: `asm-generic/socket.h`.
+const SO_NETNS_COOKIE: c_int = 71;
+/// `linux/sockios.h`: bytes written and not yet acknowledged.
+const SIOCOUTQ: libc::c_ulong = 0x5411;
+/// `linux/tcp.h`: `struct tcp_info`. Where the state and the two counts stand, and how much of it must be there.
+const INFO_STATE: usize = 0;
+const INFO_BYTES_ACKED: usize = 120;
+const INFO_BYTES_RECEIVED: usize = 128;
+const INFO_LEN: usize = 136;
+/// `net/tcp_states.h`.
+const STATES_AFTER_PEERS_FIN: [u8; 5] = [6, 7, 8, 9, 11];
+const STATES_AFTER_OWN_FIN: [u8; 6] = [4, 5, 6, 7, 9, 11];
+
+/// The real one.
+#[derive(Debug)]
+pub(crate) struct Linux;
+
+/// A descriptor of the program's.
+pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
+    // SAFETY: (open) nothing here relies on it: a call on a number that is no descriptor says EBADF, as it would have
+    // said to the program; only -1 must not be.
+    unsafe { BorrowedFd::borrow_raw(fd.max(0)) }
+}
+
+fn option<const N: usize>(fd: RawFd, level: c_int, name: c_int) -> Option<([u8; N], usize)> {
+    let mut value = [0; N];
+    let mut len = N as libc::socklen_t;
+    // SAFETY: (valid) the value has `len` bytes, and the kernel writes no more than it is told there are.
+    let done = unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast::<c_void>(), &raw mut len) };
+    (done == 0).then_some((value, len as usize))
+}
+
+/// Bytes that an ioctl which counts says.
+fn queue(fd: RawFd, request: libc::c_ulong) -> Option<u64> {
+    let mut bytes: c_int = 0;
+    // SAFETY: (valid) both requests store one int.
+    let done = unsafe { real::ioctl(fd, request, (&raw mut bytes).cast::<c_void>()) };
+    (done == 0).then_some(bytes as u64)
+}
+
+fn info(fd: RawFd) -> Option<(u8, u64, u64)> {
+    let (info, len) = option::<INFO_LEN>(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    let word = |at: usize| u64::from_ne_bytes(info[at..at + 8].try_into().expect("eight bytes"));
+    (len == INFO_LEN).then(|| (info[INFO_STATE], word(INFO_BYTES_ACKED), word(INFO_BYTES_RECEIVED)))
+}
+
+fn sample(fd: RawFd, dialled: bool) -> Option<Sample> {
+    // The values come by three calls; they are from one moment if the first says the same before and after.
+    for _ in 0..64 {
+        let before = info(fd)?;
+        let (unsent, unread) = (queue(fd, SIOCOUTQ)?, queue(fd, libc::FIONREAD)?);
+        if info(fd)? != before {
+            continue;
+        }
+        let (state, acked, received) = before;
+        // The kernel counts SYN and FIN as bytes.
+        let acked = acked.saturating_sub(u64::from(dialled));
+        let fin = u64::from(STATES_AFTER_OWN_FIN.contains(&state));
+        let written = (acked + unsent).saturating_sub(fin);
+        let received = received.saturating_sub(u64::from(STATES_AFTER_PEERS_FIN.contains(&state)));
+        return Some(Sample { counts: Counts { written, acked: acked.min(written), received }, unread });
+    }
+    None
+}
+
+impl Kernel for Linux {
+    fn cookie(&self, fd: RawFd) -> u64 {
+        errno::kept(|| {
+            option::<8>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).map_or(0, |(cookie, _)| u64::from_ne_bytes(cookie))
+        })
+    }
+
+    fn counts(&self, fd: RawFd, dialled: bool) -> Option<Sample> {
+        errno::kept(|| sample(fd, dialled))
+    }
+
+    fn push(&self, fd: RawFd) {
+        let fd = borrow(fd);
+        use rustix::net::sockopt::{set_tcp_nodelay, tcp_nodelay};
+        if let Ok(false) = tcp_nodelay(fd) {
+            // Setting it sends; the program's choice is put back.
+            let _ = set_tcp_nodelay(fd, true);
+            let _ = set_tcp_nodelay(fd, false);
+        }
+    }
+
+    fn recv(&self, fd: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno> {
+        let flags = libc::MSG_DONTWAIT | if peek { libc::MSG_PEEK } else { 0 };
+        // SAFETY: (valid) all zeros is an empty message header.
+        let mut message: libc::msghdr = unsafe { mem::zeroed() };
+        // An `IoSliceMut` has the layout of an `iovec`.
+        message.msg_iov = to.as_mut_ptr().cast();
+        message.msg_iovlen = to.len();
+        // SAFETY: (valid) the header names `to.len()` parts, each writable for its length.
+        errno::kept(|| errno::result(unsafe { real::recvmsg(fd, &raw mut message, flags) }))
+    }
+
+    fn send(&self, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        // SAFETY: (valid) all zeros is an empty message header.
+        let mut message: libc::msghdr = unsafe { mem::zeroed() };
+        // An `IoSlice` has the layout of an `iovec`; sendmsg writes to none.
+        message.msg_iov = from.as_ptr().cast_mut().cast();
+        message.msg_iovlen = from.len();
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: (valid) the header names `from.len()` parts, each readable for its length.
+        errno::kept(|| errno::result(unsafe { real::sendmsg(fd, &raw const message, flags) }))
+    }
+
+    fn poll(&self, fd: RawFd, events: i16) -> i16 {
+        let mut one = libc::pollfd { fd, events, revents: 0 };
+        // SAFETY: (valid) one entry, for the length of the call.
+        errno::kept(|| unsafe { real::poll(&raw mut one, 1, 0) });
+        one.revents
+    }
+}
+
+/// The two addresses of a connected TCP socket, own and peer's; none for anything else.
+pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
+    errno::kept(|| {
+        let (protocol, _) = option::<4>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)?;
+        if i32::from_ne_bytes(protocol) != libc::IPPROTO_TCP {
+            return None;
+        }
+        let fd = borrow(fd);
+        let own = rustix::net::getsockname(fd).ok()?;
+        let peer = rustix::net::getpeername(fd).ok()??;
+        Some((own.try_into().ok()?, peer.try_into().ok()?))
+    })
+}
+
+/// Whether calls on it return at once.
+pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
+    rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
+}
+
+/// How long a blocking call may wait (`SO_RCVTIMEO`, `SO_SNDTIMEO`).
+pub(crate) fn patience(fd: RawFd, send: bool) -> Option<std::time::Duration> {
+    use rustix::net::sockopt::{Timeout, socket_timeout};
+    socket_timeout(borrow(fd), if send { Timeout::Send } else { Timeout::Recv }).ok().flatten()
+}
+
+/// Makes the coming close a reset, as TCP does where bytes were left unread.
+pub(crate) fn reset_at_close(fd: RawFd) {
+    let _ = rustix::net::sockopt::set_socket_linger(borrow(fd), Some(std::time::Duration::ZERO));
+}

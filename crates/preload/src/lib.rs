@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 4. Uses: tombolo.
+//!
+//! The library that `tombolo run` preloads: it stands between an unmodified program and libc's socket calls, and gives
+//! TCP connections to neighbours shared memory. The descriptor that the program holds stays the real socket.
+//!
+//! One short function for each call that it stands in for; what they have in common is in `flow`, `wait` and `epoll`,
+//! and everything that is not interception is in `tombolo-sockets`. No thread lives here. A call on a descriptor that is
+//! not watched costs one load more than before.
+//!
+//! Why there is `unsafe` at all: the functions are libc's, with a program's pointers.
+#![deny(unsafe_code)]
+
+mod control;
+mod data;
+mod epoll;
+mod errno;
+mod flow;
+mod kernel;
+mod life;
+mod poll;
+mod real;
+mod spin;
+mod state;
+mod wait;

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `poll`, `select` and their kin.
+//!
+//! Why there is `unsafe`: the program's arrays come as pointers.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_int,
+    ptr, slice,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
+use rustix::io::Errno;
+use tombolo::sockets::{
+    Process,
+    connection::{Direction, Plain, Stage},
+};
+
+use crate::{
+    epoll, errno, flow, real, state,
+    wait::{self, Joined},
+};
+
+/// The signals to block while the kernel waits.
+pub(crate) type Mask = Option<*const sigset_t>;
+
+fn spec(timeout: Duration) -> timespec {
+    timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() }
+}
+
+/// Asks the kernel about `fds`.
+pub(crate) fn kernel(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask) -> Result<usize, Errno> {
+    let timeout = timeout.map(spec);
+    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let mask = mask.unwrap_or(ptr::null());
+    // SAFETY: (valid) `fds` is a slice; the timeout and the mask are there for the call, or null.
+    let answer = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout, mask) };
+    errno::result(answer as isize)
+}
+
+/// A point in time from what a call says, `None` for ever.
+fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
+}
+
+/// Gets on with the connections among `fds`; those that are joined, and the others, whose kernel call this is.
+fn sort<'a>(
+    process: &Process,
+    fds: &[pollfd],
+    all: &'a [(usize, Arc<tombolo::sockets::connection::Connection>)],
+) -> (Vec<Joined>, Vec<Plain<'a>>) {
+    let (mut joined, mut plain) = (Vec::new(), Vec::new());
+    for set in fds.iter().filter_map(|entry| state::set(entry.fd)) {
+        epoll::nested(process, &set);
+    }
+    for (at, connection) in all {
+        flow::begin(process, connection);
+        match connection.stage() {
+            Stage::Joined => joined.push((*at, Arc::clone(connection))),
+            Stage::Candidate if fds[*at].events & libc::POLLIN != 0 => match connection.plain(Direction::In) {
+                Some(inside) => plain.push(inside),
+                None => joined.push((*at, Arc::clone(connection))),
+            },
+            Stage::Candidate | Stage::Plain => {}
+        }
+    }
+    (joined, plain)
+}
+
+/// The connections among `fds`. None is the usual answer, and costs a load for each.
+fn connections(fds: &[pollfd]) -> Vec<Joined> {
+    let found = fds.iter().enumerate().filter_map(|(at, entry)| state::connection(entry.fd).map(|found| (at, found)));
+    found.collect()
+}
+
+/// `poll` with the timeout as a duration; `real` is the call itself.
+fn poll_any(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask, real: impl FnOnce() -> c_int) -> c_int {
+    let Some(process) = state::busy() else { return real() };
+    let all = connections(fds);
+    let (joined, plain) = sort(process, fds, &all);
+    if joined.is_empty() {
+        return real();
+    }
+    drop(plain);
+    let before = errno::get();
+    fds.iter_mut().for_each(|entry| entry.revents = 0);
+    let answer = errno::answer(wait::all(process, fds, &joined, deadline(timeout), mask)) as c_int;
+    if answer >= 0 {
+        errno::set(before);
+    }
+    answer
+}
+
+/// # Safety
+/// As `poll(2)`.
+unsafe fn entries<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
+    if fds.is_null() || count == 0 {
+        return &mut [];
+    }
+    // SAFETY: (valid) the caller of `poll` promises `count` entries that are its own for the call.
+    unsafe { slice::from_raw_parts_mut(fds, count as usize) }
+}
+
+/// # Safety
+/// As `poll(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    let entries = unsafe { entries(fds, count) };
+    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+    poll_any(entries, limit, None, || {
+        // SAFETY: (contract) the caller's promise.
+        unsafe { real::poll(fds, count, timeout) }
+    })
+}
+
+/// # Safety
+/// As `poll(2)`, with the size of the array known to the compiler.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, size: usize) -> c_int {
+    check(size / size_of::<pollfd>() >= count as usize);
+    // SAFETY: (contract) the caller's promise.
+    unsafe { poll(fds, count, timeout) }
+}
+
+/// # Safety
+/// As `ppoll(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    let entries = unsafe { entries(fds, count) };
+    // SAFETY: (contract) null or a time.
+    let limit = unsafe { timeout.as_ref() };
+    if limit.is_some_and(|limit| limit.tv_sec < 0 || !(0..1_000_000_000).contains(&limit.tv_nsec)) {
+        // SAFETY: (contract) the caller's promise; the kernel will refuse it.
+        return unsafe { real::ppoll(fds, count, timeout, mask) };
+    }
+    let limit = limit.map(|limit| Duration::new(limit.tv_sec as u64, limit.tv_nsec as u32));
+    poll_any(entries, limit, (!mask.is_null()).then_some(mask), || {
+        // SAFETY: (contract) the caller's promise.
+        unsafe { real::ppoll(fds, count, timeout, mask) }
+    })
+}
+
+/// # Safety
+/// As `ppoll(2)`, with the size of the array known to the compiler.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    size: usize,
+) -> c_int {
+    check(size / size_of::<pollfd>() >= count as usize);
+    // SAFETY: (contract) the caller's promise.
+    unsafe { ppoll(fds, count, timeout, mask) }
+}
+
+/// What a fortified function does where a buffer is too small.
+pub(crate) fn check(fits: bool) {
+    if !fits {
+        std::process::abort();
+    }
+}
+
+/// The bits of a `select` set. Programs make sets larger than `FD_SETSIZE`, so the length is the caller's count.
+struct Bits(*mut fd_set);
+
+impl Bits {
+    /// The word that has the bit of `fd`, and the bit.
+    fn word(&self, fd: c_int) -> Option<(*mut u64, u64)> {
+        if self.0.is_null() {
+            return None;
+        }
+        // SAFETY: (in bounds) the caller of `select` promises bits for every descriptor below its count.
+        let word = unsafe { self.0.cast::<u64>().add(fd as usize / 64) };
+        Some((word, 1 << (fd % 64)))
+    }
+
+    fn has(&self, fd: c_int) -> bool {
+        // SAFETY: (valid) as in `word`; a set is made of whole words.
+        self.word(fd).is_some_and(|(word, bit)| unsafe { word.read() } & bit != 0)
+    }
+
+    fn put(&self, fd: c_int, value: bool) {
+        let Some((word, bit)) = self.word(fd) else { return };
+        // SAFETY: (valid) as in `has`.
+        let others = unsafe { word.read() } & !bit;
+        // SAFETY: (valid) as in `has`; (exclusive) the set is the caller's for the call.
+        unsafe { word.write(if value { others | bit } else { others }) };
+    }
+}
+
+/// `select`, by way of `poll` if any of its descriptors is joined; `real` is the call itself. Says how much of the time
+/// is left where the call itself was not made.
+fn select_any(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: Option<Duration>,
+    mask: Mask,
+    real: impl FnOnce() -> c_int,
+) -> (c_int, Option<Duration>) {
+    let Some(process) = state::busy() else { return (real(), None) };
+    let begun = Instant::now();
+    let sets = sets.map(Bits);
+    let mut fds = Vec::new();
+    for fd in 0..count.max(0) {
+        let wants = [0, 1, 2].map(|set| sets[set].has(fd));
+        if wants != [false; 3] {
+            let events = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+            let events = events.iter().zip(wants).filter(|(_, wanted)| *wanted).map(|(event, _)| event).sum();
+            fds.push(pollfd { fd, events, revents: 0 });
+        }
+    }
+    let all = connections(&fds);
+    let (joined, plain) = sort(process, &fds, &all);
+    if joined.is_empty() {
+        return (real(), None);
+    }
+    drop(plain);
+    let before = errno::get();
+    if let Err(error) = wait::all(process, &mut fds, &joined, deadline(timeout), mask) {
+        errno::set(error.raw_os_error());
+        return (-1, None);
+    }
+    if fds.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
+        errno::set(libc::EBADF);
+        return (-1, None);
+    }
+    errno::set(before);
+    let ready = [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
+    let mut found = 0;
+    for entry in &fds {
+        for (set, ready) in sets.iter().zip(ready) {
+            let hit = set.has(entry.fd) && entry.revents & ready != 0;
+            set.put(entry.fd, hit);
+            found += c_int::from(hit);
+        }
+    }
+    (found, timeout.map(|timeout| timeout.saturating_sub(begun.elapsed())))
+}
+
+/// # Safety
+/// As `select(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: (contract) null or a time.
+    let limit = unsafe { timeout.as_ref() };
+    let limit = limit.map(|limit| {
+        Duration::from_secs(limit.tv_sec.max(0) as u64) + Duration::from_micros(limit.tv_usec.max(0) as u64)
+    });
+    let (answer, left) = select_any(count, [read, write, except], limit, None, || {
+        // SAFETY: (contract) the caller's promise.
+        unsafe { real::select(count, read, write, except, timeout) }
+    });
+    if let Some(left) = left {
+        // Linux says how much of the time is left.
+        let rest = timeval { tv_sec: left.as_secs() as libc::time_t, tv_usec: left.subsec_micros().into() };
+        // SAFETY: (valid) a time was given, so the pointer is not null, and it is the caller's to be written.
+        unsafe { timeout.write(rest) };
+    }
+    answer
+}
+
+/// # Safety
+/// As `pselect(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: (contract) null or a time.
+    let limit = unsafe { timeout.as_ref() };
+    let limit = limit.map(|limit| Duration::new(limit.tv_sec.max(0) as u64, limit.tv_nsec.max(0) as u32));
+    let mask_or_none = (!mask.is_null()).then_some(mask);
+    let (answer, _) = select_any(count, [read, write, except], limit, mask_or_none, || {
+        // SAFETY: (contract) the caller's promise.
+        unsafe { real::pselect(count, read, write, except, timeout, mask) }
+    });
+    answer
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! This process: what the environment asks for, and which descriptors are watched.
+//!
+//! The table answers the one question that every call asks, and for a descriptor that is not watched it costs one load.
+
+use std::{
+    env,
+    os::fd::RawFd,
+    path::PathBuf,
+    sync::{
+        Arc, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use tombolo::sockets::{Process, Settings, connection::Connection, rendezvous_in, tuple::Tuple};
+
+use crate::{epoll::Set, errno, kernel};
+
+/// Descriptors beyond this are left alone.
+const WATCHED: usize = 1 << 16;
+
+/// What a descriptor is.
+const NOTHING: u8 = 0;
+/// A socket that was connected, or accepted, and has moved no byte.
+const DIALLED: u8 = 1;
+const ACCEPTED: u8 = 2;
+const CONNECTION: u8 = 3;
+const SET: u8 = 4;
+
+static KINDS: [AtomicU8; WATCHED] = [const { AtomicU8::new(NOTHING) }; WATCHED];
+static WATCH: RwLock<Vec<Option<Watched>>> = RwLock::new(Vec::new());
+/// The process that the table describes: a child of vfork shares the memory and must leave it alone.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+/// Whether there ever was a connection.
+static EVER: AtomicBool = AtomicBool::new(false);
+
+#[derive(Clone, Debug)]
+pub(crate) enum Watched {
+    Connection(Arc<Connection>),
+    Set(Arc<Set>),
+}
+
+/// This process, if the environment asks for it.
+pub(crate) fn process() -> Option<&'static Process> {
+    static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
+    PROCESS
+        .get_or_init(|| {
+            errno::kept(|| {
+                OWNER.store(std::process::id(), Ordering::Relaxed);
+                let settings = settings()?;
+                let rendezvous = rendezvous_in(&settings.folder);
+                Some(Process::new(settings, Box::new(kernel::Linux), rendezvous))
+            })
+        })
+        .as_ref()
+}
+
+/// What `tombolo run` put into the environment. Numbers that make no sense are as good as none: a program must not fail
+/// for them.
+fn settings() -> Option<Settings> {
+    let number = |name| env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    let path = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let ring = number("TOMBOLO_SOCKETS_RING").filter(|ring| ring.is_power_of_two() && (4096..=1 << 30).contains(ring));
+    Some(Settings {
+        folder: path("TOMBOLO_SOCKETS")?,
+        ring: ring.unwrap_or(256 << 10),
+        after: number("TOMBOLO_SOCKETS_AFTER").unwrap_or(16 << 10),
+        loopback: env::var_os("TOMBOLO_SOCKETS_LOOPBACK").is_none_or(|value| value != "off"),
+        flip: number("TOMBOLO_SOCKETS_FLIP_US").map(Duration::from_micros),
+        log: path("TOMBOLO_SOCKETS_LOG"),
+        report: path("TOMBOLO_SOCKETS_REPORT"),
+    })
+}
+
+/// Whether this is the process that the table describes.
+pub(crate) fn is_owner() -> bool {
+    let owner = OWNER.load(Ordering::Relaxed);
+    owner == 0 || owner == rustix::process::getpid().as_raw_nonzero().get() as u32
+}
+
+/// A child made by fork owns its copy.
+pub(crate) fn set_owner() {
+    OWNER.store(std::process::id(), Ordering::Relaxed);
+}
+
+fn kind(fd: RawFd) -> u8 {
+    usize::try_from(fd).ok().and_then(|at| KINDS.get(at)).map_or(NOTHING, |kind| kind.load(Ordering::Acquire))
+}
+
+fn set_kind(fd: RawFd, kind: u8) {
+    if let Some(slot) = usize::try_from(fd).ok().and_then(|at| KINDS.get(at)) {
+        slot.store(kind, Ordering::Release);
+    }
+}
+
+fn watched(fd: RawFd) -> Option<Watched> {
+    WATCH.read().unwrap_or_else(PoisonError::into_inner).get(fd as usize).cloned().flatten()
+}
+
+/// What `fd` is, if it is watched.
+#[inline]
+pub(crate) fn find(fd: RawFd) -> Option<Watched> {
+    match kind(fd) {
+        NOTHING => None,
+        DIALLED | ACCEPTED => find_fresh(fd),
+        _ => watched(fd),
+    }
+}
+
+/// The connection that `fd` is, if it is one that is watched.
+#[inline]
+pub(crate) fn connection(fd: RawFd) -> Option<Arc<Connection>> {
+    match find(fd) {
+        Some(Watched::Connection(connection)) => Some(connection),
+        _ => None,
+    }
+}
+
+/// The epoll set that `fd` is, if it is one that is watched.
+#[inline]
+pub(crate) fn set(fd: RawFd) -> Option<Arc<Set>> {
+    match kind(fd) {
+        SET => match watched(fd) {
+            Some(Watched::Set(set)) => Some(set),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The first call on a socket that moves bytes: only now is it worth knowing what it is.
+#[cold]
+fn find_fresh(fd: RawFd) -> Option<Watched> {
+    let process = process()?;
+    let dialled = kind(fd) == DIALLED;
+    let Some((own, peer)) = kernel::addresses(fd) else {
+        // Not connected yet, or not for us. Who dials again is asked again.
+        return None;
+    };
+    let connection = Arc::new(process.track(Tuple::new(own, peer), dialled, fd));
+    let mut table = WATCH.write().unwrap_or_else(PoisonError::into_inner);
+    match kind(fd) {
+        DIALLED | ACCEPTED => Some(put(&mut table, fd, Watched::Connection(connection))),
+        // Another thread was faster.
+        CONNECTION => table.get(fd as usize).cloned().flatten(),
+        _ => None,
+    }
+}
+
+fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
+    let at = fd as usize;
+    if table.len() <= at {
+        table.resize(at + 1, None);
+    }
+    let kind = if matches!(what, Watched::Connection(_)) { CONNECTION } else { SET };
+    table[at] = Some(what.clone());
+    set_kind(fd, kind);
+    what
+}
+
+/// The program connected `fd`, or began to.
+pub(crate) fn dialled(fd: RawFd) {
+    if process().is_some() && !matches!(kind(fd), CONNECTION | SET) {
+        EVER.store(true, Ordering::Relaxed);
+        set_kind(fd, DIALLED);
+    }
+}
+
+/// The program accepted `fd`.
+pub(crate) fn accepted(fd: RawFd) {
+    if process().is_some() {
+        EVER.store(true, Ordering::Relaxed);
+        forget(fd);
+        set_kind(fd, ACCEPTED);
+    }
+}
+
+/// Sockets that have moved no byte are left alone from now on.
+pub(crate) fn forget_fresh() {
+    for kind in &KINDS {
+        if matches!(kind.load(Ordering::Relaxed), DIALLED | ACCEPTED) {
+            kind.store(NOTHING, Ordering::Release);
+        }
+    }
+}
+
+/// A new descriptor that nothing is known of.
+pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
+    if kind(fd) == NOTHING {
+        return None;
+    }
+    let mut table = WATCH.write().unwrap_or_else(PoisonError::into_inner);
+    set_kind(fd, NOTHING);
+    table.get_mut(fd as usize).and_then(Option::take)
+}
+
+/// The program made an epoll set.
+pub(crate) fn made_set(fd: RawFd) {
+    if process().is_some() && (0..WATCHED as RawFd).contains(&fd) {
+        let mut table = WATCH.write().unwrap_or_else(PoisonError::into_inner);
+        put(&mut table, fd, Watched::Set(Arc::default()));
+    }
+}
+
+/// `to` is now what `from` is.
+pub(crate) fn duplicated(from: RawFd, to: RawFd) {
+    match find(from) {
+        Some(Watched::Connection(connection)) if (0..WATCHED as RawFd).contains(&to) => {
+            connection.opened(to);
+            put(&mut WATCH.write().unwrap_or_else(PoisonError::into_inner), to, Watched::Connection(connection));
+        }
+        Some(Watched::Connection(connection)) => {
+            // A descriptor that the table cannot hold would be read behind our back.
+            if let Some(process) = process() {
+                process.leaves(&connection, tombolo::sockets::Reason::Usage);
+            }
+        }
+        Some(Watched::Set(set)) if (0..WATCHED as RawFd).contains(&to) => {
+            put(&mut WATCH.write().unwrap_or_else(PoisonError::into_inner), to, Watched::Set(set));
+        }
+        Some(Watched::Set(_)) => {}
+        None => set_kind(to, kind(from)),
+    }
+}
+
+/// Another descriptor than `fd` of the same connection.
+pub(crate) fn other(fd: RawFd, connection: &Arc<Connection>) -> Option<RawFd> {
+    let table = WATCH.read().unwrap_or_else(PoisonError::into_inner);
+    table.iter().enumerate().find_map(|(at, watched)| match watched {
+        Some(Watched::Connection(other)) if at as RawFd != fd && Arc::ptr_eq(other, connection) => Some(at as RawFd),
+        _ => None,
+    })
+}
+
+/// All connections that are watched, each with one of its descriptors.
+pub(crate) fn connections() -> Vec<(RawFd, Arc<Connection>)> {
+    let table = WATCH.read().unwrap_or_else(PoisonError::into_inner);
+    let all = table.iter().enumerate().filter_map(|(at, watched)| match watched {
+        Some(Watched::Connection(connection)) => Some((at as RawFd, Arc::clone(connection))),
+        _ => None,
+    });
+    all.collect()
+}
+
+/// All epoll sets that are watched, with their descriptors.
+pub(crate) fn sets() -> Vec<(RawFd, Arc<Set>)> {
+    let table = WATCH.read().unwrap_or_else(PoisonError::into_inner);
+    let all = table.iter().enumerate().filter_map(|(at, watched)| match watched {
+        Some(Watched::Set(set)) => Some((at as RawFd, Arc::clone(set))),
+        _ => None,
+    });
+    all.collect()
+}
+
+/// This process, if it ever had a connection to watch.
+pub(crate) fn busy() -> Option<&'static Process> {
+    if EVER.load(Ordering::Relaxed) { process() } else { None }
+}
+
+/// Descriptors that may be watched: the highest plus one.
+pub(crate) fn bound() -> RawFd {
+    WATCHED as RawFd
+}

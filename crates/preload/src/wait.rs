@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How a thread of the program waits for descriptors of which some have shared memory beside TCP: `poll`, and every
+//! blocking call.
+//!
+//! The kernel is asked about all of them, and about one descriptor more: an epoll instance at which every bell of this
+//! process is an edge. Nothing is taken from it but by this thread, so no ring is lost to another.
+
+use std::{
+    os::fd::{AsRawFd, RawFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, pollfd};
+use rustix::io::Errno;
+use tombolo::sockets::{Process, connection::Connection};
+
+use crate::{errno, poll, spin};
+
+/// Without a descriptor for the bells, or where they ring for another process, this often.
+pub(crate) const BLIND: Duration = Duration::from_millis(1);
+
+const READ: i16 = POLLIN | POLLRDNORM;
+const WRITE: i16 = POLLOUT | POLLWRNORM;
+
+/// What is waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Wanted(i16);
+
+impl Wanted {
+    pub const READ: Self = Self(READ);
+    pub const WRITE: Self = Self(WRITE);
+}
+
+/// A descriptor with shared memory beside TCP, among those that are waited for: its place, and itself.
+pub(crate) type Joined = (usize, Arc<Connection>);
+
+/// Waits for one connection; says whether it is ready, or the deadline passed.
+pub(crate) fn one(
+    process: &Process,
+    connection: &Arc<Connection>,
+    fd: RawFd,
+    wanted: Wanted,
+    deadline: Option<Instant>,
+) -> Result<bool, Errno> {
+    let mut fds = [pollfd { fd, events: wanted.0, revents: 0 }];
+    let ready = all(process, &mut fds, &[(0, Arc::clone(connection))], deadline, None)?;
+    Ok(ready > 0)
+}
+
+/// As `poll`: waits until one of `fds` is ready, and says how many are.
+pub(crate) fn all(
+    process: &Process,
+    fds: &mut [pollfd],
+    joined: &[Joined],
+    deadline: Option<Instant>,
+    mask: poll::Mask,
+) -> Result<usize, Errno> {
+    let mut asked = Vec::with_capacity(fds.len() + 1);
+    loop {
+        if look(process, fds, joined) {
+            // The others may be ready too, and a signal that the mask lets through must be seen. What else there is to
+            // say of a joined one, TCP says.
+            if fds.len() > joined.len() || mask.is_some() || concerns_tcp(fds, joined) {
+                ask(fds, joined, &mut asked, None, Some(Duration::ZERO), mask)?;
+            }
+            return Ok(count(fds));
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            ask(fds, joined, &mut asked, None, Some(Duration::ZERO), mask)?;
+            return Ok(count(fds));
+        }
+        if spin::until(|| stirs(fds, joined)) {
+            continue;
+        }
+        let waiter = errno::kept(|| process.waiter());
+        if let Some(waiter) = &waiter {
+            waiter.forget();
+        }
+        errno::kept(|| process.before_sleep());
+        for (at, connection) in joined {
+            connection.arm(fds[*at].events & READ != 0, fds[*at].events & WRITE != 0);
+        }
+        if stirs(fds, joined) {
+            continue;
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let deaf = waiter.is_none() || joined.iter().any(|(_, connection)| connection.is_foreign());
+        let left = if !deaf { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
+        let slept = spin::asleep();
+        let bell = waiter.as_ref().map(|waiter| waiter.fd().as_raw_fd());
+        let rung = ask(fds, joined, &mut asked, bell, left, mask)?;
+        spin::learn(slept);
+        if rung {
+            process.rang();
+        }
+        // A joined connection is ready when its own look says so; the kernel knows of errors and of the others.
+        if count(fds) > 0 {
+            look(process, fds, joined);
+            return Ok(count(fds));
+        }
+    }
+}
+
+/// Looks at the joined ones alone, and says whether any is ready.
+fn look(process: &Process, fds: &mut [pollfd], joined: &[Joined]) -> bool {
+    let mut any = false;
+    for (at, connection) in joined {
+        let entry = &mut fds[*at];
+        let mut ready = 0;
+        if entry.events & READ != 0 && connection.is_readable(process, entry.fd) {
+            ready |= entry.events & READ;
+        }
+        if entry.events & WRITE != 0 {
+            let room = connection.is_writable();
+            let writable = room.unwrap_or_else(|| process.kernel().poll(entry.fd, POLLOUT) & WRITE != 0);
+            ready |= if writable { entry.events & WRITE } else { 0 };
+        }
+        entry.revents = ready | entry.revents & (POLLERR | POLLHUP);
+        any |= entry.revents != 0;
+    }
+    any
+}
+
+/// Whether something that is asked for, or was found, is about more than bytes in shared memory.
+fn concerns_tcp(fds: &[pollfd], joined: &[Joined]) -> bool {
+    joined.iter().any(|(at, connection)| {
+        let entry = &fds[*at];
+        entry.events & !(READ | WRITE) != 0 || entry.revents & READ != 0 && !connection.stirs()
+    })
+}
+
+/// Whether shared memory has something new, at no cost.
+fn stirs(fds: &[pollfd], joined: &[Joined]) -> bool {
+    joined.iter().any(|(at, connection)| {
+        let events = fds[*at].events;
+        events & READ != 0 && connection.stirs() || events & WRITE != 0 && connection.is_writable() == Some(true)
+    })
+}
+
+/// Asks the kernel, and adds what it says. Says whether the bell rang.
+fn ask(
+    fds: &mut [pollfd],
+    joined: &[Joined],
+    asked: &mut Vec<pollfd>,
+    bell: Option<RawFd>,
+    timeout: Option<Duration>,
+    mask: poll::Mask,
+) -> Result<bool, Errno> {
+    asked.clear();
+    asked.extend_from_slice(fds);
+    asked.extend(bell.map(|fd| pollfd { fd, events: POLLIN, revents: 0 }));
+    for (at, connection) in joined {
+        // The socket itself always has room while its bytes go another way.
+        if connection.is_writable().is_some() {
+            asked[*at].events &= !WRITE;
+        }
+    }
+    poll::kernel(asked, timeout, mask)?;
+    let mut others = asked.iter();
+    for (at, entry) in fds.iter_mut().enumerate() {
+        let said = others.next().map_or(0, |asked| asked.revents);
+        if joined.iter().any(|(place, _)| *place == at) {
+            // What it says of bytes is for the look to judge.
+            entry.revents |= said & !(READ | WRITE);
+        } else {
+            entry.revents = said;
+        }
+    }
+    Ok(others.next().is_some_and(|bell| bell.revents != 0))
+}
+
+fn count(fds: &[pollfd]) -> usize {
+    fds.iter().filter(|entry| entry.revents != 0).count()
+}

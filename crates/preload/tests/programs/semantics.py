@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+"""What a socket does, one line for each property: the same lines with and without the library."""
+
+import array, errno, fcntl, os, select, signal, socket, struct, termios, threading
+
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen(64)
+
+
+def pair(family=None):
+    """Two connected ends that have talked enough to be joined."""
+    one = socket.create_connection(listener.getsockname())
+    two, _ = listener.accept()
+    for _ in range(8):
+        one.sendall(b"ping")
+        got(two, 4)
+        two.sendall(b"pong")
+        got(one, 4)
+    return one, two
+
+
+def got(end, n):
+    data = b""
+    while len(data) < n:
+        part = end.recv(n - len(data))
+        if not part:
+            break
+        data += part
+    return data
+
+
+def say(name, *what):
+    print(name, *what, flush=True)
+
+
+def error(call, *arguments):
+    try:
+        return call(*arguments)
+    except OSError as e:
+        return errno.errorcode.get(e.errno, str(e))
+
+
+def blocking_and_partial():
+    a, b = pair()
+    threading.Timer(0.05, lambda: b.sendall(b"late")).start()
+    say("blocking read waits", a.recv(100))
+    b.sendall(b"0123456789")
+    say("partial reads", a.recv(3), a.recv(3), a.recv(100))
+    say("empty read", a.recv(0))
+
+
+def flags():
+    a, b = pair()
+    b.sendall(b"abcdef")
+    say("peek", a.recv(3, socket.MSG_PEEK), a.recv(6, socket.MSG_PEEK), a.recv(6))
+    say("dontwait", error(a.recv, 1, socket.MSG_DONTWAIT))
+    threading.Timer(0.05, lambda: b.sendall(b"456")).start()
+    b.sendall(b"123")
+    say("waitall", a.recv(6, socket.MSG_WAITALL))
+    b.sendall(b"cut")
+    b.shutdown(socket.SHUT_WR)
+    say("waitall at the end", a.recv(6, socket.MSG_WAITALL), a.recv(1))
+    a, b = pair()
+    b.sendmsg([b"gather", b"", b"ed"])
+    x, y = bytearray(4), bytearray(10)
+    say("vectors", a.recvmsg_into([x, y])[0], bytes(x), bytes(y[:4]))
+    b.sendall(b"name")
+    say("recvfrom", a.recvfrom(10))
+
+
+def nonblocking():
+    a, b = pair()
+    a.setblocking(False)
+    say("nothing there", error(a.recv, 1))
+    sent = 0
+    while True:
+        n = error(a.send, b"x" * 50000)
+        if not isinstance(n, int):
+            break
+        sent += n
+    say("full", n, sent > 100000, select.select([], [a], [], 0)[1] == [])
+    say("all of it", len(got(b, sent)) == sent)
+    say("room again", select.select([], [a], [], 5)[1] == [a])
+
+
+def timeouts():
+    a, b = pair()
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 30000))
+    say("receive timeout", error(a.recv, 1))
+    b.sendall(b"x")
+    say("and then", a.recv(1))
+
+
+def endings():
+    a, b = pair()
+    b.sendall(b"last")
+    b.close()
+    say("end", got(a, 10), a.recv(1), a.recv(1))
+    a, b = pair()
+    a.shutdown(socket.SHUT_WR)
+    say("half closed", b.recv(1), b.send(b"still"), got(a, 5))
+    say("write after shutdown", error(a.send, b"x"))
+    a, b = pair()
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    b.close()
+    say("reset", error(a.recv, 1), error(a.recv, 1))
+    a, b = pair()
+    a.sendall(b"unread")
+    select.select([b], [], [], 5)
+    b.close()
+    poll = select.poll()
+    poll.register(a, select.POLLIN)
+    poll.poll(5000)
+    say("closed with unread bytes", error(a.recv, 1))
+    a, b = pair()
+    b.close()
+    results = []
+    for _ in range(50):
+        results.append(error(a.send, b"x" * 1000))
+        select.select([], [], [], 0.002)
+    say("write to the closed", results[-1])
+    a, b = pair()
+    a.shutdown(socket.SHUT_RD)
+    say("read after own shutdown", a.recv(1))
+
+
+def readiness():
+    a, b = pair()
+    say("select idle", [len(x) for x in select.select([a], [a], [a], 0)])
+    b.sendall(b"x")
+    select.select([a], [], [], 5)
+    say("select ready", [len(x) for x in select.select([a], [a], [a], 5)])
+    poll = select.poll()
+    poll.register(a, select.POLLIN | select.POLLOUT | select.POLLRDHUP)
+    say("poll ready", [e for _, e in poll.poll(1000)])
+    a.recv(1)
+    say("poll idle", [e for _, e in poll.poll(0)])
+    r, w = os.pipe()
+    poll.register(r, select.POLLIN)
+    poll.modify(a, select.POLLIN)
+    threading.Timer(0.05, lambda: os.write(w, b"x")).start()
+    say("poll wakes for a pipe", [fd == r for fd, _ in poll.poll(5000)])
+    poll.unregister(r)
+    threading.Timer(0.05, lambda: b.sendall(b"x")).start()
+    say("poll wakes for a socket", [e for _, e in poll.poll(5000)])
+    a.recv(1)
+    b.shutdown(socket.SHUT_WR)
+    poll.modify(a, select.POLLIN | select.POLLRDHUP)
+    say("poll half closed", [e for _, e in poll.poll(5000)], a.recv(1))
+    b.close()
+    say("poll timeout", select.poll().poll(10))
+
+
+def epolls():
+    a, b = pair()
+    ep = select.epoll()
+    ep.register(a, select.EPOLLIN)
+    b.sendall(b"xy")
+    say("level", ep.poll(5) == [(a.fileno(), 1)], ep.poll(5) == [(a.fileno(), 1)])
+    a.recv(1)
+    say("level, one left", ep.poll(5) == [(a.fileno(), 1)])
+    a.recv(1)
+    say("level, none left", ep.poll(0))
+    ep.modify(a, select.EPOLLIN | select.EPOLLET)
+    b.sendall(b"x")
+    say("edge", len(ep.poll(5)), len(ep.poll(0)))
+    b.sendall(b"y")
+    say("edge again", len(ep.poll(5)), len(ep.poll(0)), a.recv(5))
+    ep.modify(a, select.EPOLLOUT | select.EPOLLET)
+    say("edge of room", len(ep.poll(5)), len(ep.poll(0)))
+    ep.modify(a, select.EPOLLOUT | select.EPOLLET)
+    say("edge after change", len(ep.poll(5)))
+    ep.modify(a, select.EPOLLIN | select.EPOLLONESHOT)
+    b.sendall(b"z")
+    say("oneshot", len(ep.poll(5)), len(ep.poll(0)))
+    ep.modify(a, select.EPOLLIN | select.EPOLLONESHOT)
+    say("oneshot again", len(ep.poll(5)), a.recv(5))
+    ep.modify(a, select.EPOLLIN | select.EPOLLRDHUP)
+    threading.Timer(0.05, b.close).start()
+    say("hang-up", [e & (select.EPOLLIN | select.EPOLLRDHUP) for _, e in ep.poll(5)], a.recv(1))
+    a.close()
+    say("closed is gone", ep.poll(0))
+    a, b = pair()
+    say("twice", error(ep.register, a), error(ep.register, a), error(ep.unregister, a), error(ep.unregister, a))
+    # A set that others watch.
+    a, b = pair()
+    inner, outer = select.epoll(), select.epoll()
+    inner.register(a, select.EPOLLIN)
+    outer.register(inner, select.EPOLLIN)
+    b.sendall(b"n")
+    say("nested", len(outer.poll(5)), len(inner.poll(5)), a.recv(1), len(outer.poll(0)))
+    # Two threads on one set.
+    a, b = pair()
+    c, d = pair()
+    ep = select.epoll()
+    ep.register(a, select.EPOLLIN | select.EPOLLONESHOT)
+    ep.register(c, select.EPOLLIN | select.EPOLLONESHOT)
+    found = []
+    waiters = [threading.Thread(target=lambda: found.extend(ep.poll(5, 1))) for _ in range(2)]
+    for one in waiters:
+        one.start()
+    b.sendall(b"1")
+    d.sendall(b"2")
+    for one in waiters:
+        one.join()
+    say("two threads", len(found), len({fd for fd, _ in found}))
+
+
+def descriptors():
+    a, b = pair()
+    c = socket.socket(fileno=os.dup(a.fileno()))
+    a.close()
+    b.sendall(b"dup")
+    say("dup lives on", c.recv(10), b.fileno() != c.fileno())
+    c.sendall(b"back")
+    c.close()
+    say("and ends", got(b, 10))
+    a, b = pair()
+    b.sendall(b"12345")
+    select.select([a], [], [], 5)
+    n = array.array("i", [0])
+    fcntl.ioctl(a, termios.FIONREAD, n)
+    say("FIONREAD", n[0], a.recv(9))
+    d, e = pair()
+    os.dup2(d.fileno(), a.fileno())
+    say("dup2 over it closes it", b.recv(1))
+    e.sendall(b"new")
+    say("and it is the other", a.recv(9))
+    f = e.makefile("rwb", buffering=0)
+    f.write(b"file")
+    say("file", d.recv(9))
+    say("names", e.getpeername() == d.getsockname(), d.getpeername() == e.getsockname())
+
+
+def signals():
+    a, b = pair()
+    seen = []
+    signal.signal(signal.SIGALRM, lambda *_: (seen.append(1), b.sendall(b"from a handler")))
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    say("read goes on after a signal", a.recv(100), len(seen))
+
+
+def processes():
+    a, b = pair()
+    child = os.fork()
+    if child == 0:
+        b.sendall(b"child:" + b.recv(100))
+        os._exit(0)
+    a.sendall(b"hello")
+    say("child answers", got(a, 11))
+    os.waitpid(child, 0)
+    b.sendall(b"parent")
+    say("parent goes on", got(a, 6))
+    a, b = pair()
+    child = os.fork()
+    if child == 0:
+        os.dup2(b.fileno(), 9)
+        os.execv("/bin/sh", ["sh", "-c", "read x <&9; echo got $x >&9"])
+    a.sendall(b"through exec\n")
+    say("exec", got(a, 17))
+    os.waitpid(child, 0)
+
+
+for part in (
+    blocking_and_partial, flags, nonblocking, timeouts, endings, readiness, epolls, descriptors, signals, processes,
+):
+    part()

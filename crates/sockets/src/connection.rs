@@ -1,0 +1,507 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One end of a TCP connection, from the moment the program has it.
+//!
+//! It begins as a *candidate*: the program's calls go to the kernel as ever, and this end counts what they move. When
+//! both ends have found each other it gets [`Pipes`], and from then on the calls come here. Or it is *plain* for good,
+//! for a [`Reason`].
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    os::fd::RawFd,
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use rustix::io::Errno;
+
+use crate::{
+    Reason,
+    kernel::Kernel,
+    negotiation::Talk,
+    pipes::{Failed, Pipes, Read},
+    process::Process,
+    proof::History,
+    switch::Carrier,
+    tuple::Tuple,
+};
+
+/// One of the two directions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// What this end sends.
+    Out = 0,
+    /// What it receives.
+    In = 1,
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// It may come to be carried by shared memory.
+    Candidate,
+    /// It has pipes.
+    Joined,
+    /// It stays on TCP.
+    Plain,
+}
+
+/// One end of a connection. All descriptors of it in this process share this.
+#[derive(Debug)]
+pub struct Connection {
+    /// Its addresses.
+    pub tuple: Tuple,
+    /// This end connected, the other accepted.
+    pub dialled: bool,
+    /// Names this end (M-3).
+    pub(crate) id: u64,
+    stage: AtomicU8,
+    reason: AtomicU16,
+    /// Bytes that went over TCP through this library.
+    counted: [AtomicU64; 2],
+    /// Threads inside a kernel call that moves bytes.
+    inside: [AtomicU32; 2],
+    history: Mutex<Option<Box<History>>>,
+    /// Which directions the history still wants.
+    remembers: [AtomicBool; 2],
+    /// Calls so far, and turns: a read after a write.
+    calls: AtomicU64,
+    turns: AtomicU64,
+    last: AtomicU8,
+    /// A descriptor of it that is open now.
+    fd: AtomicI32,
+    /// How many descriptors there are.
+    descriptors: AtomicU32,
+    pub(crate) pipes: OnceLock<Pipes>,
+    pub(crate) talk: Mutex<Talk>,
+    /// The front has made its preparations for readiness that the kernel does not know of.
+    wired: AtomicBool,
+    leaves: AtomicBool,
+    /// The front watches the kernel's edges of this socket, and there was none since the last look.
+    quiet: AtomicBool,
+    /// Sends that found no room.
+    stalls: AtomicU64,
+    /// Several processes use this end: what the kernel counts is what counts.
+    shared: AtomicBool,
+    /// This process is a child that was forked while there were pipes. They are its parent's; it waits until the parent
+    /// has moved both directions to TCP.
+    foreign: AtomicBool,
+    foreign_since: OnceLock<Instant>,
+}
+
+/// How long a forked child waits for its parent to move a direction to TCP, before its calls fail.
+const PATIENCE_WITH_PARENT: Duration = Duration::from_secs(5);
+
+impl Connection {
+    pub(crate) fn new(tuple: Tuple, dialled: bool, id: u64, fd: RawFd) -> Self {
+        Self {
+            tuple,
+            dialled,
+            id,
+            stage: AtomicU8::new(0),
+            reason: AtomicU16::new(0),
+            counted: [const { AtomicU64::new(0) }; 2],
+            inside: [const { AtomicU32::new(0) }; 2],
+            history: Mutex::new(Some(Box::default())),
+            remembers: [const { AtomicBool::new(true) }; 2],
+            calls: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+            last: AtomicU8::new(2),
+            fd: AtomicI32::new(fd),
+            descriptors: AtomicU32::new(1),
+            pipes: OnceLock::new(),
+            talk: Mutex::new(Talk::default()),
+            wired: AtomicBool::new(false),
+            leaves: AtomicBool::new(false),
+            quiet: AtomicBool::new(false),
+            stalls: AtomicU64::new(0),
+            shared: AtomicBool::new(false),
+            foreign: AtomicBool::new(false),
+            foreign_since: OnceLock::new(),
+        }
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        // ORDER SeqCst: with `inside`; see `Plain::begin`.
+        match self.stage.load(Ordering::SeqCst) {
+            0 => Stage::Candidate,
+            1 => Stage::Joined,
+            _ => Stage::Plain,
+        }
+    }
+
+    pub(crate) fn join(&self, pipes: Pipes) {
+        if self.pipes.set(pipes).is_ok() {
+            let _ = self.stage.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
+            *lock(&self.history) = None;
+            self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
+        }
+    }
+
+    /// Leaves the connection on TCP for good; says whether this is news. One that has pipes retreats from them instead.
+    pub fn stay_plain(&self, reason: Reason) -> bool {
+        let news = self.stage.compare_exchange(0, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if news {
+            self.reason.store(reason as u16, Ordering::Relaxed);
+            *lock(&self.history) = None;
+            self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
+        }
+        news
+    }
+
+    /// Both directions go back to TCP as soon as the other end lets them, and stay there.
+    pub fn leave(&self, reason: Reason) {
+        if !self.leaves.swap(true, Ordering::SeqCst) {
+            self.reason.store(reason as u16, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn leaves(&self) -> bool {
+        self.leaves.load(Ordering::Relaxed)
+    }
+
+    /// Why it is on TCP, if it was said to stay there.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        let said = self.leaves() || self.stage() == Stage::Plain;
+        said.then(|| Reason::from_number(self.reason.load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn bypassed(&self) {
+        self.leave(Reason::Bypassed);
+    }
+
+    // ---- fork
+
+    /// The process is about to fork: both directions move towards TCP, without waiting for the peer.
+    pub fn share(&self, kernel: &dyn Kernel) {
+        if let Some(pipes) = self.pipes.get() {
+            self.shared.store(true, Ordering::SeqCst);
+            self.leave(Reason::Shared);
+            let _ = pipes.retreat(self, kernel, self.fd());
+        }
+    }
+
+    /// Nobody uses the pipes while this is held: what a child inherits is whole.
+    pub fn hold(&self) -> Option<impl Sized + '_> {
+        self.pipes.get().map(Pipes::hold)
+    }
+
+    /// In a child made by fork: the pipes are the parent's.
+    pub fn inherit(&self) {
+        self.foreign.store(self.pipes.get().is_some(), Ordering::SeqCst);
+        // What is negotiated is between others.
+        self.stay_plain(Reason::Shared);
+    }
+
+    /// Whether the pipes belong to the process that forked this one. Whoever waits looks now and then.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.foreign.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
+    }
+
+    /// A child's call on a direction that its parent has not moved to TCP yet.
+    fn wait_for_parent(&self) -> Errno {
+        let since = self.foreign_since.get_or_init(Instant::now);
+        if since.elapsed() > PATIENCE_WITH_PARENT { Errno::CONNRESET } else { Errno::AGAIN }
+    }
+
+    // ---- descriptors
+
+    /// A descriptor of it.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.fd.load(Ordering::Relaxed)
+    }
+
+    /// Another descriptor of it was made.
+    pub fn opened(&self, fd: RawFd) {
+        self.descriptors.fetch_add(1, Ordering::Relaxed);
+        self.fd.store(fd, Ordering::Relaxed);
+    }
+
+    /// A descriptor of it is about to be closed; `other` is one that stays, if there is one. Says whether this is the
+    /// last.
+    pub fn closing(&self, other: Option<RawFd>) -> bool {
+        if let Some(fd) = other {
+            self.fd.store(fd, Ordering::Relaxed);
+        }
+        self.descriptors.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
+    // ---- counting
+
+    /// A call that moves bytes by the kernel begins, if this end has no pipes.
+    #[must_use]
+    pub fn plain(&self, direction: Direction) -> Option<Plain<'_>> {
+        // ORDER SeqCst: whoever joins stores the stage and then looks at `inside`; one of the two sees the other.
+        self.inside[direction as usize].fetch_add(1, Ordering::SeqCst);
+        let plain = Plain { connection: self, direction };
+        (self.stage() != Stage::Joined).then_some(plain)
+    }
+
+    pub(crate) fn is_inside(&self, direction: Direction) -> bool {
+        self.inside[direction as usize].load(Ordering::SeqCst) != 0
+    }
+
+    pub(crate) fn count(&self, direction: Direction, bytes: usize) {
+        self.counted[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn counted(&self, direction: Direction) -> u64 {
+        self.counted[direction as usize].load(Ordering::SeqCst)
+    }
+
+    /// Whether enough has passed to be worth the trouble: so many bytes, or two turns.
+    pub(crate) fn is_due(&self, after: u64) -> bool {
+        let [sent, received] = [self.counted(Direction::Out), self.counted(Direction::In)];
+        sent + received >= after || self.turns.load(Ordering::Relaxed) >= 4
+    }
+
+    /// Calls so far, this one included.
+    pub(crate) fn call(&self) -> u64 {
+        self.calls.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn with_history<T>(&self, f: impl FnOnce(&History) -> T) -> T {
+        let history = lock(&self.history);
+        match history.as_deref() {
+            Some(history) => f(history),
+            None => f(&History::default()),
+        }
+    }
+
+    // ---- with pipes
+
+    /// The front is ready for bytes that the kernel does not know of.
+    pub fn set_wired(&self) {
+        self.wired.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it is.
+    #[must_use]
+    pub fn is_wired(&self) -> bool {
+        self.wired.load(Ordering::SeqCst)
+    }
+
+    /// `false`: the front saw an edge of the socket. `true`: it watches for edges, and is about to look.
+    pub fn set_quiet(&self, quiet: bool) {
+        self.quiet.store(quiet, Ordering::SeqCst);
+    }
+
+    /// Whether the kernel has nothing new to say of it.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.quiet.load(Ordering::SeqCst)
+    }
+
+    /// Sends that found no room so far: an edge of writability is due after each.
+    #[must_use]
+    pub fn stalls(&self) -> u64 {
+        self.stalls.load(Ordering::Relaxed)
+    }
+
+    fn own_pipes(&self) -> Option<&Pipes> {
+        self.pipes.get().filter(|_| !self.is_foreign())
+    }
+
+    /// Sends what there is room for, by pipe or by TCP. Never blocks.
+    ///
+    /// # Errors
+    /// What TCP would say; `AGAIN` where there is no room.
+    pub fn send(&self, process: &Process, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
+        let kernel = process.kernel();
+        if self.is_foreign() {
+            if !pipes.sends_over_tcp() {
+                return Err(self.wait_for_parent());
+            }
+            let n = kernel.send(fd, from)?;
+            process.moved(Direction::Out, Carrier::Tcp, n);
+            return Ok(n);
+        }
+        match pipes.send(self, kernel, fd, from, process.wanted(self)) {
+            Ok((n, carrier)) => {
+                process.moved(Direction::Out, carrier, n);
+                Ok(n)
+            }
+            Err(Failed::Os(errno)) => {
+                if errno == Errno::AGAIN {
+                    self.stalls.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(errno)
+            }
+            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
+        }
+    }
+
+    /// Receives what is there, by pipe or by TCP; 0 is the end. Never blocks.
+    ///
+    /// # Errors
+    /// What TCP would say; `AGAIN` where there is nothing.
+    pub fn recv(&self, process: &Process, fd: RawFd, to: &mut [IoSliceMut<'_>], read: Read) -> Result<usize, Errno> {
+        let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
+        if self.is_foreign() {
+            return self.recv_as_child(process, pipes, fd, to, read);
+        }
+        match pipes.recv(self, process.kernel(), fd, to, read) {
+            Ok((n, carrier)) => {
+                if read == Read::Take {
+                    process.moved(Direction::In, carrier, n);
+                }
+                Ok(n)
+            }
+            Err(Failed::Os(errno)) => Err(errno),
+            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
+        }
+    }
+
+    fn recv_as_child(
+        &self,
+        process: &Process,
+        pipes: &Pipes,
+        fd: RawFd,
+        to: &mut [IoSliceMut<'_>],
+        read: Read,
+    ) -> Result<usize, Errno> {
+        if !pipes.receives_over_tcp() {
+            return Err(self.wait_for_parent());
+        }
+        let kernel = process.kernel();
+        let n = match read {
+            Read::Look => kernel.recv(fd, &mut [IoSliceMut::new(&mut [0])], true)?,
+            Read::Peek => kernel.recv(fd, to, true)?,
+            Read::Take => kernel.recv(fd, to, false)?,
+        };
+        if n == 0 && !pipes.receives_over_tcp() {
+            return Err(self.wait_for_parent()); // The end comes after what is in the pipe.
+        }
+        if read == Read::Take {
+            process.moved(Direction::In, Carrier::Tcp, n);
+        }
+        Ok(n)
+    }
+
+    /// Whether a read would not block: bytes, the end, an error.
+    pub fn is_readable(&self, process: &Process, fd: RawFd) -> bool {
+        self.pipes.get().is_some() && !matches!(self.recv(process, fd, &mut [], Read::Look), Err(Errno::AGAIN))
+    }
+
+    /// Whether a send would find room; none where the kernel is to be asked.
+    #[must_use]
+    pub fn is_writable(&self) -> Option<bool> {
+        let pipes = self.pipes.get()?;
+        if self.is_foreign() { (!pipes.sends_over_tcp()).then_some(false) } else { pipes.has_room() }
+    }
+
+    /// Whether something happened in shared memory that makes a read worth a try: a hint, without a call.
+    #[must_use]
+    pub fn stirs(&self) -> bool {
+        !self.is_foreign() && self.pipes.get().is_some_and(Pipes::stirs)
+    }
+
+    /// A position that grows with every byte that arrives in the pipe.
+    #[must_use]
+    pub fn arrived(&self) -> u64 {
+        self.own_pipes().map_or(0, Pipes::arrived)
+    }
+
+    /// This end sends no more: what it tries to send is for the kernel to refuse.
+    pub fn end_sending(&self) {
+        if let Some(pipes) = self.own_pipes() {
+            pipes.end_sending();
+        }
+    }
+
+    /// Bytes in the pipe that were not read.
+    #[must_use]
+    pub fn unread(&self) -> u64 {
+        self.own_pipes().map_or(0, Pipes::unread)
+    }
+
+    /// Asks the peer to ring for what is waited for. Look again before you sleep.
+    pub fn arm(&self, data: bool, space: bool) {
+        if let Some(pipes) = self.own_pipes() {
+            pipes.arm(data, space);
+        }
+    }
+
+    /// Moves towards TCP; says whether both directions are there, and nothing is left in the pipe.
+    pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> bool {
+        self.leave(reason);
+        self.own_pipes().is_none_or(|pipes| pipes.retreat(self, kernel, fd))
+    }
+
+    /// The last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
+    pub fn finish(&self) -> bool {
+        !self.is_shared() && self.pipes.get().is_some_and(Pipes::close)
+    }
+
+    /// What carries the two directions: sending, receiving.
+    #[must_use]
+    pub fn carriers(&self) -> [Carrier; 2] {
+        self.pipes.get().map_or([Carrier::Tcp; 2], Pipes::carriers)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A kernel call of the program that moves bytes, while it lasts.
+#[derive(Debug)]
+pub struct Plain<'a> {
+    connection: &'a Connection,
+    direction: Direction,
+}
+
+impl Plain<'_> {
+    /// The call moved these bytes: `n` of them, from or to the beginning of the parts.
+    pub fn moved<'p>(&self, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
+        let connection = self.connection;
+        let turn = self.direction as u8;
+        if connection.last.load(Ordering::Relaxed) != turn {
+            connection.last.store(turn, Ordering::Relaxed);
+            connection.turns.fetch_add(1, Ordering::Relaxed);
+        }
+        if connection.remembers[self.direction as usize].load(Ordering::Relaxed) {
+            self.remember(n, parts);
+        }
+        connection.count(self.direction, n);
+    }
+
+    /// The call moved `n` bytes that nobody here saw.
+    pub fn moved_unseen(&self, n: usize) {
+        self.connection.remembers[self.direction as usize].store(false, Ordering::Relaxed);
+        self.moved(n, std::iter::empty());
+    }
+
+    fn remember<'p>(&self, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
+        let mut guard = lock(&self.connection.history);
+        let Some(history) = guard.as_deref_mut() else { return };
+        let (mut left, mut wanted) = (n, true);
+        for part in parts {
+            let taken = &part[..part.len().min(left)];
+            left -= taken.len();
+            wanted = match self.direction {
+                Direction::Out => history.sent(taken),
+                Direction::In => history.received(taken),
+            };
+        }
+        self.connection.remembers[self.direction as usize].store(wanted, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Plain<'_> {
+    fn drop(&mut self) {
+        self.connection.inside[self.direction as usize].fetch_sub(1, Ordering::SeqCst);
+    }
+}

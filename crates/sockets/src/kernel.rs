@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the core asks of the kernel about a connection. A front does the calls; a test plays them.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    os::fd::RawFd,
+};
+
+use rustix::io::Errno;
+pub use tombolo_layout::sockets::Counts;
+
+/// The kernel's counts of one end, all from one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sample {
+    /// Written, acknowledged, received.
+    pub counts: Counts,
+    /// Received and not yet read.
+    pub unread: u64,
+}
+
+impl Sample {
+    /// Bytes that were read, by whatever way.
+    #[must_use]
+    pub fn read(&self) -> u64 {
+        self.counts.received.saturating_sub(self.unread)
+    }
+}
+
+/// Calls about a TCP socket. None blocks: where one would, it says [`Errno::AGAIN`].
+pub trait Kernel: Send + Sync {
+    /// The cookie of the socket's network namespace; 0 where it cannot be told.
+    fn cookie(&self, fd: RawFd) -> u64;
+    /// The counts of a connection that this end `dialled`, or accepted; none where they cannot be told.
+    fn counts(&self, fd: RawFd, dialled: bool) -> Option<Sample>;
+    /// Sends at once what the kernel holds back to fill a packet.
+    fn push(&self, fd: RawFd);
+    /// Receives; `peek` leaves the bytes where they are.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn recv(&self, fd: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno>;
+    /// Sends, without a signal for a broken pipe.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn send(&self, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno>;
+    /// What `poll` says of the socket now, of these events.
+    fn poll(&self, fd: RawFd, events: i16) -> i16;
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 3. Uses: layout, mem, ring, domain.
+//!
+//! TCP connections whose bytes go through shared memory where both ends are neighbours, and over TCP as ever where they
+//! are not. This is everything but the interception: how two ends find each other ([`claim`]) and prove that they are
+//! the ends of one connection ([`proof`]), how each direction moves between TCP and its pipe at an offset ([`switch`]),
+//! and what a program's calls then do ([`connection`]). `spec/6-sockets.md` is the normative text.
+//!
+//! A front (the preload library) owns the descriptors and the calls; it brings the kernel as a [`kernel::Kernel`] and
+//! the domain's backend as a [`Rendezvous`].
+//!
+//! # Example
+//! Which of two ends claims a connection, and under which name both look for it:
+//! ```
+//! use tombolo_sockets::tuple::{Role, Tuple};
+//!
+//! let client = Tuple::new("10.0.0.2:51234".parse()?, "10.0.0.1:80".parse()?);
+//! let server = client.mirrored();
+//! assert_eq!(client.key(), server.key());
+//! assert_eq!((server.role(), client.role()), (Some(Role::Waiting), Some(Role::Seeking)));
+//! # Ok::<(), std::net::AddrParseError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod claim;
+pub mod connection;
+pub mod kernel;
+mod negotiation;
+mod pipes;
+mod process;
+pub mod proof;
+mod reason;
+pub mod switch;
+pub mod tuple;
+
+pub use pipes::{Broken, Read};
+pub use process::{Process, Settings, Waiter};
+pub use reason::Reason;
+pub use tombolo_domain::Rendezvous;

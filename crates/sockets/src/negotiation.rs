@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-4 to S-7. How two ends find out that they are the ends of one connection, and join.
+//!
+//! ```text
+//! waiting end                         folder                        seeking end
+//! claims the connection  ──────────▶  KEY.waiting: its service  ──▶ finds it, claims KEY.seeking
+//!                                                              ◀──  link to the service (one for each two processes)
+//!                                                              ◀──  Propose: who I am, what I counted
+//! compares; makes a segment           Answer: who I am, hash   ──▶
+//!                                                                   compares, checks the hash; makes a segment; joins
+//! checks the hash; joins                                       ◀──  Confirm: hash
+//! ```
+//!
+//! Every step happens inside a call of the program on this or another connection; none waits.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tombolo_domain::{Deadline, Error, Link, Listener, Slot};
+use tombolo_layout::{
+    Features, SegmentHeader, limits,
+    sockets::{Claim, Message, Proof},
+};
+use tombolo_mem::PeerSegment;
+use tombolo_ring::Fresh;
+
+use crate::{
+    Reason,
+    claim::{Claimed, Claims, NotClaimed},
+    connection::{Connection, Stage},
+    pipes::{Line, Pipes},
+    process::{Process, lock, random, random_id},
+    proof,
+    tuple::{Role, Tuple},
+};
+
+/// How long a link to another process may take to be made. Its listener's backlog is long, so this is never waited for.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// A connection that nobody claimed by its this many'th call is asked about no more.
+const CALLS: u64 = 1 << 20;
+
+/// How far the talk about one connection is.
+#[derive(Debug, Default)]
+pub(crate) enum Talk {
+    #[default]
+    Silent,
+    /// Claimed, and nobody came yet.
+    Claimed {
+        _claimed: Claimed,
+    },
+    /// Proposed over the link with this number.
+    Proposed {
+        claim: Claim,
+        link: u64,
+        _claimed: Claimed,
+    },
+    /// Answered.
+    Answered(Box<Answered>),
+    Done,
+}
+
+#[derive(Debug)]
+pub(crate) struct Answered {
+    proposal: Claim,
+    own: Claim,
+    proof: Proof,
+    fresh: Fresh,
+    _claimed: Claimed,
+}
+
+/// A link to another process.
+#[derive(Debug)]
+struct Neighbour {
+    number: u64,
+    /// The service, if this process dialled it.
+    service: Option<String>,
+    link: Box<dyn Link>,
+    line: Option<Arc<Line>>,
+}
+
+/// All links of a process, and the connections that are talked about.
+#[derive(Debug, Default)]
+pub(crate) struct Exchange {
+    claims: Option<Claims>,
+    listener: Option<(String, Box<dyn Listener>)>,
+    neighbours: Vec<Neighbour>,
+    by_tuple: HashMap<Tuple, Weak<Connection>>,
+    by_id: HashMap<u64, Weak<Connection>>,
+}
+
+impl Exchange {
+    /// In a child made by fork: the links are the parent's. Closing them here would not disturb it, but what a drop may
+    /// do besides would.
+    pub(crate) fn abandon(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Process {
+    /// Gets on with finding the other end of `connection`. To be called with each call of the program on it, while it is
+    /// a candidate. Never waits.
+    pub fn advance(&self, connection: &Arc<Connection>) {
+        let call = connection.call();
+        if connection.stage() != Stage::Candidate || !connection.is_due(self.settings.after) {
+            return;
+        }
+        // Less and less often: a peer that is not there costs next to nothing.
+        let pace = if call <= 1024 { 8 } else { 64 };
+        if call > 64 && call % pace != 0 {
+            return;
+        }
+        if call > CALLS {
+            self.stays(connection, Reason::NoPeer);
+            return;
+        }
+        let Ok(mut exchange) = self.exchange.try_lock() else { return };
+        let said = exchange.advance(self, connection);
+        exchange.hear(self);
+        drop(exchange);
+        if let Err(reason) = said {
+            self.stays(connection, reason);
+            *lock(&connection.talk) = Talk::Done;
+        }
+    }
+
+    /// The process ends: takes back its claims and its service, so that nothing is left behind.
+    pub fn end(&self) {
+        self.report();
+        // Where it is in use, this thread may be what uses it: a signal's handler that exits.
+        let Ok(exchange) = self.exchange.try_lock().map(|mut exchange| std::mem::take(&mut *exchange)) else { return };
+        for connection in exchange.by_tuple.values().chain(exchange.by_id.values()).filter_map(Weak::upgrade) {
+            if let Ok(mut talk) = connection.talk.try_lock() {
+                *talk = Talk::Done;
+            }
+        }
+    }
+
+    fn describe(&self, connection: &Connection, id: u64) -> Result<Claim, Reason> {
+        let fd = connection.fd();
+        let sample = self.kernel().counts(fd, connection.dialled).ok_or(Reason::Usage)?;
+        Ok(Claim {
+            id,
+            cookie: self.kernel().cookie(fd),
+            addresses: [connection.tuple.own, connection.tuple.peer],
+            known: connection.with_history(proof::History::known),
+            counts: sample.counts,
+            nonce: random(),
+        })
+    }
+}
+
+impl Exchange {
+    fn claims(&mut self, process: &Process) -> Result<Claims, Reason> {
+        if self.claims.is_none() {
+            self.claims = Some(Claims::in_folder(&process.settings.folder).map_err(|_| Reason::Resources)?);
+        }
+        self.claims.clone().ok_or(Reason::Resources)
+    }
+
+    fn service(&mut self, process: &Process) -> Result<String, Reason> {
+        if self.listener.is_none() {
+            let service = format!("sockets-{:016x}", random_id());
+            let listener = process.rendezvous.listen(&service).map_err(|_| Reason::Resources)?;
+            self.listener = Some((service, listener));
+        }
+        self.listener.as_ref().map(|(service, _)| service.clone()).ok_or(Reason::Resources)
+    }
+
+    fn advance(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<(), Reason> {
+        let mut talk = lock(&connection.talk);
+        match (&*talk, connection.tuple.role()) {
+            (_, None) => Err(Reason::Usage),
+            (Talk::Silent, Some(Role::Waiting)) => {
+                let claims = self.claims(process)?;
+                let service = self.service(process)?;
+                let claimed = self.claim(process, &claims, connection.tuple, Role::Waiting, &service)?;
+                self.by_tuple.insert(connection.tuple, Arc::downgrade(connection));
+                *talk = Talk::Claimed { _claimed: claimed };
+                Ok(())
+            }
+            (Talk::Silent, Some(Role::Seeking)) => self.seek(process, connection, &mut talk),
+            _ => Ok(()),
+        }
+    }
+
+    fn claim(
+        &mut self,
+        process: &Process,
+        claims: &Claims,
+        tuple: Tuple,
+        role: Role,
+        service: &str,
+    ) -> Result<Claimed, Reason> {
+        for _ in 0..2 {
+            match claims.claim(tuple, role, service) {
+                Ok(claimed) => return Ok(claimed),
+                Err(NotClaimed::Io(_)) => return Err(Reason::Resources),
+                Err(NotClaimed::Taken(by)) => {
+                    let dead = !by.is_empty()
+                        && matches!(
+                            process.rendezvous.connect(&by, Deadline::after(PATIENCE)),
+                            Err(Error::NotFound(_))
+                        );
+                    if !dead {
+                        break;
+                    }
+                    claims.bury(tuple, role, &by);
+                }
+            }
+        }
+        claims.contest_it(tuple);
+        Err(Reason::Ambiguous)
+    }
+
+    fn seek(&mut self, process: &Process, connection: &Arc<Connection>, talk: &mut Talk) -> Result<(), Reason> {
+        let claims = self.claims(process)?;
+        let Some(service) = claims.find(connection.tuple) else { return Ok(()) };
+        if claims.is_contested(connection.tuple) {
+            return Err(Reason::Ambiguous);
+        }
+        let own_service = self.service(process)?;
+        let Some(index) = self.dial(process, &service)? else {
+            // Its process died: the claim means nothing.
+            claims.bury(connection.tuple, Role::Waiting, &service);
+            return Ok(());
+        };
+        let claimed = self.claim(process, &claims, connection.tuple, Role::Seeking, &own_service)?;
+        let claim = process.describe(connection, connection.id)?;
+        let neighbour = &mut self.neighbours[index];
+        neighbour.link.send(&Message::Propose(claim).encode(), None).map_err(|_| Reason::PeerGone)?;
+        self.by_id.insert(connection.id, Arc::downgrade(connection));
+        *talk = Talk::Proposed { claim, link: neighbour.number, _claimed: claimed };
+        Ok(())
+    }
+
+    fn dial(&mut self, process: &Process, service: &str) -> Result<Option<usize>, Reason> {
+        let known = |neighbour: &Neighbour| neighbour.service.as_deref() == Some(service) && !neighbour.is_gone();
+        if let Some(index) = self.neighbours.iter().position(known) {
+            return Ok(Some(index));
+        }
+        match process.rendezvous.connect(service, Deadline::after(PATIENCE)) {
+            Ok(link) => {
+                self.neighbours.push(Neighbour::new(Some(service.to_owned()), link));
+                Ok(Some(self.neighbours.len() - 1))
+            }
+            Err(Error::NotFound(_)) => Ok(None),
+            Err(Error::Denied(_)) => Err(Reason::NoPeer),
+            Err(_) => Err(Reason::Resources),
+        }
+    }
+
+    /// Takes what came over the links, and lets in who knocked.
+    pub(crate) fn hear(&mut self, process: &Process) {
+        if let Some((_, listener)) = &mut self.listener {
+            while let Ok(Some(link)) = listener.accept() {
+                self.neighbours.push(Neighbour::new(None, link));
+            }
+        }
+        let mut neighbours = std::mem::take(&mut self.neighbours);
+        neighbours.retain_mut(|neighbour| match self.hear_one(process, neighbour) {
+            Ok(()) => true,
+            Err(_) => {
+                neighbour.lost();
+                process.kick();
+                false
+            }
+        });
+        neighbours.append(&mut self.neighbours);
+        self.neighbours = neighbours;
+    }
+
+    fn hear_one(&mut self, process: &Process, neighbour: &mut Neighbour) -> Result<(), Error> {
+        let max = limits::CONTROL_LEN + limits::CAPACITY_MAX;
+        while let Some(received) = neighbour.link.recv(max)? {
+            neighbour.meet(process)?;
+            let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
+            let answered = match message {
+                Message::Propose(claim) => self.proposed(process, neighbour, claim),
+                Message::Answer { to, claim, proof } => {
+                    self.answered(process, neighbour, to, claim, &proof, received.segment.as_ref())
+                }
+                Message::Confirm { to, proof } => {
+                    self.confirmed(process, neighbour, to, &proof, received.segment.as_ref())
+                }
+                Message::Refuse { to, reason } => {
+                    self.refused(process, to, Reason::from_number(reason));
+                    Ok(())
+                }
+            };
+            if let Err((to, reason)) = answered {
+                neighbour.link.send(&Message::Refuse { to, reason: reason as u16 }.encode(), None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection that a message names, if it is still there and a candidate.
+    fn named(&self, id: u64) -> Option<Arc<Connection>> {
+        self.by_id.get(&id)?.upgrade().filter(|connection| connection.stage() == Stage::Candidate)
+    }
+
+    fn forget(&mut self, connection: &Connection, id: u64) {
+        self.by_id.remove(&id);
+        self.by_tuple.remove(&connection.tuple);
+    }
+
+    fn proposed(&mut self, process: &Process, neighbour: &mut Neighbour, proposal: Claim) -> Result<(), (u64, Reason)> {
+        let to = proposal.id;
+        let tuple = Tuple { own: proposal.addresses[1], peer: proposal.addresses[0] };
+        let found = self.by_tuple.get(&tuple).and_then(Weak::upgrade);
+        let Some(connection) = found.filter(|connection| connection.stage() == Stage::Candidate) else {
+            return Err((to, Reason::NoPeer));
+        };
+        let mut talk = lock(&connection.talk);
+        let claimed = match std::mem::replace(&mut *talk, Talk::Done) {
+            Talk::Claimed { _claimed } => _claimed,
+            other => {
+                *talk = other;
+                return Err((to, Reason::Ambiguous));
+            }
+        };
+        let answer = self.answer(process, neighbour, &connection, proposal, claimed);
+        match answer {
+            Ok(answered) => {
+                *talk = Talk::Answered(answered);
+                Ok(())
+            }
+            Err(reason) => {
+                drop(talk);
+                self.forget(&connection, connection.id);
+                process.stays(&connection, reason);
+                Err((to, reason))
+            }
+        }
+    }
+
+    fn answer(
+        &mut self,
+        process: &Process,
+        neighbour: &mut Neighbour,
+        connection: &Arc<Connection>,
+        proposal: Claim,
+        claimed: Claimed,
+    ) -> Result<Box<Answered>, Reason> {
+        let own = process.describe(connection, connection.id)?;
+        proof::compare(&own, &proposal)?;
+        proof::counts_fit(&proposal, &own)?;
+        if !process.settings.loopback && proof::same_namespace(&own, &proposal) {
+            return Err(Reason::Loopback);
+        }
+        if self.claims(process)?.is_contested(connection.tuple) {
+            return Err(Reason::Ambiguous);
+        }
+        let proof = connection.with_history(|history| proof::answer(history, &proposal, &own));
+        let message = Message::Answer { to: proposal.id, claim: own, proof };
+        let fresh = neighbour.offer(process, own.id, &message)?;
+        self.by_id.insert(own.id, Arc::downgrade(connection));
+        Ok(Box::new(Answered { proposal, own, proof, fresh, _claimed: claimed }))
+    }
+
+    fn answered(
+        &mut self,
+        process: &Process,
+        neighbour: &mut Neighbour,
+        to: u64,
+        peer: Claim,
+        proof: &Proof,
+        segment: Option<&PeerSegment>,
+    ) -> Result<(), (u64, Reason)> {
+        let Some(connection) = self.named(to) else { return Err((peer.id, Reason::NoPeer)) };
+        let mut talk = lock(&connection.talk);
+        let (claim, claimed) = match std::mem::replace(&mut *talk, Talk::Done) {
+            Talk::Proposed { claim, link, _claimed } if link == neighbour.number => (claim, _claimed),
+            other => {
+                *talk = other;
+                return Err((peer.id, Reason::Ambiguous));
+            }
+        };
+        drop(talk);
+        let joined = (|| {
+            let now = process.describe(&connection, claim.id)?;
+            proof::compare(&claim, &peer)?;
+            proof::counts_fit(&claim, &peer)?;
+            proof::counts_fit(&peer, &now)?;
+            let own_proof = connection.with_history(|history| proof::confirm(history, &claim, &peer, proof))?;
+            let segment = segment.ok_or(Reason::Corrupt)?;
+            let fresh = neighbour.offer(process, claim.id, &Message::Confirm { to: peer.id, proof: own_proof })?;
+            join(process, neighbour, &connection, fresh, segment)
+        })();
+        drop(claimed);
+        self.forget(&connection, to);
+        joined.map_err(|reason| {
+            process.stays(&connection, reason);
+            (peer.id, reason)
+        })
+    }
+
+    fn confirmed(
+        &mut self,
+        process: &Process,
+        neighbour: &mut Neighbour,
+        to: u64,
+        proof: &Proof,
+        segment: Option<&PeerSegment>,
+    ) -> Result<(), (u64, Reason)> {
+        let Some(connection) = self.named(to) else { return Ok(()) };
+        let mut talk = lock(&connection.talk);
+        let answered = match std::mem::replace(&mut *talk, Talk::Done) {
+            Talk::Answered(answered) => *answered,
+            other => {
+                *talk = other;
+                return Ok(());
+            }
+        };
+        drop(talk);
+        self.forget(&connection, to);
+        let Answered { proposal, own, proof: given, fresh, _claimed } = answered;
+        let joined = connection
+            .with_history(|history| proof::check(history, &proposal, &own, &given, proof))
+            .and_then(|()| segment.ok_or(Reason::Corrupt))
+            .and_then(|segment| join(process, neighbour, &connection, fresh, segment));
+        joined.map_err(|reason| {
+            process.stays(&connection, reason);
+            (proposal.id, reason)
+        })
+    }
+
+    fn refused(&mut self, process: &Process, to: u64, reason: Reason) {
+        let Some(connection) = self.by_id.remove(&to).and_then(|connection| connection.upgrade()) else { return };
+        self.forget(&connection, to);
+        *lock(&connection.talk) = Talk::Done;
+        process.leaves(&connection, reason);
+    }
+}
+
+fn join(
+    process: &Process,
+    neighbour: &mut Neighbour,
+    connection: &Connection,
+    own: Fresh,
+    segment: &PeerSegment,
+) -> Result<(), Reason> {
+    let line = neighbour.line.clone().ok_or(Reason::PeerGone)?;
+    let pipes = Pipes::new(own, segment, line).map_err(|_| Reason::Corrupt)?;
+    connection.join(pipes);
+    process.counters.joined.fetch_add(1, Ordering::Relaxed);
+    process.log(connection, "joined: shared memory beside TCP");
+    Ok(())
+}
+
+impl Neighbour {
+    fn new(service: Option<String>, link: Box<dyn Link>) -> Self {
+        Self { number: random_id(), service, link, line: None }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.line.as_ref().is_some_and(|line| line.gone.load(Ordering::Relaxed))
+    }
+
+    /// The first message came: from now on there is a bell.
+    fn meet(&mut self, process: &Process) -> Result<(), Error> {
+        if self.line.is_some() {
+            return Ok(());
+        }
+        let bell = self.link.doorbell().ok_or(Error::PeerGone)?;
+        process.listen_to(bell.fd(Slot::Data)).map_err(|errno| Error::os("epoll_ctl", errno))?;
+        self.line = Some(Arc::new(Line { bell, gone: AtomicBool::new(false) }));
+        Ok(())
+    }
+
+    /// Makes a segment and sends it with `message`.
+    fn offer(&mut self, process: &Process, id: u64, message: &Message) -> Result<Fresh, Reason> {
+        let header = SegmentHeader::new(process.settings.ring, 0, 0, Features::NONE, id);
+        let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
+        let fresh = Fresh::new(segment, &header);
+        let sent = self.link.send(&message.encode(), Some(&offer));
+        self.link.retire(None, offer);
+        sent.map_err(|_| Reason::PeerGone)?;
+        Ok(fresh)
+    }
+
+    fn lost(&self) {
+        if let Some(line) = &self.line {
+            line.gone.store(true, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-8. Why a connection stays on TCP.
+
+/// Why a connection is not, or no longer, carried by shared memory. The number travels in refusals and in logs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u16)]
+pub enum Reason {
+    /// A number that this version does not know.
+    Unknown = 0,
+    /// No end with the mirrored addresses claimed the connection.
+    NoPeer = 1,
+    /// Another end claims the same addresses (S-5).
+    Ambiguous = 2,
+    /// The ends are in two network namespaces, and the address means something else in each.
+    LocalAddress = 3,
+    /// The kernel's byte counts of the two ends do not fit each other (S-5).
+    Counts = 4,
+    /// The keyed hashes of the bytes so far differ (S-6).
+    Hash = 5,
+    /// Too little has passed to tell the ends of two connections apart.
+    TooLittle = 6,
+    /// Bytes went past the library: standard I/O, system calls of the program's own, `io_uring`.
+    Bypassed = 7,
+    /// Memory or descriptors are used up.
+    Resources = 8,
+    /// The program used the socket in a way that needs the kernel.
+    Usage = 9,
+    /// Two processes use this end.
+    Shared = 10,
+    /// The peer's process, or the path to it, is gone.
+    PeerGone = 11,
+    /// The peer broke the specification.
+    Corrupt = 12,
+    /// Switched off by the user: both ends in one network namespace.
+    Loopback = 13,
+}
+
+impl Reason {
+    const ALL: [Self; 14] = [
+        Self::Unknown,
+        Self::NoPeer,
+        Self::Ambiguous,
+        Self::LocalAddress,
+        Self::Counts,
+        Self::Hash,
+        Self::TooLittle,
+        Self::Bypassed,
+        Self::Resources,
+        Self::Usage,
+        Self::Shared,
+        Self::PeerGone,
+        Self::Corrupt,
+        Self::Loopback,
+    ];
+
+    /// The reason with this number; a number of a later version is [`Reason::Unknown`].
+    #[must_use]
+    pub fn from_number(number: u16) -> Self {
+        Self::ALL.into_iter().find(|reason| *reason as u16 == number).unwrap_or(Self::Unknown)
+    }
+
+    /// In a few words, for the log.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Unknown => "for a reason this version does not know",
+            Self::NoPeer => "the other end did not claim it: no program under tombolo, or another folder",
+            Self::Ambiguous => "another end claims the same addresses",
+            Self::LocalAddress => "the address means something else in the other network namespace",
+            Self::Counts => "the two ends' byte counts do not fit",
+            Self::Hash => "the two ends saw different bytes",
+            Self::TooLittle => "too few bytes passed to tell it from another",
+            Self::Bypassed => "bytes went past the library",
+            Self::Resources => "no memory or descriptors left",
+            Self::Usage => "the socket is used in a way that needs the kernel",
+            Self::Shared => "two processes use it",
+            Self::PeerGone => "the peer is gone",
+            Self::Corrupt => "the peer broke the specification",
+            Self::Loopback => "both ends are in one network namespace, and that is switched off",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s8_reasons_keep_their_numbers_and_unknown_ones_are_unknown() {
+        for (number, reason) in Reason::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, number);
+            assert_eq!(Reason::from_number(number as u16), reason);
+        }
+        assert_eq!(Reason::from_number(999), Reason::Unknown);
+    }
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-1 to S-3. Moving one direction of a connection between TCP and its pipe, and back, at an offset.
+//!
+//! The sender decides where it moves; the receiver drains what lies before that point and follows. Two rules keep the
+//! bytes in order, and a model refutes each in its absence (`tests/model.rs`):
+//!
+//! * At most one move is outstanding: a sender moves again only when the receiver has followed it. So a kernel read that
+//!   began before a move can never swallow bytes of the *next* stay on TCP.
+//! * A sender moves into the pipe only after the receiver declared itself ready, in a call of its own that reads. So
+//!   nobody who reads past this library, or sleeps in the kernel, is left waiting for bytes that come another way.
+//!
+//! The code is generic over what it touches, so that the model runs what ships.
+
+use tombolo_layout::sockets::Followed;
+
+/// What carries a direction for the moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Carrier {
+    /// The kernel's connection.
+    Tcp,
+    /// Shared memory.
+    Pipe,
+}
+
+impl Carrier {
+    fn after(moves: u64) -> Self {
+        if moves % 2 == 0 { Self::Tcp } else { Self::Pipe }
+    }
+}
+
+/// The stream can not go on: what the other end says is impossible, or bytes went past this library.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Fault {
+    /// The other end's word is out of turn.
+    #[error("the other end broke {clause} of the specification: it says {found}, this end is at {own}")]
+    OutOfTurn {
+        /// The clause.
+        clause: &'static str,
+        /// What it says.
+        found: u64,
+        /// What this end knows.
+        own: u64,
+    },
+    /// What was read does not end where the sender left the carrier.
+    #[error("the sender left the carrier at {boundary}, {read} bytes of it were read")]
+    Boundary {
+        /// Where it left.
+        boundary: u64,
+        /// How much was read.
+        read: u64,
+    },
+    /// Bytes came over TCP while the direction is in its pipe.
+    #[error("bytes came over TCP while the stream is in shared memory: they did not go through the library")]
+    Stray,
+}
+
+/// What a receiver found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// Nothing yet.
+    Nothing,
+    /// The end of the stream.
+    End,
+}
+
+/// What a sender touches.
+pub trait Outgoing {
+    /// Loads the receiver's word (S-2).
+    fn followed(&mut self) -> u64;
+    /// Bytes sent over TCP, if that is known beyond doubt and nobody is sending: where a stay there ends.
+    fn sent_over_tcp(&mut self) -> Option<u64>;
+    /// Position in the pipe: where a stay there ends.
+    fn position(&mut self) -> u64;
+    /// Stores the boundary, then the number of moves with release (S-1).
+    fn publish(&mut self, boundary: u64, moves: u64);
+}
+
+/// The sending end of a direction.
+#[derive(Clone, Debug, Default)]
+pub struct Sender {
+    moves: u64,
+}
+
+impl Sender {
+    /// What carries the next byte.
+    #[must_use]
+    pub fn carrier(&self) -> Carrier {
+        Carrier::after(self.moves)
+    }
+
+    /// S-3. Moves towards `wanted` if that may be done now, and says what carries the next byte.
+    ///
+    /// # Errors
+    /// [`Fault::OutOfTurn`] where the receiver's word is impossible.
+    #[inline]
+    pub fn steer(&mut self, io: &mut impl Outgoing, wanted: Carrier) -> Result<Carrier, Fault> {
+        let followed = Followed::decode(io.followed());
+        if followed.moves != self.moves {
+            if followed.moves.wrapping_add(1) != self.moves {
+                return Err(Fault::OutOfTurn { clause: "S-2", found: followed.moves, own: self.moves });
+            }
+            return Ok(self.carrier()); // One move at a time.
+        }
+        let wanted = if followed.leave { Carrier::Tcp } else { wanted };
+        match (self.carrier(), wanted) {
+            (Carrier::Tcp, Carrier::Pipe) if followed.ready => {
+                if let Some(boundary) = io.sent_over_tcp() {
+                    self.go(io, boundary);
+                }
+            }
+            (Carrier::Pipe, Carrier::Tcp) => {
+                let boundary = io.position();
+                self.go(io, boundary);
+            }
+            _ => {}
+        }
+        Ok(self.carrier())
+    }
+
+    fn go(&mut self, io: &mut impl Outgoing, boundary: u64) {
+        self.moves += 1;
+        io.publish(boundary, self.moves);
+    }
+}
+
+/// What a receiver touches. Nothing here blocks.
+pub trait Incoming {
+    /// What a carrier can fail with.
+    type Error: From<Fault>;
+    /// Loads the number of the sender's moves, with acquire (S-1).
+    fn moves(&mut self) -> u64;
+    /// Loads where the last move was.
+    fn boundary(&mut self) -> u64;
+    /// Stores the receiver's word (S-2).
+    fn publish(&mut self, word: u64);
+    /// Whether this end may declare itself ready: it wants to, all that was read is accounted for, and nobody else of
+    /// this end is reading in the kernel.
+    fn may_be_ready(&mut self) -> bool;
+    /// Reads from TCP.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn read_tcp(&mut self) -> Result<Found, Self::Error>;
+    /// Looks what a read from TCP would give, and reads nothing.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn look_at_tcp(&mut self) -> Result<Found, Self::Error>;
+    /// Reads from the pipe; `None` where it is empty.
+    ///
+    /// # Errors
+    /// Where the peer lies.
+    fn read_pipe(&mut self) -> Result<Option<usize>, Self::Error>;
+    /// Bytes read from TCP so far.
+    fn received(&mut self) -> u64;
+    /// Position in the pipe.
+    fn position(&mut self) -> u64;
+}
+
+/// The receiving end of a direction.
+#[derive(Clone, Debug, Default)]
+pub struct Receiver {
+    moves: u64,
+    ready: bool,
+    leave: bool,
+}
+
+impl Receiver {
+    /// What the next byte is expected from.
+    #[must_use]
+    pub fn carrier(&self) -> Carrier {
+        Carrier::after(self.moves)
+    }
+
+    /// S-2. Asks the sender for TCP (`true`), or lets it choose.
+    pub fn set_leave<I: Incoming>(&mut self, io: &mut I, leave: bool) {
+        if self.leave != leave {
+            self.leave = leave;
+            io.publish(self.word());
+        }
+    }
+
+    fn word(&self) -> u64 {
+        Followed { moves: self.moves, ready: self.ready, leave: self.leave }.encode()
+    }
+
+    /// Whether the sender has moved and this end has not followed yet.
+    fn behind<I: Incoming>(&self, io: &mut I) -> Result<bool, Fault> {
+        match io.moves().wrapping_sub(self.moves) {
+            0 => Ok(false),
+            // Nobody moves into a pipe whose receiver is not ready.
+            1 if self.carrier() == Carrier::Pipe || self.ready => Ok(true),
+            other => Err(Fault::OutOfTurn { clause: "S-1", found: self.moves.wrapping_add(other), own: self.moves }),
+        }
+    }
+
+    fn follow<I: Incoming>(&mut self, io: &mut I) {
+        self.moves += 1;
+        self.ready = false;
+        io.publish(self.word());
+    }
+
+    /// Reads what comes next, from wherever it comes.
+    ///
+    /// # Errors
+    /// What the carrier says, or a [`Fault`] after which nothing more may be read.
+    pub fn receive<I: Incoming>(&mut self, io: &mut I) -> Result<Found, I::Error> {
+        // A sender can move once for each time that this end follows; who does so without sending is up to no good.
+        for _ in 0..8 {
+            let found = match self.carrier() {
+                Carrier::Tcp => self.receive_tcp(io)?,
+                Carrier::Pipe => self.receive_pipe(io)?,
+            };
+            if let Some(found) = found {
+                return Ok(found);
+            }
+        }
+        Ok(Found::Nothing)
+    }
+
+    /// One look at TCP; `None` after it followed the sender, or where the sender has moved meanwhile.
+    fn receive_tcp<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
+        let behind = self.behind(io)?;
+        if behind {
+            let (boundary, read) = (io.boundary(), io.received());
+            if read == boundary {
+                self.follow(io);
+                return Ok(None);
+            }
+            if read > boundary {
+                return Err(Fault::Boundary { boundary, read }.into());
+            }
+        } else if !self.ready && !self.leave && io.may_be_ready() {
+            self.ready = true;
+            io.publish(self.word());
+        }
+        match io.read_tcp() {
+            Ok(Found::Bytes(n)) => Ok(Some(Found::Bytes(n))),
+            // Published before the connection ended, or before there was nothing more to read.
+            Ok(Found::Nothing | Found::End) | Err(_) if !behind && self.behind(io)? => Ok(None),
+            Ok(Found::End) if behind => Err(Fault::Boundary { boundary: io.boundary(), read: io.received() }.into()),
+            other => other.map(Some),
+        }
+    }
+
+    /// One look at the pipe; `None` as above.
+    fn receive_pipe<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
+        if let Some(n) = io.read_pipe()? {
+            return Ok(Some(Found::Bytes(n)));
+        }
+        if self.behind(io)? {
+            // What was published before the move is visible now.
+            if let Some(n) = io.read_pipe()? {
+                return Ok(Some(Found::Bytes(n)));
+            }
+            let (boundary, read) = (io.boundary(), io.position());
+            if read != boundary {
+                return Err(Fault::Boundary { boundary, read }.into());
+            }
+            self.follow(io);
+            return Ok(None);
+        }
+        let looked = io.look_at_tcp();
+        if matches!(looked, Ok(Found::Nothing)) {
+            return Ok(Some(Found::Nothing));
+        }
+        // Whatever TCP has to say came after what is in the pipe.
+        if let Some(n) = io.read_pipe()? {
+            return Ok(Some(Found::Bytes(n)));
+        }
+        if self.behind(io)? {
+            return Ok(None);
+        }
+        match looked? {
+            Found::Bytes(_) => Err(Fault::Stray.into()),
+            other => Ok(Some(other)),
+        }
+    }
+}

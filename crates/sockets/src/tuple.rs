@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-4. The two addresses of a connection, as one end sees them.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use sha2::{Digest, Sha256};
+use tombolo_layout::sockets::Address;
+
+/// Own address and the peer's. A v4-mapped IPv6 address and the IPv4 address are the same.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Tuple {
+    /// This end.
+    pub own: Address,
+    /// The other.
+    pub peer: Address,
+}
+
+/// Which of the two ends this is. Nothing but the order of the addresses decides, so that both ends agree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// The end with the lower address: it claims the connection and waits.
+    Waiting,
+    /// The end with the higher address: it looks for the claim.
+    Seeking,
+}
+
+fn address(from: SocketAddr) -> Address {
+    let host = match from.ip() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    Address { host: host.octets(), port: from.port() }
+}
+
+impl Tuple {
+    /// From what `getsockname` and `getpeername` say.
+    #[must_use]
+    pub fn new(own: SocketAddr, peer: SocketAddr) -> Self {
+        Self { own: address(own), peer: address(peer) }
+    }
+
+    /// As the other end must see it: NAT, port forwarding and proxies show in a difference.
+    #[must_use]
+    pub fn mirrored(self) -> Self {
+        Self { own: self.peer, peer: self.own }
+    }
+
+    /// This end's role; none where a socket is connected to itself.
+    #[must_use]
+    pub fn role(self) -> Option<Role> {
+        match self.own.cmp(&self.peer) {
+            std::cmp::Ordering::Less => Some(Role::Waiting),
+            std::cmp::Ordering::Greater => Some(Role::Seeking),
+            std::cmp::Ordering::Equal => None,
+        }
+    }
+
+    /// Whether an address means something else in another network namespace: loopback and link-local ones.
+    #[must_use]
+    pub fn is_local(self) -> bool {
+        [self.own, self.peer].into_iter().any(|address| {
+            let v6 = Ipv6Addr::from(address.host);
+            match v6.to_ipv4_mapped() {
+                Some(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_unspecified(),
+                None => v6.is_loopback() || v6.is_unicast_link_local() || v6.is_unspecified(),
+            }
+        })
+    }
+
+    /// The name under which both ends claim the connection: the same from either side, 32 hexadecimal digits.
+    #[must_use]
+    pub fn key(self) -> String {
+        let mut hash = Sha256::new();
+        let mut both = [self.own, self.peer];
+        both.sort_unstable();
+        for address in both {
+            hash.update(address.host);
+            hash.update(address.port.to_be_bytes());
+        }
+        hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+impl std::fmt::Display for Tuple {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let show = |address: Address| SocketAddr::new(Ipv6Addr::from(address.host).to_canonical(), address.port);
+        write!(f, "{} - {}", show(self.own), show(self.peer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tuple(own: &str, peer: &str) -> Tuple {
+        Tuple::new(own.parse().unwrap(), peer.parse().unwrap())
+    }
+
+    #[test]
+    fn s4_mapped_and_plain_ipv4_addresses_are_the_same() {
+        let plain = tuple("10.0.0.1:80", "10.0.0.2:4000");
+        assert_eq!(plain, tuple("[::ffff:10.0.0.1]:80", "10.0.0.2:4000"));
+        assert_eq!(plain.to_string(), "10.0.0.1:80 - 10.0.0.2:4000");
+    }
+
+    #[test]
+    fn s4_both_ends_find_one_key_and_two_roles() {
+        let one = tuple("10.0.0.1:80", "10.0.0.2:4000");
+        assert_eq!(one.key(), one.mirrored().key());
+        assert_eq!((one.role(), one.mirrored().role()), (Some(Role::Waiting), Some(Role::Seeking)));
+        assert_ne!(one.key(), tuple("10.0.0.1:80", "10.0.0.2:4001").key());
+        assert_eq!(tuple("127.0.0.1:9", "127.0.0.1:9").role(), None);
+    }
+
+    #[test]
+    fn s5_addresses_that_every_namespace_has_are_local() {
+        for (own, peer) in [("127.0.0.1:1", "127.0.0.1:2"), ("[::1]:1", "[::1]:2"), ("[fe80::1]:1", "[fe80::2]:2")] {
+            assert!(tuple(own, peer).is_local());
+        }
+        assert!(!tuple("172.17.0.2:1", "172.17.0.3:2").is_local());
+    }
+}

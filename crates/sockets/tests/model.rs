@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-1 to S-3. The shipping switch code among all interleavings of a short run, and among very many of long ones. At
+//! each thing that the receiver touches, the sender gets on by any number of steps; its stores are steps of their own.
+//! Canaries weaken one rule each; the model must refute every one.
+//!
+//! The directions of a connection share nothing, so one is enough.
+
+use std::collections::VecDeque;
+
+use tombolo_layout::sockets::Followed;
+use tombolo_sockets::switch::{Carrier, Fault, Found, Incoming, Outgoing, Receiver, Sender};
+
+/// What is weakened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mutant {
+    None,
+    /// The sender does not wait until its last move was followed.
+    ManyMoves,
+    /// The sender does not wait until the receiver is ready.
+    NeverReady,
+    /// The number of moves is stored before the boundary.
+    BoundaryLate,
+    /// The receiver declares itself ready while another thread reads in the kernel.
+    ReadyBesideReader,
+    /// A byte that another thread is sending is not counted.
+    UncountedByte,
+    /// The receiver does not look into the pipe again after it saw the move.
+    NoSecondLook,
+    /// The receiver follows before it has read what lies before the boundary.
+    FollowsEarly,
+}
+
+/// Where choices come from: all sequences one after the other, or random ones.
+trait Chooser {
+    fn choose(&mut self, of: usize) -> usize;
+}
+
+/// Depth first through all sequences of choices, by running again.
+#[derive(Default)]
+struct Exhaustive {
+    path: Vec<(usize, usize)>,
+    at: usize,
+}
+
+impl Exhaustive {
+    /// Whether there is another sequence.
+    fn next(&mut self) -> bool {
+        self.at = 0;
+        while let Some((taken, of)) = self.path.pop() {
+            if taken + 1 < of {
+                self.path.push((taken + 1, of));
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Chooser for Exhaustive {
+    fn choose(&mut self, of: usize) -> usize {
+        if self.at == self.path.len() {
+            self.path.push((0, of));
+        }
+        self.at += 1;
+        self.path[self.at - 1].0
+    }
+}
+
+struct Random(u64);
+
+impl Chooser for Random {
+    fn choose(&mut self, of: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % of
+    }
+}
+
+/// A step of the sender that others can come between.
+#[derive(Clone, Copy)]
+enum Step {
+    Boundary(u64),
+    Moves(u64),
+    Write(Carrier),
+}
+
+struct World<'a, C> {
+    choices: &'a mut C,
+    mutant: Mutant,
+    // Shared words.
+    moves: u64,
+    boundary: u64,
+    followed: u64,
+    // Carriers.
+    tcp: VecDeque<u32>,
+    pipe: VecDeque<u32>,
+    fin: bool,
+    // The sender.
+    sender: Sender,
+    steps: VecDeque<Step>,
+    next: u32,
+    last: u32,
+    tcp_sent: u64,
+    pipe_sent: u64,
+    // The receiver.
+    received: u64,
+    position: u64,
+    output: Vec<u32>,
+    /// What a reader that looks only once would have seen in the pipe.
+    seen: usize,
+    /// Another thread of the receiver sleeps in a kernel read.
+    kernel_reader: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Wrong {
+    Fault(Fault),
+    Order(Vec<u32>),
+    Missing(usize),
+    Hang,
+}
+
+impl From<Fault> for Wrong {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// The sender's side while it decides: its stores become steps.
+struct Deciding<'a> {
+    mutant: Mutant,
+    followed: u64,
+    own: u64,
+    tcp_sent: u64,
+    pipe_sent: u64,
+    steps: &'a mut VecDeque<Step>,
+}
+
+impl Outgoing for Deciding<'_> {
+    fn followed(&mut self) -> u64 {
+        let word = Followed::decode(self.followed);
+        match self.mutant {
+            Mutant::ManyMoves => Followed { moves: self.own, ..word }.encode(),
+            Mutant::NeverReady => Followed { ready: true, ..word }.encode(),
+            _ => self.followed,
+        }
+    }
+
+    fn sent_over_tcp(&mut self) -> Option<u64> {
+        let uncounted = u64::from(self.mutant == Mutant::UncountedByte && self.tcp_sent > 0);
+        Some(self.tcp_sent - uncounted)
+    }
+
+    fn position(&mut self) -> u64 {
+        self.pipe_sent
+    }
+
+    fn publish(&mut self, boundary: u64, moves: u64) {
+        let mut order = [Step::Boundary(boundary), Step::Moves(moves)];
+        if self.mutant == Mutant::BoundaryLate {
+            order.reverse();
+        }
+        self.steps.extend(order);
+    }
+}
+
+impl<C: Chooser> World<'_, C> {
+    /// One step of the sender; false where it has none left.
+    fn step(&mut self) -> bool {
+        if self.steps.is_empty() {
+            if self.next == self.last {
+                return false;
+            }
+            let wanted = if self.choices.choose(2) == 0 { Carrier::Pipe } else { Carrier::Tcp };
+            let mut sender = self.sender.clone();
+            let own = self.moves;
+            let mut deciding = Deciding {
+                mutant: self.mutant,
+                followed: self.followed,
+                own,
+                tcp_sent: self.tcp_sent,
+                pipe_sent: self.pipe_sent,
+                steps: &mut self.steps,
+            };
+            let carrier = sender.steer(&mut deciding, wanted).expect("the receiver follows the rules");
+            self.sender = sender;
+            self.steps.push_back(Step::Write(carrier));
+        }
+        match self.steps.pop_front() {
+            Some(Step::Boundary(boundary)) => self.boundary = boundary,
+            Some(Step::Moves(moves)) => self.moves = moves,
+            Some(Step::Write(carrier)) => {
+                match carrier {
+                    Carrier::Tcp => {
+                        self.tcp.push_back(self.next);
+                        self.tcp_sent += 1;
+                    }
+                    Carrier::Pipe => {
+                        self.pipe.push_back(self.next);
+                        self.pipe_sent += 1;
+                    }
+                }
+                self.next += 1;
+            }
+            None => {}
+        }
+        true
+    }
+
+    /// Others get on before the receiver touches the next thing.
+    fn others(&mut self) {
+        loop {
+            if self.kernel_reader && !self.tcp.is_empty() && self.choices.choose(2) == 1 {
+                self.kernel_reads();
+            }
+            let done = self.next == self.last && self.steps.is_empty();
+            if done || self.choices.choose(2) == 0 {
+                return;
+            }
+            self.step();
+        }
+    }
+
+    /// The other thread's read ends; it reads no more.
+    fn kernel_reads(&mut self) {
+        self.kernel_reader = false;
+        self.received += self.tcp.len() as u64;
+        self.output.extend(self.tcp.drain(..));
+    }
+}
+
+impl<C: Chooser> Incoming for World<'_, C> {
+    type Error = Wrong;
+
+    fn moves(&mut self) -> u64 {
+        self.seen = self.pipe.len();
+        self.others();
+        self.moves
+    }
+
+    fn boundary(&mut self) -> u64 {
+        self.others();
+        if self.mutant == Mutant::FollowsEarly && self.moves % 2 == 1 { self.received } else { self.boundary }
+    }
+
+    fn publish(&mut self, word: u64) {
+        self.others();
+        self.followed = word;
+    }
+
+    fn may_be_ready(&mut self) -> bool {
+        !self.kernel_reader || self.mutant == Mutant::ReadyBesideReader
+    }
+
+    /// As much as there is when it happens: a long read, begun when it was last decided.
+    fn read_tcp(&mut self) -> Result<Found, Wrong> {
+        self.others();
+        if self.tcp.is_empty() {
+            return Ok(if self.fin { Found::End } else { Found::Nothing });
+        }
+        let n = self.tcp.len();
+        self.received += n as u64;
+        self.output.extend(self.tcp.drain(..));
+        Ok(Found::Bytes(n))
+    }
+
+    fn look_at_tcp(&mut self) -> Result<Found, Wrong> {
+        self.others();
+        Ok(match self.tcp.len() {
+            0 if self.fin => Found::End,
+            0 => Found::Nothing,
+            n => Found::Bytes(n),
+        })
+    }
+
+    fn read_pipe(&mut self) -> Result<Option<usize>, Wrong> {
+        let stale = self.seen;
+        self.others();
+        // The position of one who believes that he has read all that there is.
+        if self.mutant == Mutant::NoSecondLook && self.moves % 2 == 0 && stale == 0 {
+            self.position = self.pipe_sent;
+            self.pipe.clear();
+        }
+        let n = self.pipe.len().min(2);
+        self.output.extend(self.pipe.drain(..n));
+        self.position += n as u64;
+        Ok((n != 0).then_some(n))
+    }
+
+    fn received(&mut self) -> u64 {
+        self.received
+    }
+
+    fn position(&mut self) -> u64 {
+        self.position
+    }
+}
+
+/// One run: the sender sends `bytes` and ends; the receiver reads all.
+fn run(choices: &mut impl Chooser, bytes: u32, mutant: Mutant, kernel_reader: bool) -> Result<(usize, u64), Wrong> {
+    let mut world = World {
+        choices,
+        mutant,
+        moves: 0,
+        boundary: 0,
+        followed: 0,
+        tcp: VecDeque::new(),
+        pipe: VecDeque::new(),
+        fin: false,
+        sender: Sender::default(),
+        steps: VecDeque::new(),
+        next: 0,
+        last: bytes,
+        tcp_sent: 0,
+        pipe_sent: 0,
+        received: 0,
+        position: 0,
+        output: Vec::new(),
+        seen: 0,
+        kernel_reader,
+    };
+    let mut receiver = Receiver::default();
+    // A call while the sender is at it, or more.
+    loop {
+        let before = world.output.len();
+        receiver.receive(&mut world)?;
+        check(&world.output)?;
+        if world.next == world.last && world.steps.is_empty() && world.output.len() == before {
+            break;
+        }
+        // Nothing there and nobody chose to send: the sender's turn.
+        if world.output.len() == before {
+            world.step();
+        }
+        if world.kernel_reader {
+            // Only the thread in the kernel reads from now on, until it returns.
+            while world.step() {}
+            if world.tcp.is_empty() && !world.pipe.is_empty() {
+                return Err(Wrong::Hang);
+            }
+            world.kernel_reads();
+            check(&world.output)?;
+        }
+    }
+    world.fin = true;
+    let mut calls = 0;
+    while !matches!(receiver.receive(&mut world)?, Found::End) {
+        check(&world.output)?;
+        calls += 1;
+        if calls > 4 * bytes + 16 {
+            return Err(Wrong::Hang);
+        }
+    }
+    if world.output.len() != bytes as usize {
+        return Err(Wrong::Missing(world.output.len()));
+    }
+    Ok((world.output.len(), world.moves))
+}
+
+fn check(output: &[u32]) -> Result<(), Wrong> {
+    if output.iter().enumerate().all(|(index, byte)| index as u32 == *byte) {
+        return Ok(());
+    }
+    Err(Wrong::Order(output.to_vec()))
+}
+
+/// The first thing that goes wrong in random runs.
+fn refuted(mutant: Mutant, kernel_reader: bool) -> Option<Wrong> {
+    (0..20_000).find_map(|seed| run(&mut Random(seed), 12, mutant, kernel_reader).err())
+}
+
+#[test]
+fn s1_s2_s3_short_runs_keep_every_byte_in_order_in_all_interleavings() {
+    for (bytes, kernel_reader) in [(2, false), (3, false), (2, true)] {
+        let mut choices = Exhaustive::default();
+        let (mut runs, mut most_moves) = (0_u64, 0);
+        loop {
+            let path = choices.path.clone();
+            match run(&mut choices, bytes, Mutant::None, kernel_reader) {
+                Ok((_, moves)) => most_moves = most_moves.max(moves),
+                Err(wrong) => panic!("{wrong:?} after the choices {path:?}"),
+            }
+            runs += 1;
+            if !choices.next() {
+                break;
+            }
+        }
+        assert!(runs > 20 && most_moves >= 1, "{runs} runs of {bytes} bytes, {most_moves} moves");
+    }
+}
+
+#[test]
+fn s1_s2_s3_long_runs_keep_every_byte_in_order_over_many_moves() {
+    let mut moves = 0;
+    for seed in 0..20_000 {
+        match run(&mut Random(seed), 60, Mutant::None, seed % 4 == 0) {
+            Ok((_, made)) => moves += made,
+            Err(wrong) => panic!("{wrong:?} with seed {seed}"),
+        }
+    }
+    assert!(moves > 100_000, "only {moves} moves");
+}
+
+#[test]
+fn s3_canary_sender_with_many_moves_outstanding_is_refuted() {
+    assert!(refuted(Mutant::ManyMoves, false).is_some());
+}
+
+#[test]
+fn s2_canary_sender_that_does_not_wait_for_readiness_is_refuted() {
+    assert!(refuted(Mutant::NeverReady, false).is_some());
+}
+
+#[test]
+fn s1_canary_boundary_stored_late_is_refuted() {
+    assert!(refuted(Mutant::BoundaryLate, false).is_some());
+}
+
+#[test]
+fn s2_canary_receiver_ready_beside_a_reader_in_the_kernel_is_refuted() {
+    assert!(refuted(Mutant::ReadyBesideReader, true).is_some());
+}
+
+#[test]
+fn s3_canary_byte_in_flight_that_is_not_counted_is_refuted() {
+    assert!(refuted(Mutant::UncountedByte, false).is_some());
+}
+
+#[test]
+fn s3_canary_receiver_that_does_not_look_twice_is_refuted() {
+    assert!(refuted(Mutant::NoSecondLook, false).is_some());
+}
+
+#[test]
+fn s3_canary_receiver_that_follows_early_is_refuted() {
+    assert!(refuted(Mutant::FollowsEarly, false).is_some());
+}
