@@ -23,7 +23,7 @@ use tally::Tally;
 /// The table of tiers, for people.
 pub fn describe() -> String {
     let mut out = String::new();
-    for tier in &TIERS {
+    for tier in TIERS {
         let env: String = tier.env.iter().map(|(key, value)| format!("{key}='{value}' ")).collect();
         let when = match tier.runs {
             Runs::Always => "",
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn page_about_testing_names_every_tier() {
         let page = include_str!("../../docs/testing.md");
-        for tier in &TIERS {
+        for tier in TIERS {
             assert!(page.contains(&format!("| `{}` |", tier.name)), "docs/testing.md lacks {}", tier.name);
         }
     }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The letters of the ids and the part of the specification that each one numbers.
-const PARTS: [(&str, &str); 7] = [
+const PARTS: &[(&str, &str)] = &[
     ("M", "memory"),
     ("R", "ring"),
     ("C", "channel"),

@@ -52,7 +52,7 @@ const BASE: Tier = Tier {
 };
 
 /// All tiers in the order in which they run.
-pub const TIERS: [Tier; 16] = [
+pub const TIERS: &[Tier] = &[
     Tier {
         name: "format",
         command: "cargo fmt --all --check",
@@ -175,7 +175,7 @@ mod tests {
     fn tiers_are_complete_and_named_once() {
         let names: BTreeSet<&str> = TIERS.iter().map(|tier| tier.name).collect();
         assert_eq!(names.len(), TIERS.len());
-        for tier in &TIERS {
+        for tier in TIERS {
             assert!(!tier.name.is_empty() && tier.command.starts_with("cargo "), "{}", tier.name);
             assert!(tier.long.is_none_or(|long| long >= tier.limit), "{}", tier.name);
         }
