@@ -11,11 +11,12 @@
 //! 3. A word of the peer is [`Untrusted`] until it was checked, and is loaded once.
 //!
 //! Why there is `unsafe` at all: mapping memory, and reaching it by address, is what this crate is for. It is the one
-//! place below the backends that does so; the modules [`map`](self), `word`, `data` and `copy` hold all of it.
+//! place below the backends that does so; the modules [`map`](self), `word`, `data`, `copy` and `loss` hold all of it.
 #![deny(unsafe_code)]
 
 mod copy;
 mod data;
+mod loss;
 mod map;
 mod memfd;
 mod segment;

@@ -8,11 +8,15 @@ use std::{any::Any, io, os::fd::BorrowedFd, ptr::NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::{OwnSegment, loss::Watched};
+
 /// A shared mapping of `len` bytes.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    /// Its memory can be taken away. Given up in `drop`, before the range is.
+    watched: Option<Watched>,
     /// Dropped once the range is unmapped: fields go after `drop` has run.
     guard: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -40,7 +44,21 @@ impl Mapping {
         // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range, so nothing of ours is replaced.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, offset) }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address 0"))?;
-        Ok(Self { base, len, guard: None })
+        Ok(Self { base, len, watched: None, guard: None })
+    }
+
+    /// As [`new`](Self::new), of memory that can be taken away.
+    pub(crate) fn revocable(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> io::Result<Self> {
+        let mut mapping = Self::new(fd, offset, len, access)?;
+        // SAFETY: (range) just mapped; `drop` gives it up before it unmaps.
+        let watched = unsafe { Watched::new(mapping.base.addr().get(), len, access == Access::ReadWrite) }?;
+        mapping.watched = Some(watched);
+        Ok(mapping)
+    }
+
+    /// Whether the memory was taken away and somebody stumbled over that: then there are zeros in its place.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.watched.as_ref().is_some_and(Watched::is_lost)
     }
 
     /// Keeps `guard` until the range is unmapped.
@@ -67,9 +85,31 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.watched = None;
         // SAFETY: (range) base and len came from mmap and are unmapped nowhere else; (users) every word and slice holds
         // this mapping alive, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
+    }
+}
+
+impl OwnSegment {
+    /// Maps `len` bytes of `fd` from `offset` on as a segment of this end, for a backend whose memory is a part of a
+    /// device. That may be unplugged: see [`OwnControl::is_lost`](crate::OwnControl::is_lost). Drops `guard` as
+    /// [`PeerSegment::map_guarded`](crate::PeerSegment::map_guarded) does.
+    ///
+    /// # Errors
+    /// What the kernel says to `mmap`.
+    ///
+    /// # Safety
+    /// For as long as the segment and what was split off it live, nobody else writes these bytes: no other process, no
+    /// other domain, no other mapping in this process.
+    pub unsafe fn map_revocable(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        guard: impl Any + Send + Sync,
+    ) -> io::Result<Self> {
+        Mapping::revocable(fd, offset, len, Access::ReadWrite).map(|it| Self::from_only_writable(it.guarded(guard)))
     }
 }

@@ -67,6 +67,13 @@ impl OwnControl {
         MappedOwnWord::new(&self.mapping, offset)
     }
 
+    /// Whether the memory was taken away while it was mapped, as far as anybody stumbled over it: what is there now are
+    /// zeros of this process alone.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
+    }
+
     /// Writes the immutable header, word by word, before the peer hears of the segment.
     ///
     /// # Panics
@@ -101,6 +108,27 @@ impl PeerSegment {
     /// What the kernel says to `mmap`.
     pub fn map_guarded(fd: BorrowedFd<'_>, len: usize, guard: impl Any + Send + Sync) -> io::Result<Self> {
         Ok(Self(Arc::new(Mapping::new(fd, 0, len, Access::ReadOnly)?.guarded(guard))))
+    }
+
+    /// As [`map_guarded`](Self::map_guarded), from `offset` on and of memory that can be taken away, as a device's is
+    /// when it is unplugged: see [`is_lost`](Self::is_lost).
+    ///
+    /// # Errors
+    /// What the kernel says to `mmap`.
+    pub fn map_revocable(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        guard: impl Any + Send + Sync,
+    ) -> io::Result<Self> {
+        Ok(Self(Arc::new(Mapping::revocable(fd, offset, len, Access::ReadOnly)?.guarded(guard))))
+    }
+
+    /// Whether the memory was taken away while it was mapped, as far as anybody stumbled over it: what is there now are
+    /// zeros.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.0.is_lost()
     }
 
     /// Bytes of the segment.
