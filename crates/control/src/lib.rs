@@ -68,13 +68,13 @@ pub const fn slice_is_sound(region: u64, offset: u64, len: u64) -> bool {
     offset >= SLICES_AT && end <= region && len != 0 && offset % page == 0 && len % page == 0
 }
 
-/// B-14. Whether a caller on `side` may take `channel` and the one behind it.
+/// B-14. Event channels of a call.
+pub const CALL_CHANNELS: u16 = 3;
+
+/// B-14. Whether a call may take `channel` and those behind it; the first of all is the brokers'.
 #[must_use]
-pub const fn channel_is_sound(side: u8, channel: u16) -> bool {
-    match side {
-        0 => channel >= 2 && channel < CHANNELS / 2 - 1,
-        _ => channel >= CHANNELS / 2 && channel < CHANNELS - 1,
-    }
+pub const fn channel_is_sound(channel: u16) -> bool {
+    channel != 0 && channel <= CHANNELS - CALL_CHANNELS && (channel - 1) % CALL_CHANNELS == 0
 }
 
 /// B-8. The vector that a peer on `link` rings, of a device with so many.
@@ -88,10 +88,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b14_each_side_calls_on_channels_of_its_own() {
-        let sound = |side| (0..600).filter(move |&channel| channel_is_sound(side, channel));
-        assert_eq!((sound(0).min(), sound(0).max()), (Some(2), Some(254)));
-        assert_eq!((sound(1).min(), sound(1).max()), (Some(256), Some(510)));
+    fn b14_calls_have_channels_of_their_own_behind_that_of_the_brokers() {
+        let sound: Vec<u16> = (0..600).filter(|&channel| channel_is_sound(channel)).collect();
+        assert_eq!((sound.len(), sound[0], sound[1], sound[169]), (170, 1, 4, 508));
     }
 
     #[test]

@@ -210,7 +210,7 @@ messages! {
         generation: u32,
     }
     /// B-12. How the peer fares.
-    6 Life (Host) {
+    6 Life (Host Socket) {
         /// On which link.
         link: u32,
         /// In which generation.
@@ -240,7 +240,7 @@ messages! {
         offset: u64,
         /// Bytes of it.
         len: u64,
-        /// Event channel that wakes readers; the one behind it wakes writers.
+        /// The first of its event channels: data, space, control.
         channel: u16,
     }
     /// B-14. The channel is agreed.
@@ -258,7 +258,7 @@ messages! {
         reason: Reason,
     }
     /// B-14. The call is over on this side.
-    19 Close (Link) {}
+    19 Close (Link Socket) {}
     /// B-15. A service is to be reached here.
     32 Listen (Socket) {
         /// Its name.
