@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer facade. Uses: channel, sockets, domain-local.
+//! Layer facade. Uses: channel, sockets, domain-ivshmem, domain-local.
 //!
 //! Tombolo: programs in neighbouring virtual machines, containers and the host talk through memory that both sides map
 //! into user space. Bytes cross without a system call, a packet, a checksum or a copy by a third party; a notification
@@ -7,7 +7,8 @@
 //!
 //! A [`Stream`] carries bytes both ways and reads and writes like a `TcpStream`; [`Messages`] carries whole messages.
 //! The address says how the two ends meet: `local:NAME` or `local:/path/to/socket` joins processes, containers and
-//! network namespaces of one kernel that share a folder.
+//! network namespaces of one kernel that share a folder. `vm:NAME/SERVICE` joins virtual machines under QEMU, through
+//! the broker (`tombolod`) of each; where none runs, the error says so.
 //!
 //! # Example
 //! ```
@@ -59,11 +60,12 @@
 use std::sync::LazyLock;
 
 pub use tombolo_channel::*;
+use tombolo_domain_ivshmem::VmDomain;
 use tombolo_domain_local::LocalDomain;
 pub use tombolo_domain_local::services_folder;
 
-/// The backends of this program, by the scheme of their addresses: `local`.
-static BACKENDS: LazyLock<Backends> = LazyLock::new(|| Backends::new().with(LocalDomain::new()));
+/// The backends of this program, by the scheme of their addresses: `local`, `vm`.
+static BACKENDS: LazyLock<Backends> = LazyLock::new(|| Backends::new().with(LocalDomain::new()).with(VmDomain::new()));
 
 /// TCP connections whose bytes go through shared memory: for fronts that stand in a program's way to the kernel.
 pub mod sockets {

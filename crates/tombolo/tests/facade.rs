@@ -26,9 +26,19 @@ fn patient() -> Options {
 #[test]
 fn c1_unknown_scheme_is_refused_and_the_known_ones_are_named() {
     let error = tombolo::connect("pigeon:post").unwrap_err();
-    assert!(matches!(&error, Error::UnknownScheme { known, .. } if known == "local"), "{error}");
+    assert!(matches!(&error, Error::UnknownScheme { known, .. } if known == "local, vm"), "{error}");
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(matches!(tombolo::listen("nowhere"), Err(Error::Address(_))));
+}
+
+#[test]
+fn v1_machine_out_of_reach_is_told_with_what_is_missing() {
+    let error = tombolo::connect("vm:no-such-machine/web").unwrap_err();
+    let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    let told = format!("{error}: {source}");
+    // Where a broker runs it knows no such machine; elsewhere there is none.
+    assert!(told.contains("no-such-machine") || told.contains("start tombolod"), "{told}");
+    assert!(matches!(tombolo::connect("vm:web"), Err(Error::Domain(_))));
 }
 
 #[test]

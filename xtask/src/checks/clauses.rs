@@ -21,6 +21,7 @@ const PARTS: &[(&str, &str)] = &[
     ("L", "local rendezvous"),
     ("D", "domain backends"),
     ("B", "brokers"),
+    ("V", "virtual machines"),
 ];
 const RESERVED: &str = "*(reserved)*";
 

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! V-7. Waiting: for rings, for news from the broker, for the end.
+//!
+//! Each bell has an epoll instance on which four things arrive, all level-triggered: the bell's own eventfd; the
+//! broker's socket for this call; the device's hang-up, if there is a device; and an eventfd that is raised, for good,
+//! once the call is over.
+
+use std::{
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rustix::{
+    event::{EventfdFlags, Timespec, epoll},
+    io::Errno,
+};
+use tombolo_control::Message;
+use tombolo_domain::{Deadline, Doorbell, Error, Life, Result, Slot, Woken};
+
+use crate::{
+    client,
+    mailbox::{OwnPage, PeerPage},
+    port::{BELLS, Port},
+};
+
+/// What an event is about. A ring comes before an end.
+const RUNG: u64 = 0;
+const OVER: u64 = 1;
+const NEWS: u64 = 2;
+
+#[derive(Debug)]
+pub(crate) struct Hub {
+    port: Arc<Port>,
+    own: OwnPage,
+    peer: PeerPage,
+    waits: [OwnedFd; BELLS],
+    /// Readable for good once nothing more comes.
+    over: OwnedFd,
+    is_over: AtomicBool,
+    known: Mutex<Known>,
+}
+
+/// What the broker said.
+#[derive(Debug)]
+struct Known {
+    life: Life,
+    /// None once the broker is gone, or has nothing more to say.
+    socket: Option<OwnedFd>,
+    hangs_up: bool,
+}
+
+impl Hub {
+    pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd) -> Result<Self> {
+        let over = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Error::os("eventfd", error))?;
+        let wait = |bell: usize| -> rustix::io::Result<OwnedFd> {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let watch =
+                |fd: BorrowedFd<'_>, about, flags| epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags);
+            watch(port.heard(bell), RUNG, epoll::EventFlags::IN)?;
+            watch(over.as_fd(), OVER, epoll::EventFlags::IN)?;
+            watch(socket.as_fd(), NEWS, epoll::EventFlags::IN)?;
+            if let Some(device) = port.hang_up() {
+                watch(device, NEWS, epoll::EventFlags::empty())?;
+            }
+            Ok(epoll)
+        };
+        let make = |bell| wait(bell).map_err(|error| Error::os("epoll_ctl", error));
+        let waits = [make(0)?, make(1)?, make(2)?];
+        let known = Known { life: Life::Running, socket: Some(socket), hangs_up: port.hang_up().is_some() };
+        Ok(Self { port, own, peer, waits, over, is_over: false.into(), known: Mutex::new(known) })
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// This end gave the link up: nobody waits for it any more.
+    pub(crate) fn give_up(&self) {
+        self.end(&mut self.known(), Life::ProcessGone);
+    }
+
+    fn unwatch(&self, fd: BorrowedFd<'_>) {
+        for epoll in &self.waits {
+            let _ = epoll::delete(epoll, fd);
+        }
+    }
+
+    fn end(&self, known: &mut Known, life: Life) {
+        if !self.is_over.swap(true, Ordering::AcqRel) {
+            known.life = life;
+            let _ = rustix::io::write(&self.over, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether nothing more comes. Costs a load unless it has just ended.
+    pub(crate) fn is_over(&self) -> bool {
+        if !self.is_over.load(Ordering::Acquire) && self.peer.is_closed() {
+            self.end(&mut self.known(), Life::ProcessGone);
+        }
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Hears what the broker and the device have to say, and how the peer fares after that.
+    pub(crate) fn life(&self) -> Life {
+        let mut known = self.known();
+        self.hear(&mut known);
+        if let Some(device) = self.port.hang_up().filter(|_| known.hangs_up && client::hung_up(self.port.own().fd())) {
+            self.unwatch(device);
+            known.hangs_up = false;
+            self.end(&mut known, Life::Revoked);
+        }
+        if self.own.is_lost() || self.peer.is_lost() {
+            self.end(&mut known, Life::Revoked);
+        }
+        drop(known);
+        self.is_over();
+        self.known().life
+    }
+
+    fn hear(&self, known: &mut Known) {
+        while let Some(socket) = &known.socket {
+            match client::receive(socket.as_fd()) {
+                Ok(None) => return,
+                Ok(Some((said, _))) => match said.message {
+                    Message::Life { life: tombolo_control::Life::DomainGone, .. } => self.end(known, Life::DomainGone),
+                    Message::Life { .. } if self.is_over.load(Ordering::Acquire) => {}
+                    Message::Life { life: tombolo_control::Life::Running, .. } => known.life = Life::Running,
+                    Message::Life { life: tombolo_control::Life::Paused, .. } => known.life = Life::Paused,
+                    Message::Life { .. } => known.life = Life::Unknown,
+                    Message::Close {} => self.end(known, Life::ProcessGone),
+                    _ => {}
+                },
+                // The broker is gone. The call goes on (V-7), and nobody can tell how the peer fares.
+                Err(_) => {
+                    self.unwatch(socket.as_fd());
+                    known.socket = None;
+                    if !self.is_over.load(Ordering::Acquire) {
+                        known.life = Life::Unknown;
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn wait(&self, bell: usize, deadline: Deadline) -> Result<Woken> {
+        // The peer may have ended without a ring that is still there; once is enough, later ones come with a ring.
+        self.is_over();
+        loop {
+            let left = deadline.remaining();
+            let mut events = [MaybeUninit::uninit(); 4];
+            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            let woken = match epoll::wait(&self.waits[bell], &mut events, timeout.as_ref()) {
+                Ok((events, _)) => events.iter().map(|event| event.data.u64()).min(),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(Error::os("epoll_wait", error)),
+            };
+            match woken {
+                Some(RUNG) => return Ok(Woken::Rung),
+                Some(OVER) => return Ok(Woken::PeerGone),
+                Some(_) => drop(self.life()),
+                None if left.is_some_and(|left| left.is_zero()) || deadline.expired() => return Ok(Woken::TimedOut),
+                None => {}
+            }
+        }
+    }
+
+    pub(crate) fn drain(&self, bell: usize) {
+        if !self.port.drain(bell) {
+            // It was not the bell that made the descriptor readable.
+            self.life();
+        }
+        self.is_over();
+    }
+
+    pub(crate) fn fd(&self, bell: usize) -> BorrowedFd<'_> {
+        self.waits[bell].as_fd()
+    }
+}
+
+/// The doorbell of a link.
+#[derive(Debug)]
+pub(crate) struct VmBell(pub Arc<Hub>);
+
+impl Doorbell for VmBell {
+    fn ring(&self, slot: Slot) {
+        self.0.port.ring(slot.index());
+    }
+
+    fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {
+        self.0.wait(slot.index(), deadline)
+    }
+
+    fn drain(&self, slot: Slot) {
+        self.0.drain(slot.index());
+    }
+
+    fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
+        self.0.fd(slot.index())
+    }
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 2. Uses: layout, mem, domain, control.
+//!
+//! The backend between virtual machines under QEMU, and between a virtual machine and its host. Memory is a slice of an
+//! ivshmem device, doorbells are its interrupts, and the rendezvous is the broker (`tombolod`) of one's own kernel,
+//! which agrees with the peer's and hands out what they agreed. The normative text is `spec/4-domain-vm.md`.
+//!
+//! What a program gets for a call is its own slice, the peer's (read-only), and a way to ring. In a guest these are
+//! descriptors of the kernel module (`kernel/ivshmem`); on a host they are memfds and eventfds. After that no broker
+//! takes part: segments are ranges of the slice, control messages go through its first page.
+//!
+//! ```no_run
+//! use tombolo_domain::{Deadline, Rendezvous};
+//! use tombolo_domain_ivshmem::VmDomain;
+//!
+//! // In the virtual machine `db`:
+//! let mut listener = VmDomain::new().listen("db/query")?;
+//! // In the virtual machine `web`:
+//! let mut link = VmDomain::new().connect("db/query", Deadline::NEVER)?;
+//! link.send(b"hello", None)?;
+//! # Ok::<(), tombolo_domain::Error>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod client;
+mod hub;
+mod link;
+mod mailbox;
+pub mod module;
+mod pool;
+mod port;
+mod sys;
+pub mod uapi;
+
+use std::{
+    env,
+    os::fd::BorrowedFd,
+    path::{Path, PathBuf},
+};
+
+use tombolo_control::Name;
+use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+
+use crate::client::Client;
+pub use crate::{
+    mailbox::{CLOSED, STATE_AT},
+    port::BELLS,
+};
+
+/// The part of an address before the colon.
+const SCHEME: &str = "vm";
+/// Where the broker listens unless `TOMBOLO_BROKER` says otherwise.
+const BROKER: &str = "/run/tombolo/broker.sock";
+
+/// Virtual machines of one host, and the host, met through the broker of this kernel.
+///
+/// A service is `NAME/SERVICE`: the name that the host's broker gave the machine, and that of the service in it. Whoever
+/// listens may leave its own `NAME/` out. The broker's socket is `$TOMBOLO_BROKER`, or `/run/tombolo/broker.sock`.
+#[derive(Clone, Debug, Default)]
+pub struct VmDomain {
+    broker: Option<PathBuf>,
+}
+
+impl VmDomain {
+    /// The broker whose socket the environment names, looked up at each call.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { broker: None }
+    }
+
+    /// The broker at `socket`.
+    #[must_use]
+    pub fn through(socket: impl Into<PathBuf>) -> Self {
+        Self { broker: Some(socket.into()) }
+    }
+
+    fn broker(&self) -> Result<Client> {
+        let named = || env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let path = self.broker.clone().or_else(named);
+        Client::open(path.as_deref().unwrap_or(Path::new(BROKER)))
+    }
+}
+
+/// V-1. The domain, if it is said, and the service.
+fn parse(service: &str) -> Result<(Option<Name>, Name)> {
+    let (domain, name) = service.split_once('/').map_or((None, service), |(domain, name)| (Some(domain), name));
+    let why = "it looks like NAME/SERVICE, both of 1 to 64 letters, digits, `.`, `_` and `-`, and not beginning with `.` or `-`";
+    let bad = |_| Error::BadService { service: service.into(), why };
+    Ok((domain.map(str::parse).transpose().map_err(bad)?, name.parse().map_err(bad)?))
+}
+
+impl Rendezvous for VmDomain {
+    fn scheme(&self) -> &'static str {
+        SCHEME
+    }
+
+    fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
+        let (domain, name) = parse(service)?;
+        let mut client = self.broker()?;
+        if domain.is_some_and(|domain| domain != *client.domain()) {
+            let why = "the broker here calls this machine by another name: leave out what is before the `/`";
+            return Err(Error::BadService { service: service.into(), why });
+        }
+        client.listen(name, &format!("vm:{service}"))?;
+        Ok(Box::new(VmListener(client)))
+    }
+
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+        let (Some(domain), name) = parse(service)? else {
+            let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
+            return Err(Error::BadService { service: service.into(), why });
+        };
+        Ok(Box::new(self.broker()?.connect(domain, name, deadline)?))
+    }
+}
+
+/// Calls arrive on the socket on which the service was registered; it ends with the socket.
+#[derive(Debug)]
+struct VmListener(Client);
+
+impl Listener for VmListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+        Ok(self.0.accept()?.map(|link| Box::new(link) as Box<dyn Link>))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn v1_service_is_a_machine_and_a_name() {
+        let told = |text: &str| parse(text).map(|(domain, name)| (domain.map(|it| it.to_string()), name.to_string()));
+        assert_eq!(told("db/query").unwrap(), (Some("db".into()), "query".into()));
+        assert_eq!(told("query").unwrap(), (None, "query".into()));
+        for bad in ["", "/", "db/", "/query", "a/b/c", "-a/b", "a b", "a/b\0"] {
+            assert!(matches!(told(bad), Err(Error::BadService { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn v1_broker_that_is_missing_is_said_with_its_socket_and_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let domain = VmDomain::through(folder.path().join("broker.sock"));
+        let error = domain.connect("db/query", Deadline::NEVER).unwrap_err();
+        let source = std::error::Error::source(&error).expect("the reason").to_string();
+        assert!(error.to_string().contains("broker.sock") && source.contains("start tombolod"), "{error}: {source}");
+    }
+}

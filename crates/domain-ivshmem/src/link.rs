@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One end of a call: its slice, its mailbox, its bells.
+
+use std::{
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::io::Errno;
+use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result};
+use tombolo_layout::limits::{CONTROL_MESSAGE_MAX, PAGE};
+use tombolo_mem::OwnSegment;
+
+use crate::{
+    hub::{Hub, VmBell},
+    mailbox::{self, Mailbox, Mapped, PeerPage},
+    pool::{Pool, Token},
+    port::{CONTROL, Port},
+};
+
+#[derive(Debug)]
+pub(crate) struct VmLink {
+    hub: Arc<Hub>,
+    mailbox: Mailbox,
+    pool: Pool,
+    mapped: Mapped,
+    peer: String,
+    /// Whether a message came in, which is when there is a doorbell.
+    heard: bool,
+}
+
+impl VmLink {
+    /// Begins a call that the broker stated, with its socket for it.
+    pub(crate) fn new(port: Port, socket: OwnedFd, peer: String) -> Result<Self> {
+        let page = usize::try_from(mailbox::LEN).expect("a page");
+        let theirs = PeerPage::new(port.map_peer(0, page, ())?);
+        let mailbox = Mailbox::new(port.map_own(0, page)?, theirs);
+        let hub = Hub::new(Arc::new(port), mailbox.own().clone(), mailbox.peer().clone(), socket)?;
+        Ok(Self { hub: Arc::new(hub), mailbox, pool: Pool::default(), mapped: Mapped::default(), peer, heard: false })
+    }
+
+    /// What is read from memory that was taken away makes no sense, and that is not the peer's fault.
+    fn or_revoked(&self, error: Error) -> Error {
+        if self.hub.life() == Life::Revoked { Error::Revoked } else { error }
+    }
+
+    /// What the end is told as, once nothing more comes.
+    fn ending(&self) -> Error {
+        match self.hub.life() {
+            Life::Revoked => Error::Revoked,
+            _ => Error::PeerGone,
+        }
+    }
+}
+
+impl Memory for VmLink {
+    fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)> {
+        if len == 0 || len as u64 % PAGE != 0 {
+            return Err(Error::os("allocate", Errno::INVAL));
+        }
+        let (segment, token) = self.pool.allocate(len, self.hub.port(), self.mailbox.peer())?;
+        Ok((segment, Offer::new(token)))
+    }
+
+    /// V-6. The pages wait until the peer has let go of them.
+    fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
+        drop((segment, offer));
+    }
+
+    fn quarantined(&self) -> u64 {
+        self.pool.quarantined(self.hub.port(), self.mailbox.peer())
+    }
+
+    fn outlives_owner(&self) -> bool {
+        true
+    }
+}
+
+impl Link for VmLink {
+    fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
+        if message.len() > CONTROL_MESSAGE_MAX {
+            return Err(Error::Limit { what: "length of a control message", remedy: "send at most 256 bytes" });
+        }
+        let foreign = || Error::os("send", io::Error::new(io::ErrorKind::InvalidInput, "the offer is of another link"));
+        let token = offer.map(|offer| offer.token::<Token>().ok_or_else(foreign)).transpose()?;
+        let passed = token.map(|token| self.pool.pass(token).ok_or_else(foreign)).transpose()?;
+        if self.hub.is_over() || matches!(self.hub.life(), Life::Revoked | Life::ProcessGone | Life::DomainGone) {
+            return Err(self.ending());
+        }
+        self.mailbox.send(message, passed).map_err(|error| self.or_revoked(error))?;
+        if let Some(token) = token {
+            self.pool.passed(token);
+        }
+        self.hub.port().ring(CONTROL);
+        Ok(())
+    }
+
+    fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
+        // Asked before the mailbox is looked into: what was sent before the end comes before it.
+        let over = self.hub.is_over();
+        let Some((message, passed)) = self.mailbox.recv().map_err(|error| self.or_revoked(error))? else {
+            if over || matches!(self.hub.life(), Life::Revoked) {
+                return Err(self.ending());
+            }
+            self.hub.drain(CONTROL);
+            if self.mailbox.waits().map_err(|error| self.or_revoked(error))? || self.hub.is_over() {
+                return self.recv(max_segment);
+            }
+            return Ok(None);
+        };
+        self.heard = true;
+        let segment = match passed {
+            None => None,
+            Some(passed) => {
+                let let_go = self.mapped.admit(passed, self.hub.port().peer_len(), max_segment, self.mailbox.own())?;
+                let len = usize::try_from(passed.len).map_err(|_| Error::os("mmap", Errno::NOMEM))?;
+                Some(self.hub.port().map_peer(passed.offset, len, let_go)?)
+            }
+        };
+        // The descriptor says what there is now; a ring that comes later rings later.
+        self.hub.port().drain(CONTROL);
+        if self.mailbox.waits().unwrap_or(true) {
+            self.hub.port().ring_own(CONTROL);
+        }
+        Ok(Some(Received { message, segment }))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.hub.fd(CONTROL)
+    }
+
+    fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
+        self.heard.then(|| Arc::new(VmBell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
+    }
+
+    fn life(&self) -> Life {
+        self.hub.life()
+    }
+
+    fn peer(&self) -> Peer {
+        Peer { domain: self.peer.clone(), pid: None, uid: None }
+    }
+
+    fn same_kernel(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for VmLink {
+    fn drop(&mut self) {
+        self.mailbox.own().close();
+        self.hub.port().ring_all();
+        self.hub.give_up();
+    }
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! V-4, V-5. The first page of a slice: what one end says to the other, and which of the other's segments it let go.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tombolo_domain::{Error, Result};
+use tombolo_layout::{
+    MAGIC,
+    limits::{CONTROL_MESSAGE_MAX, PAGE},
+};
+use tombolo_mem::{
+    MappedPeerWord, OwnBytes, OwnControl, OwnData, OwnSegment, OwnWord, PeerData, PeerSegment, PeerWord,
+};
+
+/// V-4. The version of the page.
+const VERSION: u64 = 1;
+/// V-4. Bytes of the page.
+pub(crate) const LEN: u64 = PAGE;
+/// V-5. Messages that wait at most.
+const ROOM: u64 = 8;
+/// V-6. Segments of one end that the other has, or may still map.
+pub(crate) const HANDLES: usize = 32;
+
+/// V-4. Where a state stands in the page; its lowest byte is the kernel module's to close.
+pub const STATE_AT: u32 = 0x80;
+/// V-4. A state from which on the end is closed.
+pub const CLOSED: u8 = 2;
+const OPEN: u64 = 1;
+
+const AT_VERSION: usize = 0x08;
+const AT_SENT: usize = 0x100;
+const AT_TAKEN: usize = 0x180;
+const AT_LET_GO: usize = 0x200;
+const AT_MESSAGES: usize = 0x400;
+const ENTRY: usize = 0x140;
+const ENTRY_HEAD: usize = 0x20;
+
+/// What breaks `clause`.
+pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error {
+    Error::Malformed { clause, what: what.into() }
+}
+
+/// V-6. A segment on its way: where it is in its owner's slice, and by which number it is given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Passed {
+    pub offset: u64,
+    pub len: u64,
+    pub handle: usize,
+    pub serial: u64,
+}
+
+/// The own page as far as it is words, for whoever has one to store.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnPage(Arc<OwnControl>);
+
+impl OwnPage {
+    pub(crate) fn close(&self) {
+        self.0.word(STATE_AT as usize).store_release(CLOSED.into());
+    }
+
+    /// V-6. Nothing of the peer's segment is mapped here any more.
+    pub(crate) fn let_go(&self, handle: usize, serial: u64) {
+        self.0.word(AT_LET_GO + 8 * handle).store_release(serial);
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.is_lost()
+    }
+}
+
+/// The peer's page.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerPage(PeerSegment);
+
+impl PeerPage {
+    pub(crate) fn new(page: PeerSegment) -> Self {
+        Self(page)
+    }
+
+    /// Whether its end is over. Any state beyond those of an end that is not counts: what stands there after the kernel
+    /// closed it cannot be less.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.0.word(STATE_AT as usize).load_acquire().hint() >= CLOSED.into()
+    }
+
+    /// V-6. The number of the last segment of `handle` that the peer let go.
+    pub(crate) fn let_go(&self, handle: usize) -> u64 {
+        self.0.word(AT_LET_GO + 8 * handle).load_acquire().hint()
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.0.is_lost()
+    }
+
+    fn count(&self, at: usize) -> MappedPeerWord {
+        self.0.word(at)
+    }
+}
+
+/// Both pages, and how far each side is.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    own: OwnPage,
+    entries: OwnBytes,
+    peer: PeerPage,
+    sent: u64,
+    taken: u64,
+    /// The peer's page was seen to be one.
+    begun: bool,
+}
+
+impl Mailbox {
+    /// Begins in a page of zeros.
+    pub(crate) fn new(page: OwnSegment, peer: PeerPage) -> Self {
+        let (control, entries) = page.split(AT_MESSAGES);
+        control.word(AT_VERSION).store_relaxed(VERSION);
+        control.word(STATE_AT as usize).store_relaxed(OPEN);
+        control.word(0).store_release(u64::from_le_bytes(MAGIC));
+        let own = OwnPage(Arc::new(control));
+        Self { own, entries, peer, sent: 0, taken: 0, begun: false }
+    }
+
+    pub(crate) fn own(&self) -> &OwnPage {
+        &self.own
+    }
+
+    pub(crate) fn peer(&self) -> &PeerPage {
+        &self.peer
+    }
+
+    /// V-5. Puts a message there. The peer is still to be rung.
+    pub(crate) fn send(&mut self, message: &[u8], passed: Option<Passed>) -> Result<()> {
+        let unread = self.peer.count(AT_TAKEN).load_acquire().check(|taken| match self.sent.checked_sub(taken) {
+            Some(unread @ 0..=ROOM) => Ok(unread),
+            _ => Err(malformed("V-5", format!("{taken} messages taken of {} sent", self.sent))),
+        })?;
+        if unread == ROOM {
+            return Err(Error::Limit {
+                what: "the room for control messages",
+                remedy: "the peer does not read them: close the link or wait for it",
+            });
+        }
+        let mut entry = [0; ENTRY_HEAD + CONTROL_MESSAGE_MAX];
+        entry[..2].copy_from_slice(&(message.len() as u16).to_le_bytes());
+        if let Some(passed) = passed {
+            entry[2..4].copy_from_slice(&(passed.handle as u16 + 1).to_le_bytes());
+            for (at, number) in [(0x08, passed.offset), (0x10, passed.len), (0x18, passed.serial)] {
+                entry[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            }
+        }
+        entry[ENTRY_HEAD..][..message.len()].copy_from_slice(message);
+        self.entries.copy_in((self.sent % ROOM) as usize * ENTRY, &entry);
+        self.sent += 1;
+        // ORDER Release: with the peer's Acquire of the count; who sees it sees the message.
+        self.own.0.word(AT_SENT).store_release(self.sent);
+        Ok(())
+    }
+
+    /// V-5. Takes the next message out, or nothing.
+    pub(crate) fn recv(&mut self) -> Result<Option<(Vec<u8>, Option<Passed>)>> {
+        if !self.waits()? {
+            return Ok(None);
+        }
+        let mut entry = [0; ENTRY_HEAD + CONTROL_MESSAGE_MAX];
+        self.peer.0.data(AT_MESSAGES + (self.taken % ROOM) as usize * ENTRY).copy_out(0, &mut entry);
+        self.taken += 1;
+        self.own.0.word(AT_TAKEN).store_release(self.taken);
+
+        let number = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().expect("8 bytes"));
+        let len = usize::from(u16::from_le_bytes([entry[0], entry[1]]));
+        let handle = usize::from(u16::from_le_bytes([entry[2], entry[3]]));
+        if len > CONTROL_MESSAGE_MAX || handle > HANDLES || entry[4..8] != [0; 4] {
+            return Err(malformed("V-5", format!("message of {len} bytes with segment {handle}")));
+        }
+        let passed =
+            Passed { offset: number(0x08), len: number(0x10), handle: handle.wrapping_sub(1), serial: number(0x18) };
+        Ok(Some((entry[ENTRY_HEAD..][..len].to_vec(), (handle != 0).then_some(passed))))
+    }
+
+    /// Whether there is a message.
+    pub(crate) fn waits(&mut self) -> Result<bool> {
+        let taken = self.taken;
+        let waits = self.peer.count(AT_SENT).load_acquire().check(|sent| match sent.checked_sub(taken) {
+            Some(waiting @ 0..=ROOM) => Ok(waiting != 0),
+            _ => Err(malformed("V-5", format!("{sent} messages sent after {taken} taken"))),
+        })?;
+        if waits && !self.begun {
+            let head = self.peer.0.header::<16>();
+            if head[..8] != MAGIC || head[8..] != VERSION.to_le_bytes() {
+                return Err(malformed("V-4", "the peer's slice does not begin with magic and version"));
+            }
+            self.begun = true;
+        }
+        Ok(waits)
+    }
+}
+
+/// The peer's segments that are mapped here.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Mapped(Arc<Mutex<Vec<Passed>>>);
+
+impl Mapped {
+    /// V-6. Whether the peer may pass this now: whole pages of its slice behind the page, and neither these nor the
+    /// handle passed before and still mapped.
+    pub(crate) fn admit(&self, new: Passed, slice: u64, max: u64, page: &OwnPage) -> Result<LetGo> {
+        let bad =
+            |why: &str| Err(malformed("V-6", format!("segment of {:#x} bytes at {:#x}: {why}", new.len, new.offset)));
+        // Whatever becomes of it, its owner may have it again when this is dropped.
+        let mut let_go = LetGo { passed: new, page: page.clone(), mapped: None };
+        let end = match new.offset.checked_add(new.len) {
+            Some(end) if new.offset >= LEN && end <= slice => end,
+            _ => return bad("not within the slice"),
+        };
+        if new.len == 0 || new.offset % PAGE != 0 || new.len % PAGE != 0 {
+            return bad("not of whole pages");
+        }
+        if new.len > max {
+            return bad(&format!("at most {max:#x} were agreed"));
+        }
+        let mut mapped = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let clash = |old: &Passed| old.handle == new.handle || (old.offset < end && new.offset < old.offset + old.len);
+        if mapped.iter().any(clash) {
+            return bad("passed before, and not let go of yet");
+        }
+        mapped.push(new);
+        let_go.mapped = Some(self.clone());
+        drop(mapped);
+        Ok(let_go)
+    }
+}
+
+/// Gives a segment back to its owner when it is dropped.
+#[derive(Debug)]
+pub(crate) struct LetGo {
+    passed: Passed,
+    page: OwnPage,
+    mapped: Option<Mapped>,
+}
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        if let Some(Mapped(mapped)) = &self.mapped {
+            mapped.lock().unwrap_or_else(PoisonError::into_inner).retain(|it| *it != self.passed);
+        }
+        self.page.let_go(self.passed.handle, self.passed.serial);
+    }
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The kernel module's descriptors, as the broker in a guest uses them.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use crate::{
+    sys,
+    uapi::{self, Info, LinkArgs, SliceArgs},
+};
+
+/// Where the kernel shows devices of the module's kind.
+const CLASS: &str = "/sys/class/misc";
+
+/// A device: `/dev/tomboloN`.
+#[derive(Debug)]
+pub struct Node(File);
+
+impl Node {
+    /// Opens a device's node for reading and writing.
+    ///
+    /// # Errors
+    /// What the system says; that it is none of the module's, or of another version of it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let node = Self(OpenOptions::new().read(true).write(true).open(path)?);
+        match node.info()?.version {
+            uapi::VERSION => Ok(node),
+            version => Err(io::Error::other(format!(
+                "{} speaks version {version} and this program {}: use the module and the broker of one release",
+                path.display(),
+                uapi::VERSION
+            ))),
+        }
+    }
+
+    /// Opens the device that is at `place` on this machine's PCI bus, in the broker's words (`04.0`, `1c.3/00.0`).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `NotFound` while there is no such device.
+    pub fn at(place: &str) -> io::Result<Self> {
+        for entry in std::fs::read_dir(CLASS)? {
+            let name = entry?.file_name();
+            let Some(name) = name.to_str().filter(|name| name.starts_with("tombolo")) else { continue };
+            let Ok(device) = std::fs::canonicalize(Path::new(CLASS).join(name).join("device")) else { continue };
+            if is_at(&device, place) {
+                return Self::open(&Path::new("/dev").join(name));
+            }
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    /// The first device with interrupts: a machine has one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `NotFound`, saying what is missing.
+    pub fn bell() -> io::Result<Self> {
+        let missing = |what: &str| Err(io::Error::new(io::ErrorKind::NotFound, what));
+        if !Path::new("/sys/bus/pci/drivers/tombolo_ivshmem").exists() {
+            return missing("the kernel module is not loaded: modprobe tombolo_ivshmem");
+        }
+        for entry in std::fs::read_dir(CLASS)? {
+            let name = entry?.file_name();
+            let Some(name) = name.to_str().filter(|name| name.starts_with("tombolo")) else { continue };
+            let node = Self::open(&Path::new("/dev").join(name))?;
+            if node.info()?.flags & uapi::INFO_BELL != 0 {
+                return Ok(node);
+            }
+        }
+        missing("this machine has no ivshmem-doorbell device: `tombolo link snippet` on the host says what QEMU needs")
+    }
+
+    /// What the device is.
+    ///
+    /// # Errors
+    /// It is unplugged, or none of the module's.
+    pub fn info(&self) -> io::Result<Info> {
+        Ok(sys::info(self.0.as_fd())?)
+    }
+
+    /// A link of which this device holds our part: `own` and `peer` are ranges as offset and length, the peer's in the
+    /// device `theirs`; rings go to `ring` (whom, at which vector) by `bell` and come at its vector `wait`.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub fn link(
+        &self,
+        own: (u64, u64),
+        theirs: &Self,
+        peer: (u64, u64),
+        bell: &Self,
+        ring: (u16, u16),
+        wait: u16,
+    ) -> io::Result<ModuleLink> {
+        let args = LinkArgs {
+            own_offset: own.0,
+            own_length: own.1,
+            peer_offset: peer.0,
+            peer_length: peer.1,
+            peer_fd: theirs.0.as_raw_fd(),
+            bell_fd: bell.0.as_raw_fd(),
+            ring_peer: ring.0,
+            ring_vector: ring.1,
+            wait_vector: wait,
+            flags: 0,
+        };
+        Ok(ModuleLink(sys::link(self.0.as_fd(), args)?))
+    }
+}
+
+/// Whether a path of sysfs ends in a device at `place`: each step as `DOMAIN:BUS:DEVICE.FUNCTION`.
+fn is_at(path: &Path, place: &str) -> bool {
+    let steps = path.iter().rev().map(|step| step.to_str().and_then(|step| step.rsplit_once(':')).map(|it| it.1));
+    let mut steps = steps.map(Option::unwrap_or_default);
+    let placed = !place.is_empty() && place.rsplit('/').all(|wanted| steps.next() == Some(wanted));
+    // Above it is the root bus, which is no device.
+    placed && steps.next().is_none_or(|step| !step.contains('.'))
+}
+
+/// What two machines share.
+#[derive(Debug)]
+pub struct ModuleLink(OwnedFd);
+
+impl ModuleLink {
+    /// Makes a slice.
+    ///
+    /// # Errors
+    /// As the header says.
+    pub fn slice(&self, args: SliceArgs) -> io::Result<OwnedFd> {
+        Ok(sys::slice(self.0.as_fd(), args)?)
+    }
+
+    /// The slices that exist.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn slices(&self) -> io::Result<Vec<SliceArgs>> {
+        let mut room = vec![SliceArgs::default(); 2 * uapi::CHANNELS as usize];
+        loop {
+            let count = sys::slices(self.0.as_fd(), &mut room)?;
+            if count <= room.len() {
+                room.truncate(count);
+                return Ok(room);
+            }
+            room.resize(count, SliceArgs::default());
+        }
+    }
+
+    /// The peer is gone: ends all waits.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn hang_up(&self) -> io::Result<()> {
+        Ok(sys::hang_up(self.0.as_fd())?)
+    }
+}
+
+impl AsFd for ModuleLink {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_is_found_by_its_place() {
+        let at = |path: &str, place| is_at(Path::new(path), place);
+        assert!(at("/sys/devices/pci0000:00/0000:00:04.0", "04.0"));
+        assert!(at("/sys/devices/pci0000:00/0000:00:1c.3/0000:05:00.0", "1c.3/00.0"));
+        assert!(!at("/sys/devices/pci0000:00/0000:00:1c.3/0000:05:00.0", "00.0"));
+        assert!(!at("/sys/devices/pci0000:00/0000:00:04.0", "04.1"));
+        assert!(!at("/sys/devices/pci0000:00/0000:00:04.0", ""));
+    }
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! V-6. The segments within an own slice: which pages are free, which are used, and which the peer may still look at.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use tombolo_domain::{Error, Result};
+use tombolo_mem::OwnSegment;
+
+use crate::{
+    mailbox::{self, HANDLES, Passed, PeerPage},
+    port::Port,
+};
+
+/// A range in use.
+#[derive(Debug)]
+pub(crate) struct Extent {
+    offset: u64,
+    len: u64,
+    handle: usize,
+    /// Under which number it was passed to the peer; 0: not yet.
+    serial: AtomicU64,
+}
+
+impl Extent {
+    /// Whether the peer may have it.
+    fn is_out(&self, peer: &PeerPage) -> bool {
+        let serial = self.serial.load(Ordering::Relaxed);
+        serial != 0 && peer.let_go(self.handle) != serial
+    }
+}
+
+/// What is inside an offer: the right to pass the range on.
+#[derive(Debug)]
+pub(crate) struct Token(Arc<Extent>);
+
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    /// At each handle its range. Whoever else has the `Arc` has an offer of it.
+    extents: [Option<Arc<Extent>>; HANDLES],
+    /// Up to here pages were used before and are not zero any more.
+    used: u64,
+    serial: u64,
+}
+
+impl Pool {
+    /// Takes back what neither side has any more.
+    fn reap(&mut self, port: &Port, peer: &PeerPage) {
+        for place in &mut self.extents {
+            let has =
+                |it: &Arc<Extent>| Arc::strong_count(it) > 1 || port.own().is_mapped(it.offset) || it.is_out(peer);
+            if !place.as_ref().is_some_and(has) {
+                *place = None;
+            }
+        }
+    }
+
+    pub(crate) fn allocate(&mut self, len: usize, port: &Port, peer: &PeerPage) -> Result<(OwnSegment, Token)> {
+        self.reap(port, peer);
+        let wanted = len as u64;
+        let Some(handle) = self.extents.iter().position(Option::is_none) else {
+            let remedy = "retire some, or have the peer let go of those that were retired";
+            return Err(Error::Limit { what: "the 32 segments that a channel may have", remedy });
+        };
+        let offset = self.place(wanted, port.own().len()).ok_or(Error::Limit {
+            what: "the memory that the broker gave this channel",
+            remedy: "use smaller rings, or raise `slice` in the configuration of the guest's tombolod",
+        })?;
+        let end = offset + wanted;
+        if offset < self.used {
+            let dirty = (self.used.min(end) - offset) as usize;
+            let (_, mut data) = port.map_own(offset, dirty)?.split(0);
+            data.slice_mut(0, dirty).fill(0);
+        }
+        let segment = port.map_own(offset, len)?;
+        self.used = self.used.max(end);
+        let extent = Arc::new(Extent { offset, len: wanted, handle, serial: 0.into() });
+        self.extents[handle] = Some(Arc::clone(&extent));
+        Ok((segment, Token(extent)))
+    }
+
+    /// The first gap of `len` bytes.
+    fn place(&self, len: u64, slice: u64) -> Option<u64> {
+        let mut taken: Vec<_> = self.extents.iter().flatten().map(|it| (it.offset, it.offset + it.len)).collect();
+        taken.sort_unstable();
+        let mut from = mailbox::LEN;
+        for (offset, end) in taken {
+            if offset - from >= len {
+                break;
+            }
+            from = end;
+        }
+        from.checked_add(len).filter(|end| *end <= slice).map(|_| from)
+    }
+
+    /// How the range of an offer of this pool is passed; none if it is another's.
+    pub(crate) fn pass(&self, token: &Token) -> Option<Passed> {
+        let extent = self.extents[token.0.handle].as_ref().filter(|it| Arc::ptr_eq(it, &token.0))?;
+        Some(Passed { offset: extent.offset, len: extent.len, handle: extent.handle, serial: self.serial + 1 })
+    }
+
+    /// It was passed.
+    pub(crate) fn passed(&mut self, token: &Token) {
+        self.serial += 1;
+        token.0.serial.store(self.serial, Ordering::Relaxed);
+    }
+
+    /// Bytes that were retired and that the peer may still look at.
+    pub(crate) fn quarantined(&self, port: &Port, peer: &PeerPage) -> u64 {
+        let retired =
+            |it: &&Arc<Extent>| Arc::strong_count(it) == 1 && !port.own().is_mapped(it.offset) && it.is_out(peer);
+        self.extents.iter().flatten().filter(retired).map(|it| it.len).sum()
+    }
+}

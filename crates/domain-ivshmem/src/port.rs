@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! V-2. What the broker gave for one call: this end's slice, the peer's, and how the two ring each other.
+//!
+//! In a guest these are descriptors of the kernel module; on a host, and in tests, memfds and eventfds. Nothing above
+//! knows which.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::EventfdFlags;
+use tombolo_domain::{Error, Result};
+use tombolo_mem::{OwnSegment, PeerSegment};
+
+use crate::{
+    mailbox::malformed,
+    sys::{self, OwnMemory},
+};
+
+/// V-3. Event channels of a call: the reader's, the writer's, the control path's.
+pub const BELLS: usize = 3;
+/// The bell of the control path; the first two are those of [`Slot`](tombolo_domain::Slot).
+pub(crate) const CONTROL: usize = 2;
+
+/// A slice as offset and length within its memfd.
+pub(crate) type Range = (u64, u64);
+
+#[derive(Debug)]
+pub(crate) struct Port {
+    own: OwnMemory,
+    peer: OwnedFd,
+    peer_range: Range,
+    ring: Ring,
+    /// Eventfds on which this end is rung.
+    heard: [OwnedFd; BELLS],
+}
+
+#[derive(Debug)]
+enum Ring {
+    /// Written to the own slice, as bits.
+    Module,
+    /// An eventfd for each bell.
+    Events([OwnedFd; BELLS]),
+}
+
+impl Port {
+    /// What came with the broker's statement of a call, of `own` and `peer` as it said. Of the module's slices there is
+    /// nothing but what they are, so they begin at 0.
+    pub(crate) fn new(descriptors: Vec<OwnedFd>, own: Range, peer: Range) -> Result<Self> {
+        let count = descriptors.len();
+        let mut all = descriptors.into_iter();
+        let (Some(own_fd), Some(peer_fd)) = (all.next(), all.next()) else {
+            return Err(malformed("V-2", format!("a call with {count} descriptors")));
+        };
+        let rest: Vec<_> = all.collect();
+        if rest.is_empty() {
+            return Self::of_module(own_fd, own.1, peer_fd, peer.1);
+        }
+        let events = <[OwnedFd; 2 * BELLS]>::try_from(rest);
+        let [a, b, c, d, e, f] = events.map_err(|_| malformed("V-2", format!("a call with {count} descriptors")))?;
+        let own = OwnMemory::new(own_fd, own.0, own.1);
+        Ok(Self { own, peer: peer_fd, peer_range: peer, ring: Ring::Events([a, b, c]), heard: [d, e, f] })
+    }
+
+    fn of_module(own: OwnedFd, own_len: u64, peer: OwnedFd, peer_len: u64) -> Result<Self> {
+        let event = || {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))
+        };
+        let heard = [event()?, event()?, event()?];
+        for (channel, event) in (0..).zip(&heard) {
+            sys::eventfd(own.as_fd(), channel, event.as_fd())
+                .map_err(|error| Error::os("TOMBOLO_IOC_EVENTFD", error))?;
+        }
+        let own = OwnMemory::new(own, 0, own_len);
+        Ok(Self { own, peer, peer_range: (0, peer_len), ring: Ring::Module, heard })
+    }
+
+    pub(crate) fn own(&self) -> &OwnMemory {
+        &self.own
+    }
+
+    pub(crate) fn peer_len(&self) -> u64 {
+        self.peer_range.1
+    }
+
+    pub(crate) fn map_own(&self, offset: u64, len: usize) -> Result<OwnSegment> {
+        self.own.map(offset, len).map_err(|error| Error::os("mmap of a slice", error))
+    }
+
+    pub(crate) fn map_peer(&self, offset: u64, len: usize, guard: impl Send + Sync + 'static) -> Result<PeerSegment> {
+        PeerSegment::map_revocable(self.peer.as_fd(), self.peer_range.0 + offset, len, guard)
+            .map_err(|error| Error::os("mmap of the peer's slice", error))
+    }
+
+    /// Rings the peer; at a peer that is gone nothing happens.
+    pub(crate) fn ring(&self, bell: usize) {
+        let _ = match &self.ring {
+            Ring::Module => rustix::io::write(self.own.fd(), &(1u64 << bell).to_ne_bytes()),
+            // Full is rung.
+            Ring::Events(events) => rustix::io::write(&events[bell], &1u64.to_ne_bytes()),
+        };
+    }
+
+    /// Rings all of the peer's bells.
+    pub(crate) fn ring_all(&self) {
+        (0..BELLS).for_each(|bell| self.ring(bell));
+    }
+
+    /// Rings a bell of this end.
+    pub(crate) fn ring_own(&self, bell: usize) {
+        let _ = rustix::io::write(&self.heard[bell], &1u64.to_ne_bytes());
+    }
+
+    /// Forgets the rings of a bell; false if there were none.
+    pub(crate) fn drain(&self, bell: usize) -> bool {
+        rustix::io::read(&self.heard[bell], &mut [0; 8]).is_ok()
+    }
+
+    pub(crate) fn heard(&self, bell: usize) -> BorrowedFd<'_> {
+        self.heard[bell].as_fd()
+    }
+
+    /// Polls as hung up once the device was unplugged or the link taken away, if there is a device.
+    pub(crate) fn hang_up(&self) -> Option<BorrowedFd<'_>> {
+        matches!(self.ring, Ring::Module).then(|| self.own.fd())
+    }
+}

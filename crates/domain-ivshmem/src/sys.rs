@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The kernel module's calls, and the one way to memory that this end writes.
+//!
+//! # Safety
+//! An ioctl is given by number what it reads and writes; the numbers of `uapi` are made from the types that are passed
+//! here. [`OwnMemory`] maps each byte once at a time, which is what a segment of one's own asks for; that nobody else
+//! writes it is the broker's promise, who gives a slice to one program.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_void,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    ptr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustix::{
+    io::{Errno, Result},
+    ioctl::{Ioctl, IoctlOutput, Opcode, ioctl},
+};
+use tombolo_mem::OwnSegment;
+
+use crate::uapi::{self, EventfdArgs, Info, LinkArgs, SliceArgs, SlicesArgs};
+
+/// Any call: its number and its argument, which the kernel may read and write.
+struct Call<T> {
+    opcode: u32,
+    argument: T,
+}
+
+// SAFETY: (opcode) those of `uapi`, made from the argument's type; (pointer) to the argument, ours alone while the call
+// lasts; (output) any bytes that the kernel leaves there are valid, T being integers.
+unsafe impl<T: Copy> Ioctl for Call<T> {
+    type Output = (IoctlOutput, T);
+
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        self.opcode as Opcode
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        ptr::from_mut(&mut self.argument).cast()
+    }
+
+    unsafe fn output_from_ptr(output: IoctlOutput, argument: *mut c_void) -> Result<Self::Output> {
+        // SAFETY: (valid) it is the pointer that `as_ptr` gave, to a T.
+        let argument = unsafe { argument.cast::<T>().read() };
+        Ok((output, argument))
+    }
+}
+
+fn call<T: Copy>(fd: BorrowedFd<'_>, opcode: u32, argument: T) -> Result<(IoctlOutput, T)> {
+    // SAFETY: (opcode) each caller below passes the type from which its number was made.
+    unsafe { ioctl(fd, Call { opcode, argument }) }
+}
+
+fn made((number, _): (IoctlOutput, impl Copy)) -> OwnedFd {
+    // SAFETY: (owned) the module has just made this descriptor for us.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+pub(crate) fn info(node: BorrowedFd<'_>) -> Result<Info> {
+    call(node, uapi::IOC_INFO, Info::default()).map(|(_, info)| info)
+}
+
+pub(crate) fn link(node: BorrowedFd<'_>, args: LinkArgs) -> Result<OwnedFd> {
+    call(node, uapi::IOC_LINK, args).map(made)
+}
+
+pub(crate) fn slice(link: BorrowedFd<'_>, args: SliceArgs) -> Result<OwnedFd> {
+    call(link, uapi::IOC_SLICE, args).map(made)
+}
+
+/// Those for which there is `room`.
+pub(crate) fn slices(link: BorrowedFd<'_>, room: &mut [SliceArgs]) -> Result<usize> {
+    let count = u32::try_from(room.len()).map_err(|_| Errno::INVAL)?;
+    let args = SlicesArgs { entries: room.as_mut_ptr().expose_provenance() as u64, count, reserved: 0 };
+    call(link, uapi::IOC_SLICES, args).map(|(_, args)| args.count as usize)
+}
+
+pub(crate) fn hang_up(link: BorrowedFd<'_>) -> Result<()> {
+    call(link, uapi::IOC_HANG_UP, ()).map(drop)
+}
+
+pub(crate) fn eventfd(slice: BorrowedFd<'_>, channel: u32, event: BorrowedFd<'_>) -> Result<()> {
+    call(slice, uapi::IOC_EVENTFD, EventfdArgs { channel, fd: event.as_raw_fd() }).map(drop)
+}
+
+/// A range of shared memory that this program alone writes: a slice of the module's, or a range of a memfd.
+#[derive(Debug)]
+pub(crate) struct OwnMemory {
+    fd: OwnedFd,
+    at: u64,
+    len: u64,
+    /// What is mapped, as offset and length.
+    mapped: Arc<Mutex<Vec<(u64, u64)>>>,
+}
+
+impl OwnMemory {
+    /// Takes over what the broker gave.
+    pub(crate) fn new(fd: OwnedFd, at: u64, len: u64) -> Self {
+        Self { fd, at, len, mapped: Arc::default() }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Maps a range of which nothing is mapped yet.
+    pub(crate) fn map(&self, offset: u64, len: usize) -> std::io::Result<OwnSegment> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.len).ok_or(Errno::INVAL)?;
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        if mapped.iter().any(|(at, len)| *at < end && offset < at + len) {
+            return Err(Errno::BUSY.into());
+        }
+        mapped.push((offset, len as u64));
+        drop(mapped);
+        let claim = Claim { offset, mapped: Arc::clone(&self.mapped) };
+        // SAFETY: (only) nothing else of this range is mapped until the claim goes, which is after this mapping went;
+        // no other program or domain writes it, as the broker promised.
+        unsafe { OwnSegment::map_revocable(self.fd.as_fd(), self.at + offset, len, claim) }
+    }
+
+    /// Whether what was mapped from `offset` on still is.
+    pub(crate) fn is_mapped(&self, offset: u64) -> bool {
+        let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.iter().any(|(at, _)| *at == offset)
+    }
+}
+
+/// A mapped range.
+#[derive(Debug)]
+struct Claim {
+    offset: u64,
+    mapped: Arc<Mutex<Vec<(u64, u64)>>>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        mapped.retain(|(at, _)| *at != self.offset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::MemfdFlags;
+
+    use super::*;
+
+    #[test]
+    fn range_is_mapped_once_at_a_time_and_within_its_slice() {
+        let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, 5 * 4096).unwrap();
+        let own = OwnMemory::new(memory, 4096, 4 * 4096);
+        let first = own.map(0, 8192).unwrap();
+        for (offset, len) in [(0, 4096), (4096, 4096), (4096, 8192), (4 * 4096, 4096), (8192, 3 * 4096), (u64::MAX, 1)]
+        {
+            assert!(own.map(offset, len).is_err(), "{offset} {len}");
+        }
+        assert!(own.is_mapped(0) && own.map(8192, 8192).is_ok());
+        drop(first);
+        assert!(!own.is_mapped(0) && own.map(4096, 8192).is_ok());
+    }
+
+    #[test]
+    fn descriptor_that_is_none_of_the_modules_is_refused() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(info(file.as_fd()), Err(Errno::NOTTY));
+        assert_eq!(hang_up(file.as_fd()), Err(Errno::NOTTY));
+        assert!(eventfd(file.as_fd(), 0, file.as_fd()).is_err());
+        assert!(link(file.as_fd(), LinkArgs::default()).is_err());
+        assert!(slice(file.as_fd(), SliceArgs::default()).is_err());
+        assert!(slices(file.as_fd(), &mut []).is_err());
+    }
+}

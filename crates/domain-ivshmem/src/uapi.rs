@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The kernel module's interface: `kernel/ivshmem/uapi/tombolo_ivshmem.h`, where it is explained, field by field.
+
+/// Declares structures as C would, and for the test what the header must say of them.
+macro_rules! mirror {
+    ($($(#[$doc:meta])* $name:ident = $c:literal { $($(#[$note:meta])* $field:ident: $type:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+            pub struct $name { $($(#[$note])* pub $field: $type,)* }
+        )*
+
+        /// Name in C, size, and for each field its name, offset and size.
+        #[cfg(test)]
+        const MIRRORED: &[(&str, usize, &[(&str, usize, usize)])] = &[$((
+            $c,
+            size_of::<$name>(),
+            &[$((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$type>()),)*],
+        ),)*];
+    };
+}
+
+mirror! {
+    /// What a device is.
+    Info = "tombolo_info" {
+        /// [`VERSION`].
+        version: u32,
+        /// `INFO_…`
+        flags: u32,
+        /// Bytes of shared memory.
+        size: u64,
+        /// This domain's own number.
+        peer: u32,
+        /// Interrupt vectors.
+        vectors: u32,
+        /// Interrupts that came.
+        interrupts: u64,
+        /// How often a vector was closed for a while.
+        storms: u64,
+        /// Zero.
+        reserved: [u64; 3],
+    }
+    /// What two machines share.
+    LinkArgs = "tombolo_link" {
+        /// This domain's part, in the device of the node that is asked.
+        own_offset: u64,
+        /// Bytes.
+        own_length: u64,
+        /// The peer's part, in the device of `peer_fd`.
+        peer_offset: u64,
+        /// Bytes.
+        peer_length: u64,
+        /// A node.
+        peer_fd: i32,
+        /// A node with a bell.
+        bell_fd: i32,
+        /// Whom to ring.
+        ring_peer: u16,
+        /// At which of its vectors.
+        ring_vector: u16,
+        /// Where the peer rings.
+        wait_vector: u16,
+        /// Zero.
+        flags: u16,
+    }
+    /// A range of a part.
+    SliceArgs = "tombolo_slice" {
+        /// The maker's own.
+        cookie: u64,
+        /// Within the part.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// `SLICE_…`
+        flags: u32,
+        /// The first event channel.
+        channel: u32,
+        /// How many.
+        channels: u32,
+        /// What states are open; 0: no state bytes.
+        below: u16,
+        /// What they become at the last close.
+        closed: u16,
+        /// Where they are, within the slice.
+        state: [u32; 2],
+    }
+    /// Room for a list of slices.
+    SlicesArgs = "tombolo_slices" {
+        /// Address of the room.
+        entries: u64,
+        /// Entries; comes back as the number of slices.
+        count: u32,
+        /// Zero.
+        reserved: u32,
+    }
+    /// Where an event channel's rings go.
+    EventfdArgs = "tombolo_eventfd" {
+        /// 0 is the slice's first.
+        channel: u32,
+        /// -1: nowhere.
+        fd: i32,
+    }
+}
+
+/// The version of the interface.
+pub const VERSION: u32 = 1;
+/// Where a part's marks begin.
+pub const MARKS_OFFSET: u32 = 0x800;
+/// Event channels of a link.
+pub const CHANNELS: u32 = 512;
+/// Event channels of a slice at most.
+pub const SLICE_CHANNELS: u32 = 64;
+/// The device has interrupts.
+pub const INFO_BELL: u32 = 1 << 0;
+/// Its memory is mapped write-back.
+pub const INFO_WRITE_BACK: u32 = 1 << 1;
+/// A range of the peer's part.
+pub const SLICE_PEER: u32 = 1 << 0;
+/// Maps for reading only.
+pub const SLICE_READ_ONLY: u32 = 1 << 1;
+
+/// What an ioctl's argument is to the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    None = 0,
+    Write = 1,
+    Read = 2,
+    Both = 3,
+}
+
+/// The number of an ioctl, as `asm-generic/ioctl.h` makes it.
+pub(crate) const fn opcode(way: Way, number: u32, size: usize) -> u32 {
+    (way as u32) << 30 | (size as u32) << 16 | 0xe7 << 8 | number
+}
+
+pub(crate) const IOC_INFO: u32 = opcode(Way::Read, 0, size_of::<Info>());
+pub(crate) const IOC_LINK: u32 = opcode(Way::Write, 1, size_of::<LinkArgs>());
+pub(crate) const IOC_SLICE: u32 = opcode(Way::Write, 2, size_of::<SliceArgs>());
+pub(crate) const IOC_SLICES: u32 = opcode(Way::Both, 3, size_of::<SlicesArgs>());
+pub(crate) const IOC_HANG_UP: u32 = opcode(Way::None, 4, 0);
+pub(crate) const IOC_EVENTFD: u32 = opcode(Way::Write, 5, size_of::<EventfdArgs>());
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn header() -> String {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernel/ivshmem/uapi/tombolo_ivshmem.h");
+        std::fs::read_to_string(path).expect("the module's header is in the repository")
+    }
+
+    /// Name, size and fields of each structure, laid out by C's rules.
+    type Structures = BTreeMap<String, (usize, Vec<(String, usize, usize)>)>;
+
+    fn structures(header: &str) -> Structures {
+        let mut found = Structures::new();
+        let mut lines = header.lines();
+        while let Some(line) = lines.next() {
+            let Some(name) = line.strip_prefix("struct ").and_then(|rest| rest.strip_suffix(" {")) else { continue };
+            let (mut fields, mut end, mut widest) = (Vec::new(), 0usize, 1);
+            for line in lines.by_ref().take_while(|line| !line.starts_with('}')) {
+                let (declared, _comment) = line.split_once(';').expect("one field a line");
+                let (kind, name) = declared.trim().split_once(char::is_whitespace).expect("a type and a name");
+                let bits: usize = kind[3..].parse().expect("__uN or __sN");
+                let (name, count) = match name.trim().strip_suffix(']').and_then(|name| name.split_once('[')) {
+                    Some((name, count)) => (name, count.parse().expect("a number of elements")),
+                    None => (name.trim(), 1),
+                };
+                let width = bits / 8;
+                let offset = end.next_multiple_of(width);
+                fields.push((name.to_owned(), offset, width * count));
+                (end, widest) = (offset + width * count, widest.max(width));
+            }
+            found.insert(name.into(), (end.next_multiple_of(widest), fields));
+        }
+        found
+    }
+
+    /// What `#define NAME` says, without its comment.
+    fn defined(header: &str, name: &str) -> String {
+        let lines = header.lines().filter_map(|line| line.strip_prefix("#define ")?.split_once(char::is_whitespace));
+        let (_, value) = lines.into_iter().find(|(it, _)| *it == name).unwrap_or_else(|| panic!("no {name}"));
+        value.split("/*").next().expect("split gives one").trim().into()
+    }
+
+    fn differences(header: &str) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let theirs = structures(header);
+        for (name, size, fields) in MIRRORED {
+            let fields: Vec<_> = fields.iter().map(|(name, at, size)| ((*name).to_owned(), *at, *size)).collect();
+            if theirs.get(*name) != Some(&(*size, fields.clone())) {
+                wrong.push(format!("{name}: {:?} here, {:?} there", (size, fields), theirs.get(*name)));
+            }
+        }
+        wrong.extend(theirs.keys().filter(|name| MIRRORED.iter().all(|it| it.0 != name.as_str())).cloned());
+        let numbers = [
+            ("TOMBOLO_UAPI_VERSION", VERSION.to_string()),
+            ("TOMBOLO_MARKS_OFFSET", format!("{MARKS_OFFSET:#x}")),
+            ("TOMBOLO_CHANNELS", CHANNELS.to_string()),
+            ("TOMBOLO_SLICE_CHANNELS", SLICE_CHANNELS.to_string()),
+            ("TOMBOLO_INFO_BELL", format!("(1U << {})", INFO_BELL.ilog2())),
+            ("TOMBOLO_INFO_WRITE_BACK", format!("(1U << {})", INFO_WRITE_BACK.ilog2())),
+            ("TOMBOLO_SLICE_PEER", format!("(1U << {})", SLICE_PEER.ilog2())),
+            ("TOMBOLO_SLICE_READ_ONLY", format!("(1U << {})", SLICE_READ_ONLY.ilog2())),
+            ("TOMBOLO_IOC_MAGIC", "0xE7".into()),
+            ("TOMBOLO_IOC_INFO", "_IOR(TOMBOLO_IOC_MAGIC, 0, struct tombolo_info)".into()),
+            ("TOMBOLO_IOC_LINK", "_IOW(TOMBOLO_IOC_MAGIC, 1, struct tombolo_link)".into()),
+            ("TOMBOLO_IOC_SLICE", "_IOW(TOMBOLO_IOC_MAGIC, 2, struct tombolo_slice)".into()),
+            ("TOMBOLO_IOC_SLICES", "_IOWR(TOMBOLO_IOC_MAGIC, 3, struct tombolo_slices)".into()),
+            ("TOMBOLO_IOC_HANG_UP", "_IO(TOMBOLO_IOC_MAGIC, 4)".into()),
+            ("TOMBOLO_IOC_EVENTFD", "_IOW(TOMBOLO_IOC_MAGIC, 5, struct tombolo_eventfd)".into()),
+        ];
+        for (name, here) in numbers {
+            let there = defined(header, name);
+            if here != there {
+                wrong.push(format!("{name}: {here} here, {there} there"));
+            }
+        }
+        wrong
+    }
+
+    #[test]
+    fn interface_is_the_headers_field_by_field() {
+        assert_eq!(differences(&header()), [""; 0]);
+        assert_eq!([IOC_INFO, IOC_HANG_UP, IOC_SLICES], [0x8040_e700, 0xe704, 0xc010_e703]);
+    }
+
+    #[test]
+    fn canary_header_that_differs_is_noticed() {
+        for (from, to) in [
+            ("__u16 ring_peer;", "__u32 ring_peer;"),
+            ("__u32 channel;\t\t/* the first", "__u32 first;\t\t/* the first"),
+            ("#define TOMBOLO_CHANNELS\t512", "#define TOMBOLO_CHANNELS\t256"),
+            ("_IOC_MAGIC, 5", "_IOC_MAGIC, 6"),
+            ("\t__u64 storms;", "\t__u64 more;\n\t__u64 storms;"),
+        ] {
+            let changed = header().replace(from, to);
+            assert_ne!(changed, header(), "nothing to change: {from}");
+            assert!(!differences(&changed).is_empty(), "{to}");
+        }
+    }
+}

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Two domains and the broker of each, in this process: what the kernel module and QEMU would bring are memfds and
+//! eventfds, which is also what a host's broker gives. The broker here keeps no policy and believes its clients.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::{
+    collections::BTreeMap,
+    env,
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    process::{self, Command, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
+
+use rustix::{
+    event::EventfdFlags,
+    fs::{MemfdFlags, Mode, OFlags},
+    net::{
+        AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
+        SocketFlags, SocketType,
+    },
+    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
+};
+use tombolo_control::{Life, MESSAGE_MAX, Message, Name, Path, SLICES_AT, Said, VERSION, code};
+use tombolo_domain::{Deadline, Link, Listener, Rendezvous, conformance};
+use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
+
+/// Bytes of a slice: sparse, so that they cost nothing before they are used.
+pub const SLICE: u64 = 8 << 20;
+/// Descriptors beside the two slices and the socket.
+const EVENTS: usize = BELLS;
+
+/// One end of a call, as its broker sees it.
+struct End {
+    domain: &'static str,
+    /// The broker's side of the call's socket.
+    socket: OwnedFd,
+    memory: OwnedFd,
+    events: Vec<OwnedFd>,
+}
+
+impl End {
+    fn new(domain: &'static str) -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let memory = rustix::fs::memfd_create("tombolo-test", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&memory, SLICES_AT + SLICE)?;
+        let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let events = (0..EVENTS).map(|_| event()).collect::<Result<_, _>>()?;
+        Ok((Self { domain, socket: ours, memory, events }, theirs))
+    }
+
+    fn ring(&self) {
+        for event in &self.events {
+            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+        }
+    }
+
+    fn say(&self, message: Message) {
+        let _ = send(&self.socket, 0, message, &[]);
+    }
+}
+
+struct State {
+    listeners: BTreeMap<String, Arc<OwnedFd>>,
+    calls: Vec<Arc<[End; 2]>>,
+    serial: u32,
+    lives: BTreeMap<&'static str, Life>,
+}
+
+/// The two brokers, `a` and `b`, which share what they know.
+pub struct World {
+    folder: tempfile::TempDir,
+    state: Arc<Mutex<State>>,
+    doors: Vec<Arc<OwnedFd>>,
+    made: AtomicU32,
+    pub a: VmDomain,
+    pub b: VmDomain,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().expect("there is a place for temporary files");
+        let state = State { listeners: BTreeMap::new(), calls: Vec::new(), serial: 0, lives: BTreeMap::new() };
+        let state = Arc::new(Mutex::new(state));
+        let mut doors = Vec::new();
+        let mut open = |name: &'static str| {
+            let path = folder.path().join(name);
+            let flags = SocketFlags::CLOEXEC;
+            let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            rustix::net::bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            rustix::net::listen(&door, 128).unwrap();
+            let (door, state) = (Arc::new(door), Arc::clone(&state));
+            doors.push(Arc::clone(&door));
+            thread::spawn(move || {
+                while let Ok(client) = rustix::net::accept_with(&door, SocketFlags::CLOEXEC) {
+                    let state = Arc::clone(&state);
+                    thread::spawn(move || converse(name, client, &state));
+                }
+            });
+            VmDomain::through(path)
+        };
+        let (a, b) = (open("a"), open("b"));
+        Self { folder, state, doors, made: 0.into(), a, b }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    pub fn service(&self) -> String {
+        format!("a/service{}", self.made.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Says of a domain how it fares, to all who talk with it.
+    pub fn live(&self, domain: &'static str, life: Life) {
+        let mut state = self.state();
+        state.lives.insert(domain, life);
+        for call in &state.calls {
+            for (end, other) in [(0, 1), (1, 0)] {
+                if call[end].domain == domain {
+                    call[other].say(Message::Life { link: 0, generation: 0, life });
+                }
+            }
+        }
+    }
+
+    /// What the two ends of the last call write: the caller's in `b`, then the other's in `a`.
+    pub fn memories(&self) -> [OwnedFd; 2] {
+        let state = self.state();
+        let call = state.calls.last().expect("there was a call");
+        call.each_ref().map(|end| end.memory.try_clone().expect("a descriptor"))
+    }
+
+    /// Rings all that the end in `a` of the last call listens to.
+    pub fn ring_a(&self) {
+        self.state().calls.last().expect("there was a call")[1].ring();
+    }
+
+    /// The broker dies: nobody hears from it any more.
+    pub fn lose_broker(&self) {
+        for call in self.state().calls.drain(..) {
+            for end in call.iter() {
+                let _ = rustix::net::shutdown(&end.socket, Shutdown::Both);
+            }
+        }
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn stale(&self) -> String {
+        let service = self.service();
+        let mut child = Child::start("listen", &self.socket("a"), &service);
+        let there = |wanted| {
+            eventually("the listener comes or goes", || self.state().listeners.contains_key(&service) == wanted)
+        };
+        there(true);
+        child.kill();
+        there(false);
+        service
+    }
+
+    /// A peer in another process, and this side's link to it.
+    pub fn mortal(&self) -> (Child, Box<dyn Link>) {
+        let service = self.service();
+        let mut listener = self.a.listen(&service).expect("a fresh service is free");
+        let child = Child::start("mortal", &self.socket("b"), &service);
+        (child, accept(&mut *listener))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for door in &self.doors {
+            let _ = rustix::net::shutdown(door, Shutdown::Both);
+        }
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn send(socket: impl AsFd, serial: u32, message: Message, descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    let bytes = Said { serial, message }.encode();
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags).map(drop)
+}
+
+fn receive(socket: &OwnedFd) -> Option<Said> {
+    let mut buffer = [0; MESSAGE_MAX];
+    let (len, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty()).ok()?;
+    Said::decode(Path::Socket, &buffer[..len]).ok()
+}
+
+fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) -> Option<()> {
+    receive(&client)?;
+    let name: Name = domain.parse().expect("a name");
+    let hello = Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name };
+    send(&client, 0, hello, &[]).ok()?;
+    let Said { serial, message } = receive(&client)?;
+    let refuse = |code| send(&client, serial, Message::Refuse { code, reason: "test".into() }, &[]).ok();
+    match message {
+        Message::Listen { service } => {
+            let key = format!("{domain}/{service}");
+            let listener = Arc::new(client.try_clone().expect("a descriptor"));
+            match lock(state).listeners.entry(key.clone()) {
+                std::collections::btree_map::Entry::Occupied(_) => return refuse(code::EXISTS),
+                std::collections::btree_map::Entry::Vacant(place) => drop(place.insert(listener)),
+            }
+            send(&client, serial, Message::Done {}, &[]).ok()?;
+            while receive(&client).is_some() {}
+            lock(state).listeners.remove(&key);
+        }
+        Message::Connect { peer, service, .. } => {
+            let found = lock(state).listeners.get(&format!("{peer}/{service}")).cloned();
+            let Some(listener) = found else { return refuse(code::NOT_FOUND) };
+            call(&client, domain, serial, &listener, service, state).or_else(|_| refuse(code::QUOTA).ok_or(())).ok()?;
+        }
+        _ => return refuse(code::UNSUPPORTED),
+    }
+    Some(())
+}
+
+/// V-2. States a call to both sides.
+fn call(
+    client: &OwnedFd,
+    domain: &'static str,
+    asked: u32,
+    listener: &OwnedFd,
+    service: Name,
+    state: &Arc<Mutex<State>>,
+) -> Result<(), ()> {
+    let (caller, caller_socket) = End::new(domain).map_err(drop)?;
+    let (called, called_socket) = End::new("a").map_err(drop)?;
+    let peer: Name = domain.parse().expect("a name");
+    let (offset, len, channel) = (SLICES_AT, SLICE, 4);
+    let connect = Message::Connect { peer, service, offset, len, channel };
+    let accept = Message::Accept { offset, len };
+    let state_it = |to: &OwnedFd, serial, socket: &OwnedFd, own: &End, other: &End| -> Result<(), ()> {
+        let path = format!("/proc/self/fd/{}", other.memory.as_raw_fd());
+        let theirs = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(drop)?;
+        let mut all = vec![socket.as_fd(), own.memory.as_fd(), theirs.as_fd()];
+        all.extend(other.events.iter().chain(&own.events).map(AsFd::as_fd));
+        send(to, serial, connect.clone(), &[]).map_err(drop)?;
+        send(to, serial, accept.clone(), &all).map_err(drop)
+    };
+    let mut locked = lock(state);
+    locked.serial += 1;
+    state_it(listener, locked.serial, &called_socket, &called, &caller)?;
+    state_it(client, asked, &caller_socket, &caller, &called)?;
+    let ends = Arc::new([caller, called]);
+    locked.calls.push(Arc::clone(&ends));
+    drop(locked);
+    for (end, other) in [(0, 1), (1, 0)] {
+        let (ends, state) = (Arc::clone(&ends), Arc::clone(state));
+        thread::spawn(move || {
+            while receive(&ends[end].socket).is_some() {}
+            if !lock(&state).calls.iter().any(|it| Arc::ptr_eq(it, &ends)) {
+                return;
+            }
+            // What the kernel module does when nobody has a slice any more.
+            let at = SLICES_AT + u64::from(STATE_AT);
+            let _ = rustix::io::pwrite(&ends[end].memory, &[CLOSED], at);
+            ends[other].ring();
+            ends[other].say(Message::Close {});
+        });
+    }
+    Ok(())
+}
+
+const ROLE: &str = "TOMBOLO_TEST_ROLE";
+
+/// A process of this test, killed at the latest when the test ends.
+pub struct Child(process::Child);
+
+impl Child {
+    fn start(role: &str, socket: &std::path::Path, service: &str) -> Self {
+        let child = Command::new(env::current_exe().expect("a test knows its own binary"))
+            .args(["--exact", "child_process", "--nocapture"])
+            .env(ROLE, format!("{role} {} {service}", socket.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Self(child.expect("a test can start itself"))
+    }
+
+    /// Stops it, and waits until it does.
+    pub fn stop(&self) {
+        let pid = Pid::from_child(&self.0);
+        kill_process(pid, Signal::STOP).expect("it is ours");
+        waitpid(Some(pid), WaitOptions::UNTRACED).expect("it is ours");
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::CONT).expect("it is ours");
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What a child does; nothing in the parent. Call it from the test `child_process`.
+pub fn play() {
+    let Ok(told) = env::var(ROLE) else { return };
+    let told: Vec<_> = told.split(' ').collect();
+    let domain = VmDomain::through(told[1]);
+    match told[0] {
+        "mortal" => conformance::mortal_peer(domain.connect(told[2], Deadline::NEVER).expect("the parent listens")),
+        "listen" => {
+            let _listener = domain.listen(told[2]).expect("the service is free");
+            loop {
+                thread::park();
+            }
+        }
+        other => panic!("no such role: {other}"),
+    }
+}
+
+pub fn patience() -> Deadline {
+    Deadline::after(std::time::Duration::from_secs(20))
+}
+
+pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
+}
+
+/// Waits for a condition that nothing tells of.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = patience();
+    while !condition() {
+        assert!(!deadline.expired(), "never came true: {what}");
+        thread::yield_now();
+    }
+}
