@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-14, V-3. The calls of one link: numbers, event channels and memory, and what is free of them. No I/O.
+//!
+//! Both ends choose serials and event channels for the calls that they make. So that they seldom choose the same, side 0
+//! takes odd serials and channels from the bottom, side 1 even ones and channels from the top.
+
+use std::collections::BTreeMap;
+
+use tombolo_control::{CALL_CHANNELS, CHANNELS, SLICES_AT, channel_is_sound, code, slice_is_sound};
+
+/// Most calls of a link: channel 0 is the brokers'.
+const CALLS_MAX: u16 = (CHANNELS - 1) / CALL_CHANNELS;
+
+/// A range of a region: offset and bytes.
+pub type Range = (u64, u64);
+
+/// What was agreed of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Made {
+    /// B-14. Its number.
+    pub serial: u32,
+    /// This end's slice of its own region.
+    pub own: Range,
+    /// The peer's of its region; empty until it said so.
+    pub theirs: Range,
+    /// V-3. The first of its event channels.
+    pub channel: u16,
+}
+
+/// How far a call is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// Connect was sent.
+    Asked,
+    /// Connect was sent, and the program did not wait.
+    GivenUp,
+    /// Both sides agreed.
+    Up,
+    /// This side said Close.
+    ClosedHere,
+    /// The peer said Close.
+    ClosedThere,
+}
+
+/// Why not, for programs and for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct No(pub u16, pub String);
+
+fn no<T>(code: u16, why: impl Into<String>) -> Result<T, No> {
+    Err(No(code, why.into()))
+}
+
+/// The calls of one link.
+#[derive(Debug)]
+pub struct Calls {
+    /// B-14. 0 or 1.
+    side: u8,
+    region: u64,
+    slice: u64,
+    serial: u32,
+    calls: BTreeMap<u32, (Made, Stage)>,
+    /// Up to here the region was used before.
+    used: u64,
+}
+
+impl Calls {
+    /// None yet. `side` is the host's word; slices are of `slice` bytes, a multiple of 4096.
+    #[must_use]
+    pub fn new(side: u8, region: u64, slice: u64) -> Self {
+        let serial = if side == 0 { 1 } else { 2 };
+        Self { side, region, slice, serial, calls: BTreeMap::new(), used: SLICES_AT }
+    }
+
+    /// A call and how far it is.
+    #[must_use]
+    pub fn get(&self, serial: u32) -> Option<(Made, Stage)> {
+        self.calls.get(&serial).copied()
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (Made, Stage)> {
+        self.calls.values().copied()
+    }
+
+    /// A program calls: what to ask the peer for.
+    ///
+    /// # Errors
+    /// Something is used up.
+    pub fn ask(&mut self) -> Result<Made, No> {
+        let channel = self.free_channel()?;
+        let own = self.free_range()?;
+        while self.calls.contains_key(&self.serial) {
+            self.serial = self.serial.wrapping_add(2).max(if self.side == 0 { 1 } else { 2 });
+        }
+        let made = Made { serial: self.serial, own, theirs: (0, 0), channel };
+        self.calls.insert(self.serial, (made, Stage::Asked));
+        self.serial = self.serial.wrapping_add(2).max(if self.side == 0 { 1 } else { 2 });
+        Ok(made)
+    }
+
+    /// The peer asks for a call, with its slice and the first of its event channels.
+    ///
+    /// # Errors
+    /// It may not have that, or something is used up.
+    pub fn asked(&mut self, serial: u32, theirs: Range, channel: u16) -> Result<Made, No> {
+        if (serial % 2 == 1) == (self.side == 0) || serial == 0 || self.calls.contains_key(&serial) {
+            return no(code::MALFORMED, format!("serial {serial} is not the caller's to use (B-14)"));
+        }
+        self.check_theirs(theirs)?;
+        if !channel_is_sound(channel) {
+            return no(code::MALFORMED, format!("event channel {channel} (B-14)"));
+        }
+        if self.calls.values().any(|(made, _)| made.channel == channel) {
+            return no(code::QUOTA, format!("event channel {channel} is taken: the link has too many calls"));
+        }
+        let made = Made { serial, own: self.free_range()?, theirs, channel };
+        self.calls.insert(serial, (made, Stage::Up));
+        Ok(made)
+    }
+
+    /// The peer accepted. What was agreed; none if the program did not wait, and then Close is to be said.
+    ///
+    /// # Errors
+    /// It was not asked, or says what cannot be.
+    pub fn accepted(&mut self, serial: u32, theirs: Range) -> Result<Option<Made>, No> {
+        self.check_theirs(theirs)?;
+        let Some((made, stage @ (Stage::Asked | Stage::GivenUp))) = self.calls.get_mut(&serial) else {
+            return no(code::MALFORMED, format!("call {serial} was not asked for (B-14)"));
+        };
+        made.theirs = theirs;
+        let agreed = (*stage == Stage::Asked).then_some(*made);
+        *stage = if agreed.is_some() { Stage::Up } else { Stage::ClosedHere };
+        Ok(agreed)
+    }
+
+    /// The peer refused; whether anybody waits for that.
+    ///
+    /// # Errors
+    /// It was not asked.
+    pub fn refused(&mut self, serial: u32) -> Result<bool, No> {
+        match self.calls.get(&serial) {
+            Some((_, stage @ (Stage::Asked | Stage::GivenUp))) => {
+                let waits = *stage == Stage::Asked;
+                self.calls.remove(&serial);
+                Ok(waits)
+            }
+            _ => no(code::MALFORMED, format!("call {serial} was not asked for (B-14)")),
+        }
+    }
+
+    /// This side is done with a call; whether Close is to be said.
+    pub fn close(&mut self, serial: u32) -> bool {
+        let Some((_, stage)) = self.calls.get_mut(&serial) else { return false };
+        match *stage {
+            Stage::Up => *stage = Stage::ClosedHere,
+            Stage::ClosedThere => drop(self.calls.remove(&serial)),
+            // Close is said to an Accept: a peer that refuses knows of no call.
+            Stage::Asked => {
+                *stage = Stage::GivenUp;
+                return false;
+            }
+            Stage::GivenUp | Stage::ClosedHere => return false,
+        }
+        true
+    }
+
+    /// The call does not come about, and the peer was not told that it does.
+    pub fn forget(&mut self, serial: u32) {
+        self.calls.remove(&serial);
+    }
+
+    /// The peer is done with a call; what there was of it until then, if a program still has it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn closed(&mut self, serial: u32) -> Result<Option<Made>, No> {
+        match self.calls.get_mut(&serial) {
+            Some((_, Stage::ClosedHere)) => {
+                self.calls.remove(&serial);
+                Ok(None)
+            }
+            Some((made, stage @ Stage::Up)) => {
+                *stage = Stage::ClosedThere;
+                Ok(Some(*made))
+            }
+            _ => no(code::MALFORMED, format!("call {serial} is not there to close (B-14)")),
+        }
+    }
+
+    /// The peer's broker began anew: it forgot what was asked. Those who wait for it.
+    pub fn forgotten(&mut self) -> Vec<u32> {
+        let asked = |stage: &Stage| matches!(stage, Stage::Asked | Stage::GivenUp);
+        let serials =
+            self.calls.values().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial).collect();
+        self.calls.retain(|_, (_, stage)| !asked(stage));
+        serials
+    }
+
+    fn check_theirs(&self, theirs: Range) -> Result<(), No> {
+        let overlaps = |(at, len): Range| at < theirs.0.saturating_add(theirs.1) && theirs.0 < at + len;
+        if !slice_is_sound(self.region, theirs.0, theirs.1) {
+            return no(code::MALFORMED, format!("slice of {:#x} bytes at {:#x} (B-14)", theirs.1, theirs.0));
+        }
+        if self.calls.values().any(|(made, _)| made.theirs.1 != 0 && overlaps(made.theirs)) {
+            return no(code::MALFORMED, format!("slice at {:#x} is that of another call (B-14)", theirs.0));
+        }
+        Ok(())
+    }
+
+    fn free_channel(&self) -> Result<u16, No> {
+        let free = |number: &u16| {
+            let channel = 1 + number * CALL_CHANNELS;
+            self.calls.values().all(|(made, _)| made.channel != channel)
+        };
+        let number = if self.side == 0 { (0..CALLS_MAX).find(free) } else { (0..CALLS_MAX).rev().find(free) };
+        match number {
+            Some(number) => Ok(1 + number * CALL_CHANNELS),
+            None => no(code::QUOTA, format!("the link has {CALLS_MAX} calls, the most there can be")),
+        }
+    }
+
+    fn free_range(&self) -> Result<Range, No> {
+        let mut taken: Vec<Range> = self.calls.values().map(|(made, _)| made.own).collect();
+        taken.sort_unstable();
+        let mut from = SLICES_AT;
+        for (at, len) in taken {
+            if at - from >= self.slice {
+                break;
+            }
+            from = at + len;
+        }
+        if slice_is_sound(self.region, from, self.slice) {
+            return Ok((from, self.slice));
+        }
+        let (region, slice, count) = (self.region, self.slice, self.calls.len());
+        no(code::QUOTA, format!("{region} bytes of the link are used up by {count} calls of {slice}: make it larger"))
+    }
+
+    /// How much of a range is to be cleared before the peer may see it.
+    pub fn dirty(&mut self, (at, len): Range) -> u64 {
+        let dirty = self.used.clamp(at, at + len) - at;
+        self.used = self.used.max(at + len);
+        dirty
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REGION: u64 = 1 << 20;
+    const SLICE: u64 = 64 << 10;
+
+    fn pair() -> [Calls; 2] {
+        [Calls::new(0, REGION, SLICE), Calls::new(1, REGION, SLICE)]
+    }
+
+    fn agree(from: &mut Calls, to: &mut Calls) -> Made {
+        let asked = from.ask().unwrap();
+        let answer = to.asked(asked.serial, asked.own, asked.channel).unwrap();
+        from.accepted(asked.serial, answer.own).unwrap().unwrap()
+    }
+
+    #[test]
+    fn b14_ends_that_call_each_other_at_once_choose_different_numbers() {
+        let [mut a, mut b] = pair();
+        let (from_a, from_b) = (a.ask().unwrap(), b.ask().unwrap());
+        assert!(from_a.serial != from_b.serial && from_a.channel != from_b.channel);
+        assert!(a.asked(from_b.serial, from_b.own, from_b.channel).is_ok());
+        assert!(b.asked(from_a.serial, from_a.own, from_a.channel).is_ok());
+    }
+
+    #[test]
+    fn b14_slice_is_used_again_once_both_sides_closed() {
+        let [mut a, mut b] = pair();
+        let first = agree(&mut a, &mut b);
+        assert!(a.close(first.serial));
+        assert!(!a.close(first.serial), "Close is said once");
+        assert_ne!(agree(&mut a, &mut b).own, first.own, "the peer has not closed yet");
+        assert_eq!(b.closed(first.serial).unwrap().map(|made| made.serial), Some(first.serial));
+        assert!(b.close(first.serial));
+        assert_eq!(a.closed(first.serial), Ok(None));
+        let again = agree(&mut a, &mut b);
+        assert_eq!((again.own, again.channel), (first.own, first.channel));
+        assert_ne!(again.serial, first.serial);
+        assert_eq!(a.dirty(first.own), 0);
+        assert_eq!(a.dirty(first.own), SLICE, "what was used is to be cleared");
+    }
+
+    #[test]
+    fn b14_what_the_peer_may_not_say_is_refused() {
+        let [mut a, mut b] = pair();
+        let up = agree(&mut b, &mut a);
+        let sound = (SLICES_AT + 8 * SLICE, SLICE);
+        for (serial, theirs, channel) in [
+            (0, sound, 4),
+            (3, sound, 4),
+            (up.serial, sound, 4),
+            (4, (0, SLICE), 4),
+            (4, (sound.0, 0), 4),
+            (4, (sound.0, REGION), 4),
+            (4, (u64::MAX - 4095, 8192), 4),
+            (4, up.own, 4),
+            (4, sound, 0),
+            (4, sound, 5),
+            (4, sound, 511),
+            (4, sound, u16::MAX),
+            (4, sound, up.channel),
+        ] {
+            assert!(a.asked(serial, theirs, channel).is_err(), "{serial} {theirs:?} {channel}");
+        }
+        assert!(a.asked(4, sound, 4).is_ok());
+        let asked = a.ask().unwrap();
+        assert!(a.accepted(asked.serial, (0, 1)).is_err());
+        assert!(a.accepted(asked.serial, sound).is_err(), "it is another call's");
+        assert!(a.accepted(9, (SLICES_AT + 12 * SLICE, SLICE)).is_err());
+        for serial in [9, asked.serial] {
+            assert!(a.closed(serial).is_err(), "{serial}");
+        }
+        assert!(a.refused(up.serial).is_err());
+    }
+
+    #[test]
+    fn b17_calls_are_bounded_by_memory_and_by_event_channels() {
+        let [mut a, mut b] = pair();
+        for _ in 0..15 {
+            agree(&mut a, &mut b);
+        }
+        assert_eq!(a.ask().unwrap_err().0, code::QUOTA);
+        let (mut a, mut b) = (Calls::new(0, 1 << 30, 4096), Calls::new(1, 1 << 30, 4096));
+        for turn in 0..CALLS_MAX {
+            if turn % 2 == 0 {
+                agree(&mut a, &mut b)
+            } else {
+                agree(&mut b, &mut a)
+            };
+        }
+        assert_eq!([a.ask().unwrap_err().0, b.ask().unwrap_err().0], [code::QUOTA; 2]);
+    }
+
+    #[test]
+    fn b14_call_given_up_before_its_answer_ends_with_it() {
+        let [mut a, mut b] = pair();
+        let asked = a.ask().unwrap();
+        assert!(!a.close(asked.serial));
+        let answer = b.asked(asked.serial, asked.own, asked.channel).unwrap();
+        assert_eq!(a.accepted(asked.serial, answer.own), Ok(None));
+        assert!(b.closed(asked.serial).unwrap().is_some());
+        assert!(b.close(asked.serial));
+        assert_eq!(a.closed(asked.serial), Ok(None));
+        assert_eq!(a.iter().count() + b.iter().count(), 0);
+    }
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the broker asks of the machine.
+
+use std::{
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+};
+
+use tombolo_control::Boxes;
+
+use crate::{calls::Made, host::Told};
+
+/// A pair of boxes (B-3), and how their owners ring each other.
+pub trait Pages: Boxes {
+    /// Rings the other side.
+    fn ring(&self);
+    /// Forgets rings of before. Never blocks.
+    fn drain(&self);
+}
+
+/// The devices of this machine.
+pub trait Devices {
+    /// Boxes in their memory.
+    type Pages: Pages;
+    /// Memory of a link.
+    type Region: Region<Pages = Self::Pages>;
+
+    /// The boxes that are shared with the host.
+    fn host(&mut self) -> &mut Self::Pages;
+
+    /// Polls readable once the host rang.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// The memory of a link that the host told of.
+    ///
+    /// # Errors
+    /// `NotFound` while its devices are not there yet; what the system says.
+    fn open(&mut self, told: &Told) -> io::Result<Self::Region>;
+}
+
+/// Memory of a link.
+pub trait Region {
+    /// Boxes in their memory.
+    type Pages: Pages;
+
+    /// The boxes that are shared with the peer's broker.
+    fn pages(&mut self) -> &mut Self::Pages;
+
+    /// Polls readable once the peer's broker rang.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// The number by which the peer is rung is another one now.
+    fn set_bell(&mut self, bell: u16);
+
+    /// Makes `len` bytes of the own part from `offset` on zero.
+    ///
+    /// # Errors
+    /// The memory cannot be reached.
+    fn clear(&mut self, offset: u64, len: u64) -> io::Result<()>;
+
+    /// What a program gets of a call, in the order of V-2, without the socket.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>>;
+
+    /// Whether a program still has the slices of a call whose socket it closed.
+    fn is_held(&self, made: &Made) -> bool;
+
+    /// Polls readable when that may have changed, if anything can tell.
+    fn departures(&self) -> Option<BorrowedFd<'_>>;
+
+    /// V-4. A program is gone: closes its state and rings the peer, where the kernel does not.
+    fn bequeath(&mut self, made: &Made);
+
+    /// The peer is gone, or the link is: ends all waits of programs.
+    fn hang_up(&mut self);
+}

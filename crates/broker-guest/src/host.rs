@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-6 to B-8, B-12, B-13. What the host's broker says: which links there are, who may do what on them, who lives.
+
+use std::{collections::BTreeMap, io};
+
+use tombolo_control::{Boxes, Event, Life, Message, Name, Path, Pattern, Place, Said, Session, VERSION, Way};
+
+/// Most links that are kept, and most rules of one: more than a machine has slots, or an administrator patience.
+const LINKS_MAX: usize = 64;
+const RULES_MAX: u16 = 256;
+
+/// A link, as the host told.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Told {
+    /// Its number.
+    pub link: u32,
+    /// Which memory.
+    pub generation: u32,
+    /// The domain at the other end.
+    pub peer: Name,
+    /// Where the region is that this domain writes.
+    pub own: Place,
+    /// Where the peer's region is.
+    pub theirs: Place,
+    /// Bytes of each.
+    pub size: u64,
+    /// B-14. Which of the two ends this one is.
+    pub side: u8,
+    /// B-8. What to ring, and how many vectors that has.
+    pub bell: u16,
+    /// Vectors of the peer's device.
+    pub vectors: u16,
+    /// B-13. What is allowed.
+    pub rules: Vec<(Way, Pattern)>,
+    /// B-12. How the peer fares.
+    pub life: Life,
+}
+
+impl Told {
+    /// B-13. Whether somebody may connect to `service`, of this domain or of the peer.
+    #[must_use]
+    pub fn allows(&self, way: Way, service: &Name) -> bool {
+        self.rules.iter().any(|(it, pattern)| *it == way && pattern.matches(service))
+    }
+}
+
+/// What changed.
+#[derive(Clone, PartialEq, Debug)]
+pub enum News {
+    /// A link is there, or is told of anew with other rules.
+    Link(Told),
+    /// A link goes, with this memory.
+    Unlink(u32, u32),
+    /// A peer fares otherwise.
+    Life(u32, Life),
+    /// A peer is rung otherwise.
+    Bell(u32, u16),
+}
+
+/// The conversation with the host.
+#[derive(Debug)]
+pub struct Host {
+    session: Session,
+    name: Name,
+    boot: [u8; 16],
+    greeted: bool,
+    links: BTreeMap<u32, Told>,
+    /// A link whose rules are still to come, and how many.
+    half: Option<(Told, u16)>,
+}
+
+impl Host {
+    /// Begins anew.
+    ///
+    /// # Errors
+    /// The memory cannot be reached.
+    pub fn begin(epoch: u64, name: Name, boot: [u8; 16], boxes: &mut impl Boxes) -> io::Result<Self> {
+        let session = Session::begin(Path::Host, epoch, boxes)?;
+        Ok(Self { session, name, boot, greeted: false, links: BTreeMap::new(), half: None })
+    }
+
+    /// Hears at most `limit` messages, and says what there is room for. Whether the host is to be rung, and whether
+    /// there may be more.
+    ///
+    /// # Errors
+    /// The memory cannot be reached.
+    pub fn turn(&mut self, boxes: &mut impl Boxes, limit: usize, news: &mut Vec<News>) -> io::Result<(bool, bool)> {
+        let mut ring = false;
+        for _ in 0..limit {
+            let (event, changed) = self.session.turn(boxes)?;
+            ring |= changed;
+            match event {
+                // Links stay as they were until they are told of anew (B-7).
+                Some(Event::Began) => {
+                    (self.greeted, self.half) = (false, None);
+                    let (name, boot, epoch) = (self.name.clone(), self.boot, self.session.epoch());
+                    self.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
+                }
+                Some(Event::Said(said)) => match self.understand(said.message) {
+                    Some(told) => news.extend(told),
+                    None => self.session.spoil(),
+                },
+                Some(Event::Broke(fault)) => crate::log(&format!("the host's broker: {fault}")),
+                None if !changed => return Ok((ring, false)),
+                None => {}
+            }
+        }
+        Ok((ring, true))
+    }
+
+    fn say(&mut self, message: Message) {
+        self.session.say(&Said::statement(message));
+    }
+
+    /// B-11. This domain has let go of a link's memory.
+    pub fn released(&mut self, link: u32, generation: u32) {
+        self.say(Message::Released { link, generation });
+    }
+
+    /// B-8. A peer rings without end.
+    pub fn storm(&mut self, link: u32) {
+        self.say(Message::Storm { link });
+    }
+
+    /// What a message changes; none if it breaks the rules.
+    fn understand(&mut self, message: Message) -> Option<Option<News>> {
+        if !self.greeted {
+            self.greeted = matches!(message, Message::Hello { version_min, version_max, .. }
+                if version_min <= VERSION && version_max >= VERSION);
+            return self.greeted.then_some(None);
+        }
+        match (self.half.take(), message) {
+            (Some((mut told, left)), Message::Allow { link, way, service }) if link == told.link => {
+                told.rules.push((way, service));
+                Some(self.complete(told, left - 1))
+            }
+            (None, Message::Link { link, generation, peer, own, theirs, size, bell, vectors, side, allows }) => {
+                let room = self.links.contains_key(&link) || self.links.len() < LINKS_MAX;
+                if allows > RULES_MAX
+                    || !room
+                    || side > 1
+                    || !(tombolo_control::REGION_MIN..=tombolo_control::REGION_MAX).contains(&size)
+                {
+                    return None;
+                }
+                let (rules, life) = (Vec::new(), self.links.get(&link).map_or(Life::Unknown, |old| old.life));
+                Some(self.complete(
+                    Told { link, generation, peer, own, theirs, size, side, bell, vectors, rules, life },
+                    allows,
+                ))
+            }
+            (None, Message::Unlink { link, generation }) => {
+                self.links.remove(&link);
+                Some(Some(News::Unlink(link, generation)))
+            }
+            (None, Message::Life { link, generation, life }) => {
+                let told = self.links.get_mut(&link).filter(|told| told.generation == generation);
+                Some(told.map(|told| {
+                    told.life = life;
+                    News::Life(link, life)
+                }))
+            }
+            (None, Message::Bell { link, bell }) => Some(self.links.get_mut(&link).map(|told| {
+                told.bell = bell;
+                News::Bell(link, bell)
+            })),
+            (None, Message::Refuse { reason, .. }) => {
+                crate::log(&format!("the host's broker refuses: {reason}"));
+                Some(None)
+            }
+            _ => None,
+        }
+    }
+
+    /// B-7. A link and all its rules take effect together.
+    fn complete(&mut self, told: Told, left: u16) -> Option<News> {
+        if left != 0 {
+            self.half = Some((told, left));
+            return None;
+        }
+        self.links.insert(told.link, told.clone());
+        Some(News::Link(told))
+    }
+}

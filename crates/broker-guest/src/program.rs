@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-15, V-1, V-2. Programs of this kernel, over a UNIX socket: one datagram a message. Nothing here blocks.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    },
+};
+use tombolo_control::{Fault, MESSAGE_MAX, Message, Name, Path, Said};
+
+use crate::calls::Made;
+
+/// How long a program may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a program does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Doing {
+    /// It said nothing yet.
+    New,
+    /// It said Hello.
+    Greeted,
+    /// It waits for calls to a service.
+    Listening(Name),
+    /// It waits for the answer to its call: which link, which serial there.
+    Calling(u32, u32),
+}
+
+/// A connected program.
+#[derive(Debug)]
+pub struct Program {
+    socket: OwnedFd,
+    /// Who it is, as the kernel says.
+    pub user: u32,
+    /// What it does.
+    pub doing: Doing,
+    /// The serial of its question.
+    pub asked: u32,
+    /// Until when it has to have said what it wants.
+    pub deadline: Instant,
+}
+
+impl Program {
+    /// A program that has just connected.
+    ///
+    /// # Errors
+    /// The kernel does not say who it is.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        let user = getsockopt(&socket.as_fd(), PeerCredentials)?.uid();
+        Ok(Self { socket, user, doing: Doing::New, asked: 0, deadline: Instant::now() + PATIENCE })
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Whether it has been silent for too long.
+    #[must_use]
+    pub fn is_late(&self, now: Instant) -> bool {
+        matches!(self.doing, Doing::New | Doing::Greeted) && now >= self.deadline
+    }
+
+    /// Its next message, none while there is none.
+    ///
+    /// # Errors
+    /// It is gone, or sent what it may not.
+    pub fn receive(&self) -> io::Result<Option<Result<Said, Fault>>> {
+        receive(self.socket.as_fd())
+    }
+
+    /// Answers its question.
+    ///
+    /// # Errors
+    /// It is gone, or does not read.
+    pub fn answer(&self, message: Message) -> io::Result<()> {
+        send(self.socket.as_fd(), self.asked, message, &[])
+    }
+
+    /// V-2. States a call: to its caller, or to who listens.
+    ///
+    /// # Errors
+    /// It is gone, or does not read.
+    pub fn state(
+        &self,
+        serial: u32,
+        (peer, service): (Name, Name),
+        made: &Made,
+        caller: bool,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let (calling, called) = if caller { (made.own, made.theirs) } else { (made.theirs, made.own) };
+        let connect = Message::Connect { peer, service, offset: calling.0, len: calling.1, channel: made.channel };
+        send(self.socket.as_fd(), serial, connect, &[])?;
+        send(self.socket.as_fd(), serial, Message::Accept { offset: called.0, len: called.1 }, descriptors)
+    }
+}
+
+/// A socket for one call: the broker's side, and the program's.
+///
+/// # Errors
+/// No descriptors are to be had.
+pub fn call_socket() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// The next message on a socket, none while there is none.
+///
+/// # Errors
+/// Nobody is there any more, or sent what it may not.
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Said, Fault>>> {
+    let mut buffer = [0; MESSAGE_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = loop {
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
+            Ok(received) => break received,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let brought: Vec<OwnedFd> = control
+        .drain()
+        .flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(rights) => rights.collect(),
+            _ => Vec::new(),
+        })
+        .collect();
+    if !brought.is_empty() || received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+        // To close one may take as long as its file system likes.
+        std::thread::spawn(move || drop(brought));
+        return Err(io::Error::other("descriptors that nobody asked for, or a message too long (B-15)"));
+    }
+    match received.bytes {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        len => Ok(Some(Said::decode(Path::Socket, &buffer[..len]))),
+    }
+}
+
+/// Sends a message in one piece.
+///
+/// # Errors
+/// Nobody is there, or does not read.
+pub fn send(socket: BorrowedFd<'_>, serial: u32, message: Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other(format!("{} descriptors in one message", descriptors.len())));
+    }
+    let bytes = Said { serial, message }.encode();
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
+    Ok(())
+}

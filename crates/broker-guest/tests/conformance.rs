@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The conformance suite of backends, with the brokers that ship between the two ends.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Child, World};
+use tombolo_control::Life;
+use tombolo_domain::{
+    Link, Rendezvous,
+    conformance::{Fixture, Mortal},
+};
+
+tombolo_domain::conformance!(Two(Arc::new(World::new())));
+
+#[test]
+fn child_process() {
+    common::play();
+}
+
+struct Two(Arc<World>);
+
+impl Fixture for Two {
+    fn listening(&self) -> &dyn Rendezvous {
+        &self.0.a.domain
+    }
+
+    fn connecting(&self) -> &dyn Rendezvous {
+        &self.0.b.domain
+    }
+
+    fn service(&self) -> String {
+        self.0.service()
+    }
+
+    fn stale_service(&self) -> Option<String> {
+        Some(self.0.stale())
+    }
+
+    fn mortal(&self) -> Option<Box<dyn Mortal>> {
+        let (child, link) = self.0.mortal();
+        Some(Box::new(Peer { world: self.0.clone(), child, link }))
+    }
+}
+
+/// A peer whose whole machine is paused, and which is killed alone.
+struct Peer {
+    world: Arc<World>,
+    child: Child,
+    link: Box<dyn Link>,
+}
+
+impl Mortal for Peer {
+    fn link(&mut self) -> &mut dyn Link {
+        &mut *self.link
+    }
+
+    fn pause(&mut self) {
+        self.child.stop();
+        self.world.live(Life::Paused);
+    }
+
+    fn resume(&mut self) {
+        self.child.go_on();
+        self.world.live(Life::Running);
+    }
+
+    fn kill(&mut self) {
+        self.child.kill();
+    }
+}
