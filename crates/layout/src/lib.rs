@@ -20,6 +20,7 @@ pub mod private;
 pub mod record;
 pub mod state;
 pub mod words;
+pub mod xen;
 
 pub use features::Features;
 pub use header::{Geometry, HeaderError, SegmentHeader};

@@ -8,6 +8,8 @@ use std::{any::Any, io, os::fd::BorrowedFd, ptr::NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::OwnSegment;
+
 /// A shared mapping of `len` bytes.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -62,6 +64,20 @@ impl Mapping {
         // SAFETY: (range) base and len are those of a live mapping; the advice changes only what a child inherits.
         unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, rustix::mm::Advice::LinuxDontFork) }?;
         Ok(())
+    }
+}
+
+impl OwnSegment {
+    /// Maps `len` bytes of `fd` from `offset` on: for a backend whose memory comes from a device.
+    ///
+    /// # Errors
+    /// What the kernel says to `mmap`.
+    ///
+    /// # Safety
+    /// For as long as the mapping lives, which [`guarded`](Self::guarded) can tell, nothing else writes these bytes, in
+    /// this process, another or another domain; and the memory stays where it is.
+    pub unsafe fn map_only(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
+        Ok(Self::from_only_writable(Mapping::new(fd, offset, len, Access::ReadWrite)?))
     }
 }
 

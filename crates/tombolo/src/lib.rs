@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer facade. Uses: channel, domain-local.
+//! Layer facade. Uses: channel, domain-local, domain-xen.
 //!
 //! Tombolo: programs in neighbouring virtual machines, containers and the host talk through memory that both sides map
 //! into user space. Bytes cross without a system call, a packet, a checksum or a copy by a third party; a notification
@@ -7,7 +7,8 @@
 //!
 //! A [`Stream`] carries bytes both ways and reads and writes like a `TcpStream`; [`Messages`] carries whole messages.
 //! The address says how the two ends meet: `local:NAME` or `local:/path/to/socket` joins processes, containers and
-//! network namespaces of one kernel that share a folder.
+//! network namespaces of one kernel that share a folder; `xen:DOMID/NAME` joins this Xen domain and the one with that
+//! number.
 //!
 //! # Example
 //! ```
@@ -61,9 +62,12 @@ use std::sync::LazyLock;
 pub use tombolo_channel::*;
 use tombolo_domain_local::LocalDomain;
 pub use tombolo_domain_local::services_folder;
+use tombolo_domain_xen::XenDomain;
 
-/// The backends of this program, by the scheme of their addresses: `local`.
-static BACKENDS: LazyLock<Backends> = LazyLock::new(|| Backends::new().with(LocalDomain::new()));
+/// The backends of this program, by the scheme of their addresses: `local` and `xen`. One that this machine does not have
+/// says what is missing when it is called.
+static BACKENDS: LazyLock<Backends> =
+    LazyLock::new(|| Backends::new().with(LocalDomain::new()).with(XenDomain::new()));
 
 /// The address that `text` says, if there is a backend for it: what [`connect`] and [`listen`] do first.
 ///
