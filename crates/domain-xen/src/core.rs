@@ -152,7 +152,8 @@ impl Core {
         peers.insert(id, Arc::downgrade(&peer));
         drop(peers);
         if !known {
-            // XenStore has few watches for each domain, so there is one for each peer and it stays.
+            // XenStore has few watches for each domain, so there is one for each peer and it stays. The thread is woken for
+            // what fired meanwhile.
             lock(&self.watched.store).watch(&folder(id, self.own))?;
             ring(&self.watched.kick);
         }
@@ -201,10 +202,14 @@ impl Watched {
             if self.over.load(Ordering::Acquire) {
                 return;
             }
-            let fired = lock(&self.store).fired();
-            let Ok(fired) = fired else { return };
-            fired.iter().for_each(|path| self.changed(path));
-            if !fired.is_empty() {
+            // Again until nothing is left: what fires while an answer is awaited no longer makes the descriptor readable.
+            loop {
+                let fired = lock(&self.store).fired();
+                match fired {
+                    Ok(fired) if fired.is_empty() => break,
+                    Ok(fired) => fired.iter().for_each(|path| self.changed(path)),
+                    Err(_) => return,
+                }
                 self.look_for_the_dead();
             }
         }
