@@ -207,10 +207,14 @@ impl Watched {
                 let fired = lock(&self.store).fired();
                 match fired {
                     Ok(fired) if fired.is_empty() => break,
-                    Ok(fired) => fired.iter().for_each(|path| self.changed(path)),
+                    Ok(fired) => {
+                        let knocks = fired.iter().filter(|path| self.changed(path)).count();
+                        if knocks < fired.len() {
+                            self.look_for_the_dead();
+                        }
+                    }
                     Err(_) => return,
                 }
-                self.look_for_the_dead();
             }
         }
     }
@@ -225,11 +229,11 @@ impl Watched {
         })
     }
 
-    /// A node called `SERVICE@REFERENCE` is a knock, or the end of one.
-    fn changed(&self, path: &str) {
-        let Some((folder_of, name)) = path.rsplit_once('/') else { return };
-        let Some((service, reference)) = name.split_once('@') else { return };
-        let Ok(reference) = reference.parse() else { return };
+    /// A node called `SERVICE@REFERENCE` is a knock, or the end of one; says whether it is.
+    fn changed(&self, path: &str) -> bool {
+        let Some((folder_of, name)) = path.rsplit_once('/') else { return false };
+        let Some((service, reference)) = name.split_once('@') else { return false };
+        let Ok(reference) = reference.parse() else { return false };
         let listeners: Vec<_> = lock(&self.listeners).iter().filter_map(Weak::upgrade).collect();
         let listener = listeners
             .iter()
@@ -237,6 +241,7 @@ impl Watched {
         if let Some(listener) = listener {
             listener.push(reference);
         }
+        true
     }
 
     /// A domain whose folder was there and is no more was destroyed.

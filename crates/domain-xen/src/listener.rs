@@ -86,9 +86,12 @@ impl XenListener {
 impl Listener for XenListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
         while let Some(reference) = self.knocks.first() {
+            // A node that goes is told like one that comes: of most who were answered it is known. While an answer is held,
+            // so is the caller's page, and no other caller can have its reference.
+            let answered = self.answers(reference);
             self.sweep();
             let path = format!("{}/{}@{reference}", folder(self.domain.id, self.core.own), self.knocks.service);
-            if self.answers(reference) || lock(&self.core.store).read(&path)?.is_none() {
+            if answered || lock(&self.core.store).read(&path)?.is_none() {
                 self.knocks.pop();
                 continue;
             }
