@@ -247,7 +247,8 @@ impl Watched {
     /// A domain whose folder was there and is no more was destroyed.
     fn look_for_the_dead(&self) {
         let peers: Vec<_> = lock(&self.peers).values().filter_map(Weak::upgrade).collect();
-        for peer in peers.iter().filter(|peer| peer.seen.load(Ordering::Acquire) && !peer.gone.load(Ordering::Acquire)) {
+        for peer in peers.iter().filter(|peer| peer.seen.load(Ordering::Acquire) && !peer.gone.load(Ordering::Acquire))
+        {
             let found = lock(&self.store).read(&folder(peer.id, self.own));
             if let Ok(None) = found {
                 peer.gone.store(true, Ordering::Release);

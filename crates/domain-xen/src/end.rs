@@ -89,7 +89,8 @@ impl End {
     /// The reference of the peer's mailbox, if the door has it.
     pub(crate) fn answer(&self) -> Option<u32> {
         let door = lock(&self.door);
-        let words = (0..at::ANSWERS).map(|index| door.as_ref().map(|door| door.word(at::AT_ANSWERS + 8 * index).hint()));
+        let words =
+            (0..at::ANSWERS).map(|index| door.as_ref().map(|door| door.word(at::AT_ANSWERS + 8 * index).hint()));
         words.flatten().find(|word| (word >> 32) as u32 == self.reference).map(|word| word as u32)
     }
 

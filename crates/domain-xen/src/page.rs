@@ -101,7 +101,5 @@ pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error 
 /// What stands in a door for the service it belongs to, so that a reference that was used again does not lead to
 /// another service: FNV-1a.
 pub(crate) fn mark_of(service: &str) -> u64 {
-    service
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    service.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

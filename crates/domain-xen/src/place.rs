@@ -60,7 +60,9 @@ mod tests {
         assert_eq!(Place::parse("0/web-1_A").unwrap(), Place { peer: 0, service: "web-1_A".into() });
         assert_eq!(Place::parse("32751/a").unwrap().shown(), "xen:32751/a");
         let long = format!("1/{}", "n".repeat(65));
-        for bad in ["", "/", "1", "1/", "/a", "+1/a", "-1/a", "32752/a", "99999/a", "1/a/b", "1/a.b", "1/a@2", "1/ä", &long] {
+        for bad in
+            ["", "/", "1", "1/", "/a", "+1/a", "-1/a", "32752/a", "99999/a", "1/a/b", "1/a.b", "1/a@2", "1/ä", &long]
+        {
             assert!(matches!(Place::parse(bad), Err(Error::BadService { .. })), "{bad:?}");
         }
     }

@@ -37,16 +37,13 @@ const XENBUS: &str = "/dev/xen/xenbus";
 const CLEAR_BYTE: u32 = 1;
 const SEND_EVENT: u32 = 2;
 
-/// An ioctl whose argument is a structure of words, and whose answer is those words and a number.
-///
-/// # Safety
-/// Implementors give the number of an ioctl that reads and writes at most the words of its argument.
+/// An ioctl whose argument is a structure of words, and whose answer is those words and a number. Made in [`call`] alone.
 struct Words<'a> {
     opcode: Opcode,
     words: &'a mut [u64],
 }
 
-// SAFETY: (opcode, as_ptr) the constructors below pair each number with an argument at least as long as the kernel
+// SAFETY: (opcode, as_ptr) the callers of `call` pair each number with an argument at least as long as the kernel
 // reads and writes; (mutating) said so; (output) the call's return value, which is no pointer.
 unsafe impl Ioctl for Words<'_> {
     type Output = u32;
@@ -65,7 +62,8 @@ unsafe impl Ioctl for Words<'_> {
     }
 }
 
-/// Does the ioctl `number` of `group`, whose argument is `len` bytes long as the kernel counts them.
+/// Does the ioctl `number` of `group`, whose argument is `len` bytes long as the kernel counts them. Private to this module:
+/// `words` has to be as long as what that ioctl reads and writes, which for a list of grants is more than `len`.
 fn call(fd: &OwnedFd, group: u8, number: u8, len: usize, words: &mut [u64]) -> rustix::io::Result<u32> {
     assert!(len <= size_of_val(words), "an ioctl's argument is longer than what is given");
     let call = Words { opcode: opcode::from_components(Direction::None, group, number, len), words };
@@ -136,20 +134,20 @@ impl Hypervisor for Xen {
         let segment = PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, guard);
         drop(file);
         let segment = segment.map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
-                // Xen refused a reference; which of its reasons it was the kernel does not say.
-                Some(Errno::INVAL | Errno::FAULT | Errno::AGAIN) => Error::Revoked,
-                _ => Error::os("mmap of gntdev", error),
-            })?;
+            // Xen refused a reference; which of its reasons it was the kernel does not say.
+            Some(Errno::INVAL | Errno::FAULT | Errno::AGAIN) => Error::Revoked,
+            _ => Error::os("mmap of gntdev", error),
+        })?;
         segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
         Ok(segment)
     }
 
     fn offer_port(&self, peer: DomId) -> Result<Arc<dyn Port>> {
-        Channel::new(2, &mut [pair(peer.into(), 0)], 4)
+        Channel::bind(2, &mut [pair(peer.into(), 0)], 4)
     }
 
     fn bind_port(&self, peer: DomId, port: u32) -> Result<Arc<dyn Port>> {
-        Channel::new(1, &mut [pair(peer.into(), port)], 8)
+        Channel::bind(1, &mut [pair(peer.into(), port)], 8)
     }
 
     /// A lock on one byte of the device's file: it leaves nothing behind, and goes with whoever holds it.
@@ -249,7 +247,7 @@ struct Channel {
 }
 
 impl Channel {
-    fn new(number: u8, words: &mut [u64], len: usize) -> Result<Arc<dyn Port>> {
+    fn bind(number: u8, words: &mut [u64], len: usize) -> Result<Arc<dyn Port>> {
         let file = open(EVTCHN, OFlags::RDWR | OFlags::NONBLOCK)?;
         let port = call(&file, b'E', number, len, words).map_err(|error| match error {
             Errno::NOSPC => Error::Limit {

@@ -24,16 +24,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
-        Self::Read,
-        Self::Watch,
-        Self::Write,
-        Self::Mkdir,
-        Self::Rm,
-        Self::SetPerms,
-        Self::WatchEvent,
-        Self::Error,
-    ];
+    const ALL: [Self; 8] =
+        [Self::Read, Self::Watch, Self::Write, Self::Mkdir, Self::Rm, Self::SetPerms, Self::WatchEvent, Self::Error];
 }
 
 /// A message.

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use tombolo_domain::{Deadline, Error, Life, Link, Listener, Rendezvous, Result, Slot, Woken, conformance, wait_readable};
+use tombolo_domain::{
+    Deadline, Error, Life, Link, Listener, Rendezvous, Result, Slot, Woken, conformance, wait_readable,
+};
 use tombolo_domain_xen::FakeXen;
 
 fn patience() -> Deadline {
@@ -36,7 +38,8 @@ fn x5_knocks_that_are_garbage_disturb_nobody() {
     let xen = FakeXen::new();
     let _first = pair(&xen);
     let mut listener = xen.domain(5).listen("7/door").expect("free");
-    for name in ["door@", "door@x", "door@0", "door@4294967295", "door@99999999999", "other@3", "@", "door@1@2", "door"] {
+    for name in ["door@", "door@x", "door@0", "door@4294967295", "door@99999999999", "other@3", "@", "door@1@2", "door"]
+    {
         xen.write_node(7, &format!("/local/domain/7/data/tombolo/5/{name}"), "garbage");
     }
     // References of pages that are there, and no mailboxes of a caller's.

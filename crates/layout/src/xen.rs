@@ -122,12 +122,8 @@ impl MessageHead {
                 Err("a message without a segment names one")
             };
         }
-        let name = SegmentName {
-            list: pages as u32,
-            pages: (pages >> 32) as u32,
-            place,
-            generation: generation as u32,
-        };
+        let name =
+            SegmentName { list: pages as u32, pages: (pages >> 32) as u32, place, generation: generation as u32 };
         if usize::from(place) >= PLACES || name.list == 0 || name.pages == 0 || name.generation == 0 {
             return Err("a segment has no place, no page, no list or no generation");
         }

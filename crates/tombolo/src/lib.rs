@@ -66,8 +66,7 @@ use tombolo_domain_xen::XenDomain;
 
 /// The backends of this program, by the scheme of their addresses: `local` and `xen`. One that this machine does not have
 /// says what is missing when it is called.
-static BACKENDS: LazyLock<Backends> =
-    LazyLock::new(|| Backends::new().with(LocalDomain::new()).with(XenDomain::new()));
+static BACKENDS: LazyLock<Backends> = LazyLock::new(|| Backends::new().with(LocalDomain::new()).with(XenDomain::new()));
 
 /// The address that `text` says, if there is a backend for it: what [`connect`] and [`listen`] do first.
 ///

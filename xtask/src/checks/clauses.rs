@@ -12,13 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The letters of the ids and the part of the specification that each one numbers.
-const PARTS: [(&str, &str); 6] = [
+const PARTS: [(&str, &str); 7] = [
     ("M", "memory"),
     ("R", "ring"),
     ("C", "channel"),
     ("H", "hand-over"),
     ("L", "local rendezvous"),
     ("D", "domain backends"),
+    ("X", "Xen"),
 ];
 const RESERVED: &str = "*(reserved)*";
 
