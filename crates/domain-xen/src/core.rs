@@ -154,7 +154,11 @@ impl Core {
         if !known {
             // XenStore has few watches for each domain, so there is one for each peer and it stays. The thread is woken for
             // what fired meanwhile.
-            lock(&self.watched.store).watch(&folder(id, self.own))?;
+            let watched = lock(&self.watched.store).watch(&folder(id, self.own));
+            if watched.is_err() {
+                lock(&self.watched.peers).remove(&id);
+            }
+            watched?;
             ring(&self.watched.kick);
         }
         Ok(peer)

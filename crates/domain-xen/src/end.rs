@@ -51,6 +51,8 @@ pub(crate) struct End {
     pub door: Mutex<Option<PeerPage>>,
     /// Places of segments that are offered or in quarantine.
     pub places: Mutex<Places>,
+    /// The process whose pages these are: a child made by fork does not have them.
+    pid: u32,
     closed: AtomicBool,
     ended: Once,
     slots: [Waker; 2],
@@ -73,6 +75,7 @@ impl End {
             peer: OnceLock::new(),
             door: Mutex::new(None),
             places: Mutex::default(),
+            pid: std::process::id(),
             closed: AtomicBool::new(false),
             slots: [waker()?, waker()?],
             control: waker()?,
@@ -124,6 +127,11 @@ impl End {
         if self.is_over() {
             self.ended.happen();
         }
+    }
+
+    /// Whether this process may touch the end's pages.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
     }
 
     /// Ends it: says so to the peer, and to whoever sleeps here.

@@ -193,7 +193,9 @@ impl Link for XenLink {
 
 impl Drop for XenLink {
     fn drop(&mut self) {
-        self.forget_knock();
-        self.end.close();
+        if self.end.is_ours() {
+            self.forget_knock();
+            self.end.close();
+        }
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct XenListener {
     node: String,
     /// Keeps the name.
     _claim: OwnedFd,
+    /// A child made by fork does not take the door away from its parent.
+    pid: u32,
 }
 
 impl XenListener {
@@ -45,8 +47,8 @@ impl XenListener {
         core.add_listener(&knocks);
         let node = format!("{}/{}", core.own_folder(place.peer)?, place.service);
         lock(&core.store).write(&node, &reference.to_string())?;
-        let answers = vec![None; at::ANSWERS];
-        Ok(Self { core: Arc::clone(core), domain, door, knocks, answers, node, _claim: claim })
+        let (answers, pid) = (vec![None; at::ANSWERS], std::process::id());
+        Ok(Self { core: Arc::clone(core), domain, door, knocks, answers, node, _claim: claim, pid })
     }
 
     /// Forgets those who have heard their answer, or never will.
@@ -119,6 +121,9 @@ impl Listener for XenListener {
 
 impl Drop for XenListener {
     fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            return;
+        }
         self.door.close();
         // What cannot be removed leads to a door that is closed.
         let _ = lock(&self.core.store).remove(&self.node);

@@ -46,7 +46,7 @@ impl Drop for Token {
     fn drop(&mut self) {
         let grants = self.grants.take();
         let kept = Quarantined { end: Arc::clone(&self.end), name: self.name, len: self.len, _grants: grants };
-        if *self.sent.get_mut() && !kept.is_free() {
+        if *self.sent.get_mut() && self.end.is_ours() && !kept.is_free() {
             lock(&self.core.quarantine).push(kept);
         }
     }
@@ -196,6 +196,8 @@ struct Release {
 
 impl Drop for Release {
     fn drop(&mut self) {
-        self.end.own.set(AT_RELEASED + 8 * usize::from(self.name.place), self.name.generation.into());
+        if self.end.is_ours() {
+            self.end.own.set(AT_RELEASED + 8 * usize::from(self.name.place), self.name.generation.into());
+        }
     }
 }

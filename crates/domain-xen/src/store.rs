@@ -28,9 +28,9 @@ pub(crate) enum Refusal {
     Absent,
     /// This domain may not do that.
     Denied,
-    /// The domain has all nodes or watches that it may have.
+    /// The domain has all nodes or watches that it may have, or as large ones.
     Quota,
-    /// The node is too large for this domain.
+    /// Anything else.
     Other,
 }
 
