@@ -26,9 +26,21 @@ fn patient() -> Options {
 #[test]
 fn c1_unknown_scheme_is_refused_and_the_known_ones_are_named() {
     let error = tombolo::connect("pigeon:post").unwrap_err();
-    assert!(matches!(&error, Error::UnknownScheme { known, .. } if known == "local"), "{error}");
+    assert!(matches!(&error, Error::UnknownScheme { known, .. } if known == "local, xen"), "{error}");
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(matches!(tombolo::listen("nowhere"), Err(Error::Address(_))));
+}
+
+#[test]
+fn c1_backend_that_this_machine_lacks_says_what_is_missing() {
+    if std::path::Path::new("/dev/xen/xenbus").exists() {
+        let test = "c1_backend_that_this_machine_lacks_says_what_is_missing";
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs a machine without Xen): this is a domain of Xen's");
+        return;
+    }
+    let error = tombolo::connect("xen:0/service").unwrap_err().to_string();
+    assert!(error.contains("/dev/xen/xenbus") && error.contains("modprobe"), "{error}");
+    assert!(matches!(tombolo::connect("xen:service"), Err(Error::Domain(_))));
 }
 
 #[test]
