@@ -58,6 +58,13 @@ fn x5_knocks_that_are_garbage_disturb_nobody() {
 }
 
 #[test]
+fn x1_domain_has_no_link_with_itself() {
+    let domain = FakeXen::new().domain(5);
+    assert!(matches!(domain.listen("5/door"), Err(Error::BadService { .. })));
+    assert!(matches!(domain.connect("5/door", patience()), Err(Error::BadService { .. })));
+}
+
+#[test]
 fn x5_listener_whose_node_is_garbage_is_not_found() {
     let xen = FakeXen::new();
     let _links = pair(&xen);
