@@ -68,8 +68,8 @@ impl XenDomain {
         Self { xen, core: Mutex::new(None), itself: false }
     }
 
-    /// As [`new`](Self::new), and it may have links with itself: for tests, in a PV domain. A PVH domain that maps pages of
-    /// its own grant corrupts its own kernel's memory (seen with Linux 6.1 on Xen 4.17).
+    /// As [`new`](Self::new), and it may have links with itself: for tests, in a PV domain. A PVH domain's kernel
+    /// (Linux 6.1 on Xen 4.17) died with its memory corrupted while the suite ran so; why is not known.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn with_itself() -> Self {
