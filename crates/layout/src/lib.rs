@@ -21,6 +21,7 @@ pub mod record;
 pub mod sockets;
 pub mod state;
 pub mod words;
+pub mod xen;
 
 pub use features::Features;
 pub use header::{Geometry, HeaderError, SegmentHeader};

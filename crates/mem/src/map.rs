@@ -83,6 +83,20 @@ impl Mapping {
     }
 }
 
+impl OwnSegment {
+    /// Maps `len` bytes of `fd` from `offset` on: for a backend whose memory comes from a device.
+    ///
+    /// # Errors
+    /// What the kernel says to `mmap`.
+    ///
+    /// # Safety
+    /// For as long as the mapping lives, which [`guarded`](Self::guarded) can tell, nothing else writes these bytes, in
+    /// this process, another or another domain; and the memory stays where it is.
+    pub unsafe fn map_only(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
+        Ok(Self::from_only_writable(Mapping::new(fd, offset, len, Access::ReadWrite)?))
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.watched = None;

@@ -39,6 +39,16 @@ impl OwnSegment {
         self.0.forget_in_children()
     }
 
+    /// Keeps `guard` until the segment and all words and slices of it are gone and the memory is unmapped.
+    ///
+    /// # Panics
+    /// Never: a segment that was not split is held once.
+    #[must_use]
+    pub fn guarded(self, guard: impl Any + Send + Sync) -> Self {
+        let mapping = Arc::into_inner(self.0).expect("a segment is held once until it is split");
+        Self(Arc::new(mapping.guarded(guard)))
+    }
+
     /// Takes the segment apart into its words (before `at`) and its data (from `at` on), each owned once.
     ///
     /// # Panics

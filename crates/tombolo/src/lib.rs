@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer facade. Uses: channel, sockets, domain-ivshmem, domain-local.
+//! Layer facade. Uses: channel, sockets, domain-ivshmem, domain-local, domain-xen.
 //!
 //! Tombolo: programs in neighbouring virtual machines, containers and the host talk through memory that both sides map
 //! into user space. Bytes cross without a system call, a packet, a checksum or a copy by a third party; a notification
@@ -7,8 +7,9 @@
 //!
 //! A [`Stream`] carries bytes both ways and reads and writes like a `TcpStream`; [`Messages`] carries whole messages.
 //! The address says how the two ends meet: `local:NAME` or `local:/path/to/socket` joins processes, containers and
-//! network namespaces of one kernel that share a folder. `vm:NAME/SERVICE` joins virtual machines under QEMU, through
-//! the broker (`tombolod`) of each; where none runs, the error says so.
+//! network namespaces of one kernel that share a folder; `xen:DOMID/NAME` joins this Xen domain and the one with that
+//! number; `vm:NAME/SERVICE` joins virtual machines under QEMU, through the broker (`tombolod`) of each. What this
+//! machine lacks for an address, the error says.
 //!
 //! # Example
 //! ```
@@ -63,9 +64,12 @@ pub use tombolo_channel::*;
 use tombolo_domain_ivshmem::VmDomain;
 use tombolo_domain_local::LocalDomain;
 pub use tombolo_domain_local::services_folder;
+use tombolo_domain_xen::XenDomain;
 
-/// The backends of this program, by the scheme of their addresses: `local`, `vm`.
-static BACKENDS: LazyLock<Backends> = LazyLock::new(|| Backends::new().with(LocalDomain::new()).with(VmDomain::new()));
+/// The backends of this program, by the scheme of their addresses: `local`, `vm` and `xen`. One that this machine does not
+/// have says what is missing when it is called.
+static BACKENDS: LazyLock<Backends> =
+    LazyLock::new(|| Backends::new().with(LocalDomain::new()).with(VmDomain::new()).with(XenDomain::new()));
 
 /// TCP connections whose bytes go through shared memory: for fronts that stand in a program's way to the kernel.
 pub mod sockets {

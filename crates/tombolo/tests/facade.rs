@@ -26,7 +26,7 @@ fn patient() -> Options {
 #[test]
 fn c1_unknown_scheme_is_refused_and_the_known_ones_are_named() {
     let error = tombolo::connect("pigeon:post").unwrap_err();
-    assert!(matches!(&error, Error::UnknownScheme { known, .. } if known == "local, vm"), "{error}");
+    assert!(matches!(&error, Error::UnknownScheme { known, .. } if known == "local, vm, xen"), "{error}");
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(matches!(tombolo::listen("nowhere"), Err(Error::Address(_))));
 }
@@ -39,6 +39,18 @@ fn v1_machine_out_of_reach_is_told_with_what_is_missing() {
     // Where a broker runs it knows no such machine; elsewhere there is none.
     assert!(told.contains("no-such-machine") || told.contains("start tombolod"), "{told}");
     assert!(matches!(tombolo::connect("vm:web"), Err(Error::Domain(_))));
+}
+
+#[test]
+fn c1_backend_that_this_machine_lacks_says_what_is_missing() {
+    if std::path::Path::new("/dev/xen/xenbus").exists() {
+        let test = "c1_backend_that_this_machine_lacks_says_what_is_missing";
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs a machine without Xen): this is a domain of Xen's");
+        return;
+    }
+    let error = tombolo::connect("xen:0/service").unwrap_err().to_string();
+    assert!(error.contains("/dev/xen/xenbus") && error.contains("modprobe"), "{error}");
+    assert!(matches!(tombolo::connect("xen:service"), Err(Error::Domain(_))));
 }
 
 #[test]

@@ -22,6 +22,7 @@ const PARTS: &[(&str, &str)] = &[
     ("D", "domain backends"),
     ("B", "brokers"),
     ("V", "virtual machines"),
+    ("X", "Xen"),
 ];
 const RESERVED: &str = "*(reserved)*";
 

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What all links of a process have in common: XenStore, a thread that watches it, and the quarantine.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use tombolo_domain::{Error, Result};
+
+use crate::{
+    end::{End, PeerDomain, lock},
+    hypervisor::{DomId, Hypervisor},
+    memory::Quarantined,
+    store::Store,
+};
+
+/// Time between two looks whether a door still stands at which somebody knocks: its death rings nobody.
+const DOOR_EVERY: Duration = Duration::from_millis(250);
+/// Knocks that a listener remembers; what comes beyond them is lost, and the peer's own fault.
+const KNOCKS_MAX: usize = 4096;
+
+/// Where `owner` keeps what `reader` may see.
+pub(crate) fn folder(owner: DomId, reader: DomId) -> String {
+    format!("/local/domain/{owner}/data/tombolo/{reader}")
+}
+
+/// Those who knocked at a listener.
+#[derive(Debug)]
+pub(crate) struct Knocks {
+    pub peer: DomId,
+    pub service: String,
+    queue: Mutex<VecDeque<u32>>,
+    event: OwnedFd,
+}
+
+impl Knocks {
+    pub(crate) fn new(peer: DomId, service: &str) -> Result<Arc<Self>> {
+        let queue = Mutex::default();
+        Ok(Arc::new(Self { peer, service: service.into(), queue, event: eventfd()? }))
+    }
+
+    fn push(&self, reference: u32) {
+        let mut queue = lock(&self.queue);
+        if queue.len() < KNOCKS_MAX && !queue.contains(&reference) {
+            queue.push_back(reference);
+            ring(&self.event);
+        }
+    }
+
+    /// The first of them, who stays.
+    pub(crate) fn first(&self) -> Option<u32> {
+        lock(&self.queue).front().copied()
+    }
+
+    /// Forgets the first of them.
+    pub(crate) fn pop(&self) {
+        let mut queue = lock(&self.queue);
+        queue.pop_front();
+        if queue.is_empty() {
+            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        }
+    }
+
+    /// Polls readable while there is somebody.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+fn eventfd() -> Result<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))
+}
+
+fn ring(event: &OwnedFd) {
+    // Full is as good as one.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// What the thread works on.
+#[derive(Debug)]
+struct Watched {
+    own: DomId,
+    store: Mutex<Store>,
+    /// The thread has something to look at.
+    kick: OwnedFd,
+    over: AtomicBool,
+    peers: Mutex<HashMap<DomId, Weak<PeerDomain>>>,
+    ends: Mutex<Vec<Weak<End>>>,
+    listeners: Mutex<Vec<Weak<Knocks>>>,
+}
+
+/// This process's part in Xen.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub xen: Arc<dyn Hypervisor>,
+    pub own: DomId,
+    pub store: Mutex<Store>,
+    pub quarantine: Mutex<Vec<Quarantined>>,
+    /// Peers for whom there is a folder.
+    folders: Mutex<HashSet<DomId>>,
+    watched: Arc<Watched>,
+}
+
+impl Core {
+    pub(crate) fn new(xen: Arc<dyn Hypervisor>) -> Result<Arc<Self>> {
+        let mut store = Store::new(xen.store()?);
+        let own = store.own_id()?;
+        let watched = Arc::new(Watched {
+            own,
+            store: Mutex::new(Store::new(xen.store()?)),
+            kick: eventfd()?,
+            over: AtomicBool::new(false),
+            peers: Mutex::default(),
+            ends: Mutex::default(),
+            listeners: Mutex::default(),
+        });
+        let work = Arc::clone(&watched);
+        let thread = thread::Builder::new().name("tombolo-xen".into()).spawn(move || work.run());
+        thread.map_err(|error| Error::os("clone", error))?;
+        let (store, quarantine, folders) = (Mutex::new(store), Mutex::default(), Mutex::default());
+        Ok(Arc::new(Self { xen, own, store, quarantine, folders, watched }))
+    }
+
+    /// The folder that `peer` may see, made if it is not there.
+    pub(crate) fn own_folder(&self, peer: DomId) -> Result<String> {
+        let path = folder(self.own, peer);
+        let mut folders = lock(&self.folders);
+        if !folders.contains(&peer) {
+            lock(&self.store).make_folder(&path, self.own, peer)?;
+            folders.insert(peer);
+        }
+        Ok(path)
+    }
+
+    /// The domain `id`, watched from now on.
+    pub(crate) fn peer(&self, id: DomId) -> Result<Arc<PeerDomain>> {
+        let mut peers = lock(&self.watched.peers);
+        if let Some(peer) = peers.get(&id).and_then(Weak::upgrade) {
+            return Ok(peer);
+        }
+        let known = peers.contains_key(&id);
+        let peer = Arc::new(PeerDomain { id, seen: AtomicBool::new(false), gone: AtomicBool::new(false) });
+        peers.insert(id, Arc::downgrade(&peer));
+        drop(peers);
+        if !known {
+            // XenStore has few watches for each domain, so there is one for each peer and it stays. The thread is woken for
+            // what fired meanwhile.
+            let watched = lock(&self.watched.store).watch(&folder(id, self.own));
+            if watched.is_err() {
+                lock(&self.watched.peers).remove(&id);
+            }
+            watched?;
+            ring(&self.watched.kick);
+        }
+        Ok(peer)
+    }
+
+    pub(crate) fn add_end(&self, end: &Arc<End>) {
+        let mut ends = lock(&self.watched.ends);
+        ends.retain(|end| end.strong_count() > 0);
+        ends.push(Arc::downgrade(end));
+        drop(ends);
+        ring(&self.watched.kick);
+    }
+
+    pub(crate) fn add_listener(&self, knocks: &Arc<Knocks>) {
+        let mut listeners = lock(&self.watched.listeners);
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(Arc::downgrade(knocks));
+    }
+
+    /// Lets go of what the peers let go of.
+    pub(crate) fn sweep(&self) {
+        let freed: Vec<_> = lock(&self.quarantine).extract_if(.., |it| it.is_free()).collect();
+        // Closed without the lock: it takes the kernel a while.
+        drop(freed);
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.watched.over.store(true, Ordering::Release);
+        ring(&self.watched.kick);
+    }
+}
+
+impl Watched {
+    /// Until the [`Core`] is gone, or XenStore: then no domain's end is seen any more.
+    fn run(&self) {
+        let Ok(fd) = lock(&self.store).fd().try_clone_to_owned() else { return };
+        let every = Timespec::try_from(DOOR_EVERY).ok();
+        loop {
+            let timeout = if self.knocks_somewhere() { every.as_ref() } else { None };
+            let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
+            let _interrupted = rustix::event::poll(&mut fds, timeout);
+            let _ = rustix::io::read(&self.kick, &mut [0; 8]);
+            if self.over.load(Ordering::Acquire) {
+                return;
+            }
+            // Again until nothing is left: what fires while an answer is awaited no longer makes the descriptor readable.
+            loop {
+                let fired = lock(&self.store).fired();
+                match fired {
+                    Ok(fired) if fired.is_empty() => break,
+                    Ok(fired) => {
+                        let knocks = fired.iter().filter(|path| self.changed(path)).count();
+                        if knocks < fired.len() {
+                            self.look_for_the_dead();
+                        }
+                    }
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+
+    /// Looks after those who knock, and says whether there are any.
+    fn knocks_somewhere(&self) -> bool {
+        let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
+        let mut knocking = ends.iter().filter(|end| end.peer.get().is_none());
+        knocking.by_ref().fold(false, |_, end| {
+            end.look();
+            !end.is_over()
+        })
+    }
+
+    /// A node called `SERVICE@REFERENCE` is a knock, or the end of one; says whether it is.
+    fn changed(&self, path: &str) -> bool {
+        let Some((folder_of, name)) = path.rsplit_once('/') else { return false };
+        let Some((service, reference)) = name.split_once('@') else { return false };
+        let Ok(reference) = reference.parse() else { return false };
+        let listeners: Vec<_> = lock(&self.listeners).iter().filter_map(Weak::upgrade).collect();
+        let listener = listeners
+            .iter()
+            .find(|listener| listener.service == service && folder(listener.peer, self.own) == folder_of);
+        if let Some(listener) = listener {
+            listener.push(reference);
+        }
+        true
+    }
+
+    /// A domain whose folder was there and is no more was destroyed.
+    fn look_for_the_dead(&self) {
+        let peers: Vec<_> = lock(&self.peers).values().filter_map(Weak::upgrade).collect();
+        for peer in peers.iter().filter(|peer| peer.seen.load(Ordering::Acquire) && !peer.gone.load(Ordering::Acquire))
+        {
+            let found = lock(&self.store).read(&folder(peer.id, self.own));
+            if let Ok(None) = found {
+                peer.gone.store(true, Ordering::Release);
+                let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
+                ends.iter().filter(|end| Arc::ptr_eq(&end.domain, peer)).for_each(|end| end.look());
+            }
+        }
+    }
+}

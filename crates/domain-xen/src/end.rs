@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a link, its doorbell and the watcher share of one end.
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tombolo_domain::{Deadline, Doorbell, Life, Result, Slot, Woken};
+use tombolo_layout::xen as at;
+
+use crate::{
+    hypervisor::{DomId, Hypervisor, Port},
+    memory::Places,
+    page::{OwnPage, PeerPage},
+    waker::{Once, Waker},
+};
+
+/// A lock whose holders do not leave it in disorder when they panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A domain that this one has links with.
+#[derive(Debug)]
+pub(crate) struct PeerDomain {
+    pub id: DomId,
+    /// Its folder was seen in XenStore, so that its absence means something.
+    pub seen: AtomicBool,
+    /// It was destroyed.
+    pub gone: AtomicBool,
+}
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub domain: Arc<PeerDomain>,
+    port: Arc<dyn Port>,
+    /// This end's mailbox.
+    pub own: OwnPage,
+    /// Its reference.
+    pub reference: u32,
+    /// The peer's reference, at the listening end.
+    pub peer_reference: OnceLock<u32>,
+    /// The peer's mailbox, once known.
+    pub peer: OnceLock<PeerPage>,
+    /// The door at which this end knocked, until it was answered.
+    pub door: Mutex<Option<PeerPage>>,
+    /// Places of segments that are offered or in quarantine.
+    pub places: Mutex<Places>,
+    /// The process whose pages these are: a child made by fork does not have them.
+    pid: u32,
+    closed: AtomicBool,
+    ended: Once,
+    slots: [Waker; 2],
+    pub control: Waker,
+}
+
+impl End {
+    pub(crate) fn new(xen: &dyn Hypervisor, domain: &Arc<PeerDomain>, port: Arc<dyn Port>) -> Result<Arc<Self>> {
+        let grants = xen.grant(domain.id, 1)?;
+        let reference = grants.references()[0];
+        grants.when_gone(at::AT_STATE, Some(port.number()))?;
+        let own = OwnPage::new(grants.map(0, 1)?, at::MAILBOX_MAGIC, port.number());
+        let ended = Once::new()?;
+        let waker = || Waker::new(&port, &ended);
+        Ok(Arc::new(Self {
+            domain: Arc::clone(domain),
+            own,
+            reference,
+            peer_reference: OnceLock::new(),
+            peer: OnceLock::new(),
+            door: Mutex::new(None),
+            places: Mutex::default(),
+            pid: std::process::id(),
+            closed: AtomicBool::new(false),
+            slots: [waker()?, waker()?],
+            control: waker()?,
+            ended,
+            port,
+        }))
+    }
+
+    /// Sends the peer an event.
+    pub(crate) fn notify(&self) {
+        self.port.notify();
+    }
+
+    /// The reference of the peer's mailbox, if the door has it.
+    pub(crate) fn answer(&self) -> Option<u32> {
+        let door = lock(&self.door);
+        let words =
+            (0..at::ANSWERS).map(|index| door.as_ref().map(|door| door.word(at::AT_ANSWERS + 8 * index).hint()));
+        words.flatten().find(|word| (word >> 32) as u32 == self.reference).map(|word| word as u32)
+    }
+
+    /// How the peer fares.
+    pub(crate) fn life(&self) -> Life {
+        if self.domain.gone.load(Ordering::Acquire) {
+            return Life::DomainGone;
+        }
+        let open = match self.peer.get() {
+            Some(peer) => peer.state() == at::OPEN,
+            None => {
+                let state = lock(&self.door).as_ref().map(PeerPage::state);
+                state == Some(at::OPEN) || self.answer().is_some()
+            }
+        };
+        if open { Life::Unknown } else { Life::ProcessGone }
+    }
+
+    /// Whether the peer, or this end itself, will do nothing more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.closed.load(Ordering::Acquire) || self.life().is_gone()
+    }
+
+    /// Whether the peer maps nothing of this end's any more, whatever it says.
+    pub(crate) fn maps_nothing(&self) -> bool {
+        self.domain.gone.load(Ordering::Acquire) || self.peer.get().is_none_or(|peer| peer.state() == at::GONE)
+    }
+
+    /// Wakes everybody if it is over.
+    pub(crate) fn look(&self) {
+        if self.is_over() {
+            self.ended.happen();
+        }
+    }
+
+    /// Whether this process may touch the end's pages.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Ends it: says so to the peer, and to whoever sleeps here.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.own.close();
+        self.port.notify();
+        self.ended.happen();
+    }
+}
+
+impl Doorbell for End {
+    fn ring(&self, _slot: Slot) {
+        // One event for both slots: D-14.
+        self.port.notify();
+    }
+
+    fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {
+        self.slots[slot.index()].wait(deadline, || self.look())
+    }
+
+    fn drain(&self, slot: Slot) {
+        self.slots[slot.index()].drain();
+        self.look();
+    }
+
+    fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
+        self.look();
+        self.slots[slot.index()].fd()
+    }
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Xen in one process, for tests: grants are memfds, event channels eventfds, XenStore is a thread for each connection.
+
+mod store;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, Weak},
+};
+
+use rustix::{
+    event::EventfdFlags,
+    fs::{CWD, Mode, OFlags},
+};
+use tombolo_domain::{Error, Result};
+use tombolo_layout::xen::PAGE;
+use tombolo_mem::{OwnSegment, PeerSegment, create_forgeable};
+
+use self::store::Daemon;
+use crate::{
+    XenDomain,
+    end::lock,
+    hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
+};
+
+/// A hypervisor and its XenStore.
+#[derive(Clone, Default)]
+pub struct FakeXen(Arc<World>);
+
+#[derive(Default)]
+struct World {
+    store: Arc<Daemon>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    last: u32,
+    grants: HashMap<(DomId, u32), Grant>,
+    ports: HashMap<(DomId, u32), Weak<FakePort>>,
+    /// For each domain, the file whose bytes are its names.
+    claims: HashMap<DomId, OwnedFd>,
+}
+
+struct Grant {
+    to: DomId,
+    /// The memory, and which of its pages this is.
+    place: Option<(Arc<OwnedFd>, usize)>,
+}
+
+impl FakeXen {
+    /// A hypervisor without domains.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A process in domain `id`.
+    #[must_use]
+    pub fn domain(&self, id: u16) -> XenDomain {
+        self.0.store.add(id);
+        XenDomain::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id }))
+    }
+
+    /// Destroys domain `id`: what it has in XenStore goes. What it shared stays mapped where it is mapped.
+    pub fn destroy(&self, id: u16) {
+        self.0.store.destroy(id);
+    }
+
+    /// Writes a node as domain `id` would that does as it likes.
+    pub fn write_node(&self, id: u16, path: &str, value: &str) {
+        self.0.store.write(id, path, value.as_bytes());
+    }
+
+    /// Paths below which domain `id` has nodes of Tombolo's that no folder accounts for.
+    #[must_use]
+    pub fn nodes(&self, id: u16) -> Vec<String> {
+        self.0.store.below(&format!("/local/domain/{id}/data/tombolo/"))
+    }
+
+    /// Grants that there are.
+    #[must_use]
+    pub fn grants(&self) -> usize {
+        lock(&self.0.state).grants.len()
+    }
+}
+
+struct FakeDomain {
+    world: Arc<World>,
+    id: DomId,
+}
+
+impl fmt::Debug for FakeDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "domain {} of a test", self.id)
+    }
+}
+
+fn memfd(error: std::io::Error) -> Error {
+    Error::os("memfd_create", error)
+}
+
+impl FakeDomain {
+    fn port(&self, peer: Option<Arc<FakePort>>, to: DomId) -> Result<Arc<FakePort>> {
+        let mut state = lock(&self.world.state);
+        state.last += 1;
+        let number = state.last;
+        let port = Arc::new(FakePort::new(number, to)?);
+        if let Some(peer) = peer {
+            *lock(&port.peer) = Arc::downgrade(&peer);
+            *lock(&peer.peer) = Arc::downgrade(&port);
+            // As Xen does: what was sent before the port was bound is not known.
+            port.deliver();
+        }
+        state.ports.insert((self.id, number), Arc::downgrade(&port));
+        Ok(port)
+    }
+}
+
+impl Hypervisor for FakeDomain {
+    fn store(&self) -> Result<OwnedFd> {
+        self.world.store.connect(self.id).map_err(|error| Error::os("socketpair", error))
+    }
+
+    fn grant(&self, peer: DomId, pages: usize) -> Result<Arc<dyn Grants>> {
+        let mut state = lock(&self.world.state);
+        let mut references = Vec::with_capacity(pages);
+        for _ in 0..pages {
+            state.last += 1;
+            references.push(state.last);
+            let key = (self.id, state.last);
+            state.grants.insert(key, Grant { to: peer, place: None });
+        }
+        drop(state);
+        let (world, owner) = (Arc::clone(&self.world), self.id);
+        Ok(Arc::new(FakeGrants { world, owner, references, when_gone: Mutex::new(None) }))
+    }
+
+    fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment> {
+        let state = lock(&self.world.state);
+        let mut found = None;
+        for (index, reference) in references.iter().enumerate() {
+            let grant = state.grants.get(&(peer, *reference)).filter(|grant| grant.to == self.id);
+            let (memory, page) = grant.and_then(|grant| grant.place.as_ref()).ok_or(Error::Revoked)?;
+            assert_eq!(*page, index, "the double maps whole allocations only");
+            found = Some(Arc::clone(memory));
+        }
+        let memory = found.expect("at least one page");
+        drop(state);
+        // Opened for reading, so that no later call makes the mapping writable.
+        let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+        let file = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let file = file.map_err(|error| Error::os("open", error))?;
+        PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, guard).map_err(memfd)
+    }
+
+    fn offer_port(&self, peer: DomId) -> Result<Arc<dyn Port>> {
+        Ok(self.port(None, peer)?)
+    }
+
+    fn bind_port(&self, peer: DomId, port: u32) -> Result<Arc<dyn Port>> {
+        let offered = lock(&self.world.state).ports.get(&(peer, port)).and_then(Weak::upgrade);
+        let free = offered.filter(|port| port.to == self.id && lock(&port.peer).upgrade().is_none());
+        Ok(self.port(Some(free.ok_or(Error::PeerGone)?), peer)?)
+    }
+
+    fn claim(&self, name: &str) -> Result<Option<OwnedFd>> {
+        let mut state = lock(&self.world.state);
+        let claims = match state.claims.remove(&self.id) {
+            Some(file) => file,
+            None => create_forgeable("claims", PAGE).map_err(memfd)?.1,
+        };
+        let path = format!("/proc/self/fd/{}", claims.as_raw_fd());
+        let file = rustix::fs::openat(CWD, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        state.claims.insert(self.id, claims);
+        crate::sys::lock_byte(file.map_err(|error| Error::os("open", error))?, name)
+    }
+}
+
+struct FakeGrants {
+    world: Arc<World>,
+    owner: DomId,
+    references: Vec<u32>,
+    when_gone: Mutex<Option<(usize, Option<u32>)>>,
+}
+
+impl fmt::Debug for FakeGrants {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FakeGrants of {} pages", self.references.len())
+    }
+}
+
+impl Grants for FakeGrants {
+    fn references(&self) -> &[u32] {
+        &self.references
+    }
+
+    fn map(self: Arc<Self>, first: usize, count: usize) -> Result<OwnSegment> {
+        let (segment, memory) = create_forgeable("tombolo-xen", count * PAGE).map_err(memfd)?;
+        let memory = Arc::new(memory);
+        let mut state = lock(&self.world.state);
+        for (page, reference) in self.references[first..first + count].iter().enumerate() {
+            let grant = state.grants.get_mut(&(self.owner, *reference)).expect("granted");
+            assert!(grant.place.is_none(), "a page is mapped twice by its owner");
+            grant.place = Some((Arc::clone(&memory), page));
+        }
+        drop(state);
+        Ok(segment.guarded(self))
+    }
+
+    fn when_gone(&self, offset: usize, port: Option<u32>) -> Result<()> {
+        *lock(&self.when_gone) = Some((offset, port));
+        Ok(())
+    }
+}
+
+impl Drop for FakeGrants {
+    fn drop(&mut self) {
+        let mut state = lock(&self.world.state);
+        let when_gone = *lock(&self.when_gone);
+        if let Some((offset, port)) = when_gone {
+            let grant = state.grants.get(&(self.owner, self.references[offset / PAGE]));
+            if let Some((memory, page)) = grant.and_then(|grant| grant.place.as_ref()) {
+                let cleared = rustix::io::pwrite(memory, &[0], (page * PAGE + offset % PAGE) as u64);
+                assert_eq!(cleared, Ok(1), "forgeable memory is written by its descriptor");
+            }
+            let port = port.and_then(|port| state.ports.get(&(self.owner, port))).and_then(Weak::upgrade);
+            if let Some(port) = port {
+                port.notify();
+            }
+        }
+        for reference in &self.references {
+            state.grants.remove(&(self.owner, *reference));
+        }
+    }
+}
+
+/// An eventfd that is full, and of which one is taken for each event: that makes it writable anew.
+#[derive(Debug)]
+struct FakePort {
+    number: u32,
+    to: DomId,
+    event: OwnedFd,
+    peer: Mutex<Weak<FakePort>>,
+    /// Whether an event is uncleared, and whether another came since.
+    pending: Mutex<(bool, bool)>,
+}
+
+impl FakePort {
+    fn new(number: u32, to: DomId) -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let event = rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))?;
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).map_err(|error| Error::os("write", error))?;
+        Ok(Self { number, to, event, peer: Mutex::default(), pending: Mutex::default() })
+    }
+
+    fn deliver(&self) {
+        let (masked, again) = &mut *lock(&self.pending);
+        *again = *masked;
+        if !*masked {
+            *masked = true;
+            self.fire();
+        }
+    }
+
+    fn fire(&self) {
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+    }
+}
+
+impl Port for FakePort {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn notify(&self) {
+        let peer = lock(&self.peer).upgrade();
+        if let Some(peer) = peer {
+            peer.deliver();
+        }
+    }
+
+    fn clear(&self) {
+        let (masked, again) = &mut *lock(&self.pending);
+        *masked = std::mem::take(again);
+        if *masked {
+            self.fire();
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What this backend asks of Xen: so little that a test can stand in for it.
+
+use std::{
+    any::Any,
+    fmt::Debug,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use tombolo_domain::Result;
+use tombolo_mem::{OwnSegment, PeerSegment};
+
+/// The number of a domain.
+pub(crate) type DomId = u16;
+
+/// What is dropped when a mapping is gone.
+pub(crate) type Guard = Box<dyn Any + Send + Sync>;
+
+/// Xen as one domain sees it.
+pub(crate) trait Hypervisor: Send + Sync + Debug {
+    /// A connection to XenStore of its own, which does not block.
+    fn store(&self) -> Result<OwnedFd>;
+
+    /// Zeroed pages that `peer` may map read-only.
+    fn grant(&self, peer: DomId, pages: usize) -> Result<Arc<dyn Grants>>;
+
+    /// Maps pages of `peer` read-only, one after the other, and drops `guard` when they are unmapped, or cannot be mapped.
+    /// `Revoked` where there is no such page.
+    fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment>;
+
+    /// A port to which `peer` may bind.
+    fn offer_port(&self, peer: DomId) -> Result<Arc<dyn Port>>;
+
+    /// A port bound to one that `peer` offers.
+    fn bind_port(&self, peer: DomId, port: u32) -> Result<Arc<dyn Port>>;
+
+    /// Claims `name` within this domain until the descriptor is closed, or nothing if it is claimed.
+    fn claim(&self, name: &str) -> Result<Option<OwnedFd>>;
+}
+
+/// Pages of this domain that a peer may map until this is dropped; those that are mapped then stay as they are, and out
+/// of use, until they no longer are.
+pub(crate) trait Grants: Send + Sync + Debug {
+    /// One for each page. They are a private copy: what the peer can see of them is never read back.
+    fn references(&self) -> &[u32];
+
+    /// The one mapping of the `count` pages from `first` on; each page is mapped once at most.
+    fn map(self: Arc<Self>, first: usize, count: usize) -> Result<OwnSegment>;
+
+    /// Has the kernel clear the byte at `offset` when this is dropped or its process dies, and then notify `port`.
+    fn when_gone(&self, offset: usize, port: Option<u32>) -> Result<()>;
+}
+
+/// This domain's end of an event channel. An event masks the port until it is [cleared](Port::clear).
+pub(crate) trait Port: Send + Sync + Debug {
+    /// Its number in this domain.
+    fn number(&self) -> u32;
+
+    /// Sends an event. Never blocks; to nobody it does nothing.
+    fn notify(&self);
+
+    /// Forgets the event, so that the next one is heard.
+    fn clear(&self);
+
+    /// A descriptor that polls writable (`EPOLLOUT`) *anew* with every event: for edge-triggered epoll alone.
+    fn fd(&self) -> BorrowedFd<'_>;
+}

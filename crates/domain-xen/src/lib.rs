@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 2. Uses: layout, mem, domain.
+//!
+//! The backend between Xen domains: memory is granted page by page (gntalloc, gntdev), a doorbell is an event channel,
+//! and two ends find each other in XenStore. It talks to the kernel's own drivers; no library of Xen's and no module of
+//! ours is needed. The normative text is `spec/4-domain-xen.md`.
+//!
+//! Xen itself stands behind a small private trait. With the feature `testing` there is another Xen behind it, in one
+//! process, so that all but `sys` runs in tests where there is no hypervisor.
+#![deny(unsafe_code)]
+
+mod core;
+mod end;
+#[cfg(feature = "testing")]
+mod fake;
+mod hypervisor;
+mod link;
+mod listener;
+mod memory;
+mod page;
+mod place;
+mod store;
+mod sys;
+mod waker;
+mod wire;
+
+#[cfg(feature = "testing")]
+pub use fake::FakeXen;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, atomic::Ordering},
+};
+
+use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+use tombolo_layout::xen as at;
+
+use crate::{
+    core::{Core, folder},
+    end::{End, lock},
+    hypervisor::Hypervisor,
+    link::XenLink,
+    listener::XenListener,
+    page::{PeerPage, mark_of},
+    place::Place,
+};
+
+/// Xen's domains, met in XenStore.
+///
+/// A service is `DOMID/NAME`: the number of the *other* domain, for whom alone the listener is there, and a name of
+/// letters, digits, `_` and `-`. Needs `/dev/xen/gntalloc`, `gntdev`, `evtchn` and `xenbus`, which root may open; they are
+/// opened at the first call.
+pub struct XenDomain {
+    xen: Arc<dyn Hypervisor>,
+    core: Mutex<Option<Arc<Core>>>,
+    /// Whether it may have links with itself.
+    itself: bool,
+}
+
+impl XenDomain {
+    /// This domain, if it is one of Xen's: each call says if not.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::on(Arc::new(sys::Xen))
+    }
+
+    pub(crate) fn on(xen: Arc<dyn Hypervisor>) -> Self {
+        Self { xen, core: Mutex::new(None), itself: false }
+    }
+
+    /// As [`new`](Self::new), and it may have links with itself: for tests, in a PV domain. A PVH domain's kernel
+    /// (Linux 6.1 on Xen 4.17) died with its memory corrupted while the suite ran so; why is not known.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn with_itself() -> Self {
+        Self { itself: true, ..Self::new() }
+    }
+
+    /// The place that `service` says, in another domain.
+    fn place(&self, service: &str) -> Result<(Place, Arc<Core>)> {
+        let place = Place::parse(service)?;
+        let core = self.core()?;
+        if place.peer == core.own && !self.itself {
+            let why = "that is this domain's own number: give the other's, or use local: within one";
+            return Err(Error::BadService { service: service.into(), why });
+        }
+        Ok((place, core))
+    }
+
+    fn core(&self) -> Result<Arc<Core>> {
+        let mut core = lock(&self.core);
+        match &*core {
+            Some(core) => Ok(Arc::clone(core)),
+            None => Ok(Arc::clone(core.insert(Core::new(Arc::clone(&self.xen))?))),
+        }
+    }
+}
+
+impl Default for XenDomain {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for XenDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "XenDomain({:?})", self.xen)
+    }
+}
+
+impl Rendezvous for XenDomain {
+    fn scheme(&self) -> &'static str {
+        "xen"
+    }
+
+    fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
+        let (place, core) = self.place(service)?;
+        Ok(Box::new(XenListener::new(&core, &place)?))
+    }
+
+    fn connect(&self, service: &str, _deadline: Deadline) -> Result<Box<dyn Link>> {
+        let (place, core) = self.place(service)?;
+        let domain = core.peer(place.peer)?;
+        let door = open_door(&core, &place)?;
+        let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?)?;
+        *lock(&end.door) = Some(door);
+        let knock = format!("{}/{}@{}", core.own_folder(place.peer)?, place.service, end.reference);
+        domain.seen.store(true, Ordering::Release);
+        let link = XenLink::new(&core, end, Some(knock.clone()));
+        lock(&core.store).write(&knock, "")?;
+        Ok(Box::new(link))
+    }
+}
+
+/// The door of a listener that lives.
+fn open_door(core: &Core, place: &Place) -> Result<PeerPage> {
+    let nobody = || Error::NotFound(place.shown());
+    let node = format!("{}/{}", folder(place.peer, core.own), place.service);
+    let reference = lock(&core.store).read(&node)?.and_then(|text| text.parse().ok()).ok_or_else(nobody)?;
+    let page = core.xen.map(place.peer, &[reference], Box::new(())).map_err(|error| match error {
+        // It died, and could not clean up.
+        Error::Revoked => nobody(),
+        error => error,
+    })?;
+    let (door, _) = PeerPage::new(page, at::DOOR_MAGIC).map_err(|_| nobody())?;
+    if door.state() != at::OPEN || door.word(at::AT_JOINED).hint() != mark_of(&place.service) {
+        return Err(nobody());
+    }
+    Ok(door)
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One end of a link.
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{Arc, atomic::Ordering},
+};
+
+use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result};
+use tombolo_layout::{
+    limits::CONTROL_MESSAGE_MAX,
+    xen::{AT_JOINED, AT_RECEIVED, AT_SENT, MAILBOX_MAGIC, MESSAGES, MessageHead},
+};
+use tombolo_mem::OwnSegment;
+
+use crate::{
+    core::Core,
+    end::{End, lock},
+    memory::{self, Seen, Token},
+    page::{PeerPage, malformed},
+};
+
+/// One end.
+#[derive(Debug)]
+pub(crate) struct XenLink {
+    core: Arc<Core>,
+    end: Arc<End>,
+    /// The node in XenStore by which this end knocked, until it was answered.
+    knock: Option<String>,
+    sent: u64,
+    received: u64,
+    seen: Seen,
+    /// There may be a message though no event said so.
+    again: bool,
+}
+
+impl XenLink {
+    pub(crate) fn new(core: &Arc<Core>, end: Arc<End>, knock: Option<String>) -> Self {
+        core.add_end(&end);
+        end.domain.seen.store(true, Ordering::Release);
+        Self { core: Arc::clone(core), end, knock, sent: 0, received: 0, seen: Seen::default(), again: true }
+    }
+
+    /// Maps the other's mailbox once the door has it.
+    fn join(&mut self) -> Result<()> {
+        if self.end.peer.get().is_some() {
+            return Ok(());
+        }
+        let Some(reference) = self.end.answer() else { return Ok(()) };
+        let page = self.core.xen.map(self.end.domain.id, &[reference], Box::new(())).map_err(|error| match error {
+            // It answered, and then it went.
+            Error::Revoked => Error::PeerGone,
+            error => error,
+        })?;
+        let (page, _port) = PeerPage::new(page, MAILBOX_MAGIC)?;
+        let _ = self.end.peer.set(page);
+        self.end.own.set(AT_JOINED, 1);
+        *lock(&self.end.door) = None;
+        self.forget_knock();
+        Ok(())
+    }
+
+    fn forget_knock(&mut self) {
+        if let Some(path) = self.knock.take() {
+            // What cannot be removed goes with the domain.
+            let _ = lock(&self.core.store).remove(&path);
+        }
+    }
+
+    /// Messages that wait to be taken.
+    fn waiting(&self, peer: &PeerPage) -> Result<u64> {
+        peer.word(AT_SENT).check(|sent| match sent.wrapping_sub(self.received) {
+            waiting if waiting <= MESSAGES => Ok(waiting),
+            _ => Err(malformed("X-6", format!("{sent} messages sent, where {} were received", self.received))),
+        })
+    }
+
+    /// The next message, if there is one.
+    fn take(&mut self) -> Result<Option<(MessageHead, Vec<u8>)>> {
+        let Some(peer) = self.end.peer.get().cloned() else { return Ok(None) };
+        if self.waiting(&peer)? == 0 {
+            return Ok(None);
+        }
+        let message = peer.message(self.received);
+        self.received = self.received.wrapping_add(1);
+        self.end.own.set(AT_RECEIVED, self.received);
+        // Several messages may have one event, and one message an event that is still to come: what came up to now is
+        // forgotten, and then the page says whether there is more.
+        self.end.control.drain();
+        self.end.look();
+        if self.waiting(&peer)? > 0 {
+            self.again = true;
+            self.end.control.put_back();
+        }
+        message.map(Some)
+    }
+}
+
+impl Memory for XenLink {
+    fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)> {
+        let (segment, token) = memory::allocate(&self.core, &self.end, len)?;
+        Ok((segment, Offer::new(token)))
+    }
+
+    fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
+        drop((segment, offer));
+        self.core.sweep();
+    }
+
+    fn quarantined(&self) -> u64 {
+        self.core.sweep();
+        let quarantine = lock(&self.core.quarantine);
+        quarantine.iter().filter(|it| Arc::ptr_eq(&it.end, &self.end)).map(|it| it.len as u64).sum()
+    }
+
+    fn outlives_owner(&self) -> bool {
+        false
+    }
+}
+
+impl Link for XenLink {
+    fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
+        let len = match u16::try_from(message.len()) {
+            Ok(len) if message.len() <= CONTROL_MESSAGE_MAX => len,
+            _ => return Err(Error::Limit { what: "length of a control message", remedy: "send at most 256 bytes" }),
+        };
+        let token: Option<&Token> = offer.map(|offer| offer.token().expect("an offer made by this backend"));
+        assert!(token.is_none_or(|token| token.may_go(&self.end)), "an offer of another link, or one sent before");
+        if self.end.is_over() {
+            return Err(Error::PeerGone);
+        }
+        let received = self.end.peer.get().map_or(Ok(0), |peer| {
+            peer.word(AT_RECEIVED).check(|received| match self.sent.wrapping_sub(received) {
+                under_way if under_way <= MESSAGES => Ok(received),
+                _ => Err(malformed("X-6", format!("{received} messages received, where {} were sent", self.sent))),
+            })
+        })?;
+        if self.sent.wrapping_sub(received) == MESSAGES {
+            return Err(Error::Limit {
+                what: "the queue of control messages",
+                remedy: "the peer does not read them: close the link or wait for it",
+            });
+        }
+        self.end.own.put_message(self.sent, MessageHead { len, segment: token.map(|token| token.name) }, message);
+        self.sent = self.sent.wrapping_add(1);
+        if let Some(token) = token {
+            token.mark_sent();
+        }
+        self.end.notify();
+        Ok(())
+    }
+
+    fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
+        let rung = self.end.control.drain();
+        // Asked before the messages: those that came before the end are told before it.
+        let over = self.end.is_over();
+        if !(rung || self.again || over) {
+            return Ok(None);
+        }
+        self.again = false;
+        self.end.look();
+        self.join()?;
+        let Some((head, message)) = self.take()? else {
+            return if over { Err(Error::PeerGone) } else { Ok(None) };
+        };
+        let segment = match head.segment {
+            Some(name) => Some(self.seen.open(&self.core, &self.end, name, max_segment)?),
+            None => None,
+        };
+        Ok(Some(Received { message, segment }))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.end.control.fd()
+    }
+
+    fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
+        (self.received > 0).then(|| Arc::clone(&self.end) as Arc<dyn Doorbell>)
+    }
+
+    fn life(&self) -> Life {
+        self.end.life()
+    }
+
+    fn peer(&self) -> Peer {
+        Peer { domain: self.end.domain.id.to_string(), ..Peer::default() }
+    }
+
+    fn same_kernel(&self) -> bool {
+        false
+    }
+}
+
+impl Drop for XenLink {
+    fn drop(&mut self) {
+        if self.end.is_ours() {
+            self.forget_knock();
+            self.end.close();
+        }
+    }
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who listens for a peer: one page to which all answers go, one node in XenStore.
+
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use tombolo_domain::{Error, Link, Listener, Result};
+use tombolo_layout::xen as at;
+
+use crate::{
+    core::{Core, Knocks, folder},
+    end::{End, PeerDomain, lock},
+    link::XenLink,
+    page::{OwnPage, PeerPage, mark_of},
+    place::Place,
+};
+
+/// A door that stands open.
+#[derive(Debug)]
+pub(crate) struct XenListener {
+    core: Arc<Core>,
+    domain: Arc<PeerDomain>,
+    door: OwnPage,
+    knocks: Arc<Knocks>,
+    /// Whom the door answers, until they have heard it.
+    answers: Vec<Option<Arc<End>>>,
+    node: String,
+    /// Keeps the name.
+    _claim: OwnedFd,
+    /// A child made by fork does not take the door away from its parent.
+    pid: u32,
+}
+
+impl XenListener {
+    pub(crate) fn new(core: &Arc<Core>, place: &Place) -> Result<Self> {
+        let claim = core.xen.claim(&place.to_string())?.ok_or_else(|| Error::InUse(place.shown()))?;
+        let grants = core.xen.grant(place.peer, 1)?;
+        let reference = grants.references()[0];
+        grants.when_gone(at::AT_STATE, None)?;
+        let segment = grants.map(0, 1)?;
+        let door = OwnPage::new(segment, at::DOOR_MAGIC, 0);
+        door.set(at::AT_JOINED, mark_of(&place.service));
+        let domain = core.peer(place.peer)?;
+        let knocks = Knocks::new(place.peer, &place.service)?;
+        core.add_listener(&knocks);
+        let node = format!("{}/{}", core.own_folder(place.peer)?, place.service);
+        lock(&core.store).write(&node, &reference.to_string())?;
+        let (answers, pid) = (vec![None; at::ANSWERS], std::process::id());
+        Ok(Self { core: Arc::clone(core), domain, door, knocks, answers, node, _claim: claim, pid })
+    }
+
+    /// Forgets those who have heard their answer, or never will.
+    fn sweep(&mut self) {
+        for (index, answer) in self.answers.iter_mut().enumerate() {
+            let heard = |end: &Arc<End>| {
+                end.is_over() || end.peer.get().is_some_and(|peer| peer.word(at::AT_JOINED).hint() != 0)
+            };
+            if answer.as_ref().is_some_and(heard) {
+                *answer = None;
+                self.door.set(at::AT_ANSWERS + 8 * index, 0);
+            }
+        }
+    }
+
+    /// Whether the door answers `reference` already.
+    fn answers(&self, reference: u32) -> bool {
+        let peers = self.answers.iter().flatten().filter_map(|end| end.peer_reference.get());
+        peers.into_iter().any(|known| *known == reference)
+    }
+
+    /// Answers whoever knocked with a mailbox at `reference`.
+    fn answer(&mut self, index: usize, reference: u32) -> Result<XenLink> {
+        let page = self.core.xen.map(self.domain.id, &[reference], Box::new(()))?;
+        let (page, port) = PeerPage::new(page, at::MAILBOX_MAGIC)?;
+        let port = self.core.xen.bind_port(self.domain.id, port)?;
+        let end = End::new(&*self.core.xen, &self.domain, port)?;
+        let _ = end.peer.set(page);
+        let _ = end.peer_reference.set(reference);
+        self.door.set(at::AT_ANSWERS + 8 * index, u64::from(reference) << 32 | u64::from(end.reference));
+        end.notify();
+        self.answers[index] = Some(Arc::clone(&end));
+        Ok(XenLink::new(&self.core, end, None))
+    }
+}
+
+impl Listener for XenListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+        while let Some(reference) = self.knocks.first() {
+            // A node that goes is told like one that comes: of most who were answered it is known. While an answer is held,
+            // so is the caller's page, and no other caller can have its reference.
+            let answered = self.answers(reference);
+            self.sweep();
+            let path = format!("{}/{}@{reference}", folder(self.domain.id, self.core.own), self.knocks.service);
+            if answered || lock(&self.core.store).read(&path)?.is_none() {
+                self.knocks.pop();
+                continue;
+            }
+            let free = self.answers.iter().position(Option::is_none).ok_or(Error::Limit {
+                what: "the clients that may be answered at a time (480)",
+                remedy: "they do not hear their answers: wait until they do or go",
+            })?;
+            match self.answer(free, reference) {
+                Ok(link) => {
+                    self.knocks.pop();
+                    return Ok(Some(Box::new(link)));
+                }
+                Err(error @ Error::Limit { .. }) => return Err(error),
+                // It went, or it lies: nobody else has to know.
+                Err(_) => self.knocks.pop(),
+            }
+        }
+        Ok(None)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.knocks.fd()
+    }
+}
+
+impl Drop for XenListener {
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            return;
+        }
+        self.door.close();
+        // What cannot be removed leads to a door that is closed.
+        let _ = lock(&self.core.store).remove(&self.node);
+    }
+}

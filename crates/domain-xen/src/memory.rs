@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Segments: pages, the list of their references, and who may still map them.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rustix::io::Errno;
+use tombolo_domain::{Error, Result};
+use tombolo_layout::xen::{AT_RELEASED, LIST_REFS, PAGE, PLACES, SegmentName};
+use tombolo_mem::{OwnSegment, OwnWord, PeerSegment, PeerWord};
+
+use crate::{
+    core::Core,
+    end::{End, lock},
+    hypervisor::Grants,
+    page::malformed,
+};
+
+/// What is inside an offer: the right to map a segment. Dropped, it is taken back, as soon as that is possible.
+pub(crate) struct Token {
+    core: Arc<Core>,
+    end: Arc<End>,
+    pub name: SegmentName,
+    len: usize,
+    grants: Option<Arc<dyn Grants>>,
+    sent: AtomicBool,
+}
+
+impl Token {
+    /// Whether it is `end`'s, and was not sent before.
+    pub(crate) fn may_go(&self, end: &Arc<End>) -> bool {
+        Arc::ptr_eq(&self.end, end) && !self.sent.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn mark_sent(&self) {
+        self.sent.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        let grants = self.grants.take();
+        let kept = Quarantined { end: Arc::clone(&self.end), name: self.name, len: self.len, _grants: grants };
+        if *self.sent.get_mut() && self.end.is_ours() && !kept.is_free() {
+            lock(&self.core.quarantine).push(kept);
+        }
+    }
+}
+
+/// Memory that was retired and that the peer may still map. What holds it frees it when dropped.
+pub(crate) struct Quarantined {
+    pub end: Arc<End>,
+    name: SegmentName,
+    pub len: usize,
+    _grants: Option<Arc<dyn Grants>>,
+}
+
+impl fmt::Debug for Quarantined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes that domain {} may map", self.len, self.end.domain.id)
+    }
+}
+
+impl Quarantined {
+    /// Whether the peer let go of it.
+    pub(crate) fn is_free(&self) -> bool {
+        let released = |page: &crate::page::PeerPage| {
+            // A lie frees nothing: what is mapped the kernel keeps.
+            page.word(AT_RELEASED + 8 * usize::from(self.name.place)).hint() == u64::from(self.name.generation)
+        };
+        self.end.maps_nothing() || self.end.peer.get().is_some_and(released)
+    }
+}
+
+impl Drop for Quarantined {
+    fn drop(&mut self) {
+        lock(&self.end.places).of[usize::from(self.name.place)].taken = false;
+    }
+}
+
+/// The places of an end's segments.
+#[derive(Debug)]
+pub(crate) struct Places {
+    of: [Place; PLACES],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    taken: bool,
+    generation: u32,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self { of: [Place::default(); PLACES] }
+    }
+}
+
+impl Places {
+    fn take(&mut self) -> Result<(u8, u32)> {
+        let free = self.of.iter_mut().zip(0..).find(|(place, _)| !place.taken && place.generation < u32::MAX);
+        let (place, number) = free.ok_or(Error::Limit {
+            what: "the segments that one link may have (64)",
+            remedy: "retire segments, or have the peer unmap those in quarantine",
+        })?;
+        place.taken = true;
+        place.generation += 1;
+        Ok((number, place.generation))
+    }
+}
+
+/// Makes a segment of `len` bytes for `end`'s peer.
+pub(crate) fn allocate(core: &Arc<Core>, end: &Arc<End>, len: usize) -> Result<(OwnSegment, Token)> {
+    core.sweep();
+    let pages = len / PAGE;
+    if len == 0 || len % PAGE != 0 {
+        return Err(Error::os("allocate", Errno::INVAL));
+    }
+    let lists = pages.div_ceil(LIST_REFS);
+    let grants = core.xen.grant(end.domain.id, lists + pages)?;
+    let (list_refs, refs) = grants.references().split_at(lists);
+    for (index, refs) in refs.chunks(LIST_REFS).enumerate() {
+        let (words, _no_data) = Arc::clone(&grants).map(index, 1)?.split(PAGE);
+        let next = list_refs.get(index + 1).copied().unwrap_or(0);
+        words.word(0).store_release(next.into());
+        for (at, two) in refs.chunks(2).enumerate() {
+            let word = u64::from(two[0]) | two.get(1).map_or(0, |second| u64::from(*second) << 32);
+            words.word(8 + 8 * at).store_release(word);
+        }
+    }
+    let list = list_refs[0];
+    let segment = Arc::clone(&grants).map(lists, pages)?;
+    let (place, generation) = lock(&end.places).take()?;
+    let name = SegmentName { list, pages: pages as u32, place, generation };
+    let (core, end) = (Arc::clone(core), Arc::clone(end));
+    Ok((segment, Token { core, end, name, len, grants: Some(grants), sent: AtomicBool::new(false) }))
+}
+
+/// The last generation that came from each of the peer's places.
+#[derive(Debug)]
+pub(crate) struct Seen([u32; PLACES]);
+
+impl Default for Seen {
+    fn default() -> Self {
+        Self([0; PLACES])
+    }
+}
+
+impl Seen {
+    /// Maps what the peer sent, if it is what it should be; else lets go of it.
+    pub(crate) fn open(&mut self, core: &Core, end: &Arc<End>, name: SegmentName, max: u64) -> Result<PeerSegment> {
+        let last = &mut self.0[usize::from(name.place)];
+        if name.generation <= *last {
+            return Err(malformed("X-7", format!("segment {} of place {} came before", name.generation, name.place)));
+        }
+        *last = name.generation;
+        let guard = Release { end: Arc::clone(end), name };
+        let size = u64::from(name.pages) * PAGE as u64;
+        if size > max {
+            return Err(malformed("X-7", format!("segment of {size} bytes, where at most {max} may be")));
+        }
+        let references = read_list(core, end, name)?;
+        core.xen.map(end.domain.id, &references, Box::new(guard))
+    }
+}
+
+/// The references of a segment, copied out of the peer's list once.
+fn read_list(core: &Core, end: &End, name: SegmentName) -> Result<Vec<u32>> {
+    let (mut left, mut list) = (name.pages as usize, name.list);
+    let mut references = Vec::with_capacity(left);
+    while left > 0 {
+        if list == 0 {
+            return Err(malformed("X-7", format!("list of {} pages ends {left} too early", name.pages)));
+        }
+        let page = core.xen.map(end.domain.id, &[list], Box::new(()))?;
+        list = page.word(0).load_acquire().hint() as u32;
+        let count = left.min(LIST_REFS);
+        let words = (0..count.div_ceil(2)).map(|index| page.word(8 + 8 * index).load_acquire().hint());
+        references.extend(words.flat_map(|word| [word as u32, (word >> 32) as u32]).take(count));
+        left -= count;
+    }
+    Ok(references)
+}
+
+/// Tells the peer that its segment is no longer mapped here, when dropped.
+#[derive(Debug)]
+struct Release {
+    end: Arc<End>,
+    name: SegmentName,
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        if self.end.is_ours() {
+            self.end.own.set(AT_RELEASED + 8 * usize::from(self.name.place), self.name.generation.into());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Mailboxes and doors: pages of words, one's own and the peer's.
+
+use tombolo_domain::{Error, Result};
+use tombolo_layout::{limits::CONTROL_MESSAGE_MAX, xen as at};
+use tombolo_mem::{OwnControl, OwnSegment, OwnWord, PeerSegment, PeerWord, Untrusted};
+
+/// A page that this end writes.
+#[derive(Debug)]
+pub(crate) struct OwnPage(OwnControl);
+
+impl OwnPage {
+    /// Fills the head of a page, open.
+    pub(crate) fn new(segment: OwnSegment, magic: u64, port: u32) -> Self {
+        let (control, _no_data) = segment.split(at::PAGE);
+        let page = Self(control);
+        page.set(at::AT_PORT, u64::from(at::VERSION) | u64::from(port) << 32);
+        page.set(at::AT_STATE, at::OPEN);
+        page.set(at::AT_MAGIC, magic);
+        page
+    }
+
+    pub(crate) fn set(&self, offset: usize, word: u64) {
+        self.0.word(offset).store_release(word);
+    }
+
+    /// Says that this end closed.
+    pub(crate) fn close(&self) {
+        self.set(at::AT_STATE, at::CLOSED);
+    }
+
+    /// Writes a message to where the `number`th goes, and says that it is there.
+    pub(crate) fn put_message(&self, number: u64, head: at::MessageHead, message: &[u8]) {
+        let base = message_at(number);
+        for (index, word) in head.encode().into_iter().enumerate() {
+            self.set(base + 8 * index, word);
+        }
+        for (index, bytes) in message.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            self.set(base + at::MESSAGE_HEAD + 8 * index, u64::from_le_bytes(word));
+        }
+        self.set(at::AT_SENT, number.wrapping_add(1));
+    }
+}
+
+/// A page that the peer writes.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerPage(PeerSegment);
+
+impl PeerPage {
+    /// Takes a page for what it should be, and says at which port its owner listens.
+    pub(crate) fn new(segment: PeerSegment, magic: u64) -> Result<(Self, u32)> {
+        let page = Self(segment);
+        let expect = |offset, expected, what: &str| {
+            page.word(offset).check(|word| if word == expected { Ok(()) } else { Err(malformed("X-3", what)) })
+        };
+        expect(at::AT_MAGIC, magic, "the page that was granted does not begin as it should")?;
+        let port = page.word(at::AT_PORT).check(|word| {
+            if word as u32 == at::VERSION {
+                Ok((word >> 32) as u32)
+            } else {
+                Err(malformed("X-3", format!("version {} of the pages, where {} is known", word as u32, at::VERSION)))
+            }
+        })?;
+        Ok((page, port))
+    }
+
+    pub(crate) fn word(&self, offset: usize) -> Untrusted<u64> {
+        self.0.word(offset).load_acquire()
+    }
+
+    /// The state's lowest byte, which is what a kernel clears.
+    pub(crate) fn state(&self) -> u64 {
+        self.word(at::AT_STATE).hint() & 0xff
+    }
+
+    /// The head and the bytes of the `number`th message.
+    pub(crate) fn message(&self, number: u64) -> Result<(at::MessageHead, Vec<u8>)> {
+        let base = message_at(number);
+        let words = [0, 1, 2].map(|index| self.word(base + 8 * index).hint());
+        let head = at::MessageHead::decode(words).map_err(|what| malformed("X-6", what))?;
+        let len = usize::from(head.len);
+        debug_assert!(len <= CONTROL_MESSAGE_MAX, "decoded");
+        let words = (0..len.div_ceil(8)).map(|index| self.word(base + at::MESSAGE_HEAD + 8 * index).hint());
+        let mut message: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+        message.truncate(len);
+        Ok((head, message))
+    }
+}
+
+const fn message_at(number: u64) -> usize {
+    at::AT_MESSAGES + (number % at::MESSAGES) as usize * at::MESSAGE_STRIDE
+}
+
+/// What breaks `clause`.
+pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error {
+    Error::Malformed { clause, what: what.into() }
+}
+
+/// What stands in a door for the service it belongs to, so that a reference that was used again does not lead to
+/// another service: FNV-1a.
+pub(crate) fn mark_of(service: &str) -> u64 {
+    service.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

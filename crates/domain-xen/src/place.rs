@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Services: `DOMID/NAME`.
+
+use std::fmt;
+
+use tombolo_domain::{Error, Result};
+
+use crate::hypervisor::DomId;
+
+/// Longest name.
+const NAME_MAX: usize = 64;
+/// Xen's numbers beyond this have meanings of their own.
+const DOMID_MAX: DomId = 0x7fef;
+
+/// A name between this domain and another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    /// The other domain.
+    pub peer: DomId,
+    pub service: String,
+}
+
+impl Place {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let bad = |why| Err(Error::BadService { service: text.into(), why });
+        let Some((peer, service)) = text.split_once('/') else {
+            return bad("it should look like DOMID/NAME, with the other domain's number");
+        };
+        let digits = !peer.is_empty() && peer.bytes().all(|byte| byte.is_ascii_digit());
+        let Some(peer) = peer.parse().ok().filter(|peer| digits && *peer <= DOMID_MAX) else {
+            return bad("the other domain's number is one from 0 to 32751");
+        };
+        if service.is_empty() || service.len() > NAME_MAX {
+            return bad("a name has 1 to 64 characters");
+        }
+        if !service.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte)) {
+            return bad("a name is made of letters, digits, `_` and `-`: XenStore knows no others");
+        }
+        Ok(Self { peer, service: service.into() })
+    }
+
+    /// As people write it.
+    pub(crate) fn shown(&self) -> String {
+        format!("xen:{self}")
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.peer, self.service)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn x1_service_is_a_domain_and_a_name() {
+        assert_eq!(Place::parse("0/web-1_A").unwrap(), Place { peer: 0, service: "web-1_A".into() });
+        assert_eq!(Place::parse("32751/a").unwrap().shown(), "xen:32751/a");
+        let long = format!("1/{}", "n".repeat(65));
+        for bad in
+            ["", "/", "1", "1/", "/a", "+1/a", "-1/a", "32752/a", "99999/a", "1/a/b", "1/a.b", "1/a@2", "1/ä", &long]
+        {
+            assert!(matches!(Place::parse(bad), Err(Error::BadService { .. })), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A connection to XenStore. No transactions: each request here is whole by itself.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+};
+use tombolo_domain::{Deadline, Error, Result};
+
+use crate::{
+    hypervisor::DomId,
+    wire::{Kind, Message, PAYLOAD_MAX, Parser},
+};
+
+/// How long XenStore may take for an answer: it is a daemon on the same machine.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What XenStore said no with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refusal {
+    /// There is no such node, or none that this domain may see.
+    Absent,
+    /// This domain may not do that.
+    Denied,
+    /// The domain has all nodes or watches that it may have, or as large ones.
+    Quota,
+    /// Anything else.
+    Other,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Store {
+    fd: OwnedFd,
+    parser: Parser,
+    last: u32,
+    /// Paths of watches that fired while an answer was awaited.
+    fired: Vec<String>,
+}
+
+impl Store {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        Self { fd, parser: Parser::default(), last: 0, fired: Vec::new() }
+    }
+
+    /// Polls readable when a watch fires.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The number of this domain.
+    pub(crate) fn own_id(&mut self) -> Result<DomId> {
+        let text = self.read("domid")?.ok_or_else(|| Error::NotFound("this domain's `domid` in XenStore".into()))?;
+        text.parse().map_err(|_| broken("domid is no number"))
+    }
+
+    /// What a node says, or nothing where there is none that this domain may see.
+    pub(crate) fn read(&mut self, path: &str) -> Result<Option<String>> {
+        match self.ask(Kind::Read, &[path], b"")? {
+            Ok(payload) => Ok(String::from_utf8(payload).ok()),
+            Err(Refusal::Absent | Refusal::Denied) => Ok(None),
+            Err(refusal) => Err(refused("read", path, refusal)),
+        }
+    }
+
+    /// Writes a node; one that is new has its parent's permissions.
+    pub(crate) fn write(&mut self, path: &str, value: &str) -> Result<()> {
+        let done = self.ask(Kind::Write, &[path], value.as_bytes())?;
+        done.map(drop).map_err(|refusal| refused("write", path, refusal))
+    }
+
+    /// Makes a folder that `owner` alone may write, and `reader` read.
+    pub(crate) fn make_folder(&mut self, path: &str, owner: DomId, reader: DomId) -> Result<()> {
+        let made = self.ask(Kind::Mkdir, &[path], b"")?;
+        made.map_err(|refusal| refused("mkdir", path, refusal))?;
+        let set = self.ask(Kind::SetPerms, &[path, &format!("n{owner}"), &format!("r{reader}")], b"")?;
+        set.map(drop).map_err(|refusal| refused("set permissions", path, refusal))
+    }
+
+    /// Removes a node if it is there.
+    pub(crate) fn remove(&mut self, path: &str) -> Result<()> {
+        match self.ask(Kind::Rm, &[path], b"")? {
+            Ok(_) | Err(Refusal::Absent) => Ok(()),
+            Err(refusal) => Err(refused("remove", path, refusal)),
+        }
+    }
+
+    /// Has changes of `path` and what is below it told by [`fired`](Self::fired); once at once.
+    pub(crate) fn watch(&mut self, path: &str) -> Result<()> {
+        let done = self.ask(Kind::Watch, &[path, path], b"")?;
+        done.map(drop).map_err(|refusal| refused("watch", path, refusal))
+    }
+
+    /// Paths that changed. Never blocks.
+    pub(crate) fn fired(&mut self) -> Result<Vec<String>> {
+        while let Some(message) = self.next(None)? {
+            self.note(&message);
+        }
+        Ok(std::mem::take(&mut self.fired))
+    }
+
+    fn note(&mut self, message: &Message) {
+        let path = message.parts().next().and_then(|path| std::str::from_utf8(path).ok());
+        if let (Kind::WatchEvent, Some(path)) = (message.kind, path) {
+            self.fired.push(path.into());
+        }
+    }
+
+    /// Sends a request and awaits its answer.
+    fn ask(&mut self, kind: Kind, parts: &[&str], rest: &[u8]) -> Result<std::result::Result<Vec<u8>, Refusal>> {
+        self.last = self.last.wrapping_add(1);
+        let request = Message::request(kind, self.last, parts, rest);
+        assert!(request.payload.len() <= PAYLOAD_MAX, "a request longer than XenStore takes");
+        let deadline = Deadline::after(PATIENCE);
+        self.send(&request.encode(), deadline)?;
+        loop {
+            let message = self.next(Some(deadline))?.expect("an answer or an error, where there is a deadline");
+            match message.kind {
+                Kind::WatchEvent => self.note(&message),
+                _ if message.request != self.last => {}
+                Kind::Error => return Ok(Err(refusal(&message))),
+                answer if answer == kind => return Ok(Ok(message.payload)),
+                _ => return Err(broken("the answer is to another question")),
+            }
+        }
+    }
+
+    fn send(&self, mut bytes: &[u8], deadline: Deadline) -> Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::write(&self.fd, bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.sleep(PollFlags::OUT, deadline)?,
+                Err(error) => return Err(failed("write", error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next message: awaited until `deadline`, or, without one, if it is there.
+    fn next(&mut self, deadline: Option<Deadline>) -> Result<Option<Message>> {
+        let mut buffer = [0; PAYLOAD_MAX];
+        loop {
+            if let Some(message) = self.parser.message().map_err(|error| failed("read", error))? {
+                return Ok(Some(message));
+            }
+            match (rustix::io::read(&self.fd, &mut buffer), deadline) {
+                (Ok(0), _) => return Err(broken("the connection ended")),
+                (Ok(len), _) => self.parser.push(&buffer[..len]),
+                (Err(Errno::INTR), _) => {}
+                (Err(Errno::AGAIN), None) => return Ok(None),
+                (Err(Errno::AGAIN), Some(deadline)) => self.sleep(PollFlags::IN, deadline)?,
+                (Err(error), _) => return Err(failed("read", error)),
+            }
+        }
+    }
+
+    fn sleep(&self, flags: PollFlags, deadline: Deadline) -> Result<()> {
+        let left = deadline.remaining().unwrap_or(PATIENCE);
+        if left.is_zero() {
+            return Err(failed("request", Errno::TIMEDOUT));
+        }
+        let timeout = Timespec::try_from(left).ok();
+        match rustix::event::poll(&mut [PollFd::new(&self.fd, flags)], timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(failed("poll", error)),
+        }
+    }
+}
+
+fn refusal(message: &Message) -> Refusal {
+    match message.parts().next().unwrap_or(b"") {
+        b"ENOENT" => Refusal::Absent,
+        b"EACCES" | b"EPERM" => Refusal::Denied,
+        b"ENOSPC" | b"E2BIG" | b"EQUOTA" => Refusal::Quota,
+        _ => Refusal::Other,
+    }
+}
+
+fn refused(call: &'static str, path: &str, refusal: Refusal) -> Error {
+    match refusal {
+        Refusal::Absent => Error::NotFound(format!("{path} in XenStore")),
+        Refusal::Denied => Error::Denied(format!("{path} in XenStore")),
+        Refusal::Quota => Error::Limit {
+            what: "the nodes or watches that this domain may have in XenStore",
+            remedy: "close listeners and channels, or raise xenstored's quota in dom0",
+        },
+        Refusal::Other => {
+            Error::Os { call, path: Some(format!("{path} in XenStore")), source: io::Error::other("refused") }
+        }
+    }
+}
+
+fn failed(call: &'static str, error: impl Into<io::Error>) -> Error {
+    Error::Os { call, path: Some("XenStore".into()), source: error.into() }
+}
+
+fn broken(why: &'static str) -> Error {
+    failed("request", io::Error::new(io::ErrorKind::InvalidData, why))
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The kernel's own drivers for grants and event channels, by their ioctls, and nothing else.
+//!
+//! Why there is `unsafe` at all: rustix cannot know what an ioctl does, nor that pages of gntalloc are mapped once.
+//!
+//! One open file for each allocation, mapping and port: offsets then begin at 0, and closing it undoes all.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_void,
+    fmt,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex},
+};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use rustix::{
+    fs::{CWD, Mode, OFlags},
+    io::Errno,
+    ioctl::{Direction, Ioctl, IoctlOutput, Opcode, opcode},
+};
+use tombolo_domain::{Error, Result};
+use tombolo_layout::xen::PAGE;
+use tombolo_mem::{OwnSegment, PeerSegment};
+
+use crate::{
+    hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
+    page::mark_of,
+};
+
+const GNTALLOC: &str = "/dev/xen/gntalloc";
+const GNTDEV: &str = "/dev/xen/gntdev";
+const EVTCHN: &str = "/dev/xen/evtchn";
+const XENBUS: &str = "/dev/xen/xenbus";
+
+/// `GNTALLOC_SET_UNMAP_NOTIFY`.
+const CLEAR_BYTE: u32 = 1;
+const SEND_EVENT: u32 = 2;
+
+/// An ioctl whose argument is a structure of words, and whose answer is those words and a number. Made in [`call`] alone.
+struct Words<'a> {
+    opcode: Opcode,
+    words: &'a mut [u64],
+}
+
+// SAFETY: (opcode, as_ptr) the callers of `call` pair each number with an argument at least as long as the kernel
+// reads and writes; (mutating) said so; (output) the call's return value, which is no pointer.
+unsafe impl Ioctl for Words<'_> {
+    type Output = u32;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        self.words.as_mut_ptr().cast()
+    }
+
+    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut c_void) -> rustix::io::Result<u32> {
+        Ok(out.cast_unsigned())
+    }
+}
+
+/// Does the ioctl `number` of `group`, whose argument is `len` bytes long as the kernel counts them. Private to this module:
+/// `words` has to be as long as what that ioctl reads and writes, which for a list of grants is more than `len`.
+fn call(fd: &OwnedFd, group: u8, number: u8, len: usize, words: &mut [u64]) -> rustix::io::Result<u32> {
+    assert!(len <= size_of_val(words), "an ioctl's argument is longer than what is given");
+    let call = Words { opcode: opcode::from_components(Direction::None, group, number, len), words };
+    // SAFETY: (kind of file) each caller gives a file of the device whose ioctl it names, see the public types;
+    // (argument) at least `len` bytes, and longer where the kernel writes more, see there.
+    unsafe { rustix::ioctl::ioctl(fd, call) }
+}
+
+/// Two 32-bit fields that share a word.
+const fn pair(first: u32, second: u32) -> u64 {
+    if cfg!(target_endian = "little") {
+        first as u64 | (second as u64) << 32
+    } else {
+        second as u64 | (first as u64) << 32
+    }
+}
+
+/// The first and the second of two 32-bit fields that share a word.
+const fn split(word: u64) -> [u32; 2] {
+    let halves = [word as u32, (word >> 32) as u32];
+    if cfg!(target_endian = "little") { halves } else { [halves[1], halves[0]] }
+}
+
+fn open(path: &'static str, flags: OFlags) -> Result<OwnedFd> {
+    rustix::fs::openat(CWD, path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(|error| match error {
+        Errno::NOENT | Errno::NXIO | Errno::NODEV => Error::Os {
+            call: "open (this is no Xen domain, or its kernel lacks a driver: see `modprobe -a xen-gntalloc xen-gntdev \
+                   xen-evtchn`)",
+            path: Some(path.into()),
+            source: error.into(),
+        },
+        Errno::ACCESS | Errno::PERM => Error::Denied(path.into()),
+        error => Error::os("open", error),
+    })
+}
+
+/// Xen, by the kernel's drivers.
+#[derive(Debug)]
+pub(crate) struct Xen;
+
+impl Hypervisor for Xen {
+    fn store(&self) -> Result<OwnedFd> {
+        open(XENBUS, OFlags::RDWR | OFlags::NONBLOCK)
+    }
+
+    fn grant(&self, peer: DomId, pages: usize) -> Result<Arc<dyn Grants>> {
+        Ok(Arc::new(Allocation::new(peer, pages)?))
+    }
+
+    fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment> {
+        // Opened for reading, so that no later call makes the mapping writable.
+        let file = open(GNTDEV, OFlags::RDONLY)?;
+        let count = u32::try_from(references.len()).map_err(|_| Error::os("gntdev", Errno::INVAL))?;
+        let mut words = vec![pair(count, 0), 0];
+        words.extend(references.iter().map(|reference| pair(peer.into(), *reference)));
+        // struct ioctl_gntdev_map_grant_ref, with one reference counted in its length.
+        call(&file, b'G', 0, 24, &mut words).map_err(|error| match error {
+            Errno::INVAL | Errno::NOMEM => Error::Limit {
+                what: "the pages that one mapping may have (`limit` of the module xen_gntdev)",
+                remedy: "use smaller rings, or raise /sys/module/xen_gntdev/parameters/limit",
+            },
+            error => Error::os("ioctl GNTDEV_MAP_GRANT_REF", error),
+        })?;
+        debug_assert_eq!(words[1], 0, "the first mapping of a file begins at 0");
+        let file = Arc::new(file);
+        // In this order: the file is closed, which unmaps the grants, and then whoever waits for that is told.
+        let guard = (Arc::clone(&file), guard);
+        let segment = PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, guard);
+        drop(file);
+        let segment = segment.map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
+            // Xen refused a reference; which of its reasons it was the kernel does not say.
+            Some(Errno::INVAL | Errno::FAULT | Errno::AGAIN) => Error::Revoked,
+            _ => Error::os("mmap of gntdev", error),
+        })?;
+        segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
+        Ok(segment)
+    }
+
+    fn offer_port(&self, peer: DomId) -> Result<Arc<dyn Port>> {
+        Channel::bind(2, &mut [pair(peer.into(), 0)], 4)
+    }
+
+    fn bind_port(&self, peer: DomId, port: u32) -> Result<Arc<dyn Port>> {
+        Channel::bind(1, &mut [pair(peer.into(), port)], 8)
+    }
+
+    /// A lock on one byte of the device's file: it leaves nothing behind, and goes with whoever holds it.
+    fn claim(&self, name: &str) -> Result<Option<OwnedFd>> {
+        let file = open(GNTALLOC, OFlags::RDWR)?;
+        lock_byte(file, name)
+    }
+}
+
+/// Locks the byte of `file` that stands for `name`, until the file is closed.
+pub(crate) fn lock_byte(file: OwnedFd, name: &str) -> Result<Option<OwnedFd>> {
+    let lock = nix::libc::flock {
+        l_type: nix::libc::F_WRLCK as _,
+        l_whence: nix::libc::SEEK_SET as _,
+        l_start: (mark_of(name) >> 2).cast_signed(),
+        l_len: 1,
+        l_pid: 0,
+    };
+    match fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)) {
+        Ok(_) => Ok(Some(file)),
+        Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => Ok(None),
+        Err(error) => Err(Error::os("fcntl F_OFD_SETLK", std::io::Error::from(error))),
+    }
+}
+
+/// An open gntalloc with one allocation, at offset 0.
+struct Allocation {
+    file: OwnedFd,
+    references: Vec<u32>,
+    /// Which pages were mapped.
+    mapped: Mutex<Vec<bool>>,
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Allocation of {} pages", self.references.len())
+    }
+}
+
+impl Allocation {
+    fn new(peer: DomId, pages: usize) -> Result<Self> {
+        // The kernel counts in 16 bits.
+        let count = u16::try_from(pages).map_err(|_| Error::Limit {
+            what: "the pages that one segment may have (65535)",
+            remedy: "use smaller rings",
+        })?;
+        let file = open(GNTALLOC, OFlags::RDWR)?;
+        // struct ioctl_gntalloc_alloc_gref: domid and flags (0: the peer may only read), count, index, references.
+        let mut words = vec![0; 2 + pages.div_ceil(2).max(1)];
+        words[0] = pair(peer.into(), count.into());
+        call(&file, b'G', 5, 24, &mut words).map_err(|error| match error {
+            Errno::NOSPC => Error::Limit {
+                what: "grants (`limit` of the module xen_gntalloc, or max_grant_frames of this domain)",
+                remedy: "use smaller rings or close channels; raise /sys/module/xen_gntalloc/parameters/limit, then \
+                         max_grant_frames= in the domain's xl.cfg",
+            },
+            error => Error::os("ioctl GNTALLOC_ALLOC_GREF", error),
+        })?;
+        let references = words[2..].iter().flat_map(|word| split(*word)).take(pages).collect();
+        Ok(Self { file, references, mapped: Mutex::new(vec![false; pages]) })
+    }
+}
+
+impl Grants for Allocation {
+    fn references(&self) -> &[u32] {
+        &self.references
+    }
+
+    fn map(self: Arc<Self>, first: usize, count: usize) -> Result<OwnSegment> {
+        let mut mapped = self.mapped.lock().expect("nobody panics while they hold this");
+        let free = mapped.get(first..first + count).is_some_and(|pages| pages.iter().all(|page| !page));
+        assert!(free, "pages of an allocation are mapped twice or do not exist");
+        // SAFETY: (only writer) granted for reading only; the file is private to this type, which maps no page twice,
+        // just checked; (stays) the guard holds the file, and its pages go with the file.
+        let segment = unsafe { OwnSegment::map_only(self.file.as_fd(), (first * PAGE) as u64, count * PAGE) };
+        let segment = segment.map_err(|error| Error::os("mmap of gntalloc", error))?;
+        segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
+        mapped[first..first + count].fill(true);
+        drop(mapped);
+        Ok(segment.guarded(self))
+    }
+
+    fn when_gone(&self, offset: usize, port: Option<u32>) -> Result<()> {
+        let action = CLEAR_BYTE | if port.is_some() { SEND_EVENT } else { 0 };
+        // struct ioctl_gntalloc_unmap_notify.
+        let mut words = [offset as u64, pair(action, port.unwrap_or(0))];
+        let done = call(&self.file, b'G', 7, 16, &mut words);
+        done.map(drop).map_err(|error| Error::os("ioctl GNTALLOC_SET_UNMAP_NOTIFY", error))
+    }
+}
+
+/// An open evtchn with one port.
+#[derive(Debug)]
+struct Channel {
+    file: OwnedFd,
+    port: u32,
+}
+
+impl Channel {
+    fn bind(number: u8, words: &mut [u64], len: usize) -> Result<Arc<dyn Port>> {
+        let file = open(EVTCHN, OFlags::RDWR | OFlags::NONBLOCK)?;
+        let port = call(&file, b'E', number, len, words).map_err(|error| match error {
+            Errno::NOSPC => Error::Limit {
+                what: "event channels of this domain",
+                remedy: "close channels, or raise event_channels= in the domain's xl.cfg",
+            },
+            Errno::INVAL => Error::PeerGone,
+            error => Error::os("ioctl EVTCHN_BIND", error),
+        })?;
+        Ok(Arc::new(Self { file, port }))
+    }
+}
+
+impl Port for Channel {
+    fn number(&self) -> u32 {
+        self.port
+    }
+
+    fn notify(&self) {
+        // An error says that nobody is there any more.
+        let _ = call(&self.file, b'E', 4, 4, &mut [pair(self.port, 0)]);
+    }
+
+    fn clear(&self) {
+        let mut port = [0; 4];
+        // Nothing to read: another thread clears it.
+        if rustix::io::read(&self.file, &mut port) == Ok(4) {
+            let _ = rustix::io::write(&self.file, &port);
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}

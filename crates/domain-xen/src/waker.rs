@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One event channel, and three who sleep on it without taking each other's events: the reader, the writer, and
+//! whoever waits for a control message.
+//!
+//! The kernel says `EPOLLOUT` of an event channel's file always, and says it *anew* with every event. So each sleeper has
+//! an epoll instance of its own, edge-triggered on `EPOLLOUT`: an event puts the file on the ready list of each, where it
+//! stays (sticky) until `epoll_wait` takes it off that one list. Reading the event and unmasking the port is apart from
+//! that, and whoever drains does it; until then the port is masked, so that a storm costs one interrupt for each drain.
+
+use std::{
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::{
+    event::{EventfdFlags, Timespec, epoll},
+    io::Errno,
+};
+use tombolo_domain::{Deadline, Error, Result, Woken};
+
+use crate::hypervisor::Port;
+
+/// What the events of an epoll instance are about.
+const RUNG: u64 = 0;
+const ENDED: u64 = 1;
+
+/// Something that happens once and is never taken back; its descriptor polls readable from then on.
+#[derive(Debug)]
+pub(crate) struct Once(OwnedFd);
+
+impl Once {
+    pub(crate) fn new() -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        rustix::event::eventfd(0, flags).map(Self).map_err(|error| Error::os("eventfd", error))
+    }
+
+    pub(crate) fn happen(&self) {
+        // The counter is never read, and full is as good as one.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// One sleeper's place.
+#[derive(Debug)]
+pub(crate) struct Waker {
+    epoll: OwnedFd,
+    port: Arc<dyn Port>,
+    /// `wait` took a ring off the list, so that whoever drains need not.
+    taken: AtomicBool,
+    /// Somebody polls the descriptor: rings stay on the list until they are drained.
+    polled: AtomicBool,
+}
+
+impl Waker {
+    pub(crate) fn new(port: &Arc<dyn Port>, ended: &Once) -> Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
+        let watch = |fd: BorrowedFd<'_>, about, flags| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags)
+                .map_err(|error| Error::os("epoll_ctl", error))
+        };
+        watch(port.fd(), RUNG, epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
+        watch(ended.0.as_fd(), ENDED, epoll::EventFlags::IN)?;
+        let port = Arc::clone(port);
+        Ok(Self { epoll, port, taken: AtomicBool::new(false), polled: AtomicBool::new(false) })
+    }
+
+    /// Sleeps until there is an event, an end or neither by `deadline`. `look` is called before each sleep, and makes the
+    /// end happen if it is time.
+    pub(crate) fn wait(&self, deadline: Deadline, look: impl Fn()) -> Result<Woken> {
+        if self.taken.load(Ordering::SeqCst) {
+            return Ok(Woken::Rung);
+        }
+        loop {
+            look();
+            let left = deadline.remaining();
+            match self.take(left) {
+                Ok(Some(RUNG)) => {
+                    // ORDER SeqCst: with `fd`, which stores and loads the other way round; one of the two puts it back.
+                    self.taken.store(true, Ordering::SeqCst);
+                    if self.polled.load(Ordering::SeqCst) {
+                        self.put_back();
+                    }
+                    return Ok(Woken::Rung);
+                }
+                Ok(Some(_)) => return Ok(Woken::PeerGone),
+                Ok(None) if left.is_some_and(|left| left.is_zero()) => return Ok(Woken::TimedOut),
+                Ok(None) | Err(Errno::INTR) => {}
+                Err(error) => return Err(Error::os("epoll_wait", error)),
+            }
+        }
+    }
+
+    /// Forgets events that came before, and lets new ones in. Says whether there were any.
+    pub(crate) fn drain(&self) -> bool {
+        let rung = self.taken.swap(false, Ordering::SeqCst) | matches!(self.take(Some(Duration::ZERO)), Ok(Some(RUNG)));
+        self.port.clear();
+        rung
+    }
+
+    /// A descriptor that polls readable while an event is undrained, or the end came.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.polled.store(true, Ordering::SeqCst);
+        if self.taken.swap(false, Ordering::SeqCst) {
+            self.put_back();
+        }
+        self.epoll.as_fd()
+    }
+
+    /// Puts an event on the list, as if one had come.
+    pub(crate) fn put_back(&self) {
+        self.taken.store(false, Ordering::SeqCst);
+        let data = epoll::EventData::new_u64(RUNG);
+        // To modify an entry is to look at it again: the port is writable, so it goes on the list.
+        let done = epoll::modify(&self.epoll, self.port.fd(), data, epoll::EventFlags::OUT | epoll::EventFlags::ET);
+        if done.is_err() {
+            self.taken.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Takes what is on the ready list, waiting for it for at most `left`: an event, before the end.
+    fn take(&self, left: Option<Duration>) -> rustix::io::Result<Option<u64>> {
+        let mut events = [MaybeUninit::uninit(); 2];
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let (events, _) = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
+            // Before Linux 5.11 epoll knows whole milliseconds only; `wait` comes back for a deadline not yet reached.
+            Err(Errno::NOSYS) => {
+                let whole = left.map(|left| Duration::from_millis((left.as_millis() + 1).min(1 << 30) as u64));
+                let timeout = whole.and_then(|left| Timespec::try_from(left).ok());
+                epoll::wait(&self.epoll, &mut events, timeout.as_ref())?
+            }
+            done => done?,
+        };
+        Ok(events.iter().map(|event| event.data.u64()).min())
+    }
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Peers that write garbage into XenStore, leave, or are destroyed, over the Xen of tests.
+
+use std::time::Duration;
+
+use tombolo_domain::{
+    Deadline, Error, Life, Link, Listener, Rendezvous, Result, Slot, Woken, conformance, wait_readable,
+};
+use tombolo_domain_xen::FakeXen;
+
+fn patience() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
+}
+
+fn message(link: &mut dyn Link) -> Result<Vec<u8>> {
+    conformance::receive(link, patience()).map(|received| received.message)
+}
+
+/// Domain 5's and domain 7's end.
+fn pair(xen: &FakeXen) -> [Box<dyn Link>; 2] {
+    let (five, seven) = (xen.domain(5), xen.domain(7));
+    let mut listener = five.listen("7/service").expect("free");
+    let mut called = seven.connect("5/service", patience()).expect("somebody listens");
+    called.send(b"hello", None).expect("there is room");
+    let mut accepted = accept(&mut *listener);
+    assert_eq!(message(&mut *accepted).expect("sent"), b"hello");
+    accepted.send(b"welcome", None).expect("there is room");
+    assert_eq!(message(&mut *called).expect("sent"), b"welcome");
+    [accepted, called]
+}
+
+#[test]
+fn x5_knocks_that_are_garbage_disturb_nobody() {
+    let xen = FakeXen::new();
+    let _first = pair(&xen);
+    let mut listener = xen.domain(5).listen("7/door").expect("free");
+    for name in ["door@", "door@x", "door@0", "door@4294967295", "door@99999999999", "other@3", "@", "door@1@2", "door"]
+    {
+        xen.write_node(7, &format!("/local/domain/7/data/tombolo/5/{name}"), "garbage");
+    }
+    // References of pages that are there, and no mailboxes of a caller's.
+    for reference in 1..40 {
+        xen.write_node(7, &format!("/local/domain/7/data/tombolo/5/door@{reference}"), "");
+    }
+    let seven = xen.domain(7);
+    let mut called = seven.connect("5/door", patience()).expect("somebody listens");
+    called.send(b"I am real", None).expect("there is room");
+    let heard = (0..40).find_map(|_| {
+        let mut link = accept(&mut *listener);
+        let heard = conformance::receive(&mut *link, Deadline::after(Duration::from_millis(100)));
+        heard.ok().filter(|it| it.message == b"I am real").map(|_| link)
+    });
+    assert!(heard.is_some(), "the caller among the liars was not heard");
+}
+
+#[test]
+fn x1_domain_has_no_link_with_itself() {
+    let domain = FakeXen::new().domain(5);
+    assert!(matches!(domain.listen("5/door"), Err(Error::BadService { .. })));
+    assert!(matches!(domain.connect("5/door", patience()), Err(Error::BadService { .. })));
+}
+
+#[test]
+fn x5_listener_whose_node_is_garbage_is_not_found() {
+    let xen = FakeXen::new();
+    let _links = pair(&xen);
+    for value in ["", "x", "-1", "0", "99999999999", "4294967295", "1", "2", "\u{fffd}"] {
+        xen.write_node(5, "/local/domain/5/data/tombolo/7/door", value);
+        let found = xen.domain(7).connect("5/door", patience());
+        assert!(matches!(found, Err(Error::NotFound(_))), "{value:?}: {found:?}");
+    }
+}
+
+#[test]
+fn x1_x4_nothing_but_the_folders_is_left_when_all_are_gone() {
+    let xen = FakeXen::new();
+    for _ in 0..3 {
+        let [mut accepted, called] = pair(&xen);
+        let (own, offer) = accepted.allocate(8192).expect("there is memory");
+        accepted.send(b"take", Some(&offer)).expect("there is room");
+        accepted.retire(Some(own), offer);
+        drop((accepted, called));
+    }
+    assert_eq!(xen.nodes(5), ["/local/domain/5/data/tombolo/7"]);
+    assert_eq!(xen.nodes(7), ["/local/domain/7/data/tombolo/5"]);
+    assert_eq!(xen.grants(), 0, "pages are still granted");
+}
+
+#[test]
+fn x7_segments_beyond_the_places_are_a_limit() {
+    let [mut link, _peer] = pair(&FakeXen::new());
+    let mut made: Vec<_> = (0..64).map(|_| link.allocate(4096).expect("there is a place")).collect();
+    assert!(matches!(link.allocate(4096), Err(Error::Limit { .. })), "a 65th place");
+    let (own, offer) = made.pop().expect("64");
+    link.retire(Some(own), offer);
+    link.allocate(4096).expect("a place was given back");
+}
+
+#[test]
+fn x7_long_segment_arrives_through_several_pages_of_references() {
+    let [mut from, mut to] = pair(&FakeXen::new());
+    let (own, offer) = from.allocate(1500 * 4096).expect("there is memory");
+    from.send(b"long", Some(&offer)).expect("there is room");
+    let segment = conformance::receive(&mut *to, patience()).expect("sent").segment.expect("with memory");
+    assert_eq!(segment.len(), own.len());
+}
+
+#[test]
+fn x8_what_one_sleeper_takes_is_left_to_the_others() {
+    let [mut a, b] = pair(&FakeXen::new());
+    let (ringer, bell) = (a.doorbell().expect("heard"), b.doorbell().expect("heard"));
+    Slot::ALL.iter().for_each(|slot| bell.drain(*slot));
+    a.send(b"both", None).expect("there is room");
+    ringer.ring(Slot::Data);
+    for slot in Slot::ALL {
+        assert_eq!(bell.wait(slot, patience()).expect("waiting works"), Woken::Rung);
+        bell.drain(slot);
+    }
+    assert!(wait_readable(b.fd(), patience()).expect("polling works"), "the message's event went with the bell's");
+}
+
+#[test]
+fn x9_destroyed_domain_is_gone_and_its_memory_stays() {
+    let xen = FakeXen::new();
+    let [mut left, mut gone] = pair(&xen);
+    let (_own, offer) = gone.allocate(4096).expect("there is memory");
+    gone.send(b"last", Some(&offer)).expect("there is room");
+    xen.destroy(7);
+    let bell = left.doorbell().expect("heard");
+    let woken = loop {
+        match bell.wait(Slot::Data, patience()).expect("waiting works") {
+            Woken::Rung => bell.drain(Slot::Data),
+            other => break other,
+        }
+    };
+    assert_eq!(woken, Woken::PeerGone);
+    assert_eq!(left.life(), Life::DomainGone);
+    assert_eq!(message(&mut *left).expect("sent before"), b"last");
+    assert!(matches!(message(&mut *left), Err(Error::PeerGone)));
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! X-3 to X-7. The pages by which two ends meet and talk where memory is passed by grant references.
+//!
+//! All fields are little-endian words of eight bytes. A *mailbox* is one page of each end, granted to the other:
+//!
+//! ```text
+//! 000  magic
+//! 008  version (low half), the end's event channel port (high half)
+//! 010  state: 1 open, 2 closed, 0 gone; its lowest byte is what the kernel clears when the owner dies
+//! 018  1 once the end that knocked has mapped the other's mailbox
+//! 020  messages sent
+//! 040  messages received
+//! 080  64 words: for each place, the last generation that this end unmapped or refused
+//! 400  8 messages of 288 bytes: head, place of the segment, two words reserved, 256 bytes of message
+//! ```
+//!
+//! A *door* is one page of a listener: magic, version, state as above, and from 100 on 480 answers.
+
+/// X-3. First word of a mailbox: "TMBLXENM".
+pub const MAILBOX_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENM");
+/// X-3. First word of a door: "TMBLXEND".
+pub const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXEND");
+/// X-3. The version that this is.
+pub const VERSION: u32 = 1;
+/// Bytes of a page, whatever the machine's own page size.
+pub const PAGE: usize = 4096;
+
+/// X-3. Where the magic stands.
+pub const AT_MAGIC: usize = 0x000;
+/// X-3. Where version and port stand.
+pub const AT_PORT: usize = 0x008;
+/// X-4. Where the state stands.
+pub const AT_STATE: usize = 0x010;
+/// X-5. Where an end says that it has mapped the other's mailbox.
+pub const AT_JOINED: usize = 0x018;
+/// X-6. Where an end counts what it sent.
+pub const AT_SENT: usize = 0x020;
+/// X-6. Where an end counts what it received.
+pub const AT_RECEIVED: usize = 0x040;
+/// X-7. Where an end says which segments it let go of.
+pub const AT_RELEASED: usize = 0x080;
+/// X-6. Where the messages stand.
+pub const AT_MESSAGES: usize = 0x400;
+/// X-5. Where a door's answers stand.
+pub const AT_ANSWERS: usize = 0x100;
+
+/// X-4. The end is there.
+pub const OPEN: u64 = 1;
+/// X-4. The end is closed; it may still map segments of the other's.
+pub const CLOSED: u64 = 2;
+/// X-4. The end is gone and maps nothing any more.
+pub const GONE: u64 = 0;
+
+/// X-6. Messages that fit into a mailbox.
+pub const MESSAGES: u64 = 8;
+/// X-6. Bytes from one message to the next.
+pub const MESSAGE_STRIDE: usize = 288;
+/// X-6. Bytes of a message's head.
+pub const MESSAGE_HEAD: usize = 32;
+/// X-7. Segments of one end that are offered or still mapped at a time.
+pub const PLACES: usize = 64;
+/// X-5. Answers that fit into a door.
+pub const ANSWERS: usize = 480;
+/// X-7. References that fit into a page of a list, behind the reference of the next such page.
+pub const LIST_REFS: usize = PAGE / 4 - 2;
+
+/// X-7. How a segment is named in a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentName {
+    /// Reference of the first page of the list of its pages.
+    pub list: u32,
+    /// Pages of the segment itself, at least one.
+    pub pages: u32,
+    /// Which of the owner's places it has.
+    pub place: u8,
+    /// How many segments had this place before, and itself: at least 1.
+    pub generation: u32,
+}
+
+/// X-6. The head of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MessageHead {
+    /// Bytes of the message.
+    pub len: u16,
+    /// The segment that comes with it.
+    pub segment: Option<SegmentName>,
+}
+
+impl MessageHead {
+    /// The three words of the head; the fourth is 0.
+    #[must_use]
+    pub fn encode(&self) -> [u64; 3] {
+        let len = u64::from(self.len);
+        match self.segment {
+            None => [len, 0, 0],
+            Some(name) => [
+                len | 1 << 16 | u64::from(name.place) << 24,
+                u64::from(name.list) | u64::from(name.pages) << 32,
+                u64::from(name.generation),
+            ],
+        }
+    }
+
+    /// Takes the words of a head apart.
+    ///
+    /// # Errors
+    /// What is wrong with them; the clause is X-6.
+    pub fn decode(words: [u64; 3]) -> Result<Self, &'static str> {
+        let [first, pages, generation] = words;
+        let len = (first & 0xffff) as u16;
+        if usize::from(len) > crate::limits::CONTROL_MESSAGE_MAX {
+            return Err("a message is longer than messages are");
+        }
+        let (kind, place) = (first >> 16 & 0xff, (first >> 24 & 0xff) as u8);
+        if first >> 32 != 0 || kind > 1 || generation >> 32 != 0 {
+            return Err("reserved bits of a message's head are set");
+        }
+        if kind == 0 {
+            return if (place, pages, generation) == (0, 0, 0) {
+                Ok(Self { len, segment: None })
+            } else {
+                Err("a message without a segment names one")
+            };
+        }
+        let name =
+            SegmentName { list: pages as u32, pages: (pages >> 32) as u32, place, generation: generation as u32 };
+        if usize::from(place) >= PLACES || name.list == 0 || name.pages == 0 || name.generation == 0 {
+            return Err("a segment has no place, no page, no list or no generation");
+        }
+        Ok(Self { len, segment: Some(name) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn x6_head_is_what_was_encoded() {
+        let name = SegmentName { list: 77, pages: 17, place: 63, generation: 5 };
+        for head in [MessageHead { len: 256, segment: None }, MessageHead { len: 0, segment: Some(name) }] {
+            assert_eq!(MessageHead::decode(head.encode()), Ok(head));
+        }
+    }
+
+    #[test]
+    fn x6_head_that_breaks_the_rules_is_refused() {
+        let good = MessageHead { len: 1, segment: Some(SegmentName { list: 9, pages: 1, place: 1, generation: 1 }) };
+        let [first, pages, generation] = good.encode();
+        let bad = [
+            [257, 0, 0],
+            [first | 1 << 32, pages, generation],
+            [first | 1 << 17, pages, generation],
+            [first | 64 << 24, pages, generation],
+            [first, pages & 0xffff_ffff, generation],
+            [first, pages >> 32 << 32, generation],
+            [first, pages, 0],
+            [first, pages, 1 << 32],
+            [1, 1, 0],
+            [1 | 1 << 24, 0, 0],
+        ];
+        for words in bad {
+            assert!(MessageHead::decode(words).is_err(), "{words:x?}");
+        }
+    }
+
+    #[test]
+    fn x3_parts_of_a_page_do_not_overlap() {
+        const {
+            assert!(AT_RELEASED + 8 * PLACES <= AT_MESSAGES);
+            assert!(AT_MESSAGES + MESSAGES as usize * MESSAGE_STRIDE <= PAGE);
+            assert!(MESSAGE_HEAD + crate::limits::CONTROL_MESSAGE_MAX == MESSAGE_STRIDE);
+            assert!(AT_ANSWERS + 8 * ANSWERS == PAGE);
+        }
+    }
+}
