@@ -46,9 +46,7 @@ enum Verb {
 }
 
 /// The verbs, and one that no manual names.
-#[expect(clippy::large_enum_variant, reason = "there is one, for a moment")]
 #[derive(Subcommand)]
-#[allow(clippy::large_enum_variant, reason = "there is one, once")]
 enum Every {
     #[command(flatten)]
     Verb(Box<Verb>),

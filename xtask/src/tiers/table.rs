@@ -80,7 +80,7 @@ pub const TIERS: &[Tier] = &[
         name: "integration",
         assumes: "Linux, no privileges, loopback",
         command: "cargo test --workspace --all-features --no-fail-fast --test *",
-        limit: 15,
+        limit: 30,
         ..BASE
     },
     Tier { name: "examples", command: "cargo test --workspace --all-features --doc", ..BASE },
