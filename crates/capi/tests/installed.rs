@@ -48,7 +48,7 @@ fn map() -> String {
 #[test]
 fn installed_files_are_those_and_no_others() {
     let mut found = BTreeSet::new();
-    for folder in ["bin", "include", "lib", "lib/pkgconfig"] {
+    for folder in ["bin", "include", "lib", "lib/pkgconfig", "lib/tombolo"] {
         for entry in fs::read_dir(prefix().join(folder)).unwrap() {
             let entry = entry.unwrap();
             if !entry.file_type().unwrap().is_dir() {
@@ -65,12 +65,17 @@ fn installed_files_are_those_and_no_others() {
         "lib/libtombolo.so.0.1",
         &library,
         "lib/pkgconfig/tombolo.pc",
+        "lib/tombolo/libtombolo_preload.so",
     ];
     assert!(found.iter().eq(expected.iter().copied()), "{found:?}");
     for link in ["lib/libtombolo.so", "lib/libtombolo.so.0.1"] {
         assert_eq!(prefix().join(link).canonicalize().unwrap(), prefix().join(&library).canonicalize().unwrap());
     }
+    for page in ["man/man1/tombolo.1", "man/man1/tombolo-cat.1", "bash-completion/completions/tombolo"] {
+        assert!(prefix().join("share").join(page).is_file(), "{page}");
+    }
     must(Command::new(prefix().join("bin/tombolo")).arg("--version"));
+    must(Command::new(prefix().join("bin/tombolo")).args(["run", "--", "true"]));
 }
 
 #[test]
