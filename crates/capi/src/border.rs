@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(guard(|| Ok(())), 0);
         let failed = guard(|| Ok(tombolo::connect("pigeon:post").map(drop)?));
         assert_eq!(failed, -libc::EAFNOSUPPORT);
-        assert_eq!(last(), "no backend for \"pigeon\" addresses here; there are: local");
+        assert_eq!(last(), "no backend for \"pigeon\" addresses here; there are: local, vm, xen");
         // A good call leaves the last error as it is, as errno is left.
         assert_eq!((guard(|| Ok(1)), last().starts_with("no backend")), (1, true));
     }

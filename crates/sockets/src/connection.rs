@@ -2,7 +2,7 @@
 //! One end of a TCP connection, from the moment the program has it.
 //!
 //! It begins as a *candidate*: the program's calls go to the kernel as ever, and this end counts what they move. When
-//! both ends have found each other it gets [`Pipes`], and from then on the calls come here. Or it is *plain* for good,
+//! both ends have found each other it gets its pipes, and from then on the calls come here. Or it is *plain* for good,
 //! for a [`Reason`].
 
 use std::{

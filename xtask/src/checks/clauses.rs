@@ -255,8 +255,8 @@ mod tests {
 
     #[test]
     fn canary_clause_of_an_unknown_part_fails() {
-        let spec = format!("{}\n**X-1.** x\n", SPEC.1);
-        check_with(&spec, "#[test]\nfn r7_r8_x() {}").assert_only_failure("numbered X");
+        let spec = format!("{}\n**Q-1.** x\n", SPEC.1);
+        check_with(&spec, "#[test]\nfn r7_r8_x() {}").assert_only_failure("numbered Q");
     }
 
     #[test]
