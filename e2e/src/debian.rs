@@ -118,6 +118,34 @@ impl Archive {
     }
 }
 
+impl Archive {
+    /// Packages and all that they depend on, as far as `wanted` knows the name, unpacked together in the folder `name`.
+    ///
+    /// # Errors
+    /// As [`kernel`](Self::kernel).
+    pub fn packages(&self, name: &str, roots: &[&str], wanted: fn(&str) -> bool) -> Result<PathBuf> {
+        let root = self.root.join(name);
+        let done = root.join("done");
+        if done.exists() {
+            return Ok(root);
+        }
+        let apt = Apt::new(&self.root, Which::Stable)?;
+        let mut chosen: Vec<String> = roots.iter().map(|name| (*name).to_owned()).collect();
+        let mut seen = 0;
+        while let Some(package) = chosen.get(seen).cloned() {
+            seen += 1;
+            for name in apt.depends(&package)?.into_iter().filter(|name| wanted(name)) {
+                if !chosen.contains(&name) {
+                    chosen.push(name);
+                }
+            }
+        }
+        apt.unpack(&chosen, &root)?;
+        fs::write(done, "")?;
+        Ok(root)
+    }
+}
+
 /// The headers' makefile includes that of all flavours by the path at which the package would be installed.
 fn relocate(root: &Path, release: &str) -> Result<()> {
     let makefile = root.join(format!("usr/src/linux-headers-{release}/Makefile"));

@@ -58,6 +58,18 @@ impl Image {
         Ok(())
     }
 
+    /// Adds a file with a text.
+    pub fn add_text(&mut self, name: &str, text: &str) {
+        self.add_parents(name);
+        self.entry(name, PROGRAM, text.as_bytes());
+    }
+
+    /// Adds an empty folder.
+    pub fn add_empty(&mut self, name: &str) {
+        self.add_parents(name);
+        self.add_folder(name);
+    }
+
     /// Adds a symbolic link.
     pub fn add_link(&mut self, name: &str, to: &str) {
         self.add_parents(name);

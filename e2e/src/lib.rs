@@ -23,3 +23,4 @@ pub mod module;
 pub mod qemu;
 pub mod qmp;
 pub mod wire;
+pub mod xen;
