@@ -11,11 +11,12 @@ use crate::ensure;
 use crate::error::{Context, Error, Result};
 use crate::lines::within;
 use crate::qemu::{Spec, Vm};
+use crate::scratch::Scratch;
 use std::fs::{self, File};
 use std::io::copy;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Seconds for what xl does on a loaded machine.
 const XL: u64 = 120;
@@ -68,16 +69,8 @@ pub struct Host {
     pub dom0: Vm,
     /// The places for domUs.
     pub domus: [Domain; 2],
-    share: Share,
-}
-
-/// A folder that dom0 sees too, gone with the machine.
-struct Share(PathBuf);
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        _ = fs::remove_dir_all(&self.0);
-    }
+    /// A folder that dom0 sees too.
+    share: Scratch,
 }
 
 impl Host {
@@ -86,17 +79,14 @@ impl Host {
     /// # Errors
     /// dom0 does not come up.
     pub fn boot(parts: &Parts) -> Result<Self> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/xen");
-        fs::create_dir_all(&folder).context(folder.display())?;
-        let share = Share(folder.canonicalize()?.join(format!("share-{}", std::process::id())));
-        fs::create_dir_all(&share.0).context(share.0.display())?;
-        fs::copy(&parts.packages.vmlinux, share.0.join("vmlinux"))?;
+        let share = Scratch::new("xen")?;
+        fs::copy(&parts.packages.vmlinux, share.path().join("vmlinux"))?;
         let domu = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&parts.domu));
-        copy(&mut File::open(domu)?, &mut File::create(share.0.join("domu.cpio"))?)?;
+        copy(&mut File::open(domu)?, &mut File::create(share.path().join("domu.cpio"))?)?;
         let mut spec = Spec::new("dom0", parts.packages.vmlinux.clone(), parts.dom0.try_clone()?);
         spec.xen = Some(parts.packages.hypervisor.clone());
         spec.memory = 2048;
-        spec.share(init::SHARE, &share.0);
+        spec.share(init::SHARE, share.path());
         let domus = [Domain::new("A", spec.port("1")?, 0), Domain::new("B", spec.port("2")?, 1)];
         let dom0 = Vm::boot(spec)?;
         Ok(Self { dom0, domus, share })
@@ -117,7 +107,7 @@ impl Host {
              vif=[\"mac=00:16:3e:00:00:0{number},bridge={bridge},script=/bin/true\"]\n{more}\n",
             variable = init::ADDRESS,
         );
-        fs::write(self.share.0.join(format!("{name}.cfg")), config)?;
+        fs::write(self.share.path().join(format!("{name}.cfg")), config)?;
         self.dom0.run(&["xl", "create", "-q", &format!("/share/{name}.cfg")], within(XL))?;
         let domid = self.dom0.run(&["xl", "domid", name], within(XL))?;
         self.dom0.run(&["/agent", "plug", &number.to_string(), domid.trim()], within(XL))?;
@@ -143,7 +133,7 @@ impl Host {
     /// # Errors
     /// There is no such file or domain.
     pub fn push(&mut self, to: &str, from: &Path, path: &str) -> Result<()> {
-        let shared = self.share.0.join("pushed");
+        let shared = self.share.path().join("pushed");
         let stripped = std::process::Command::new("strip").arg("-o").arg(&shared).arg(from).output();
         if !stripped.is_ok_and(|output| output.status.success()) {
             fs::copy(from, &shared).context(from.display())?;

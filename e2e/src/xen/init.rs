@@ -40,7 +40,6 @@ const RETRY: Duration = Duration::from_millis(400);
 /// The domain cannot be prepared.
 pub fn serve() -> Result<()> {
     prepare()?;
-    busybox(&["--install", "-s", "/bin"])?;
     let mut modules: Vec<_> = fs::read_dir("/modules")?.flatten().map(|entry| entry.path()).collect();
     modules.sort();
     for module in modules {

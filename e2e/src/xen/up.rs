@@ -29,8 +29,9 @@ enum Ask {
     Down,
 }
 
+/// The socket: in the build's folder, so that each tree has its own.
 fn place() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/xen/socket")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/xen.socket")
 }
 
 /// Boots a pair and serves it until it is told to go.
