@@ -6,7 +6,6 @@ use super::init;
 use super::packages::Packages;
 use crate::console::Console;
 use crate::control::Control;
-use crate::debian::Archive;
 use crate::ensure;
 use crate::error::{Context, Error, Result};
 use crate::lines::within;
@@ -46,18 +45,18 @@ impl Kind {
 /// What a machine is made of: from Debian, from us. Several machines can be booted from it.
 #[derive(Debug)]
 pub struct Parts {
-    packages: Packages,
+    /// Xen and the kernel.
+    pub packages: Packages,
     dom0: OwnedFd,
     domu: OwnedFd,
 }
 
 impl Parts {
-    /// Packs the images, with more files for all domains.
+    /// Packs the images, with more programs for all domains.
     ///
     /// # Errors
-    /// Something cannot be fetched or read.
-    pub fn new(extra: &[Extra]) -> Result<Self> {
-        let packages = Packages::get(&Archive::open()?)?;
+    /// Something cannot be read.
+    pub fn new(packages: Packages, extra: &[Extra]) -> Result<Self> {
         let (dom0, domu) = (images::dom0(&packages, extra)?, images::domu(&packages, extra)?);
         Ok(Self { packages, dom0, domu })
     }
@@ -92,11 +91,27 @@ impl Host {
         Ok(Self { dom0, domus, share })
     }
 
-    /// Starts a domU in its place.
+    /// Starts both domUs.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_pair(&mut self, kind: Kind) -> Result<()> {
+        self.start(0, kind, "")?;
+        self.start(1, kind, "")?;
+        self.await_up(0)?;
+        self.await_up(1)
+    }
+
+    /// Starts a domU in its place, with more lines for its xl.cfg, and waits until it is up.
     ///
     /// # Errors
     /// xl says why not, or it does not come up.
     pub fn create(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
+        self.start(place, kind, more)?;
+        self.await_up(place)
+    }
+
+    fn start(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
         let domain = &mut self.domus[place];
         let (name, cpu, number) = (domain.name, domain.cpu, place + 1);
         let (kind, address, bridge) = (kind.name(), init::address_of(&number.to_string()), init::BRIDGE);
@@ -111,8 +126,13 @@ impl Host {
         self.dom0.run(&["xl", "create", "-q", &format!("/share/{name}.cfg")], within(XL))?;
         let domid = self.dom0.run(&["xl", "domid", name], within(XL))?;
         self.dom0.run(&["/agent", "plug", &number.to_string(), domid.trim()], within(XL))?;
+        self.domus[place].domid = domid.trim().parse().context(domid)?;
+        Ok(())
+    }
+
+    fn await_up(&mut self, place: usize) -> Result<()> {
         let domain = &mut self.domus[place];
-        domain.domid = domid.trim().parse().context(domid)?;
+        let name = domain.name;
         domain.open().context(format!("{name} does not boot")).map_err(|why| {
             let console = self.dom0.run(&["tail", "-n", "20", &log_of(name)], within(XL)).unwrap_or_default();
             Error::new(format!("{why}\n{console}"))

@@ -20,6 +20,10 @@ const TOOLS: [&str; 7] =
 /// The names under which one of the tools goes.
 const XENSTORE: [&str; 7] = ["ls", "read", "write", "rm", "list", "chmod", "watch"];
 
+/// What no program may ask for beforehand: the C library loads the first when a thread is cancelled, as those of
+/// XenStore's library are, and programs that are pushed later want both.
+const ALWAYS: [&str; 2] = ["libgcc_s.so.1", "libm.so.6"];
+
 /// A program for an image: its path there, and here.
 pub type Extra = (String, PathBuf);
 
@@ -32,9 +36,6 @@ pub fn dom0(packages: &Packages, extra: &[Extra]) -> Result<OwnedFd> {
     for tool in TOOLS {
         image.add_packaged(&format!("bin/{tool}"), &packages.program(tool)?, &packages.root)?;
     }
-    // The C library loads it when a thread is cancelled, as those of XenStore's library are.
-    let unwinder = format!("{LIBRARIES}/libgcc_s.so.1");
-    image.add(&unwinder, &Path::new("/").join(&unwinder))?;
     for folder in ["etc/xen", "var/lib/xen", "var/lib/xenstored", "var/log/xen/console", "var/lock", "share"] {
         image.add_empty(folder);
     }
@@ -63,6 +64,10 @@ fn domain(packages: &Packages, drivers: &[&str], extra: &[Extra]) -> Result<Imag
     }
     for name in XENSTORE {
         image.add_link(&format!("bin/xenstore-{name}"), "xenstore");
+    }
+    for library in ALWAYS {
+        let path = format!("{LIBRARIES}/{library}");
+        image.add(&path, &Path::new("/").join(&path))?;
     }
     for (name, from) in extra {
         image.add_packaged(name, from, &packages.root)?;

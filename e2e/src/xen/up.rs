@@ -3,7 +3,9 @@
 
 use super::host::{Host, Kind, Parts};
 use super::images::Extra;
+use super::packages::Packages;
 use crate::control::Job;
+use crate::debian::Archive;
 use crate::error::{Context, Error, Result};
 use crate::lines::within;
 use crate::wire::{End, ToHost};
@@ -39,10 +41,9 @@ fn place() -> PathBuf {
 /// # Errors
 /// It does not come up, or a console tells of a fault at the end.
 pub fn up(kind: Kind, extra: &[Extra]) -> Result<()> {
-    let mut host = Host::boot(&Parts::new(extra)?)?;
-    for place in [0, 1] {
-        host.create(place, kind, "")?;
-    }
+    let parts = Parts::new(Packages::get(&Archive::open()?)?, extra)?;
+    let mut host = Host::boot(&parts)?;
+    host.create_pair(kind)?;
     _ = unlink(place());
     let listener = UnixListener::bind(place()).context(place().display())?;
     let numbers = host.domus.each_ref().map(|domain| format!("{} is domain {}", domain.name, domain.domid));

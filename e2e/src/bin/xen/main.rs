@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Two domUs of a Xen host under QEMU. This binary is host, dom0's and the domUs' process 1 at once.
+//! Layer 4. The cases that need two domains of a Xen host, and that pair for who types. This binary is host, dom0's and the domUs' process 1 at once.
+//!
+//! `xen [NAME...]` runs the cases whose names contain one of the words, `xen --list` names them all. It prints what
+//! libtest would.
 //!
 //! `xen up [--pvh]` boots the pair and keeps it; then `xen run A COMMAND…`, `xen push A FILE [PATH]`, `xen log A`,
 //! `xen renew A` and `xen down`, where `A`, `B` and `dom0` are the domains.
 
 #![forbid(unsafe_code)]
 
+mod cases;
+mod rig;
+
 use std::process::ExitCode;
 use tombolo_e2e::error::Result;
+use tombolo_e2e::runner;
 use tombolo_e2e::wire::End;
 use tombolo_e2e::xen::host::Kind;
 use tombolo_e2e::xen::{init, up};
@@ -35,7 +42,12 @@ fn run(words: &[&str]) -> Result<End> {
         ["plug", place, domid] => init::plug(place, domid),
         ["up"] => up::up(Kind::Pv, &[]),
         ["up", "--pvh"] => up::up(Kind::Pvh, &[]),
-        words => return up::ask(words),
+        ["run" | "push" | "log" | "renew" | "down", ..] => return up::ask(words),
+        ["--list"] => {
+            cases::all().for_each(|case| println!("{}", case.name));
+            Ok(())
+        }
+        words => runner::run(cases::all(), words),
     }
     .map(|()| End::Code(0))
 }
