@@ -55,7 +55,11 @@ impl Control {
     ///
     /// # Errors
     /// The guest did not come up before the deadline, or went.
-    pub fn open(input: impl Read + Send + 'static, out: impl Write + Send + 'static, deadline: Instant) -> Result<Self> {
+    pub fn open(
+        input: impl Read + Send + 'static,
+        out: impl Write + Send + 'static,
+        deadline: Instant,
+    ) -> Result<Self> {
         let lines = Lines::of(input);
         let mut control = Self { out: Box::new(out), lines, next: 0, jobs: BTreeMap::new() };
         control.again(deadline)?;

@@ -25,7 +25,8 @@ impl Transport for RawLine {
     }
 
     fn perform(&self, context: &mut Context) -> Result<Report> {
-        let line = context.line.as_mut().ok_or_else(|| Error::Unsupported("two machines share no cache line".into()))?;
+        let line =
+            context.line.as_mut().ok_or_else(|| Error::Unsupported("two machines share no cache line".into()))?;
         match context.role {
             Role::Right => line.answer().map(|()| Report::default()),
             Role::Left => {

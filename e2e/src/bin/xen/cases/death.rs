@@ -39,7 +39,9 @@ fn flow(pair: &mut Pair, from: &str, to: &str) -> Result<(Job, Job)> {
     let receiver = pair.start(to, &receiver)?;
     let sender = pair.start(
         from,
-        &format!("seq 1 2000000000 | (exec tombolo cat --connect xen:{target}/flow --wait 60 --send-only --timeout 120)"),
+        &format!(
+            "seq 1 2000000000 | (exec tombolo cat --connect xen:{target}/flow --wait 60 --send-only --timeout 120)"
+        ),
     )?;
     // It flows when something has arrived.
     let flows = "until [ \"$(stat -c %s /tmp/flow 2>/dev/null || echo 0)\" -gt 100000 ]; do :; done";

@@ -38,7 +38,8 @@ fn files(rig: &mut Rig, kind: Kind, from: &str, to: &str) -> Result<Verdict> {
 
 fn transfer(pair: &mut Pair, from: &str, to: &str, first: First) -> Result<()> {
     let (source, target) = (pair.number(from), pair.number(to));
-    let listen = format!("rm -f /tmp/got; tombolo cat --listen xen:{source}/file --receive-only --output /tmp/got --checksum");
+    let listen =
+        format!("rm -f /tmp/got; tombolo cat --listen xen:{source}/file --receive-only --output /tmp/got --checksum");
     let connect = format!("tombolo cat --connect xen:{target}/file --wait 60 --send-only --checksum /tmp/file");
     pair.sh(from, "dd if=/dev/urandom of=/tmp/file bs=64k count=64 2>/dev/null; printf tail >> /tmp/file")?;
     let sum = pair.sh(from, "sha256sum </tmp/file")?;
