@@ -168,6 +168,19 @@ impl Host {
         Ok(fs::remove_file(shared)?)
     }
 
+    /// Takes a file of dom0 away, and gives it to `read` on the host.
+    ///
+    /// # Errors
+    /// There is no such file, or `read` fails.
+    pub fn take<T>(&mut self, path: &str, read: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+        let script = format!("cp {path} /share/taken && rm {path}");
+        self.dom0.run(&["sh", "-c", &script], within(XL))?;
+        let taken = self.share.path().join("taken");
+        let result = read(&taken);
+        fs::remove_file(taken)?;
+        result
+    }
+
     /// How commands get to a domain.
     ///
     /// # Errors

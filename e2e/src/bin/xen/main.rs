@@ -4,14 +4,18 @@
 //! `xen [NAME...]` runs the cases whose names contain one of the words, `xen --list` names them all. It prints what
 //! libtest would.
 //!
+//! `xen demo FOLDER` moves a file, compares with TCP and libxenvchan, and leaves results, a text and charts in the folder.
+//!
 //! `xen up [--pvh]` boots the pair and keeps it; then `xen run A COMMAND…`, `xen push A FILE [PATH]`, `xen log A`,
 //! `xen renew A` and `xen down`, where `A`, `B` and `dom0` are the domains.
 
 #![forbid(unsafe_code)]
 
 mod cases;
+mod demo;
 mod rig;
 
+use std::path::Path;
 use std::process::ExitCode;
 use tombolo_e2e::error::Result;
 use tombolo_e2e::runner;
@@ -43,6 +47,7 @@ fn run(words: &[&str]) -> Result<End> {
         ["up"] => up::up(Kind::Pv, &[]),
         ["up", "--pvh"] => up::up(Kind::Pvh, &[]),
         ["run" | "push" | "log" | "renew" | "down", ..] => return up::ask(words),
+        ["demo", to] => demo::run(Path::new(to)),
         ["--list"] => {
             cases::all().for_each(|case| println!("{}", case.name));
             Ok(())

@@ -2,7 +2,9 @@
 //! The domains that cases run in. The host boots when the first case wants it and serves all that follow; a case that
 //! fails takes it with it.
 
+use crate::demo;
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use tombolo_e2e::control::{Control, Job};
 use tombolo_e2e::debian::Archive;
@@ -13,6 +15,7 @@ use tombolo_e2e::programs::Programs;
 use tombolo_e2e::qemu;
 use tombolo_e2e::runner::{self, Case, Lacking, Verdict};
 use tombolo_e2e::xen::host::{Host, Kind, Parts};
+use tombolo_e2e::xen::images::Extra;
 use tombolo_e2e::xen::packages::Packages;
 
 /// Seconds for what takes one on an idle machine.
@@ -21,6 +24,7 @@ const SOON: u64 = 120;
 /// What cases share.
 pub struct Rig {
     parts: Parts,
+    programs: Programs,
     host: Option<(Kind, Pair)>,
 }
 
@@ -36,17 +40,7 @@ impl runner::Rig for Rig {
     const NEED: &'static str = "xen";
 
     fn prepare() -> std::result::Result<Self, Lacking> {
-        let need = |why: Error| Lacking::Need(why.to_string());
-        for (program, package) in [(qemu::PROGRAM, "qemu-system-x86"), ("xz", "xz-utils"), ("strip", "binutils")] {
-            let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-            version.context(format!("no {program} (package {package})")).map_err(need)?;
-        }
-        let packages = Archive::open().and_then(|archive| Packages::get(&archive)).map_err(need)?;
-        let programs = Programs::build().map_err(Lacking::Fault)?;
-        let extra = ["tombolo"].map(|name| programs.path(name).map(|path| (format!("bin/{name}"), path.to_owned())));
-        let extra = extra.into_iter().collect::<Result<Vec<_>>>().map_err(Lacking::Fault)?;
-        let parts = Parts::new(packages, &extra).map_err(Lacking::Fault)?;
-        Ok(Self { parts, host: None })
+        Self::with(|_| Ok(Vec::new()))
     }
 
     fn run(&mut self, case: &Case<Self>) -> Result<Verdict> {
@@ -65,6 +59,42 @@ impl runner::Rig for Rig {
 }
 
 impl Rig {
+    /// The domains with more programs in them.
+    fn with(more: fn(&Packages) -> Result<Vec<Extra>>) -> std::result::Result<Self, Lacking> {
+        let need = |why: Error| Lacking::Need(why.to_string());
+        for (program, package) in [(qemu::PROGRAM, "qemu-system-x86"), ("xz", "xz-utils"), ("strip", "binutils")] {
+            let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+            version.context(format!("no {program} (package {package})")).map_err(need)?;
+        }
+        let packages = Archive::open().and_then(|archive| Packages::get(&archive)).map_err(need)?;
+        let programs = Programs::build().map_err(Lacking::Fault)?;
+        let mut extra = more(&packages).map_err(Lacking::Fault)?;
+        let tombolo = programs.path("tombolo").map_err(Lacking::Fault)?;
+        extra.push(("bin/tombolo".into(), tombolo.to_owned()));
+        let parts = Parts::new(packages, &extra).map_err(Lacking::Fault)?;
+        Ok(Self { parts, programs, host: None })
+    }
+
+    /// The domains with the benchmark that knows libxenvchan.
+    pub fn with_bench() -> Result<Self> {
+        let bench = |packages: &Packages| Ok(vec![(format!("bin/{}", demo::BENCH), demo::build(packages)?)]);
+        Self::with(bench).map_err(|why| match why {
+            Lacking::Need(why) => Error::new(why),
+            Lacking::Fault(why) => why,
+        })
+    }
+
+    /// `tombolo` for this machine.
+    pub fn tombolo(&self) -> Result<&Path> {
+        self.programs.path("tombolo")
+    }
+
+    /// The pair that runs, and what its trace is read with.
+    pub fn traced(&mut self) -> Result<(&Packages, &mut Pair)> {
+        let pair = self.host.as_mut().map(|(_, pair)| pair).ok_or_else(|| Error::new("no pair"))?;
+        Ok((&self.parts.packages, pair))
+    }
+
     /// Two domUs of that kind, for a case that leaves them as they were.
     pub fn pair(&mut self, kind: Kind) -> Result<&mut Pair> {
         match self.host.as_ref().map(|(there, _)| *there) {

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `xen demo`: a file from one domU to the other, then the comparison with TCP over the domains' virtual interfaces and with
+//! libxenvchan, as the paper of 2018 made it.
+//!
+//! Rates, round trips and context switches are the benchmark's, whose two ends run in the two domUs. CPU time is Xen's own
+//! account of its domains; hypercalls are counted by `xentrace` in runs of their own.
+
+use crate::rig::{Pair, Rig};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+use tombolo_e2e::control::Job;
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::lines::within;
+use tombolo_e2e::runner;
+use tombolo_e2e::xen::host::Kind;
+use tombolo_e2e::xen::packages::Packages;
+use tombolo_e2e::xen::trace::{self, Share};
+
+/// The program in the domUs: the benchmark with libxenvchan.
+pub const BENCH: &str = "bench-libxenvchan";
+/// Seconds that all of one table may take on a loaded machine.
+const TABLE: u64 = 900;
+const PORT: u16 = 7000;
+const TRANSPORTS: [&str; 3] = ["tombolo", "tcp", "libxenvchan"];
+/// Seconds of a bulk transfer whose CPU time is looked at: Xen tells it in tenths of one.
+const BULK: f64 = 10.0;
+const TABLES: [(&str, &str); 3] = [
+    ("throughput", "--size 64,1KiB,4KiB,16KiB,64KiB,1MiB --seconds 0.3 --runs 3"),
+    ("latency", "--size 64,1KiB,4KiB,16KiB --wait spin --seconds 0.3 --runs 3"),
+    ("latency", "--size 64,1KiB,4KiB,16KiB --wait sleep --think 300 --seconds 0.3 --runs 3"),
+];
+
+/// Builds the benchmark with libxenvchan, against Debian's package.
+pub fn build(packages: &Packages) -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target = root.join("target");
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    build.args(["build", "--release", "--quiet", "--locked", "--manifest-path"]);
+    build.arg(root.join("bench/libxenvchan/Cargo.toml")).arg("--target-dir").arg(&target);
+    let status = build.env("XEN_ROOT", &packages.root).stdin(Stdio::null()).status().context("no cargo")?;
+    ensure!(status.success(), "{BENCH} does not build: {status}");
+    Ok(target.join("release").join(BENCH))
+}
+
+/// All of it; lines of JSON, the text and charts go to the folder `to`.
+pub fn run(to: &Path) -> Result<()> {
+    ensure!(!to.join("results.jsonl").exists(), "{} has results already: choose another folder", to.display());
+    fs::create_dir_all(to).context(to.display())?;
+    let mut rig = Rig::with_bench()?;
+    let mut text = file(rig.pair(Kind::Pv)?)?;
+    print!("{text}");
+    let mut lines = String::new();
+    let server = Serving::start(rig.pair(Kind::Pv)?)?;
+    let pair = rig.pair(Kind::Pv)?;
+    for (test, options) in TABLES {
+        for ring in ["64KiB", "1MiB"] {
+            // TCP has no ring: once is enough.
+            let transports = if ring == "64KiB" { TRANSPORTS.join(",") } else { "tombolo,libxenvchan".into() };
+            eprintln!("{test}, rings of {ring}");
+            let options = format!("--test {test} {options} --ring {ring} --transport {transports}");
+            lines += &server.measure(pair, &options)?;
+        }
+    }
+    text += &bulk(pair, &server)?;
+    text += &volume(&mut rig, &server, &mut lines)?;
+    let pair = rig.pair(Kind::Pv)?;
+    server.end(pair)?;
+    pair.host.check()?;
+    fs::write(to.join("results.jsonl"), &lines)?;
+    text += &tables(&rig, to)?;
+    fs::write(to.join("xen.txt"), &text)?;
+    println!("{text}\nLines of JSON, charts and this text are in {}.", to.display());
+    runner::Rig::finish(rig)
+}
+
+/// Moves a file and compares its checksums.
+fn file(pair: &mut Pair) -> Result<String> {
+    let (a, b) = (pair.number("A"), pair.number("B"));
+    pair.sh("A", "dd if=/dev/urandom of=/tmp/file bs=1M count=64 2>/dev/null")?;
+    let listen = format!("tombolo cat --listen xen:{a}/file --receive-only --output /tmp/file --checksum");
+    let listener = pair.start("B", &listen)?;
+    let start = Instant::now();
+    let connect = format!("tombolo cat --connect xen:{b}/file --wait 60 --send-only --checksum /tmp/file");
+    let sent = pair.sh("A", &connect)?;
+    let received = pair.done("B", listener)?;
+    let took = start.elapsed().as_secs_f64();
+    let sums = [pair.sh("A", "sha256sum < /tmp/file")?, pair.sh("B", "sha256sum < /tmp/file; rm /tmp/file")?];
+    ensure!(sums[0] == sums[1], "the file arrived changed: {sums:?}");
+    pair.sh("A", "rm /tmp/file")?;
+    Ok(format!("64 MiB from domU {a} to domU {b} in {took:.1} s; A: {sent}; B: {received}\n\n"))
+}
+
+/// The right end, in B.
+struct Serving {
+    job: Job,
+    via: [u16; 2],
+}
+
+impl Serving {
+    fn start(pair: &mut Pair) -> Result<Self> {
+        let via = [pair.number("B"), pair.number("A")];
+        let job = pair.start("B", &format!("exec {BENCH} --serve 10.9.0.2:{PORT} --via xen:{}", via[1]))?;
+        let said = pair.at("B")?.line(job, within(60))?;
+        ensure!(said.starts_with("serving"), "{said}");
+        Ok(Self { job, via })
+    }
+
+    /// What the driver in A prints on its standard output.
+    fn measure(&self, pair: &mut Pair, options: &str) -> Result<String> {
+        let driver =
+            format!("{BENCH} --peer 10.9.0.2:{PORT} --via xen:{} --json {options} >/tmp/out 2>/tmp/err", self.via[0]);
+        let job = pair.start("A", &driver)?;
+        let ended = pair.at("A")?.wait(job, within(TABLE))?;
+        let said = pair.sh("A", "cat /tmp/err")?;
+        ended.success().context(format!("{driver}: {said}"))?;
+        if !said.is_empty() {
+            eprintln!("{said}");
+        }
+        Ok(pair.sh("A", "cat /tmp/out")? + "\n")
+    }
+
+    fn end(self, pair: &mut Pair) -> Result<()> {
+        pair.at("B")?.kill(self.job)?;
+        pair.at("B")?.wait(self.job, within(60)).map(drop)
+    }
+}
+
+/// CPU seconds of dom0, A and B so far.
+fn cpu(pair: &mut Pair) -> Result<[f64; 3]> {
+    let list = pair.sh("dom0", "xl list")?;
+    let of = |name: &str| -> Result<f64> {
+        let line = list.lines().find(|line| line.split(' ').next() == Some(name));
+        let time = line.and_then(|line| line.split_whitespace().last());
+        Ok(time.ok_or_else(|| Error::new(format!("no {name} in {list}")))?.parse()?)
+    };
+    Ok([of("Domain-0")?, of("A")?, of("B")?])
+}
+
+/// CPU time of the domains in a bulk transfer.
+fn bulk(pair: &mut Pair, server: &Serving) -> Result<String> {
+    let mut text = format!("% of a CPU in a bulk transfer, writes of 32 KiB, {BULK} s\n");
+    writeln!(text, "{:<14}{:>8}{:>8}{:>8}", "", "dom0", "A", "B")?;
+    for transport in ["nothing"].iter().chain(&TRANSPORTS) {
+        eprintln!("CPU time: {transport}");
+        let (before, start) = (cpu(pair)?, Instant::now());
+        let options = format!("--test throughput --size 32KiB --seconds {BULK} --runs 1 --transport {transport}");
+        match *transport {
+            "nothing" => pair.sh("dom0", &format!("sleep {BULK}"))?,
+            _ => server.measure(pair, &options)?,
+        };
+        let (after, seconds) = (cpu(pair)?, start.elapsed().as_secs_f64());
+        let [dom0, a, b]: [f64; 3] = std::array::from_fn(|i| 100.0 * (after[i] - before[i]) / seconds);
+        writeln!(text, "{transport:<14}{dom0:>8.1}{a:>8.1}{b:>8.1}")?;
+    }
+    Ok(text + "\n")
+}
+
+/// Hypercalls and switches of CPUs for 1 GiB in writes of 32 KiB; the lines tell the guests' context switches.
+fn volume(rig: &mut Rig, server: &Serving, lines: &mut String) -> Result<String> {
+    let mut text =
+        "1 GiB in writes of 32 KiB: hypercalls of both domUs, by kind; times that a CPU was given to one\n".to_owned();
+    for transport in TRANSPORTS {
+        eprintln!("hypercalls: {transport}");
+        let options =
+            format!("--test switches --volume 1GiB --size 32KiB --runs 1 --ring 1MiB --transport {transport}");
+        *lines += &server.measure(rig.pair(Kind::Pv)?, &options)?;
+        let shares = trace(rig, |pair| server.measure(pair, &options).map(drop))?;
+        let (total, switches) = shares.iter().fold((0, 0), |(t, s), share| (t + share.total(), s + share.switches));
+        let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
+        for (kind, count) in shares.iter().flat_map(|share| &share.hypercalls) {
+            *kinds.entry(kind).or_default() += count;
+        }
+        let mut kinds: Vec<_> = kinds.into_iter().collect();
+        kinds.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let kinds: Vec<String> = kinds.iter().take(6).map(|(kind, count)| format!("{kind} {count}")).collect();
+        writeln!(text, "{transport:<14}{total:>10} hypercalls ({})\n{switches:>24} switches", kinds.join(", "))?;
+    }
+    Ok(text)
+}
+
+/// What A and B did while something ran, by Xen's own count.
+fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<[Share; 2]> {
+    let (packages, pair) = rig.traced()?;
+    // Scheduling, without which nothing can be told of whom it is, and what paravirtualized guests ask for.
+    let job = pair.start("dom0", "exec xentrace -D -S 256 -e 0x0022f000 /tmp/trace")?;
+    pair.sh("dom0", "until [ -s /tmp/trace ]; do :; done")?;
+    run(pair)?;
+    pair.sh("dom0", "killall -INT xentrace")?;
+    pair.at("dom0")?.wait(job, within(120))?;
+    let numbers = [pair.number("A"), pair.number("B")];
+    let mut shares = pair.host.take("/tmp/trace", |file| trace::analyze(packages, file))?;
+    Ok(numbers.map(|number| shares.remove(&number).unwrap_or_default()))
+}
+
+/// The benchmark's own tables and charts of the lines.
+fn tables(rig: &Rig, to: &Path) -> Result<String> {
+    let page = to.join("page");
+    let mut report = Command::new(rig.tombolo()?);
+    report.arg("bench").arg("--report").arg(&page).arg("--from").arg(to.join("results.jsonl"));
+    let output = report.stdin(Stdio::null()).output().context("tombolo bench")?;
+    ensure!(output.status.success(), "no report: {}", String::from_utf8_lossy(&output.stderr));
+    Ok("\n".to_owned() + &fs::read_to_string(page.join("report.txt"))?)
+}
