@@ -22,7 +22,7 @@ use tombolo::sockets::{
     connection::{Connection, Stage},
 };
 
-use crate::{control, errno, flow, poll::Mask, spin, state, wait::BLIND};
+use crate::{control, errno, flow, poll::Mask, spin, state};
 
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
@@ -266,6 +266,20 @@ fn change_joined(
     }
 }
 
+/// Nobody changes these sets while this is held.
+pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
+    sets.iter().map(|(_, set)| set.lock()).collect()
+}
+
+/// In a child made by fork: sets that have the parent's bells need its own.
+pub(crate) fn inherit(process: &Process, sets: &[(RawFd, Arc<Set>)]) {
+    for (epfd, set) in sets {
+        if set.bells.swap(false, Ordering::SeqCst) {
+            add_bells(process, *epfd, set);
+        }
+    }
+}
+
 /// The last descriptor of a connection is closed: the kernel forgets its registrations, and so do we.
 pub(crate) fn forget(connection: &Arc<Connection>) {
     for (_, set) in state::sets() {
@@ -316,8 +330,7 @@ pub(crate) fn wait(
             return found as isize;
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let deaf = set.lock().entries.iter().any(|entry| entry.connection.is_foreign());
-        let rest = if deaf { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
+        let rest = left;
         let joined = set.wired.load(Ordering::SeqCst) != 0;
         if joined && left != Some(Duration::ZERO) {
             if spin::until(|| stirs(set)) {
@@ -412,7 +425,7 @@ impl Entry {
     fn ready(&mut self, process: &Process) -> u32 {
         let connection = &self.connection;
         let mut ready = self.sticky;
-        if self.events & (IN | NORM) != 0 && (!connection.is_quiet() || connection.stirs() || connection.is_foreign()) {
+        if self.events & (IN | NORM) != 0 && (!connection.is_quiet() || connection.stirs()) {
             // Quiet before the look: an edge that comes during it undoes it.
             connection.set_quiet(true);
             if connection.is_readable(process, self.fd) {
