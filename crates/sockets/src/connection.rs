@@ -242,6 +242,9 @@ impl Connection {
     /// A call that moves bytes by the kernel begins, if this end has no pipes.
     #[must_use]
     pub fn plain(&self, direction: Direction) -> Option<Plain<'_>> {
+        if self.stage() == Stage::Joined {
+            return None; // For good.
+        }
         // ORDER SeqCst: whoever joins stores the stage and then looks at `inside`; one of the two sees the other.
         self.inside[direction as usize].fetch_add(1, Ordering::SeqCst);
         let plain = Plain { connection: self, direction };
@@ -303,7 +306,7 @@ impl Connection {
         self.quiet.load(Ordering::SeqCst)
     }
 
-    /// Sends that found no room so far: an edge of writability is due after each.
+    /// Sends that found too little room so far: an edge of writability is due after each.
     #[must_use]
     pub fn stalls(&self) -> u64 {
         self.stalls.load(Ordering::Relaxed)
@@ -331,6 +334,9 @@ impl Connection {
         match pipes.send(self, kernel, fd, from, process.wanted(self)) {
             Ok((n, carrier)) => {
                 process.moved(Direction::Out, carrier, n);
+                if n < from.iter().map(|part| part.len()).sum() {
+                    self.stalls.fetch_add(1, Ordering::Relaxed);
+                }
                 Ok(n)
             }
             Err(Failed::Os(errno)) => {

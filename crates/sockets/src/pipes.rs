@@ -6,13 +6,16 @@ use std::{
     os::fd::RawFd,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use rustix::io::Errno;
 use tombolo_domain::{Doorbell, Slot};
-use tombolo_layout::sockets::{BOUNDARY, FOLLOWED, Followed, MOVES};
+use tombolo_layout::{
+    sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
+    words,
+};
 use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnWord, PeerSegment, PeerWord};
 use tombolo_ring::{Corrupt, Error, Fresh, Mode, Reader, Side, Writer};
 
@@ -36,7 +39,13 @@ pub(crate) struct Pipes {
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     pub line: Arc<Line>,
+    /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
+    tail: MappedPeerWord,
+    read_to: AtomicU64,
 }
+
+/// How far one has read who will never be done: the program must hear of what is broken.
+const BROKEN: u64 = u64::MAX;
 
 #[derive(Debug)]
 struct Tx {
@@ -47,6 +56,8 @@ struct Tx {
     boundary: MappedOwnWord,
     /// The peer reads no more, or is gone: the kernel says what a program hears then.
     ended: bool,
+    /// The position for which the peer was last asked to ring. Once asked it stays asked.
+    armed: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -59,6 +70,8 @@ struct Rx {
     /// What the kernel said while there was still something to read before it.
     error: Option<Errno>,
     broken: Option<Broken>,
+    /// Position and need for which the peer was last asked to ring. Once asked it stays asked.
+    armed: Option<(u64, u64)>,
 }
 
 /// Why a direction cannot go on.
@@ -124,6 +137,7 @@ impl Pipes {
             moves,
             boundary,
             ended: false,
+            armed: None,
         };
         let rx = Rx {
             receiver: Receiver::default(),
@@ -133,8 +147,10 @@ impl Pipes {
             followed,
             error: None,
             broken: None,
+            armed: None,
         };
-        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line })
+        let read_to = AtomicU64::new(rx.reader.position());
+        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line, tail: peer.word(words::TAIL), read_to })
     }
 
     /// Sends what there is room for. `wanted` is where the program's user would have the direction.
@@ -194,31 +210,31 @@ impl Pipes {
         let carrier = rx.receiver.carrier();
         let ring = rx.reader.take_ring();
         self.ring_if(ring);
+        self.read_to.store(rx.reader.position(), Ordering::Relaxed);
         match found {
             Ok(Found::Bytes(n)) => Ok((n, carrier)),
             Ok(Found::End) => Ok((0, carrier)),
             Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
             Err(Failed::Broken(broken)) => {
                 rx.broken = Some(broken);
+                self.read_to.store(BROKEN, Ordering::Relaxed);
                 Err(Failed::Broken(broken))
             }
             Err(failed) => Err(failed),
         }
     }
 
-    /// Whether bytes came to the pipe, or the sender moved: a hint that costs no call.
+    /// Whether there is something in the pipe that was not read: a hint that costs no call and no lock. Who finds a lie
+    /// there, or bytes that come after others which are still under way over TCP, finds out when it reads.
+    #[inline]
     pub fn stirs(&self) -> bool {
-        let mut rx = lock(&self.rx);
-        let moved = Followed::decode(rx.followed.load()).moves != rx.moves.load_acquire().hint();
-        rx.look();
-        moved || rx.broken.is_some() || rx.reader.available() > 0 || rx.reader.ready(1).is_err()
+        self.arrived() != self.read_to.load(Ordering::Relaxed)
     }
 
-    /// Position after the last byte in the pipe.
+    /// Position after the last byte in the pipe, as the peer says.
+    #[inline]
     pub fn arrived(&self) -> u64 {
-        let mut rx = lock(&self.rx);
-        rx.look();
-        rx.reader.position().wrapping_add(rx.reader.available())
+        self.tail.load_acquire().hint()
     }
 
     pub fn end_sending(&self) {
@@ -252,20 +268,28 @@ impl Pipes {
             // For more than is there: who waits has seen that, and left it.
             rx.look();
             let need = (rx.reader.available() + 1).min(rx.reader.capacity());
-            rx.reader.arm(need);
-            std::sync::atomic::fence(Ordering::SeqCst);
-            rx.reader.before_sleep();
-            let ring = rx.reader.take_ring();
-            self.ring_if(ring);
+            let target = Some((rx.reader.position(), need));
+            if rx.armed != target {
+                rx.armed = target;
+                rx.reader.arm(need);
+                std::sync::atomic::fence(Ordering::SeqCst);
+                rx.reader.before_sleep();
+                let ring = rx.reader.take_ring();
+                self.ring_if(ring);
+            }
         }
         if space {
             let mut tx = lock(&self.tx);
-            let need = tx.writer.capacity() / 4;
-            tx.writer.arm(need);
-            std::sync::atomic::fence(Ordering::SeqCst);
-            tx.writer.before_sleep();
-            let ring = tx.writer.take_ring();
-            self.ring_if(ring);
+            let target = Some(tx.writer.position());
+            if tx.armed != target {
+                tx.armed = target;
+                let need = tx.writer.capacity() / 4;
+                tx.writer.arm(need);
+                std::sync::atomic::fence(Ordering::SeqCst);
+                tx.writer.before_sleep();
+                let ring = tx.writer.take_ring();
+                self.ring_if(ring);
+            }
         }
     }
 
