@@ -81,7 +81,7 @@ macro_rules! watched {
 /// # Safety
 /// As `read(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::read(fd, to, len) };
     let (process, connection) = watched!(fd, else real());
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_
 /// # Safety
 /// As `write(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::write(fd, from, len) };
     let (process, connection) = watched!(fd, else real());
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> s
 /// # Safety
 /// As `recv(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::recv(fd, to, len, flags) };
     let (process, connection) = watched!(fd, else real());
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_
 /// # Safety
 /// As `send(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::send(fd, from, len, flags) };
     let (process, connection) = watched!(fd, else real());
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, flags
 /// # Safety
 /// As `recvfrom(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvfrom(
+pub unsafe extern "C-unwind" fn recvfrom(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn recvfrom(
 /// # Safety
 /// As `sendto(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendto(
+pub unsafe extern "C-unwind" fn sendto(
     fd: c_int,
     from: *const c_void,
     len: size_t,
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn sendto(
 /// # Safety
 /// As `readv(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::readv(fd, vector, count) };
     let (process, connection) = watched!(fd, else real());
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) ->
 /// # Safety
 /// As `writev(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::writev(fd, vector, count) };
     let (process, connection) = watched!(fd, else real());
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
 /// # Safety
 /// As `recvmsg(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::recvmsg(fd, message, flags) };
     let (process, connection) = watched!(fd, else real());
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 /// # Safety
 /// As `sendmsg(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::sendmsg(fd, message, flags) };
     if state::busy().is_none() {
@@ -260,7 +260,7 @@ unsafe fn given_away(header: &msghdr) {
                 // SAFETY: (valid) as above; aligned or not.
                 let fd = unsafe { place.read_unaligned() };
                 if let Some(connection) = state::connection(fd) {
-                    errno::kept(|| control::take_back(process, fd, &connection, Reason::Shared));
+                    errno::kept(|| control::hand_over(process, fd, &connection, Reason::Shared));
                 }
             }
         }
@@ -272,7 +272,7 @@ unsafe fn given_away(header: &msghdr) {
 /// # Safety
 /// As `sendfile(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::sendfile(to, from, offset, count) };
     let (process, connection) = watched!(to, else real());
@@ -339,7 +339,7 @@ fn copy_file(
 /// # Safety
 /// As `sendfile(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     unsafe { sendfile(to, from, offset, count) }
 }
@@ -349,7 +349,7 @@ pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, 
 /// # Safety
 /// As `splice(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn splice(
+pub unsafe extern "C-unwind" fn splice(
     from: c_int,
     from_at: *mut off_t,
     to: c_int,
@@ -374,7 +374,7 @@ pub unsafe extern "C" fn splice(
 /// # Safety
 /// As `read(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t) -> ssize_t {
     check(len <= size);
     // SAFETY: (contract) the caller's promise.
     unsafe { read(fd, to, len) }
@@ -383,7 +383,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, siz
 /// # Safety
 /// As `recv(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t {
     check(len <= size);
     // SAFETY: (contract) the caller's promise.
     unsafe { recv(fd, to, len, flags) }
@@ -392,7 +392,7 @@ pub unsafe extern "C" fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, siz
 /// # Safety
 /// As `recvfrom(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recvfrom_chk(
+pub unsafe extern "C-unwind" fn __recvfrom_chk(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -413,7 +413,7 @@ mod aliases {
     /// # Safety
     /// As `read(2)`.
     #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+    pub unsafe extern "C-unwind" fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
         // SAFETY: (contract) the caller's promise.
         unsafe { read(fd, to, len) }
     }
@@ -421,7 +421,7 @@ mod aliases {
     /// # Safety
     /// As `write(2)`.
     #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    pub unsafe extern "C-unwind" fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
         // SAFETY: (contract) the caller's promise.
         unsafe { write(fd, from, len) }
     }
@@ -429,7 +429,7 @@ mod aliases {
     /// # Safety
     /// As `send(2)`.
     #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn __send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    pub unsafe extern "C-unwind" fn __send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
         // SAFETY: (contract) the caller's promise.
         unsafe { send(fd, from, len, flags) }
     }

@@ -29,7 +29,7 @@ use tombolo::sockets::{
 };
 
 use self::entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, RDHUP};
-use crate::{control, errno, flow, poll::Mask, spin, state, wait::BLIND};
+use crate::{control, errno, flow, poll::Mask, spin, state};
 
 /// How long the kernel may go without being asked while shared memory alone keeps the program busy.
 const PATIENCE: Duration = Duration::from_micros(50);
@@ -136,11 +136,6 @@ impl Set {
         if self.sleepers.load(Ordering::SeqCst) > 0 || self.nested.load(Ordering::SeqCst) {
             process.kick();
         }
-    }
-
-    /// Whether no bell rings for some of its connections here.
-    fn is_deaf(&self) -> bool {
-        self.lock().entries.iter().any(|entry| entry.connection.is_foreign())
     }
 
     /// Whether it is time to ask the kernel. Whoever is told so asks.
@@ -304,6 +299,20 @@ fn change_joined(
     }
 }
 
+/// Nobody changes these sets while this is held.
+pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
+    sets.iter().map(|(_, set)| set.lock()).collect()
+}
+
+/// In a child made by fork: sets that have the parent's bells need its own.
+pub(crate) fn inherit(process: &Process, sets: &[(RawFd, Arc<Set>)]) {
+    for (epfd, set) in sets {
+        if set.bells.swap(false, Ordering::SeqCst) {
+            add_bells(process, *epfd, set);
+        }
+    }
+}
+
 /// The last descriptor of a connection is closed: the kernel forgets its registrations, and so do we.
 pub(crate) fn forget(connection: &Arc<Connection>) {
     for (_, set) in state::sets() {
@@ -323,7 +332,7 @@ pub(crate) fn nested(process: &Process, set: &Set) {
         return;
     }
     errno::kept(|| process.before_sleep());
-    arm(set);
+    arm(process, set);
     if set.lock().entries.iter_mut().any(|entry| entry.is_ready(process)) {
         process.kick();
     }
@@ -372,7 +381,7 @@ pub(crate) fn wait(
         let asleep = Asleep::new(set);
         if joined && (!polls || set.nested.load(Ordering::SeqCst)) {
             errno::kept(|| process.before_sleep());
-            arm(set);
+            arm(process, set);
             found = collect(process, set, events);
         }
         if found > 0 || joined && polls {
@@ -380,9 +389,8 @@ pub(crate) fn wait(
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = if polls { timeout } else { left };
-        let rest = if set.is_deaf() { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
         let slept = spin::asleep();
-        let n = real(events, rest);
+        let n = real(events, left);
         drop(asleep);
         if n < 0 {
             return n;
@@ -392,7 +400,7 @@ pub(crate) fn wait(
         }
         found = filter(process, set, events, n as usize);
         found += collect(process, set, &mut events[found..]);
-        if found > 0 || n == 0 && rest == left {
+        if found > 0 || n == 0 && timeout.is_some() {
             return done(found);
         }
     }
@@ -466,8 +474,8 @@ fn collect(process: &Process, set: &Set, events: &mut [epoll_event]) -> usize {
     found
 }
 
-fn arm(set: &Set) {
-    set.lock().entries.iter().for_each(Entry::arm);
+fn arm(process: &Process, set: &Set) {
+    set.lock().entries.iter().for_each(|entry| entry.arm(process));
 }
 
 /// Gets on with the connections of a set that is waited for: those that were joined are prepared, those that stay on TCP

@@ -159,6 +159,13 @@ pub(crate) fn patience(fd: RawFd, send: bool) -> Option<std::time::Duration> {
     socket_timeout(borrow(fd), if send { Timeout::Send } else { Timeout::Recv }).ok().flatten()
 }
 
+/// Ends a connection here and now, with a reset for the peer.
+pub(crate) fn reset(fd: RawFd) {
+    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    // SAFETY: (valid) the address is there for the call; that it has no family is what disconnects.
+    let _ = unsafe { real::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t) };
+}
+
 /// Makes the coming close a reset, as TCP does where bytes were left unread.
 pub(crate) fn reset_at_close(fd: RawFd) {
     let _ = rustix::net::sockopt::set_socket_linger(borrow(fd), Some(std::time::Duration::ZERO));

@@ -2,8 +2,9 @@
 //! The functions of libc that this library stands in for, as the program would have found them without it.
 //!
 //! Each is looked up at its first use, for constructors of other libraries run before anything here could be prepared.
+//! A thread that is cancelled within such a call unwinds through it, as it would have done without this library.
 //! Why there is `unsafe`: a symbol's address becomes a function of the type that its manual page gives it.
-#![allow(unsafe_code, non_camel_case_types)]
+#![allow(unsafe_code, non_camel_case_types, non_snake_case)]
 
 use std::{
     ffi::{c_char, c_int, c_long, c_void},
@@ -13,7 +14,7 @@ use std::{
 
 use libc::{
     epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
-    timespec, timeval,
+    termios, timespec, timeval, winsize,
 };
 
 /// The next definition of a symbol after this library's.
@@ -43,7 +44,7 @@ macro_rules! real {
                 FOUND.store(found, Ordering::Relaxed);
             }
             // SAFETY: (type) the symbol of this name has this type, by its manual page.
-            let function: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
+            let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
             // SAFETY: (contract) the caller's promise.
             unsafe { function($($arg),*) }
         }
@@ -87,8 +88,15 @@ real! {
     epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_pwait(set: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     fork() -> pid_t;
+    daemon(stay: c_int, keep: c_int) -> c_int;
+    forkpty(terminal: *mut c_int, name: *mut c_char, mode: *const termios, size: *const winsize) -> pid_t;
     _exit(status: c_int) -> !;
+    _Exit(status: c_int) -> !;
     execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
     execvp(file: *const c_char, arguments: *const *const c_char) -> c_int;
+    execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    execveat(folder: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int;
+    posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int;
 }

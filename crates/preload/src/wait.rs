@@ -17,8 +17,8 @@ use tombolo::sockets::{Process, connection::Connection};
 
 use crate::{errno, poll, spin};
 
-/// Without a descriptor for the bells, or where they ring for another process, this often.
-pub(crate) const BLIND: Duration = Duration::from_millis(1);
+/// Without a descriptor for the bells, this often.
+const BLIND: Duration = Duration::from_millis(1);
 
 const READ: i16 = POLLIN | POLLRDNORM;
 const WRITE: i16 = POLLOUT | POLLWRNORM;
@@ -93,8 +93,7 @@ pub(crate) fn all(
             continue;
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let deaf = waiter.is_none() || joined.iter().any(|(_, connection)| connection.is_foreign());
-        let left = if !deaf { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
+        let left = if waiter.is_some() { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
         let slept = spin::asleep();
         let bell = waiter.as_ref().map(|waiter| waiter.fd().as_raw_fd());
         let rung = ask(fds, joined, &mut asked, bell, left, mask)?;

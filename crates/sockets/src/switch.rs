@@ -84,6 +84,12 @@ pub struct Sender {
 }
 
 impl Sender {
+    /// The sender as the last process of this end left it: after so many moves, by its own word.
+    #[must_use]
+    pub fn at(moves: u64) -> Self {
+        Self { moves }
+    }
+
     /// What carries the next byte.
     #[must_use]
     pub fn carrier(&self) -> Carrier {
@@ -168,6 +174,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
+    /// The receiver as the last process of this end left it, by its own word (S-2).
+    #[must_use]
+    pub fn at(word: Followed) -> Self {
+        Self { moves: word.moves, ready: word.ready, leave: word.leave }
+    }
+
     /// What the next byte is expected from.
     #[must_use]
     pub fn carrier(&self) -> Carrier {

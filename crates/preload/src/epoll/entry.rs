@@ -91,8 +91,12 @@ impl Entry {
         self.edge = true;
     }
 
-    /// Asks the peer to ring for what is waited for.
-    pub fn arm(&self) {
+    /// Before a sleep: does what the peer asks for, and asks it to ring for what is waited for.
+    pub fn arm(&self, process: &Process) {
+        if self.connection.is_asked() {
+            // A look is what answers.
+            let _ = self.connection.is_readable(process, self.fd);
+        }
         if self.is_watched() {
             // Where there is room already, somebody who waits for an edge has had it.
             let full = self.writes() && self.connection.is_writable() == Some(false);
@@ -143,7 +147,7 @@ impl Entry {
         if stirs && connection.is_readable(process, self.fd) {
             // The end and errors come after what is in the pipe: programs close when they hear of them.
             ready |= IN | RDNORM;
-        } else if !connection.is_quiet() || connection.is_foreign() {
+        } else if !connection.is_quiet() {
             ready |= self.look_at_tcp(process);
         } else if !stirs {
             ready |= self.sticky;
