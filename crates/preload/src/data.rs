@@ -7,11 +7,16 @@
 use std::{
     ffi::{c_int, c_uint, c_void},
     io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
     slice,
+    sync::Arc,
 };
 
 use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
-use tombolo::sockets::{Reason, connection::Direction};
+use tombolo::sockets::{
+    Process, Reason,
+    connection::{Connection, Direction},
+};
 
 use crate::{control, errno, flow, poll::check, real, state};
 
@@ -280,30 +285,55 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
         }
         return n;
     }
-    let mut buffer = [0; 64 << 10];
-    let want = count.min(buffer.len());
     // SAFETY: (contract) null or an offset of the caller's.
-    let at = match unsafe { offset.as_ref() } {
+    let begin = match unsafe { offset.as_ref() } {
         Some(at) => *at,
         // SAFETY: (contract) any descriptor may be asked where it is.
         None => unsafe { libc::lseek(from, 0, libc::SEEK_CUR) },
     };
-    // SAFETY: (valid) the buffer has `want` bytes.
-    let there = unsafe { libc::pread(from, buffer.as_mut_ptr().cast(), want, at) };
-    if there <= 0 {
-        return there;
-    }
-    let mut parts = [IoSlice::new(&buffer[..there as usize])];
-    let sent = flow::send(process, &connection, to, &mut parts, libc::MSG_NOSIGNAL, || -1);
+    let sent = copy_file(process, &connection, to, from, begin, count);
     if sent > 0 {
         // SAFETY: (contract) null or an offset of the caller's.
         match unsafe { offset.as_mut() } {
             Some(at) => *at += sent as off_t,
             // SAFETY: (contract) any descriptor may be moved.
-            None => drop(unsafe { libc::lseek(from, at + sent as off_t, libc::SEEK_SET) }),
+            None => drop(unsafe { libc::lseek(from, begin + sent as off_t, libc::SEEK_SET) }),
         }
     }
     sent
+}
+
+/// Sends `count` bytes of a file from `begin` on, as far as there is room: who sends a file waits for room only when there
+/// is none.
+fn copy_file(
+    process: &Process,
+    connection: &Arc<Connection>,
+    to: c_int,
+    from: c_int,
+    begin: off_t,
+    count: size_t,
+) -> ssize_t {
+    let mut buffer = [const { MaybeUninit::<u8>::uninit() }; 64 << 10];
+    let mut done = 0;
+    while done < count {
+        let want = (count - done).min(buffer.len());
+        // SAFETY: (valid) the buffer has `want` bytes.
+        let there = unsafe { libc::pread(from, buffer.as_mut_ptr().cast(), want, begin + done as off_t) };
+        if there <= 0 {
+            return if done == 0 { there } else { done as ssize_t };
+        }
+        // SAFETY: (valid) the kernel has written so many bytes of it.
+        let read = unsafe { slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), there as usize) };
+        let sent = flow::send(process, connection, to, &mut [IoSlice::new(read)], libc::MSG_NOSIGNAL, || -1);
+        if sent < 0 {
+            return if done == 0 { sent } else { done as ssize_t };
+        }
+        done += sent as usize;
+        if sent < there {
+            break;
+        }
+    }
+    done as ssize_t
 }
 
 /// # Safety

@@ -193,9 +193,11 @@ impl Patience {
             return Err(Errno::AGAIN);
         }
         let send = wanted == Wanted::WRITE;
-        let deadline = *self
-            .deadline
-            .get_or_insert_with(|| kernel::patience(fd, send).and_then(|left| Instant::now().checked_add(left)));
+        let deadline = || {
+            *self
+                .deadline
+                .get_or_insert_with(|| kernel::patience(fd, send).and_then(|left| Instant::now().checked_add(left)))
+        };
         if wait::one(process, connection, fd, wanted, deadline)? { Ok(()) } else { Err(Errno::AGAIN) }
     }
 }

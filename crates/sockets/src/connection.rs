@@ -23,7 +23,7 @@ use crate::{
     negotiation::Talk,
     pipes::{Failed, Pipes, Read},
     process::Process,
-    proof::History,
+    proof::{ENOUGH, History},
     switch::Carrier,
     tuple::Tuple,
 };
@@ -281,6 +281,9 @@ impl Connection {
     /// A call that moves bytes by the kernel begins, if this end has no pipes.
     #[must_use]
     pub fn plain(&self, direction: Direction) -> Option<Plain<'_>> {
+        if self.stage() == Stage::Joined {
+            return None; // For good.
+        }
         // ORDER SeqCst: whoever joins stores the stage and then looks at `inside`; one of the two sees the other.
         self.inside[direction as usize].fetch_add(1, Ordering::SeqCst);
         let plain = Plain { connection: self, direction };
@@ -304,10 +307,11 @@ impl Connection {
         self.counter(direction).load(Ordering::SeqCst)
     }
 
-    /// Whether enough has passed to be worth the trouble: so many bytes, or two turns.
+    /// Whether enough has passed to be worth the trouble: so many bytes, or two turns with as much as a proof needs.
     pub(crate) fn is_due(&self, after: u64) -> bool {
         let [sent, received] = [self.counted(Direction::Out), self.counted(Direction::In)];
-        sent + received >= after || self.turns.load(Ordering::Relaxed) >= 4
+        let turned = self.turns.load(Ordering::Relaxed) >= 4 && sent.max(received) >= ENOUGH.into();
+        sent + received >= after || turned
     }
 
     /// Calls so far, this one included.
@@ -347,7 +351,7 @@ impl Connection {
         self.quiet.load(Ordering::SeqCst) && self.is_alone()
     }
 
-    /// Sends that found no room so far: an edge of writability is due after each.
+    /// Sends that found too little room so far: an edge of writability is due after each.
     #[must_use]
     pub fn stalls(&self) -> u64 {
         self.stalls.load(Ordering::Relaxed)
@@ -362,6 +366,9 @@ impl Connection {
         match pipes.send(self, process.kernel(), fd, from, process.wanted(self)) {
             Ok((n, carrier)) => {
                 process.moved(Direction::Out, carrier, n);
+                if n < from.iter().map(|part| part.len()).sum() {
+                    self.stalls.fetch_add(1, Ordering::Relaxed);
+                }
                 Ok(n)
             }
             Err(Failed::Os(errno)) => {
@@ -406,13 +413,19 @@ impl Connection {
     /// Whether something happened in shared memory that makes a read worth a try: a hint, without a call.
     #[must_use]
     pub fn stirs(&self) -> bool {
-        self.pipes.get().is_some_and(|pipes| pipes.stirs(self))
+        self.pipes.get().is_some_and(Pipes::stirs)
+    }
+
+    /// Whether the peer asks for TCP, and waits for this end to look.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        self.pipes.get().is_some_and(Pipes::is_asked)
     }
 
     /// A position that grows with every byte that arrives in the pipe.
     #[must_use]
     pub fn arrived(&self) -> u64 {
-        self.pipes.get().map_or(0, |pipes| pipes.arrived(self))
+        self.pipes.get().map_or(0, Pipes::arrived)
     }
 
     /// This end sends no more: what it tries to send is for the kernel to refuse.

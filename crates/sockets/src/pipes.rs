@@ -8,13 +8,16 @@ use std::{
     os::fd::{OwnedFd, RawFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use rustix::io::Errno;
 use tombolo_domain::{Doorbell, Link, Slot};
-use tombolo_layout::sockets::{BOUNDARY, FOLLOWED, Followed, MOVES};
+use tombolo_layout::{
+    sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
+    words,
+};
 use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnWord, PeerSegment, PeerWord};
 use tombolo_ring::{Corrupt, Error, Fresh, Mode, Reader, Record, Side, Writer};
 
@@ -52,7 +55,13 @@ pub(crate) struct Pipes {
     pub line: Arc<Line>,
     /// S-2. What the peer has followed of this end's moves, and what it asks for.
     followed: MappedPeerWord,
+    /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
+    tail: MappedPeerWord,
+    read_to: AtomicU64,
 }
+
+/// How far one has read who will never be done: the program must hear of what is broken.
+const BROKEN: u64 = u64::MAX;
 
 /// Both directions, held still.
 pub(crate) struct Still<'a> {
@@ -71,6 +80,8 @@ struct Tx {
     ended: bool,
     /// S-2. The peer wants from TCP what is in the pipe: the count of bytes over TCP, less the position. For good.
     recalled: Option<u64>,
+    /// The position at which the peer was last asked to ring. Once asked it stays asked.
+    armed: Option<u64>,
     /// Another process of this end may have used it since.
     behind: bool,
 }
@@ -85,6 +96,8 @@ struct Rx {
     /// What the kernel said while there was still something to read before it.
     error: Option<Errno>,
     broken: Option<Broken>,
+    /// Position and need for which the peer was last asked to ring. Once asked it stays asked.
+    armed: Option<(u64, u64)>,
     /// Another process of this end may have used it since.
     behind: bool,
 }
@@ -220,6 +233,7 @@ impl Pipes {
             boundary,
             ended: false,
             recalled: None,
+            armed: None,
             behind: false,
         };
         let rx = Rx {
@@ -230,9 +244,12 @@ impl Pipes {
             followed,
             error: None,
             broken: None,
+            armed: None,
             behind: false,
         };
-        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line, followed: peer.word(FOLLOWED) })
+        let read_to = AtomicU64::new(rx.reader.position());
+        let (followed, tail) = (peer.word(FOLLOWED), peer.word(words::TAIL));
+        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line, followed, tail, read_to })
     }
 
     /// One turn at a direction. While this process is the only one of its end, its lock is all that it takes.
@@ -364,12 +381,14 @@ impl Pipes {
             rx.receiver.set_leave(&mut io, connection.leaves());
             let found = rx.receiver.receive(&mut io);
             let carrier = rx.receiver.carrier();
+            self.read_to.store(rx.reader.position(), Ordering::Relaxed);
             match found {
                 Ok(Found::Bytes(n)) => Ok((n, carrier)),
                 Ok(Found::End) => Ok((0, carrier)),
                 Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
                 Err(Failed::Broken(broken)) => {
                     rx.broken = Some(broken);
+                    self.read_to.store(BROKEN, Ordering::Relaxed);
                     Err(Failed::Broken(broken))
                 }
                 Err(failed) => Err(failed),
@@ -383,7 +402,7 @@ impl Pipes {
 
     /// The peer may need TCP, and this end's program may be about to wait for it: moves now, not at its next send.
     fn comply(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
-        if !Followed::decode(self.followed.load_acquire().hint()).leave {
+        if !self.is_asked() {
             return;
         }
         let moved = self.turn(connection, &self.tx, |tx| {
@@ -398,7 +417,7 @@ impl Pipes {
 
     /// S-2. Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left.
     pub fn owes(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        if !Followed::decode(self.followed.load_acquire().hint()).leave {
+        if !self.is_asked() {
             return false;
         }
         let left = self.turn(connection, &self.tx, |tx| {
@@ -408,23 +427,24 @@ impl Pipes {
         left.unwrap_or(false)
     }
 
-    /// Whether bytes came to the pipe, or the sender moved: a hint that costs no call.
-    pub fn stirs(&self, connection: &Connection) -> bool {
-        let stirs = self.turn(connection, &self.rx, |rx| {
-            let moved = Followed::decode(rx.followed.load()).moves != rx.moves.load_acquire().hint();
-            rx.look();
-            moved || rx.broken.is_some() || rx.reader.available() > 0 || rx.reader.ready(1).is_err()
-        });
-        stirs.unwrap_or(true) // The call that follows hears why.
+    /// Whether the peer asks for TCP.
+    #[inline]
+    pub fn is_asked(&self) -> bool {
+        Followed::decode(self.followed.load_acquire().hint()).leave
     }
 
-    /// Position after the last byte in the pipe.
-    pub fn arrived(&self, connection: &Connection) -> u64 {
-        let arrived = self.turn(connection, &self.rx, |rx| {
-            rx.look();
-            rx.reader.position().wrapping_add(rx.reader.available())
-        });
-        arrived.unwrap_or(0)
+    /// Whether there is something in the pipe that was not read: a hint that costs no call and no lock. Who finds a lie
+    /// there, or bytes that come after others which are still under way over TCP, or that another process of this end
+    /// has read, finds out when it looks.
+    #[inline]
+    pub fn stirs(&self) -> bool {
+        self.arrived() != self.read_to.load(Ordering::Relaxed)
+    }
+
+    /// Position after the last byte in the pipe, as the peer says.
+    #[inline]
+    pub fn arrived(&self) -> u64 {
+        self.tail.load_acquire().hint()
     }
 
     pub fn end_sending(&self) {
@@ -490,6 +510,10 @@ impl Pipes {
         });
         let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
         let done = self.carriers(connection) == [Carrier::Tcp; 2];
+        if done {
+            // What is left in the pipe was recalled, and is nothing to look for.
+            self.read_to.store(self.arrived(), Ordering::Relaxed);
+        }
         // The peer may sleep: what is asked of it is no position that it waits for.
         self.ring_if(!done);
         done
@@ -529,6 +553,11 @@ impl Rx {
         self.look();
         let need = (self.reader.available() + 1).min(self.reader.capacity());
         let target = self.reader.position().wrapping_add(need);
+        let asked = Some((self.reader.position(), need));
+        if connection.family().is_none() && self.armed == asked {
+            return false;
+        }
+        self.armed = asked;
         self.reader.arm(need);
         std::sync::atomic::fence(Ordering::SeqCst);
         self.reader.before_sleep();
@@ -559,6 +588,11 @@ impl Tx {
     fn arm(&mut self, connection: &Connection) -> bool {
         let need = self.writer.capacity() / 4;
         let target = self.writer.position().wrapping_add(need);
+        let asked = Some(self.writer.position());
+        if connection.family().is_none() && self.armed == asked {
+            return false;
+        }
+        self.armed = asked;
         self.writer.arm(need);
         std::sync::atomic::fence(Ordering::SeqCst);
         self.writer.before_sleep();

@@ -155,6 +155,12 @@ impl Process {
         }
     }
 
+    /// How many connections have been decided upon, one way or the other: grows when there is a reason to look again.
+    #[must_use]
+    pub fn decided(&self) -> u64 {
+        self.counters.joined.load(Ordering::SeqCst) + self.counters.stayed.load(Ordering::SeqCst)
+    }
+
     /// The kernel's calls.
     pub fn kernel(&self) -> &dyn Kernel {
         &*self.kernel
