@@ -13,7 +13,7 @@ use std::{
 use libc::{iovec, mmsghdr, msghdr, off_t, ssize_t, timespec};
 use tombolo::sockets::connection::Stage;
 
-use crate::{data, errno, real, state};
+use crate::{data, real, state};
 
 /// Whether `fd` is a connection whose bytes are counted or go another way.
 fn is_watched(fd: c_int) -> bool {
@@ -55,22 +55,23 @@ pub unsafe extern "C-unwind" fn recvmmsg(
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
     }
     // SAFETY: (contract) null or a time.
-    let limit = unsafe { timeout.as_ref() }.map(|limit| Duration::new(limit.tv_sec.max(0) as u64, limit.tv_nsec as u32));
+    let limit =
+        unsafe { timeout.as_ref() }.map(|limit| Duration::new(limit.tv_sec.max(0) as u64, limit.tv_nsec as u32));
     let begun = Instant::now();
     let mut ended = false;
+    let receive = |at: usize, message: &mut msghdr| {
+        // As the kernel does, the time is looked at after each message, and the end is one message.
+        if ended || at > 0 && limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            return -1;
+        }
+        let wait = if at > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
+        // SAFETY: (contract) the caller's promise, for each message.
+        let got = unsafe { data::recvmsg(fd, message, flags & !libc::MSG_WAITFORONE | wait) };
+        ended = got == 0;
+        got
+    };
     // SAFETY: (valid) the caller's promise.
-    unsafe {
-        each(messages, count, |at, message| {
-            // As the kernel does, the time is looked at after each message, and the end is one message.
-            if ended || at > 0 && limit.is_some_and(|limit| begun.elapsed() >= limit) {
-                return -1;
-            }
-            let wait = if at > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
-            let got = data::recvmsg(fd, message, flags & !libc::MSG_WAITFORONE | wait);
-            ended = got == 0;
-            got
-        })
-    }
+    unsafe { each(messages, count, receive) }
 }
 
 /// # Safety
@@ -81,8 +82,10 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
         // SAFETY: (contract) the caller's promise.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
+    // SAFETY: (contract) the caller's promise, for each message.
+    let send = |_, message: &mut msghdr| unsafe { data::sendmsg(fd, message, flags) };
     // SAFETY: (valid) the caller's promise.
-    unsafe { each(messages, count, |_, message| data::sendmsg(fd, message, flags)) }
+    unsafe { each(messages, count, send) }
 }
 
 /// What flags of `preadv2` mean for a socket, if it can have them and is one.
@@ -110,9 +113,10 @@ pub unsafe extern "C-unwind" fn preadv2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
+    let mut header = header(parts, count);
     match socket_flags(fd, offset, flags) {
         // SAFETY: (contract) the caller's promise, by a header of our own.
-        Some(flags) => unsafe { data::recvmsg(fd, &raw mut *&mut header(parts, count), flags) },
+        Some(flags) => unsafe { data::recvmsg(fd, &raw mut header, flags) },
         // SAFETY: (contract) the caller's promise.
         None => unsafe { real::preadv2(fd, parts, count, offset, flags) },
     }
@@ -128,9 +132,10 @@ pub unsafe extern "C-unwind" fn pwritev2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
+    let header = header(parts, count);
     match socket_flags(fd, offset, flags) {
         // SAFETY: (contract) the caller's promise, by a header of our own.
-        Some(flags) => unsafe { data::sendmsg(fd, &raw const *&header(parts, count), flags) },
+        Some(flags) => unsafe { data::sendmsg(fd, &raw const header, flags) },
         // SAFETY: (contract) the caller's promise.
         None => unsafe { real::pwritev2(fd, parts, count, offset, flags) },
     }
@@ -162,11 +167,4 @@ pub unsafe extern "C-unwind" fn pwritev64v2(
 ) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     unsafe { pwritev2(fd, parts, count, offset, flags) }
-}
-
-/// The kernel's answer to a time that is none.
-#[allow(dead_code)]
-fn invalid() -> c_int {
-    errno::set(libc::EINVAL);
-    -1
 }

@@ -324,7 +324,12 @@ mod exported {
     /// # Safety
     /// As `epoll_ctl(2)`.
     #[unsafe(no_mangle)]
-    pub unsafe extern "C-unwind" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    pub unsafe extern "C-unwind" fn epoll_ctl(
+        epfd: c_int,
+        operation: c_int,
+        fd: c_int,
+        event: *mut epoll_event,
+    ) -> c_int {
         // SAFETY: (contract) the caller's promise.
         let real = || unsafe { real::epoll_ctl(epfd, operation, fd, event) };
         let Some(process) = state::busy() else { return real() };
@@ -354,7 +359,7 @@ mod exported {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
-    unsafe { wait(epfd, events, max, timeout, std::ptr::null()) }
+    unsafe { epoll_pwait(epfd, events, max, timeout, std::ptr::null()) }
 }
 
 /// # Safety
@@ -367,30 +372,59 @@ pub unsafe extern "C-unwind" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
+    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
     // SAFETY: (contract) the caller's promise.
-    unsafe { wait(epfd, events, max, timeout, mask) }
+    let real = || unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) };
+    // SAFETY: (contract) the caller's promise.
+    unsafe { wait(epfd, events, max, limit, mask, real) }
 }
 
 /// # Safety
+/// As `epoll_pwait2(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: *const libc::timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::epoll_pwait2(epfd, events, max, timeout, mask) };
+    // SAFETY: (contract) null or a time.
+    let limit = unsafe { timeout.as_ref() };
+    if limit.is_some_and(|limit| limit.tv_sec < 0 || !(0..1_000_000_000).contains(&limit.tv_nsec)) {
+        return real(); // The kernel refuses it.
+    }
+    let limit = limit.map(|limit| Duration::new(limit.tv_sec as u64, limit.tv_nsec as u32));
+    // SAFETY: (contract) the caller's promise.
+    unsafe { wait(epfd, events, max, limit, mask, real) }
+}
+
+/// `real` is the call itself.
+///
+/// # Safety
 /// As `epoll_pwait(2)`; a null mask is none.
-unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-    let real = |events: *mut epoll_event, max: c_int, timeout: c_int| {
-        // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
-        unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) }
-    };
-    let (Some(process), Some(set)) = (state::busy(), state::set(epfd)) else { return real(events, max, timeout) };
+unsafe fn wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    limit: Option<Duration>,
+    mask: *const sigset_t,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let (Some(process), Some(set)) = (state::busy(), state::set(epfd)) else { return real() };
     if events.is_null() || max <= 0 {
-        return real(events, max, timeout);
+        return real();
     }
     epoll::begin(process, &set);
     // SAFETY: (valid) the caller promises room for `max` events, its own for the call.
     let events = unsafe { slice::from_raw_parts_mut(events, max as usize) };
-    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
-    let mask = (!mask.is_null()).then_some(mask);
-    let answer = epoll::wait(process, &set, events, limit, mask, |events, left| {
+    let answer = epoll::wait(process, &set, events, limit, (!mask.is_null()).then_some(mask), |events, left| {
         // Rounded up: a wait that ends early would be begun again, and again.
         let millis = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
-        real(events.as_mut_ptr(), events.len() as c_int, millis) as isize
+        // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
+        unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), events.len() as c_int, millis, mask) as isize }
     });
     answer as c_int
 }

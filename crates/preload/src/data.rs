@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{c_int, c_uint, c_void},
+    ffi::{c_int, c_void},
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
     slice,
@@ -344,31 +344,6 @@ pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut 
     unsafe { sendfile(to, from, offset, count) }
 }
 
-/// Programs that splice fall back to reading and writing where they are told that it cannot be done here.
-///
-/// # Safety
-/// As `splice(2)`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn splice(
-    from: c_int,
-    from_at: *mut off_t,
-    to: c_int,
-    to_at: *mut off_t,
-    len: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    if state::busy().is_some() {
-        for fd in [from, to] {
-            if state::connection(fd).is_some_and(|connection| connection.is_wired()) {
-                errno::set(libc::EINVAL);
-                return -1;
-            }
-        }
-    }
-    // SAFETY: (contract) the caller's promise.
-    unsafe { real::splice(from, from_at, to, to_at, len, flags) }
-}
-
 // ---- fortified variants: the same, once it is sure that the buffer is large enough
 
 /// # Safety
@@ -383,7 +358,13 @@ pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, to: *mut c_void, len: size
 /// # Safety
 /// As `recv(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn __recv_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    size: size_t,
+    flags: c_int,
+) -> ssize_t {
     check(len <= size);
     // SAFETY: (contract) the caller's promise.
     unsafe { recv(fd, to, len, flags) }
@@ -404,33 +385,4 @@ pub unsafe extern "C-unwind" fn __recvfrom_chk(
     check(len <= size);
     // SAFETY: (contract) the caller's promise.
     unsafe { recvfrom(fd, to, len, flags, address, address_len) }
-}
-
-/// Internal names that other libraries are bound to.
-mod aliases {
-    use super::*;
-
-    /// # Safety
-    /// As `read(2)`.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C-unwind" fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-        // SAFETY: (contract) the caller's promise.
-        unsafe { read(fd, to, len) }
-    }
-
-    /// # Safety
-    /// As `write(2)`.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C-unwind" fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-        // SAFETY: (contract) the caller's promise.
-        unsafe { write(fd, from, len) }
-    }
-
-    /// # Safety
-    /// As `send(2)`.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C-unwind" fn __send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-        // SAFETY: (contract) the caller's promise.
-        unsafe { send(fd, from, len, flags) }
-    }
 }

@@ -16,7 +16,10 @@ use tombolo::sockets::{
     connection::{Connection, Stage},
 };
 
-use crate::{errno, flow, real, state};
+use crate::{
+    errno, flow, kernel, real, state,
+    wait::{self, Wanted},
+};
 
 /// Bytes at once: what a pipe holds.
 const MOST: usize = 64 << 10;
@@ -28,7 +31,14 @@ fn joined(fd: c_int) -> Option<(&'static Process, Arc<Connection>)> {
 }
 
 /// Shows what has come, hands it on, and takes what was taken.
-fn from_connection(process: &Process, connection: &Arc<Connection>, from: c_int, to: c_int, len: usize, flags: c_int) -> ssize_t {
+fn from_connection(
+    process: &Process,
+    connection: &Arc<Connection>,
+    from: c_int,
+    to: c_int,
+    len: usize,
+    flags: c_int,
+) -> ssize_t {
     let mut buffer = [0; MOST];
     let most = len.min(MOST);
     let shown = &mut [IoSliceMut::new(&mut buffer[..most])];
@@ -46,17 +56,46 @@ fn from_connection(process: &Process, connection: &Arc<Connection>, from: c_int,
 }
 
 /// Takes no more than there is room for, so that nothing is left over that could not be put back.
-fn to_connection(process: &Process, connection: &Arc<Connection>, to: c_int, flags: c_int, read: impl FnOnce(&mut [u8]) -> ssize_t) -> ssize_t {
+fn to_connection(
+    process: &Process,
+    connection: &Arc<Connection>,
+    to: c_int,
+    flags: c_int,
+    read: impl FnOnce(&mut [u8]) -> ssize_t,
+) -> ssize_t {
     let mut buffer = [0; MOST];
-    if !flow::has_room(process, connection, to, flags) {
-        return -1;
+    let patient = flags & libc::MSG_DONTWAIT == 0 && !kernel::is_nonblocking(to);
+    while !has_room(process, connection, to) {
+        if !patient {
+            errno::set(libc::EAGAIN);
+            return -1;
+        }
+        if let Err(errno) = wait::one(process, connection, to, Wanted::WRITE, || None) {
+            errno::set(errno.raw_os_error());
+            return -1;
+        }
     }
     let there = read(&mut buffer);
     if there <= 0 {
         return there;
     }
-    let from = &mut [IoSlice::new(&buffer[..there as usize])];
-    flow::send_all(process, connection, to, from)
+    let mut left = &buffer[..there as usize];
+    while !left.is_empty() {
+        let sent = flow::send(process, connection, to, &mut [IoSlice::new(left)], 0, || -1);
+        if sent > 0 {
+            left = &left[sent as usize..];
+        } else if errno::get() != libc::EAGAIN {
+            return -1;
+        } else {
+            // What was taken from the pipe cannot be put back. A signal does not end this wait, which is short.
+            let _ = wait::one(process, connection, to, Wanted::WRITE, || None);
+        }
+    }
+    there
+}
+
+fn has_room(process: &Process, connection: &Connection, fd: c_int) -> bool {
+    connection.is_writable().unwrap_or_else(|| process.kernel().poll(fd, libc::POLLOUT) & libc::POLLOUT != 0)
 }
 
 /// # Safety

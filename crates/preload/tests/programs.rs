@@ -79,7 +79,8 @@ fn number_after(text: &str, label: &str) -> u64 {
 
 fn redis(world: &World) -> u64 {
     let folder = world.text("");
-    let server = ["redis-server", "--port", "6379", "--bind", SERVER, "--protected-mode", "no", "--save", "", "--dir", &folder];
+    let server =
+        ["redis-server", "--port", "6379", "--bind", SERVER, "--protected-mode", "no", "--save", "", "--dir", &folder];
     let mut server = world.serve(6379, &server);
     let checked = world.ask(&[&interpreter(), &script("redis.py"), SERVER, "6379", "400"]);
     let mut payload = number_after(&checked, "bytes:");
@@ -98,7 +99,8 @@ fn nginx(world: &World) -> u64 {
     fs::create_dir(&www).unwrap();
     let small: Vec<u8> = random_file(&www.join("small"), 1304);
     random_file(&www.join("large"), 3 << 20);
-    let configuration = world.file("nginx.conf", &nginx_configuration(&world.text("www"), &world.text("nginx.pid"), ""));
+    let configuration =
+        world.file("nginx.conf", &nginx_configuration(&world.text("www"), &world.text("nginx.pid"), ""));
     let mut server = world.serve(8080, &["nginx", "-c", &configuration, "-p", &world.text("")]);
     let mut payload = 0;
     for (file, connections, len) in [("small", "64", small.len() as u64), ("large", "4", 3 << 20)] {
@@ -148,13 +150,13 @@ fn mosquitto(world: &World) -> u64 {
     let mut said = Vec::new();
     let mut sensors: Vec<_> = (0..SENSORS)
         .map(|sensor| {
-            let readings: Vec<_> = (0..READINGS).map(|n| format!("{sensor} {n} {}", "x".repeat(2000 + n % 97))).collect();
+            let readings: Vec<_> =
+                (0..READINGS).map(|n| format!("{sensor} {n} {}", "x".repeat(2000 + n % 97))).collect();
             let text = readings.join("\n") + "\n";
             let file = world.file(&format!("sensor{sensor}"), &text);
             said.extend(readings);
             let topic = format!("sensors/{sensor}");
-            let mut command =
-                world.command(CLIENTS, &["mosquitto_pub", "-h", SERVER, "-t", &topic, "-q", "1", "-l"]);
+            let mut command = world.command(CLIENTS, &["mosquitto_pub", "-h", SERVER, "-t", &topic, "-q", "1", "-l"]);
             Started::with_input(&mut command, &file)
         })
         .collect();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The two directions of a connection that has shared memory beside TCP.
 
+mod half;
 mod io;
 
 use std::{
@@ -19,7 +20,7 @@ use tombolo_layout::{
     words,
 };
 use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnWord, PeerSegment, PeerWord};
-use tombolo_ring::{Corrupt, Error, Fresh, Mode, Reader, Record, Side, Writer};
+use tombolo_ring::{Corrupt, Error, Fresh, Mode, Reader, Side, Writer};
 
 use crate::{
     connection::{Connection, Direction},
@@ -27,6 +28,7 @@ use crate::{
     kernel::Kernel,
     switch::{Carrier, Fault, Found, Receiver, Sender},
 };
+use half::Half;
 use io::{Reading, Sending};
 
 /// What the connections between two processes have in common.
@@ -141,73 +143,6 @@ pub enum Read {
     Peek,
     /// Whether a read would find something.
     Look,
-}
-
-/// One direction, as the processes of this end use it in turns.
-trait Half {
-    const DIRECTION: Direction;
-    fn behind(&mut self) -> &mut bool;
-    /// Goes on from what the process before left, or from what it left in the segment when it died.
-    fn resume(&mut self, family: &Family, record: Option<&Record>) -> Result<(), Error>;
-    fn save(&mut self) -> Record;
-    fn take_ring(&mut self) -> bool;
-}
-
-impl Half for Tx {
-    const DIRECTION: Direction = Direction::Out;
-
-    fn behind(&mut self) -> &mut bool {
-        &mut self.behind
-    }
-
-    fn resume(&mut self, family: &Family, record: Option<&Record>) -> Result<(), Error> {
-        self.sender = Sender::at(self.moves.load());
-        self.recalled = family.recalled();
-        match record {
-            Some(record) => self.writer.load(record),
-            None => caught(self.writer.rebuild()),
-        }
-    }
-
-    fn save(&mut self) -> Record {
-        self.writer.save()
-    }
-
-    fn take_ring(&mut self) -> bool {
-        self.writer.take_ring()
-    }
-}
-
-impl Half for Rx {
-    const DIRECTION: Direction = Direction::In;
-
-    fn behind(&mut self) -> &mut bool {
-        &mut self.behind
-    }
-
-    fn resume(&mut self, _: &Family, record: Option<&Record>) -> Result<(), Error> {
-        self.receiver = Receiver::at(Followed::decode(self.followed.load()));
-        match record {
-            Some(record) => self.reader.load(record),
-            None => caught(self.reader.rebuild()),
-        }
-    }
-
-    fn save(&mut self) -> Record {
-        self.reader.save()
-    }
-
-    fn take_ring(&mut self) -> bool {
-        self.reader.take_ring()
-    }
-}
-
-/// A lie that was met while rebuilding is remembered, and met again by the next call.
-fn caught(rebuilt: Result<(), Error>) -> Result<(), Error> {
-    match rebuilt {
-        Err(Error::Corrupt(_)) => Ok(()),
-        other => other,
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

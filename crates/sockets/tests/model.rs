@@ -295,11 +295,10 @@ impl<C: Chooser> World<'_, C> {
         match self.steps.pop_front() {
             Some(Step::Boundary(boundary)) => self.boundary = boundary,
             Some(Step::Moves(moves)) => self.moves = moves,
+            Some(Step::Recalled) if self.mutant == Mutant::KeepsRecalled => {}
             Some(Step::Recalled) => {
-                if self.mutant != Mutant::KeepsRecalled {
-                    self.tcp_sent += self.pipe.len() as u64;
-                    self.tcp.extend(self.pipe.drain(..));
-                }
+                self.tcp_sent += self.pipe.len() as u64;
+                self.tcp.extend(self.pipe.drain(..));
             }
             Some(Step::Write(carrier)) => {
                 match carrier {
