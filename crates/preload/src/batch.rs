@@ -58,17 +58,14 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     let limit =
         unsafe { timeout.as_ref() }.map(|limit| Duration::new(limit.tv_sec.max(0) as u64, limit.tv_nsec as u32));
     let begun = Instant::now();
-    let mut ended = false;
     let receive = |at: usize, message: &mut msghdr| {
-        // As the kernel does, the time is looked at after each message, and the end is one message.
-        if ended || at > 0 && limit.is_some_and(|limit| begun.elapsed() >= limit) {
+        // As the kernel does, the time is looked at after each message.
+        if at > 0 && limit.is_some_and(|limit| begun.elapsed() >= limit) {
             return -1;
         }
         let wait = if at > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
         // SAFETY: (contract) the caller's promise, for each message.
-        let got = unsafe { data::recvmsg(fd, message, flags & !libc::MSG_WAITFORONE | wait) };
-        ended = got == 0;
-        got
+        unsafe { data::recvmsg(fd, message, flags & !libc::MSG_WAITFORONE | wait) }
     };
     // SAFETY: (valid) the caller's promise.
     unsafe { each(messages, count, receive) }

@@ -148,10 +148,15 @@ fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason:
     if connection.stage() != Stage::Joined {
         return true;
     }
+    // Where the other end is in this process, this very thread may be what it would answer in.
+    let twin = state::connections().into_iter().find(|(_, other)| other.tuple == connection.tuple.mirrored());
     let deadline = Instant::now() + PATIENCE;
     while !connection.retreat(process.kernel(), fd, reason) {
         if Instant::now() >= deadline {
             return false;
+        }
+        if let Some((fd, other)) = &twin {
+            other.owes(process, *fd);
         }
         // The peer rings for nothing here: it only moves.
         let _ = crate::poll::kernel(&mut [], Some(Duration::from_millis(1)), None);

@@ -173,22 +173,24 @@ def waits():
 def interrupted():
     """A signal that restarts calls, and one that does not."""
     a, b = pair()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, lambda *_: None)
     room = ctypes.create_string_buffer(100)
     for restart in (False, True):
         signal.siginterrupt(signal.SIGALRM, not restart)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        late = threading.Timer(0.3, a.sendall, (b"late",))
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        late = threading.Timer(1, a.sendall, (b"late",))
         late.start()
         got = libc.recv(b.fileno(), room, 100, 0)
         say("restart" if restart else "interrupt", error(got))
+        signal.setitimer(signal.ITIMER_REAL, 0)
         late.join()
         if got < 0:
             b.recv(100)
     signal.siginterrupt(signal.SIGALRM, True)
     a.settimeout(None)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     big = b"z" * (64 << 20)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
     sent = libc.send(a.fileno(), big, len(big), 0)
     say("a send that is interrupted says how much it sent", 0 < sent < len(big))
 
