@@ -87,6 +87,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     if let Some(connection) = state::connection(fd)
         && how != libc::SHUT_RD
     {
+        errno::kept(|| settle(fd, &connection));
         connection.end_sending();
     }
     // SAFETY: (contract) the caller's promise.
@@ -158,6 +159,17 @@ fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason:
     true
 }
 
+/// What the peer wants from TCP and not from shared memory goes before the end. No longer than a while: TCP would lose
+/// it too where the peer does not read.
+fn settle(fd: RawFd, connection: &Connection) {
+    let Some(process) = state::busy().filter(|_| state::is_owner()) else { return };
+    let deadline = Instant::now() + PATIENCE;
+    while connection.owes(process, fd) && Instant::now() < deadline {
+        let mut one = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+        let _ = crate::poll::kernel(&mut one, Some(Duration::from_millis(10)), None);
+    }
+}
+
 // ---- descriptors
 
 /// The program gives up what `fd` is.
@@ -168,6 +180,7 @@ fn closing(fd: RawFd) {
     if let Some(Watched::Connection(connection)) = state::forget(fd) {
         let other = state::other(fd, &connection);
         if connection.closing(other) {
+            settle(fd, &connection);
             epoll::forget(&connection);
             if connection.finish() {
                 kernel::reset_at_close(fd);

@@ -17,7 +17,7 @@ use tombolo::sockets::{Process, connection::Connection};
 
 use crate::{errno, poll, spin};
 
-/// Without a descriptor for the bells, this often.
+/// Without a descriptor for the bells, or while something is to be sent beside what is waited for, this often.
 const BLIND: Duration = Duration::from_millis(1);
 
 const READ: i16 = POLLIN | POLLRDNORM;
@@ -93,7 +93,8 @@ pub(crate) fn all(
             continue;
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = if waiter.is_some() { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
+        let owes = joined.iter().any(|(at, connection)| connection.owes(process, fds[*at].fd));
+        let left = if waiter.is_some() && !owes { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
         let slept = spin::asleep();
         let bell = waiter.as_ref().map(|waiter| waiter.fd().as_raw_fd());
         let rung = ask(fds, joined, &mut asked, bell, left, mask)?;

@@ -31,22 +31,22 @@ fn shared(part: &str, payload: u64) {
 }
 
 #[test]
-fn r26_two_processes_that_write_lose_and_double_nothing() {
+fn s9_two_processes_that_write_lose_and_double_nothing() {
     shared("writers", 2 * SIZE);
 }
 
 #[test]
-fn r26_two_processes_that_read_get_each_byte_once() {
+fn s9_two_processes_that_read_get_each_byte_once() {
     shared("readers", SIZE);
 }
 
 #[test]
-fn r26_one_process_reads_while_another_writes() {
+fn s9_one_process_reads_while_another_writes() {
     shared("split", 2 * SIZE);
 }
 
 #[test]
-fn r26_child_that_leaves_the_socket_alone_does_not_slow_its_parent() {
+fn s9_child_that_leaves_the_socket_alone_does_not_slow_its_parent() {
     shared("bystander", 4 * SIZE);
 }
 
@@ -64,8 +64,8 @@ fn server_that_forks_and_keeps_the_callers_socket_loses_nothing() {
 }
 
 #[test]
-fn r26_process_that_is_killed_takes_nothing_of_the_others_with_it() {
-    if !has("r26_process_that_is_killed_takes_nothing_of_the_others_with_it", &["python3"]) {
+fn s9_process_that_is_killed_takes_nothing_of_the_others_with_it() {
+    if !has("s9_process_that_is_killed_takes_nothing_of_the_others_with_it", &["python3"]) {
         return;
     }
     for seed in 0..8 {

@@ -234,6 +234,12 @@ impl Connection {
         self.departed.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn set_recalled(&self, base: u64) {
+        if let Some(family) = self.family() {
+            family.set_recalled(base);
+        }
+    }
+
     pub(crate) fn has_ended_sending(&self) -> bool {
         self.family().is_some_and(Family::has_ended_sending)
     }
@@ -445,7 +451,13 @@ impl Connection {
         }
     }
 
-    /// Moves towards TCP; says whether both directions are there, and nothing is left in the pipe.
+    /// Sends over TCP what the peer's end wants from there and not from the pipe (S-2), as far as there is room. Says
+    /// whether something is left of it.
+    pub fn owes(&self, process: &Process, fd: RawFd) -> bool {
+        self.pipes.get().is_some_and(|pipes| pipes.owes(self, process.kernel(), fd))
+    }
+
+    /// Moves towards TCP, with what is in the pipe; says whether both directions are there.
     pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> bool {
         self.leave(reason);
         self.pipes.get().is_none_or(|pipes| pipes.retreat(self, kernel, fd))

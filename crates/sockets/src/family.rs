@@ -37,6 +37,8 @@ const COUNTED: usize = 4;
 const UNSURE: usize = 6;
 const ARMED: usize = 8;
 const TURNS: usize = 10;
+const RECALLED: usize = 11;
+const BASE: usize = 12;
 const PIDS: usize = 16;
 const RECORDS: usize = PIDS + MEMBERS;
 const _: () = assert!(RECORDS + 2 * RECORD <= 256);
@@ -154,6 +156,16 @@ impl Family {
 
     pub fn leaves(&self) -> bool {
         self.word(LEAVES).load(Ordering::Relaxed) != 0
+    }
+
+    /// S-2. What the end sends over TCP comes from the pipe first: the count of bytes over TCP, less the position.
+    pub fn set_recalled(&self, base: u64) {
+        self.word(BASE).store(base, Ordering::Relaxed);
+        self.word(RECALLED).store(1, Ordering::Release);
+    }
+
+    pub fn recalled(&self) -> Option<u64> {
+        (self.word(RECALLED).load(Ordering::Acquire) != 0).then(|| self.word(BASE).load(Ordering::Relaxed))
     }
 
     pub fn end_sending(&self) {

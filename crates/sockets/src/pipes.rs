@@ -78,6 +78,8 @@ struct Tx {
     boundary: MappedOwnWord,
     /// The peer reads no more, or is gone: the kernel says what a program hears then.
     ended: bool,
+    /// S-2. The peer wants from TCP what is in the pipe: the count of bytes over TCP, less the position. For good.
+    recalled: Option<u64>,
     /// The position at which the peer was last asked to ring. Once asked it stays asked.
     armed: Option<u64>,
     /// Another process of this end may have used it since.
@@ -146,7 +148,7 @@ trait Half {
     const DIRECTION: Direction;
     fn behind(&mut self) -> &mut bool;
     /// Goes on from what the process before left, or from what it left in the segment when it died.
-    fn resume(&mut self, record: Option<&Record>) -> Result<(), Error>;
+    fn resume(&mut self, family: &Family, record: Option<&Record>) -> Result<(), Error>;
     fn save(&mut self) -> Record;
     fn take_ring(&mut self) -> bool;
 }
@@ -158,8 +160,9 @@ impl Half for Tx {
         &mut self.behind
     }
 
-    fn resume(&mut self, record: Option<&Record>) -> Result<(), Error> {
+    fn resume(&mut self, family: &Family, record: Option<&Record>) -> Result<(), Error> {
         self.sender = Sender::at(self.moves.load());
+        self.recalled = family.recalled();
         match record {
             Some(record) => self.writer.load(record),
             None => caught(self.writer.rebuild()),
@@ -182,7 +185,7 @@ impl Half for Rx {
         &mut self.behind
     }
 
-    fn resume(&mut self, record: Option<&Record>) -> Result<(), Error> {
+    fn resume(&mut self, _: &Family, record: Option<&Record>) -> Result<(), Error> {
         self.receiver = Receiver::at(Followed::decode(self.followed.load()));
         match record {
             Some(record) => self.reader.load(record),
@@ -229,6 +232,7 @@ impl Pipes {
             moves,
             boundary,
             ended: false,
+            recalled: None,
             armed: None,
             behind: false,
         };
@@ -281,7 +285,7 @@ impl Pipes {
         // Once alone, always: only this process could make another one, and then it has the lock.
         let alone = family.is_alone();
         let turn = family.turn(H::DIRECTION).map_err(|_| Failed::Os(Errno::CONNRESET))?;
-        half.resume(turn.record().as_ref())?;
+        half.resume(family, turn.record().as_ref())?;
         let result = f(half);
         let record = half.save();
         self.ring_if(half.take_ring());
@@ -293,6 +297,9 @@ impl Pipes {
     /// Before a fork: nobody uses either direction while this is held, and the child finds both as they are now.
     pub fn hold(&self, family: &Family) -> std::io::Result<Still<'_>> {
         let mut still = self.still();
+        if let Some(base) = still.tx.recalled {
+            family.set_recalled(base);
+        }
         self.leave(family, &mut *still.tx)?;
         self.leave(family, &mut *still.rx)?;
         Ok(still)
@@ -326,7 +333,11 @@ impl Pipes {
         self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
             connection.recount(kernel, fd, Direction::Out);
             tx.ended |= connection.has_ended_sending();
-            if !tx.ended && tx.steer(connection, kernel, fd, wanted)? == Carrier::Pipe {
+            let carrier = tx.steer(connection, kernel, fd, wanted)?;
+            if tx.pay(connection, kernel, fd)? {
+                return Err(Failed::Os(Errno::AGAIN));
+            }
+            if !tx.ended && carrier == Carrier::Pipe {
                 match tx.writer.write_vectored(from) {
                     Ok(Some(n)) => return Ok((n, Carrier::Pipe)),
                     Ok(None) if !self.line.gone.load(Ordering::Relaxed) => return Err(Failed::Os(Errno::AGAIN)),
@@ -396,9 +407,24 @@ impl Pipes {
         }
         let moved = self.turn(connection, &self.tx, |tx| {
             let before = tx.sender.carrier();
-            before == Carrier::Pipe && tx.steer(connection, kernel, fd, Carrier::Tcp).is_ok_and(|now| now != before)
+            let now = tx.steer(connection, kernel, fd, Carrier::Tcp);
+            // What fails here fails again where the program hears of it.
+            let _ = tx.pay(connection, kernel, fd);
+            now.is_ok_and(|now| now != before)
         });
         self.ring_if(matches!(moved, Ok(true)));
+    }
+
+    /// S-2. Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left.
+    pub fn owes(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        if !self.is_asked() {
+            return false;
+        }
+        let left = self.turn(connection, &self.tx, |tx| {
+            let _ = tx.steer(connection, kernel, fd, Carrier::Tcp);
+            tx.pay(connection, kernel, fd).unwrap_or(false)
+        });
+        left.unwrap_or(false)
     }
 
     /// Whether the peer asks for TCP.
@@ -475,8 +501,19 @@ impl Pipes {
     /// are there.
     pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let _ = self.turn(connection, &self.tx, |tx| tx.steer(connection, kernel, fd, Carrier::Tcp));
+        let _ = self.turn(connection, &self.rx, |rx| {
+            rx.reader.hand_back();
+            if let Some(word) = rx.receiver.recall() {
+                // ORDER S-2: Release; pairs with the Acquire in Sending::followed. The head is published.
+                rx.followed.store_release(word);
+            }
+        });
         let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
         let done = self.carriers(connection) == [Carrier::Tcp; 2];
+        if done {
+            // What is left in the pipe was recalled, and is nothing to look for.
+            self.read_to.store(self.arrived(), Ordering::Relaxed);
+        }
         // The peer may sleep: what is asked of it is no position that it waits for.
         self.ring_if(!done);
         done
@@ -529,6 +566,24 @@ impl Rx {
 }
 
 impl Tx {
+    /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.
+    fn pay(&mut self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> Result<bool, Failed> {
+        let Some(base) = self.recalled.filter(|_| self.sender.carrier() == Carrier::Tcp) else { return Ok(false) };
+        loop {
+            let from = connection.counted(Direction::Out).wrapping_sub(base);
+            if self.writer.position().wrapping_sub(from) as i64 <= 0 {
+                return Ok(false);
+            }
+            let mut bytes = Vec::new();
+            self.writer.unread_from(from, &mut bytes)?;
+            match kernel.send(fd, &[IoSlice::new(&bytes)]) {
+                Ok(n) => connection.count(Direction::Out, n),
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(errno) => return Err(Failed::Os(errno)),
+            };
+        }
+    }
+
     /// Says whether others of this end sleep on another target.
     fn arm(&mut self, connection: &Connection) -> bool {
         let need = self.writer.capacity() / 4;
@@ -552,7 +607,7 @@ impl Tx {
         fd: RawFd,
         wanted: Carrier,
     ) -> Result<Carrier, Fault> {
-        let Self { sender, writer, followed, moves, boundary, .. } = self;
-        sender.steer(&mut Sending { connection, kernel, fd, writer, followed, moves, boundary }, wanted)
+        let Self { sender, writer, followed, moves, boundary, recalled, .. } = self;
+        sender.steer(&mut Sending { connection, kernel, fd, writer, recalled, followed, moves, boundary }, wanted)
     }
 }

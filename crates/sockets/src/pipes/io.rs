@@ -18,7 +18,8 @@ pub(super) struct Sending<'a> {
     pub connection: &'a Connection,
     pub kernel: &'a dyn Kernel,
     pub fd: RawFd,
-    pub writer: &'a Writer<Mapped>,
+    pub writer: &'a mut Writer<Mapped>,
+    pub recalled: &'a mut Option<u64>,
     pub followed: &'a MappedPeerWord,
     pub moves: &'a MappedOwnWord,
     pub boundary: &'a MappedOwnWord,
@@ -47,6 +48,16 @@ impl Outgoing for Sending<'_> {
 
     fn position(&mut self) -> u64 {
         self.writer.position()
+    }
+
+    fn recalled(&mut self) -> u64 {
+        // A lie about the head is met again where the bytes are taken back.
+        let _ = self.writer.is_drained();
+        let head = self.writer.position().wrapping_sub(self.writer.in_flight());
+        let base = self.connection.counted(Direction::Out).wrapping_sub(head);
+        self.connection.set_recalled(base);
+        *self.recalled = Some(base);
+        head
     }
 
     fn publish(&mut self, boundary: u64, moves: u64) {
