@@ -201,6 +201,7 @@ impl Namespaces {
             format!("link add v0 netns {a} type veth peer name v1 netns {b}"),
             format!("-n {a} addr add {SERVER}/24 dev v0"),
             format!("-n {b} addr add 10.77.0.2/24 dev v1"),
+            format!("-n {a} link set lo up"),
             format!("-n {a} link set v0 up"),
             format!("-n {b} link set v1 up"),
         ];
