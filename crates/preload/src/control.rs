@@ -324,7 +324,12 @@ mod exported {
     /// # Safety
     /// As `epoll_ctl(2)`.
     #[unsafe(no_mangle)]
-    pub unsafe extern "C-unwind" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    pub unsafe extern "C-unwind" fn epoll_ctl(
+        epfd: c_int,
+        operation: c_int,
+        fd: c_int,
+        event: *mut epoll_event,
+    ) -> c_int {
         // SAFETY: (contract) the caller's promise.
         let real = || unsafe { real::epoll_ctl(epfd, operation, fd, event) };
         let Some(process) = state::busy() else { return real() };

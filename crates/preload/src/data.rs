@@ -383,7 +383,13 @@ pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, to: *mut c_void, len: size
 /// # Safety
 /// As `recv(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn __recv_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    size: size_t,
+    flags: c_int,
+) -> ssize_t {
     check(len <= size);
     // SAFETY: (contract) the caller's promise.
     unsafe { recv(fd, to, len, flags) }

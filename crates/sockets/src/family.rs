@@ -85,9 +85,8 @@ impl Family {
     /// Before a fork: there will be one more.
     pub fn expect(&self) -> Place {
         self.word(COUNT).fetch_add(1, Ordering::SeqCst);
-        let free = |at: &usize| {
-            self.word(PIDS + at).compare_exchange(0, UNBORN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-        };
+        let free =
+            |at: &usize| self.word(PIDS + at).compare_exchange(0, UNBORN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         let place = (0..MEMBERS).find(free);
         if place.is_none() {
             self.word(CROWD).store(1, Ordering::SeqCst);

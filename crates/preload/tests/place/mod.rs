@@ -80,7 +80,10 @@ impl Place {
     pub fn accelerated(&self, payload: u64) -> Result<(), String> {
         let (tcp, shared) = self.received();
         if tcp + shared < payload {
-            return Err(format!("{tcp} and {shared} bytes were received, {payload} were sent; the log:\n{}", self.log()));
+            return Err(format!(
+                "{tcp} and {shared} bytes were received, {payload} were sent; the log:\n{}",
+                self.log()
+            ));
         }
         self.shared(tcp + shared, 95)
     }
@@ -114,7 +117,9 @@ impl Started {
 
     /// With a file to read.
     pub fn with_input(command: &mut Command, file: &str) -> Self {
-        Self(command.stdin(fs::File::open(file).unwrap()).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")))
+        Self(
+            command.stdin(fs::File::open(file).unwrap()).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")),
+        )
     }
 
     pub fn finish(&mut self) -> ExitStatus {
@@ -269,4 +274,3 @@ pub fn random_file(path: &Path, len: usize) -> Vec<u8> {
     fs::write(path, &bytes).unwrap();
     bytes
 }
-
