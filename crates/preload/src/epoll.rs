@@ -29,7 +29,7 @@ use tombolo::sockets::{
 };
 
 use self::entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, RDHUP};
-use crate::{control, errno, flow, poll::Mask, spin, state};
+use crate::{control, errno, flow, poll::Mask, spin, state, wait::BLIND};
 
 /// How long the kernel may go without being asked while shared memory alone keeps the program busy.
 const PATIENCE: Duration = Duration::from_micros(50);
@@ -138,6 +138,11 @@ impl Set {
         }
     }
 
+    /// Whether something is left in shared memory.
+    fn stirs(&self) -> bool {
+        self.lock().entries.iter().any(|entry| entry.wired && entry.connection.stirs())
+    }
+
     /// Whether it is time to ask the kernel. Whoever is told so asks.
     fn is_due(&self) -> bool {
         let now = since().elapsed().as_nanos() as u64;
@@ -176,6 +181,7 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
 fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry) -> bool {
     // The kernel does not let one that is exclusive be changed.
     let wired = !entry.is_exclusive()
+        && !set.nested.load(Ordering::SeqCst)
         && add_bells(process, epfd, set)
         && control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry)).is_ok();
     if wired {
@@ -324,16 +330,24 @@ pub(crate) fn forget(connection: &Arc<Connection>) {
     }
 }
 
-/// The set itself is watched by another, or polled. There the bells are an edge that makes it readable, until somebody
-/// looks into the set; who finds something ready makes another, and who finds nothing has asked the peers to ring.
+/// The set itself is watched by another, or polled. There a bell is only an edge, and who waits elsewhere does not see
+/// what a set has in shared memory: its connections go back to TCP. Until the peer has followed, the bells make the set
+/// readable.
 pub(crate) fn nested(process: &Process, set: &Set) {
     set.nested.store(true, Ordering::SeqCst);
     if set.wired.load(Ordering::SeqCst) == 0 {
         return;
     }
-    errno::kept(|| process.before_sleep());
-    arm(process, set);
-    if set.lock().entries.iter_mut().any(|entry| entry.is_ready(process)) {
+    errno::kept(|| {
+        let all: Vec<_> = set.lock().entries.iter().map(|entry| (entry.fd, Arc::clone(&entry.connection))).collect();
+        for (fd, connection) in &all {
+            process.leaves(connection, Reason::Usage);
+            // Says so to the peer at once: what it sends from now on comes over TCP.
+            let _ = connection.retreat(process.kernel(), *fd, Reason::Usage);
+        }
+        process.before_sleep();
+    });
+    if arm(process, set) || set.stirs() {
         process.kick();
     }
 }
@@ -379,9 +393,10 @@ pub(crate) fn wait(
             }
         }
         let asleep = Asleep::new(set);
+        let mut owes = false;
         if joined && (!polls || set.nested.load(Ordering::SeqCst)) {
             errno::kept(|| process.before_sleep());
-            arm(process, set);
+            owes = arm(process, set);
             found = collect(process, set, events);
         }
         if found > 0 || joined && polls {
@@ -389,8 +404,9 @@ pub(crate) fn wait(
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = if polls { timeout } else { left };
+        let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
         let slept = spin::asleep();
-        let n = real(events, left);
+        let n = real(events, rest);
         drop(asleep);
         if n < 0 {
             return n;
@@ -400,7 +416,7 @@ pub(crate) fn wait(
         }
         found = filter(process, set, events, n as usize);
         found += collect(process, set, &mut events[found..]);
-        if found > 0 || n == 0 && timeout.is_some() {
+        if found > 0 || n == 0 && rest.is_some() && rest == left {
             return done(found);
         }
     }
@@ -425,7 +441,7 @@ impl Drop for Asleep<'_> {
 /// Before a wait returns with `found` events: where there may be more for others, they look.
 fn pass_on(process: &Process, set: &Set, found: usize, is_full: bool) {
     let others = is_full && set.sleepers.load(Ordering::SeqCst) > 0;
-    if found > 0 && (others || set.nested.load(Ordering::SeqCst)) {
+    if found > 0 && (others || set.nested.load(Ordering::SeqCst) && set.stirs()) {
         process.kick();
     }
 }
@@ -474,8 +490,9 @@ fn collect(process: &Process, set: &Set, events: &mut [epoll_event]) -> usize {
     found
 }
 
-fn arm(process: &Process, set: &Set) {
-    set.lock().entries.iter().for_each(|entry| entry.arm(process));
+/// Says whether something is owed to a peer.
+fn arm(process: &Process, set: &Set) -> bool {
+    set.lock().entries.iter().fold(false, |owes, entry| owes | entry.arm(process))
 }
 
 /// Gets on with the connections of a set that is waited for: those that were joined are prepared, those that stay on TCP

@@ -18,7 +18,7 @@ use tombolo::sockets::{Process, connection::Connection};
 use crate::{errno, poll, spin};
 
 /// Without a descriptor for the bells, or while something is to be sent beside what is waited for, this often.
-const BLIND: Duration = Duration::from_millis(1);
+pub(crate) const BLIND: Duration = Duration::from_millis(1);
 
 const READ: i16 = POLLIN | POLLRDNORM;
 const WRITE: i16 = POLLOUT | POLLWRNORM;

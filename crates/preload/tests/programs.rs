@@ -218,6 +218,63 @@ fn node(world: &World) -> u64 {
     echo(world, &["node", &script], &["node", &script])
 }
 
+// ---- right data is enough
+
+fn curl_of_nginx(world: &World) {
+    let www = world.place.path("www");
+    fs::create_dir(&www).unwrap();
+    let whole = random_file(&www.join("file"), LONG);
+    let (key, certificate) = (world.text("key"), world.text("certificate"));
+    let made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=tombolo", "-days", "2"];
+    world.ask(&[&made[..], &["-keyout", &key, "-out", &certificate]].concat());
+    let tls = format!("; listen {SERVER}:8443 ssl; ssl_certificate {certificate}; ssl_certificate_key {key}");
+    let configuration = nginx_configuration(&world.text("www"), &world.text("nginx.pid"), &tls);
+    let configuration = world.file("nginx.conf", &configuration);
+    let mut server = world.serve(8443, &["nginx", "-c", &configuration, "-p", &world.text("")]);
+    for url in [format!("http://{SERVER}:8080/file"), format!("https://{SERVER}:8443/file")] {
+        let to = world.text("fetched");
+        // Twice over one connection, then many short ones.
+        world.ask(&["curl", "-sfk", "--http1.1", &url, &url, "-o", &to, "-o", &to]);
+        assert!(fs::read(&to).unwrap() == whole, "{url} differs");
+        for _ in 0..20 {
+            world.ask(&["curl", "-sfk", "-r", "1000-1999", &url, "-o", &to]);
+            assert!(fs::read(&to).unwrap() == whole[1000..2000], "a part of {url} differs");
+        }
+    }
+    server.terminate();
+}
+
+fn redis_cli(world: &World) {
+    let server = ["redis-server", "--port", "6379", "--bind", SERVER, "--protected-mode", "no", "--save", ""];
+    let mut server = world.serve(6379, &server);
+    let value = random_file(&world.place.path("value"), 16 << 20);
+    let client = ["redis-cli", "-h", SERVER, "--raw"];
+    let mut put = world.command(CLIENTS, &[&client[..], &["-x", "set", "key"]].concat());
+    assert!(Started::with_input(&mut put, &world.text("value")).finish().success());
+    let mut get = world.command(CLIENTS, &[&client[..], &["get", "key"]].concat());
+    let to = fs::File::create(world.place.path("got")).unwrap();
+    assert!(Started::new(get.stdout(to)).finish().success());
+    let got = fs::read(world.place.path("got")).unwrap();
+    assert!(got[..got.len() - 1] == value, "{} of {} bytes, or not the same", got.len(), value.len());
+    server.terminate();
+}
+
+macro_rules! correct {
+    ($($test:ident, $needs:expr, $run:ident;)*) => {
+        $(#[test]
+        fn $test() {
+            if let Some(world) = World::new(stringify!($test), &$needs, Place::new) {
+                $run(&world);
+            }
+        })*
+    };
+}
+
+correct! {
+    curl_of_nginx_with_and_without_tls_gets_the_file, ["nginx", "curl", "openssl"], curl_of_nginx;
+    redis_cli_gets_what_it_has_put, ["redis-server", "redis-cli"], redis_cli;
+}
+
 macro_rules! accelerated {
     ($($test:ident, $needs:expr, $run:ident;)*) => {
         $(#[test]

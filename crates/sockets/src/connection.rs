@@ -125,6 +125,7 @@ impl Connection {
     }
 
     /// How far it is.
+    #[inline]
     #[must_use]
     pub fn stage(&self) -> Stage {
         // ORDER SeqCst: with `inside`; see `Plain::begin`.
@@ -335,23 +336,27 @@ impl Connection {
     }
 
     /// Whether it is.
+    #[inline]
     #[must_use]
     pub fn is_wired(&self) -> bool {
         self.wired.load(Ordering::SeqCst)
     }
 
     /// `false`: the front saw an edge of the socket. `true`: it watches for edges, and is about to look.
+    #[inline]
     pub fn set_quiet(&self, quiet: bool) {
         self.quiet.store(quiet, Ordering::SeqCst);
     }
 
     /// Whether the kernel has nothing new to say of it. Where several processes are at it, another may have seen the edge.
+    #[inline]
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.quiet.load(Ordering::SeqCst) && self.is_alone()
     }
 
     /// Sends that found too little room so far: an edge of writability is due after each.
+    #[inline]
     #[must_use]
     pub fn stalls(&self) -> u64 {
         self.stalls.load(Ordering::Relaxed)
@@ -411,18 +416,21 @@ impl Connection {
     }
 
     /// Whether something happened in shared memory that makes a read worth a try: a hint, without a call.
+    #[inline]
     #[must_use]
     pub fn stirs(&self) -> bool {
         self.pipes.get().is_some_and(Pipes::stirs)
     }
 
     /// Whether the peer asks for TCP, and waits for this end to look.
+    #[inline]
     #[must_use]
     pub fn is_asked(&self) -> bool {
         self.pipes.get().is_some_and(Pipes::is_asked)
     }
 
     /// A position that grows with every byte that arrives in the pipe.
+    #[inline]
     #[must_use]
     pub fn arrived(&self) -> u64 {
         self.pipes.get().map_or(0, Pipes::arrived)

@@ -91,23 +91,15 @@ impl Entry {
         self.edge = true;
     }
 
-    /// Before a sleep: does what the peer asks for, and asks it to ring for what is waited for.
-    pub fn arm(&self, process: &Process) {
-        if self.connection.is_asked() {
-            // A look is what answers.
-            let _ = self.connection.is_readable(process, self.fd);
-        }
+    /// Before a sleep: asks the peer to ring for what is waited for. Says whether something is owed to it that nobody
+    /// will ring for.
+    pub fn arm(&self, process: &Process) -> bool {
         if self.is_watched() {
             // Where there is room already, somebody who waits for an edge has had it.
             let full = self.writes() && self.connection.is_writable() == Some(false);
             self.connection.arm(self.reads(), full);
         }
-    }
-
-    /// Whether there is something to tell.
-    pub fn is_ready(&mut self, process: &Process) -> bool {
-        let ready = self.look(process);
-        ready != 0 && self.is_news(ready)
+        self.wired && self.connection.owes(process, self.fd)
     }
 
     /// The event to be told now, which is told by that.
