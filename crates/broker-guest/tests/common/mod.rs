@@ -155,8 +155,8 @@ impl Region for FakeRegion {
         Ok(slices)
     }
 
-    fn is_held(&self, _made: &Made) -> bool {
-        false
+    fn held(&mut self) -> io::Result<Vec<Made>> {
+        Ok(Vec::new())
     }
 
     fn departures(&self) -> Option<BorrowedFd<'_>> {
@@ -188,6 +188,10 @@ impl Devices for FakeDevices {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.host.heard.as_fd()
+    }
+
+    fn arrivals(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     fn open(&mut self, told: &Told) -> io::Result<FakeRegion> {
