@@ -208,6 +208,7 @@ impl<D: Devices> Broker<D> {
 
     fn learn(&mut self, news: News) {
         match news {
+            News::You(name) => self.settings.name = name,
             News::Link(told) => {
                 if let Some(link) = self.links.get_mut(&told.link).filter(|it| it.told.generation == told.generation) {
                     if let Some((region, _)) = &mut link.memory {

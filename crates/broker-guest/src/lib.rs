@@ -16,6 +16,7 @@ pub mod devices;
 pub mod host;
 pub mod peer;
 pub mod program;
+pub mod run;
 
 /// A line for the administrator, on standard error: the journal adds the time.
 pub(crate) fn log(line: &str) {
