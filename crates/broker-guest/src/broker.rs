@@ -214,6 +214,7 @@ impl<D: Devices> Broker<D> {
 
     fn learn(&mut self, news: News) {
         match news {
+            News::You(name) => self.settings.name = name,
             News::Link(told) => {
                 let same = |it: &&mut Link<_>| it.told.generation == told.generation && !it.leaving;
                 if let Some(link) = self.links.get_mut(&told.link).filter(same) {

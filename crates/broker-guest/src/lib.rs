@@ -17,6 +17,7 @@ pub mod host;
 pub mod machine;
 pub mod peer;
 pub mod program;
+pub mod run;
 
 /// A line for the administrator, on standard error: the journal adds the time.
 pub(crate) fn log(line: &str) {

@@ -147,6 +147,15 @@ fn b6_peer_that_breaks_the_rules_is_not_heard_until_it_begins_anew() {
 }
 
 #[test]
+fn b6_machine_is_called_what_the_host_says() {
+    let victim = Victim::new(&ALL);
+    assert!(victim.a.domain.listen("web-1/s").is_err());
+    victim.a.host.say(Message::You { name: name("web-1") });
+    eventually("it has its name", || victim.a.domain.listen("web-1/s").is_ok());
+    assert!(victim.a.domain.listen("a/s").is_err());
+}
+
+#[test]
 fn b6_peer_with_another_name_than_the_host_says_is_refused() {
     let mut victim = Victim::new(&ALL);
     victim.liar.next();

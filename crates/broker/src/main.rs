@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: control.
+//! Layer 4. Uses: control, broker-guest.
 //!
 //! The command `tombolod`.
 //!
@@ -29,6 +29,9 @@ struct Line {
     /// Do not start a holder: one is there
     #[arg(long)]
     no_holder: bool,
+    /// Be the broker of a virtual machine, not of its host: nothing is configured there
+    #[arg(long, conflicts_with_all = ["config", "no_holder", "check"])]
+    guest: bool,
     /// Look through a configuration, say what is wrong with it, and end
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
     }
     let done = match line.role {
         Some(Role::Hold) => hold::serve(&line.state).map_err(Into::into),
+        None if line.guest => tombolo_broker_guest::run::run(&line.state).map_err(Into::into),
         None => match Config::read(&line.config) {
             Ok(_) => run::run(&line.config, &line.state, !line.no_holder),
             Err(error) => return usage(&error),

@@ -230,6 +230,11 @@ messages! {
         /// On which link.
         link: u32,
     }
+    /// B-6. What this domain is called.
+    9 You (Host) {
+        /// By the host, and by all others.
+        name: Name,
+    }
     /// B-14. A program wants a channel.
     16 Connect (Link Socket) {
         /// The domain at the other end; on a link the caller's.
