@@ -33,6 +33,9 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// How often all the same where something tells of them.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How much earlier programs are sent away that the host keeps waiting: before they lose patience themselves.
+const EARLY: Duration = Duration::from_secs(2);
+
 /// A peer that says more than [`TURN`] messages at once is heard on after this long, so that it does not get a processor
 /// of its own.
 const BREATH: Duration = Duration::from_millis(1);
@@ -40,8 +43,6 @@ const BREATH: Duration = Duration::from_millis(1);
 /// What the broker of a machine is told when it begins.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The machine's name, as the host's configuration has it.
-    pub name: Name,
     /// B-6. The same for as long as this kernel runs.
     pub boot: [u8; 16],
     /// Bytes of a slice, a multiple of 4096.
@@ -83,6 +84,8 @@ enum Who {
 #[derive(Debug)]
 pub struct Broker<D: Devices> {
     settings: Settings,
+    /// B-6. What the host calls this machine. Programs wait until it has said so.
+    name: Option<Name>,
     devices: D,
     door: OwnedFd,
     host: Host,
@@ -99,10 +102,10 @@ impl<D: Devices> Broker<D> {
     /// # Errors
     /// The devices cannot be reached.
     pub fn begin(settings: Settings, mut devices: D, door: OwnedFd) -> io::Result<Self> {
-        let host = Host::begin(random()?, settings.name.clone(), settings.boot, devices.host())?;
+        let host = Host::begin(random()?, settings.boot, devices.host())?;
         devices.host().ring();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Ok(Self { settings, devices, door, host, links, old, programs, number: 0 })
+        Ok(Self { settings, name: None, devices, door, host, links, old, programs, number: 0 })
     }
 
     /// Serves until `stop` is readable.
@@ -116,12 +119,25 @@ impl<D: Devices> Broker<D> {
             for who in ready {
                 self.hear(who);
             }
-            let now = Instant::now();
-            let late = self.programs.iter().filter(|(_, program)| program.is_late(now)).map(|(id, _)| *id);
-            for id in late.collect::<Vec<_>>() {
-                self.programs.remove(&id);
-            }
+            self.send_away();
         }
+    }
+
+    /// Programs that took too long to say what they want, and those that the host keeps waiting.
+    fn send_away(&mut self) {
+        let early = if self.name.is_some() { Duration::ZERO } else { EARLY };
+        let now = Instant::now() + early;
+        let unnamed = self.name.is_none();
+        self.programs.retain(|_, program| {
+            let late = program.is_late(now);
+            if late && unnamed {
+                let reason = "the host's broker says nothing: is tombolod running there, and has it this machine?".into();
+                // What it said is taken: what is left unread when a socket closes hides the answer.
+                let _ = program.receive();
+                let _ = program.answer(Message::Refuse { code: code::FAILED, reason });
+            }
+            !late
+        });
     }
 
     /// Who has something to say; none if it is over.
@@ -138,7 +154,9 @@ impl<D: Devices> Broker<D> {
                 fds.extend(region.departures().map(|fd| (Who::Boxes, fd)));
             }
         }
-        fds.extend(self.programs.iter().map(|(id, program)| (Who::Program(*id), program.fd())));
+        if self.name.is_some() {
+            fds.extend(self.programs.iter().map(|(id, program)| (Who::Program(*id), program.fd())));
+        }
         fds.push((Who::Boxes, self.devices.fd()));
         if self.links.values().any(|link| link.memory.is_none()) {
             fds.extend(self.devices.arrivals().map(|fd| (Who::Boxes, fd)));
@@ -214,7 +232,7 @@ impl<D: Devices> Broker<D> {
 
     fn learn(&mut self, news: News) {
         match news {
-            News::You(name) => self.settings.name = name,
+            News::You(name) => self.name = Some(name),
             News::Link(told) => {
                 let same = |it: &&mut Link<_>| it.told.generation == told.generation && !it.leaving;
                 if let Some(link) = self.links.get_mut(&told.link).filter(same) {
@@ -264,9 +282,11 @@ impl<D: Devices> Broker<D> {
         let Some(link) = self.links.get_mut(&number).filter(|link| link.memory.is_none() && !link.leaving) else {
             return;
         };
+        // The host says who is who before it tells of links (B-6).
+        let Some(own) = self.name.clone() else { return };
         let begun = self.devices.open(&link.told).and_then(|mut region| {
             let held = region.held()?;
-            let (own, peer) = (self.settings.name.clone(), link.told.peer.clone());
+            let peer = link.told.peer.clone();
             let peer = Peer::begin(random()?, own, peer, self.settings.boot, region.pages())?;
             region.pages().ring();
             Ok((region, peer, held))
@@ -349,11 +369,12 @@ impl<D: Devices> Broker<D> {
         program.asked = said.serial;
         match (&program.doing, said.message) {
             (Doing::New, Message::Hello { version_min, version_max, .. }) => {
+                let Some(name) = self.name.clone() else { return Ok(()) };
                 if version_min > VERSION || version_max < VERSION {
                     return program.answer(refuse(No(code::VERSION, format!("this broker speaks version {VERSION}"))));
                 }
                 program.doing = Doing::Greeted;
-                let (epoch, boot, name) = (0, [0; 16], self.settings.name.clone());
+                let (epoch, boot) = (0, [0; 16]);
                 program.answer(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })
             }
             (Doing::Greeted, Message::Listen { service }) => {

@@ -63,7 +63,6 @@ pub enum News {
 #[derive(Debug)]
 pub struct Host {
     session: Session,
-    name: Name,
     boot: [u8; 16],
     greeted: bool,
     /// You was said.
@@ -78,9 +77,9 @@ impl Host {
     ///
     /// # Errors
     /// The memory cannot be reached.
-    pub fn begin(epoch: u64, name: Name, boot: [u8; 16], boxes: &mut impl Boxes) -> io::Result<Self> {
+    pub fn begin(epoch: u64, boot: [u8; 16], boxes: &mut impl Boxes) -> io::Result<Self> {
         let session = Session::begin(Path::Host, epoch, boxes)?;
-        Ok(Self { session, name, boot, greeted: false, named: false, links: BTreeMap::new(), half: None })
+        Ok(Self { session, boot, greeted: false, named: false, links: BTreeMap::new(), half: None })
     }
 
     /// Hears at most `limit` messages, and says what there is room for. Whether the host is to be rung, and whether
@@ -97,7 +96,7 @@ impl Host {
                 // Links stay as they were until they are told of anew (B-7).
                 Some(Event::Began) => {
                     (self.greeted, self.named, self.half) = (false, false, None);
-                    let (name, boot, epoch) = (self.name.clone(), self.boot, self.session.epoch());
+                    let (name, boot, epoch) = ("guest".parse().expect("a name"), self.boot, self.session.epoch());
                     self.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
                 }
                 Some(Event::Said(said)) => match self.understand(said.message) {
