@@ -7,6 +7,7 @@ mod build;
 mod churn;
 mod death;
 mod faults;
+mod guests;
 mod hostile;
 mod lifetime;
 mod links;
@@ -37,7 +38,7 @@ pub struct Case {
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 12] = [
+const CASES: [&[Case]; 13] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -49,6 +50,7 @@ const CASES: [&[Case]; 12] = [
     unplug::CASES,
     faults::CASES,
     links::CASES,
+    guests::CASES,
     network::CASES,
 ];
 const HALVES: [&[Half]; 9] = [

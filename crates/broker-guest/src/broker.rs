@@ -131,7 +131,8 @@ impl<D: Devices> Broker<D> {
         self.programs.retain(|_, program| {
             let late = program.is_late(now);
             if late && unnamed {
-                let reason = "the host's broker says nothing: is tombolod running there, and has it this machine?".into();
+                let reason =
+                    "the host's broker says nothing: is tombolod running there, and has it this machine?".into();
                 // What it said is taken: what is left unread when a socket closes hides the answer.
                 let _ = program.receive();
                 let _ = program.answer(Message::Refuse { code: code::FAILED, reason });
@@ -167,7 +168,13 @@ impl<D: Devices> Broker<D> {
         let waits = |program: &Program| matches!(program.doing, Doing::New | Doing::Greeted);
         let absent = self.links.values().any(|link| link.memory.is_none());
         let soon = self.programs.values().any(waits) || absent && self.devices.arrivals().is_none();
-        let timeout = if busy { Some(BREATH) } else if soon { Some(AGAIN) } else { absent.then_some(PATIENCE) };
+        let timeout = if busy {
+            Some(BREATH)
+        } else if soon {
+            Some(AGAIN)
+        } else {
+            absent.then_some(PATIENCE)
+        };
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let mut polled: Vec<_> = fds.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         match poll(&mut polled, timeout.as_ref()) {
@@ -439,8 +446,7 @@ impl<R: Region> Link<R> {
                 for serial in self.calls.forgotten() {
                     self.refuse(serial, No(code::NOT_FOUND, "its broker began anew".into()), programs);
                 }
-                let calls: Vec<_> =
-                    self.calls.iter().map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
+                let calls: Vec<_> = self.calls.iter().map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
                 if let Some((_, peer)) = &mut self.memory {
                     peer.recount(&calls);
                 }

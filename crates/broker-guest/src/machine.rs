@@ -163,7 +163,8 @@ impl Region for ModuleRegion {
 
     fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
         let (offset, length) = made.theirs;
-        let theirs = SliceArgs { cookie: made.serial.into(), offset, length, flags: SLICE_PEER, ..SliceArgs::default() };
+        let theirs =
+            SliceArgs { cookie: made.serial.into(), offset, length, flags: SLICE_PEER, ..SliceArgs::default() };
         Ok(vec![self.own_slice(made)?, self.link.slice(theirs)?])
     }
 

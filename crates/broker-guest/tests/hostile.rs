@@ -15,8 +15,8 @@ use tombolo_broker_guest::{
     devices::{Pages, Region},
 };
 use tombolo_control::{Event, Life, Message, NO_BELL, Path, SLICES_AT, Said, Session, Side, VERSION, Way, code};
-use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
 use tombolo_domain::{Deadline, Error, Link, Rendezvous, conformance, wait_readable};
+use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
 
 #[test]
 fn child_process() {
@@ -403,7 +403,9 @@ fn b18_call_outlives_the_broker_of_its_other_end() {
     victim.liar.next();
     victim.liar.hello("b");
     let told = victim.liar.recounted().remove(0);
-    assert!(matches!(told, Said { serial: 2, message: Message::Call { offset: at, side: Side::Open, .. } } if at == offset));
+    assert!(
+        matches!(told, Said { serial: 2, message: Message::Call { offset: at, side: Side::Open, .. } } if at == offset)
+    );
     victim.liar.say(0, Message::Calls { calls: 1 });
     victim.liar.say(2, told_by_peer(&made, Side::Open));
     victim.liar.is_heard();
