@@ -8,10 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    net::SocketFlags,
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tombolo_control::{Life, Message, Name, VERSION, Way, code};
 
 use crate::{
@@ -19,7 +16,7 @@ use crate::{
     devices::{Devices, Pages, Region},
     host::{Host, News, Told},
     peer::{Heard, Peer},
-    program::{self, Doing, Program},
+    program::{self, Doing, Door, Program},
 };
 
 /// Most programs at a time, and most of one user.
@@ -78,7 +75,7 @@ enum Who {
 pub struct Broker<D: Devices> {
     settings: Settings,
     devices: D,
-    door: OwnedFd,
+    door: Door,
     host: Host,
     links: BTreeMap<u32, Link<D::Region>>,
     /// Links that were replaced and are not let go yet.
@@ -88,15 +85,15 @@ pub struct Broker<D: Devices> {
 }
 
 impl<D: Devices> Broker<D> {
-    /// Begins, to serve programs at `door`, a listening `SOCK_SEQPACKET` that does not block.
+    /// Begins, to serve programs at `door`.
     ///
     /// # Errors
     /// The devices cannot be reached.
-    pub fn begin(settings: Settings, mut devices: D, door: OwnedFd) -> io::Result<Self> {
+    pub fn begin(settings: Settings, mut devices: D, door: impl Into<Door>) -> io::Result<Self> {
         let host = Host::begin(random()?, settings.name.clone(), settings.boot, devices.host())?;
         devices.host().ring();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Ok(Self { settings, devices, door, host, links, old, programs, number: 0 })
+        Ok(Self { settings, devices, door: door.into(), host, links, old, programs, number: 0 })
     }
 
     /// Serves until `stop` is readable.
@@ -122,7 +119,7 @@ impl<D: Devices> Broker<D> {
     fn wait(&self, stop: BorrowedFd<'_>, busy: bool) -> io::Result<Option<Vec<Who>>> {
         let mut fds = vec![(Who::Stop, stop)];
         if self.programs.len() < PROGRAMS_MAX {
-            fds.push((Who::Door, self.door.as_fd()));
+            fds.push((Who::Door, self.door.fd()));
         }
         for link in self.links.values().chain(&self.old) {
             fds.extend(
@@ -304,10 +301,7 @@ impl<D: Devices> Broker<D> {
     }
 
     fn let_in(&mut self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let Ok(program) = rustix::net::accept_with(&self.door, flags).map_err(Into::into).and_then(Program::new) else {
-            return;
-        };
+        let Ok(program) = self.door.next().and_then(Program::new) else { return };
         let of_user = self.programs.values().filter(|it| it.user == program.user).count();
         if of_user < PROGRAMS_OF_ONE {
             self.number += 1;
