@@ -50,9 +50,7 @@ impl Door {
     /// Nobody does, or no descriptor is to be had.
     pub fn next(&self) -> io::Result<OwnedFd> {
         match self {
-            Self::Listening(door) => {
-                Ok(rustix::net::accept_with(door, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?)
-            }
+            Self::Listening(door) => Ok(rustix::net::accept_with(door, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?),
             Self::Passed(door) => {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -56,10 +56,7 @@ impl Broker {
 
     fn add_link(&mut self, a: &Name, b: &Name, size: u64) -> io::Result<Vec<Message>> {
         let size = if size == 0 { self.config.region } else { size };
-        if let Some(missing) = [a, b]
-            .into_iter()
-            .find(|name| !self.config.knows(name.as_str()))
-        {
+        if let Some(missing) = [a, b].into_iter().find(|name| !self.config.knows(name.as_str())) {
             return Ok(self.unknown(missing));
         }
         if !is_region(size) {

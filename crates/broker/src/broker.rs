@@ -20,7 +20,10 @@ use crate::{
     guest::{Guest, Heard},
     hold::Holder,
     ivshmem::{Device, Outbound},
-    local::{Local, relay::{self, CALM}},
+    local::{
+        Local,
+        relay::{self, CALM},
+    },
     machine::{self, News, Wanted},
     memory::Regions,
     state::{Book, Machine, machine_key, memory_key},
@@ -450,7 +453,7 @@ impl Broker {
         self.locals.retain(|name, _| self.config.is_local(name));
         for name in self.config.accounts.keys().map(String::as_str).chain([self.config.host.as_str()]) {
             if !self.locals.contains_key(name) {
-                self.locals.insert(name.into(), Local::start(&self::name(name), &self.events)?);
+                self.locals.insert(name.into(), Local::start(&self::name(name), self.config.slice, &self.events)?);
             }
         }
         Ok(())

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    ops::Range,
+    ops::{Range, RangeInclusive},
     path::{Path, PathBuf},
 };
 
@@ -19,6 +19,11 @@ const REGION: u64 = 16 << 20;
 /// Bytes of a domain's links, unless something else is said: as many as it may have, and four that are not given back.
 const MEMORY: u64 = (LINKS as u64 + 4) * 2 * REGION;
 const LINKS: u16 = 12;
+/// Bytes of a call's slice unless something else is said: a ring of 1 MiB, and room to exchange it for another.
+const SLICE: u64 = 2 << 20;
+/// What a slice may have: the least that holds a ring and what is around it, and half of the largest region.
+const SLICES: RangeInclusive<u64> = 16 << 10..=512 << 20;
+const PAGE: u64 = 4096;
 
 /// What is configured.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +34,8 @@ pub struct Config {
     pub group: Option<u32>,
     /// Bytes of a region where nobody asks for another size.
     pub region: u64,
+    /// Bytes of a call's slice on this host.
+    pub slice: u64,
     /// Users of this host that are domains, too, by the name of the domain.
     pub accounts: BTreeMap<String, u32>,
     /// The virtual machines.
@@ -117,6 +124,7 @@ struct Host {
     name: Option<Spanned<String>>,
     group: Option<u32>,
     region: Option<Spanned<String>>,
+    slice: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -236,6 +244,10 @@ impl Config {
             None => "host".parse().expect("a name"),
         };
         let region = source.region(&file.host.region, REGION)?;
+        let slice = source.bytes(&file.host.slice, SLICE)?;
+        if let Some(written) = file.host.slice.as_ref().filter(|_| slice % PAGE != 0 || !SLICES.contains(&slice)) {
+            return Err(source.error(written.span(), "a slice is a multiple of 4096 bytes, from 16KiB to 512MiB"));
+        }
         let mut accounts = BTreeMap::new();
         for (name, account) in &file.account {
             let checked: Name = source.checked(name)?;
@@ -281,7 +293,7 @@ impl Config {
             rules.push(checked);
         }
         let (group, links) = (file.host.group, Vec::new());
-        let mut config = Self { host, group, region, accounts, domains, rules, links };
+        let mut config = Self { host, group, region, slice, accounts, domains, rules, links };
         for link in &file.link {
             let [a, b] = link.between.get_ref();
             let ends = [source.checked::<Name>(a)?, source.checked::<Name>(b)?];
@@ -385,12 +397,10 @@ mod tests {
     fn b13_accounts_are_domains_of_their_users_and_need_no_link_to_each_other() {
         let all = "[[allow]]\nfrom = \"*\"\nto = \"*\"\nservice = \"*\"\n";
         let config = parse(&format!("[account.alice]\nuser = 1000\n{TWO}{all}")).unwrap();
-        assert_eq!([1000, 0, 7, 8].map(|user| config.account_of(user, 7)), [
-            Some("alice"),
-            Some("host"),
-            Some("host"),
-            None
-        ]);
+        assert_eq!(
+            [1000, 0, 7, 8].map(|user| config.account_of(user, 7)),
+            [Some("alice"), Some("host"), Some("host"), None]
+        );
         assert!(config.may_link(&name("alice"), &name("a")) && config.may_link(&name("a"), &name("host")));
         assert!(!config.may_link(&name("alice"), &name("host")));
         let twice = parse(&format!("[account.a]\nuser = 1\n{TWO}")).unwrap_err();
@@ -437,6 +447,7 @@ mod tests {
             ("[domain.a]\nmemory = \"8 MB\"\n", "t.toml:2: \"8 MB\" is no size"),
             ("[domain.a]\nports = 4\n", "t.toml:2: `ports` is for machine"),
             ("[host]\nregion = \"3MiB\"\n", "t.toml:2: a region is a power of two"),
+            ("[host]\nslice = \"5000\"\n", "t.toml:2: a slice is a multiple of 4096"),
             ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"b\"\nservice = \"x\"\n", "t.toml:4: no domain is called b"),
             ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"host\"\n", "t.toml:2: missing field `service`"),
             ("[domain.a\n", "t.toml:1: "),

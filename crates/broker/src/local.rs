@@ -31,9 +31,6 @@ use crate::{
 use devices::{HostDevices, Lines};
 use relay::{event, ring};
 
-/// Bytes of a call's slice: a ring of 1 MiB, and room to resize it.
-const SLICE: u64 = 2 << 20;
-
 /// An account whose programs are served.
 #[derive(Debug)]
 pub(crate) struct Local {
@@ -51,11 +48,11 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// Begins to serve the programs of an account.
+    /// Begins to serve the programs of an account; `slice` is what each call gets.
     ///
     /// # Errors
     /// Descriptors, memory or threads are used up.
-    pub fn start(name: &Name, events: &mpsc::Sender<Event>) -> io::Result<Self> {
+    pub fn start(name: &Name, slice: u64, events: &mpsc::Sender<Event>) -> io::Result<Self> {
         let memory = memory::create("tombolo-account", DEVICE_LEN)?;
         let (rings, heard, stop) = (event()?, event()?, event()?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -63,9 +60,8 @@ impl Local {
         let (lines, task) = (Lines::default(), listen(name.as_str(), 0, heard.try_clone()?, events)?);
         let (account, teller) = (name.as_str().to_owned(), events.clone());
         let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
-        let devices =
-            HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), storms);
-        let settings = Settings { name: name.clone(), boot: guest::boot(), slice: SLICE };
+        let devices = HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), storms);
+        let settings = Settings { name: name.clone(), boot: guest::boot(), slice };
         let guest = Guest::begin(name.clone(), &memory)?;
         let broker = Broker::begin(settings, devices, Door::Passed(inside))?;
         let (account, ended) = (name.clone(), stop.try_clone()?);

@@ -273,7 +273,9 @@ impl Broker {
             None => {
                 let link = self.book.links_of(viewer).find(|(_, link)| link.side(peer).is_some());
                 let bell = link.and_then(|(link, _)| self.memory.get(&link)?.bell.as_ref());
-                bell.map(|bell| Ok((i64::from(number), Some(bell.try_clone()?)))).into_iter().collect::<io::Result<_>>()?
+                bell.map(|bell| Ok((i64::from(number), Some(bell.try_clone()?))))
+                    .into_iter()
+                    .collect::<io::Result<_>>()?
             }
         };
         self.send(viewer, bell)
@@ -335,7 +337,9 @@ impl Broker {
     /// B-7. Tells each guest, and each account, of its links what it does not know.
     fn settle_guests(&mut self) {
         for domain in self.vms.keys().cloned().collect::<Vec<_>>() {
-            let Some(told) = self.vms.get(&domain).map(|vm| self.to_be_told(&domain, vm.guest.told())) else { continue };
+            let Some(told) = self.vms.get(&domain).map(|vm| self.to_be_told(&domain, vm.guest.told())) else {
+                continue;
+            };
             let Some(vm) = self.vms.get_mut(&domain) else { continue };
             if vm.guest.tell(&told) {
                 match vm.guest.turn(&vm.device.memory, &self.config.host, 1) {
@@ -346,7 +350,9 @@ impl Broker {
             }
         }
         for account in self.locals.keys().cloned().collect::<Vec<_>>() {
-            let Some(told) = self.locals.get(&account).map(|it| self.to_be_told(&account, it.guest.told())) else { continue };
+            let Some(told) = self.locals.get(&account).map(|it| self.to_be_told(&account, it.guest.told())) else {
+                continue;
+            };
             let Some(local) = self.locals.get_mut(&account) else { continue };
             if local.guest.tell(&told) {
                 match local.guest.turn(&local.memory, &self.config.host, 1) {

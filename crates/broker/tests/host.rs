@@ -32,7 +32,10 @@ mod suite {
         conformance::{Fixture, Mortal},
     };
 
-    use crate::common::host::{Actor, World, accept};
+    use crate::common::{
+        host::{Actor, World, accept, patience},
+        until,
+    };
 
     struct Both(Arc<World>, bool);
 
@@ -56,15 +59,29 @@ mod suite {
             self.0.service(if self.1 { "host" } else { "a" })
         }
 
+        fn stale_service(&self) -> Option<String> {
+            let service = self.service();
+            let socket = if self.1 { self.0.socket() } else { self.0.guest.socket.clone() };
+            let mut actor = Actor::start("listen", &socket, &service);
+            let found = || self.connecting().connect(&service, patience()).is_ok();
+            until("the listener is there", || found().then_some(()));
+            actor.kill();
+            until("the listener is gone", || (!found()).then_some(()));
+            Some(service)
+        }
+
         /// In the guest: a host is never paused.
         fn mortal(&self) -> Option<Box<dyn Mortal>> {
-            if !self.1 {
-                return None;
-            }
-            let service = self.service();
-            let mut listener = self.0.host.listen(&service).expect("a fresh service is free");
-            let actor = Actor::start("mortal", &self.0.guest.socket, &service);
-            Some(Box::new(Peer { world: self.0.clone(), actor, link: accept(&mut *listener) }))
+            let (world, service, socket) = (self.0.clone(), self.service(), &self.0.guest.socket);
+            let (actor, link) = if self.1 {
+                let mut listener = world.host.listen(&service).expect("a fresh service is free");
+                let actor = Actor::start("mortal", socket, &service);
+                (actor, accept(&mut *listener))
+            } else {
+                let actor = Actor::start("mortal-listener", socket, &service);
+                (actor, until("it listens", || world.host.connect(&service, patience()).ok()))
+            };
+            Some(Box::new(Peer { world, actor, link }))
         }
     }
 

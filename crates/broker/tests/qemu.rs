@@ -154,7 +154,9 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
         assert_eq!(qemu.regions(), ["r--s", "rw-s"]);
     }
     until("paused", || (life(&daemon, "a") == Life::Paused).then_some(()));
-    for (command, means) in [("cont", Life::Running), ("stop", Life::Paused), ("cont", Life::Running), ("stop", Life::Paused)] {
+    for (command, means) in
+        [("cont", Life::Running), ("stop", Life::Paused), ("cont", Life::Running), ("stop", Life::Paused)]
+    {
         let before = Instant::now();
         a.execute(command);
         until(command, || (life(&daemon, "a") == means).then_some(()));
@@ -218,7 +220,8 @@ fn b12_real_guests_that_reset_panic_or_shut_down_are_gone() {
         ("panic", "q35", &[0xba, 0x05, 0x05, 0xb0, 0x01, 0xee]),
         ("shutdown", "q35", &[0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef]),
     ];
-    let config: String = guests.iter().map(|(name, machine, _)| format!("[domain.{name}]\nmachine = \"{machine}\"\n")).collect();
+    let config: String =
+        guests.iter().map(|(name, machine, _)| format!("[domain.{name}]\nmachine = \"{machine}\"\n")).collect();
     let daemon = Daemon::start(&config);
     let mut idle = None;
     for (name, machine, code) in guests {

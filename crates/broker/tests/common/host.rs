@@ -3,8 +3,7 @@
 //! of the guest is a thread of this one, over what a QEMU was given. The host's own relay plays the kernel module.
 
 use std::{
-    env,
-    io,
+    env, io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     process::{self, Command, Stdio},
@@ -37,8 +36,10 @@ use super::{Daemon, VECTORS, Vm, until};
 /// One machine that may do everything with the host.
 pub const PAIR: &str = r#"
 [host]
-region = "64MiB"
+region = "128MiB"
+slice = "1280KiB"
 [domain.a]
+memory = "1GiB"
 [[allow]]
 from = "*"
 to = "*"
@@ -65,7 +66,7 @@ impl Guest {
         let lines = Lines::default();
         let devices =
             HostDevices::new(copy(&vm.memory), copy(&vm.host), copy(&vm.own[0]), lines.clone(), Arc::new(|_| {}));
-        let settings = Settings { name: "nobody".parse().unwrap(), boot: [boot; 16], slice: 2 << 20 };
+        let settings = Settings { name: "nobody".parse().unwrap(), boot: [boot; 16], slice: 1280 << 10 };
         let broker = Broker::begin(settings, devices, door).unwrap();
         let stop = event().unwrap();
         let ended = copy(&stop);
@@ -132,7 +133,8 @@ impl World {
         use tombolo_domain::Rendezvous;
         let service = format!("meet{}", self.made.fetch_add(1, Ordering::Relaxed));
         let mut listener = until("the host listens", || self.host.listen(&service).ok());
-        let connected = until("the brokers meet", || self.guest.domain.connect(&format!("host/{service}"), patience()).ok());
+        let connected =
+            until("the brokers meet", || self.guest.domain.connect(&format!("host/{service}"), patience()).ok());
         drop((accept(&mut *listener), connected));
     }
 
@@ -193,6 +195,16 @@ pub fn play() {
     let domain = VmDomain::through(told[1]);
     match told[0] {
         "mortal" => conformance::mortal_peer(domain.connect(told[2], Deadline::NEVER).expect("the parent listens")),
+        "mortal-listener" => {
+            let mut listener = domain.listen(told[2]).expect("the service is free");
+            conformance::mortal_peer(accept(&mut *listener));
+        }
+        "listen" => {
+            let _listener = domain.listen(told[2]).expect("the service is free");
+            loop {
+                thread::park();
+            }
+        }
         "stream" => {
             let backends = tombolo_channel::Backends::new().with(domain);
             let address = format!("vm:{}", told[2]).parse().expect("an address");
