@@ -9,7 +9,9 @@ mod death;
 mod faults;
 mod hostile;
 mod lifetime;
+mod links;
 mod mapping;
+mod network;
 mod unplug;
 
 use crate::rig::Rig;
@@ -35,7 +37,7 @@ pub struct Case {
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 10] = [
+const CASES: [&[Case]; 12] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -46,8 +48,10 @@ const CASES: [&[Case]; 10] = [
     churn::CASES,
     unplug::CASES,
     faults::CASES,
+    links::CASES,
+    network::CASES,
 ];
-const HALVES: [&[Half]; 8] = [
+const HALVES: [&[Half]; 9] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -56,6 +60,7 @@ const HALVES: [&[Half]; 8] = [
     hostile::HALVES,
     churn::HALVES,
     unplug::HALVES,
+    links::HALVES,
 ];
 
 /// All cases in the order in which they run.

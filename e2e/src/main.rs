@@ -9,6 +9,7 @@
 mod cases;
 mod rig;
 mod runner;
+mod site;
 
 use std::process::ExitCode;
 use tombolo_e2e::agent;
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
 fn run(words: &[&str], args: &[String]) -> Result<()> {
     match words {
         ["flush"] => Ok(()),
-        ["insmod", file] => agent::load_module(file),
+        ["insmod", files @ ..] if !files.is_empty() => files.iter().try_for_each(|file| agent::load_module(file)),
         ["rmmod", name] => agent::unload_module(name),
         ["guest", half, ..] => cases::guest_half(half, &args[2..]),
         ["--list"] => {

@@ -11,13 +11,14 @@ use crate::error::{Context, Error, Result};
 use crate::guest::tsc;
 use crate::ivshmem::Region;
 use crate::lines::within;
+use crate::process::{Process, tied};
 use crate::qmp::Qmp;
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde_json::{Value, json};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// The program.
@@ -55,6 +56,8 @@ pub struct Spec {
     pub kvm: bool,
     /// More arguments for QEMU.
     pub args: Vec<String>,
+    /// Words before QEMU's name, which say where it is to run.
+    pub within: Vec<String>,
     /// Descriptors that those arguments name, by [`inherit`](Self::inherit).
     fds: Vec<OwnedFd>,
 }
@@ -72,6 +75,7 @@ impl Spec {
             memory: 256,
             kvm: false,
             args: Vec::new(),
+            within: Vec::new(),
             fds: Vec::new(),
         }
     }
@@ -123,14 +127,13 @@ impl Spec {
             tsc::khz()?,
             self.append
         );
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", PROGRAM]);
+        let mut command = tied(&self.within, PROGRAM);
         command.args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.args(["-M", "pc", "-accel", accel, "-cpu", cpu, "-smp", cpus, "-m", &self.memory.to_string()]);
         command.arg("-kernel").arg(&self.kernel).args(["-initrd", &format!("/proc/self/fd/{initramfs}")]);
         command.args(["-append", &append, "-serial", "chardev:console", "-serial", "chardev:control"]);
         command.args(["-mon", "chardev=qmp,mode=control"]).args(&self.args);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
         Ok(command)
     }
 }
@@ -153,33 +156,67 @@ pub struct Vm {
     /// Its QEMU.
     pub qmp: Qmp,
     control: Control,
-    process: Child,
+    process: Process,
     fdsets: u64,
+}
+
+/// A machine on its way up.
+pub struct Boot {
+    name: String,
+    process: Process,
+    stderr: Option<Console>,
+    console: Console,
+    control: UnixStream,
+    qmp: UnixStream,
+    deadline: Instant,
+}
+
+impl Boot {
+    /// Starts a machine.
+    ///
+    /// # Errors
+    /// There is no QEMU, or no descriptor is left.
+    pub fn start(mut spec: Spec) -> Result<Self> {
+        let (console, control, qmp) = (spec.socket("console")?, spec.socket("control")?, spec.socket("qmp")?);
+        let mut process = Process::start(&mut spec.command()?)?;
+        let stderr = process.stderr.take().map(Console::of);
+        // Our copies of QEMU's descriptors go with the specification: else its end of a socket would never be the last.
+        Ok(Self {
+            name: spec.name,
+            process,
+            stderr,
+            console: Console::of(console),
+            control,
+            qmp,
+            deadline: within(BOOT),
+        })
+    }
+
+    /// Waits until its agent is up.
+    ///
+    /// # Errors
+    /// It does not come up in time; says what QEMU and its console said.
+    pub fn up(self) -> Result<Vm> {
+        let Self { name, mut process, stderr, mut console, control, qmp, deadline } = self;
+        let up = Qmp::open(qmp).and_then(|qmp| Ok((qmp, Control::open(control.try_clone()?, control, deadline)?)));
+        match up {
+            Ok((qmp, control)) => Ok(Vm { name, console, qmp, control, process, fdsets: 0 }),
+            Err(why) => {
+                process.end()?;
+                let said = stderr.map(|mut said| said.tail(5)).unwrap_or_default();
+                Err(Error::new(format!("{name} does not boot: {why}\n{said}\n    {}", console.tail(20))))
+            }
+        }
+    }
 }
 
 impl Vm {
     /// Boots a machine and waits until its agent is up.
     ///
     /// # Errors
-    /// It does not come up in time; says what QEMU and its console said.
-    pub fn boot(mut spec: Spec) -> Result<Self> {
-        let (console, control, qmp) = (spec.socket("console")?, spec.socket("control")?, spec.socket("qmp")?);
-        let mut command = spec.command()?;
-        let mut process = command.spawn().context(PROGRAM)?;
-        let stderr = process.stderr.take().map(Console::of);
-        let name = spec.name.clone();
-        drop(spec); // Our copies of QEMU's descriptors: else its end of a socket would never be the last.
-        let mut console = Console::of(console);
-        let up = Qmp::open(qmp).and_then(|qmp| Ok((qmp, Control::open(control.try_clone()?, control, within(BOOT))?)));
-        match up {
-            Ok((qmp, control)) => Ok(Self { name, console, qmp, control, process, fdsets: 0 }),
-            Err(why) => {
-                _ = process.kill();
-                _ = process.wait();
-                let said = stderr.map(|mut said| said.tail(5)).unwrap_or_default();
-                Err(Error::new(format!("{name} does not boot: {why}\n{said}\n    {}", console.tail(20))))
-            }
-        }
+    /// As [`Boot::start`] and [`Boot::up`].
+    pub fn boot(spec: Spec) -> Result<Self> {
+        Boot::start(spec)?.up()
     }
 
     /// Runs a command to its end and returns what it printed.
@@ -197,6 +234,20 @@ impl Vm {
     pub fn end(&mut self, argv: &[&str], deadline: Instant) -> Result<Output> {
         let job = self.start(argv)?;
         self.wait(job, deadline).context(format!("{}: {}", self.name, argv.join(" ")))
+    }
+
+    /// Runs a shell's command to its end and returns what it printed.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn sh(&mut self, command: &str, deadline: Instant) -> Result<String> {
+        self.run(&["sh", "-c", command], deadline)
+    }
+
+    /// The number of QEMU's process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.process.id()
     }
 
     /// Starts a command.
@@ -283,9 +334,7 @@ impl Vm {
     /// # Errors
     /// It does not die.
     pub fn cut(&mut self) -> Result<()> {
-        self.process.kill()?;
-        self.process.wait()?;
-        Ok(())
+        self.process.end()
     }
 
     /// Ends the machine, and fails if its console tells of a fault.
@@ -315,11 +364,5 @@ impl Vm {
             }
             None => why,
         })
-    }
-}
-
-impl Drop for Vm {
-    fn drop(&mut self) {
-        _ = self.cut();
     }
 }
