@@ -4,14 +4,11 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    net::SocketFlags,
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tombolo_control::{Life, Message, Name, VERSION, Way, code};
 
 use crate::{
@@ -20,7 +17,7 @@ use crate::{
     host::{Host, News, Told},
     link::Link,
     peer::Peer,
-    program::{Doing, Program},
+    program::{Doing, Door, Program},
 };
 
 /// Most programs at a time, and most of one user.
@@ -69,7 +66,7 @@ pub struct Broker<D: Devices> {
     /// B-6. What the host calls this machine. Programs wait until it has said so.
     name: Option<Name>,
     devices: D,
-    door: OwnedFd,
+    door: Door,
     host: Host,
     links: BTreeMap<u32, Link<D::Region>>,
     /// Links that were replaced and are not let go yet.
@@ -79,15 +76,15 @@ pub struct Broker<D: Devices> {
 }
 
 impl<D: Devices> Broker<D> {
-    /// Begins, to serve programs at `door`, a listening `SOCK_SEQPACKET` that does not block.
+    /// Begins, to serve programs at `door`.
     ///
     /// # Errors
     /// The devices cannot be reached.
-    pub fn begin(settings: Settings, mut devices: D, door: OwnedFd) -> io::Result<Self> {
+    pub fn begin(settings: Settings, mut devices: D, door: impl Into<Door>) -> io::Result<Self> {
         let host = Host::begin(random()?, settings.boot, devices.host())?;
         devices.host().ring();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Ok(Self { settings, name: None, devices, door, host, links, old, programs, number: 0 })
+        Ok(Self { settings, name: None, devices, door: door.into(), host, links, old, programs, number: 0 })
     }
 
     /// Serves until `stop` is readable.
@@ -127,7 +124,7 @@ impl<D: Devices> Broker<D> {
     fn wait(&self, stop: BorrowedFd<'_>, busy: bool) -> io::Result<Option<Vec<Who>>> {
         let mut fds = vec![(Who::Stop, stop)];
         if self.programs.len() < PROGRAMS_MAX {
-            fds.push((Who::Door, self.door.as_fd()));
+            fds.push((Who::Door, self.door.fd()));
         }
         for link in self.links.values().chain(&self.old) {
             let Told { link: number, generation, .. } = link.told;
@@ -318,10 +315,7 @@ impl<D: Devices> Broker<D> {
     }
 
     fn let_in(&mut self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let Ok(program) = rustix::net::accept_with(&self.door, flags).map_err(Into::into).and_then(Program::new) else {
-            return;
-        };
+        let Ok(program) = self.door.next().and_then(Program::new) else { return };
         let of_user = self.programs.values().filter(|it| it.user == program.user).count();
         if of_user < PROGRAMS_OF_ONE {
             self.number += 1;
