@@ -3,9 +3,11 @@
 
 mod common;
 
+use std::os::fd::AsRawFd;
+
 use common::{Daemon, TRIO, Vm, add, qmp, remove, until};
-use rustix::fs::SealFlags;
-use tombolo_control::{Life, LinkState, Message, Way, code};
+use rustix::fs::{Mode, OFlags, SealFlags};
+use tombolo_control::{Life, LinkState, Message, Said, Way, code};
 
 fn is_up(daemon: &Daemon) -> Option<u32> {
     daemon.client().links().into_iter().find_map(|row| match row {
@@ -55,8 +57,12 @@ fn b7_b10_each_end_gets_its_region_before_the_seal_and_the_peers_after() {
         let sealed = memory.seals.contains(SealFlags::FUTURE_WRITE | SealFlags::SEAL);
         assert_eq!((memory.readonly, sealed), (name == "peer", name == "peer"), "{name} of {}", vm.name);
         assert!(memory.seals.contains(SealFlags::SHRINK | SealFlags::GROW));
-        // By now nobody new writes either of them.
-        assert_eq!(rustix::io::pwrite(&memory.fd, &[1], 0), Err(rustix::io::Errno::PERM));
+        // By now nobody new writes either of them, not even one who opens it once more.
+        let path = format!("/proc/self/fd/{}", memory.fd.as_raw_fd());
+        let again = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        assert_eq!(rustix::io::pwrite(&again, &[1], 0), Err(rustix::io::Errno::PERM));
+        let as_given = rustix::io::pwrite(&memory.fd, &[1], 0).unwrap_err();
+        assert_eq!(as_given == rustix::io::Errno::BADF, memory.readonly, "{as_given}");
         stat.st_ino
     };
     assert_eq!((inode(&a, "own"), inode(&a, "peer")), (inode(&b, "peer"), inode(&b, "own")));
@@ -109,14 +115,15 @@ fn b6_guest_that_does_not_begin_with_hello_is_told_nothing() {
     let mut session =
         tombolo_control::Session::begin(tombolo_control::Path::Host, 7, &mut common::GuestBoxes(&a.memory)).unwrap();
     session.say(&tombolo_control::Said::statement(Message::Storm { link: 1 }));
-    until("the host's Hello", || {
+    until("the host's Hello and the guest's name", || {
         let mut boxes = common::GuestBoxes(&a.memory);
         let (event, _) = session.turn(&mut boxes).unwrap();
         a.ring_host();
         if matches!(event, Some(tombolo_control::Event::Began)) {
             session.say(&tombolo_control::Said::statement(Message::Storm { link: 1 }));
         }
-        matches!(event, Some(tombolo_control::Event::Said(_))).then_some(())
+        let name = |said: &Said| matches!(said.message, Message::You { .. });
+        matches!(event, Some(tombolo_control::Event::Said(said)) if name(&said)).then_some(())
     });
     until("the link is up", || is_up(&daemon));
     for _ in 0..50 {

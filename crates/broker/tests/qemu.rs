@@ -217,8 +217,8 @@ fn b12_real_guests_that_reset_panic_or_shut_down_are_gone() {
     let guests: [(&str, &str, &[u8]); 4] = [
         ("idle", "pc", &[]),
         ("reset", "pc", &[0xb0, 0xfe, 0xe6, 0x64]),
-        ("panic", "q35", &[0xba, 0x05, 0x05, 0xb0, 0x01, 0xee]),
-        ("shutdown", "q35", &[0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef]),
+        ("panic", "pc", &[0xba, 0x05, 0x05, 0xb0, 0x01, 0xee]),
+        ("shutdown", "pc", &[0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef]),
     ];
     let config: String =
         guests.iter().map(|(name, machine, _)| format!("[domain.{name}]\nmachine = \"{machine}\"\n")).collect();
