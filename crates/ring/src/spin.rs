@@ -23,7 +23,7 @@ const ALONE: Duration = Duration::from_micros(5);
 
 /// Where an offer of the CPU takes this long, taken over the last sixteen, it goes to somebody who computes, and who uses his
 /// whole time slice. Many who wait for each other are back sooner.
-const TAKEN: Duration = Duration::from_millis(3);
+const TAKEN: Duration = Duration::from_micros(3500);
 /// Offers of which it is judged, at least: each that is taken so costs a whole time slice.
 const JUDGED_OF: u32 = 4;
 /// The most that the average remembers.
