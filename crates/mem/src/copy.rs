@@ -44,7 +44,7 @@ pub(crate) fn prefetch_to_write(at: NonNull<u8>) {
 mod imp {
     use std::arch::asm;
 
-    /// From here on `rep movsb` is used.
+    /// From here on `rep movsb` is used, if the CPU claims to be good at it. Others move it byte by byte, and emulators do.
     const REP_FROM: usize = 4096;
 
     #[inline(always)]
@@ -139,7 +139,7 @@ mod imp {
     /// More than 128 bytes.
     #[inline]
     unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
-        if len >= REP_FROM {
+        if len >= REP_FROM && std::arch::is_x86_feature_detected!("ermsb") {
             // SAFETY: (in bounds) `rep movsb` copies exactly `len` bytes upwards; the direction flag is clear on entry.
             unsafe {
                 asm!(
