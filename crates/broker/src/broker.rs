@@ -6,6 +6,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,6 +23,7 @@ use crate::{
     ivshmem::{Device, Outbound},
     local::{
         Local,
+        kept::{self, Call, Kept, Key},
         relay::{self, CALM},
     },
     machine::{self, News, Wanted},
@@ -108,8 +110,10 @@ pub struct Broker {
     pub(crate) config: Config,
     pub(crate) book: Book,
     saved: Book,
-    pub(crate) holder: Holder,
+    pub(crate) holder: Arc<Holder>,
     pub(crate) vms: BTreeMap<String, Vm>,
+    /// Calls of programs of the host that an earlier broker left, until their account takes them up.
+    calls: BTreeMap<Key, Vec<Call>>,
     /// The host and its accounts.
     pub(crate) locals: BTreeMap<String, Local>,
     /// Memory of links.
@@ -139,7 +143,8 @@ impl Broker {
             config,
             saved: book.clone(),
             book,
-            holder,
+            holder: Arc::new(holder),
+            calls: BTreeMap::new(),
             vms: BTreeMap::new(),
             locals: BTreeMap::new(),
             memory: BTreeMap::new(),
@@ -155,6 +160,14 @@ impl Broker {
     /// B-16. What is kept and known goes on; what is only one of the two is dropped.
     fn take_up(&mut self, mut kept: BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
         let known = self.book.keys();
+        let calls = kept.extract_if(.., |key, _| kept::parse(key).is_some_and(|(link, _)| self.book.has(link)));
+        for (key, descriptors) in calls.collect::<Vec<_>>() {
+            if let Some((link, made)) = kept::parse(&key)
+                && let Some(call) = Call::from_descriptors(made, descriptors)
+            {
+                self.calls.entry(link).or_default().push(call);
+            }
+        }
         for key in kept.keys().filter(|key| !known.contains(*key)) {
             self.holder.forget(key)?;
         }
@@ -453,7 +466,10 @@ impl Broker {
         self.locals.retain(|name, _| self.config.is_local(name));
         for name in self.config.accounts.keys().map(String::as_str).chain([self.config.host.as_str()]) {
             if !self.locals.contains_key(name) {
-                self.locals.insert(name.into(), Local::start(&self::name(name), self.config.slice, &self.events)?);
+                let mine = |key: &Key| self.book.links.get(&key.0).is_some_and(|link| link.side(name).is_some());
+                let kept = Kept::new(Arc::clone(&self.holder), self.calls.extract_if(.., |key, _| mine(key)).collect());
+                let local = Local::start(&self::name(name), self.config.slice, kept, &self.events)?;
+                self.locals.insert(name.into(), local);
             }
         }
         Ok(())

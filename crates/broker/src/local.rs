@@ -6,6 +6,7 @@
 //! through boxes in memory as a device has them; a link's rings go through [`relay`].
 
 pub mod devices;
+pub mod kept;
 pub mod relay;
 
 use std::{
@@ -29,6 +30,7 @@ use crate::{
     memory, passing,
 };
 use devices::{HostDevices, Lines};
+use kept::Kept;
 use relay::{event, ring};
 
 /// An account whose programs are served.
@@ -48,11 +50,11 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// Begins to serve the programs of an account; `slice` is what each call gets.
+    /// Begins to serve the programs of an account; `slice` is what each call gets, and `kept` those that it has.
     ///
     /// # Errors
     /// Descriptors, memory or threads are used up.
-    pub fn start(name: &Name, slice: u64, events: &mpsc::Sender<Event>) -> io::Result<Self> {
+    pub fn start(name: &Name, slice: u64, kept: Kept, events: &mpsc::Sender<Event>) -> io::Result<Self> {
         let memory = memory::create("tombolo-account", DEVICE_LEN)?;
         let (rings, heard, stop) = (event()?, event()?, event()?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -60,7 +62,8 @@ impl Local {
         let (lines, task) = (Lines::default(), listen(name.as_str(), 0, heard.try_clone()?, events)?);
         let (account, teller) = (name.as_str().to_owned(), events.clone());
         let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
-        let devices = HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), storms);
+        let devices =
+            HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), kept, storms);
         let settings = Settings { boot: guest::boot(), slice };
         let guest = Guest::begin(name.clone(), &memory)?;
         let broker = Broker::begin(settings, devices, Door::Passed(inside))?;
