@@ -7,7 +7,6 @@ mod build;
 mod churn;
 mod death;
 mod faults;
-mod guests;
 mod hostile;
 mod lifetime;
 mod links;
@@ -27,7 +26,7 @@ pub type Case = runner::Case<Rig>;
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 13] = [
+const CASES: [&[Case]; 12] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -39,7 +38,6 @@ const CASES: [&[Case]; 13] = [
     unplug::CASES,
     faults::CASES,
     links::CASES,
-    guests::CASES,
     network::CASES,
 ];
 const HALVES: [&[Half]; 9] = [
