@@ -228,7 +228,10 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
         Message::Connect { peer, service, .. } => {
             let found = lock(state).listeners.get(&format!("{peer}/{service}")).cloned();
             let Some(listener) = found else { return refuse(code::NOT_FOUND) };
-            call(&client, domain, serial, &listener, service, state).or_else(|_| refuse(code::QUOTA).ok_or(())).ok()?;
+            // A listener that cannot be told has gone, and its own thread has not said so yet.
+            call(&client, domain, serial, &listener, service, state)
+                .or_else(|_| refuse(code::NOT_FOUND).ok_or(()))
+                .ok()?;
         }
         _ => return refuse(code::UNSUPPORTED),
     }
