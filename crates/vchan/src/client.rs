@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The client's way to its server: at once, or once the server is there.
+
+use std::{sync::Arc, time::Duration};
+
+use tombolo::{Options, Stream};
+
+use crate::{
+    acceptor::{CLIENTS_RING, spawn},
+    backends,
+    border::{Fault, Outcome},
+    hello,
+    place::Role,
+    vchan::{Halves, Inner, Vchan},
+};
+
+/// How long somebody who waits for a server does so before it looks whether it should give up.
+const TURN: Duration = Duration::from_millis(200);
+
+/// A client of the server at `address`, which must be there.
+pub(crate) fn join(address: &str) -> Outcome<Vchan> {
+    let halves = meet(address, None)?;
+    let vchan = Vchan::new(Role::Client, halves.0.capacity(), halves.1.capacity())?;
+    vchan.0.deliver(Ok(halves));
+    vchan.0.meet()?;
+    Ok(vchan)
+}
+
+/// A client that waits for its server in the background.
+pub(crate) fn join_later(address: String) -> Outcome<Vchan> {
+    let vchan = Vchan::new(Role::Client, 4096, CLIENTS_RING as usize)?;
+    let waiting = Arc::downgrade(&vchan.0);
+    spawn("vchan-joining", move || {
+        while waiting.strong_count() > 0 {
+            let met = meet(&address, Some(TURN));
+            let Some(inner): Option<Arc<Inner>> = waiting.upgrade() else { return };
+            match met {
+                // Not there yet, or there and gone again.
+                Err(Fault { errno: libc::ENOENT | libc::ECONNRESET, .. }) => {}
+                met => return inner.deliver(met),
+            }
+        }
+    })?;
+    Ok(vchan)
+}
+
+/// A client that waits for its server, however long that takes.
+pub(crate) fn join_in_time(address: &str) -> Outcome<Vchan> {
+    loop {
+        match meet(address, Some(TURN)) {
+            Err(Fault { errno: libc::ENOENT | libc::ECONNRESET, .. }) => {}
+            met => {
+                let halves = met?;
+                let vchan = Vchan::new(Role::Client, halves.0.capacity(), halves.1.capacity())?;
+                vchan.0.deliver(Ok(halves));
+                vchan.0.meet()?;
+                return Ok(vchan);
+            }
+        }
+    }
+}
+
+/// Connects, and again with a larger ring if the server asks for that.
+fn meet(address: &str, wait: Option<Duration>) -> Outcome<Halves> {
+    let mut ring = CLIENTS_RING;
+    loop {
+        let mut options = Options::new().ring_size(ring);
+        if let Some(wait) = wait {
+            options = options.wait_for_listener(wait);
+        }
+        let (mut reader, mut writer) = backends::connect::<Stream>(address, &options)?.into_split();
+        let asked = hello::hear(&mut reader)?;
+        if asked <= ring {
+            hello::say(&mut writer, 0)?;
+            return Ok((Box::new(reader), Box::new(writer)));
+        }
+        ring = asked;
+    }
+}
