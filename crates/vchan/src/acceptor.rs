@@ -154,6 +154,8 @@ fn knock(server: &Arc<Inner>) {
             (Some(door), Err(_)) => door.open(),
             (None, _) => {}
         }
+        drop(place);
+        server.meet_meanwhile();
     });
     if greeting.is_err()
         && let Some(door) = &*lock(&server.door)

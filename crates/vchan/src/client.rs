@@ -19,7 +19,7 @@ const TURN: Duration = Duration::from_millis(200);
 
 /// A client of the server at `address`, which must be there.
 pub(crate) fn join(address: &str) -> Outcome<Vchan> {
-    let halves = meet(address, None)?;
+    let halves = meet(address, None, || true)?;
     let vchan = Vchan::new(Role::Client, halves.0.capacity(), halves.1.capacity())?;
     vchan.0.deliver(Ok(halves));
     vchan.0.meet()?;
@@ -32,7 +32,7 @@ pub(crate) fn join_later(address: String) -> Outcome<Vchan> {
     let waiting = Arc::downgrade(&vchan.0);
     spawn("vchan-joining", move || {
         while waiting.strong_count() > 0 {
-            let met = meet(&address, Some(TURN));
+            let met = meet(&address, Some(TURN), || waiting.strong_count() > 0);
             let Some(inner): Option<Arc<Inner>> = waiting.upgrade() else { return };
             match met {
                 // Not there yet, or there and gone again.
@@ -47,7 +47,7 @@ pub(crate) fn join_later(address: String) -> Outcome<Vchan> {
 /// A client that waits for its server, however long that takes.
 pub(crate) fn join_in_time(address: &str) -> Outcome<Vchan> {
     loop {
-        match meet(address, Some(TURN)) {
+        match meet(address, Some(TURN), || true) {
             Err(Fault { errno: libc::ENOENT | libc::ECONNRESET, .. }) => {}
             met => {
                 let halves = met?;
@@ -60,8 +60,8 @@ pub(crate) fn join_in_time(address: &str) -> Outcome<Vchan> {
     }
 }
 
-/// Connects, and again with a larger ring if the server asks for that.
-fn meet(address: &str, wait: Option<Duration>) -> Outcome<Halves> {
+/// Connects, and again with a larger ring if the server asks for that. The server lets nobody in who is not wanted any more.
+fn meet(address: &str, wait: Option<Duration>, wanted: impl Fn() -> bool) -> Outcome<Halves> {
     let mut ring = CLIENTS_RING;
     loop {
         let mut options = Options::new().ring_size(ring);
@@ -70,6 +70,9 @@ fn meet(address: &str, wait: Option<Duration>) -> Outcome<Halves> {
         }
         let (mut reader, mut writer) = backends::connect::<Stream>(address, &options)?.into_split();
         let asked = hello::hear(&mut reader)?;
+        if !wanted() {
+            return Err(Fault::new(libc::ECANCELED, "the search for a server was given up"));
+        }
         if asked <= ring {
             hello::say(&mut writer, 0)?;
             return Ok((Box::new(reader), Box::new(writer)));

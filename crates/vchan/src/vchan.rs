@@ -5,6 +5,8 @@
 //! and another may come; what the last one left unread is read first, what was written for it goes with it.
 
 mod reading;
+#[cfg(all(test, feature = "testing"))]
+mod tests;
 mod writing;
 
 use std::{
@@ -157,14 +159,41 @@ impl Inner {
     /// Meets whoever came since the last call.
     #[inline]
     pub(crate) fn meet(&self) -> Outcome<()> {
-        if self.has_arrival() { self.meet_now() } else { Ok(()) }
+        if self.has_arrival() {
+            self.meet_now()?;
+            if !self.polled.load(Ordering::Acquire) {
+                // Whoever asks for the descriptor later knows of this.
+                self.bell.take();
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`meet`](Self::meet), by another thread than the program's: the peer is to read what was written for it, although the
+    /// program does something else. The bell still tells the program.
+    pub(crate) fn meet_meanwhile(&self) {
+        if self.has_arrival() {
+            // The program's next call finds out what went wrong.
+            let _ = self.meet_now();
+        }
     }
 
     #[cold]
     fn meet_now(&self) -> Outcome<()> {
         let (mut reading, mut writing) = (lock(&self.reading), lock(&self.writing));
         let arrival = lock(&self.arrival).take();
+        let met = self.begin(arrival, &mut reading, &mut writing);
+        // Last: until then whoever sees that somebody came waits here for the new state.
         self.has_arrival.store(false, Ordering::Release);
+        met
+    }
+
+    fn begin(
+        &self,
+        arrival: Option<Outcome<Halves>>,
+        reading: &mut Reading,
+        writing: &mut Writing,
+    ) -> Outcome<()> {
         match arrival {
             None => Ok(()),
             Some(Err(fault)) => {
@@ -178,9 +207,6 @@ impl Inner {
                 self.state.store(OPEN, Ordering::Release);
                 if self.polled.load(Ordering::Acquire) {
                     reading.hear(&self.bell)?;
-                } else {
-                    // Whoever asks for the descriptor later knows of this.
-                    self.bell.take();
                 }
                 // Another thread may wait for whom this one met.
                 drop(lock(&self.arrival));
