@@ -10,10 +10,13 @@
 //!    [`SharedSlice`]. The one exception is an `unsafe fn` whose contract says that the peer is trusted.
 //! 3. A word of the peer is [`Untrusted`] until it was checked, and is loaded once.
 //!
+//! [`CommonSegment`] is exempt by name: memory that both ends write, for a wire format that is not ours (ADR 0050).
+//!
 //! Why there is `unsafe` at all: mapping memory, and reaching it by address, is what this crate is for. It is the one
-//! place below the backends that does so; the modules [`map`](self), `word`, `data`, `copy` and `loss` hold all of it.
+//! place below the backends that does so; the modules [`map`](self), `word`, `data`, `common`, `copy` and `loss` hold all of it.
 #![deny(unsafe_code)]
 
+mod common;
 mod copy;
 mod data;
 mod loss;
@@ -23,6 +26,7 @@ mod segment;
 mod untrusted;
 mod word;
 
+pub use common::CommonSegment;
 pub use data::{OwnBytes, PeerBytes, SharedSlice};
 #[cfg(feature = "testing")]
 pub use memfd::create_forgeable;

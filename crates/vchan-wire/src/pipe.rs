@@ -52,6 +52,23 @@ impl Common {
     }
 }
 
+/// Tells who is there while others use the halves. It keeps this end open.
+#[derive(Clone, Debug)]
+pub struct Watch(Arc<Common>);
+
+impl Watch {
+    /// Who is there.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        self.0.live()
+    }
+
+    /// Forgets the event, so that the next one is heard.
+    pub fn rung(&self) {
+        self.0.sleep.rung();
+    }
+}
+
 impl Drop for Common {
     fn drop(&mut self) {
         self.page.store8(if self.server { at::SERVER_LIVE } else { at::CLIENT_LIVE }, 0);
@@ -201,15 +218,16 @@ impl Reader {
         unreachable!("it waits for ever")
     }
 
-    /// The event channel's descriptor: polls readable until [`rung`](Self::rung).
+    /// The event channel's descriptor: polls readable until [`Watch::rung`].
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.common.sleep.event.fd()
     }
 
-    /// Forgets the event, so that the next one is heard.
-    pub fn rung(&self) {
-        self.common.sleep.rung();
+    /// Tells who is there.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::clone(&self.common))
     }
 }
 
@@ -224,6 +242,12 @@ impl Writer {
     #[must_use]
     pub fn live(&self) -> Live {
         self.common.live()
+    }
+
+    /// See [`Reader::fd`]: both halves have one.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.common.sleep.event.fd()
     }
 
     fn space(&mut self) -> Result<usize> {
@@ -244,14 +268,11 @@ impl Writer {
         self.space()
     }
 
-    /// Writes what there is room for; 0 where there is none.
+    /// Writes what there is room for; 0 where there is none. Who is there makes no difference: see [`live`](Self::live).
     ///
     /// # Errors
-    /// [`Error::Corrupt`], [`Error::Closed`].
+    /// [`Error::Corrupt`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize> {
-        if self.live() == Live::Gone {
-            return Err(Error::Closed);
-        }
         let len = self.space()?.min(bytes.len());
         if len == 0 {
             return Ok(0);

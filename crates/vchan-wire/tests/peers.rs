@@ -87,7 +87,8 @@ fn w3_w5_w6_client_talks_to_the_original_both_ways_in_rings_of_every_order() {
         });
         peer.close();
         assert_eq!((reader.wait_for(1).unwrap(), reader.live()), (0, Live::Gone));
-        assert!(matches!(writer.write(b"x"), Err(Error::Closed)));
+        writer.write(&vec![0; 1 << left]).unwrap();
+        assert!(matches!(writer.wait_for(1), Err(Error::Closed)));
     }
 }
 

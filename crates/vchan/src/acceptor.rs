@@ -23,8 +23,8 @@ use tombolo::{Listener, Options, Stream};
 use crate::{
     backends,
     border::{Fault, Outcome},
-    hello,
-    place::Role,
+    hello, original,
+    place::{Place, Role},
     vchan::{Halves, Inner, Vchan, lock},
 };
 
@@ -53,7 +53,8 @@ impl Door {
     /// Lets the next client in.
     pub(crate) fn open(&self) {
         // What listens is in no set, or in ours.
-        let _ = epoll::add(&ACCEPTOR.set, self.listener.as_fd(), epoll::EventData::new_u64(self.id), epoll::EventFlags::IN);
+        let _ =
+            epoll::add(&ACCEPTOR.set, self.listener.as_fd(), epoll::EventData::new_u64(self.id), epoll::EventFlags::IN);
     }
 
     fn shut(&self) {
@@ -68,8 +69,15 @@ impl Drop for Door {
     }
 }
 
-/// A server at `address`.
-pub(crate) fn serve(address: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> {
+/// A server at `place`.
+pub(crate) fn serve(place: &Place, read_min: usize, write_min: usize) -> Outcome<Vchan> {
+    match place {
+        Place::Channel(address) => serve_at(address, read_min, write_min),
+        Place::Original(peer, path) => original::serve(*peer, path, read_min, write_min),
+    }
+}
+
+fn serve_at(address: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> {
     let (read, write) = (ring(read_min)?, ring(write_min)?);
     let options = Options::new().ring_size(write).largest_peer_ring(read.max(CLIENTS_RING));
     ACCEPTOR.start()?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! W-1. Where two ends meet: from the number of a domain and a path, or a port, to an address.
 
-use std::{collections::BTreeMap, env, fmt::Write, fs, io, path::Path};
+use std::{collections::BTreeMap, env, fmt, fmt::Write, fs, io, path::Path};
 
 use sha2::{Digest, Sha256};
 
@@ -30,6 +30,8 @@ enum Route {
     Local(Option<String>),
     /// As a domain of Xen's.
     Xen,
+    /// As a domain of Xen's whose programs run the original.
+    Original,
     /// Through the broker, under the name that it gave the machine.
     Vm(String),
     /// In this process.
@@ -45,9 +47,27 @@ struct Map {
     default: Option<Route>,
 }
 
-/// The address at which this end, in its role, meets `domain` for `path`.
-pub(crate) fn address(role: Role, domain: i32, path: &str) -> Outcome<String> {
-    Map::load()?.address(role, number(domain)?, path)
+/// Where two ends meet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// At an address of Tombolo's.
+    Channel(String),
+    /// In XenStore, by the layout of the original.
+    Original(u16, String),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Channel(address) => f.write_str(address),
+            Self::Original(peer, path) => write!(f, "xen:{peer}/vchan:{path}"),
+        }
+    }
+}
+
+/// Where this end, in its role, meets `domain` for `path`.
+pub(crate) fn place(role: Role, domain: i32, path: &str) -> Outcome<Place> {
+    Map::load()?.place(role, number(domain)?, path)
 }
 
 fn number(domain: i32) -> Outcome<u16> {
@@ -69,7 +89,9 @@ impl Map {
             Err(error) => return Err(Fault::from(error).of(path)),
         };
         if let Ok(own) = env::var("TOMBOLO_VCHAN_SELF") {
-            map.own = Some(own.parse().ok().map_or_else(|| number(-1), number).map_err(|fault| fault.of("TOMBOLO_VCHAN_SELF"))?);
+            map.own = Some(
+                own.parse().ok().map_or_else(|| number(-1), number).map_err(|fault| fault.of("TOMBOLO_VCHAN_SELF"))?,
+            );
         }
         Ok(map)
     }
@@ -100,18 +122,33 @@ impl Map {
         Ok(map)
     }
 
-    fn address(&self, role: Role, domain: u16, path: &str) -> Outcome<String> {
-        let route = self.domains.get(&domain).or(self.default.as_ref()).ok_or_else(|| {
+    fn place(&self, role: Role, domain: u16, path: &str) -> Outcome<Place> {
+        if self.route(domain)? == &Route::Original {
+            key(path)?;
+            return Ok(Place::Original(domain, path.into()));
+        }
+        self.address(role, domain, path).map(Place::Channel)
+    }
+
+    fn route(&self, domain: u16) -> Outcome<&Route> {
+        self.domains.get(&domain).or(self.default.as_ref()).ok_or_else(|| {
             let text = format!("nothing says how domain {domain} is reached: write `domain {domain} ROUTE` into {MAP}");
             Fault::with(libc::ENXIO, text)
-        })?;
+        })
+    }
+
+    fn address(&self, role: Role, domain: u16, path: &str) -> Outcome<String> {
+        let route = self.route(domain)?;
         let key = key(path)?;
         if *route == Route::Xen {
             // Xen itself knows the two ends apart.
             return Ok(format!("xen:{domain}/vchan-{key}"));
         }
         let own = self.own.ok_or_else(|| {
-            Fault::with(libc::ENXIO, format!("this domain's own number is not known: write `self N` into {MAP}, or set TOMBOLO_VCHAN_SELF"))
+            Fault::with(
+                libc::ENXIO,
+                format!("this domain's own number is not known: write `self N` into {MAP}, or set TOMBOLO_VCHAN_SELF"),
+            )
         })?;
         let (server, client) = if role == Role::Server { (own, domain) } else { (domain, own) };
         let name = format!("vchan-{server}-{client}-{key}");
@@ -120,7 +157,7 @@ impl Map {
             (Route::Local(Some(folder)), _) => format!("local:{folder}/{name}"),
             (Route::Vm(_), Role::Server) => format!("vm:{name}"),
             (Route::Vm(machine), Role::Client) => format!("vm:{machine}/{name}"),
-            (Route::Xen, _) => unreachable!("answered above"),
+            (Route::Xen | Route::Original, _) => unreachable!("answered above"),
             #[cfg(feature = "testing")]
             (Route::Harsh, _) => format!("harsh:server/{name}"),
         })
@@ -135,19 +172,22 @@ impl Route {
             ("local", _) => Err("after `local:` comes a folder that begins with `/`, or nothing".into()),
             ("xen", "") => Ok(Self::Xen),
             ("xen", number) if domain.is_some_and(|domain| domain.to_string() == number) => Ok(Self::Xen),
-            ("xen", _) => Err("a domain of Xen's has the number that Xen gave it: `xen` is all".into()),
+            ("xen", "vchan:") => Ok(Self::Original),
+            ("xen", _) => Err("a domain of Xen's has the number that Xen gave it: `xen` is all, and `xen:vchan:` where it runs the original".into()),
             ("vm", name) if !name.is_empty() && !name.contains('/') && domain.is_some() => Ok(Self::Vm(name.into())),
             ("vm", _) => Err("a machine is reached by `domain N vm:NAME`".into()),
             #[cfg(feature = "testing")]
             ("harsh", "") => Ok(Self::Harsh),
-            _ => Err(format!("{text:?} is no route: local:, local:/FOLDER, xen or vm:NAME")),
+            #[cfg(feature = "testing")]
+            ("fake-xen", "") => Ok(Self::Original),
+            _ => Err(format!("{text:?} is no route: local:, local:/FOLDER, xen, xen:vchan: or vm:NAME")),
         }
     }
 }
 
 /// W-1. The name that a path in XenStore becomes: a port of Qubes' is its number; else letters and digits stand for
 /// themselves, `_` for a slash, `-` and two digits for any other byte. What becomes too long is digested.
-fn key(path: &str) -> Outcome<String> {
+pub(crate) fn key(path: &str) -> Outcome<String> {
     let path = within_domain(path);
     if path.is_empty() {
         return Err(Fault::new(libc::EINVAL, "the path of a vchan is empty"));
@@ -189,7 +229,8 @@ fn is_number(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    const FILE: &str = "# A map.\nself 3\ndomain 0 local:/run/vchan/ # a folder\ndomain 7 xen:7\ndomain 8 vm:web\n\ndefault local:\n";
+    const FILE: &str =
+        "# A map.\nself 3\ndomain 0 local:/run/vchan/ # a folder\ndomain 7 xen:7\ndomain 8 vm:web\n\ndefault local:\n";
 
     fn at(map: &Map, role: Role, domain: u16, path: &str) -> String {
         map.address(role, domain, path).unwrap()
@@ -218,6 +259,9 @@ mod tests {
         assert_eq!(at(&map, Role::Client, 1, "a/b"), "local:vchan-1-3-p-a_b");
         assert_eq!(at(&map, Role::Server, 7, "data/vchan/7/1"), "xen:7/vchan-1");
         assert_eq!(at(&map, Role::Client, 7, "/local/domain/7/data/vchan/3/1"), "xen:7/vchan-1");
+        let original = Map::parse("default xen:vchan:").unwrap().place(Role::Client, 7, "/local/domain/7/x").unwrap();
+        assert_eq!(original, Place::Original(7, "/local/domain/7/x".into()));
+        assert_eq!(original.to_string(), "xen:7/vchan:/local/domain/7/x");
         assert_eq!(at(&map, Role::Server, 8, "x"), "vm:vchan-3-8-p-x");
         assert_eq!(at(&map, Role::Client, 8, "x"), "vm:web/vchan-8-3-p-x");
     }

@@ -175,7 +175,11 @@ pub struct OutFd(*mut c_int);
 
 impl OutFd {
     pub(crate) fn check(&self) -> Outcome<()> {
-        if self.0.is_null() { Err(Fault::new(libc::EFAULT, "the place for the descriptor is a null pointer")) } else { Ok(()) }
+        if self.0.is_null() {
+            Err(Fault::new(libc::EFAULT, "the place for the descriptor is a null pointer"))
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn put(&self, fd: c_int) -> Outcome<()> {

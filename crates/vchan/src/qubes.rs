@@ -7,24 +7,24 @@ use libc::c_int;
 use crate::{
     border::{Fault, Outcome, complain, guard, guard_with},
     client,
-    place::{Role, address},
+    place::{Role, place},
     pointers::{Bytes, Ctrl, OutFd, Room},
     vchan::WAITING,
     xen::{int, serve},
 };
 
-/// Where Qubes keeps a port.
-fn path(port: c_int) -> Outcome<String> {
-    if port < 0 {
-        return Err(Fault::with(libc::EINVAL, format!("{port} is no port")));
+/// Where Qubes' servers keep a port for a client's domain, and where the client finds it.
+fn path(role: Role, domain: c_int, port: c_int) -> Outcome<String> {
+    match (role, port) {
+        (_, ..0) => Err(Fault::with(libc::EINVAL, format!("{port} is no port"))),
+        (Role::Server, _) => Ok(format!("data/vchan/{domain}/{port}")),
+        (Role::Client, _) => Ok(format!("/local/domain/{domain}/data/vchan/{{self}}/{port}")),
     }
-    // Whose number stands there makes no difference (W-1).
-    Ok(format!("data/vchan/0/{port}"))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn libvchan_server_init(domain: c_int, port: c_int, read_min: usize, write_min: usize) -> Ctrl {
-    guard_with(Ctrl::NONE, || serve(domain, &path(port)?, read_min, write_min, true), complain)
+    guard_with(Ctrl::NONE, || serve(domain, &path(Role::Server, domain, port)?, read_min, write_min, true), complain)
 }
 
 #[unsafe(no_mangle)]
@@ -32,10 +32,10 @@ pub extern "C" fn libvchan_client_init(domain: c_int, port: c_int) -> Ctrl {
     guard_with(
         Ctrl::NONE,
         || {
-            let path = path(port)?;
-            let address = address(Role::Client, domain, &path)?;
-            let vchan = client::join_in_time(&address);
-            let vchan = vchan.map_err(|fault| fault.of(&format!("no vchan to domain {domain} at {address}")))?;
+            let path = path(Role::Client, domain, port)?;
+            let place = place(Role::Client, domain, &path)?;
+            let vchan = client::join_in_time(&place);
+            let vchan = vchan.map_err(|fault| fault.of(&format!("no vchan to domain {domain} at {place}")))?;
             Ok(Ctrl::give(vchan, false, &path, true))
         },
         complain,
@@ -48,9 +48,9 @@ pub extern "C" fn libvchan_client_init_async(domain: c_int, port: c_int, watch_f
         Ctrl::NONE,
         || {
             watch_fd.check()?;
-            let path = path(port)?;
-            let address = address(Role::Client, domain, &path)?;
-            let vchan = client::join_later(address)?;
+            let path = path(Role::Client, domain, port)?;
+            let place = place(Role::Client, domain, &path)?;
+            let vchan = client::join_later(place)?;
             watch_fd.put(vchan.0.watch()?)?;
             Ok(Ctrl::give(vchan, false, &path, true))
         },

@@ -3,7 +3,7 @@
 
 use std::{fmt::Debug, os::fd::BorrowedFd};
 
-use tombolo::{Deadline, Ending, ReadHalf, WriteHalf};
+use tombolo::{Deadline, Ending, ReadHalf, WriteHalf, vchan::Watch};
 
 use crate::border::{Fault, Outcome};
 
@@ -20,6 +20,10 @@ pub(crate) trait Incoming: Send + Debug {
     fn is_last(&mut self) -> Outcome<bool>;
     /// Why nothing more will come.
     fn end(&self) -> Fault;
+    /// Who is there, in the layout of the original: there the halves outlive the peer, and another may take its place.
+    fn watch(&self) -> Option<Watch> {
+        None
+    }
     /// Bytes of the ring.
     fn capacity(&self) -> usize;
     fn fd(&self) -> Outcome<BorrowedFd<'_>>;

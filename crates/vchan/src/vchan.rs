@@ -12,12 +12,13 @@ mod writing;
 use std::{
     os::fd::{AsRawFd, OwnedFd, RawFd},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
 };
 
 use rustix::event::{EventfdFlags, eventfd};
+use tombolo::vchan::{Live, Server, Watch};
 
 use crate::{
     acceptor::Door,
@@ -68,6 +69,9 @@ pub(crate) struct Inner {
     reason: Mutex<Fault>,
     /// A server's.
     pub(crate) door: Mutex<Option<Door>>,
+    /// With a peer that runs the original: who is there, and what is this server's in XenStore.
+    original: OnceLock<Watch>,
+    server: Mutex<Option<Server>>,
     /// Of a client that waits for its server: polls readable once that is decided.
     watch: Mutex<Option<OwnedFd>>,
 }
@@ -92,6 +96,8 @@ impl Vchan {
             writing: Mutex::new(Writing::new(write)),
             reason: Mutex::new(Fault::new(libc::EPIPE, "the other end has closed")),
             door: Mutex::default(),
+            original: OnceLock::new(),
+            server: Mutex::default(),
             watch: Mutex::default(),
         })))
     }
@@ -112,10 +118,47 @@ impl Drop for Vchan {
         let from = lock(&inner.reading).take_half();
         let to = lock(&inner.writing).take_half();
         drop((from, to));
+        drop(lock(&inner.server).take());
     }
 }
 
 impl Inner {
+    /// What a server has to keep as long as it is there.
+    pub(crate) fn keep(&self, server: Server) {
+        *lock(&self.server) = Some(server);
+    }
+
+    fn is_original(&self) -> bool {
+        self.original.get().is_some()
+    }
+
+    /// In the layout of the original the page says who is there, and may say so again after it did not.
+    fn look_who_is_there(&self) {
+        if let Some(watch) = self.original.get() {
+            let state = match watch.live() {
+                Live::Gone => CLOSED,
+                Live::Here => OPEN,
+                Live::NotYet => WAITING,
+            };
+            self.state.store(state, Ordering::Release);
+        }
+    }
+
+    /// The bell rang: where it is the original's event channel, it is to ring again.
+    fn heard(&self) {
+        if let Some(watch) = self.original.get() {
+            watch.rung();
+        }
+    }
+
+    /// Waits for anything to happen.
+    fn await_change(&self) -> Outcome<()> {
+        self.fd()?;
+        self.bell.wait()?;
+        self.heard();
+        Ok(())
+    }
+
     /// Brings a peer, or the reason why there will be none.
     pub(crate) fn deliver(&self, arrival: Outcome<Halves>) {
         *lock(&self.arrival) = Some(arrival);
@@ -159,6 +202,7 @@ impl Inner {
     /// Meets whoever came since the last call.
     #[inline]
     pub(crate) fn meet(&self) -> Outcome<()> {
+        self.look_who_is_there();
         if self.has_arrival() {
             self.meet_now()?;
             if !self.polled.load(Ordering::Acquire) {
@@ -188,12 +232,7 @@ impl Inner {
         met
     }
 
-    fn begin(
-        &self,
-        arrival: Option<Outcome<Halves>>,
-        reading: &mut Reading,
-        writing: &mut Writing,
-    ) -> Outcome<()> {
+    fn begin(&self, arrival: Option<Outcome<Halves>>, reading: &mut Reading, writing: &mut Writing) -> Outcome<()> {
         match arrival {
             None => Ok(()),
             Some(Err(fault)) => {
@@ -202,9 +241,13 @@ impl Inner {
                 Err(fault)
             }
             Some(Ok((from, to))) => {
+                if let Some(watch) = from.watch() {
+                    let _ = self.original.set(watch);
+                }
                 reading.begin(from);
                 writing.begin(to)?;
                 self.state.store(OPEN, Ordering::Release);
+                self.look_who_is_there();
                 if self.polled.load(Ordering::Acquire) {
                     reading.hear(&self.bell)?;
                 }
@@ -265,6 +308,16 @@ impl Inner {
                 }
                 // What does not fit is no fault of the peer's.
                 Err(fault) if fault.errno == libc::EMSGSIZE => return Err(fault),
+                Ok(Took::End(why)) if self.is_original() => {
+                    drop(reading);
+                    *lock(&self.reason) = why;
+                    self.goes_on(ways)?;
+                    if !ways.blocking {
+                        return Ok(0);
+                    }
+                    self.await_change()?;
+                }
+                Err(why) if self.is_original() => return Err(why),
                 Ok(Took::End(why)) | Err(why) => {
                     drop(reading.take_half());
                     drop(reading);
@@ -304,23 +357,33 @@ impl Inner {
                             drop(writing);
                             self.await_arrival();
                         }
-                        Err(fault) => self.stop_writing(writing, fault),
+                        Err(fault) => self.stop_writing(writing, fault, ways)?,
                     }
                 }
                 Err(fault) if fault.errno == libc::EMSGSIZE => return Err(fault),
-                Err(fault) => self.stop_writing(writing, fault),
+                Err(fault) => self.stop_writing(writing, fault, ways)?,
             }
         }
     }
 
-    fn stop_writing(&self, mut writing: MutexGuard<'_, Writing>, fault: Fault) {
+    /// Writing failed: says so, or waits for the next client where a server persists.
+    fn stop_writing(&self, mut writing: MutexGuard<'_, Writing>, fault: Fault, ways: Ways) -> Outcome<()> {
+        if self.is_original() {
+            drop(writing);
+            if fault.errno != libc::EPIPE || !ways.persist {
+                return Err(fault);
+            }
+            return self.await_change();
+        }
         drop(writing.take_half());
         drop(writing);
         self.note_end(fault);
+        Ok(())
     }
 
     /// Waits until a read or a write has more to do than when it was last tried, or the peer comes or goes.
     pub(crate) fn wait(&self) -> Outcome<()> {
+        self.look_who_is_there();
         if self.has_arrival() {
             self.bell.take();
             return self.meet();
@@ -331,6 +394,7 @@ impl Inner {
                 // What is left can still be read; after that there is nothing to wait for.
                 return if self.data_ready()? > 0 { Ok(()) } else { Err(lock(&self.reason).clone()) };
             }
+            _ if self.is_original() => self.wait_for_peer()?,
             _ => self.bell.wait()?,
         }
         self.meet()?;
@@ -340,7 +404,8 @@ impl Inner {
 
     fn wait_for_peer(&self) -> Outcome<()> {
         let wants_room = lock(&self.writing).wants_room();
-        if !self.polled.load(Ordering::Acquire) && !wants_room {
+        let original = self.is_original();
+        if !self.polled.load(Ordering::Acquire) && !wants_room && !original {
             // Nobody but this call is to be woken, and for one thing only: the half itself waits best.
             let mut reading = lock(&self.reading);
             if reading.can_grow() {
@@ -352,6 +417,7 @@ impl Inner {
         if !self.bell.take() && !grew {
             self.bell.wait()?;
         }
+        self.heard();
         Ok(())
     }
 
@@ -366,6 +432,7 @@ impl Inner {
     /// Looks whether the peer is still there.
     fn look(&self) {
         if self.state.load(Ordering::Acquire) == OPEN
+            && !self.is_original()
             && let Ok(mut reading) = self.reading.try_lock()
         {
             match reading.ended() {
@@ -401,7 +468,7 @@ impl Inner {
             Ok(room) => Ok(room),
             Err(fault) => {
                 let size = writing.size();
-                self.stop_writing(writing, fault);
+                self.stop_writing(writing, fault, Ways { blocking: false, persist: false })?;
                 Ok(size)
             }
         }

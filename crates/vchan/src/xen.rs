@@ -8,7 +8,7 @@ use crate::{
     acceptor,
     border::{Outcome, guard, guard_with, last},
     client,
-    place::{Role, address},
+    place::{Role, place},
     pointers::{Bytes, Ctrl, Log, Room, Text},
 };
 
@@ -18,9 +18,9 @@ pub(crate) fn int(len: usize) -> c_int {
 }
 
 pub(crate) fn serve(domain: c_int, path: &str, read_min: usize, write_min: usize, blocking: bool) -> Outcome<Ctrl> {
-    let address = address(Role::Server, domain, path)?;
-    let vchan = acceptor::serve(&address, read_min, write_min);
-    let vchan = vchan.map_err(|fault| fault.of(&format!("no vchan for domain {domain} at {address}")))?;
+    let place = place(Role::Server, domain, path)?;
+    let vchan = acceptor::serve(&place, read_min, write_min);
+    let vchan = vchan.map_err(|fault| fault.of(&format!("no vchan for domain {domain} at {place}")))?;
     Ok(Ctrl::give(vchan, true, path, blocking))
 }
 
@@ -40,9 +40,9 @@ pub extern "C" fn libxenvchan_client_init(logger: Log, domain: c_int, path: Text
     guard_with(
         Ctrl::NONE,
         || {
-            let address = address(Role::Client, domain, path.get()?)?;
-            let vchan = client::join(&address);
-            let vchan = vchan.map_err(|fault| fault.of(&format!("no vchan to domain {domain} at {address}")))?;
+            let place = place(Role::Client, domain, path.get()?)?;
+            let vchan = client::join(&place);
+            let vchan = vchan.map_err(|fault| fault.of(&format!("no vchan to domain {domain} at {place}")))?;
             Ok(Ctrl::give(vchan, false, path.get()?, false))
         },
         |fault| logger.tell(fault),

@@ -42,14 +42,18 @@ fn mapped(map: &str) -> BTreeSet<&str> {
 fn faults(headers: &[&str], map: &str, nm: &str) -> Vec<String> {
     let declared: BTreeSet<&str> = headers.iter().flat_map(|header| declared(header)).collect();
     let mapped = mapped(map);
-    let exported: BTreeSet<&str> = nm.lines().filter_map(|line| line.split(' ').nth(2)).filter(|it| *it != VERSION).collect();
+    let exported: BTreeSet<&str> =
+        nm.lines().filter_map(|line| line.split(' ').nth(2)).filter(|it| *it != VERSION).collect();
     let expected: BTreeSet<String> = mapped.iter().map(|name| format!("{name}@@{VERSION}")).collect();
     let expected: BTreeSet<&str> = expected.iter().map(String::as_str).collect();
     let unequal = |what: &str, a: &BTreeSet<&str>, b: &BTreeSet<&str>| {
         a.symmetric_difference(b).map(|name| format!("{name}: {what}")).collect::<Vec<_>>()
     };
-    [unequal("not in both the headers and the map", &declared, &mapped), unequal("not as the map says", &exported, &expected)]
-        .concat()
+    [
+        unequal("not in both the headers and the map", &declared, &mapped),
+        unequal("not as the map says", &exported, &expected),
+    ]
+    .concat()
 }
 
 #[test]
@@ -67,7 +71,8 @@ fn symbols_are_those_of_the_headers_with_their_version_and_no_others() {
 
 #[test]
 fn canary_every_kind_of_wrong_symbol_is_found() {
-    let (header, map) = ("int a(struct x *x);\nvoid *b(int,\n        int);\n", "V {\nglobal:\n    a;\n    b;\nlocal:\n    *;\n};\n");
+    let (header, map) =
+        ("int a(struct x *x);\nvoid *b(int,\n        int);\n", "V {\nglobal:\n    a;\n    b;\nlocal:\n    *;\n};\n");
     let nm = "0 A TOMBOLO_VCHAN_0.1\n1 T a@@TOMBOLO_VCHAN_0.1\n2 T b@@TOMBOLO_VCHAN_0.1\n";
     assert_eq!(faults(&[header], map, nm), [""; 0]);
     for (header, map, nm) in [

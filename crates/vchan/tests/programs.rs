@@ -32,10 +32,16 @@ fn functions_of_qubes_spelling_do_what_their_header_says_on_the_harsh_double() {
 }
 
 #[test]
+fn w3_w8_both_spellings_work_by_the_layout_of_the_original() {
+    tries(&PLAIN, "original.c", "original", &Map::original());
+}
+
+#[test]
 fn both_spellings_are_clean_under_sanitizers() {
     if has_sanitizers("both_spellings_are_clean_under_sanitizers") {
         tries(&SANITIZED, "xen.c", "xen-sanitized", &Map::local());
         tries(&SANITIZED, "qubes.c", "qubes-sanitized", &Map::local());
+        tries(&SANITIZED, "original.c", "original-sanitized", &Map::original());
     }
 }
 

@@ -17,6 +17,7 @@ use crate::{
     acceptor,
     backends::{self, harsh},
     client, hello,
+    place::Place,
 };
 
 const WAYS: Ways = Ways { blocking: false, persist: false };
@@ -31,6 +32,11 @@ fn address() -> (String, String) {
     (format!("harsh:{server}/test"), client)
 }
 
+/// What a client of this library asks for.
+fn options() -> Options {
+    Options::new().ring_size(acceptor::CLIENTS_RING)
+}
+
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + SOON;
     while !holds() {
@@ -43,8 +49,8 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 fn pair(read: usize, write: usize) -> (Arc<harsh::Pair>, Vchan, ReadHalf, WriteHalf) {
     let (address, client) = address();
     let pair = harsh::pair(&address, &client);
-    let server = acceptor::serve(&address, read, write).unwrap();
-    let stream = backends::connect::<Stream>(&address, &Options::new()).unwrap();
+    let server = acceptor::serve(&Place::Channel(address.clone()), read, write).unwrap();
+    let stream = backends::connect::<Stream>(&address, &options()).unwrap();
     let (mut reader, mut writer) = stream.into_split();
     assert_eq!(hello::hear(&mut reader).unwrap(), read.max(4096).next_power_of_two() as u64);
     hello::say(&mut writer, 0).unwrap();
@@ -68,9 +74,11 @@ fn lie_of_the_peers_is_an_error_and_not_a_vchan_that_stops() {
     lie(&pair, 0x080, 1 << 40);
     let mut bytes = [0; 64];
     let told = thread::scope(|scope| {
-        let reading = scope.spawn(|| loop {
-            if let Err(fault) = server.0.read(&mut bytes, true, BLOCKING) {
-                break fault;
+        let reading = scope.spawn(|| {
+            loop {
+                if let Err(fault) = server.0.read(&mut bytes, true, BLOCKING) {
+                    break fault;
+                }
             }
         });
         reading.join().unwrap()
@@ -105,13 +113,13 @@ fn domain_that_dies_is_noticed_at_once_by_one_who_waits() {
 fn limit_that_was_hit_is_named() {
     let (address, client) = address();
     let pair = harsh::pair(&address, &client);
-    let _server = acceptor::serve(&address, 4096, 4096).unwrap();
+    let _server = acceptor::serve(&Place::Channel(address.clone()), 4096, 4096).unwrap();
     pair.hypervisor.limit_memory(&pair.client, 16 << 10);
-    let fault = client::join(&address).map(drop).unwrap_err();
+    let fault = client::join(&Place::Channel(address.clone())).map(drop).unwrap_err();
     assert_eq!(fault.errno, libc::ENOMEM, "{}", fault.text);
     assert!(fault.text.contains("memory"), "{}", fault.text);
     pair.hypervisor.limit_memory(&pair.client, 1 << 30);
-    client::join(&address).unwrap();
+    client::join(&Place::Channel(address.clone())).unwrap();
 }
 
 #[test]
@@ -147,16 +155,16 @@ fn asking_how_much_there_is_asks_for_no_event() {
 fn client_that_says_nothing_or_nonsense_keeps_the_next_one_waiting_no_longer_than_it_stays() {
     let (address, client) = address();
     let _pair = harsh::pair(&address, &client);
-    let server = acceptor::serve(&address, 4096, 4096).unwrap();
-    let mut nonsense = backends::connect::<Stream>(&address, &Options::new()).unwrap();
+    let server = acceptor::serve(&Place::Channel(address.clone()), 4096, 4096).unwrap();
+    let mut nonsense = backends::connect::<Stream>(&address, &options()).unwrap();
     nonsense.split().1.try_write(&[9; 16]).unwrap();
     let silent = thread::spawn({
         let address = address.clone();
-        move || drop(backends::connect::<Stream>(&address, &Options::new()).unwrap())
+        move || drop(backends::connect::<Stream>(&address, &options()).unwrap())
     });
     silent.join().unwrap();
     assert_eq!(server.0.is_open(WAYS), WAITING);
-    let joined = client::join(&address).unwrap();
+    let joined = client::join(&Place::Channel(address.clone())).unwrap();
     eventually("the third is let in", || server.0.is_open(WAYS) == OPEN);
     drop(joined);
 }

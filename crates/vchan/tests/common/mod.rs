@@ -118,8 +118,17 @@ impl Map {
 
     /// Two domains within one process.
     pub fn harsh() -> Self {
+        Self::within("self 1\ndomain 1 harsh:\n")
+    }
+
+    /// Likewise, under a Xen in the process and by the layout of the original.
+    pub fn original() -> Self {
+        Self::within("domain 1 fake-xen:\n")
+    }
+
+    fn within(text: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("vchan.conf"), "self 1\ndomain 1 harsh:\n").unwrap();
+        fs::write(folder.path().join("vchan.conf"), text).unwrap();
         Self(folder)
     }
 
