@@ -38,6 +38,7 @@ pub(crate) mod harsh {
     /// Two domains.
     #[derive(Debug)]
     pub(crate) struct Pair {
+        #[cfg(test)]
         pub hypervisor: Hypervisor,
         pub server: HarshDomain,
         pub client: HarshDomain,
@@ -52,7 +53,12 @@ pub(crate) mod harsh {
         let make = || {
             let hypervisor = Hypervisor::new();
             let (server, client) = (hypervisor.domain(name), hypervisor.domain(client));
-            Arc::new(Pair { hypervisor, server, client })
+            Arc::new(Pair {
+                #[cfg(test)]
+                hypervisor,
+                server,
+                client,
+            })
         };
         Arc::clone(lock(&PAIRS).entry(name.into()).or_insert_with(make))
     }

@@ -42,7 +42,9 @@ impl Incoming for Reader {
         let gone = self.live() == Live::Gone;
         match Reader::read(self, to)? {
             0 if gone => Ok(Some(0)),
-            0 => self.available(1).map(|_| None),
+            // Asked for an event, there may be something after all.
+            0 if Reader::available(self, 1)? == 0 => Ok(None),
+            0 => Ok(Some(Reader::read(self, to)?)),
             len => Ok(Some(len)),
         }
     }

@@ -60,7 +60,10 @@ impl Reading {
     pub(super) fn hear(&mut self, bell: &Bell) -> Outcome<()> {
         let Some(from) = &mut self.from else { return Ok(()) };
         bell.hear(from.fd()?)?;
-        from.available(1).map(drop)
+        if from.available(1)? > 0 {
+            bell.ring();
+        }
+        Ok(())
     }
 
     /// Reads, and where somebody polls has the bell ring for more if this was all.
@@ -81,9 +84,13 @@ impl Reading {
         match from.read(to)? {
             None => Ok(Took::Wait),
             Some(0) => Ok(Took::End(from.end())),
-            Some(len) => {
-                if polled && len < to.len() {
-                    from.available(1)?;
+            Some(mut len) => {
+                // What comes before the bell is armed for more rings nobody, so it is taken as well.
+                while polled && len < to.len() && from.available(1)? > 0 {
+                    match from.read(&mut to[len..])? {
+                        Some(more @ 1..) => len += more,
+                        _ => break,
+                    }
                 }
                 Ok(Took::Bytes(len))
             }

@@ -64,8 +64,10 @@ impl Writing {
             self.wants = None;
         } else {
             self.wants = Some(if whole { bytes.len() - 1 } else { 0 });
-            if let Some(bell) = polled {
-                self.grew(bell)?;
+            if let Some(bell) = polled
+                && self.grew(bell)?
+            {
+                bell.ring();
             }
         }
         Ok(done)
@@ -101,14 +103,15 @@ impl Writing {
 
     /// For how many bytes there is room: the program knows of it from now on. Where somebody polls, the bell rings for more.
     pub(super) fn look(&mut self, polled: Option<&Bell>) -> Outcome<usize> {
-        let Some(to) = &mut self.to else { return Ok(self.size - self.staged.len()) };
-        let room = to.room(0)?;
-        self.wants = (room < to.capacity()).then_some(room);
-        if let Some(bell) = polled
-            && self.grew(bell)?
-        {
-            return self.look(None);
+        loop {
+            let Some(to) = &mut self.to else { return Ok(self.size - self.staged.len()) };
+            let room = to.room(0)?;
+            self.wants = (room < to.capacity()).then_some(room);
+            match polled {
+                // More came before the bell was armed for it.
+                Some(bell) if self.grew(bell)? => {}
+                _ => return Ok(room),
+            }
         }
-        Ok(room)
     }
 }
