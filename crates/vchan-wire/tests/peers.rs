@@ -60,9 +60,7 @@ fn w3_w5_w6_server_talks_to_the_original_both_ways_in_rings_of_every_size() {
         thread::scope(|scope| {
             scope.spawn(|| write_all(&mut writer, there));
             scope.spawn(|| assert!(read_all(&mut reader, back.len()) == *back, "{read} {write}"));
-            let peer = &peer;
-            scope.spawn(|| assert!(peer.write(back)));
-            assert!(original_reads(peer, there.len()) == *there, "{read} {write}");
+            assert!(peer.exchange(back, there.len()) == *there, "{read} {write}");
         });
         drop((server, reader, writer));
         assert_eq!((peer.is_open(), peer.read(&mut [0; 4]), world.nodes()), (0, 0, 0));
@@ -81,9 +79,7 @@ fn w3_w5_w6_client_talks_to_the_original_both_ways_in_rings_of_every_order() {
         thread::scope(|scope| {
             scope.spawn(|| write_all(&mut writer, there));
             scope.spawn(|| assert!(read_all(&mut reader, back.len()) == *back, "{left} {right}"));
-            let peer = &peer;
-            scope.spawn(|| assert!(peer.write(back)));
-            assert!(original_reads(peer, there.len()) == *there, "{left} {right}");
+            assert!(peer.exchange(back, there.len()) == *there, "{left} {right}");
         });
         peer.close();
         assert_eq!((reader.wait_for(1).unwrap(), reader.live()), (0, Live::Gone));

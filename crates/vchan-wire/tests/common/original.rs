@@ -93,53 +93,40 @@ impl Original {
         self.channel.clear();
     }
 
-    /// Reads at least one byte, waiting for it; none once the other end is gone.
-    pub fn read(&self, to: &mut [u8]) -> usize {
+    /// Reads what is there; asks for an event where that is less than wanted.
+    fn read_some(&self, to: &mut [u8]) -> usize {
         let (words, ring) = if self.server { (LEFT, &self.left) } else { (RIGHT, &self.right) };
         let ready = || self.page.load32(words + 4).wrapping_sub(self.page.load32(words)) as usize;
-        loop {
-            let mut there = ready();
-            if there < to.len() {
-                self.ask(1);
-                there = ready();
-            }
-            if there > 0 {
-                let len = there.min(to.len());
-                let from = self.page.load32(words);
-                for (index, byte) in to[..len].iter_mut().enumerate() {
-                    let at = from.wrapping_add(index as u32) & ((1 << ring.2) - 1);
-                    *byte = ring.0.load8(ring.1 + at as usize);
-                }
-                self.page.store32(words, from.wrapping_add(len as u32));
-                self.tell(2);
-                return len;
-            }
-            if self.is_open() == 0 {
-                return 0;
-            }
-            self.wait();
+        let mut there = ready();
+        if there < to.len() {
+            self.ask(1);
+            there = ready();
         }
+        let len = there.min(to.len());
+        if len > 0 {
+            let from = self.page.load32(words);
+            for (index, byte) in to[..len].iter_mut().enumerate() {
+                let at = from.wrapping_add(index as u32) & ((1 << ring.2) - 1);
+                *byte = ring.0.load8(ring.1 + at as usize);
+            }
+            self.page.store32(words, from.wrapping_add(len as u32));
+            self.tell(2);
+        }
+        len
     }
 
-    /// Writes all bytes; says whether anybody was there.
-    pub fn write(&self, mut bytes: &[u8]) -> bool {
+    /// Writes what there is room for, likewise.
+    fn write_some(&self, bytes: &[u8]) -> usize {
         let (words, ring) = if self.server { (RIGHT, &self.right) } else { (LEFT, &self.left) };
         let size = 1usize << ring.2;
         let space = || size - self.page.load32(words + 4).wrapping_sub(self.page.load32(words)) as usize;
-        while !bytes.is_empty() {
-            if self.is_open() == 0 {
-                return false;
-            }
-            let mut room = space();
-            if room < bytes.len() {
-                self.ask(2);
-                room = space();
-            }
-            let len = room.min(bytes.len());
-            if len == 0 {
-                self.wait();
-                continue;
-            }
+        let mut room = space();
+        if room < bytes.len() {
+            self.ask(2);
+            room = space();
+        }
+        let len = room.min(bytes.len());
+        if len > 0 {
             let from = self.page.load32(words + 4);
             for (index, byte) in bytes[..len].iter().enumerate() {
                 let at = from.wrapping_add(index as u32) & (size as u32 - 1);
@@ -147,9 +134,49 @@ impl Original {
             }
             self.page.store32(words + 4, from.wrapping_add(len as u32));
             self.tell(1);
-            bytes = &bytes[len..];
+        }
+        len
+    }
+
+    /// Reads at least one byte, waiting for it; none once the other end is gone.
+    pub fn read(&self, to: &mut [u8]) -> usize {
+        loop {
+            match self.read_some(to) {
+                0 if self.is_open() == 0 => return 0,
+                0 => self.wait(),
+                len => return len,
+            }
+        }
+    }
+
+    /// Writes all bytes; says whether anybody was there.
+    pub fn write(&self, mut bytes: &[u8]) -> bool {
+        while !bytes.is_empty() {
+            if self.is_open() == 0 {
+                return false;
+            }
+            match self.write_some(bytes) {
+                0 => self.wait(),
+                len => bytes = &bytes[len..],
+            }
         }
         true
+    }
+
+    /// Writes all bytes and reads so many, whichever can go on: in one thread, as programs of the original's do.
+    pub fn exchange(&self, mut bytes: &[u8], len: usize) -> Vec<u8> {
+        let mut got = vec![0; len];
+        let mut done = 0;
+        while !bytes.is_empty() || done < len {
+            let piece = (done + 5000).min(len);
+            let (read, written) = (self.read_some(&mut got[done..piece]), self.write_some(bytes));
+            if read == 0 && written == 0 {
+                self.wait();
+            }
+            done += read;
+            bytes = &bytes[written..];
+        }
+        got
     }
 
     pub fn close(self) {
