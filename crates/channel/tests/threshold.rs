@@ -52,6 +52,8 @@ fn wait_ends_with_enough_or_with_what_is_left() {
             let waiting = scope.spawn(|| reader.wait_for(8, Deadline::after(SOON)).unwrap());
             client.write_all(&[1; 3]).unwrap();
             assert_eq!(waiting.join().unwrap(), 8);
+        });
+        thread::scope(|scope| {
             let waiting = scope.spawn(|| reader.wait_for(9, Deadline::after(SOON)).unwrap());
             drop(client);
             assert_eq!(waiting.join().unwrap(), 8);
