@@ -386,7 +386,8 @@ impl Inner {
         self.look_who_is_there();
         if self.has_arrival() {
             self.bell.take();
-            return self.meet();
+            self.meet()?;
+            return self.ring_for_data();
         }
         match self.state.load(Ordering::Acquire) {
             OPEN => self.wait_for_peer()?,
@@ -395,10 +396,25 @@ impl Inner {
                 return if self.data_ready()? > 0 { Ok(()) } else { Err(lock(&self.reason).clone()) };
             }
             _ if self.is_original() => self.wait_for_peer()?,
-            _ => self.bell.wait()?,
+            _ => {
+                self.bell.wait()?;
+                self.meet()?;
+                self.ring_for_data()?;
+            }
         }
         self.meet()?;
         self.look();
+        Ok(())
+    }
+
+    /// With the news that somebody came that of its first bytes may have been taken as well: who goes on to poll is told again.
+    fn ring_for_data(&self) -> Outcome<()> {
+        if self.polled.load(Ordering::Acquire)
+            && let Ok(mut reading) = self.reading.try_lock()
+            && reading.grew()?
+        {
+            self.bell.ring();
+        }
         Ok(())
     }
 

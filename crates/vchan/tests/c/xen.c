@@ -258,6 +258,26 @@ static void server_that_persists_is_open_always(void)
     libxenvchan_close(server);
 }
 
+/* A server that polls, and a client whose first bytes come with the news of it: both are told. */
+static void first_bytes_are_told_beside_the_news(void)
+{
+    char byte;
+    struct libxenvchan *server = libxenvchan_server_init(NULL, 1, "first", 0, 0), *client;
+    CLAIM(server);
+    int fd = libxenvchan_fd_for_select(server);
+    for (int round = 0; round < 50; round++) {
+        CLAIM(client = libxenvchan_client_init(NULL, 1, "first"));
+        CLAIM(libxenvchan_write(client, "x", 1) == 1);
+        while (libxenvchan_is_open(server) != 1)
+            CLAIM(libxenvchan_wait(server) == 0);
+        CLAIM(readable(fd, 30000) && libxenvchan_wait(server) == 0);
+        UNTIL(libxenvchan_read(server, &byte, 1) == 1);
+        libxenvchan_close(client);
+        UNTIL(libxenvchan_is_open(server) == 0);
+    }
+    libxenvchan_close(server);
+}
+
 #define MANY 64
 
 static void many_at_once(void)
@@ -332,6 +352,7 @@ int main(void)
     what_was_written_can_be_read_after_the_end();
     server_takes_the_next_client();
     server_that_persists_is_open_always();
+    first_bytes_are_told_beside_the_news();
     many_at_once();
     one_thread_reads_while_another_writes();
     return 0;
