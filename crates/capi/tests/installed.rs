@@ -48,7 +48,17 @@ fn map() -> String {
 #[test]
 fn installed_files_are_those_and_no_others() {
     let mut found = BTreeSet::new();
-    for folder in ["bin", "include", "lib", "lib/pkgconfig", "lib/systemd/system", "lib/tombolo", "share/tombolo"] {
+    let folders = [
+        "bin",
+        "include",
+        "include/tombolo/vchan",
+        "lib",
+        "lib/pkgconfig",
+        "lib/systemd/system",
+        "lib/tombolo",
+        "share/tombolo",
+    ];
+    for folder in folders {
         for entry in fs::read_dir(prefix().join(folder)).unwrap() {
             let entry = entry.unwrap();
             if !entry.file_type().unwrap().is_dir() {
@@ -57,14 +67,22 @@ fn installed_files_are_those_and_no_others() {
         }
     }
     let library = format!("lib/libtombolo.so.{}", env!("CARGO_PKG_VERSION"));
+    let vchan = format!("lib/libtombolo-vchan.so.{}", env!("CARGO_PKG_VERSION"));
     let expected = [
         "bin/tombolo",
         "bin/tombolod",
         "include/tombolo.h",
+        "include/tombolo/vchan/libvchan.h",
+        "include/tombolo/vchan/libxenvchan.h",
+        "lib/libtombolo-vchan.a",
+        "lib/libtombolo-vchan.so",
+        "lib/libtombolo-vchan.so.0.1",
+        &vchan,
         "lib/libtombolo.a",
         "lib/libtombolo.so",
         "lib/libtombolo.so.0.1",
         &library,
+        "lib/pkgconfig/tombolo-vchan.pc",
         "lib/pkgconfig/tombolo.pc",
         "lib/systemd/system/tombolo-holder.service",
         "lib/systemd/system/tombolod-guest.service",

@@ -81,6 +81,60 @@ impl Receiving {
         }
     }
 
+    /// How many bytes are there, looked at afresh. Where there are fewer than `need`, one who polls is woken once there are
+    /// so many, or once no more will come.
+    pub(crate) fn look_for(&mut self, need: u64) -> Result<u64> {
+        if self.reader.available() >= need {
+            return Ok(self.reader.available());
+        }
+        let mut there = self.reader.refresh()?;
+        self.ring_if_owed();
+        self.follow()?;
+        if there < need && self.waiter.is_polled() && !self.is_last()? {
+            if self.waiter.arm_for_poll(&mut self.reader, need)? {
+                there = self.reader.refresh()?;
+            } else if self.waiter.gone_now() {
+                self.waiter.end().set_gone();
+            }
+        }
+        self.waiter.settle();
+        Ok(there)
+    }
+
+    /// Waits until `need` bytes are there, or no more will come: how many are.
+    pub(crate) fn wait_for(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
+        loop {
+            let there = self.reader.refresh()?;
+            if there >= need || self.is_last()? {
+                // What was published before the end is visible with it.
+                let there = self.reader.refresh()?;
+                self.waiter.settle();
+                return Ok(there);
+            }
+            self.ring_if_owed();
+            self.follow()?;
+            match self.waiter.wait(&mut self.reader, need, deadline)? {
+                Waited::Ready => {}
+                Waited::TimedOut => {
+                    self.waiter.settle();
+                    return Err(Error::TimedOut);
+                }
+                Waited::PeerGone => self.waiter.end().set_gone(),
+            }
+        }
+    }
+
+    /// Whether nothing will be added to what is there; whether the peer lives is looked at now and then.
+    pub(crate) fn is_last(&mut self) -> Result<bool> {
+        if self.waiter.end().gone() || self.reader.writer_closed()? {
+            return Ok(true);
+        }
+        if self.waiter.look_is_due() && self.look() {
+            self.waiter.end().set_gone();
+        }
+        Ok(self.waiter.end().gone())
+    }
+
     /// Waits for something to read. Says whether the end was found instead.
     #[cold]
     #[inline(never)]

@@ -75,6 +75,24 @@ impl Sending {
         }
     }
 
+    /// How many bytes there is room for, looked at afresh. Where that is less than `need`, one who polls is woken once there
+    /// is so much.
+    pub(crate) fn room_for(&mut self, need: u64) -> Result<u64> {
+        let capacity = self.writer.capacity();
+        let need = need.min(capacity);
+        self.attempt(
+            |writer| {
+                if writer.reader_closed()? {
+                    return Err(RingError::Closed);
+                }
+                writer.is_drained()?;
+                Ok((capacity - writer.in_flight() >= need).then_some(()))
+            },
+            || need,
+        )?;
+        Ok(self.writer.capacity() - self.writer.in_flight())
+    }
+
     /// What follows every call: the doorbell if it is owed, and now and then a look whether the peer lives.
     #[inline]
     fn after(&mut self) -> Result<()> {

@@ -158,6 +158,33 @@ impl ReadHalf {
             .map(|there| there.is_some())
     }
 
+    /// How many bytes are there, looked at afresh. Where there are fewer than `need`, whoever polls
+    /// [`poll_fd`](Self::poll_fd) is woken once there are so many or once no more will come, and not before. Never blocks.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt).
+    pub fn available(&mut self, need: usize) -> Result<u64> {
+        self.0.look_for(need as u64)
+    }
+
+    /// Waits until `need` bytes are there, which must be no more than a ring holds: how many are. Fewer are left where no
+    /// more will come.
+    ///
+    /// # Errors
+    /// As [`read_until`](Self::read_until).
+    pub fn wait_for(&mut self, need: usize, deadline: Deadline) -> Result<u64> {
+        self.0.wait_for(need as u64, deadline)
+    }
+
+    /// Whether the peer has closed or is gone: nothing will be added to what is there. Whether it lives is looked at now
+    /// and then.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt).
+    pub fn is_last(&mut self) -> Result<bool> {
+        self.0.is_last()
+    }
+
     /// Hands back `len` bytes of what was last peeked at.
     ///
     /// # Panics
@@ -275,6 +302,15 @@ impl WriteHalf {
             Some(()) => Ok(self.0.writer().reserve(len)?),
             None => Ok(None),
         }
+    }
+
+    /// How many bytes there is room for, looked at afresh. Where that is less than `need`, whoever polls
+    /// [`poll_fd`](Self::poll_fd) is woken once there is so much room, or no more will be. Never blocks.
+    ///
+    /// # Errors
+    /// As [`write_until`](Self::write_until), without the deadline.
+    pub fn room(&mut self, need: usize) -> Result<u64> {
+        self.0.room_for(need as u64)
     }
 
     /// Publishes the first `len` bytes of what was last reserved.

@@ -16,7 +16,7 @@ use rustix::{
 };
 use tombolo_domain::{Error, Result};
 use tombolo_layout::xen::PAGE;
-use tombolo_mem::{OwnSegment, PeerSegment, create_forgeable};
+use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment, create_forgeable};
 
 use self::store::Daemon;
 use crate::{
@@ -117,6 +117,49 @@ impl FakeDomain {
         state.ports.insert((self.id, number), Arc::downgrade(&port));
         Ok(port)
     }
+
+    fn gone(&self, memory: &Arc<OwnedFd>, references: Vec<u32>, when_gone: Option<(usize, u32)>) -> Gone {
+        Gone { world: Arc::clone(&self.world), owner: self.id, memory: Arc::clone(memory), references, when_gone }
+    }
+
+    /// The memory that `references` of `peer` stand for.
+    fn granted(&self, peer: DomId, references: &[u32]) -> Result<Arc<OwnedFd>> {
+        let state = lock(&self.world.state);
+        let mut found = None;
+        for (index, reference) in references.iter().enumerate() {
+            let grant = state.grants.get(&(peer, *reference)).filter(|grant| grant.to == self.id);
+            let (memory, page) = grant.and_then(|grant| grant.place.as_ref()).ok_or(Error::Revoked)?;
+            assert_eq!(*page, index, "the double maps whole allocations only");
+            found = Some(Arc::clone(memory));
+        }
+        Ok(found.expect("at least one page"))
+    }
+}
+
+/// What the kernel does when a mapping of memory that both ends write is gone.
+struct Gone {
+    world: Arc<World>,
+    owner: DomId,
+    memory: Arc<OwnedFd>,
+    /// Grants that go with it.
+    references: Vec<u32>,
+    when_gone: Option<(usize, u32)>,
+}
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        let mut state = lock(&self.world.state);
+        if let Some((offset, port)) = self.when_gone {
+            let cleared = rustix::io::pwrite(&self.memory, &[0], offset as u64);
+            assert_eq!(cleared, Ok(1), "forgeable memory is written by its descriptor");
+            if let Some(port) = state.ports.get(&(self.owner, port)).and_then(Weak::upgrade) {
+                port.notify();
+            }
+        }
+        for reference in &self.references {
+            state.grants.remove(&(self.owner, *reference));
+        }
+    }
 }
 
 impl Hypervisor for FakeDomain {
@@ -139,21 +182,41 @@ impl Hypervisor for FakeDomain {
     }
 
     fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment> {
-        let state = lock(&self.world.state);
-        let mut found = None;
-        for (index, reference) in references.iter().enumerate() {
-            let grant = state.grants.get(&(peer, *reference)).filter(|grant| grant.to == self.id);
-            let (memory, page) = grant.and_then(|grant| grant.place.as_ref()).ok_or(Error::Revoked)?;
-            assert_eq!(*page, index, "the double maps whole allocations only");
-            found = Some(Arc::clone(memory));
-        }
-        let memory = found.expect("at least one page");
-        drop(state);
+        let memory = self.granted(peer, references)?;
         // Opened for reading, so that no later call makes the mapping writable.
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
         let file = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let file = file.map_err(|error| Error::os("open", error))?;
         PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, guard).map_err(memfd)
+    }
+
+    fn share(&self, peer: DomId, pages: usize, when_gone: Option<(usize, u32)>) -> Result<(Vec<u32>, CommonSegment)> {
+        let memory = Arc::new(create_forgeable("tombolo-xen", pages * PAGE).map_err(memfd)?.1);
+        let mut state = lock(&self.world.state);
+        let references: Vec<u32> = (0..pages)
+            .map(|page| {
+                state.last += 1;
+                let (key, place) = ((self.id, state.last), Some((Arc::clone(&memory), page)));
+                state.grants.insert(key, Grant { to: peer, place });
+                state.last
+            })
+            .collect();
+        drop(state);
+        let gone = self.gone(&memory, references.clone(), when_gone);
+        let segment = CommonSegment::map(memory.as_fd(), pages * PAGE, true, gone).map_err(memfd)?;
+        Ok((references, segment))
+    }
+
+    fn join(
+        &self,
+        peer: DomId,
+        references: &[u32],
+        writable: bool,
+        when_gone: Option<(usize, u32)>,
+    ) -> Result<CommonSegment> {
+        let memory = self.granted(peer, references)?;
+        let gone = self.gone(&memory, Vec::new(), when_gone);
+        CommonSegment::map(memory.as_fd(), references.len() * PAGE, writable, gone).map_err(memfd)
     }
 
     fn offer_port(&self, peer: DomId) -> Result<Arc<dyn Port>> {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use tombolo_domain::Result;
-use tombolo_mem::{OwnSegment, PeerSegment};
+use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment};
 
 /// The number of a domain.
 pub(crate) type DomId = u16;
@@ -28,6 +28,19 @@ pub(crate) trait Hypervisor: Send + Sync + Debug {
     /// Maps pages of `peer` read-only, one after the other, and drops `guard` when they are unmapped, or cannot be mapped.
     /// `Revoked` where there is no such page.
     fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment>;
+
+    /// Zeroed pages that `peer` may map and write, and this domain's mapping of them. When the process is gone the kernel
+    /// clears the byte of the first page and notifies the port, if they are given.
+    fn share(&self, peer: DomId, pages: usize, when_gone: Option<(usize, u32)>) -> Result<(Vec<u32>, CommonSegment)>;
+
+    /// Maps such pages of `peer`, likewise.
+    fn join(
+        &self,
+        peer: DomId,
+        references: &[u32],
+        writable: bool,
+        when_gone: Option<(usize, u32)>,
+    ) -> Result<CommonSegment>;
 
     /// A port to which `peer` may bind.
     fn offer_port(&self, peer: DomId) -> Result<Arc<dyn Port>>;

@@ -9,6 +9,7 @@
 //! process, so that all but `sys` runs in tests where there is no hypervisor.
 #![deny(unsafe_code)]
 
+mod common;
 mod core;
 mod end;
 #[cfg(feature = "testing")]
@@ -24,6 +25,7 @@ mod sys;
 mod waker;
 mod wire;
 
+pub use common::{XenPieces, XenPort};
 #[cfg(feature = "testing")]
 pub use fake::FakeXen;
 
@@ -85,6 +87,14 @@ impl XenDomain {
             return Err(Error::BadService { service: service.into(), why });
         }
         Ok((place, core))
+    }
+
+    /// Pieces for a wire format that is not this backend's, between this domain and the domain `peer`.
+    ///
+    /// # Errors
+    /// Where this is no domain of Xen's.
+    pub fn pieces(&self, peer: u16) -> Result<XenPieces> {
+        Ok(XenPieces::new(self.core()?, peer))
     }
 
     fn core(&self) -> Result<Arc<Core>> {

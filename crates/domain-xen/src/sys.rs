@@ -21,7 +21,7 @@ use rustix::{
 };
 use tombolo_domain::{Error, Result};
 use tombolo_layout::xen::PAGE;
-use tombolo_mem::{OwnSegment, PeerSegment};
+use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment};
 
 use crate::{
     hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
@@ -33,6 +33,8 @@ const GNTDEV: &str = "/dev/xen/gntdev";
 const EVTCHN: &str = "/dev/xen/evtchn";
 const XENBUS: &str = "/dev/xen/xenbus";
 
+/// `GNTALLOC_ALLOC_GREF`: the peer may write.
+const WRITABLE: u32 = 1;
 /// `GNTALLOC_SET_UNMAP_NOTIFY`.
 const CLEAR_BYTE: u32 = 1;
 const SEND_EVENT: u32 = 2;
@@ -110,34 +112,48 @@ impl Hypervisor for Xen {
     }
 
     fn grant(&self, peer: DomId, pages: usize) -> Result<Arc<dyn Grants>> {
-        Ok(Arc::new(Allocation::new(peer, pages)?))
+        Ok(Arc::new(Allocation::new(peer, pages, 0)?))
     }
 
     fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment> {
         // Opened for reading, so that no later call makes the mapping writable.
-        let file = open(GNTDEV, OFlags::RDONLY)?;
-        let count = u32::try_from(references.len()).map_err(|_| Error::os("gntdev", Errno::INVAL))?;
-        let mut words = vec![pair(count, 0), 0];
-        words.extend(references.iter().map(|reference| pair(peer.into(), *reference)));
-        // struct ioctl_gntdev_map_grant_ref, with one reference counted in its length.
-        call(&file, b'G', 0, 24, &mut words).map_err(|error| match error {
-            Errno::INVAL | Errno::NOMEM => Error::Limit {
-                what: "the pages that one mapping may have (`limit` of the module xen_gntdev)",
-                remedy: "use smaller rings, or raise /sys/module/xen_gntdev/parameters/limit",
-            },
-            error => Error::os("ioctl GNTDEV_MAP_GRANT_REF", error),
-        })?;
-        debug_assert_eq!(words[1], 0, "the first mapping of a file begins at 0");
-        let file = Arc::new(file);
+        let file = Arc::new(mappable(peer, references, OFlags::RDONLY)?);
         // In this order: the file is closed, which unmaps the grants, and then whoever waits for that is told.
         let guard = (Arc::clone(&file), guard);
         let segment = PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, guard);
         drop(file);
-        let segment = segment.map_err(|error| match error.raw_os_error().map(Errno::from_raw_os_error) {
-            // Xen refused a reference; which of its reasons it was the kernel does not say.
-            Some(Errno::INVAL | Errno::FAULT | Errno::AGAIN) => Error::Revoked,
-            _ => Error::os("mmap of gntdev", error),
-        })?;
+        let segment = segment.map_err(refused)?;
+        segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
+        Ok(segment)
+    }
+
+    fn share(&self, peer: DomId, pages: usize, when_gone: Option<(usize, u32)>) -> Result<(Vec<u32>, CommonSegment)> {
+        let Allocation { file, references, .. } = Allocation::new(peer, pages, WRITABLE)?;
+        let file = Arc::new(file);
+        let segment = CommonSegment::map(file.as_fd(), pages * PAGE, true, Arc::clone(&file));
+        let segment = segment.map_err(|error| Error::os("mmap of gntalloc", error))?;
+        segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
+        if let Some((offset, port)) = when_gone {
+            notify_when_gone(&file, offset, Some(port))?;
+        }
+        Ok((references, segment))
+    }
+
+    fn join(
+        &self,
+        peer: DomId,
+        references: &[u32],
+        writable: bool,
+        when_gone: Option<(usize, u32)>,
+    ) -> Result<CommonSegment> {
+        let flags = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+        let file = Arc::new(mappable(peer, references, flags)?);
+        if let Some((offset, port)) = when_gone {
+            // The same structure and number as gntalloc's.
+            notify_when_gone(&file, offset, Some(port))?;
+        }
+        let segment = CommonSegment::map(file.as_fd(), references.len() * PAGE, writable, Arc::clone(&file));
+        let segment = segment.map_err(refused)?;
         segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
         Ok(segment)
     }
@@ -155,6 +171,42 @@ impl Hypervisor for Xen {
         let file = open(GNTALLOC, OFlags::RDWR)?;
         lock_byte(file, name)
     }
+}
+
+/// An open gntdev at whose offset 0 `references` can be mapped.
+fn mappable(peer: DomId, references: &[u32], flags: OFlags) -> Result<OwnedFd> {
+    let file = open(GNTDEV, flags)?;
+    let count = u32::try_from(references.len()).map_err(|_| Error::os("gntdev", Errno::INVAL))?;
+    let mut words = vec![pair(count, 0), 0];
+    words.extend(references.iter().map(|reference| pair(peer.into(), *reference)));
+    // struct ioctl_gntdev_map_grant_ref, with one reference counted in its length.
+    call(&file, b'G', 0, 24, &mut words).map_err(|error| match error {
+        Errno::INVAL | Errno::NOMEM => Error::Limit {
+            what: "the pages that one mapping may have (`limit` of the module xen_gntdev)",
+            remedy: "use smaller rings, or raise /sys/module/xen_gntdev/parameters/limit",
+        },
+        error => Error::os("ioctl GNTDEV_MAP_GRANT_REF", error),
+    })?;
+    debug_assert_eq!(words[1], 0, "the first mapping of a file begins at 0");
+    Ok(file)
+}
+
+/// Why gntdev did not map.
+fn refused(error: std::io::Error) -> Error {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        // Xen refused a reference; which of its reasons it was the kernel does not say.
+        Some(Errno::INVAL | Errno::FAULT | Errno::AGAIN) => Error::Revoked,
+        _ => Error::os("mmap of gntdev", error),
+    }
+}
+
+/// Has the kernel clear a byte when the file's mapping goes, and notify a port.
+fn notify_when_gone(file: &OwnedFd, offset: usize, port: Option<u32>) -> Result<()> {
+    let action = CLEAR_BYTE | if port.is_some() { SEND_EVENT } else { 0 };
+    // struct ioctl_gntalloc_unmap_notify, and ioctl_gntdev_unmap_notify.
+    let mut words = [offset as u64, pair(action, port.unwrap_or(0))];
+    let done = call(file, b'G', 7, 16, &mut words);
+    done.map(drop).map_err(|error| Error::os("ioctl SET_UNMAP_NOTIFY", error))
 }
 
 /// Locks the byte of `file` that stands for `name`, until the file is closed.
@@ -188,7 +240,7 @@ impl fmt::Debug for Allocation {
 }
 
 impl Allocation {
-    fn new(peer: DomId, pages: usize) -> Result<Self> {
+    fn new(peer: DomId, pages: usize, flags: u32) -> Result<Self> {
         // The kernel counts in 16 bits.
         let count = u16::try_from(pages).map_err(|_| Error::Limit {
             what: "the pages that one segment may have (65535)",
@@ -197,7 +249,7 @@ impl Allocation {
         let file = open(GNTALLOC, OFlags::RDWR)?;
         // struct ioctl_gntalloc_alloc_gref: domid and flags (0: the peer may only read), count, index, references.
         let mut words = vec![0; 2 + pages.div_ceil(2).max(1)];
-        words[0] = pair(peer.into(), count.into());
+        words[0] = pair(u32::from(peer) | flags << 16, count.into());
         call(&file, b'G', 5, 24, &mut words).map_err(|error| match error {
             Errno::NOSPC => Error::Limit {
                 what: "grants (`limit` of the module xen_gntalloc, or max_grant_frames of this domain)",
@@ -231,11 +283,7 @@ impl Grants for Allocation {
     }
 
     fn when_gone(&self, offset: usize, port: Option<u32>) -> Result<()> {
-        let action = CLEAR_BYTE | if port.is_some() { SEND_EVENT } else { 0 };
-        // struct ioctl_gntalloc_unmap_notify.
-        let mut words = [offset as u64, pair(action, port.unwrap_or(0))];
-        let done = call(&self.file, b'G', 7, 16, &mut words);
-        done.map(drop).map_err(|error| Error::os("ioctl GNTALLOC_SET_UNMAP_NOTIFY", error))
+        notify_when_gone(&self.file, offset, port)
     }
 }
 

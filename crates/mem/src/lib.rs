@@ -10,9 +10,11 @@
 //!    [`SharedSlice`]. The one exception is an `unsafe fn` whose contract says that the peer is trusted.
 //! 3. A word of the peer is [`Untrusted`] until it was checked, and is loaded once.
 //!
+//! [`CommonSegment`] is exempt by name: memory that both ends write, for a wire format that is not ours (ADR 0050).
+//!
 //! Why there is `unsafe` at all: mapping memory, and reaching it by address, is what this crate is for. It is the one
-//! place below the backends that does so; the modules [`map`](self), `word`, `data`, `copy`, `loss` and `common` hold
-//! all of it.
+//! place below the backends that does so; the modules [`map`](self), `word`, `data`, `copy`, `loss`, `common` and `mutual`
+//! hold all of it.
 #![deny(unsafe_code)]
 
 mod common;
@@ -21,6 +23,7 @@ mod data;
 mod loss;
 mod map;
 mod memfd;
+mod mutual;
 mod segment;
 mod untrusted;
 mod word;
@@ -30,6 +33,7 @@ pub use data::{OwnBytes, PeerBytes, SharedSlice};
 #[cfg(feature = "testing")]
 pub use memfd::create_forgeable;
 pub use memfd::{SealError, check_sealed, create_sealed};
+pub use mutual::CommonSegment;
 pub use segment::{OwnControl, OwnSegment, PeerSegment};
 pub use untrusted::Untrusted;
 pub use word::{MappedOwnWord, MappedPeerWord};

@@ -343,6 +343,15 @@ impl<M: Mem> Reader<M> {
         })
     }
 
+    /// Whether the writer has closed or given up, looked at afresh; what it published before may still be there.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] where its state word is impossible.
+    pub fn writer_closed(&mut self) -> Result<bool, Error> {
+        self.look_at_writer()?;
+        Ok(matches!(self.writer.phase, Phase::Closed | Phase::Aborted))
+    }
+
     /// What was counted.
     #[must_use]
     pub fn counters(&self) -> Counters {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer facade. Uses: channel, sockets, domain-ivshmem, domain-local, domain-xen.
+//! Layer facade. Uses: channel, sockets, vchan-wire, domain, domain-ivshmem, domain-local, domain-xen, mem.
 //!
 //! Tombolo: programs in neighbouring virtual machines, containers and the host talk through memory that both sides map
 //! into user space. Bytes cross without a system call, a packet, a checksum or a copy by a third party; a notification
@@ -57,6 +57,8 @@
 //! hosts, and does not protect a stream's content from the peer that writes it; a peer that lies or dies can end a
 //! channel, and nothing else.
 #![forbid(unsafe_code)]
+
+pub mod vchan;
 
 use std::sync::LazyLock;
 

@@ -23,6 +23,7 @@ const PARTS: &[(&str, &str)] = &[
     ("B", "brokers"),
     ("V", "virtual machines"),
     ("X", "Xen"),
+    ("W", "vchan"),
 ];
 const RESERVED: &str = "*(reserved)*";
 

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! W-5, W-6. One ring, from either end.
+
+use std::{os::fd::BorrowedFd, sync::Arc};
+
+use crate::{
+    Error, Result,
+    ground::Shared,
+    layout::{NOTIFY_READ, NOTIFY_WRITE, at},
+    sleep::Sleep,
+};
+
+/// What both halves of an end share.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub page: Arc<dyn Shared>,
+    pub sleep: Sleep,
+    pub server: bool,
+}
+
+/// Who is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Live {
+    /// The peer closed, or its process is gone.
+    Gone,
+    /// Both are there.
+    Here,
+    /// The client has not come yet.
+    NotYet,
+}
+
+impl Common {
+    /// W-5. What the peer's byte says; any other number is as good as being there.
+    pub(crate) fn live(&self) -> Live {
+        match self.page.load8(if self.server { at::CLIENT_LIVE } else { at::SERVER_LIVE }) {
+            0 => Live::Gone,
+            2 if self.server => Live::NotYet,
+            _ => Live::Here,
+        }
+    }
+
+    /// W-6. Asks the peer for an event. What is looked at after this was not there before it was asked.
+    fn ask(&self, bit: u8) {
+        self.page.set_bits(if self.server { at::CLIENT_NOTIFY } else { at::SERVER_NOTIFY }, bit);
+    }
+
+    /// W-6. Sends an event if the peer asked for one.
+    fn tell(&self, bit: u8) {
+        if self.page.clear_bits(if self.server { at::SERVER_NOTIFY } else { at::CLIENT_NOTIFY }, bit) & bit != 0 {
+            self.sleep.event.notify();
+        }
+    }
+}
+
+/// Tells who is there while others use the halves. It keeps this end open.
+#[derive(Clone, Debug)]
+pub struct Watch(Arc<Common>);
+
+impl Watch {
+    /// Who is there.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        self.0.live()
+    }
+
+    /// Forgets the event, so that the next one is heard.
+    pub fn rung(&self) {
+        self.0.sleep.rung();
+    }
+}
+
+impl Drop for Common {
+    fn drop(&mut self) {
+        self.page.store8(if self.server { at::SERVER_LIVE } else { at::CLIENT_LIVE }, 0);
+        self.sleep.event.notify();
+    }
+}
+
+/// One ring: its memory, and where in the page its positions are.
+#[derive(Debug)]
+struct Ring {
+    memory: Arc<dyn Shared>,
+    /// Where it begins there.
+    base: usize,
+    size: u32,
+    /// This end's position: private, and only ever written to the page.
+    own: u32,
+    own_at: usize,
+    peer_at: usize,
+    /// The first lie of the peer's: whoever lied once is not listened to again.
+    lie: Option<u32>,
+}
+
+impl Ring {
+    /// W-5. How far the peer is ahead of this end, loaded once; more than a ring is a lie.
+    fn ahead(&mut self, page: &dyn Shared, behind: u32) -> Result<u32> {
+        let corrupt = |found| Error::Corrupt { clause: "W-5", what: "a position beyond the ring", found };
+        if let Some(found) = self.lie {
+            return Err(corrupt(found));
+        }
+        let found = page.load32(self.peer_at);
+        let ahead = found.wrapping_sub(self.own).wrapping_add(behind);
+        if ahead > self.size {
+            self.lie = Some(found);
+            return Err(corrupt(found));
+        }
+        Ok(ahead)
+    }
+
+    /// The two pieces of `len` bytes from this end's position: offset and length of the first, length of the second.
+    fn pieces(&self, len: usize) -> (usize, usize) {
+        let start = (self.own & (self.size - 1)) as usize;
+        (self.base + start, len.min(self.size as usize - start))
+    }
+}
+
+/// The half that reads.
+#[derive(Debug)]
+pub struct Reader {
+    common: Arc<Common>,
+    ring: Ring,
+}
+
+/// The half that writes.
+#[derive(Debug)]
+pub struct Writer {
+    common: Arc<Common>,
+    ring: Ring,
+}
+
+/// A ring's memory, where it begins there, and its order.
+pub(crate) type Place = (Arc<dyn Shared>, usize, u32);
+
+pub(crate) fn halves(common: Arc<Common>, left: Place, right: Place) -> (Reader, Writer) {
+    let (reads, writes) = if common.server { (left, right) } else { (right, left) };
+    let (reader_at, writer_at) = if common.server {
+        ((at::LEFT_READ, at::LEFT_WRITTEN), (at::RIGHT_WRITTEN, at::RIGHT_READ))
+    } else {
+        ((at::RIGHT_READ, at::RIGHT_WRITTEN), (at::LEFT_WRITTEN, at::LEFT_READ))
+    };
+    let ring = |(memory, base, order): Place, (own_at, peer_at): (usize, usize)| Ring {
+        memory,
+        base,
+        size: 1 << order,
+        // A client may come back to a ring that was in use (W-8): it goes on where that stands.
+        own: common.page.load32(own_at),
+        own_at,
+        peer_at,
+        lie: None,
+    };
+    let (read, write) = (ring(reads, reader_at), ring(writes, writer_at));
+    (Reader { common: Arc::clone(&common), ring: read }, Writer { common, ring: write })
+}
+
+impl Reader {
+    /// Bytes of the ring.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.ring.size as usize
+    }
+
+    /// Who is there.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        self.common.live()
+    }
+
+    /// How many bytes are there. Where there are fewer than `need`, an event will tell of more.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn available(&mut self, need: usize) -> Result<usize> {
+        let there = self.ring.ahead(&*self.common.page, 0)? as usize;
+        if there >= need {
+            return Ok(there);
+        }
+        self.common.ask(NOTIFY_WRITE);
+        Ok(self.ring.ahead(&*self.common.page, 0)? as usize)
+    }
+
+    /// Reads what is there; 0 while there is nothing.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn read(&mut self, to: &mut [u8]) -> Result<usize> {
+        let len = (self.ring.ahead(&*self.common.page, 0)? as usize).min(to.len());
+        if len == 0 {
+            return Ok(0);
+        }
+        let (start, first) = self.ring.pieces(len);
+        let (one, two) = to[..len].split_at_mut(first);
+        self.ring.memory.copy_out(start, one);
+        self.ring.memory.copy_out(self.ring.base, two);
+        self.ring.own = self.ring.own.wrapping_add(len as u32);
+        self.common.page.store32(self.ring.own_at, self.ring.own);
+        self.common.tell(NOTIFY_READ);
+        Ok(len)
+    }
+
+    /// Waits until `need` bytes are there or no more will come: how many are.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::TooLarge`], and what the system says.
+    pub fn wait_for(&mut self, need: usize) -> Result<usize> {
+        if need > self.capacity() {
+            return Err(Error::TooLarge { len: need, ring: self.capacity() });
+        }
+        for fruitless in 0.. {
+            let since = self.common.sleep.count();
+            let live = self.live();
+            let there = self.available(need)?;
+            // Asked before: what it wrote before it went is there.
+            if there >= need || live == Live::Gone {
+                return Ok(there);
+            }
+            self.common.sleep.sleep(since, fruitless)?;
+        }
+        unreachable!("it waits for ever")
+    }
+
+    /// The event channel's descriptor: polls readable until [`Watch::rung`].
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.common.sleep.event.fd()
+    }
+
+    /// Tells who is there.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::clone(&self.common))
+    }
+}
+
+impl Writer {
+    /// Bytes of the ring.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.ring.size as usize
+    }
+
+    /// Who is there.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        self.common.live()
+    }
+
+    /// See [`Reader::fd`]: both halves have one.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.common.sleep.event.fd()
+    }
+
+    fn space(&mut self) -> Result<usize> {
+        let size = self.ring.size;
+        Ok(self.ring.ahead(&*self.common.page, size)? as usize)
+    }
+
+    /// For how many bytes there is room. Where that is less than `need`, an event will tell of more.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn room(&mut self, need: usize) -> Result<usize> {
+        let room = self.space()?;
+        if room >= need {
+            return Ok(room);
+        }
+        self.common.ask(NOTIFY_READ);
+        self.space()
+    }
+
+    /// Writes what there is room for; 0 where there is none. Who is there makes no difference: see [`live`](Self::live).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let len = self.space()?.min(bytes.len());
+        if len == 0 {
+            return Ok(0);
+        }
+        let (start, first) = self.ring.pieces(len);
+        let (one, two) = bytes[..len].split_at(first);
+        self.ring.memory.copy_in(start, one);
+        self.ring.memory.copy_in(self.ring.base, two);
+        self.ring.own = self.ring.own.wrapping_add(len as u32);
+        self.common.page.store32(self.ring.own_at, self.ring.own);
+        self.common.tell(NOTIFY_WRITE);
+        Ok(len)
+    }
+
+    /// Waits until there is room for `need` bytes at once.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], [`Error::Closed`], [`Error::TooLarge`], and what the system says.
+    pub fn wait_for(&mut self, need: usize) -> Result<()> {
+        if need > self.capacity() {
+            return Err(Error::TooLarge { len: need, ring: self.capacity() });
+        }
+        for fruitless in 0.. {
+            let since = self.common.sleep.count();
+            if self.live() == Live::Gone {
+                return Err(Error::Closed);
+            }
+            if self.room(need)? >= need {
+                return Ok(());
+            }
+            self.common.sleep.sleep(since, fruitless)?;
+        }
+        unreachable!("it waits for ever")
+    }
+}

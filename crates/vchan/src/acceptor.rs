@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The thread that lets clients in. A program that made a vchan may do something else for a while, and its client must not
+//! have to wait for that: with the original, the memory is there and no process has to answer.
+//!
+//! A server has one client at a time; others wait at its door. Each client is greeted by a thread of its own, so that one that
+//! says nothing keeps nobody waiting but those at the same door.
+
+use std::{
+    collections::HashMap,
+    mem::MaybeUninit,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc, LazyLock, Mutex, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use nix::sys::signal::SigSet;
+use rustix::event::epoll;
+use tombolo::{Listener, Options, Stream};
+
+use crate::{
+    backends,
+    border::{Fault, Outcome},
+    hello, original,
+    place::{Place, Role},
+    vchan::{Halves, Inner, Vchan, lock},
+};
+
+/// Bytes of the ring that a client has unless the server asks for a larger one.
+pub(crate) const CLIENTS_RING: u64 = 64 << 10;
+/// What little these threads do takes little.
+const STACK: usize = 256 << 10;
+
+/// A ring of `min` bytes at least.
+fn ring(min: usize) -> Outcome<u64> {
+    let too_large = || Fault::with(libc::EINVAL, format!("a ring of {min} bytes: {} are the most", hello::RING_MOST));
+    let ring = (min as u64).max(4096).checked_next_power_of_two().ok_or_else(too_large)?;
+    if ring <= hello::RING_MOST { Ok(ring) } else { Err(too_large()) }
+}
+
+/// Where a server waits.
+#[derive(Debug)]
+pub(crate) struct Door {
+    listener: Listener<Stream>,
+    id: u64,
+    /// What it asks of a client.
+    ring: u64,
+}
+
+impl Door {
+    /// Lets the next client in.
+    pub(crate) fn open(&self) {
+        // What listens is in no set, or in ours.
+        let _ =
+            epoll::add(&ACCEPTOR.set, self.listener.as_fd(), epoll::EventData::new_u64(self.id), epoll::EventFlags::IN);
+    }
+
+    fn shut(&self) {
+        let _ = epoll::delete(&ACCEPTOR.set, self.listener.as_fd());
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.shut();
+        lock(&ACCEPTOR.servers).remove(&self.id);
+    }
+}
+
+/// A server at `place`.
+pub(crate) fn serve(place: &Place, read_min: usize, write_min: usize) -> Outcome<Vchan> {
+    match place {
+        Place::Channel(address) => serve_at(address, read_min, write_min),
+        Place::Original(peer, path) => original::serve(*peer, path, read_min, write_min),
+    }
+}
+
+fn serve_at(address: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> {
+    let (read, write) = (ring(read_min)?, ring(write_min)?);
+    let options = Options::new().ring_size(write).largest_peer_ring(read.max(CLIENTS_RING));
+    ACCEPTOR.start()?;
+    let listener = backends::listen::<Stream>(address, &options)?;
+    let vchan = Vchan::new(Role::Server, read as usize, write as usize)?;
+    let id = ACCEPTOR.last.fetch_add(1, Ordering::Relaxed);
+    let door = Door { listener, id, ring: read };
+    lock(&ACCEPTOR.servers).insert(id, Arc::downgrade(&vchan.0));
+    let mut place = lock(&vchan.0.door);
+    place.insert(door).open();
+    drop(place);
+    Ok(vchan)
+}
+
+static ACCEPTOR: LazyLock<Acceptor> = LazyLock::new(|| Acceptor {
+    set: epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor for the doors of vchans"),
+    servers: Mutex::default(),
+    last: AtomicU64::new(1),
+    runs: Mutex::new(0),
+});
+
+#[derive(Debug)]
+struct Acceptor {
+    /// All doors that are open.
+    set: OwnedFd,
+    servers: Mutex<HashMap<u64, Weak<Inner>>>,
+    last: AtomicU64,
+    /// The process in which the thread runs: one made by fork has none.
+    runs: Mutex<u32>,
+}
+
+/// A thread that takes none of the program's signals.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<()> {
+    let mut mask = SigSet::empty();
+    let masked = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map(|old| mask = old);
+    let spawned = thread::Builder::new().name(name.into()).stack_size(STACK).spawn(work);
+    if masked.is_ok() {
+        let _ = mask.thread_set_mask();
+    }
+    Ok(spawned.map(drop)?)
+}
+
+impl Acceptor {
+    fn start(&'static self) -> Outcome<()> {
+        let mut runs = lock(&self.runs);
+        if *runs != std::process::id() {
+            spawn("vchan-doors", || self.run())?;
+            *runs = std::process::id();
+        }
+        Ok(())
+    }
+
+    fn run(&self) {
+        let mut events = [MaybeUninit::uninit(); 16];
+        loop {
+            let Ok((events, _)) = epoll::wait(&self.set, &mut events, None) else { continue };
+            for event in &*events {
+                let server = lock(&self.servers).get(&event.data.u64()).and_then(Weak::upgrade);
+                if let Some(server) = server {
+                    knock(&server);
+                }
+            }
+        }
+    }
+}
+
+/// Somebody is at a server's door.
+fn knock(server: &Arc<Inner>) {
+    let mut place = lock(&server.door);
+    let Some(door) = &mut *place else { return };
+    let Ok(Some(stream)) = door.listener.try_accept() else { return };
+    door.shut();
+    let ring = door.ring;
+    drop(place);
+    let greeted = Arc::downgrade(server);
+    let greeting = spawn("vchan-greeting", move || {
+        let halves = greet(stream, ring);
+        let Some(server) = greeted.upgrade() else { return };
+        let place = lock(&server.door);
+        match (&*place, halves) {
+            (Some(_), Ok(halves)) => server.deliver(Ok(halves)),
+            (Some(door), Err(_)) => door.open(),
+            (None, _) => {}
+        }
+        drop(place);
+        server.meet_meanwhile();
+    });
+    if greeting.is_err()
+        && let Some(door) = &*lock(&server.door)
+    {
+        door.open();
+    }
+}
+
+fn greet(stream: Stream, ring: u64) -> Outcome<Halves> {
+    let (mut reader, mut writer) = stream.into_split();
+    hello::say(&mut writer, ring)?;
+    hello::hear(&mut reader)?;
+    Ok((Box::new(reader), Box::new(writer)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_rounded_up_and_have_an_end() {
+        assert_eq!([0, 1, 4096, 4097, 1 << 20].map(|min| ring(min).unwrap()), [4096, 4096, 4096, 8192, 1 << 20]);
+        assert_eq!(ring(1 << 30).unwrap(), 1 << 30);
+        for min in [(1 << 30) + 1, usize::MAX] {
+            assert_eq!(ring(min).unwrap_err().errno, libc::EINVAL);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The descriptor of a vchan: an epoll set that polls readable when something changed since it was last waited for.
+//!
+//! What is in the set is edge-triggered. So `wait` takes what happened and the descriptor is quiet again, although bytes may
+//! still lie in the ring: a program that has no use for them now, because its own output is full, can sleep. That is how
+//! programs for libxenvchan expect an event channel to behave.
+
+use std::{
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    event::{EventfdFlags, Timespec, epoll, eventfd},
+    io::Errno,
+};
+
+use crate::border::Outcome;
+
+#[derive(Debug)]
+pub(crate) struct Bell {
+    set: OwnedFd,
+    /// Rung by this process alone.
+    news: OwnedFd,
+}
+
+impl Bell {
+    pub(crate) fn new() -> Outcome<Self> {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let bell = Self { set, news };
+        bell.hear(bell.news.as_fd())?;
+        Ok(bell)
+    }
+
+    /// Rings with every change that `fd` tells of, until it is closed.
+    pub(crate) fn hear(&self, fd: BorrowedFd<'_>) -> Outcome<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        match epoll::add(&self.set, fd, epoll::EventData::new_u64(0), flags) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Rings.
+    pub(crate) fn ring(&self) {
+        // Full is as good as one.
+        let _ = rustix::io::write(&self.news, &1u64.to_ne_bytes());
+    }
+
+    /// Waits until it rings, and takes that.
+    pub(crate) fn wait(&self) -> Outcome<()> {
+        let mut events = [MaybeUninit::uninit(); 8];
+        loop {
+            match epoll::wait(&self.set, &mut events, None) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Takes what rang, if anything did.
+    pub(crate) fn take(&self) -> bool {
+        let mut events = [MaybeUninit::uninit(); 8];
+        matches!(epoll::wait(&self.set, &mut events, Some(&Timespec::default())), Ok((rang, _)) if !rang.is_empty())
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
+    }
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The client's way to its server: at once, or once the server is there.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use tombolo::{Options, Stream};
+
+use crate::{
+    acceptor::{CLIENTS_RING, spawn},
+    backends,
+    border::{Fault, Outcome},
+    hello, original,
+    place::{Place, Role},
+    vchan::{Halves, Inner, Vchan},
+};
+
+/// How long somebody who waits for a server does so before it looks whether it should give up.
+const TURN: Duration = Duration::from_millis(200);
+
+/// A client of the server at `place`, which must be there.
+pub(crate) fn join(place: &Place) -> Outcome<Vchan> {
+    joined(meet(place, None, || true)?)
+}
+
+fn joined(halves: Halves) -> Outcome<Vchan> {
+    let vchan = Vchan::new(Role::Client, halves.0.capacity(), halves.1.capacity())?;
+    vchan.0.deliver(Ok(halves));
+    vchan.0.meet()?;
+    Ok(vchan)
+}
+
+/// Not there yet, or there and gone again.
+fn is_early(met: &Outcome<Halves>) -> bool {
+    matches!(met, Err(Fault { errno: libc::ENOENT | libc::ECONNRESET, .. }))
+}
+
+/// A client that waits for its server in the background.
+pub(crate) fn join_later(place: Place) -> Outcome<Vchan> {
+    let vchan = Vchan::new(Role::Client, 4096, CLIENTS_RING as usize)?;
+    let waiting = Arc::downgrade(&vchan.0);
+    spawn("vchan-joining", move || {
+        while waiting.strong_count() > 0 {
+            let met = meet(&place, Some(TURN), || waiting.strong_count() > 0);
+            let Some(inner): Option<Arc<Inner>> = waiting.upgrade() else { return };
+            if !is_early(&met) {
+                return inner.deliver(met);
+            }
+        }
+    })?;
+    Ok(vchan)
+}
+
+/// A client that waits for its server, however long that takes.
+pub(crate) fn join_in_time(place: &Place) -> Outcome<Vchan> {
+    loop {
+        let met = meet(place, Some(TURN), || true);
+        if !is_early(&met) {
+            return joined(met?);
+        }
+    }
+}
+
+fn meet(place: &Place, wait: Option<Duration>, wanted: impl Fn() -> bool) -> Outcome<Halves> {
+    match place {
+        Place::Channel(address) => meet_at(address, wait, wanted),
+        Place::Original(peer, path) => {
+            let met = original::meet(*peer, path);
+            if let (true, Some(wait)) = (is_early(&met), wait) {
+                thread::park_timeout(wait);
+            }
+            met
+        }
+    }
+}
+
+/// Connects, and again with a larger ring if the server asks for that. The server lets nobody in who is not wanted any more.
+fn meet_at(address: &str, wait: Option<Duration>, wanted: impl Fn() -> bool) -> Outcome<Halves> {
+    let mut ring = CLIENTS_RING;
+    loop {
+        let mut options = Options::new().ring_size(ring);
+        if let Some(wait) = wait {
+            options = options.wait_for_listener(wait);
+        }
+        let (mut reader, mut writer) = backends::connect::<Stream>(address, &options)?.into_split();
+        let asked = hello::hear(&mut reader)?;
+        if !wanted() {
+            return Err(Fault::new(libc::ECANCELED, "the search for a server was given up"));
+        }
+        if asked <= ring {
+            hello::say(&mut writer, 0)?;
+            return Ok((Box::new(reader), Box::new(writer)));
+        }
+        ring = asked;
+    }
+}

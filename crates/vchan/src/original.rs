@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Peers that run the original, by its own layout.
+
+use std::os::fd::BorrowedFd;
+
+use tombolo::vchan::{Error, Live, Reader, Watch, Writer};
+
+use crate::{
+    border::{Fault, Outcome},
+    place::Role,
+    side::{Incoming, Outgoing},
+    vchan::{Halves, Vchan},
+};
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        let errno = match &error {
+            Error::Corrupt { .. } => libc::EPROTO,
+            Error::Closed => libc::EPIPE,
+            Error::TooLarge { .. } => libc::EMSGSIZE,
+            Error::Sizes { .. } => libc::EINVAL,
+            Error::NotFound(_) => libc::ENOENT,
+            Error::Ground(error) => {
+                let ours = error.get_ref().and_then(|inner| inner.downcast_ref::<tombolo::Error>());
+                ours.map_or(error.raw_os_error(), |ours| Some(ours.errno())).unwrap_or(libc::EIO)
+            }
+            _ => libc::EIO,
+        };
+        let mut text = error.to_string();
+        let mut next: &dyn std::error::Error = &error;
+        while let Some(source) = next.source() {
+            text = format!("{text}: {source}");
+            next = source;
+        }
+        Self::with(errno, text)
+    }
+}
+
+impl Incoming for Reader {
+    fn read(&mut self, to: &mut [u8]) -> Outcome<Option<usize>> {
+        // Asked first: what the peer wrote before it went is there.
+        let gone = self.live() == Live::Gone;
+        match Reader::read(self, to)? {
+            0 if gone => Ok(Some(0)),
+            // Asked for an event, there may be something after all.
+            0 if Reader::available(self, 1)? == 0 => Ok(None),
+            0 => Ok(Some(Reader::read(self, to)?)),
+            len => Ok(Some(len)),
+        }
+    }
+
+    fn available(&mut self, need: usize) -> Outcome<usize> {
+        Ok(Reader::available(self, need)?)
+    }
+
+    fn wait_for(&mut self, need: usize) -> Outcome<usize> {
+        Ok(Reader::wait_for(self, need)?)
+    }
+
+    fn is_last(&mut self) -> Outcome<bool> {
+        Ok(self.live() == Live::Gone)
+    }
+
+    fn end(&self) -> Fault {
+        Error::Closed.into()
+    }
+
+    fn watch(&self) -> Option<Watch> {
+        Some(Reader::watch(self))
+    }
+
+    fn capacity(&self) -> usize {
+        Reader::capacity(self)
+    }
+
+    fn fd(&self) -> Outcome<BorrowedFd<'_>> {
+        Ok(Reader::fd(self))
+    }
+}
+
+impl Outgoing for Writer {
+    fn write(&mut self, bytes: &[u8]) -> Outcome<Option<usize>> {
+        Ok(Some(Writer::write(self, bytes)?).filter(|len| *len > 0))
+    }
+
+    fn fits(&mut self, need: usize) -> Outcome<bool> {
+        Ok(self.room(need)? >= need)
+    }
+
+    fn wait_for(&mut self, need: usize) -> Outcome<()> {
+        Ok(Writer::wait_for(self, need)?)
+    }
+
+    fn room(&mut self, need: usize) -> Outcome<usize> {
+        Ok(Writer::room(self, need)?)
+    }
+
+    fn capacity(&self) -> usize {
+        Writer::capacity(self)
+    }
+
+    fn fd(&self) -> Outcome<BorrowedFd<'_>> {
+        Ok(Writer::fd(self))
+    }
+}
+
+fn boxed((reader, writer): (Reader, Writer)) -> Halves {
+    (Box::new(reader), Box::new(writer))
+}
+
+/// A server whose client runs the original.
+pub(crate) fn serve(peer: u16, path: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> {
+    let (server, halves) = world::serve(peer, path, read_min, write_min)?;
+    let vchan = Vchan::new(Role::Server, halves.0.capacity(), halves.1.capacity())?;
+    vchan.0.keep(server);
+    vchan.0.deliver(Ok(boxed(halves)));
+    vchan.0.meet()?;
+    Ok(vchan)
+}
+
+/// The way to a server that runs the original.
+pub(crate) fn meet(peer: u16, path: &str) -> Outcome<Halves> {
+    Ok(boxed(world::join(peer, path)?))
+}
+
+#[cfg(not(feature = "testing"))]
+mod world {
+    pub(super) use tombolo::vchan::{join, serve};
+}
+
+/// In tests two domains of a Xen in this process: a server is in domain 5, a client in domain 7.
+#[cfg(feature = "testing")]
+mod world {
+    use std::sync::LazyLock;
+
+    use tombolo::vchan::{FakeXen, Halves, Result, Server, join_in, serve_in};
+
+    use crate::place::key;
+
+    static XEN: LazyLock<FakeXen> = LazyLock::new(FakeXen::new);
+
+    pub(super) fn serve(_: u16, path: &str, read_min: usize, write_min: usize) -> Result<(Server, Halves)> {
+        let path = format!("data/vchan/7/{}", key(path).expect("checked before"));
+        serve_in(&XEN.domain(5), 7, &path, read_min, write_min)
+    }
+
+    pub(super) fn join(_: u16, path: &str) -> Result<Halves> {
+        let path = format!("/local/domain/5/data/vchan/{{self}}/{}", key(path).expect("checked before"));
+        join_in(&XEN.domain(7), 5, &path)
+    }
+}

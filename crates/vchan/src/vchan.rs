@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One end of a vchan.
+//!
+//! A server is there before its client: what it writes meanwhile waits in its own memory. It stays there after the client,
+//! and another may come; what the last one left unread is read first, what was written for it goes with it.
+
+mod reading;
+#[cfg(all(test, feature = "testing"))]
+mod tests;
+mod writing;
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
+};
+
+use rustix::event::{EventfdFlags, eventfd};
+use tombolo::vchan::{Live, Server, Watch};
+
+use crate::{
+    acceptor::Door,
+    bell::Bell,
+    border::{Fault, Outcome},
+    place::Role,
+    side::{Incoming, Outgoing},
+};
+use reading::{Reading, Took};
+use writing::Writing;
+
+/// What a program chose by the fields that it may set.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ways {
+    /// Calls wait instead of returning 0.
+    pub blocking: bool,
+    /// To the server a client that went is like one that has not come.
+    pub persist: bool,
+}
+
+/// What `is_open` says.
+pub(crate) const CLOSED: u8 = 0;
+pub(crate) const OPEN: u8 = 1;
+pub(crate) const WAITING: u8 = 2;
+
+/// Both halves to a peer that came.
+pub(crate) type Halves = (Box<dyn Incoming>, Box<dyn Outgoing>);
+
+/// One end, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Vchan(pub(crate) Arc<Inner>);
+
+/// What an end shares with the threads that look for its peer.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    role: Role,
+    pub(crate) bell: Bell,
+    /// Somebody has the bell's descriptor, or waits for it: the halves ring it.
+    polled: AtomicBool,
+    state: AtomicU8,
+    /// Who came, or why nobody will, until the program's next call.
+    arrival: Mutex<Option<Outcome<Halves>>>,
+    arrived: Condvar,
+    has_arrival: AtomicBool,
+    reading: Mutex<Reading>,
+    writing: Mutex<Writing>,
+    /// Why it is over.
+    reason: Mutex<Fault>,
+    /// A server's.
+    pub(crate) door: Mutex<Option<Door>>,
+    /// With a peer that runs the original: who is there, and what is this server's in XenStore.
+    original: OnceLock<Watch>,
+    server: Mutex<Option<Server>>,
+    /// Of a client that waits for its server: polls readable once that is decided.
+    watch: Mutex<Option<OwnedFd>>,
+}
+
+/// A panic elsewhere leaves what is inside as usable as it was: each step of it is whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Vchan {
+    /// An end whose peer is still to come, with rings of these sizes.
+    pub(crate) fn new(role: Role, read: usize, write: usize) -> Outcome<Self> {
+        Ok(Self(Arc::new(Inner {
+            role,
+            bell: Bell::new()?,
+            polled: AtomicBool::new(false),
+            state: AtomicU8::new(WAITING),
+            arrival: Mutex::default(),
+            arrived: Condvar::new(),
+            has_arrival: AtomicBool::new(false),
+            reading: Mutex::new(Reading::new(read)),
+            writing: Mutex::new(Writing::new(write)),
+            reason: Mutex::new(Fault::new(libc::EPIPE, "the other end has closed")),
+            door: Mutex::default(),
+            original: OnceLock::new(),
+            server: Mutex::default(),
+            watch: Mutex::default(),
+        })))
+    }
+
+    /// Bytes of both rings, the one that is read first.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        (lock(&self.0.reading).size(), lock(&self.0.writing).size())
+    }
+}
+
+impl Drop for Vchan {
+    fn drop(&mut self) {
+        let inner = &self.0;
+        // Whoever still looks for a peer finds nobody to bring it to.
+        inner.state.store(CLOSED, Ordering::Release);
+        drop(lock(&inner.door).take());
+        drop(lock(&inner.arrival).take());
+        let from = lock(&inner.reading).take_half();
+        let to = lock(&inner.writing).take_half();
+        drop((from, to));
+        drop(lock(&inner.server).take());
+    }
+}
+
+impl Inner {
+    /// What a server has to keep as long as it is there.
+    pub(crate) fn keep(&self, server: Server) {
+        *lock(&self.server) = Some(server);
+    }
+
+    fn is_original(&self) -> bool {
+        self.original.get().is_some()
+    }
+
+    /// In the layout of the original the page says who is there, and may say so again after it did not.
+    fn look_who_is_there(&self) {
+        if let Some(watch) = self.original.get() {
+            let state = match watch.live() {
+                Live::Gone => CLOSED,
+                Live::Here => OPEN,
+                Live::NotYet => WAITING,
+            };
+            self.state.store(state, Ordering::Release);
+        }
+    }
+
+    /// The bell rang: where it is the original's event channel, it is to ring again.
+    fn heard(&self) {
+        if let Some(watch) = self.original.get() {
+            watch.rung();
+        }
+    }
+
+    /// Waits for anything to happen.
+    fn await_change(&self) -> Outcome<()> {
+        self.fd()?;
+        self.bell.wait()?;
+        self.heard();
+        Ok(())
+    }
+
+    /// Brings a peer, or the reason why there will be none.
+    pub(crate) fn deliver(&self, arrival: Outcome<Halves>) {
+        *lock(&self.arrival) = Some(arrival);
+        self.has_arrival.store(true, Ordering::Release);
+        if let Some(watch) = &*lock(&self.watch) {
+            let _ = rustix::io::write(watch, &1u64.to_ne_bytes());
+        }
+        self.arrived.notify_all();
+        self.bell.ring();
+    }
+
+    /// A descriptor that polls readable once the server was found, or cannot be; it is closed by [`finish`](Self::finish).
+    pub(crate) fn watch(&self) -> Outcome<RawFd> {
+        let mut watch = lock(&self.watch);
+        let fd = watch.insert(eventfd(self.has_arrival().into(), EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        Ok(fd.as_raw_fd())
+    }
+
+    /// Whether the program has not heard yet what became of its search for a server.
+    pub(crate) fn is_joining(&self) -> bool {
+        lock(&self.watch).is_some()
+    }
+
+    /// Says whether the server was found.
+    pub(crate) fn finish(&self) -> Outcome<bool> {
+        if self.is_joining() {
+            if !self.has_arrival() {
+                return Ok(false);
+            }
+            self.meet()?;
+            drop(lock(&self.watch).take());
+        }
+        Ok(true)
+    }
+
+    /// Whether somebody came whom the program has not met.
+    pub(crate) fn has_arrival(&self) -> bool {
+        self.has_arrival.load(Ordering::Acquire)
+    }
+
+    /// Meets whoever came since the last call.
+    #[inline]
+    pub(crate) fn meet(&self) -> Outcome<()> {
+        self.look_who_is_there();
+        if self.has_arrival() {
+            self.meet_now()?;
+            if !self.polled.load(Ordering::Acquire) {
+                // Whoever asks for the descriptor later knows of this.
+                self.bell.take();
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`meet`](Self::meet), by another thread than the program's: the peer is to read what was written for it, although the
+    /// program does something else. The bell still tells the program.
+    pub(crate) fn meet_meanwhile(&self) {
+        if self.has_arrival() {
+            // The program's next call finds out what went wrong.
+            let _ = self.meet_now();
+        }
+    }
+
+    #[cold]
+    fn meet_now(&self) -> Outcome<()> {
+        let (mut reading, mut writing) = (lock(&self.reading), lock(&self.writing));
+        let arrival = lock(&self.arrival).take();
+        let met = self.begin(arrival, &mut reading, &mut writing);
+        // Last: until then whoever sees that somebody came waits here for the new state.
+        self.has_arrival.store(false, Ordering::Release);
+        met
+    }
+
+    fn begin(&self, arrival: Option<Outcome<Halves>>, reading: &mut Reading, writing: &mut Writing) -> Outcome<()> {
+        match arrival {
+            None => Ok(()),
+            Some(Err(fault)) => {
+                *lock(&self.reason) = fault.clone();
+                self.state.store(CLOSED, Ordering::Release);
+                Err(fault)
+            }
+            Some(Ok((from, to))) => {
+                if let Some(watch) = from.watch() {
+                    let _ = self.original.set(watch);
+                }
+                reading.begin(from);
+                writing.begin(to)?;
+                self.state.store(OPEN, Ordering::Release);
+                self.look_who_is_there();
+                if self.polled.load(Ordering::Acquire) {
+                    reading.hear(&self.bell)?;
+                }
+                // Another thread may wait for whom this one met.
+                drop(lock(&self.arrival));
+                self.arrived.notify_all();
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits for somebody to come.
+    fn await_arrival(&self) {
+        let mut arrival = lock(&self.arrival);
+        while arrival.is_none() && self.state.load(Ordering::Acquire) != OPEN {
+            arrival = self.arrived.wait(arrival).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The peer went. A server waits for another.
+    fn note_end(&self, why: Fault) {
+        *lock(&self.reason) = why;
+        if self.state.compare_exchange(OPEN, CLOSED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            && let Some(door) = &*lock(&self.door)
+        {
+            door.open();
+        }
+    }
+
+    /// Whether a call may go on without a peer.
+    fn goes_on(&self, ways: Ways) -> Outcome<()> {
+        if self.state.load(Ordering::Acquire) == CLOSED && !(ways.persist && self.role == Role::Server) {
+            return Err(lock(&self.reason).clone());
+        }
+        Ok(())
+    }
+
+    /// Reads what there is, or all of `to` or nothing. 0 where there is too little and the call is not to wait.
+    pub(crate) fn read(&self, to: &mut [u8], whole: bool, ways: Ways) -> Outcome<usize> {
+        if to.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            self.meet()?;
+            let mut reading = lock(&self.reading);
+            let took = reading.take(to, whole, self.polled.load(Ordering::Acquire));
+            match took {
+                Ok(Took::Bytes(len)) => return Ok(len),
+                Ok(Took::Wait) if ways.blocking => reading.wait_for(if whole { to.len() } else { 1 })?,
+                Ok(Took::Wait) => return Ok(0),
+                Ok(Took::Nobody) => {
+                    drop(reading);
+                    self.goes_on(ways)?;
+                    if !ways.blocking {
+                        return Ok(0);
+                    }
+                    self.await_arrival();
+                }
+                // What does not fit is no fault of the peer's.
+                Err(fault) if fault.errno == libc::EMSGSIZE => return Err(fault),
+                Ok(Took::End(why)) if self.is_original() => {
+                    drop(reading);
+                    *lock(&self.reason) = why;
+                    self.goes_on(ways)?;
+                    if !ways.blocking {
+                        return Ok(0);
+                    }
+                    self.await_change()?;
+                }
+                Err(why) if self.is_original() => return Err(why),
+                Ok(Took::End(why)) | Err(why) => {
+                    drop(reading.take_half());
+                    drop(reading);
+                    self.note_end(why);
+                    // One who is writing finds it out for itself.
+                    if let Ok(mut writing) = self.writing.try_lock() {
+                        drop(writing.take_half());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes what there is room for, or all of `bytes` or nothing; where it may wait always all of them.
+    pub(crate) fn write(&self, bytes: &[u8], whole: bool, ways: Ways) -> Outcome<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let mut done = 0;
+        loop {
+            self.meet()?;
+            self.goes_on(ways)?;
+            let mut writing = lock(&self.writing);
+            let rest = &bytes[done..];
+            let polled = self.polled.load(Ordering::Acquire).then_some(&self.bell);
+            match writing.put(rest, whole, polled) {
+                Ok(len) if len == rest.len() => return Ok(bytes.len()),
+                Ok(len) => {
+                    done += len;
+                    if !ways.blocking {
+                        return Ok(done);
+                    }
+                    let need = if whole { rest.len() } else { 1 };
+                    match writing.wait_for(need) {
+                        Ok(true) => {}
+                        Ok(false) => {
+                            drop(writing);
+                            self.await_arrival();
+                        }
+                        Err(fault) => self.stop_writing(writing, fault, ways)?,
+                    }
+                }
+                Err(fault) if fault.errno == libc::EMSGSIZE => return Err(fault),
+                Err(fault) => self.stop_writing(writing, fault, ways)?,
+            }
+        }
+    }
+
+    /// Writing failed: says so, or waits for the next client where a server persists.
+    fn stop_writing(&self, mut writing: MutexGuard<'_, Writing>, fault: Fault, ways: Ways) -> Outcome<()> {
+        if self.is_original() {
+            drop(writing);
+            if fault.errno != libc::EPIPE || !ways.persist {
+                return Err(fault);
+            }
+            return self.await_change();
+        }
+        drop(writing.take_half());
+        drop(writing);
+        self.note_end(fault);
+        Ok(())
+    }
+
+    /// Waits until a read or a write has more to do than when it was last tried, or the peer comes or goes.
+    pub(crate) fn wait(&self) -> Outcome<()> {
+        self.look_who_is_there();
+        if self.has_arrival() {
+            self.bell.take();
+            self.meet()?;
+            return self.ring_for_data();
+        }
+        match self.state.load(Ordering::Acquire) {
+            OPEN => self.wait_for_peer()?,
+            CLOSED if self.role == Role::Client => {
+                // What is left can still be read; after that there is nothing to wait for.
+                return if self.data_ready()? > 0 { Ok(()) } else { Err(lock(&self.reason).clone()) };
+            }
+            _ if self.is_original() => self.wait_for_peer()?,
+            _ => {
+                self.bell.wait()?;
+                self.meet()?;
+                self.ring_for_data()?;
+            }
+        }
+        self.meet()?;
+        self.look();
+        Ok(())
+    }
+
+    /// With the news that somebody came that of its first bytes may have been taken as well: who goes on to poll is told again.
+    fn ring_for_data(&self) -> Outcome<()> {
+        if self.polled.load(Ordering::Acquire)
+            && let Ok(mut reading) = self.reading.try_lock()
+            && reading.grew()?
+        {
+            self.bell.ring();
+        }
+        Ok(())
+    }
+
+    fn wait_for_peer(&self) -> Outcome<()> {
+        let wants_room = lock(&self.writing).wants_room();
+        let original = self.is_original();
+        if !self.polled.load(Ordering::Acquire) && !wants_room && !original {
+            // Nobody but this call is to be woken, and for one thing only: the half itself waits best.
+            let mut reading = lock(&self.reading);
+            if reading.can_grow() {
+                return reading.wait_for_more();
+            }
+        }
+        self.fd()?;
+        let grew = self.data_grew()? || (wants_room && self.room_grew()?);
+        if !self.bell.take() && !grew {
+            self.bell.wait()?;
+        }
+        self.heard();
+        Ok(())
+    }
+
+    fn data_grew(&self) -> Outcome<bool> {
+        lock(&self.reading).grew()
+    }
+
+    fn room_grew(&self) -> Outcome<bool> {
+        lock(&self.writing).grew(&self.bell)
+    }
+
+    /// Looks whether the peer is still there.
+    fn look(&self) {
+        if self.state.load(Ordering::Acquire) == OPEN
+            && !self.is_original()
+            && let Ok(mut reading) = self.reading.try_lock()
+        {
+            match reading.ended() {
+                Ok(None) => {}
+                Ok(Some(why)) | Err(why) => self.note_end(why),
+            }
+        }
+    }
+
+    pub(crate) fn is_open(&self, ways: Ways) -> u8 {
+        let _told_by_the_next_call = self.meet();
+        if ways.persist && self.role == Role::Server {
+            return OPEN;
+        }
+        self.look();
+        self.state.load(Ordering::Acquire)
+    }
+
+    /// Bytes that can be read at once.
+    pub(crate) fn data_ready(&self) -> Outcome<usize> {
+        self.meet()?;
+        let polled = self.polled.load(Ordering::Acquire);
+        // Another thread is reading: what it leaves is not known yet.
+        self.reading.try_lock().map_or(Ok(0), |mut reading| reading.look(polled))
+    }
+
+    /// Bytes that can be written at once.
+    pub(crate) fn buffer_space(&self) -> Outcome<usize> {
+        self.meet()?;
+        let polled = self.polled.load(Ordering::Acquire).then_some(&self.bell);
+        let Ok(mut writing) = self.writing.try_lock() else { return Ok(0) };
+        match writing.look(polled) {
+            Ok(room) => Ok(room),
+            Err(fault) => {
+                let size = writing.size();
+                self.stop_writing(writing, fault, Ways { blocking: false, persist: false })?;
+                Ok(size)
+            }
+        }
+    }
+
+    /// The descriptor that polls readable when [`wait`](Self::wait) would not block.
+    pub(crate) fn fd(&self) -> Outcome<RawFd> {
+        if !self.polled.swap(true, Ordering::AcqRel)
+            && let Ok(mut reading) = self.reading.try_lock()
+        {
+            reading.hear(&self.bell)?;
+        }
+        Ok(self.bell.fd().as_raw_fd())
+    }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The direction that is read.
+
+use std::collections::VecDeque;
+
+use crate::{
+    bell::Bell,
+    border::{Fault, Outcome},
+    side::Incoming,
+};
+
+#[derive(Debug)]
+pub(super) struct Reading {
+    from: Option<Box<dyn Incoming>>,
+    /// What clients before this one left unread.
+    left: VecDeque<u8>,
+    /// Bytes that the program knows of.
+    seen: usize,
+    size: usize,
+}
+
+/// What a read found.
+#[derive(Debug)]
+pub(super) enum Took {
+    Bytes(usize),
+    /// Too little is there yet.
+    Wait,
+    /// There is no peer.
+    Nobody,
+    /// Nothing more will come, and this is why.
+    End(Fault),
+}
+
+impl Reading {
+    pub(super) fn new(size: usize) -> Self {
+        Self { from: None, left: VecDeque::new(), seen: 0, size }
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.from.as_ref().map_or(self.size, |from| from.capacity())
+    }
+
+    /// A peer came. What the last one said is kept.
+    pub(super) fn begin(&mut self, from: Box<dyn Incoming>) {
+        if let Some(mut last) = self.take_half() {
+            let mut part = [0; 4096];
+            while let Ok(Some(len @ 1..)) = last.read(&mut part) {
+                self.left.extend(&part[..len]);
+            }
+        }
+        self.from = Some(from);
+        self.seen = self.left.len();
+    }
+
+    pub(super) fn take_half(&mut self) -> Option<Box<dyn Incoming>> {
+        self.from.take()
+    }
+
+    /// Has the bell ring for what comes from now on.
+    pub(super) fn hear(&mut self, bell: &Bell) -> Outcome<()> {
+        let Some(from) = &mut self.from else { return Ok(()) };
+        bell.hear(from.fd()?)?;
+        if from.available(1)? > 0 {
+            bell.ring();
+        }
+        Ok(())
+    }
+
+    /// Reads, and where somebody polls has the bell ring for more if this was all.
+    #[inline]
+    pub(super) fn take(&mut self, to: &mut [u8], whole: bool, polled: bool) -> Outcome<Took> {
+        if !self.left.is_empty() {
+            return self.take_left(to, whole);
+        }
+        let Some(from) = &mut self.from else { return Ok(Took::Nobody) };
+        self.seen = 0;
+        if whole {
+            let there = from.available(to.len())?;
+            if there < to.len() {
+                self.seen = there;
+                return self.too_little(to.len());
+            }
+        }
+        match from.read(to)? {
+            None => Ok(Took::Wait),
+            Some(0) => Ok(Took::End(from.end())),
+            Some(mut len) => {
+                // What comes before the bell is armed for more rings nobody, so it is taken as well.
+                while polled && len < to.len() && from.available(1)? > 0 {
+                    match from.read(&mut to[len..])? {
+                        Some(more @ 1..) => len += more,
+                        _ => break,
+                    }
+                }
+                Ok(Took::Bytes(len))
+            }
+        }
+    }
+
+    fn too_little(&mut self, need: usize) -> Outcome<Took> {
+        let Some(from) = &mut self.from else { return Ok(Took::Nobody) };
+        if need > from.capacity() {
+            let text = format!("{need} bytes at once, where the ring has {}", from.capacity());
+            return Err(Fault::with(libc::EMSGSIZE, text));
+        }
+        Ok(if from.is_last()? && from.available(need)? < need { Took::End(from.end()) } else { Took::Wait })
+    }
+
+    #[cold]
+    fn take_left(&mut self, to: &mut [u8], whole: bool) -> Outcome<Took> {
+        let old = to.len().min(self.left.len());
+        let more = to.len() - old;
+        if whole && more > 0 {
+            let Some(from) = &mut self.from else { return Ok(Took::Nobody) };
+            if from.available(more)? < more {
+                return self.too_little(more);
+            }
+            from.read(&mut to[old..])?;
+        }
+        for (byte, left) in to.iter_mut().zip(self.left.drain(..old)) {
+            *byte = left;
+        }
+        self.seen = 0;
+        Ok(Took::Bytes(if whole { to.len() } else { old }))
+    }
+
+    /// Waits until so many bytes are there or no more will come.
+    pub(super) fn wait_for(&mut self, need: usize) -> Outcome<()> {
+        let need = need.saturating_sub(self.left.len());
+        self.from.as_mut().map_or(Ok(()), |from| from.wait_for(need).map(drop))
+    }
+
+    /// Whether more may come than the program knows of.
+    pub(super) fn can_grow(&self) -> bool {
+        self.from.as_ref().is_some_and(|from| self.unread() < from.capacity())
+    }
+
+    /// Bytes that the program knows of in the ring.
+    fn unread(&self) -> usize {
+        self.seen.saturating_sub(self.left.len())
+    }
+
+    /// Waits until there is more than the program knows of.
+    pub(super) fn wait_for_more(&mut self) -> Outcome<()> {
+        let need = self.unread() + 1;
+        self.from.as_mut().map_or(Ok(()), |from| from.wait_for(need).map(drop))
+    }
+
+    /// Whether there is more than the program knows of. If not, the bell will ring for it.
+    pub(super) fn grew(&mut self) -> Outcome<bool> {
+        let unread = self.unread();
+        self.from.as_mut().map_or(Ok(false), |from| Ok(from.available(unread + 1)? > unread))
+    }
+
+    /// How many bytes can be read: the program knows of them from now on. Where somebody polls, the bell rings for more.
+    pub(super) fn look(&mut self, polled: bool) -> Outcome<usize> {
+        let mut unread = self.unread();
+        if let Some(from) = &mut self.from {
+            let mut there = from.available(unread + 1)?;
+            while polled && there > unread && there < from.capacity() {
+                unread = there;
+                there = from.available(unread + 1)?;
+            }
+            unread = there;
+        }
+        self.seen = self.left.len() + unread;
+        Ok(self.seen)
+    }
+
+    /// Why nothing more will come, if so.
+    pub(super) fn ended(&mut self) -> Outcome<Option<Fault>> {
+        match &mut self.from {
+            Some(from) => Ok(from.is_last()?.then(|| from.end())),
+            None => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the original gets wrong, on the harsh double: each test has domains of its own.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use tombolo::{Options, ReadHalf, Stream, WriteHalf};
+
+use super::*;
+use crate::{
+    acceptor,
+    backends::{self, harsh},
+    client, hello,
+    place::Place,
+};
+
+const WAYS: Ways = Ways { blocking: false, persist: false };
+const BLOCKING: Ways = Ways { blocking: true, persist: false };
+const SOON: Duration = Duration::from_secs(20);
+
+/// An address in domains that no other test has.
+fn address() -> (String, String) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let (server, client) = (format!("server{number}"), format!("client{number}"));
+    (format!("harsh:{server}/test"), client)
+}
+
+/// What a client of this library asks for.
+fn options() -> Options {
+    Options::new().ring_size(acceptor::CLIENTS_RING)
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + SOON;
+    while !holds() {
+        assert!(Instant::now() < until, "waited in vain: {what}");
+        thread::yield_now();
+    }
+}
+
+/// A server, and its client's halves in the hands of the test.
+fn pair(read: usize, write: usize) -> (Arc<harsh::Pair>, Vchan, ReadHalf, WriteHalf) {
+    let (address, client) = address();
+    let pair = harsh::pair(&address, &client);
+    let server = acceptor::serve(&Place::Channel(address.clone()), read, write).unwrap();
+    let stream = backends::connect::<Stream>(&address, &options()).unwrap();
+    let (mut reader, mut writer) = stream.into_split();
+    assert_eq!(hello::hear(&mut reader).unwrap(), read.max(4096).next_power_of_two() as u64);
+    hello::say(&mut writer, 0).unwrap();
+    eventually("the client is let in", || server.0.is_open(WAYS) == OPEN);
+    (pair, server, reader, writer)
+}
+
+/// What its peers see of a domain's word at `offset` of each of its segments.
+fn lie(pair: &harsh::Pair, offset: usize, word: u64) {
+    for forger in pair.hypervisor.forgers(&pair.client).unwrap() {
+        forger.store(offset, word);
+    }
+}
+
+#[test]
+fn lie_of_the_peers_is_an_error_and_not_a_vchan_that_stops() {
+    let (pair, server, _reader, mut writer) = pair(4096, 4096);
+    writer.try_write(b"truth").unwrap();
+    eventually("it came", || server.0.data_ready().unwrap() == 5);
+    // M-5: the position of its writer, far beyond the ring.
+    lie(&pair, 0x080, 1 << 40);
+    let mut bytes = [0; 64];
+    let told = thread::scope(|scope| {
+        let reading = scope.spawn(|| {
+            loop {
+                if let Err(fault) = server.0.read(&mut bytes, true, BLOCKING) {
+                    break fault;
+                }
+            }
+        });
+        reading.join().unwrap()
+    });
+    assert_eq!(told.errno, libc::EPROTO, "{}", told.text);
+    assert!(told.text.contains("R-7"), "{}", told.text);
+    assert_eq!(server.0.is_open(WAYS), CLOSED);
+    assert_eq!(server.0.read(&mut bytes, false, BLOCKING).unwrap_err(), told, "and the reason stays");
+}
+
+#[test]
+fn domain_that_dies_is_noticed_at_once_by_one_who_waits() {
+    let (pair, server, _reader, _writer) = pair(4096, 4096);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            while server.0.is_open(WAYS) == OPEN {
+                server.0.wait().unwrap();
+            }
+            Instant::now()
+        });
+        let killed = Instant::now();
+        pair.hypervisor.kill_domain(&pair.client);
+        // The original's callers look every ten seconds.
+        let noticed = waiting.join().unwrap().duration_since(killed);
+        assert!(noticed < Duration::from_secs(2), "{noticed:?}");
+    });
+    let why = server.0.read(&mut [0; 4], false, BLOCKING).unwrap_err();
+    assert_eq!((why.errno, &*why.text), (libc::ECONNRESET, "the other end's domain is gone"));
+}
+
+#[test]
+fn limit_that_was_hit_is_named() {
+    let (address, client) = address();
+    let pair = harsh::pair(&address, &client);
+    let _server = acceptor::serve(&Place::Channel(address.clone()), 4096, 4096).unwrap();
+    pair.hypervisor.limit_memory(&pair.client, 16 << 10);
+    let fault = client::join(&Place::Channel(address.clone())).map(drop).unwrap_err();
+    assert_eq!(fault.errno, libc::ENOMEM, "{}", fault.text);
+    assert!(fault.text.contains("memory"), "{}", fault.text);
+    pair.hypervisor.limit_memory(&pair.client, 1 << 30);
+    client::join(&Place::Channel(address.clone())).unwrap();
+}
+
+#[test]
+fn asking_how_much_there_is_asks_for_no_event() {
+    let (_pair, server, mut reader, mut writer) = pair(65_536, 65_536);
+    let sent = |writer: &WriteHalf| writer.statistics().counters.notifications_sent;
+    let before = sent(&writer);
+    for round in 1..=100 {
+        writer.try_write(&[7; 64]).unwrap();
+        assert_eq!((server.0.data_ready().unwrap(), server.0.buffer_space().unwrap()), (64 * round, 65_536));
+    }
+    assert_eq!(sent(&writer), before, "nobody slept");
+    let before = reader.statistics().counters.notifications_sent;
+    server.0.write(&[7; 6400], false, WAYS).unwrap();
+    for _ in 0..100 {
+        assert_eq!(reader.try_read(&mut [0; 64]).unwrap(), Some(64));
+        reader.release().unwrap();
+        server.0.buffer_space().unwrap();
+    }
+    assert_eq!(reader.statistics().counters.notifications_sent, before, "nobody slept");
+    // One who polls is told, once for each time that it looked.
+    server.0.fd().unwrap();
+    let before = sent(&writer);
+    server.0.read(&mut [0; 65_536], false, WAYS).unwrap();
+    assert_eq!(server.0.data_ready().unwrap(), 0);
+    for _ in 0..100 {
+        writer.try_write(&[7; 64]).unwrap();
+    }
+    assert_eq!(sent(&writer), before + 1);
+}
+
+#[test]
+fn client_that_says_nothing_or_nonsense_keeps_the_next_one_waiting_no_longer_than_it_stays() {
+    let (address, client) = address();
+    let _pair = harsh::pair(&address, &client);
+    let server = acceptor::serve(&Place::Channel(address.clone()), 4096, 4096).unwrap();
+    let mut nonsense = backends::connect::<Stream>(&address, &options()).unwrap();
+    nonsense.split().1.try_write(&[9; 16]).unwrap();
+    let silent = thread::spawn({
+        let address = address.clone();
+        move || drop(backends::connect::<Stream>(&address, &options()).unwrap())
+    });
+    silent.join().unwrap();
+    assert_eq!(server.0.is_open(WAYS), WAITING);
+    let joined = client::join(&Place::Channel(address.clone())).unwrap();
+    eventually("the third is let in", || server.0.is_open(WAYS) == OPEN);
+    drop(joined);
+}
+
+#[test]
+fn storm_of_rings_does_not_keep_bytes_from_arriving() {
+    let (pair, server, _reader, mut writer) = pair(4096, 4096);
+    let storm = pair.hypervisor.storm(&pair.server);
+    let mut bytes = [0; 1024];
+    for _ in 0..20 {
+        writer.try_write(&[7; 1024]).unwrap();
+        assert_eq!(server.0.read(&mut bytes, true, BLOCKING).unwrap(), 1024);
+    }
+    drop(storm);
+}

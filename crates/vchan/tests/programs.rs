@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! C programs that try what the headers say: between processes' ends on one kernel, and on the harsh double.
+
+mod common;
+
+use common::{Kit, Map, PLAIN, Running, SANITIZED, has, has_sanitizers, must};
+
+fn tries(kit: &Kit, source: &str, test: &str, map: &Map) {
+    let program = kit.program(source, test);
+    must(&mut kit.command(&program, map));
+    assert_eq!(map.left(), [""; 0], "something stayed behind");
+}
+
+#[test]
+fn w1_w2_functions_of_xens_spelling_do_what_their_header_says_on_one_kernel() {
+    tries(&PLAIN, "xen.c", "xen-local", &Map::local());
+}
+
+#[test]
+fn functions_of_xens_spelling_do_what_their_header_says_on_the_harsh_double() {
+    tries(&PLAIN, "xen.c", "xen-harsh", &Map::harsh());
+}
+
+#[test]
+fn functions_of_qubes_spelling_do_what_their_header_says_on_one_kernel() {
+    tries(&PLAIN, "qubes.c", "qubes-local", &Map::local());
+}
+
+#[test]
+fn functions_of_qubes_spelling_do_what_their_header_says_on_the_harsh_double() {
+    tries(&PLAIN, "qubes.c", "qubes-harsh", &Map::harsh());
+}
+
+#[test]
+fn w3_w8_both_spellings_work_by_the_layout_of_the_original() {
+    tries(&PLAIN, "original.c", "original", &Map::original());
+}
+
+#[test]
+fn both_spellings_are_clean_under_sanitizers() {
+    if has_sanitizers("both_spellings_are_clean_under_sanitizers") {
+        tries(&SANITIZED, "xen.c", "xen-sanitized", &Map::local());
+        tries(&SANITIZED, "qubes.c", "qubes-sanitized", &Map::local());
+        tries(&SANITIZED, "original.c", "original-sanitized", &Map::original());
+    }
+}
+
+#[test]
+fn headers_are_cxx_as_well() {
+    if has("headers_are_cxx_as_well", "c++") {
+        tries(&PLAIN, "plus.cc", "plus", &Map::local());
+    }
+}
+
+/// One end is killed while the other waits for it.
+fn killed(victim: &str, survivor: &str, test: &str) {
+    let (map, program) = (Map::local(), PLAIN.program("end.c", test));
+    let start = |role: &str| Running::start(PLAIN.command(&program, &map).arg(role));
+    let mut server = start("serve");
+    assert_eq!(server.line(), "there");
+    let mut client = start("join");
+    let (victim, survivor) = match (victim, survivor) {
+        ("serve", "join") => (&mut server, &mut client),
+        _ => (&mut client, &mut server),
+    };
+    while survivor.line() != "read hello" {}
+    victim.kill();
+    assert_eq!(survivor.line(), format!("errno {}, open 0", libc::ECONNRESET));
+}
+
+#[test]
+fn client_hears_of_a_server_that_was_killed() {
+    killed("serve", "join", "end-server-killed");
+}
+
+#[test]
+fn server_hears_of_a_client_that_was_killed() {
+    killed("join", "serve", "end-client-killed");
+}
