@@ -91,17 +91,12 @@ fn all(suites: &[&str], percent: u64) {
 }
 
 #[test]
-fn cpythons_tests_of_servers_and_protocols_give_what_they_give_without_the_library() {
-    all(
-        &["test_httpservers", "test_asyncore", "test_smtplib", "test_epoll", "test_select", "test_poll", "test_ftplib"],
-        30,
-    );
-}
-
-#[test]
-#[ignore = "takes minutes: in the long tier"]
-fn cpythons_long_tests_give_what_they_give_without_the_library() {
-    all(&["test_socket", "test_selectors", "test_ssl", "test_asyncio"], 10);
+fn cpythons_tests_give_what_they_give_without_the_library() {
+    let mut suites = vec!["test_httpservers", "test_asyncore", "test_smtplib", "test_epoll", "test_ftplib"];
+    if std::env::var_os("TOMBOLO_LONG").is_some() {
+        suites.extend(["test_socket", "test_selectors"]);
+    }
+    all(&suites, 30);
 }
 
 #[test]
