@@ -26,7 +26,7 @@ fn has(suite: &str) -> bool {
     let import = python().args(["-c", &format!("import test.{suite}")]).stderr(Stdio::null()).status();
     let there = import.is_ok_and(|status| status.success());
     if !there {
-        let _ = writeln!(std::io::stderr(), "SKIP {suite} (needs libpython3-testsuite): it is not installed");
+        let _ = writeln!(std::io::stderr(), "SKIP {suite} (needs libpython3.11-testsuite): it is not installed");
     }
     there
 }
