@@ -26,6 +26,9 @@ if ! ls /usr/lib/*/libelf.so.1 >/dev/null 2>&1; then # What builds kernel module
 fi
 want sparse sparse "the kernel module is not checked by sparse"
 want python3 "python3 python3-requests" "most tests of sockets are skipped"
+if command -v python3 >/dev/null && ! python3 -c 'import test.test_ftplib' 2>/dev/null; then # CPython's own tests.
+    missing="$missing libpython3.11-testsuite"
+fi
 want socat socat "tests of sockets between namespaces are skipped"
 want iperf3 iperf3 "tests of sockets between namespaces are skipped"
 programs="tests of sockets with real programs are skipped in part"

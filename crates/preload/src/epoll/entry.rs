@@ -105,25 +105,29 @@ impl Entry {
     /// The event to be told now, which is told by that.
     #[inline]
     pub fn take(&mut self, process: &Process) -> Option<epoll_event> {
+        // What comes after the look is news for the next one.
+        let (arrived, stalls) = (self.connection.arrived(), self.connection.stalls());
         let ready = self.look(process);
-        if ready == 0 || !self.is_news(ready) {
+        if ready == 0 || !self.is_news(ready, arrived, stalls) {
             return None;
         }
         self.edge = false;
-        self.arrived = self.connection.arrived();
+        if ready & IN != 0 {
+            self.arrived = arrived;
+        }
         if ready & OUT != 0 {
-            self.stalls = self.connection.stalls();
+            self.stalls = stalls;
         }
         self.spent = self.events & ONESHOT != 0;
         Some(epoll_event { events: ready, u64: self.data })
     }
 
     /// For `EPOLLET`: whether it is more than what was told last.
-    fn is_news(&self, ready: u32) -> bool {
+    fn is_news(&self, ready: u32, arrived: u64, stalls: u64) -> bool {
         self.events & EDGE == 0
             || self.edge
-            || self.connection.arrived() != self.arrived
-            || ready & OUT != 0 && self.connection.stalls() != self.stalls
+            || ready & IN != 0 && arrived != self.arrived
+            || ready & OUT != 0 && stalls != self.stalls
     }
 
     /// What is true now, of what was asked for. The kernel is asked only where it said that there is something new, and
