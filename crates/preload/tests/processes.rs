@@ -93,3 +93,49 @@ fn shared_after(part: &str) {
     let (_, shared) = forks(part, 0);
     assert!(shared >= 2 * SIZE * 95 / 100, "{shared} bytes shared");
 }
+
+fn runs(short: u64, long: u64) -> u64 {
+    if std::env::var_os("TOMBOLO_LONG").is_some() { long } else { short }
+}
+
+/// Runs one part of `crowd.py` with the library, and gives what was received: over TCP, through shared memory.
+fn crowd(part: &str, count: u64, seed: u64) -> (u64, u64) {
+    let place = Place::new();
+    let mut command = python("crowd.py");
+    command.arg(part).arg(count.to_string()).env("TOMBOLO_SOCKETS_AFTER", "0").env("SEED", seed.to_string());
+    place.dress(&mut command);
+    let said = output(&mut command, &place.path("out"));
+    assert!(said.contains("done"), "{part}, seed {seed}: {said}{}", place.log());
+    assert!(!place.log().contains("broken"), "{part}, seed {seed}: {}", place.log());
+    if part != "killed" {
+        place.assert_tidy();
+    }
+    place.received()
+}
+
+#[test]
+fn thousand_connections_at_once_are_joined_and_leave_nothing_behind() {
+    if has("thousand_connections_at_once_are_joined_and_leave_nothing_behind", &["python3"]) {
+        let (tcp, shared) = crowd("many", 1000, 0);
+        // Both ways, in each turn; the first turns find the other end.
+        assert!(shared > 8 * tcp, "{shared} bytes shared, {tcp} over TCP");
+    }
+}
+
+#[test]
+fn short_connections_one_after_the_other_arrive_whole_and_leave_nothing_behind() {
+    if has("short_connections_one_after_the_other_arrive_whole_and_leave_nothing_behind", &["python3"]) {
+        for seed in 0..runs(2, 50) {
+            let (tcp, shared) = crowd("short", 2000, seed);
+            assert!(tcp > 0 && shared > 0, "{shared} bytes shared, {tcp} over TCP");
+        }
+    }
+}
+
+#[test]
+fn end_that_is_killed_at_any_time_leaves_a_beginning_and_an_end() {
+    if has("end_that_is_killed_at_any_time_leaves_a_beginning_and_an_end", &["python3"]) {
+        let shared: u64 = (0..runs(3, 100)).map(|seed| crowd("killed", 10, seed).1).sum();
+        assert!(shared > 0, "nothing was killed in shared memory");
+    }
+}
