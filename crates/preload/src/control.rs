@@ -179,7 +179,7 @@ fn settle(fd: RawFd, connection: &Connection) {
 
 /// The program gives up what `fd` is.
 fn closing(fd: RawFd) {
-    if !state::is_owner() {
+    if !state::is_known(fd) || !state::is_owner() {
         return; // A child of vfork: what it closes is its own, the table is its parent's.
     }
     if let Some(Watched::Connection(connection)) = state::forget(fd) {

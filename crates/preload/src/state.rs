@@ -112,6 +112,12 @@ fn watched(fd: RawFd) -> Option<Watched> {
     WATCH.read().unwrap_or_else(PoisonError::into_inner).get(fd as usize).cloned().flatten()
 }
 
+/// Whether there is anything about `fd` to forget.
+#[inline]
+pub(crate) fn is_known(fd: RawFd) -> bool {
+    kind(fd) != NOTHING
+}
+
 /// What `fd` is, if it is watched.
 #[inline]
 pub(crate) fn find(fd: RawFd) -> Option<Watched> {

@@ -39,6 +39,8 @@ use crate::{
 
 /// How long a link to another process may take to be made. Its listener's backlog is long, so this is never waited for.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// How long the links are left alone once a connection has made its first calls.
+const PAUSE: Duration = Duration::from_micros(200);
 /// A connection that nobody claimed by its this many'th call is asked about no more.
 const CALLS: u64 = 1 << 20;
 
@@ -116,7 +118,10 @@ impl Process {
         }
         let Ok(mut exchange) = self.exchange.try_lock() else { return };
         let said = exchange.advance(self, connection);
-        exchange.hear(self);
+        // One look at the links is for all connections.
+        if call <= 64 || self.has_not_heard_for(PAUSE) {
+            exchange.hear(self);
+        }
         drop(exchange);
         if let Err(reason) = said {
             self.stays(connection, reason);

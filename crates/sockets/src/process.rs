@@ -77,6 +77,8 @@ pub struct Process {
     rung: AtomicBool,
     pub(crate) counters: Counters,
     begun: Instant,
+    /// When the links were last listened to, in microseconds since then.
+    heard: AtomicU64,
 }
 
 /// What those who wait use, held still while the process forks.
@@ -152,6 +154,7 @@ impl Process {
             rung: AtomicBool::new(false),
             counters: Counters::default(),
             begun: Instant::now(),
+            heard: AtomicU64::new(0),
         }
     }
 
@@ -226,6 +229,16 @@ impl Process {
     /// An edge of the bells was taken. Whoever sleeps next looks first at what it may have told.
     pub fn rang(&self) {
         self.rung.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the links were left alone for so long; who is told so listens.
+    pub(crate) fn has_not_heard_for(&self, pause: Duration) -> bool {
+        let now = self.begun.elapsed().as_micros() as u64;
+        let due = now.wrapping_sub(self.heard.load(Ordering::Relaxed)) >= pause.as_micros() as u64;
+        if due {
+            self.heard.store(now, Ordering::Relaxed);
+        }
+        due
     }
 
     /// To be called before a sleep, when rings from before are forgotten: looks at what came over the links, if an edge was
