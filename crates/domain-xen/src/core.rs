@@ -22,8 +22,9 @@ use crate::{
     store::Store,
 };
 
-/// Time between two looks whether a door still stands at which somebody knocks: its death rings nobody.
-const DOOR_EVERY: Duration = Duration::from_millis(250);
+/// Time between two looks at what rings nobody: whether a door still stands at which somebody knocks, and whether the
+/// peer let go of what is in quarantine.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Knocks that a listener remembers; what comes beyond them is lost, and the peer's own fault.
 const KNOCKS_MAX: usize = 4096;
 
@@ -96,6 +97,7 @@ struct Watched {
     peers: Mutex<HashMap<DomId, Weak<PeerDomain>>>,
     ends: Mutex<Vec<Weak<End>>>,
     listeners: Mutex<Vec<Weak<Knocks>>>,
+    quarantine: Mutex<Vec<Quarantined>>,
 }
 
 /// This process's part in Xen.
@@ -104,7 +106,6 @@ pub(crate) struct Core {
     pub xen: Arc<dyn Hypervisor>,
     pub own: DomId,
     pub store: Mutex<Store>,
-    pub quarantine: Mutex<Vec<Quarantined>>,
     /// Peers for whom there is a folder.
     folders: Mutex<HashSet<DomId>>,
     watched: Arc<Watched>,
@@ -122,12 +123,13 @@ impl Core {
             peers: Mutex::default(),
             ends: Mutex::default(),
             listeners: Mutex::default(),
+            quarantine: Mutex::default(),
         });
         let work = Arc::clone(&watched);
         let thread = thread::Builder::new().name("tombolo-xen".into()).spawn(move || work.run());
         thread.map_err(|error| Error::os("clone", error))?;
-        let (store, quarantine, folders) = (Mutex::new(store), Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { xen, own, store, quarantine, folders, watched }))
+        let (store, folders) = (Mutex::new(store), Mutex::default());
+        Ok(Arc::new(Self { xen, own, store, folders, watched }))
     }
 
     /// The folder that `peer` may see, made if it is not there.
@@ -178,11 +180,21 @@ impl Core {
         listeners.push(Arc::downgrade(knocks));
     }
 
+    /// D-13. Keeps memory until its peer lets go of it.
+    pub(crate) fn keep(&self, memory: Quarantined) {
+        lock(&self.watched.quarantine).push(memory);
+        ring(&self.watched.kick);
+    }
+
     /// Lets go of what the peers let go of.
     pub(crate) fn sweep(&self) {
-        let freed: Vec<_> = lock(&self.quarantine).extract_if(.., |it| it.is_free()).collect();
-        // Closed without the lock: it takes the kernel a while.
-        drop(freed);
+        self.watched.sweep();
+    }
+
+    /// Bytes that the peer of `end` may still map.
+    pub(crate) fn quarantined(&self, end: &Arc<End>) -> u64 {
+        let quarantine = lock(&self.watched.quarantine);
+        quarantine.iter().filter(|it| Arc::ptr_eq(&it.end, end)).map(|it| it.len as u64).sum()
     }
 }
 
@@ -197,9 +209,11 @@ impl Watched {
     /// Until the [`Core`] is gone, or XenStore: then no domain's end is seen any more.
     fn run(&self) {
         let Ok(fd) = lock(&self.store).fd().try_clone_to_owned() else { return };
-        let every = Timespec::try_from(DOOR_EVERY).ok();
+        let every = Timespec::try_from(LOOK_EVERY).ok();
         loop {
-            let timeout = if self.knocks_somewhere() { every.as_ref() } else { None };
+            self.sweep();
+            let looks = self.knocks_somewhere() || !lock(&self.quarantine).is_empty();
+            let timeout = if looks { every.as_ref() } else { None };
             let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
             let _interrupted = rustix::event::poll(&mut fds, timeout);
             let _ = rustix::io::read(&self.kick, &mut [0; 8]);
@@ -221,6 +235,12 @@ impl Watched {
                 }
             }
         }
+    }
+
+    fn sweep(&self) {
+        let freed: Vec<_> = lock(&self.quarantine).extract_if(.., |it| it.is_free()).collect();
+        // Closed without the lock: it takes the kernel a while.
+        drop(freed);
     }
 
     /// Looks after those who knock, and says whether there are any.

@@ -13,6 +13,8 @@ mod core;
 mod end;
 #[cfg(feature = "testing")]
 mod fake;
+#[cfg(feature = "testing")]
+pub mod hostile;
 mod hypervisor;
 mod link;
 mod listener;
@@ -76,6 +78,15 @@ impl XenDomain {
         Self { itself: true, ..Self::new() }
     }
 
+    /// A process of this domain that means `peer` ill.
+    ///
+    /// # Errors
+    /// As those of [`listen`](Rendezvous::listen).
+    #[cfg(feature = "testing")]
+    pub fn hostile(&self, peer: u16) -> Result<hostile::Hostile> {
+        hostile::Hostile::new(Arc::clone(&self.xen), peer)
+    }
+
     /// The place that `service` says, in another domain.
     fn place(&self, service: &str) -> Result<(Place, Arc<Core>)> {
         let place = Place::parse(service)?;
@@ -137,7 +148,7 @@ fn open_door(core: &Core, place: &Place) -> Result<PeerPage> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
     let reference = lock(&core.store).read(&node)?.and_then(|text| text.parse().ok()).ok_or_else(nobody)?;
-    let page = core.xen.map(place.peer, &[reference], Box::new(())).map_err(|error| match error {
+    let page = core.xen.map(place.peer, &[reference], None, Box::new(())).map_err(|error| match error {
         // It died, and could not clean up.
         Error::Revoked => nobody(),
         error => error,

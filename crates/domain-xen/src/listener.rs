@@ -17,6 +17,10 @@ use crate::{
     place::Place,
 };
 
+/// Knocks that one call looks at, if they come to nothing: who knocks for nothing, and faster than they are looked at, must
+/// not keep `accept` from returning.
+const TRIES: usize = 16;
+
 /// A door that stands open.
 #[derive(Debug)]
 pub(crate) struct XenListener {
@@ -72,7 +76,7 @@ impl XenListener {
 
     /// Answers whoever knocked with a mailbox at `reference`.
     fn answer(&mut self, index: usize, reference: u32) -> Result<XenLink> {
-        let page = self.core.xen.map(self.domain.id, &[reference], Box::new(()))?;
+        let page = self.core.xen.map(self.domain.id, &[reference], None, Box::new(()))?;
         let (page, port) = PeerPage::new(page, at::MAILBOX_MAGIC)?;
         let port = self.core.xen.bind_port(self.domain.id, port)?;
         let end = End::new(&*self.core.xen, &self.domain, port)?;
@@ -87,7 +91,8 @@ impl XenListener {
 
 impl Listener for XenListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
-        while let Some(reference) = self.knocks.first() {
+        for _ in 0..TRIES {
+            let Some(reference) = self.knocks.first() else { return Ok(None) };
             // A node that goes is told like one that comes: of most who were answered it is known. While an answer is held,
             // so is the caller's page, and no other caller can have its reference.
             let answered = self.answers(reference);
@@ -111,6 +116,7 @@ impl Listener for XenListener {
                 Err(_) => self.knocks.pop(),
             }
         }
+        // The descriptor says that there are more.
         Ok(None)
     }
 

@@ -10,7 +10,10 @@ use std::{
     ffi::c_void,
     fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use nix::fcntl::{FcntlArg, fcntl};
@@ -32,6 +35,15 @@ const GNTALLOC: &str = "/dev/xen/gntalloc";
 const GNTDEV: &str = "/dev/xen/gntdev";
 const EVTCHN: &str = "/dev/xen/evtchn";
 const XENBUS: &str = "/dev/xen/xenbus";
+
+/// Pages that all programs of this domain together may grant, and the driver's own default.
+const LIMIT: (&str, usize) = ("/sys/module/xen_gntalloc/parameters/limit", 1024);
+/// Pages that this process grants.
+static GRANTED: AtomicUsize = AtomicUsize::new(0);
+
+fn limit() -> usize {
+    std::fs::read_to_string(LIMIT.0).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(LIMIT.1)
+}
 
 /// `GNTALLOC_SET_UNMAP_NOTIFY`.
 const CLEAR_BYTE: u32 = 1;
@@ -113,7 +125,7 @@ impl Hypervisor for Xen {
         Ok(Arc::new(Allocation::new(peer, pages)?))
     }
 
-    fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment> {
+    fn map(&self, peer: DomId, references: &[u32], port: Option<u32>, guard: Guard) -> Result<PeerSegment> {
         // Opened for reading, so that no later call makes the mapping writable.
         let file = open(GNTDEV, OFlags::RDONLY)?;
         let count = u32::try_from(references.len()).map_err(|_| Error::os("gntdev", Errno::INVAL))?;
@@ -128,6 +140,12 @@ impl Hypervisor for Xen {
             error => Error::os("ioctl GNTDEV_MAP_GRANT_REF", error),
         })?;
         debug_assert_eq!(words[1], 0, "the first mapping of a file begins at 0");
+        if let Some(port) = port {
+            // struct ioctl_gntdev_unmap_notify. An event and no byte: told to clear a byte of what is mapped read-only, the
+            // kernel refuses, or, told before the mapping, dies when it is unmapped.
+            let done = call(&file, b'G', 7, 16, &mut [0, pair(SEND_EVENT, port)]);
+            done.map_err(|error| Error::os("ioctl GNTDEV_SET_UNMAP_NOTIFY", error))?;
+        }
         let file = Arc::new(file);
         // In this order: the file is closed, which unmaps the grants, and then whoever waits for that is told.
         let guard = (Arc::clone(&file), guard);
@@ -140,6 +158,10 @@ impl Hypervisor for Xen {
         })?;
         segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
         Ok(segment)
+    }
+
+    fn room(&self) -> usize {
+        limit().saturating_sub(GRANTED.load(Ordering::Relaxed))
     }
 
     fn offer_port(&self, peer: DomId) -> Result<Arc<dyn Port>> {
@@ -199,15 +221,27 @@ impl Allocation {
         let mut words = vec![0; 2 + pages.div_ceil(2).max(1)];
         words[0] = pair(peer.into(), count.into());
         call(&file, b'G', 5, 24, &mut words).map_err(|error| match error {
+            Errno::NOSPC if GRANTED.load(Ordering::Relaxed) + pages > limit() => Error::Limit {
+                what: "`limit` of the module xen_gntalloc",
+                remedy: "use smaller rings or close channels, or raise /sys/module/xen_gntalloc/parameters/limit",
+            },
             Errno::NOSPC => Error::Limit {
-                what: "grants (`limit` of the module xen_gntalloc, or max_grant_frames of this domain)",
+                what: "grants (`limit` of the module xen_gntalloc, which other programs share, or max_grant_frames of this \
+                       domain)",
                 remedy: "use smaller rings or close channels; raise /sys/module/xen_gntalloc/parameters/limit, then \
                          max_grant_frames= in the domain's xl.cfg",
             },
             error => Error::os("ioctl GNTALLOC_ALLOC_GREF", error),
         })?;
+        GRANTED.fetch_add(pages, Ordering::Relaxed);
         let references = words[2..].iter().flat_map(|word| split(*word)).take(pages).collect();
         Ok(Self { file, references, mapped: Mutex::new(vec![false; pages]) })
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        GRANTED.fetch_sub(self.references.len(), Ordering::Relaxed);
     }
 }
 

@@ -142,3 +142,22 @@ fn x9_destroyed_domain_is_gone_and_its_memory_stays() {
     assert_eq!(message(&mut *left).expect("sent before"), b"last");
     assert!(matches!(message(&mut *left), Err(Error::PeerGone)));
 }
+
+#[test]
+fn d13_retired_before_the_answer_was_heard_is_kept_while_mapped() {
+    let xen = FakeXen::new();
+    let (five, seven) = (xen.domain(5), xen.domain(7));
+    let mut listener = five.listen("7/service").expect("free");
+    let mut called = seven.connect("5/service", patience()).expect("somebody listens");
+    let (own, offer) = called.allocate(4096).expect("there is memory");
+    called.send(b"take", Some(&offer)).expect("there is room");
+    let mut accepted = accept(&mut *listener);
+    // The caller has not looked at its door since.
+    called.retire(Some(own), offer);
+    let segment = conformance::receive(&mut *accepted, patience()).expect("sent").segment.expect("it is kept");
+    assert_eq!(called.quarantined(), 4096);
+    drop(called);
+    drop(accepted);
+    assert!(xen.grants() > 1, "memory that is mapped was let go of");
+    drop(segment);
+}
