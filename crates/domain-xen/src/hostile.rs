@@ -72,13 +72,13 @@ pub const CALLERS: [(&str, Act); 15] = [
     ("knocks_with_a_page_that_is_none", |it, service, _| {
         let page = it.page()?;
         page.set(at::AT_MAGIC, 0x6262_6262);
-        it.knock(service, page.reference())?;
+        it.knock_with(service, &page)?;
         it.keep(page, None);
         Ok(())
     }),
     ("knocks_with_a_port_that_is_none", |it, service, _| {
         let page = it.mailbox(0xffff_fff0)?;
-        it.knock(service, page.reference())?;
+        it.knock_with(service, &page)?;
         it.keep(page, None);
         Ok(())
     }),
@@ -86,12 +86,12 @@ pub const CALLERS: [(&str, Act); 15] = [
     ("dies_after_its_knock", |it, service, _| {
         let port = it.xen.offer_port(it.peer)?;
         let page = it.mailbox(port.number())?;
-        it.knock(service, page.reference())
+        it.knock_with(service, &page)
     }),
     ("dies_once_answered", |it, service, deadline| {
         let port = it.xen.offer_port(it.peer)?;
         let page = it.mailbox(port.number())?;
-        it.knock(service, page.reference())?;
+        it.knock_with(service, &page)?;
         it.answer(service, page.reference(), deadline).map(drop)
     }),
     ("dies_once_joined", |it, service, deadline| it.join(service, deadline).map(drop)),
@@ -99,7 +99,7 @@ pub const CALLERS: [(&str, Act); 15] = [
         for _ in 0..20 {
             let port = it.xen.offer_port(it.peer)?;
             let page = it.mailbox(port.number())?;
-            it.knock(service, page.reference())?;
+            it.knock_with(service, &page)?;
             it.answer(service, page.reference(), deadline)?;
             it.keep(page, Some(port));
         }
@@ -191,8 +191,11 @@ pub const CALLERS: [(&str, Act); 15] = [
             let words = [0, 8, 16].map(|offset| joined.theirs.word(base + offset).load_acquire().hint());
             if let Ok(at::MessageHead { segment: Some(name), .. }) = at::MessageHead::decode(words) {
                 let list = it.xen.map(it.peer, &[name.list], None, Box::new(()))?;
-                let first = list.word(8).load_acquire().hint() as u32;
-                it.kept.push(Kept { _mapped: vec![it.xen.map(it.peer, &[first], None, Box::new(()))?], ..Kept::default() });
+                let words = (0..name.pages.div_ceil(2) as usize).map(|at| list.word(8 + 8 * at).load_acquire().hint());
+                let references: Vec<u32> = words.flat_map(|word| [word as u32, (word >> 32) as u32]).collect();
+                let pages = &references[..name.pages as usize];
+                let _mapped = vec![it.xen.map(it.peer, pages, None, Box::new(()))?];
+                it.kept.push(Kept { _mapped, ..Kept::default() });
             }
             received += 1;
             joined.mailbox.set(at::AT_RECEIVED, received);
@@ -332,6 +335,11 @@ impl Hostile {
         Ok(())
     }
 
+    fn knock_with(&mut self, service: &str, mailbox: &Page) -> Result<()> {
+        mailbox.set(at::AT_WANTED, mark_of(service));
+        self.knock(service, mailbox.reference())
+    }
+
     fn knock(&mut self, service: &str, reference: u32) -> Result<()> {
         self.store.write(&format!("{}/{service}@{reference}", folder(self.own, self.peer)), "")
     }
@@ -364,7 +372,7 @@ impl Hostile {
     fn join(&mut self, service: &str, deadline: Deadline) -> Result<Joined> {
         let port = self.xen.offer_port(self.peer)?;
         let mailbox = self.mailbox(port.number())?;
-        self.knock(service, mailbox.reference())?;
+        self.knock_with(service, &mailbox)?;
         let reference = self.answer(service, mailbox.reference(), deadline)?;
         let theirs = self.xen.map(self.peer, &[reference], None, Box::new(()))?;
         mailbox.set(at::AT_JOINED, 1);

@@ -83,12 +83,22 @@ impl Store {
         set.map(drop).map_err(|refusal| refused("set permissions", path, refusal))
     }
 
-    /// Removes a node if it is there.
+    /// Has a node removed if it is there, and does not wait for that.
     pub(crate) fn remove(&mut self, path: &str) -> Result<()> {
-        match self.ask(Kind::Rm, &[path], b"")? {
-            Ok(_) | Err(Refusal::Absent) => Ok(()),
-            Err(refusal) => Err(refused("remove", path, refusal)),
+        // Answers to what was removed before.
+        while let Some(message) = self.next(None)? {
+            self.note(&message);
         }
+        self.last = self.last.wrapping_add(1);
+        let request = Message::request(Kind::Rm, self.last, &[path], b"");
+        self.send(&request.encode(), Deadline::after(PATIENCE))
+    }
+
+    /// The names in a folder, if they fit into a message.
+    pub(crate) fn list(&mut self, path: &str) -> Result<Vec<String>> {
+        let Ok(payload) = self.ask(Kind::Directory, &[path], b"")? else { return Ok(Vec::new()) };
+        let names = payload.split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
+        Ok(names.filter(|name| !name.is_empty()).map(str::to_owned).collect())
     }
 
     /// Has changes of `path` and what is below it told by [`fired`](Self::fired); once at once.

@@ -85,9 +85,36 @@ fn x1_x4_nothing_but_the_folders_is_left_when_all_are_gone() {
         accepted.retire(Some(own), offer);
         drop((accepted, called));
     }
+    // XenStore is told to remove a node, and nobody waits until it has.
+    let until = patience();
+    while xen.nodes(5).len() + xen.nodes(7).len() > 2 && !until.expired() {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
     assert_eq!(xen.nodes(5), ["/local/domain/5/data/tombolo/7"]);
     assert_eq!(xen.nodes(7), ["/local/domain/7/data/tombolo/5"]);
     assert_eq!(xen.grants(), 0, "pages are still granted");
+}
+
+#[test]
+fn x1_knock_that_the_dead_left_is_removed_by_the_next_process() {
+    let xen = FakeXen::new();
+    let left = "/local/domain/7/data/tombolo/5/service@77";
+    let [_accepted, called] = pair(&xen);
+    xen.write_node(7, left, "4711-the-token-of-one-who-died");
+    let alive = xen.domain(7);
+    // A process that lives has knocked, and nobody has answered yet.
+    let _listener = xen.domain(5).listen("7/other").expect("free");
+    let _knocking = alive.connect("5/other", patience()).expect("somebody listens");
+    drop(called);
+    let until = patience();
+    while xen.nodes(7).iter().any(|node| node == left) && !until.expired() {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    let nodes = xen.nodes(7);
+    assert!(!nodes.iter().any(|node| node == left), "{nodes:?}");
+    let next = xen.domain(7);
+    let _folder = next.listen("5/mine").expect("free");
+    assert!(xen.nodes(7).iter().any(|node| node.contains("other@")), "the knock of one who lives was removed"); 
 }
 
 #[test]
@@ -160,4 +187,18 @@ fn d13_retired_before_the_answer_was_heard_is_kept_while_mapped() {
     drop(accepted);
     assert!(xen.grants() > 1, "memory that is mapped was let go of");
     drop(segment);
+}
+
+#[test]
+fn x10_segment_that_nobody_sized_takes_an_eighth_of_what_is_left() {
+    let xen = FakeXen::new();
+    let [mut link, _peer] = pair(&xen);
+    // An end has one page, and the listener had its door.
+    xen.limit_grants(1025);
+    assert_eq!(link.affordable(1 << 20), 128 * 4096);
+    assert_eq!(link.affordable(8192), 8192, "more than was wanted");
+    let _half = link.allocate(512 * 4096).expect("there is memory");
+    assert!(link.affordable(1 << 20) < 64 * 4096, "an eighth of what was there, not of what is left");
+    xen.limit_grants(4);
+    assert_eq!(link.affordable(1 << 20), 0);
 }
