@@ -58,6 +58,9 @@ struct Joined {
     theirs: PeerSegment,
 }
 
+/// How long a victim may take to answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// Something that a hostile peer does to `service`, for as long as the deadline lets it.
 pub type Act = fn(&mut Hostile, &str, Deadline) -> Result<()>;
 
@@ -88,25 +91,24 @@ pub const CALLERS: [(&str, Act); 15] = [
         let page = it.mailbox(port.number())?;
         it.knock_with(service, &page)
     }),
-    ("dies_once_answered", |it, service, deadline| {
+    ("dies_once_answered", |it, service, _| {
         let port = it.xen.offer_port(it.peer)?;
         let page = it.mailbox(port.number())?;
         it.knock_with(service, &page)?;
-        it.answer(service, page.reference(), deadline).map(drop)
+        it.answer(service, page.reference()).map(drop)
     }),
-    ("dies_once_joined", |it, service, deadline| it.join(service, deadline).map(drop)),
-    ("is_answered_and_never_joins", |it, service, deadline| {
+    ("dies_once_joined", |it, service, _| it.join(service).map(drop)),
+    ("is_answered_and_never_joins", |it, service, _| {
         for _ in 0..20 {
             let port = it.xen.offer_port(it.peer)?;
             let page = it.mailbox(port.number())?;
             it.knock_with(service, &page)?;
-            it.answer(service, page.reference(), deadline)?;
             it.keep(page, Some(port));
         }
         Ok(())
     }),
-    ("counts_what_cannot_be", |it, service, deadline| {
-        let joined = it.join(service, deadline)?;
+    ("counts_what_cannot_be", |it, service, _| {
+        let joined = it.join(service)?;
         for count in [9, 1 << 63, u64::MAX] {
             joined.mailbox.set(at::AT_SENT, count);
             joined.mailbox.set(at::AT_RECEIVED, count);
@@ -115,8 +117,8 @@ pub const CALLERS: [(&str, Act); 15] = [
         it.hold(joined);
         Ok(())
     }),
-    ("sends_garbage", |it, service, deadline| {
-        let joined = it.join(service, deadline)?;
+    ("sends_garbage", |it, service, _| {
+        let joined = it.join(service)?;
         for word in (at::AT_MESSAGES..at::PAGE).step_by(8) {
             joined.mailbox.set(word, it.random());
         }
@@ -125,8 +127,8 @@ pub const CALLERS: [(&str, Act); 15] = [
         it.hold(joined);
         Ok(())
     }),
-    ("sends_segments_that_are_none", |it, service, deadline| {
-        let joined = it.join(service, deadline)?;
+    ("sends_segments_that_are_none", |it, service, _| {
+        let joined = it.join(service)?;
         // A list that leads back to itself for ever, one that names nothing, one that is none.
         let (endless, empty) = (it.page()?, it.page()?);
         let own = endless.reference();
@@ -144,8 +146,8 @@ pub const CALLERS: [(&str, Act); 15] = [
         it.hold(joined);
         Ok(())
     }),
-    ("revokes_what_it_sent", |it, service, deadline| {
-        let joined = it.join(service, deadline)?;
+    ("revokes_what_it_sent", |it, service, _| {
+        let joined = it.join(service)?;
         for number in 0..8 {
             let list = it.page()?;
             let grants = it.xen.grant(it.peer, 2)?;
@@ -160,7 +162,7 @@ pub const CALLERS: [(&str, Act); 15] = [
         Ok(())
     }),
     ("writes_all_over_its_mailbox", |it, service, deadline| {
-        let joined = it.join(service, deadline)?;
+        let joined = it.join(service)?;
         while !deadline.expired() {
             for _ in 0..100 {
                 let offset = it.random() as usize % at::PAGE & !7;
@@ -173,14 +175,14 @@ pub const CALLERS: [(&str, Act); 15] = [
         Ok(())
     }),
     ("storms", |it, service, deadline| {
-        let joined = it.join(service, deadline)?;
+        let joined = it.join(service)?;
         while !deadline.expired() {
             joined.port.notify();
         }
         Ok(())
     }),
     ("hoards_what_it_is_sent", |it, service, deadline| {
-        let joined = it.join(service, deadline)?;
+        let joined = it.join(service)?;
         let mut received = 0;
         while !deadline.expired() && received < 4 {
             let base = at::AT_MESSAGES + received as usize * at::MESSAGE_STRIDE;
@@ -274,7 +276,7 @@ impl Hostile {
     /// Does `name` of [`CALLERS`] or [`LISTENERS`] to `service`. What it holds it holds until it is dropped.
     ///
     /// # Blocking
-    /// At most until `deadline`.
+    /// At most until `deadline`, and as long as the victim takes to answer.
     ///
     /// # Errors
     /// Xen, or the victim, did not let it.
@@ -355,7 +357,8 @@ impl Hostile {
     }
 
     /// Waits for the door's answer to the mailbox `reference`, and says which the listener's mailbox is.
-    fn answer(&mut self, service: &str, reference: u32, deadline: Deadline) -> Result<u32> {
+    fn answer(&mut self, service: &str, reference: u32) -> Result<u32> {
+        let deadline = Deadline::after(PATIENCE);
         let node = format!("{}/{service}", folder(self.peer, self.own));
         let text = self.store.read(&node)?.expect("somebody listens");
         let door = self.xen.map(self.peer, &[text.parse().expect("a reference")], None, Box::new(()))?;
@@ -369,11 +372,11 @@ impl Hostile {
         Err(tombolo_domain::Error::TimedOut)
     }
 
-    fn join(&mut self, service: &str, deadline: Deadline) -> Result<Joined> {
+    fn join(&mut self, service: &str) -> Result<Joined> {
         let port = self.xen.offer_port(self.peer)?;
         let mailbox = self.mailbox(port.number())?;
         self.knock_with(service, &mailbox)?;
-        let reference = self.answer(service, mailbox.reference(), deadline)?;
+        let reference = self.answer(service, mailbox.reference())?;
         let theirs = self.xen.map(self.peer, &[reference], None, Box::new(()))?;
         mailbox.set(at::AT_JOINED, 1);
         Ok(Joined { mailbox, port, theirs })
