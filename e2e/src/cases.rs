@@ -9,33 +9,24 @@ mod death;
 mod faults;
 mod hostile;
 mod lifetime;
+mod links;
 mod mapping;
+mod network;
 mod unplug;
 
 use crate::rig::Rig;
 use tombolo_e2e::error::{Error, Result};
-
-/// What a case came to, if it did not fail.
-pub enum Verdict {
-    Done,
-    /// It could not run here.
-    Skip {
-        need: &'static str,
-        why: String,
-    },
-}
+use tombolo_e2e::runner;
+pub use tombolo_e2e::runner::Verdict;
 
 /// The host half of a case.
-pub struct Case {
-    pub name: &'static str,
-    pub run: fn(&mut Rig) -> Result<Verdict>,
-}
+pub type Case = runner::Case<Rig>;
 
 /// A guest half: its name, and what it does with its arguments.
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 10] = [
+const CASES: [&[Case]; 12] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -46,8 +37,10 @@ const CASES: [&[Case]; 10] = [
     churn::CASES,
     unplug::CASES,
     faults::CASES,
+    links::CASES,
+    network::CASES,
 ];
-const HALVES: [&[Half]; 8] = [
+const HALVES: [&[Half]; 9] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -56,6 +49,7 @@ const HALVES: [&[Half]; 8] = [
     hostile::HALVES,
     churn::HALVES,
     unplug::HALVES,
+    links::HALVES,
 ];
 
 /// All cases in the order in which they run.

@@ -35,6 +35,12 @@ impl Kernel {
         self.root.join(format!("boot/vmlinuz-{}", self.release))
     }
 
+    /// The folder with its modules.
+    #[must_use]
+    pub fn modules(&self) -> PathBuf {
+        self.root.join(format!("lib/modules/{}/kernel", self.release))
+    }
+
     /// The folder to build modules against.
     #[must_use]
     pub fn headers(&self) -> PathBuf {
@@ -46,8 +52,6 @@ impl Kernel {
 #[derive(Debug)]
 pub struct Archive {
     root: PathBuf,
-    /// Held while the cache is in use, so that two runs do not write at once.
-    _lock: File,
 }
 
 impl Archive {
@@ -62,12 +66,12 @@ impl Archive {
             .or_else(|| var("HOME").map(|home| home.join(".cache/tombolo/vm")))
             .ok_or_else(|| Error::new("no cache: set TOMBOLO_VM_CACHE, XDG_CACHE_HOME or HOME"))?;
         fs::create_dir_all(&root).context(root.display())?;
-        let lock = File::create(root.join("lock")).context(root.display())?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            eprintln!("waiting for another run, which holds {}", root.display());
-            flock(&lock, FlockOperation::LockExclusive)?;
-        }
-        Ok(Self { root, _lock: lock })
+        Ok(Self { root })
+    }
+
+    /// Keeps others from writing to the cache meanwhile: two runs must not fetch at once.
+    fn lock(&self) -> Result<File> {
+        lock(&self.root.join("lock"))
     }
 
     /// A kernel, fetched if it is not there. `boots` says whether it is to be booted or just built against.
@@ -83,6 +87,7 @@ impl Archive {
         };
         let root = self.root.join(name);
         let done = root.join("release");
+        let _lock = self.lock()?;
         if let Ok(release) = fs::read_to_string(&done) {
             return Ok(Kernel { release, root });
         }
@@ -111,11 +116,54 @@ impl Archive {
     pub fn file(&self, package: &str, path: &str) -> Result<PathBuf> {
         let root = self.root.join("packages").join(package);
         let file = root.join(path);
+        let _lock = self.lock()?;
         if !file.exists() {
             Apt::new(&self.root, Which::Stable)?.unpack(&[package.to_owned()], &root)?;
         }
         ensure_exists(file)
     }
+}
+
+impl Archive {
+    /// Packages and all that they depend on, as far as `wanted` knows the name, unpacked together in the folder `name`.
+    ///
+    /// # Errors
+    /// As [`kernel`](Self::kernel).
+    pub fn packages(&self, name: &str, roots: &[&str], wanted: fn(&str) -> bool) -> Result<PathBuf> {
+        let root = self.root.join(name);
+        let done = root.join("done");
+        let _lock = self.lock()?;
+        if done.exists() {
+            return Ok(root);
+        }
+        let apt = Apt::new(&self.root, Which::Stable)?;
+        let mut chosen: Vec<String> = roots.iter().map(|name| (*name).to_owned()).collect();
+        let mut seen = 0;
+        while let Some(package) = chosen.get(seen).cloned() {
+            seen += 1;
+            for name in apt.depends(&package)?.into_iter().filter(|name| wanted(name)) {
+                if !chosen.contains(&name) {
+                    chosen.push(name);
+                }
+            }
+        }
+        apt.unpack(&chosen, &root)?;
+        fs::write(done, "")?;
+        Ok(root)
+    }
+}
+
+/// Waits until nobody else holds the lock `path`; says so if somebody does. It is given back when the file is dropped.
+///
+/// # Errors
+/// There is no such place.
+pub fn lock(path: &Path) -> Result<File> {
+    let lock = File::create(path).context(path.display())?;
+    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        eprintln!("waiting for another run, which holds {}", path.display());
+        flock(&lock, FlockOperation::LockExclusive)?;
+    }
+    Ok(lock)
 }
 
 /// The headers' makefile includes that of all flavours by the path at which the package would be installed.

@@ -2,17 +2,20 @@
 //! An initramfs: files under their names in the guest, as a cpio archive in memory. It is not compressed, because
 //! unpacking is what emulation is slow at.
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::process::Command;
 
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
+/// Where Debian has libraries.
+pub const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
 /// The files of a guest.
 #[derive(Debug, Default)]
@@ -20,6 +23,7 @@ pub struct Image {
     bytes: Vec<u8>,
     inodes: u32,
     folders: BTreeSet<String>,
+    files: BTreeSet<String>,
 }
 
 impl Image {
@@ -32,19 +36,52 @@ impl Image {
         for folder in ["proc", "sys", "dev", "tmp", "run"] {
             image.add_folder(folder);
         }
-        image.add("agent", Path::new("/proc/self/exe"))?;
-        image.add_link("init", "agent");
-        // What is mapped into this process is what its copy in the guest will want, at the same paths.
-        let maps = fs::read_to_string("/proc/self/maps")?;
-        let libraries: BTreeSet<&str> = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).collect();
-        for library in libraries.into_iter().filter(|path| path.contains(".so")) {
-            image.add(library.trim_start_matches('/'), Path::new(library))?;
-            if let Some(name) = library.rsplit('/').next().filter(|name| name.starts_with("ld-linux")) {
-                image.add_link(&format!("lib64/{name}"), library);
-            }
-        }
         image.add_link("lib", "usr/lib");
+        image.add_link("lib64", "usr/lib64");
+        image.add_program("agent", &std::env::current_exe()?)?;
+        image.add_link("init", "agent");
         Ok(image)
+    }
+
+    /// Adds a program of the host with the libraries that it uses, at the places where it looks for them.
+    ///
+    /// # Errors
+    /// A file cannot be read, or a library is not there.
+    pub fn add_program(&mut self, name: &str, from: &Path) -> Result<()> {
+        self.add_packaged(name, from, Path::new("/"))
+    }
+
+    /// The same of a program in a package that is unpacked in the folder `root`, and so are libraries.
+    ///
+    /// # Errors
+    /// As [`add_program`](Self::add_program).
+    pub fn add_packaged(&mut self, name: &str, from: &Path, root: &Path) -> Result<()> {
+        self.add(name, from)?;
+        // The dynamic loader itself says what it would load.
+        let mut command = Command::new(from);
+        command.env("LD_TRACE_LOADED_OBJECTS", "1").env("LD_LIBRARY_PATH", root.join(LIBRARIES));
+        let output = command.output().context(from.display())?;
+        for library in libraries(&String::from_utf8_lossy(&output.stdout))? {
+            // As Debian has it: /lib and /lib64 are links.
+            let place = Path::new("/").join(Path::new(&library).strip_prefix(root).unwrap_or(Path::new(&library)));
+            let place = place.strip_prefix("/usr").or_else(|_| place.strip_prefix("/")).context(&library)?;
+            self.add(&format!("usr/{}", place.display()), Path::new(&library))?;
+        }
+        Ok(())
+    }
+
+    /// Adds busybox, and its commands in the folder `bin`.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn add_busybox(&mut self, from: &Path) -> Result<()> {
+        self.add("bin/busybox", from)?;
+        let output = Command::new(from).arg("--list").output().context(from.display())?;
+        let list = String::from_utf8_lossy(&output.stdout).into_owned();
+        list.lines()
+            .filter(|name| *name != "busybox")
+            .for_each(|name| self.add_link(&format!("bin/{name}"), "busybox"));
+        Ok(())
     }
 
     /// Adds a file of the host, executable.
@@ -52,10 +89,24 @@ impl Image {
     /// # Errors
     /// It cannot be read.
     pub fn add(&mut self, name: &str, from: &Path) -> Result<()> {
-        let bytes = fs::read(from).context(from.display())?;
-        self.add_parents(name);
-        self.entry(name, PROGRAM, &bytes);
+        if !self.files.contains(name) {
+            self.add_bytes(name, &fs::read(from).context(from.display())?);
+        }
         Ok(())
+    }
+
+    /// Adds a file with this content, executable, unless there is one of that name.
+    pub fn add_bytes(&mut self, name: &str, content: &[u8]) {
+        if self.files.insert(name.to_owned()) {
+            self.add_parents(name);
+            self.entry(name, PROGRAM, content);
+        }
+    }
+
+    /// Adds an empty folder.
+    pub fn add_empty(&mut self, name: &str) {
+        self.add_parents(name);
+        self.add_folder(name);
     }
 
     /// Adds a symbolic link.
@@ -110,9 +161,30 @@ impl Image {
     }
 }
 
+/// The paths in what the dynamic loader traces: `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)` of itself.
+fn libraries(trace: &str) -> Result<Vec<String>> {
+    let mut paths = Vec::new();
+    for line in trace.lines().map(str::trim) {
+        let place = line.rsplit("=> ").next().unwrap_or(line);
+        match place.split_once(" (") {
+            Some((path, _)) if path.starts_with('/') => paths.push(path.to_owned()),
+            None => return Err(Error::new(format!("the dynamic loader says `{line}`"))),
+            Some(_) => {} // What the kernel itself maps.
+        }
+    }
+    Ok(paths)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn libraries_of_a_trace_are_its_paths_and_a_missing_one_is_told() {
+        let trace = "\tlinux-vdso.so.1 (0x7f)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x7f)\n\t/lib64/ld.so.2 (0x7f)\n";
+        assert_eq!(libraries(trace).unwrap(), ["/lib/x/libc.so.6", "/lib64/ld.so.2"]);
+        assert!(libraries("\tlibfoo.so => not found\n").is_err());
+    }
 
     #[test]
     fn entries_are_padded_and_folders_come_once_and_first() {

@@ -2,15 +2,17 @@
 //! Layer 4. Uses: no crate of ours.
 //!
 //! The rig for tests that need virtual machines. It fetches a kernel from Debian's archive ([`debian`]), builds our
-//! module for it ([`module`]), packs both with its own binary into an initramfs ([`image`]), boots that under QEMU
-//! ([`qemu`]) and runs commands in the guest over a serial line ([`control`]). The binary is host and guest at once:
-//! as process 1 of a guest it is the [`agent`].
+//! module for it ([`module`]) and our programs ([`programs`]), packs them with its own binary into an initramfs
+//! ([`image`]), boots that under QEMU ([`qemu`]) and runs commands in the guest over a serial line ([`control`]). The
+//! binary is host and guest at once: as process 1 of a guest it is the [`agent`]. Guests are joined by memory and
+//! doorbells of the rig's own ([`ivshmem`]), where the module alone is in question, or by the host's [`broker`].
 //!
 //! A hypervisor other than QEMU needs only another way to make a [`control::Control`] and a [`console::Console`].
 
 #![deny(unsafe_code)]
 
 pub mod agent;
+pub mod broker;
 pub mod console;
 pub mod control;
 pub mod debian;
@@ -20,6 +22,13 @@ pub mod image;
 pub mod ivshmem;
 pub mod lines;
 pub mod module;
+pub mod modules;
+pub mod network;
+pub mod process;
+pub mod programs;
 pub mod qemu;
 pub mod qmp;
+pub mod runner;
+pub mod scratch;
 pub mod wire;
+pub mod xen;

@@ -8,11 +8,12 @@
 
 mod cases;
 mod rig;
-mod runner;
+mod site;
 
 use std::process::ExitCode;
 use tombolo_e2e::agent;
 use tombolo_e2e::error::Result;
+use tombolo_e2e::runner;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -30,13 +31,13 @@ fn main() -> ExitCode {
 fn run(words: &[&str], args: &[String]) -> Result<()> {
     match words {
         ["flush"] => Ok(()),
-        ["insmod", file] => agent::load_module(file),
+        ["insmod", files @ ..] if !files.is_empty() => files.iter().try_for_each(|file| agent::load_module(file)),
         ["rmmod", name] => agent::unload_module(name),
         ["guest", half, ..] => cases::guest_half(half, &args[2..]),
         ["--list"] => {
             cases::all().for_each(|case| println!("{}", case.name));
             Ok(())
         }
-        words => runner::run(words),
+        words => runner::run(cases::all(), words),
     }
 }

@@ -16,14 +16,22 @@ pub fn source() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel/ivshmem")
 }
 
+/// The folder for what is built for guests.
+///
+/// # Errors
+/// It cannot be made.
+pub fn target() -> Result<PathBuf> {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/kernel");
+    fs::create_dir_all(&target)?;
+    Ok(target.canonicalize()?)
+}
+
 /// Builds a copy of the source at `source` for `kernel` in `target/kernel`, and returns the module. `flags` go to make.
 ///
 /// # Errors
 /// What the build said, if it failed or warned.
 pub fn build(source: &Path, kernel: &Kernel, flags: &[&str]) -> Result<PathBuf> {
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/kernel").join(&kernel.release);
-    fs::create_dir_all(&target)?;
-    let target = target.canonicalize()?;
+    let target = target()?.join(&kernel.release);
     copy(source, &target)?;
     let mut make = Command::new("make");
     make.arg("-C").arg(kernel.headers()).arg(format!("M={}", target.display()));

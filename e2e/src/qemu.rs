@@ -11,13 +11,14 @@ use crate::error::{Context, Error, Result};
 use crate::guest::tsc;
 use crate::ivshmem::Region;
 use crate::lines::within;
+use crate::process::{Process, tied};
 use crate::qmp::Qmp;
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde_json::{Value, json};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// The program.
@@ -26,6 +27,17 @@ pub const PROGRAM: &str = "qemu-system-x86_64";
 const BOOT: u64 = 180;
 /// Seconds that plugging and unplugging may take.
 const PLUG: u64 = 60;
+/// glibc takes `rep movsb` where a CPU claims to be good at it; emulation is not.
+const LINUX_CPU: &str = "max,-erms,-fsrm";
+/// Without SMAP, which this QEMU checks wrongly where dom0 returns to its programs, and without what Xen would have to
+/// switch lazily: emulation mixes it up.
+const XEN_CPU: &str = "max,-erms,-fsrm,-smap,-avx,-avx2,-fma,-f16c,-xsave,-xsaveopt,-pku,-mpx";
+const LINUX: &str = "console=ttyS0 loglevel=6 mitigations=off tsc=reliable no_timer_check noreplace-smp panic=-1";
+/// Xen's own command line. Its console is the first serial line; dom0 has the second.
+const XEN: &str = "console=com1 com1=115200,8n1 loglvl=warning guest_loglvl=warning noreboot no-real-mode \
+    dom0_mem=768M,max:768M dom0_max_vcpus=1 spec-ctrl=no,eager-fpu=1 xpti=0 pv-l1tf=0 watchdog=0 cpuidle=0 \
+    cpufreq=none conring_size=1m";
+const DOM0: &str = "console=hvc0 loglevel=6 mitigations=off clocksource=xen";
 
 /// The guest's CPUs. Never one alone: with a maximum of one QEMU emulates no atomics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +65,12 @@ pub struct Spec {
     pub memory: u32,
     /// Use the host's virtualization.
     pub kvm: bool,
+    /// Boot this hypervisor, and the kernel as its dom0.
+    pub xen: Option<PathBuf>,
     /// More arguments for QEMU.
     pub args: Vec<String>,
+    /// Words before QEMU's name, which say where it is to run.
+    pub within: Vec<String>,
     /// Descriptors that those arguments name, by [`inherit`](Self::inherit).
     fds: Vec<OwnedFd>,
 }
@@ -71,7 +87,9 @@ impl Spec {
             cpus: Cpus::Two,
             memory: 256,
             kvm: false,
+            xen: None,
             args: Vec::new(),
+            within: Vec::new(),
             fds: Vec::new(),
         }
     }
@@ -98,6 +116,27 @@ impl Spec {
         Ok(())
     }
 
+    /// Adds a virtio-serial port that has that `name` in the guest too. Returns our end of it.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn port(&mut self, name: &str) -> Result<UnixStream> {
+        let id = format!("port-{name}");
+        let ours = self.socket(&id)?;
+        if !self.args.iter().any(|arg| arg.starts_with("virtio-serial-pci")) {
+            self.args.extend(["-device".into(), "virtio-serial-pci,disable-legacy=on".into()]);
+        }
+        self.args.extend(["-device".into(), format!("virtserialport,chardev={id},name={name}")]);
+        Ok(ours)
+    }
+
+    /// Shares a folder of the host by 9p.
+    pub fn share(&mut self, tag: &str, folder: &Path) {
+        let path = folder.display();
+        self.args.extend(["-fsdev".into(), format!("local,id={tag},path={path},security_model=none")]);
+        self.args.extend(["-device".into(), format!("virtio-9p-pci,fsdev={tag},mount_tag={tag},disable-legacy=on")]);
+    }
+
     fn socket(&mut self, id: &str) -> Result<UnixStream> {
         let (ours, theirs) = UnixStream::pair()?;
         let fd = self.inherit(theirs.into())?;
@@ -107,30 +146,31 @@ impl Spec {
 
     fn command(&mut self) -> Result<Command> {
         let initramfs = self.initramfs.try_clone()?;
-        let initramfs = self.inherit(initramfs)?;
-        let (accel, cpu) = match self.kvm {
-            true => ("kvm", "host"),
-            // glibc takes `rep movsb` where a CPU claims to be good at it; emulation is not.
-            false => ("tcg,thread=multi", "max,-erms,-fsrm"),
+        let initramfs = format!("/proc/self/fd/{}", self.inherit(initramfs)?);
+        let (accel, cpu) = match (self.kvm, &self.xen) {
+            (true, _) => ("kvm", "host"),
+            (false, None) => ("tcg,thread=multi", LINUX_CPU),
+            (false, Some(_)) => ("tcg,thread=multi", XEN_CPU),
         };
         let cpus = match self.cpus {
             Cpus::One => "1,maxcpus=2",
             Cpus::Two => "2",
         };
-        let append = format!(
-            "console=ttyS0 loglevel=6 mitigations=off tsc=reliable tsc_early_khz={} no_timer_check noreplace-smp \
-             panic=-1 {}",
-            tsc::khz()?,
-            self.append
-        );
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", PROGRAM]);
+        let (kernel, append, initrd) = match &self.xen {
+            None => (&self.kernel, format!("{LINUX} tsc_early_khz={} {}", tsc::khz()?, self.append), initramfs),
+            Some(xen) => {
+                // Multiboot: the first module is dom0's kernel with its command line, a comma separates.
+                let modules = format!("{} {DOM0} {},{initramfs}", self.kernel.display(), self.append);
+                (xen, XEN.to_owned(), modules)
+            }
+        };
+        let mut command = tied(&self.within, PROGRAM);
         command.args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         command.args(["-M", "pc", "-accel", accel, "-cpu", cpu, "-smp", cpus, "-m", &self.memory.to_string()]);
-        command.arg("-kernel").arg(&self.kernel).args(["-initrd", &format!("/proc/self/fd/{initramfs}")]);
+        command.arg("-kernel").arg(kernel).args(["-initrd", &initrd]);
         command.args(["-append", &append, "-serial", "chardev:console", "-serial", "chardev:control"]);
         command.args(["-mon", "chardev=qmp,mode=control"]).args(&self.args);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
         Ok(command)
     }
 }
@@ -152,34 +192,69 @@ pub struct Vm {
     pub console: Console,
     /// Its QEMU.
     pub qmp: Qmp,
-    control: Control,
-    process: Child,
+    /// How commands get there.
+    pub control: Control,
+    process: Process,
     fdsets: u64,
+}
+
+/// A machine on its way up.
+pub struct Boot {
+    name: String,
+    process: Process,
+    stderr: Option<Console>,
+    console: Console,
+    control: UnixStream,
+    qmp: UnixStream,
+    deadline: Instant,
+}
+
+impl Boot {
+    /// Starts a machine.
+    ///
+    /// # Errors
+    /// There is no QEMU, or no descriptor is left.
+    pub fn start(mut spec: Spec) -> Result<Self> {
+        let (console, control, qmp) = (spec.socket("console")?, spec.socket("control")?, spec.socket("qmp")?);
+        let mut process = Process::start(&mut spec.command()?)?;
+        let stderr = process.stderr.take().map(Console::of);
+        // Our copies of QEMU's descriptors go with the specification: else its end of a socket would never be the last.
+        Ok(Self {
+            name: spec.name,
+            process,
+            stderr,
+            console: Console::of(console),
+            control,
+            qmp,
+            deadline: within(BOOT),
+        })
+    }
+
+    /// Waits until its agent is up.
+    ///
+    /// # Errors
+    /// It does not come up in time; says what QEMU and its console said.
+    pub fn up(self) -> Result<Vm> {
+        let Self { name, mut process, stderr, mut console, control, qmp, deadline } = self;
+        let up = Qmp::open(qmp).and_then(|qmp| Ok((qmp, Control::open(control.try_clone()?, control, deadline)?)));
+        match up {
+            Ok((qmp, control)) => Ok(Vm { name, console, qmp, control, process, fdsets: 0 }),
+            Err(why) => {
+                process.end()?;
+                let said = stderr.map(|mut said| said.tail(5)).unwrap_or_default();
+                Err(Error::new(format!("{name} does not boot: {why}\n{said}\n    {}", console.tail(20))))
+            }
+        }
+    }
 }
 
 impl Vm {
     /// Boots a machine and waits until its agent is up.
     ///
     /// # Errors
-    /// It does not come up in time; says what QEMU and its console said.
-    pub fn boot(mut spec: Spec) -> Result<Self> {
-        let (console, control, qmp) = (spec.socket("console")?, spec.socket("control")?, spec.socket("qmp")?);
-        let mut command = spec.command()?;
-        let mut process = command.spawn().context(PROGRAM)?;
-        let stderr = process.stderr.take().map(Console::of);
-        let name = spec.name.clone();
-        drop(spec); // Our copies of QEMU's descriptors: else its end of a socket would never be the last.
-        let mut console = Console::of(console);
-        let up = Qmp::open(qmp).and_then(|qmp| Ok((qmp, Control::open(control.try_clone()?, control, within(BOOT))?)));
-        match up {
-            Ok((qmp, control)) => Ok(Self { name, console, qmp, control, process, fdsets: 0 }),
-            Err(why) => {
-                _ = process.kill();
-                _ = process.wait();
-                let said = stderr.map(|mut said| said.tail(5)).unwrap_or_default();
-                Err(Error::new(format!("{name} does not boot: {why}\n{said}\n    {}", console.tail(20))))
-            }
-        }
+    /// As [`Boot::start`] and [`Boot::up`].
+    pub fn boot(spec: Spec) -> Result<Self> {
+        Boot::start(spec)?.up()
     }
 
     /// Runs a command to its end and returns what it printed.
@@ -197,6 +272,20 @@ impl Vm {
     pub fn end(&mut self, argv: &[&str], deadline: Instant) -> Result<Output> {
         let job = self.start(argv)?;
         self.wait(job, deadline).context(format!("{}: {}", self.name, argv.join(" ")))
+    }
+
+    /// Runs a shell's command to its end and returns what it printed.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn sh(&mut self, command: &str, deadline: Instant) -> Result<String> {
+        self.run(&["sh", "-c", command], deadline)
+    }
+
+    /// The number of QEMU's process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.process.id()
     }
 
     /// Starts a command.
@@ -283,9 +372,7 @@ impl Vm {
     /// # Errors
     /// It does not die.
     pub fn cut(&mut self) -> Result<()> {
-        self.process.kill()?;
-        self.process.wait()?;
-        Ok(())
+        self.process.end()
     }
 
     /// Ends the machine, and fails if its console tells of a fault.
@@ -315,11 +402,5 @@ impl Vm {
             }
             None => why,
         })
-    }
-}
-
-impl Drop for Vm {
-    fn drop(&mut self) {
-        _ = self.cut();
     }
 }

@@ -3,18 +3,23 @@
 //! that fails takes it with it.
 
 use crate::cases::{Case, Verdict};
+use crate::site::{Purpose, Site};
+use std::cell::OnceCell;
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 use tombolo_e2e::control::{Job, Output};
-use tombolo_e2e::debian::{Archive, Kernel, Which};
+use tombolo_e2e::debian::{self, Archive, Kernel, Which};
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::Ends;
 use tombolo_e2e::image::Image;
 use tombolo_e2e::ivshmem::{Region, Switchboard};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::module;
+use tombolo_e2e::programs::Programs;
 use tombolo_e2e::qemu::{self, Access, Cpus, Spec, Vm};
+use tombolo_e2e::runner::{self, Lacking};
 
 /// Bytes of a region that a guest or the host writes.
 pub const REGION: u64 = 4 << 20;
@@ -27,14 +32,6 @@ pub const MODULE: &str = "/module.ko";
 /// A kernel that checks what it allocates, and that stops at the first warning.
 const WATCHFUL: &str = "panic_on_warn=1 oops=panic slub_debug=FZPU page_owner=off hung_task_panic=1";
 
-/// Why there is no rig.
-pub enum Lacking {
-    /// The machine has not what it takes: cases are skipped.
-    Need(String),
-    /// We are at fault: cases fail.
-    Fault(Error),
-}
-
 /// What cases share.
 pub struct Rig {
     /// Debian's archive.
@@ -42,12 +39,18 @@ pub struct Rig {
     /// The kernel that guests boot.
     pub kernel: Kernel,
     module: PathBuf,
+    programs: OnceCell<Result<Programs>>,
     solo: Option<Guest>,
+    site: Option<Site>,
+    /// Held while the rig is there: what is built for guests is in one place.
+    _lock: File,
 }
 
-impl Rig {
+impl runner::Rig for Rig {
+    const NEED: &'static str = "vm";
+
     /// Gets the kernel and builds the module; no machine yet.
-    pub fn prepare() -> std::result::Result<Self, Lacking> {
+    fn prepare() -> std::result::Result<Self, Lacking> {
         let need = |why: Error| Lacking::Need(why.to_string());
         for (program, package) in [(qemu::PROGRAM, "qemu-system-x86"), ("make", "make"), ("cc", "gcc")] {
             let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -57,35 +60,61 @@ impl Rig {
         let newest = std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "newest");
         let which = if newest { Which::Newest } else { Which::Stable };
         let kernel = archive.kernel(which, true).context("no kernel to boot").map_err(need)?;
+        let target = module::target().map_err(Lacking::Fault)?;
+        let lock = debian::lock(&target.join("lock")).map_err(Lacking::Fault)?;
         let module = module::build(&module::source(), &kernel, &[]).map_err(Lacking::Fault)?;
-        Ok(Self { archive, kernel, module, solo: None })
+        Ok(Self { archive, kernel, module, programs: OnceCell::new(), solo: None, site: None, _lock: lock })
     }
 
-    /// Runs one case; a guest that it leaves broken is not used again.
-    pub fn run(&mut self, case: &Case) -> Result<Verdict> {
+    fn run(&mut self, case: &Case) -> Result<Verdict> {
         let verdict = (case.run)(self);
-        let fault = self.solo.as_mut().and_then(|guest| guest.vm.console.fault().map(str::to_owned));
+        let fault = self.solo.as_mut().and_then(Guest::fault).or_else(|| self.site.as_mut().and_then(Site::fault));
         if verdict.is_ok() && fault.is_none() {
             return verdict;
         }
-        let guest = self.solo.take();
-        match (verdict, fault, guest) {
-            (Ok(_), Some(fault), Some(mut guest)) => {
-                Err(Error::new(format!("{fault}\n    {}", guest.vm.console.tail(40))))
-            }
-            (verdict, ..) => verdict,
+        (self.solo, self.site) = (None, None);
+        match (verdict, fault) {
+            (Ok(_), Some(fault)) => Err(Error::new(fault)),
+            (verdict, _) => verdict,
         }
     }
 
-    /// Ends what still runs.
-    pub fn finish(self) -> Result<()> {
-        self.solo.map_or(Ok(()), |guest| guest.vm.finish())
+    fn finish(mut self) -> Result<()> {
+        self.rest()
+    }
+}
+
+impl Rig {
+    /// Ends the machines that run, for a case with machines of its own: there are as few processors as two.
+    pub fn rest(&mut self) -> Result<()> {
+        self.solo.take().map_or(Ok(()), |guest| guest.vm.finish())?;
+        self.site.take().map_or(Ok(()), Site::finish)
+    }
+
+    /// Tombolo's own programs, built when they are first wanted.
+    pub fn programs(&self) -> Result<&Programs> {
+        self.programs.get_or_init(Programs::build).as_ref().map_err(Clone::clone)
+    }
+
+    /// The two machines with brokers, booted when they are first wanted, for a case that leaves them as they were.
+    pub fn site(&mut self) -> Result<&mut Site> {
+        if self.site.is_none() {
+            self.rest()?;
+            self.site = Some(Site::boot(self, Purpose::Cases)?);
+        }
+        self.site.as_mut().ok_or_else(|| Error::new("no site"))
     }
 
     /// A machine to be, with the agent and the module in it.
     pub fn spec(&self, name: &str) -> Result<Spec> {
+        self.spec_with(name, |_| Ok(()))
+    }
+
+    /// The same with what `more` adds to its files.
+    pub fn spec_with(&self, name: &str, more: impl FnOnce(&mut Image) -> Result<()>) -> Result<Spec> {
         let mut image = Image::with_agent()?;
         image.add(MODULE.trim_start_matches('/'), &self.module)?;
+        more(&mut image)?;
         let mut spec = Spec::new(name, self.kernel.image(), image.seal()?);
         spec.append = WATCHFUL.to_owned();
         spec.kvm = std::env::var_os("TOMBOLO_VM_KVM").is_some_and(|wanted| wanted == "1");
@@ -171,6 +200,12 @@ impl Guest {
     /// Unloads the module.
     pub fn unload(&mut self) -> Result<()> {
         self.vm.run(&["/agent", "rmmod", module::NAME], within(60)).map(drop)
+    }
+
+    /// The first fault that the console tells of, with the lines around it.
+    fn fault(&mut self) -> Option<String> {
+        let fault = self.vm.console.fault()?.to_owned();
+        Some(format!("{fault}\n    {}", self.vm.console.tail(40)))
     }
 
     /// The devices of the link.

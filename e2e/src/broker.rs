@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The host's broker as a process: `tombolod` with a configuration and a folder of its own, and `tombolo link` to ask it.
+//! Both end and the folder goes when the [`Broker`] is dropped.
+
+use crate::console::Console;
+use crate::error::{Context, Error, Result};
+use crate::guest::until;
+use crate::lines::within;
+use crate::process::{Process, tied};
+use crate::programs::Programs;
+use crate::scratch::Scratch;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Seconds in which it must be ready, or gone.
+const PATIENCE: u64 = 60;
+
+/// A broker of the host.
+pub struct Broker {
+    programs: Programs,
+    folder: Scratch,
+    daemon: Option<Daemon>,
+    holder: Process,
+}
+
+struct Daemon {
+    process: Process,
+    log: Console,
+}
+
+impl Broker {
+    /// Begins with the configuration `text`.
+    ///
+    /// # Errors
+    /// It does not become ready; says why.
+    pub fn start(programs: &Programs, text: &str) -> Result<Self> {
+        let folder = Scratch::new("broker")?;
+        fs::write(folder.path().join("tombolod.toml"), text)?;
+        let mut hold = tied(&[], programs.path("tombolod")?);
+        let holder = Process::start(hold.arg("--state").arg(folder.path()).arg("hold"))?;
+        let mut broker = Self { programs: programs.clone(), folder, holder, daemon: None };
+        until(within(PATIENCE), || broker.folder.path().join("holder.socket").exists()).context("the holder")?;
+        broker.restart()?;
+        Ok(broker)
+    }
+
+    /// The folder with its sockets.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The socket that tools and programs of the host use.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.folder().join("tombolod.socket")
+    }
+
+    /// Replaces the configuration and has it read.
+    ///
+    /// # Errors
+    /// The broker is not running.
+    pub fn configure(&mut self, text: &str) -> Result<()> {
+        fs::write(self.folder().join("tombolod.toml"), text)?;
+        let daemon = self.daemon.as_ref().ok_or_else(|| Error::new("the broker does not run"))?;
+        Ok(kill_process(Pid::from_child(&daemon.process), Signal::HUP)?)
+    }
+
+    /// Starts the daemon, which does not run, and waits until it is ready.
+    ///
+    /// # Errors
+    /// It is not in time; says what it said.
+    pub fn restart(&mut self) -> Result<()> {
+        let mut command = tied(&[], self.programs.path("tombolod")?);
+        command.arg("--config").arg(self.folder().join("tombolod.toml"));
+        command.arg("--state").arg(self.folder()).arg("--no-holder");
+        let mut process = Process::start(command.stderr(Stdio::piped()))?;
+        let log = process.stderr.take().map(Console::of).ok_or_else(|| Error::new("no standard error"))?;
+        let daemon = self.daemon.insert(Daemon { process, log });
+        let ready = until(within(PATIENCE), || daemon.log.text().iter().any(|line| line.contains("ready in")));
+        ready.map_err(|why| Error::new(format!("tombolod is not ready: {why}: {}", self.log())))
+    }
+
+    /// Kills the daemon; what must outlive it is with the holder.
+    ///
+    /// # Errors
+    /// It does not die.
+    pub fn kill(&mut self) -> Result<()> {
+        self.daemon.take().map_or(Ok(()), |mut daemon| daemon.process.end())
+    }
+
+    /// What the daemon said.
+    pub fn log(&mut self) -> String {
+        self.daemon.as_mut().map(|daemon| daemon.log.tail(20)).unwrap_or_default()
+    }
+
+    /// The numbers of the processes: the daemon, if it runs, and the holder.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        self.daemon.iter().map(|daemon| daemon.process.id()).chain([self.holder.id()]).collect()
+    }
+
+    /// Runs `tombolo ARGS` on the host, so that it finds this broker; returns its standard output.
+    ///
+    /// # Errors
+    /// It fails; says what it said.
+    pub fn tombolo(&self, args: &[&str]) -> Result<String> {
+        let output = self.command(args)?.stdin(Stdio::null()).output().context("tombolo")?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => {
+                let said = String::from_utf8_lossy(&output.stderr);
+                Err(Error::new(format!("tombolo {}: {}: {}", args.join(" "), output.status, said.trim())))
+            }
+        }
+    }
+
+    /// The command `tombolo ARGS` on the host, that ends with us.
+    ///
+    /// # Errors
+    /// It was not built.
+    pub fn command(&self, args: &[&str]) -> Result<Command> {
+        let mut command = tied(&[], self.programs.path("tombolo")?);
+        command.args(args).env("TOMBOLO_BROKER", self.socket());
+        Ok(command)
+    }
+
+    /// Runs `tombolo link ARGS`.
+    ///
+    /// # Errors
+    /// As [`tombolo`](Self::tombolo).
+    pub fn link(&self, args: &[&str]) -> Result<String> {
+        let socket = self.socket();
+        let mut all = vec!["link", "--broker", socket.to_str().unwrap_or_default()];
+        all.extend(args);
+        self.tombolo(&all)
+    }
+
+    /// What `tombolo link ls` knows: one object for each link, or domain.
+    ///
+    /// # Errors
+    /// As [`tombolo`](Self::tombolo).
+    pub fn list(&self, what: &[&str]) -> Result<Vec<Value>> {
+        let text = self.link(&[&["ls", "--json"], what].concat())?;
+        Ok(text.lines().map(serde_json::from_str).collect::<std::result::Result<_, _>>()?)
+    }
+
+    /// The arguments that a domain's QEMU needs.
+    ///
+    /// # Errors
+    /// There is no such domain.
+    pub fn snippet(&self, domain: &str) -> Result<Vec<String>> {
+        Ok(self.link(&["snippet", domain])?.split_whitespace().map(str::to_owned).collect())
+    }
+}

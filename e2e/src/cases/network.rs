@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The network that channels are compared with: if it were not what it should be, no comparison would mean anything.
+
+use super::{Case, Verdict};
+use crate::rig::Rig;
+use crate::site::{Purpose, Site};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::Result;
+use tombolo_e2e::lines::within;
+
+pub const CASES: &[Case] = &[Case { name: "network_joins_machines_and_host_in_large_segments", run: joins }];
+
+fn joins(rig: &mut Rig) -> Result<Verdict> {
+    rig.rest()?;
+    let mut site = Site::boot(rig, Purpose::Measuring)?;
+    let host = match &site.network {
+        Ok(network) => network.host(),
+        Err(why) => return Ok(Verdict::Skip { need: "netns", why: why.to_string() }),
+    };
+    for target in [site.addresses[1].clone(), host] {
+        site.a.sh(&format!("ping -c 3 -W 20 {target}"), within(60))?;
+    }
+    // Segments beyond an Ethernet frame: the card is as good as QEMU has it.
+    let features = site.a.sh("cat /sys/class/net/eth0/device/features", within(20))?;
+    for bit in [11, 7, 0, 1] {
+        ensure!(features.as_bytes().get(bit) == Some(&b'1'), "the card cannot do {bit}: {features}");
+    }
+    site.finish()?;
+    Ok(Verdict::Done)
+}

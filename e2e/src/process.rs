@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Processes that end with us.
+
+use crate::error::{Context, Result};
+use std::ffi::OsStr;
+use std::ops::{Deref, DerefMut};
+use std::process::{Child, Command, Stdio};
+
+/// A process that is killed when its value is dropped.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Process {
+    /// Starts a command.
+    ///
+    /// # Errors
+    /// There is no such program.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let child = command.spawn().context(command.get_program().to_string_lossy())?;
+        Ok(Self(child))
+    }
+
+    /// Kills it, as a power cut would, and waits until it is gone.
+    ///
+    /// # Errors
+    /// It does not die.
+    pub fn end(&mut self) -> Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+}
+
+impl Deref for Process {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Process {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        _ = self.end();
+    }
+}
+
+/// A command that the kernel kills when the thread dies that starts it, without input. `within` are words that go
+/// before it, such as those that enter a namespace.
+#[must_use]
+pub fn tied(within: &[String], program: impl AsRef<OsStr>) -> Command {
+    let mut words = within.iter().map(String::as_str).chain(["setpriv", "--pdeathsig", "KILL", "--"]);
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words).arg(program).stdin(Stdio::null());
+    command
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Tombolo's own programs, built as users have them, less what only debuggers read.
+
+use crate::error::{Context, Error, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The programs by their names.
+#[derive(Debug, Clone)]
+pub struct Programs(BTreeMap<String, PathBuf>);
+
+impl Programs {
+    /// Builds them, optimised.
+    ///
+    /// # Errors
+    /// They do not build.
+    pub fn build() -> Result<Self> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut build = Command::new(cargo);
+        build.args(["build", "--release", "--quiet", "--bins", "--message-format=json-render-diagnostics"]);
+        build.args(["-p", "tombolo-cli", "-p", "tombolo-broker"]);
+        build.arg("--manifest-path").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"));
+        let output = build.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("no cargo")?;
+        if !output.status.success() {
+            return Err(Error::new(format!("tombolo and tombolod do not build: {}", output.status)));
+        }
+        let said = String::from_utf8_lossy(&output.stdout);
+        let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let built = lines.filter_map(|line| line["executable"].as_str().map(PathBuf::from));
+        let named = built.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), stripped(&path))));
+        named.map(|(name, path)| Ok((name, path?))).collect::<Result<_>>().map(Self)
+    }
+
+    /// Where a program is.
+    ///
+    /// # Errors
+    /// None has that name.
+    pub fn path(&self, name: &str) -> Result<&Path> {
+        self.0.get(name).map(PathBuf::as_path).ok_or_else(|| Error::new(format!("no program {name} was built")))
+    }
+}
+
+/// A copy of a program without what tells about its source: a guest keeps its files in memory.
+fn stripped(path: &Path) -> Result<PathBuf> {
+    let folder = path.with_file_name("stripped");
+    fs::create_dir_all(&folder).context(folder.display())?;
+    let copy = folder.join(path.file_name().unwrap_or_default());
+    let stripped = Command::new("strip").arg("-o").arg(&copy).arg(path).status().context("no strip (binutils)")?;
+    if stripped.success() { Ok(copy) } else { Err(Error::new(format!("strip {}: {stripped}", path.display()))) }
+}
