@@ -153,8 +153,7 @@ pub const CALLERS: [(&str, Act); 15] = [
             let grants = it.xen.grant(it.peer, 2)?;
             list.set(8, u64::from(grants.references()[0]) | u64::from(grants.references()[1]) << 32);
             let segment = Arc::clone(&grants).map(0, 2)?;
-            let name =
-                at::SegmentName { list: list.reference(), pages: 2, place: number, generation: 1 };
+            let name = at::SegmentName { list: list.reference(), pages: 2, place: number, generation: 1 };
             it.send(&joined, number.into(), at::MessageHead { len: 1, segment: Some(name) });
             drop((segment, grants, list));
         }
@@ -165,7 +164,7 @@ pub const CALLERS: [(&str, Act); 15] = [
         let joined = it.join(service)?;
         while !deadline.expired() {
             for _ in 0..100 {
-                let offset = it.random() as usize % at::PAGE & !7;
+                let offset = it.random() as usize % (at::PAGE / 8) * 8;
                 let word = it.random() >> (it.random() % 64);
                 joined.mailbox.set(offset, word);
             }
@@ -232,7 +231,7 @@ pub const LISTENERS: [(&str, Act); 6] = [
         it.name(service, &door)?;
         while !deadline.expired() {
             for _ in 0..100 {
-                let offset = it.random() as usize % at::PAGE & !7;
+                let offset = it.random() as usize % (at::PAGE / 8) * 8;
                 door.set(offset, it.random() >> (it.random() % 64));
             }
             pause();

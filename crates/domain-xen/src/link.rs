@@ -50,13 +50,14 @@ impl XenLink {
             return Ok(());
         }
         let Some(reference) = self.end.answer() else { return Ok(()) };
-        let page = self.core.xen.map(self.end.domain.id, &[reference], None, Box::new(())).map_err(|error| match error {
-            Error::Revoked => {
-                self.end.note_vanished();
-                Error::PeerGone
-            }
-            error => error,
-        })?;
+        let page =
+            self.core.xen.map(self.end.domain.id, &[reference], None, Box::new(())).map_err(|error| match error {
+                Error::Revoked => {
+                    self.end.note_vanished();
+                    Error::PeerGone
+                }
+                error => error,
+            })?;
         let (page, _port) = PeerPage::new(page, MAILBOX_MAGIC)?;
         let _ = self.end.peer.set(page);
         self.end.own.set(AT_JOINED, 1);

@@ -25,8 +25,17 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 9] =
-        [Self::Directory, Self::Read, Self::Watch, Self::Write, Self::Mkdir, Self::Rm, Self::SetPerms, Self::WatchEvent, Self::Error];
+    const ALL: [Self; 9] = [
+        Self::Directory,
+        Self::Read,
+        Self::Watch,
+        Self::Write,
+        Self::Mkdir,
+        Self::Rm,
+        Self::SetPerms,
+        Self::WatchEvent,
+        Self::Error,
+    ];
 }
 
 /// A message.

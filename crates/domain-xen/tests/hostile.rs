@@ -114,7 +114,7 @@ fn x1_knock_that_the_dead_left_is_removed_by_the_next_process() {
     assert!(!nodes.iter().any(|node| node == left), "{nodes:?}");
     let next = xen.domain(7);
     let _folder = next.listen("5/mine").expect("free");
-    assert!(xen.nodes(7).iter().any(|node| node.contains("other@")), "the knock of one who lives was removed"); 
+    assert!(xen.nodes(7).iter().any(|node| node.contains("other@")), "the knock of one who lives was removed");
 }
 
 #[test]

@@ -13,11 +13,7 @@ use std::{
 
 use tombolo_domain::{
     Deadline, Rendezvous,
-    conformance::{
-        Fixture, Mortal,
-        remote::Remote,
-        set_patience,
-    },
+    conformance::{Fixture, Mortal, remote::Remote, set_patience},
 };
 use tombolo_domain_xen::hostile::{CALLERS, LISTENERS};
 
@@ -79,10 +75,15 @@ impl Fixture for Pair {
     }
 }
 
+/// A test's name, and what it does.
+type Test = (String, Box<dyn FnOnce()>);
+
 /// Runs tests as libtest would, and says whether all passed.
-fn run(tests: Vec<(String, Box<dyn FnOnce()>)>, words: &[&str]) -> bool {
-    let chosen: Vec<_> =
-        tests.into_iter().filter(|(name, _)| words.is_empty() || words.iter().any(|word| name.contains(word))).collect();
+fn run(tests: Vec<Test>, words: &[&str]) -> bool {
+    let chosen: Vec<_> = tests
+        .into_iter()
+        .filter(|(name, _)| words.is_empty() || words.iter().any(|word| name.contains(word)))
+        .collect();
     println!("running {} tests", chosen.len());
     let (mut passed, mut failed) = (0, Vec::new());
     for (name, test) in chosen {
@@ -110,7 +111,7 @@ fn run(tests: Vec<(String, Box<dyn FnOnce()>)>, words: &[&str]) -> bool {
 /// The conformance suite, each side listening once.
 pub fn suite(address: &str, other: &str, words: &[&str]) -> bool {
     set_patience(PATIENCE);
-    let mut tests: Vec<(String, Box<dyn FnOnce()>)> = Vec::new();
+    let mut tests: Vec<Test> = Vec::new();
     for listens_here in [true, false] {
         let side = if listens_here { "here" } else { "there" };
         for (name, test) in tombolo_domain::conformance!(table Pair) {
@@ -139,11 +140,12 @@ impl victim::Other for There {
 
 /// What hostile peers do, done to this domain.
 pub fn hostile(address: &str, other: &str, words: &[&str]) -> bool {
-    let mut tests: Vec<(String, Box<dyn FnOnce()>)> = Vec::new();
-    let with = |tests: &mut Vec<(String, Box<dyn FnOnce()>)>, name: &'static str, calls: bool| {
+    let mut tests: Vec<Test> = Vec::new();
+    let with = |tests: &mut Vec<Test>, name: &'static str, calls: bool| {
         let (address, other) = (address.to_owned(), other.to_owned());
         let test = move || {
-            let (here, there, service, honest) = (Side::new(&other), There { remote: reach(&address) }, fresh(), fresh());
+            let (here, there, service, honest) =
+                (Side::new(&other), There { remote: reach(&address) }, fresh(), fresh());
             // Shorter than the hostile goes on.
             let time = HOSTILE / 2;
             if calls {

@@ -31,7 +31,9 @@ fn at_once<T>(what: &str, call: impl FnOnce() -> T) -> T {
 fn named<T>(what: &str, result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
-        Err(Error::PeerGone | Error::Malformed { .. } | Error::Revoked | Error::Limit { .. } | Error::NotFound(_)) => None,
+        Err(Error::PeerGone | Error::Malformed { .. } | Error::Revoked | Error::Limit { .. } | Error::NotFound(_)) => {
+            None
+        }
         Err(error) => panic!("{what}: {error:?}"),
     }
 }
@@ -66,7 +68,8 @@ fn serves(listener: &mut dyn Listener, other: &dyn Other, service: &str) {
     let mut strangers: Vec<Box<dyn Link>> = Vec::new();
     while !until.expired() {
         strangers.extend(named("accept", at_once("accept", || listener.accept())).flatten());
-        let heard = strangers.iter_mut().position(|link| matches!(link.recv(0), Ok(Some(it)) if it.message == b"honest"));
+        let heard =
+            strangers.iter_mut().position(|link| matches!(link.recv(0), Ok(Some(it)) if it.message == b"honest"));
         if let Some(heard) = heard {
             strangers[heard].send(b"heard", None).expect("there is room");
             let answer = tombolo_domain::conformance::receive(&mut *caller, until).expect("answered");
@@ -117,8 +120,7 @@ pub fn bears_a_listener(here: &dyn Rendezvous, other: &dyn Other, act: &str, ser
     let mut called = here.connect(honest_mine, until).expect("somebody listens");
     called.send(b"honest", None).expect("there is room");
     let patience = Deadline::after(Duration::from_secs(20));
-    let accepted =
-        tombolo_domain::conformance::wait_for(&mut *listener, patience, |it| it.fd(), |it| it.accept());
+    let accepted = tombolo_domain::conformance::wait_for(&mut *listener, patience, |it| it.fd(), |it| it.accept());
     let heard = tombolo_domain::conformance::receive(&mut *accepted.expect("one knocked"), patience).expect("sent");
     assert_eq!(heard.message, b"honest");
     drop(hostile);

@@ -127,9 +127,15 @@ pub fn d3_mapped_memory_outlives_its_owner(fixture: &impl Fixture) {
     let peer = pass(&mut *a, &mut *b, &offer);
     drop((control, data));
     a.retire(None, offer);
-    assert!(contents(fixture, &peer)[CONTROL..].iter().all(|byte| *byte == 7), "D-3: retired memory changed under its reader");
+    assert!(
+        contents(fixture, &peer)[CONTROL..].iter().all(|byte| *byte == 7),
+        "D-3: retired memory changed under its reader"
+    );
     drop(a);
-    assert!(contents(fixture, &peer)[CONTROL..].iter().all(|byte| *byte == 7), "D-3: the owner went and took memory with it");
+    assert!(
+        contents(fixture, &peer)[CONTROL..].iter().all(|byte| *byte == 7),
+        "D-3: the owner went and took memory with it"
+    );
 }
 
 /// D-13. Retired memory is not used for anything else while the peer maps it, and leaves quarantine when it no longer

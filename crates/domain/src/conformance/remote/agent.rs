@@ -34,9 +34,12 @@ enum Thing {
     Actor(Child),
 }
 
+/// How a process is started that plays a role at a service.
+type Cast = Box<dyn Fn(&str, &str) -> Command>;
+
 struct Agent<W> {
     backend: Arc<dyn Rendezvous>,
-    cast: Box<dyn Fn(&str, &str) -> Command>,
+    cast: Cast,
     things: HashMap<u64, Thing>,
     last: u64,
     out: Arc<Mutex<W>>,
@@ -62,7 +65,8 @@ pub fn serve(
     let out = Arc::new(Mutex::new(answers));
     let watches = Arc::new(Watches::new()?);
     let (watching, tell) = (Arc::clone(&watches), Arc::clone(&out));
-    let watcher = thread::spawn(move || watching.run(|key, look| send(&tell, 0, &Body::default().number(key).number(look))));
+    let watcher =
+        thread::spawn(move || watching.run(|key, look| send(&tell, 0, &Body::default().number(key).number(look))));
     let mut agent = Agent { backend, cast: Box::new(cast), things: HashMap::new(), last: 0, out, watches };
     let mut requests = BufReader::new(requests);
     let ended = loop {

@@ -134,7 +134,9 @@ impl Body {
                     Error::Malformed { clause, what } => (7, (*clause).into(), what.clone()),
                     Error::Limit { what, remedy } => (8, (*what).into(), (*remedy).into()),
                     Error::Revoked => (9, String::new(), String::new()),
-                    Error::Os { .. } => (10, format!("{error}: {:?}", std::error::Error::source(&error)), String::new()),
+                    Error::Os { .. } => {
+                        (10, format!("{error}: {:?}", std::error::Error::source(&error)), String::new())
+                    }
                 };
                 Self::default().byte(code).bytes(first.as_bytes()).bytes(second.as_bytes())
             }
@@ -210,8 +212,7 @@ impl Parts {
     }
 
     pub(super) fn life(&mut self) -> Life {
-        let all =
-            [Life::Running, Life::Paused, Life::ProcessGone, Life::DomainGone, Life::Revoked, Life::Unknown];
+        let all = [Life::Running, Life::Paused, Life::ProcessGone, Life::DomainGone, Life::Revoked, Life::Unknown];
         all[usize::from(self.byte())]
     }
 

@@ -153,7 +153,11 @@ impl fmt::Debug for Remote {
 impl Remote {
     /// The backend `scheme` of the agent that reads what is written to `requests` and answers in `answers`.
     #[must_use]
-    pub fn new(scheme: &'static str, requests: impl Write + Send + 'static, answers: impl Read + Send + 'static) -> Self {
+    pub fn new(
+        scheme: &'static str,
+        requests: impl Write + Send + 'static,
+        answers: impl Read + Send + 'static,
+    ) -> Self {
         let line = Arc::new(Line {
             scheme,
             out: Mutex::new(Box::new(requests)),
