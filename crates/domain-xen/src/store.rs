@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A connection to XenStore. No transactions: each request here is whole by itself.
+//! A connection to XenStore. No transactions: each request here is whole by itself, and one is under way at a time.
 
 use std::{
     io,
@@ -83,15 +83,12 @@ impl Store {
         set.map(drop).map_err(|refusal| refused("set permissions", path, refusal))
     }
 
-    /// Has a node removed if it is there, and does not wait for that.
+    /// Removes a node if it is there.
     pub(crate) fn remove(&mut self, path: &str) -> Result<()> {
-        // Answers to what was removed before.
-        while let Some(message) = self.next(None)? {
-            self.note(&message);
+        match self.ask(Kind::Rm, &[path], b"")? {
+            Ok(_) | Err(Refusal::Absent) => Ok(()),
+            Err(refusal) => Err(refused("remove", path, refusal)),
         }
-        self.last = self.last.wrapping_add(1);
-        let request = Message::request(Kind::Rm, self.last, &[path], b"");
-        self.send(&request.encode(), Deadline::after(PATIENCE))
     }
 
     /// The names in a folder, if they fit into a message.
