@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 .DEFAULT_GOAL := menu
 # A report never takes the place of another.
 REPORT = $(or $(DIR),target/report/$(shell date +%Y-%m-%d-%H%M%S))
-TARGETS := menu demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
+TARGETS := menu demo sockets-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
 .PHONY: $(TARGETS) toolchain
 
 menu: ## print this menu
@@ -13,6 +13,11 @@ menu: ## print this menu
 
 demo: toolchain ## move a large file between two domains, then compare with TCP and UNIX sockets [FILE=path]
 	@cargo run --release -p tombolo-cli -- demo $(if $(FILE),'$(FILE)')
+
+sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo between two network namespaces [ROWS=all]
+	@tools/install-deps.sh
+	@cargo build --release -p tombolo-cli -p tombolo-preload
+	@tools/sockets.py $(ROWS)
 
 test: toolchain ## install what the tests need, run all tiers (10 to 20 minutes on 2 cores)
 	@tools/install-deps.sh
@@ -43,7 +48,7 @@ fuzz: toolchain ## five minutes of fuzzing (nightly, cargo-fuzz)
 bench: toolchain ## measure against the kernel's transports on this machine
 	@cargo run --release -p tombolo-cli -- bench
 
-install: toolchain ## install the command, the C library and its header [PREFIX=/usr/local DESTDIR= SUDO=]
+install: toolchain ## install the command, the broker, the C library and its header [PREFIX=/usr/local DESTDIR= SUDO=]
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SUDO='$(SUDO)' tools/install.sh
 
 report: toolchain ## run the whole suite and draw it: one page (15 to 20 minutes) [DIR=path] [OPTIONS=--quick]

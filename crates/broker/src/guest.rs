@@ -57,6 +57,7 @@ pub struct Told {
 #[derive(Debug)]
 pub struct Guest {
     session: Session,
+    name: Name,
     /// The guest said Hello in this session.
     greeted: bool,
     told: BTreeMap<u32, Told>,
@@ -69,16 +70,18 @@ pub enum Heard {
     Hello([u8; 16]),
     /// A peer rings it without end.
     Storm(u32),
+    /// It let go of a link's memory.
+    Released(u32, u32),
 }
 
 impl Guest {
-    /// Begins anew in a device's memory.
+    /// Begins anew in the memory of the device of the domain `name`.
     ///
     /// # Errors
     /// The memory cannot be written.
-    pub fn begin(memory: &OwnedFd) -> io::Result<Self> {
+    pub fn begin(name: Name, memory: &OwnedFd) -> io::Result<Self> {
         let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
-        Ok(Self { session, greeted: false, told: BTreeMap::new() })
+        Ok(Self { session, name, greeted: false, told: BTreeMap::new() })
     }
 
     /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
@@ -96,6 +99,7 @@ impl Guest {
                     self.greeted = false;
                     self.told.clear();
                     self.say(hello(self.session.epoch(), host));
+                    self.say(Message::You { name: self.name.clone() });
                 }
                 Some(tombolo_control::Event::Said(said)) => heard.extend(self.understand(said.message)),
                 Some(tombolo_control::Event::Broke(_)) | None if !changed => break,
@@ -115,7 +119,8 @@ impl Guest {
                 Some(Heard::Hello(boot))
             }
             Message::Storm { link } if self.greeted => Some(Heard::Storm(link)),
-            Message::Released { .. } | Message::Refuse { .. } if self.greeted => None,
+            Message::Released { link, generation } if self.greeted => Some(Heard::Released(link, generation)),
+            Message::Refuse { .. } if self.greeted => None,
             _ => {
                 self.session.spoil();
                 None
@@ -131,6 +136,12 @@ impl Guest {
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.greeted && !self.session.is_broken()
+    }
+
+    /// The links that it was told of.
+    #[must_use]
+    pub fn told(&self) -> &BTreeMap<u32, Told> {
+        &self.told
     }
 
     /// Says what changed since it was last told. True if something was said.
@@ -186,7 +197,7 @@ fn hello(epoch: u64, host: &Name) -> Message {
 }
 
 /// The host's own boot; zeros where it cannot be read.
-fn boot() -> [u8; 16] {
+pub(crate) fn boot() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()

@@ -101,7 +101,7 @@ fn arrived(args: &[String]) -> Result<()> {
         node_name(device)?;
     }
     let (own, peer) = (sys::info(open_node(&ends.own)?)?, sys::info(open_node(&ends.peer)?)?);
-    ensure!(own.size == 1 << 20 && peer.size == 1 << 20, "{own:?} {peer:?}");
+    ensure!(own.size == 16 << 20 && peer.size == 16 << 20, "{own:?} {peer:?}");
     ensure!(own.flags & peer.flags & sys::INFO_WRITE_BACK != 0, "not cached: {own:?} {peer:?}");
     Ok(())
 }

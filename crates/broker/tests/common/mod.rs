@@ -2,6 +2,7 @@
 //! The broker as a process, and QEMUs that are none: one socket to the broker's server, one that speaks QMP.
 #![allow(dead_code, reason = "each test program uses its part of this")]
 
+pub mod host;
 pub mod qmp;
 
 use std::{
@@ -402,6 +403,8 @@ impl Boxes for GuestBoxes<'_> {
 
 /// Domains `a`, `b`, `c`; `a` may connect to `b` and to the host.
 pub const TRIO: &str = r#"
+[host]
+region = "1MiB"
 [domain.a]
 [domain.b]
 [domain.c]
