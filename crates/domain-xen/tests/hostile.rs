@@ -87,6 +87,11 @@ fn x1_x4_nothing_but_the_folders_is_left_when_all_are_gone() {
     }
     assert_eq!(xen.nodes(5), ["/local/domain/5/data/tombolo/7"]);
     assert_eq!(xen.nodes(7), ["/local/domain/7/data/tombolo/5"]);
+    // A domain's thread may be the one that lets go of the last.
+    let until = patience();
+    while xen.grants() > 0 && !until.expired() {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
     assert_eq!(xen.grants(), 0, "pages are still granted");
 }
 
