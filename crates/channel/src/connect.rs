@@ -8,6 +8,7 @@ use tombolo_domain::{Deadline, Error as DomainError, Link, Offer, Received, Rend
 use tombolo_layout::{
     Features, SegmentHeader, VERSION,
     handshake::{Greeting, Message, Refusal},
+    limits,
 };
 use tombolo_mem::PeerSegment;
 use tombolo_ring::{Fresh, Halves, Mode, Ordering, halves};
@@ -128,6 +129,17 @@ fn offered(link: &dyn Link, messages: bool, options: &Options) -> Features {
     offered
 }
 
+/// What this end's first ring holds: what was asked for, else what the backend can afford, up to the default.
+fn first_capacity(link: &dyn Link, options: &Options) -> u64 {
+    options.capacity.unwrap_or_else(|| {
+        let whole = (limits::CONTROL_LEN + limits::CAPACITY_DEFAULT) as usize;
+        let affordable = (link.affordable(whole) as u64).saturating_sub(limits::CONTROL_LEN);
+        // The power of two below.
+        let capacity = affordable.checked_ilog2().map_or(0, |bits| 1 << bits);
+        capacity.max(limits::CAPACITY_MIN)
+    })
+}
+
 /// This end's segment, made for one peer, and what goes with it.
 struct Introduction {
     own: Fresh,
@@ -146,8 +158,18 @@ impl Introduction {
     fn new(link: &mut dyn Link, messages: bool, options: &Options) -> Result<Self> {
         let offered = offered(link, messages, options);
         let epoch = os::epoch();
-        let header = SegmentHeader::new(options.capacity, 0, 0, offered, epoch);
-        let (segment, offer) = link.allocate(header.segment_len as usize)?;
+        let mut capacity = first_capacity(link, options);
+        let (header, segment, offer) = loop {
+            let header = SegmentHeader::new(capacity, 0, 0, offered, epoch);
+            match link.allocate(header.segment_len as usize) {
+                Ok((segment, offer)) => break (header, segment, offer),
+                // Nobody asked for just this size, and others may have taken what there was.
+                Err(DomainError::Limit { .. }) if options.capacity.is_none() && capacity > limits::CAPACITY_MIN => {
+                    capacity /= 2;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
         let greeting = Greeting {
             version_min: VERSION,
             version_max: VERSION,
@@ -243,7 +265,7 @@ pub(crate) fn answer(
             return Err(Error::Malformed { clause: "C-3", what: "the first message is no greeting".into() });
         };
         let segment = check(&theirs, segment, offered(&*link, messages, options), messages)?;
-        let own_len = tombolo_layout::limits::CONTROL_LEN + options.capacity;
+        let own_len = limits::CONTROL_LEN + first_capacity(&*link, options);
         if own_len > theirs.map_limit {
             let limit = theirs.map_limit;
             let reason = format!("the listener's segment has {own_len} bytes, the peer maps at most {limit}");

@@ -9,7 +9,8 @@ use tombolo_ring::{FlushPolicy, Spin};
 /// How a channel is set up and how its end behaves. Each end chooses for itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    pub(crate) capacity: u64,
+    /// None: as much as the backend can afford, up to the default.
+    pub(crate) capacity: Option<u64>,
     pub(crate) map_limit: u64,
     pub(crate) spin: Duration,
     pub(crate) flush: FlushPolicy,
@@ -21,7 +22,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            capacity: limits::CAPACITY_DEFAULT,
+            capacity: None,
             map_limit: limits::CONTROL_LEN + limits::CAPACITY_MAX,
             spin: Spin::MOST,
             flush: FlushPolicy::Immediate,
@@ -33,7 +34,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults: 1 MiB rings, a learnt spin of at most 50 µs, flush at every write, 5 s for a handshake.
+    /// The defaults: 1 MiB rings, smaller ones where memory to share is scarce (Xen's grants), a learnt spin of at most 50 µs, flush at every write, 5 s for a handshake.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -44,7 +45,7 @@ impl Options {
     #[must_use]
     pub fn ring_size(mut self, bytes: u64) -> Self {
         let bytes = bytes.clamp(limits::CAPACITY_MIN, limits::CAPACITY_MAX);
-        self.capacity = bytes.next_power_of_two();
+        self.capacity = Some(bytes.next_power_of_two());
         self
     }
 

@@ -390,7 +390,7 @@ pub(crate) fn statistics(sending: &Sending, receiving: &Receiving) -> Statistics
 
 /// What a ring of about `bytes` bytes really has.
 pub(crate) fn ring_size(bytes: u64) -> u64 {
-    crate::Options::new().ring_size(bytes).capacity
+    crate::Options::new().ring_size(bytes).capacity.expect("just set")
 }
 
 impl Read for ReadHalf {

@@ -14,16 +14,21 @@ use std::{
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use tombolo_domain::{Error, Result};
+use tombolo_layout::xen as at;
 
 use crate::{
     end::{End, PeerDomain, lock},
     hypervisor::{DomId, Hypervisor},
     memory::Quarantined,
+    page::PeerPage,
     store::Store,
 };
 
-/// Time between two looks whether a door still stands at which somebody knocks: its death rings nobody.
-const DOOR_EVERY: Duration = Duration::from_millis(250);
+/// Time between two looks at what rings nobody: whether a door still stands at which somebody knocks, and whether the
+/// peer let go of what is in quarantine.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Knocks left behind that a process looks at when it begins: each costs a question to XenStore.
+const KNOCKS_SWEPT: usize = 64;
 /// Knocks that a listener remembers; what comes beyond them is lost, and the peer's own fault.
 const KNOCKS_MAX: usize = 4096;
 
@@ -96,6 +101,9 @@ struct Watched {
     peers: Mutex<HashMap<DomId, Weak<PeerDomain>>>,
     ends: Mutex<Vec<Weak<End>>>,
     listeners: Mutex<Vec<Weak<Knocks>>>,
+    quarantine: Mutex<Vec<Quarantined>>,
+    /// Doors that were knocked at, by their nodes.
+    doors: Mutex<HashMap<String, PeerPage>>,
 }
 
 /// This process's part in Xen.
@@ -104,7 +112,11 @@ pub(crate) struct Core {
     pub xen: Arc<dyn Hypervisor>,
     pub own: DomId,
     pub store: Mutex<Store>,
-    pub quarantine: Mutex<Vec<Quarantined>>,
+    /// What this process writes into its knocks; it is claimed for as long as this process lives.
+    pub token: String,
+    _alive: Option<OwnedFd>,
+    /// The process that this belongs to: in a child made by fork nothing of it works.
+    pid: u32,
     /// Peers for whom there is a folder.
     folders: Mutex<HashSet<DomId>>,
     watched: Arc<Watched>,
@@ -122,12 +134,34 @@ impl Core {
             peers: Mutex::default(),
             ends: Mutex::default(),
             listeners: Mutex::default(),
+            quarantine: Mutex::default(),
+            doors: Mutex::default(),
         });
         let work = Arc::clone(&watched);
         let thread = thread::Builder::new().name("tombolo-xen".into()).spawn(move || work.run());
         thread.map_err(|error| Error::os("clone", error))?;
-        let (store, quarantine, folders) = (Mutex::new(store), Mutex::default(), Mutex::default());
-        Ok(Arc::new(Self { xen, own, store, quarantine, folders, watched }))
+        let (pid, mut random) = (std::process::id(), [0; 8]);
+        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| Error::os("getrandom", error))?;
+        let token = format!("{pid}-{:016x}", u64::from_ne_bytes(random));
+        let _alive = xen.claim(&token)?;
+        let (store, folders) = (Mutex::new(store), Mutex::default());
+        Ok(Arc::new(Self { xen, own, store, token, _alive, pid, folders, watched }))
+    }
+
+    /// Whether this is the process that made it, and not a child of it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// The door that stands at `node` and was open when somebody knocked last, if it still is: its listener lives, so there
+    /// is nothing to ask XenStore.
+    pub(crate) fn known_door(&self, node: &str) -> Option<PeerPage> {
+        lock(&self.watched.doors).get(node).filter(|door| door.state() == at::OPEN).cloned()
+    }
+
+    pub(crate) fn know_door(&self, node: &str, door: &PeerPage) {
+        lock(&self.watched.doors).insert(node.into(), door.clone());
     }
 
     /// The folder that `peer` may see, made if it is not there.
@@ -136,9 +170,25 @@ impl Core {
         let mut folders = lock(&self.folders);
         if !folders.contains(&peer) {
             lock(&self.store).make_folder(&path, self.own, peer)?;
+            self.remove_the_dead_s_knocks(&path)?;
             folders.insert(peer);
         }
         Ok(path)
+    }
+
+    /// Removes knocks of processes that died before they could.
+    fn remove_the_dead_s_knocks(&self, folder: &str) -> Result<()> {
+        let mut store = lock(&self.store);
+        for name in store.list(folder)?.iter().filter(|name| name.contains('@')).take(KNOCKS_SWEPT) {
+            let path = format!("{folder}/{name}");
+            if let Some(token) = store.read(&path)?
+                && token != self.token
+                && self.xen.claim(&token)?.is_some()
+            {
+                store.remove(&path)?;
+            }
+        }
+        Ok(())
     }
 
     /// The domain `id`, watched from now on.
@@ -178,11 +228,21 @@ impl Core {
         listeners.push(Arc::downgrade(knocks));
     }
 
+    /// D-13. Keeps memory until its peer lets go of it.
+    pub(crate) fn keep(&self, memory: Quarantined) {
+        lock(&self.watched.quarantine).push(memory);
+        ring(&self.watched.kick);
+    }
+
     /// Lets go of what the peers let go of.
     pub(crate) fn sweep(&self) {
-        let freed: Vec<_> = lock(&self.quarantine).extract_if(.., |it| it.is_free()).collect();
-        // Closed without the lock: it takes the kernel a while.
-        drop(freed);
+        self.watched.sweep();
+    }
+
+    /// Bytes that the peer of `end` may still map.
+    pub(crate) fn quarantined(&self, end: &Arc<End>) -> u64 {
+        let quarantine = lock(&self.watched.quarantine);
+        quarantine.iter().filter(|it| Arc::ptr_eq(&it.end, end)).map(|it| it.len as u64).sum()
     }
 }
 
@@ -197,9 +257,12 @@ impl Watched {
     /// Until the [`Core`] is gone, or XenStore: then no domain's end is seen any more.
     fn run(&self) {
         let Ok(fd) = lock(&self.store).fd().try_clone_to_owned() else { return };
-        let every = Timespec::try_from(DOOR_EVERY).ok();
+        let every = Timespec::try_from(LOOK_EVERY).ok();
         loop {
-            let timeout = if self.knocks_somewhere() { every.as_ref() } else { None };
+            self.sweep();
+            lock(&self.doors).retain(|_, door| door.state() == at::OPEN);
+            let looks = self.knocks_somewhere() || !lock(&self.quarantine).is_empty();
+            let timeout = if looks { every.as_ref() } else { None };
             let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
             let _interrupted = rustix::event::poll(&mut fds, timeout);
             let _ = rustix::io::read(&self.kick, &mut [0; 8]);
@@ -221,6 +284,12 @@ impl Watched {
                 }
             }
         }
+    }
+
+    fn sweep(&self) {
+        let freed: Vec<_> = lock(&self.quarantine).extract_if(.., |it| it.is_free()).collect();
+        // Closed without the lock: it takes the kernel a while.
+        drop(freed);
     }
 
     /// Looks after those who knock, and says whether there are any.

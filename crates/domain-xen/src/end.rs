@@ -54,6 +54,7 @@ pub(crate) struct End {
     /// The process whose pages these are: a child made by fork does not have them.
     pid: u32,
     closed: AtomicBool,
+    vanished: AtomicBool,
     ended: Once,
     slots: [Waker; 2],
     pub control: Waker,
@@ -77,11 +78,17 @@ impl End {
             places: Mutex::default(),
             pid: std::process::id(),
             closed: AtomicBool::new(false),
+            vanished: AtomicBool::new(false),
             slots: [waker()?, waker()?],
             control: waker()?,
             ended,
             port,
         }))
+    }
+
+    /// This end's port.
+    pub(crate) fn port_number(&self) -> u32 {
+        self.port.number()
     }
 
     /// Sends the peer an event.
@@ -119,7 +126,19 @@ impl End {
 
     /// Whether the peer maps nothing of this end's any more, whatever it says.
     pub(crate) fn maps_nothing(&self) -> bool {
-        self.domain.gone.load(Ordering::Acquire) || self.peer.get().is_none_or(|peer| peer.state() == at::GONE)
+        if self.domain.gone.load(Ordering::Acquire) || self.vanished.load(Ordering::Acquire) {
+            return true;
+        }
+        match self.peer.get() {
+            Some(peer) => peer.state() == at::GONE,
+            // Who has not answered has mapped nothing; who has, may have, though this end has not heard it yet.
+            None => self.answer().is_none(),
+        }
+    }
+
+    /// Says that the peer answered and went before its page could be mapped.
+    pub(crate) fn note_vanished(&self) {
+        self.vanished.store(true, Ordering::Release);
     }
 
     /// Wakes everybody if it is over.

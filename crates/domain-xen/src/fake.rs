@@ -35,13 +35,21 @@ struct World {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     last: u32,
+    /// Pages that a domain may grant.
+    limit: usize,
     grants: HashMap<(DomId, u32), Grant>,
     ports: HashMap<(DomId, u32), Weak<FakePort>>,
     /// For each domain, the file whose bytes are its names.
     claims: HashMap<DomId, OwnedFd>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        let (grants, ports, claims) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { last: 0, limit: 1 << 20, grants, ports, claims }
+    }
 }
 
 struct Grant {
@@ -78,6 +86,11 @@ impl FakeXen {
     #[must_use]
     pub fn nodes(&self, id: u16) -> Vec<String> {
         self.0.store.below(&format!("/local/domain/{id}/data/tombolo/"))
+    }
+
+    /// Lets each domain grant at most `pages` from now on.
+    pub fn limit_grants(&self, pages: usize) {
+        lock(&self.0.state).limit = pages;
     }
 
     /// Grants that there are.
@@ -125,11 +138,14 @@ impl FakeDomain {
     /// The memory that `references` of `peer` stand for.
     fn granted(&self, peer: DomId, references: &[u32]) -> Result<Arc<OwnedFd>> {
         let state = lock(&self.world.state);
-        let mut found = None;
+        let mut found: Option<Arc<OwnedFd>> = None;
         for (index, reference) in references.iter().enumerate() {
             let grant = state.grants.get(&(peer, *reference)).filter(|grant| grant.to == self.id);
             let (memory, page) = grant.and_then(|grant| grant.place.as_ref()).ok_or(Error::Revoked)?;
-            assert_eq!(*page, index, "the double maps whole allocations only");
+            // Xen maps any pages; the double whole allocations, which is what an honest peer grants.
+            if *page != index || found.is_some_and(|found| !Arc::ptr_eq(&found, memory)) {
+                return Err(Error::Revoked);
+            }
             found = Some(Arc::clone(memory));
         }
         Ok(found.expect("at least one page"))
@@ -168,6 +184,9 @@ impl Hypervisor for FakeDomain {
     }
 
     fn grant(&self, peer: DomId, pages: usize) -> Result<Arc<dyn Grants>> {
+        if pages > self.room() {
+            return Err(Error::Limit { what: "grants of a test", remedy: "let there be more" });
+        }
         let mut state = lock(&self.world.state);
         let mut references = Vec::with_capacity(pages);
         for _ in 0..pages {
@@ -181,13 +200,20 @@ impl Hypervisor for FakeDomain {
         Ok(Arc::new(FakeGrants { world, owner, references, when_gone: Mutex::new(None) }))
     }
 
-    fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment> {
+    fn map(&self, peer: DomId, references: &[u32], port: Option<u32>, guard: Guard) -> Result<PeerSegment> {
         let memory = self.granted(peer, references)?;
         // Opened for reading, so that no later call makes the mapping writable.
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
         let file = rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         let file = file.map_err(|error| Error::os("open", error))?;
-        PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, guard).map_err(memfd)
+        // In this order: unmapped, told, and then whoever waits for that.
+        let tell = port.map(|port| Unmapped { world: Arc::clone(&self.world), domain: self.id, port });
+        PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, (tell, guard)).map_err(memfd)
+    }
+
+    fn room(&self) -> usize {
+        let state = lock(&self.world.state);
+        state.limit.saturating_sub(state.grants.keys().filter(|key| key.0 == self.id).count())
     }
 
     fn share(&self, peer: DomId, pages: usize, when_gone: Option<(usize, u32)>) -> Result<(Vec<u32>, CommonSegment)> {
@@ -239,6 +265,22 @@ impl Hypervisor for FakeDomain {
         let file = rustix::fs::openat(CWD, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         state.claims.insert(self.id, claims);
         crate::sys::lock_byte(file.map_err(|error| Error::os("open", error))?, name)
+    }
+}
+
+/// Sends an event when it is dropped.
+struct Unmapped {
+    world: Arc<World>,
+    domain: DomId,
+    port: u32,
+}
+
+impl Drop for Unmapped {
+    fn drop(&mut self) {
+        let port = lock(&self.world.state).ports.get(&(self.domain, self.port)).and_then(Weak::upgrade);
+        if let Some(port) = port {
+            port.notify();
+        }
     }
 }
 

@@ -26,8 +26,12 @@ pub(crate) trait Hypervisor: Send + Sync + Debug {
     fn grant(&self, peer: DomId, pages: usize) -> Result<Arc<dyn Grants>>;
 
     /// Maps pages of `peer` read-only, one after the other, and drops `guard` when they are unmapped, or cannot be mapped.
-    /// `Revoked` where there is no such page.
-    fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment>;
+    /// `Revoked` where there is no such page. With a `port` the kernel sends an event there when they are unmapped, also
+    /// if this process dies.
+    fn map(&self, peer: DomId, references: &[u32], port: Option<u32>, guard: Guard) -> Result<PeerSegment>;
+
+    /// How many pages more this process may grant, as far as it can know: other programs grant pages too.
+    fn room(&self) -> usize;
 
     /// Zeroed pages that `peer` may map and write, and this domain's mapping of them. When the process is gone the kernel
     /// clears the byte of the first page and notifies the port, if they are given.

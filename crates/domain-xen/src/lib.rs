@@ -14,6 +14,8 @@ mod core;
 mod end;
 #[cfg(feature = "testing")]
 mod fake;
+#[cfg(feature = "testing")]
+pub mod hostile;
 mod hypervisor;
 mod link;
 mod listener;
@@ -78,6 +80,15 @@ impl XenDomain {
         Self { itself: true, ..Self::new() }
     }
 
+    /// A process of this domain that means `peer` ill.
+    ///
+    /// # Errors
+    /// As those of [`listen`](Rendezvous::listen).
+    #[cfg(feature = "testing")]
+    pub fn hostile(&self, peer: u16) -> Result<hostile::Hostile> {
+        hostile::Hostile::new(Arc::clone(&self.xen), peer)
+    }
+
     /// The place that `service` says, in another domain.
     fn place(&self, service: &str) -> Result<(Place, Arc<Core>)> {
         let place = Place::parse(service)?;
@@ -100,8 +111,12 @@ impl XenDomain {
     fn core(&self) -> Result<Arc<Core>> {
         let mut core = lock(&self.core);
         match &*core {
-            Some(core) => Ok(Arc::clone(core)),
-            None => Ok(Arc::clone(core.insert(Core::new(Arc::clone(&self.xen))?))),
+            Some(core) if core.is_ours() => Ok(Arc::clone(core)),
+            _ => {
+                // A parent's is left as it is: its thread and its mappings are not in this process.
+                std::mem::forget(core.take());
+                Ok(Arc::clone(core.insert(Core::new(Arc::clone(&self.xen))?)))
+            }
         }
     }
 }
@@ -133,11 +148,12 @@ impl Rendezvous for XenDomain {
         let domain = core.peer(place.peer)?;
         let door = open_door(&core, &place)?;
         let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?)?;
+        end.own.set(at::AT_WANTED, mark_of(&place.service));
         *lock(&end.door) = Some(door);
         let knock = format!("{}/{}@{}", core.own_folder(place.peer)?, place.service, end.reference);
         domain.seen.store(true, Ordering::Release);
         let link = XenLink::new(&core, end, Some(knock.clone()));
-        lock(&core.store).write(&knock, "")?;
+        lock(&core.store).write(&knock, &core.token)?;
         Ok(Box::new(link))
     }
 }
@@ -146,8 +162,11 @@ impl Rendezvous for XenDomain {
 fn open_door(core: &Core, place: &Place) -> Result<PeerPage> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
+    if let Some(door) = core.known_door(&node) {
+        return Ok(door);
+    }
     let reference = lock(&core.store).read(&node)?.and_then(|text| text.parse().ok()).ok_or_else(nobody)?;
-    let page = core.xen.map(place.peer, &[reference], Box::new(())).map_err(|error| match error {
+    let page = core.xen.map(place.peer, &[reference], None, Box::new(())).map_err(|error| match error {
         // It died, and could not clean up.
         Error::Revoked => nobody(),
         error => error,
@@ -156,5 +175,6 @@ fn open_door(core: &Core, place: &Place) -> Result<PeerPage> {
     if door.state() != at::OPEN || door.word(at::AT_JOINED).hint() != mark_of(&place.service) {
         return Err(nobody());
     }
+    core.know_door(&node, &door);
     Ok(door)
 }

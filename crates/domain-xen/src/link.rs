@@ -9,7 +9,7 @@ use std::{
 use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result};
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
-    xen::{AT_JOINED, AT_RECEIVED, AT_SENT, MAILBOX_MAGIC, MESSAGES, MessageHead},
+    xen::{AT_JOINED, AT_RECEIVED, AT_SENT, MAILBOX_MAGIC, MESSAGES, MessageHead, PAGE},
 };
 use tombolo_mem::OwnSegment;
 
@@ -19,6 +19,9 @@ use crate::{
     memory::{self, Seen, Token},
     page::{PeerPage, malformed},
 };
+
+/// Of the pages that may still be granted, a segment that nobody sized takes one in so many.
+const SHARE: usize = 8;
 
 /// One end.
 #[derive(Debug)]
@@ -47,11 +50,14 @@ impl XenLink {
             return Ok(());
         }
         let Some(reference) = self.end.answer() else { return Ok(()) };
-        let page = self.core.xen.map(self.end.domain.id, &[reference], Box::new(())).map_err(|error| match error {
-            // It answered, and then it went.
-            Error::Revoked => Error::PeerGone,
-            error => error,
-        })?;
+        let page =
+            self.core.xen.map(self.end.domain.id, &[reference], None, Box::new(())).map_err(|error| match error {
+                Error::Revoked => {
+                    self.end.note_vanished();
+                    Error::PeerGone
+                }
+                error => error,
+            })?;
         let (page, _port) = PeerPage::new(page, MAILBOX_MAGIC)?;
         let _ = self.end.peer.set(page);
         self.end.own.set(AT_JOINED, 1);
@@ -109,8 +115,12 @@ impl Memory for XenLink {
 
     fn quarantined(&self) -> u64 {
         self.core.sweep();
-        let quarantine = lock(&self.core.quarantine);
-        quarantine.iter().filter(|it| Arc::ptr_eq(&it.end, &self.end)).map(|it| it.len as u64).sum()
+        self.core.quarantined(&self.end)
+    }
+
+    fn affordable(&self, wanted: usize) -> usize {
+        //
+        wanted.min(self.core.xen.room() / SHARE * PAGE)
     }
 
     fn outlives_owner(&self) -> bool {
@@ -194,6 +204,8 @@ impl Link for XenLink {
 impl Drop for XenLink {
     fn drop(&mut self) {
         if self.end.is_ours() {
+            // What it maps of this end's is known by its page alone.
+            let _ = self.join();
             self.forget_knock();
             self.end.close();
         }

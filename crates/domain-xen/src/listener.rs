@@ -10,12 +10,16 @@ use tombolo_domain::{Error, Link, Listener, Result};
 use tombolo_layout::xen as at;
 
 use crate::{
-    core::{Core, Knocks, folder},
+    core::{Core, Knocks},
     end::{End, PeerDomain, lock},
     link::XenLink,
     page::{OwnPage, PeerPage, mark_of},
     place::Place,
 };
+
+/// Knocks that one call looks at, if they come to nothing: who knocks for nothing, and faster than they are looked at, must
+/// not keep `accept` from returning.
+const TRIES: usize = 16;
 
 /// A door that stands open.
 #[derive(Debug)]
@@ -70,10 +74,14 @@ impl XenListener {
         peers.into_iter().any(|known| *known == reference)
     }
 
-    /// Answers whoever knocked with a mailbox at `reference`.
-    fn answer(&mut self, index: usize, reference: u32) -> Result<XenLink> {
-        let page = self.core.xen.map(self.domain.id, &[reference], Box::new(()))?;
+    /// Answers whoever knocked with a mailbox at `reference`, if it knocked here and was not answered yet.
+    fn answer(&mut self, index: usize, reference: u32) -> Result<Option<XenLink>> {
+        let page = self.core.xen.map(self.domain.id, &[reference], None, Box::new(()))?;
         let (page, port) = PeerPage::new(page, at::MAILBOX_MAGIC)?;
+        let (wanted, joined) = (page.word(at::AT_WANTED).hint(), page.word(at::AT_JOINED).hint());
+        if wanted != mark_of(&self.knocks.service) || joined != 0 {
+            return Ok(None);
+        }
         let port = self.core.xen.bind_port(self.domain.id, port)?;
         let end = End::new(&*self.core.xen, &self.domain, port)?;
         let _ = end.peer.set(page);
@@ -81,19 +89,19 @@ impl XenListener {
         self.door.set(at::AT_ANSWERS + 8 * index, u64::from(reference) << 32 | u64::from(end.reference));
         end.notify();
         self.answers[index] = Some(Arc::clone(&end));
-        Ok(XenLink::new(&self.core, end, None))
+        Ok(Some(XenLink::new(&self.core, end, None)))
     }
 }
 
 impl Listener for XenListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
-        while let Some(reference) = self.knocks.first() {
-            // A node that goes is told like one that comes: of most who were answered it is known. While an answer is held,
-            // so is the caller's page, and no other caller can have its reference.
+        for _ in 0..TRIES {
+            let Some(reference) = self.knocks.first() else { return Ok(None) };
+            // A node that goes is told like one that comes: of most who were answered it is known, the others' pages say so.
+            // While an answer is held, so is the caller's page, and no other caller can have its reference.
             let answered = self.answers(reference);
             self.sweep();
-            let path = format!("{}/{}@{reference}", folder(self.domain.id, self.core.own), self.knocks.service);
-            if answered || lock(&self.core.store).read(&path)?.is_none() {
+            if answered {
                 self.knocks.pop();
                 continue;
             }
@@ -102,15 +110,17 @@ impl Listener for XenListener {
                 remedy: "they do not hear their answers: wait until they do or go",
             })?;
             match self.answer(free, reference) {
-                Ok(link) => {
+                Ok(Some(link)) => {
                     self.knocks.pop();
                     return Ok(Some(Box::new(link)));
                 }
+                Ok(None) => self.knocks.pop(),
                 Err(error @ Error::Limit { .. }) => return Err(error),
                 // It went, or it lies: nobody else has to know.
                 Err(_) => self.knocks.pop(),
             }
         }
+        // The descriptor says that there are more.
         Ok(None)
     }
 

@@ -47,7 +47,7 @@ impl Drop for Token {
         let grants = self.grants.take();
         let kept = Quarantined { end: Arc::clone(&self.end), name: self.name, len: self.len, _grants: grants };
         if *self.sent.get_mut() && self.end.is_ours() && !kept.is_free() {
-            lock(&self.core.quarantine).push(kept);
+            self.core.keep(kept);
         }
     }
 }
@@ -165,7 +165,7 @@ impl Seen {
             return Err(malformed("X-7", format!("segment of {size} bytes, where at most {max} may be")));
         }
         let references = read_list(core, end, name)?;
-        core.xen.map(end.domain.id, &references, Box::new(guard))
+        core.xen.map(end.domain.id, &references, Some(end.port_number()), Box::new(guard))
     }
 }
 
@@ -177,7 +177,7 @@ fn read_list(core: &Core, end: &End, name: SegmentName) -> Result<Vec<u32>> {
         if list == 0 {
             return Err(malformed("X-7", format!("list of {} pages ends {left} too early", name.pages)));
         }
-        let page = core.xen.map(end.domain.id, &[list], Box::new(()))?;
+        let page = core.xen.map(end.domain.id, &[list], None, Box::new(()))?;
         list = page.word(0).load_acquire().hint() as u32;
         let count = left.min(LIST_REFS);
         let words = (0..count.div_ceil(2)).map(|index| page.word(8 + 8 * index).load_acquire().hint());

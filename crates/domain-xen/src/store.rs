@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A connection to XenStore. No transactions: each request here is whole by itself.
+//! A connection to XenStore. No transactions: each request here is whole by itself, and one is under way at a time.
 
 use std::{
     io,
@@ -89,6 +89,13 @@ impl Store {
             Ok(_) | Err(Refusal::Absent) => Ok(()),
             Err(refusal) => Err(refused("remove", path, refusal)),
         }
+    }
+
+    /// The names in a folder, if they fit into a message.
+    pub(crate) fn list(&mut self, path: &str) -> Result<Vec<String>> {
+        let Ok(payload) = self.ask(Kind::Directory, &[path], b"")? else { return Ok(Vec::new()) };
+        let names = payload.split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
+        Ok(names.filter(|name| !name.is_empty()).map(str::to_owned).collect())
     }
 
     /// Has changes of `path` and what is below it told by [`fired`](Self::fired); once at once.

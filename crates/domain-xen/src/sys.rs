@@ -10,7 +10,10 @@ use std::{
     ffi::c_void,
     fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use nix::fcntl::{FcntlArg, fcntl};
@@ -35,6 +38,16 @@ const XENBUS: &str = "/dev/xen/xenbus";
 
 /// `GNTALLOC_ALLOC_GREF`: the peer may write.
 const WRITABLE: u32 = 1;
+
+/// Pages that all programs of this domain together may grant, and the driver's own default.
+const LIMIT: (&str, usize) = ("/sys/module/xen_gntalloc/parameters/limit", 1024);
+/// Pages that this process grants.
+static GRANTED: AtomicUsize = AtomicUsize::new(0);
+
+fn limit() -> usize {
+    std::fs::read_to_string(LIMIT.0).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(LIMIT.1)
+}
+
 /// `GNTALLOC_SET_UNMAP_NOTIFY`.
 const CLEAR_BYTE: u32 = 1;
 const SEND_EVENT: u32 = 2;
@@ -115,9 +128,14 @@ impl Hypervisor for Xen {
         Ok(Arc::new(Allocation::new(peer, pages, 0)?))
     }
 
-    fn map(&self, peer: DomId, references: &[u32], guard: Guard) -> Result<PeerSegment> {
+    fn map(&self, peer: DomId, references: &[u32], port: Option<u32>, guard: Guard) -> Result<PeerSegment> {
         // Opened for reading, so that no later call makes the mapping writable.
         let file = Arc::new(mappable(peer, references, OFlags::RDONLY)?);
+        if port.is_some() {
+            // An event and no byte: told to clear a byte of what is mapped read-only, the kernel refuses, or, told before the
+            // mapping, dies when it is unmapped.
+            notify_when_gone(&file, None, port)?;
+        }
         // In this order: the file is closed, which unmaps the grants, and then whoever waits for that is told.
         let guard = (Arc::clone(&file), guard);
         let segment = PeerSegment::map_guarded(file.as_fd(), references.len() * PAGE, guard);
@@ -128,15 +146,14 @@ impl Hypervisor for Xen {
     }
 
     fn share(&self, peer: DomId, pages: usize, when_gone: Option<(usize, u32)>) -> Result<(Vec<u32>, CommonSegment)> {
-        let Allocation { file, references, .. } = Allocation::new(peer, pages, WRITABLE)?;
-        let file = Arc::new(file);
-        let segment = CommonSegment::map(file.as_fd(), pages * PAGE, true, Arc::clone(&file));
+        let allocation = Arc::new(Allocation::new(peer, pages, WRITABLE)?);
+        let segment = CommonSegment::map(allocation.file.as_fd(), pages * PAGE, true, Arc::clone(&allocation));
         let segment = segment.map_err(|error| Error::os("mmap of gntalloc", error))?;
         segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
         if let Some((offset, port)) = when_gone {
-            notify_when_gone(&file, offset, Some(port))?;
+            notify_when_gone(&allocation.file, Some(offset), Some(port))?;
         }
-        Ok((references, segment))
+        Ok((allocation.references.clone(), segment))
     }
 
     fn join(
@@ -150,12 +167,16 @@ impl Hypervisor for Xen {
         let file = Arc::new(mappable(peer, references, flags)?);
         if let Some((offset, port)) = when_gone {
             // The same structure and number as gntalloc's.
-            notify_when_gone(&file, offset, Some(port))?;
+            notify_when_gone(&file, Some(offset), Some(port))?;
         }
         let segment = CommonSegment::map(file.as_fd(), references.len() * PAGE, writable, Arc::clone(&file));
         let segment = segment.map_err(refused)?;
         segment.forget_in_children().map_err(|error| Error::os("madvise", error))?;
         Ok(segment)
+    }
+
+    fn room(&self) -> usize {
+        limit().saturating_sub(GRANTED.load(Ordering::Relaxed))
     }
 
     fn offer_port(&self, peer: DomId) -> Result<Arc<dyn Port>> {
@@ -200,11 +221,11 @@ fn refused(error: std::io::Error) -> Error {
     }
 }
 
-/// Has the kernel clear a byte when the file's mapping goes, and notify a port.
-fn notify_when_gone(file: &OwnedFd, offset: usize, port: Option<u32>) -> Result<()> {
-    let action = CLEAR_BYTE | if port.is_some() { SEND_EVENT } else { 0 };
+/// Has the kernel clear a byte when the file's mapping goes, and notify a port, or one of both.
+fn notify_when_gone(file: &OwnedFd, byte: Option<usize>, port: Option<u32>) -> Result<()> {
+    let action = if byte.is_some() { CLEAR_BYTE } else { 0 } | if port.is_some() { SEND_EVENT } else { 0 };
     // struct ioctl_gntalloc_unmap_notify, and ioctl_gntdev_unmap_notify.
-    let mut words = [offset as u64, pair(action, port.unwrap_or(0))];
+    let mut words = [byte.unwrap_or(0) as u64, pair(action, port.unwrap_or(0))];
     let done = call(file, b'G', 7, 16, &mut words);
     done.map(drop).map_err(|error| Error::os("ioctl SET_UNMAP_NOTIFY", error))
 }
@@ -251,15 +272,27 @@ impl Allocation {
         let mut words = vec![0; 2 + pages.div_ceil(2).max(1)];
         words[0] = pair(u32::from(peer) | flags << 16, count.into());
         call(&file, b'G', 5, 24, &mut words).map_err(|error| match error {
+            Errno::NOSPC if GRANTED.load(Ordering::Relaxed) + pages > limit() => Error::Limit {
+                what: "`limit` of the module xen_gntalloc",
+                remedy: "use smaller rings or close channels, or raise /sys/module/xen_gntalloc/parameters/limit",
+            },
             Errno::NOSPC => Error::Limit {
-                what: "grants (`limit` of the module xen_gntalloc, or max_grant_frames of this domain)",
+                what: "grants (`limit` of the module xen_gntalloc, which other programs share, or max_grant_frames of this \
+                       domain)",
                 remedy: "use smaller rings or close channels; raise /sys/module/xen_gntalloc/parameters/limit, then \
                          max_grant_frames= in the domain's xl.cfg",
             },
             error => Error::os("ioctl GNTALLOC_ALLOC_GREF", error),
         })?;
+        GRANTED.fetch_add(pages, Ordering::Relaxed);
         let references = words[2..].iter().flat_map(|word| split(*word)).take(pages).collect();
         Ok(Self { file, references, mapped: Mutex::new(vec![false; pages]) })
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        GRANTED.fetch_sub(self.references.len(), Ordering::Relaxed);
     }
 }
 
@@ -283,7 +316,7 @@ impl Grants for Allocation {
     }
 
     fn when_gone(&self, offset: usize, port: Option<u32>) -> Result<()> {
-        notify_when_gone(&self.file, offset, port)
+        notify_when_gone(&self.file, Some(offset), port)
     }
 }
 

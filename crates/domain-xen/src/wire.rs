@@ -13,6 +13,7 @@ pub(crate) const PAYLOAD_MAX: usize = 4096;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(crate) enum Kind {
+    Directory = 1,
     Read = 2,
     Watch = 4,
     Write = 11,
@@ -24,8 +25,17 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 8] =
-        [Self::Read, Self::Watch, Self::Write, Self::Mkdir, Self::Rm, Self::SetPerms, Self::WatchEvent, Self::Error];
+    const ALL: [Self; 9] = [
+        Self::Directory,
+        Self::Read,
+        Self::Watch,
+        Self::Write,
+        Self::Mkdir,
+        Self::Rm,
+        Self::SetPerms,
+        Self::WatchEvent,
+        Self::Error,
+    ];
 }
 
 /// A message.

@@ -87,7 +87,30 @@ fn x1_x4_nothing_but_the_folders_is_left_when_all_are_gone() {
     }
     assert_eq!(xen.nodes(5), ["/local/domain/5/data/tombolo/7"]);
     assert_eq!(xen.nodes(7), ["/local/domain/7/data/tombolo/5"]);
+    // A domain's thread may be the one that lets go of the last.
+    let until = patience();
+    while xen.grants() > 0 && !until.expired() {
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
     assert_eq!(xen.grants(), 0, "pages are still granted");
+}
+
+#[test]
+fn x1_knock_that_the_dead_left_is_removed_by_the_next_process() {
+    let xen = FakeXen::new();
+    let left = "/local/domain/7/data/tombolo/5/service@77";
+    let [_accepted, called] = pair(&xen);
+    xen.write_node(7, left, "4711-the-token-of-one-who-died");
+    let alive = xen.domain(7);
+    // A process that lives has knocked, and nobody has answered yet.
+    let _listener = xen.domain(5).listen("7/other").expect("free");
+    let _knocking = alive.connect("5/other", patience()).expect("somebody listens");
+    drop(called);
+    let nodes = xen.nodes(7);
+    assert!(!nodes.iter().any(|node| node == left), "{nodes:?}");
+    let next = xen.domain(7);
+    let _folder = next.listen("5/mine").expect("free");
+    assert!(xen.nodes(7).iter().any(|node| node.contains("other@")), "the knock of one who lives was removed");
 }
 
 #[test]
@@ -141,4 +164,37 @@ fn x9_destroyed_domain_is_gone_and_its_memory_stays() {
     assert_eq!(left.life(), Life::DomainGone);
     assert_eq!(message(&mut *left).expect("sent before"), b"last");
     assert!(matches!(message(&mut *left), Err(Error::PeerGone)));
+}
+
+#[test]
+fn d13_retired_before_the_answer_was_heard_is_kept_while_mapped() {
+    let xen = FakeXen::new();
+    let (five, seven) = (xen.domain(5), xen.domain(7));
+    let mut listener = five.listen("7/service").expect("free");
+    let mut called = seven.connect("5/service", patience()).expect("somebody listens");
+    let (own, offer) = called.allocate(4096).expect("there is memory");
+    called.send(b"take", Some(&offer)).expect("there is room");
+    let mut accepted = accept(&mut *listener);
+    // The caller has not looked at its door since.
+    called.retire(Some(own), offer);
+    let segment = conformance::receive(&mut *accepted, patience()).expect("sent").segment.expect("it is kept");
+    assert_eq!(called.quarantined(), 4096);
+    drop(called);
+    drop(accepted);
+    assert!(xen.grants() > 1, "memory that is mapped was let go of");
+    drop(segment);
+}
+
+#[test]
+fn x10_segment_that_nobody_sized_takes_an_eighth_of_what_is_left() {
+    let xen = FakeXen::new();
+    let [mut link, _peer] = pair(&xen);
+    // An end has one page, and the listener had its door.
+    xen.limit_grants(1025);
+    assert_eq!(link.affordable(1 << 20), 128 * 4096);
+    assert_eq!(link.affordable(8192), 8192, "more than was wanted");
+    let _half = link.allocate(512 * 4096).expect("there is memory");
+    assert!(link.affordable(1 << 20) < 64 * 4096, "an eighth of what was there, not of what is left");
+    xen.limit_grants(4);
+    assert_eq!(link.affordable(1 << 20), 0);
 }

@@ -52,6 +52,12 @@ pub trait Memory {
     /// Bytes of memory that were retired while the peer could still reach them.
     fn quarantined(&self) -> u64;
 
+    /// How long a segment of about `wanted` bytes had better be where nobody asked for just that: shorter where what it
+    /// takes is scarce. An allocation of that length may fail nevertheless.
+    fn affordable(&self, wanted: usize) -> usize {
+        wanted
+    }
+
     /// Whether the peer can map what was sent to it even after its owner let go of it or died.
     fn outlives_owner(&self) -> bool;
 }

@@ -9,6 +9,7 @@
 //! 010  state: 1 open, 2 closed, 0 gone; its lowest byte is what the kernel clears when the owner dies
 //! 018  1 once the end that knocked has mapped the other's mailbox
 //! 020  messages sent
+//! 028  of an end that knocks: which service it wants
 //! 040  messages received
 //! 080  64 words: for each place, the last generation that this end unmapped or refused
 //! 400  8 messages of 288 bytes: head, place of the segment, two words reserved, 256 bytes of message
@@ -33,6 +34,8 @@ pub const AT_PORT: usize = 0x008;
 pub const AT_STATE: usize = 0x010;
 /// Where an end says that it has mapped the other's mailbox.
 pub const AT_JOINED: usize = 0x018;
+/// Where an end that knocks says which service it wants.
+pub const AT_WANTED: usize = 0x028;
 /// Where an end counts what it sent.
 pub const AT_SENT: usize = 0x020;
 /// Where an end counts what it received.

@@ -112,6 +112,13 @@ impl Tree {
             return Err("EINVAL");
         }
         match request.kind {
+            Kind::Directory => {
+                self.readable(id, &path)?;
+                let below = self.below(&path).into_iter();
+                let names = below.filter_map(|node| node.strip_prefix(&format!("{path}/")).map(str::to_owned));
+                let names = names.filter(|name| !name.contains('/')).map(|name| name + "\0");
+                return Ok(names.collect::<String>().into_bytes());
+            }
             Kind::Read => return self.readable(id, &path).map(|node| node.value.clone()),
             Kind::Write | Kind::Mkdir => {
                 let fresh = !self.nodes.contains_key(&path);

@@ -22,9 +22,9 @@ fn wait(bell: &dyn Doorbell, slot: Slot) -> Woken {
 
 /// D-4. However often it is rung before anybody waits, the waiter is woken, and goes on being woken until it drains.
 pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
-    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
+    let (Belled { links: _links, bells: [a, b] }, many) = (Belled::new(fixture), fixture.times(1000));
     for slot in Slot::ALL {
-        for rings in [1, 2, 1000] {
+        for rings in [1, 2, many] {
             assert!(comes_to_rest(&*b, slot), "D-7: a drained bell goes on ringing");
             (0..rings).for_each(|_| a.ring(slot));
             assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: {rings} rings in {slot:?} were lost");
@@ -38,7 +38,7 @@ pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
 /// D-4. Of rings between two ends that sleep, drain and ring as fast as they can, none is lost, in no slot and neither
 /// direction.
 pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
-    const ROUNDS: u64 = 2000;
+    let rounds = fixture.times(2000) as u64;
     let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
         // Each end counts up in its own word and rings; the other sleeps until it has seen the count.
@@ -47,7 +47,7 @@ pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
         let player = |bell: &Arc<dyn Doorbell>, own: usize| {
             let (bell, own, other) = (Arc::clone(bell), Arc::clone(&words[own]), Arc::clone(&words[1 - own]));
             move |ahead: u64| {
-                for round in 1..=ROUNDS {
+                for round in 1..=rounds {
                     while other.load(Ordering::SeqCst) + ahead < round {
                         if bell.wait(slot, deadline).expect("waiting works") != Woken::Rung {
                             return Err(round);
@@ -82,20 +82,20 @@ pub fn d4_last_ring_is_told_before_the_end(fixture: &impl Fixture) {
 
 /// D-5. A peer that never drains blocks nobody who rings.
 pub fn d5_ring_never_blocks_though_nobody_drains(fixture: &impl Fixture) {
-    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
-    unblocked("D-5: ring", move || (0..200_000).for_each(|ring| a.ring(Slot::ALL[ring % 2])));
+    let (Belled { links: _links, bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(200_000));
+    unblocked("D-5: ring", move || (0..rings).for_each(|ring| a.ring(Slot::ALL[ring % 2])));
     for slot in Slot::ALL {
-        assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: 100 000 rings were lost");
+        assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: a storm of rings was lost");
         assert!(comes_to_rest(&*b, slot), "D-7: one drain forgets all rings");
     }
 }
 
 /// D-5. Ringing a peer that is gone does nothing.
 pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
-    let Belled { links: [left, gone], bells: [a, b] } = Belled::new(fixture);
+    let (Belled { links: [left, gone], bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(10_000));
     drop((gone, b));
     let a = unblocked("D-5: ring", move || {
-        (0..10_000).for_each(|ring| a.ring(Slot::ALL[ring % 2]));
+        (0..rings).for_each(|ring| a.ring(Slot::ALL[ring % 2]));
         a
     });
     drop(left);
@@ -104,11 +104,11 @@ pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
 
 /// D-6. A deadline that is past ends a wait at once.
 pub fn d6_wait_with_a_past_deadline_returns_at_once(fixture: &impl Fixture) {
-    let Belled { links: _links, bells: [bell, _b] } = Belled::new(fixture);
+    let (Belled { links: _links, bells: [bell, _b] }, times) = (Belled::new(fixture), fixture.times(1000));
     unblocked("D-6: wait", move || {
         for slot in Slot::ALL {
             assert!(comes_to_rest(&*bell, slot), "D-7: a drained bell goes on ringing");
-            for _ in 0..1000 {
+            for _ in 0..times {
                 let woken = wait_beyond_rings(&*bell, slot, Deadline::at(Instant::now()));
                 assert_eq!(woken, Woken::TimedOut, "D-6: no deadline ended this wait");
             }

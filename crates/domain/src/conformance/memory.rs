@@ -20,7 +20,8 @@ fn pass(from: &mut dyn Link, to: &mut dyn Link, offer: &Offer) -> PeerSegment {
     receive(to, patience()).expect("a segment was sent").segment.expect("it came with the message")
 }
 
-fn contents(segment: &PeerSegment) -> Vec<u8> {
+fn contents(fixture: &impl Fixture, segment: &PeerSegment) -> Vec<u8> {
+    fixture.settle();
     let data = segment.data(0);
     let mut bytes = vec![0; data.len()];
     data.copy_out(0, &mut bytes);
@@ -41,7 +42,7 @@ pub fn d1_fresh_memory_is_zeroed_and_exact(fixture: &impl Fixture) {
         let (own, offer) = a.allocate(len).expect("there is memory");
         let peer = pass(&mut *a, &mut *b, &offer);
         assert_eq!((own.len(), peer.len()), (len, len), "D-1: length");
-        assert!(contents(&peer).iter().all(|byte| *byte == 0), "D-1: the peer finds other than zeros");
+        assert!(contents(fixture, &peer).iter().all(|byte| *byte == 0), "D-1: the peer finds other than zeros");
         assert!(own_contents(own).iter().all(|byte| *byte == 0), "D-1: the owner finds other than zeros");
     }
 }
@@ -71,7 +72,10 @@ pub fn d1_peer_sees_what_the_owner_writes(fixture: &impl Fixture) {
         let (control, mut data) = own.split(CONTROL);
         control.word(words::TAIL).store_release(0x0123_4567_89ab_cdef);
         let peer = pass(&mut *a, &mut *b, &offer);
-        let word = |offset| peer.word(offset).load_acquire().hint();
+        let word = |offset| {
+            fixture.settle();
+            peer.word(offset).load_acquire().hint()
+        };
         assert_eq!(word(words::TAIL), 0x0123_4567_89ab_cdef, "D-1: written before it was passed");
 
         control.word(words::HEAD).store_release(42);
@@ -80,7 +84,7 @@ pub fn d1_peer_sees_what_the_owner_writes(fixture: &impl Fixture) {
         control.word(words::TAIL).store_release(65536);
         assert!(eventually(|| word(words::TAIL) == 65536), "D-1: written after it was mapped");
         assert_eq!(word(words::HEAD), 42, "D-1: stores are seen in order");
-        assert_eq!(contents(&peer)[CONTROL..], bytes, "D-1: data");
+        assert_eq!(contents(fixture, &peer)[CONTROL..], bytes, "D-1: data");
         std::mem::swap(&mut a, &mut b);
     }
 }
@@ -93,6 +97,7 @@ pub fn d1_offers_may_be_sent_late_and_in_any_order(fixture: &impl Fixture) {
         let (control, _data) = own.split(CONTROL);
         control.word(words::TAIL).store_release(number as u64);
         let peer = pass(&mut *a, &mut *b, &offer);
+        fixture.settle();
         assert_eq!(peer.word(words::TAIL).load_acquire().hint(), number as u64, "D-1: another offer's memory came");
     }
 }
@@ -107,6 +112,12 @@ pub fn d2_peers_mapping_is_read_only_for_ever(fixture: &impl Fixture) {
     assert!(!mapping.has("mw"), "D-2: mprotect could make it writable");
 }
 
+/// Whether a mapping of this process is as D-2 says.
+pub(super) fn is_read_only(peer: &PeerSegment) -> bool {
+    let mapping = Mapping::at(peer.address().0);
+    mapping.permissions.starts_with("r--s") && !mapping.has("mw")
+}
+
 /// D-3. A mapping stays whole whatever its owner does: retires the memory, goes.
 pub fn d3_mapped_memory_outlives_its_owner(fixture: &impl Fixture) {
     let [mut a, mut b] = fixture.pair();
@@ -116,9 +127,15 @@ pub fn d3_mapped_memory_outlives_its_owner(fixture: &impl Fixture) {
     let peer = pass(&mut *a, &mut *b, &offer);
     drop((control, data));
     a.retire(None, offer);
-    assert!(contents(&peer)[CONTROL..].iter().all(|byte| *byte == 7), "D-3: retired memory changed under its reader");
+    assert!(
+        contents(fixture, &peer)[CONTROL..].iter().all(|byte| *byte == 7),
+        "D-3: retired memory changed under its reader"
+    );
     drop(a);
-    assert!(contents(&peer)[CONTROL..].iter().all(|byte| *byte == 7), "D-3: the owner went and took memory with it");
+    assert!(
+        contents(fixture, &peer)[CONTROL..].iter().all(|byte| *byte == 7),
+        "D-3: the owner went and took memory with it"
+    );
 }
 
 /// D-13. Retired memory is not used for anything else while the peer maps it, and leaves quarantine when it no longer
@@ -136,7 +153,7 @@ pub fn d13_retired_memory_is_not_reused_while_mapped(fixture: &impl Fixture) {
     for _ in 0..8 {
         let (own, _offer) = a.allocate(LEN).expect("there is memory");
         own.split(0).1.copy_in(0, &[9; LEN]);
-        assert!(contents(&old).iter().all(|byte| *byte == 7), "D-13: retired memory was used again");
+        assert!(contents(fixture, &old).iter().all(|byte| *byte == 7), "D-13: retired memory was used again");
     }
     drop(old);
     assert!(eventually(|| a.quarantined() == 0), "D-13: nobody maps it, and it is still in quarantine");
@@ -154,7 +171,7 @@ pub fn d13_memory_on_its_way_outlives_its_owner_as_said(fixture: &impl Fixture) 
     match receive(&mut *b, patience()) {
         Ok(received) if outlives => {
             let segment = received.segment.expect("it came with the message");
-            assert!(contents(&segment).iter().all(|byte| *byte == 7), "D-13: it changed on its way");
+            assert!(contents(fixture, &segment).iter().all(|byte| *byte == 7), "D-13: it changed on its way");
         }
         received => assert!(!outlives, "D-13: outlives its owner, and then does not: {received:?}"),
     }

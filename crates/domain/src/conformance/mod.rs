@@ -3,7 +3,8 @@
 //!
 //! A backend writes a [`Fixture`] and says [`conformance!`](crate::conformance!) once; each function of this module
 //! becomes a `#[test]` of the same name. The suite knows no backend: what it demands is what the layers above build on,
-//! and nothing else. It runs both ends in one process; where a peer has to die, the fixture brings a [`Mortal`].
+//! and nothing else. It runs both ends in one process; where a peer has to die, the fixture brings a [`Mortal`]. Where the two
+//! sides cannot be in one process, one is a stand-in for a backend elsewhere ([`remote`]).
 //!
 //! # Example
 //! ```
@@ -36,6 +37,7 @@ mod control;
 mod doorbell;
 mod life;
 mod memory;
+pub mod remote;
 mod rendezvous;
 mod support;
 
@@ -67,6 +69,15 @@ pub trait Fixture {
     /// A peer that can be paused and killed, if this fixture has one.
     fn mortal(&self) -> Option<Box<dyn Mortal>> {
         None
+    }
+
+    /// Brings memory up to date: what was stored in one's own can be read in the peer's. There is nothing to do but for a
+    /// fixture whose other side is elsewhere, which works on copies ([`remote`]).
+    fn settle(&self) {}
+
+    /// How often a test does something that it does often for its own sake: less often than `usual` where each call travels.
+    fn times(&self, usual: usize) -> usize {
+        usual
     }
 
     /// Two ends that met: the listening side's link and the connecting side's.
@@ -104,11 +115,18 @@ pub fn mortal_peer(mut link: Box<dyn Link>) {
 /// What a mortal peer sends and writes at the beginning of its segment's data.
 pub const TESTAMENT: &[u8; 16] = b"I was here first";
 
-/// Makes each conformance test a `#[test]` that runs on the value of the expression, made anew for each.
+/// Makes each conformance test a `#[test]` that runs on the value of the expression, made anew for each; or, as
+/// `conformance!(table Fixture)`, a table of their names and functions for programs that run them themselves.
 #[macro_export]
 macro_rules! conformance {
+    (table $fixture:ty) => {
+        $crate::conformance! { @names table $fixture }
+    };
     ($fixture:expr) => {
-        $crate::conformance! { @tests $fixture;
+        $crate::conformance! { @names tests $fixture }
+    };
+    (@names $form:ident $($fixture:tt)*) => {
+        $crate::conformance! { @$form [$($fixture)*]
             d1_fresh_memory_is_zeroed_and_exact
             d1_memory_after_use_is_zeroed_again
             d1_peer_sees_what_the_owner_writes
@@ -152,12 +170,18 @@ macro_rules! conformance {
             d14_many_links_at_once_do_not_disturb_each_other
         }
     };
-    (@tests $fixture:expr; $($name:ident)*) => {$(
+    (@tests $fixture:tt $($name:ident)*) => {
+        $($crate::conformance! { @test $fixture $name })*
+    };
+    (@test [$($fixture:tt)*] $name:ident) => {
         #[test]
         fn $name() {
-            $crate::conformance::$name(&$fixture);
+            $crate::conformance::$name(&$($fixture)*);
         }
-    )*};
+    };
+    (@table [$fixture:ty] $($name:ident)*) => {
+        [$((stringify!($name), $crate::conformance::$name as fn(&$fixture))),*]
+    };
 }
 
 #[cfg(test)]

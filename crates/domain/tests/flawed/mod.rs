@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The harsh double with one flaw, for the canaries.
+#![allow(dead_code, reason = "each test binary uses its part")]
 
 mod bell;
 mod link;
@@ -102,8 +103,8 @@ fn block() -> ! {
 pub struct Flawed {
     inner: Harsh,
     shared: Shared,
-    a: rendezvous::FlawedDomain,
-    b: rendezvous::FlawedDomain,
+    pub a: rendezvous::FlawedDomain,
+    pub b: rendezvous::FlawedDomain,
 }
 
 impl Flawed {

@@ -7,7 +7,7 @@ use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result, harsh:
 
 use super::{Flaw, Shared, link::FlawedLink};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FlawedDomain {
     inner: HarshDomain,
     shared: Shared,

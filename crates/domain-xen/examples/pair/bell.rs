@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What ADR 0041 weighs: a sleeper that its own event channel wakes, and one to whom a thread passes the event on.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::event::{EventfdFlags, eventfd};
+use tombolo_domain::{Deadline, Doorbell, Link, Rendezvous, Slot, Woken, conformance, wait_readable};
+
+use crate::link::{Side, reach};
+
+fn patience() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+/// One who sleeps until the other rings.
+trait Sleeper {
+    fn sleep(&self) -> bool;
+}
+
+struct Direct(Arc<dyn Doorbell>);
+
+impl Sleeper for Direct {
+    fn sleep(&self) -> bool {
+        let woken = self.0.wait(Slot::Data, patience()).expect("waiting works");
+        self.0.drain(Slot::Data);
+        woken == Woken::Rung
+    }
+}
+
+/// Behind a thread that waits for the event channel, as it would have to if all channels of two domains had one.
+struct Passed(std::os::fd::OwnedFd);
+
+impl Passed {
+    fn new(bell: &Arc<dyn Doorbell>) -> Self {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("there are descriptors");
+        let (bell, told) = (Arc::clone(bell), event.try_clone().expect("there are descriptors"));
+        thread::spawn(move || {
+            while bell.wait(Slot::Data, Deadline::NEVER).is_ok_and(|woken| woken == Woken::Rung) {
+                bell.drain(Slot::Data);
+                rustix::io::write(&told, &1u64.to_ne_bytes()).expect("one fits");
+            }
+        });
+        Self(event)
+    }
+}
+
+impl Sleeper for Passed {
+    fn sleep(&self) -> bool {
+        let woken = wait_readable(std::os::fd::AsFd::as_fd(&self.0), patience()).expect("polling works");
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        woken
+    }
+}
+
+fn sleeper(bell: &Arc<dyn Doorbell>, passed: bool) -> Box<dyn Sleeper> {
+    if passed { Box::new(Passed::new(bell)) } else { Box::new(Direct(Arc::clone(bell))) }
+}
+
+/// Rings back whenever it is rung, until the other goes.
+pub fn far(mut link: Box<dyn Link>) {
+    link.send(b"here", None).expect("there is room");
+    println!("ready");
+    let told = conformance::receive(&mut *link, patience()).expect("it says how");
+    let bell = link.doorbell().expect("a message came");
+    bell.drain(Slot::Data);
+    let sleeper = sleeper(&bell, told.message == b"passed");
+    link.send(b"go", None).expect("there is room");
+    while !link.life().is_gone() && sleeper.sleep() {
+        bell.ring(Slot::Data);
+    }
+}
+
+/// Medians of `count` round trips, both ways of waking one after the other, five times.
+pub fn run(address: &str, other: &str, count: usize) -> bool {
+    let (here, there) = (Side::new(other), reach(address));
+    for round in 0..5 {
+        for passed in [false, true] {
+            let service = format!("bell{}-{round}-{passed}", std::process::id());
+            let mut listener = here.listen(&service).expect("a fresh service is free");
+            let actor = there.cast("bell", &service);
+            let link = conformance::wait_for(&mut *listener, patience(), |it| it.fd(), |it| it.accept());
+            let mut link = link.expect("one knocked");
+            conformance::receive(&mut *link, patience()).expect("it is there");
+            let bell = link.doorbell().expect("a message came");
+            link.send(if passed { b"passed" } else { b"direct" }, None).expect("there is room");
+            conformance::receive(&mut *link, patience()).expect("it is ready");
+            bell.drain(Slot::Data);
+            let sleeper = sleeper(&bell, passed);
+            let mut times: Vec<_> = (0..count)
+                .map(|_| {
+                    let start = Instant::now();
+                    bell.ring(Slot::Data);
+                    assert!(sleeper.sleep(), "the other rings back");
+                    start.elapsed()
+                })
+                .collect();
+            times.sort();
+            let way = if passed { "through a thread" } else { "directly" };
+            println!("bell: {way}: p50 {:?} p90 {:?} of {count}", times[count / 2], times[count * 9 / 10]);
+            actor.kill();
+        }
+    }
+    true
+}

@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! For tests: a process of a peer domain that does as it likes with its own pages, ports and nodes. It runs over the Xen
+//! of tests and over the real one.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use tombolo_domain::{Deadline, Result};
+use tombolo_layout::xen as at;
+use tombolo_mem::{OwnControl, OwnWord, PeerSegment, PeerWord};
+
+use crate::{
+    core::folder,
+    hypervisor::{DomId, Grants, Hypervisor, Port},
+    page::mark_of,
+    store::Store,
+};
+
+/// A peer who means ill.
+pub struct Hostile {
+    xen: Arc<dyn Hypervisor>,
+    store: Store,
+    own: DomId,
+    peer: DomId,
+    /// For garbage: xorshift, so that a run can be had again.
+    seed: u64,
+    /// What lives as long as this does.
+    kept: Vec<Kept>,
+}
+
+/// Pages, and what else an end holds.
+#[derive(Default)]
+struct Kept {
+    _pages: Vec<(Arc<dyn Grants>, OwnControl)>,
+    _mapped: Vec<PeerSegment>,
+    _port: Option<Arc<dyn Port>>,
+}
+
+/// A page that this peer wrote and granted.
+struct Page {
+    grants: Arc<dyn Grants>,
+    words: OwnControl,
+}
+
+impl Page {
+    fn reference(&self) -> u32 {
+        self.grants.references()[0]
+    }
+
+    fn set(&self, offset: usize, word: u64) {
+        self.words.word(offset).store_release(word);
+    }
+}
+
+/// An end that was answered as X-5 says, and then is this peer's to misuse.
+struct Joined {
+    mailbox: Page,
+    port: Arc<dyn Port>,
+    theirs: PeerSegment,
+}
+
+/// How long a victim may take to answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Something that a hostile peer does to `service`, for as long as the deadline lets it.
+pub type Act = fn(&mut Hostile, &str, Deadline) -> Result<()>;
+
+/// What hostile peers do to who listens.
+pub const CALLERS: [(&str, Act); 15] = [
+    ("knocks_with_garbage", |it, service, _| {
+        for name in ["", "x", "0", "4294967295", "99999999999", "1@2", "-1"] {
+            it.store.write(&format!("{}/{service}@{name}", folder(it.own, it.peer)), "garbage")?;
+        }
+        Ok(())
+    }),
+    ("knocks_with_a_page_that_is_none", |it, service, _| {
+        let page = it.page()?;
+        page.set(at::AT_MAGIC, 0x6262_6262);
+        it.knock_with(service, &page)?;
+        it.keep(page, None);
+        Ok(())
+    }),
+    ("knocks_with_a_port_that_is_none", |it, service, _| {
+        let page = it.mailbox(0xffff_fff0)?;
+        it.knock_with(service, &page)?;
+        it.keep(page, None);
+        Ok(())
+    }),
+    ("dies_before_its_knock", |it, _, _| it.mailbox(1).map(drop)),
+    ("dies_after_its_knock", |it, service, _| {
+        let port = it.xen.offer_port(it.peer)?;
+        let page = it.mailbox(port.number())?;
+        it.knock_with(service, &page)
+    }),
+    ("dies_once_answered", |it, service, _| {
+        let port = it.xen.offer_port(it.peer)?;
+        let page = it.mailbox(port.number())?;
+        it.knock_with(service, &page)?;
+        it.answer(service, page.reference()).map(drop)
+    }),
+    ("dies_once_joined", |it, service, _| it.join(service).map(drop)),
+    ("is_answered_and_never_joins", |it, service, _| {
+        for _ in 0..20 {
+            let port = it.xen.offer_port(it.peer)?;
+            let page = it.mailbox(port.number())?;
+            it.knock_with(service, &page)?;
+            it.keep(page, Some(port));
+        }
+        Ok(())
+    }),
+    ("counts_what_cannot_be", |it, service, _| {
+        let joined = it.join(service)?;
+        for count in [9, 1 << 63, u64::MAX] {
+            joined.mailbox.set(at::AT_SENT, count);
+            joined.mailbox.set(at::AT_RECEIVED, count);
+            joined.port.notify();
+        }
+        it.hold(joined);
+        Ok(())
+    }),
+    ("sends_garbage", |it, service, _| {
+        let joined = it.join(service)?;
+        for word in (at::AT_MESSAGES..at::PAGE).step_by(8) {
+            joined.mailbox.set(word, it.random());
+        }
+        joined.mailbox.set(at::AT_SENT, at::MESSAGES);
+        joined.port.notify();
+        it.hold(joined);
+        Ok(())
+    }),
+    ("sends_segments_that_are_none", |it, service, _| {
+        let joined = it.join(service)?;
+        // A list that leads back to itself for ever, one that names nothing, one that is none.
+        let (endless, empty) = (it.page()?, it.page()?);
+        let own = endless.reference();
+        endless.set(0, own.into());
+        for at in (8..at::PAGE).step_by(8) {
+            endless.set(at, u64::from(own) << 32 | u64::from(own));
+        }
+        let lists = [(own, 16), (own, 4000), (empty.reference(), 3), (empty.reference(), 1 << 20), (0x7fff_ffff, 1)];
+        for (number, (list, pages)) in (0..).zip(lists) {
+            let name = at::SegmentName { list, pages, place: number, generation: 1 };
+            it.send(&joined, number.into(), at::MessageHead { len: 1, segment: Some(name) });
+        }
+        it.keep(endless, None);
+        it.keep(empty, None);
+        it.hold(joined);
+        Ok(())
+    }),
+    ("revokes_what_it_sent", |it, service, _| {
+        let joined = it.join(service)?;
+        for number in 0..8 {
+            let list = it.page()?;
+            let grants = it.xen.grant(it.peer, 2)?;
+            list.set(8, u64::from(grants.references()[0]) | u64::from(grants.references()[1]) << 32);
+            let segment = Arc::clone(&grants).map(0, 2)?;
+            let name = at::SegmentName { list: list.reference(), pages: 2, place: number, generation: 1 };
+            it.send(&joined, number.into(), at::MessageHead { len: 1, segment: Some(name) });
+            drop((segment, grants, list));
+        }
+        it.hold(joined);
+        Ok(())
+    }),
+    ("writes_all_over_its_mailbox", |it, service, deadline| {
+        let joined = it.join(service)?;
+        while !deadline.expired() {
+            for _ in 0..100 {
+                let offset = it.random() as usize % (at::PAGE / 8) * 8;
+                let word = it.random() >> (it.random() % 64);
+                joined.mailbox.set(offset, word);
+            }
+            joined.port.notify();
+            pause();
+        }
+        Ok(())
+    }),
+    ("storms", |it, service, deadline| {
+        let joined = it.join(service)?;
+        while !deadline.expired() {
+            joined.port.notify();
+        }
+        Ok(())
+    }),
+    ("hoards_what_it_is_sent", |it, service, deadline| {
+        let joined = it.join(service)?;
+        let mut received = 0;
+        while !deadline.expired() && received < 4 {
+            let base = at::AT_MESSAGES + received as usize * at::MESSAGE_STRIDE;
+            if joined.theirs.word(at::AT_SENT).load_acquire().hint() <= received {
+                pause();
+                continue;
+            }
+            let words = [0, 8, 16].map(|offset| joined.theirs.word(base + offset).load_acquire().hint());
+            if let Ok(at::MessageHead { segment: Some(name), .. }) = at::MessageHead::decode(words) {
+                let list = it.xen.map(it.peer, &[name.list], None, Box::new(()))?;
+                let words = (0..name.pages.div_ceil(2) as usize).map(|at| list.word(8 + 8 * at).load_acquire().hint());
+                let references: Vec<u32> = words.flat_map(|word| [word as u32, (word >> 32) as u32]).collect();
+                let pages = &references[..name.pages as usize];
+                let _mapped = vec![it.xen.map(it.peer, pages, None, Box::new(()))?];
+                it.kept.push(Kept { _mapped, ..Kept::default() });
+            }
+            received += 1;
+            joined.mailbox.set(at::AT_RECEIVED, received);
+            joined.port.notify();
+        }
+        it.hold(joined);
+        Ok(())
+    }),
+];
+
+/// What hostile peers do to who connects.
+pub const LISTENERS: [(&str, Act); 6] = [
+    ("has_a_door_that_is_none", |it, service, _| {
+        let page = it.page()?;
+        page.set(at::AT_MAGIC, 0x6262_6262);
+        it.open(service, page)
+    }),
+    ("never_answers", |it, service, _| {
+        let door = it.door(service)?;
+        it.open(service, door)
+    }),
+    ("answers_with_garbage", |it, service, _| {
+        let door = it.door(service)?;
+        for index in 0..at::ANSWERS {
+            // The references that a caller's mailbox is likely to have.
+            door.set(at::AT_ANSWERS + 8 * index, (index as u64) << 32 | 0x7fff_0000 | index as u64);
+        }
+        it.open(service, door)
+    }),
+    ("has_a_door_that_flickers", |it, service, deadline| {
+        let door = it.door(service)?;
+        it.name(service, &door)?;
+        while !deadline.expired() {
+            for _ in 0..100 {
+                let offset = it.random() as usize % (at::PAGE / 8) * 8;
+                door.set(offset, it.random() >> (it.random() % 64));
+            }
+            pause();
+        }
+        Ok(())
+    }),
+    ("dies_before_its_answer", |it, service, _| {
+        let door = it.door(service)?;
+        it.name(service, &door)?;
+        pause();
+        Ok(())
+    }),
+    ("names_its_door_anew_all_the_time", |it, service, deadline| {
+        let node = format!("{}/{service}", it.folder()?);
+        while !deadline.expired() {
+            let value = match it.random() % 4 {
+                0 => "not a number".into(),
+                1 => String::new(),
+                2 => it.random().to_string(),
+                _ => (it.random() % 64).to_string(),
+            };
+            it.store.write(&node, &value)?;
+        }
+        Ok(())
+    }),
+];
+
+fn pause() {
+    thread::park_timeout(Duration::from_millis(1));
+}
+
+impl Hostile {
+    pub(crate) fn new(xen: Arc<dyn Hypervisor>, peer: DomId) -> Result<Self> {
+        let mut store = Store::new(xen.store()?);
+        let own = store.own_id()?;
+        let mut it = Self { xen, store, own, peer, seed: 0x9e37_79b9_7f4a_7c15, kept: Vec::new() };
+        it.folder()?;
+        Ok(it)
+    }
+
+    /// Does `name` of [`CALLERS`] or [`LISTENERS`] to `service`. What it holds it holds until it is dropped.
+    ///
+    /// # Blocking
+    /// At most until `deadline`, and as long as the victim takes to answer.
+    ///
+    /// # Errors
+    /// Xen, or the victim, did not let it.
+    ///
+    /// # Panics
+    /// There is no such act.
+    pub fn act(&mut self, name: &str, service: &str, deadline: Deadline) -> Result<()> {
+        let acts = CALLERS.iter().chain(&LISTENERS);
+        let (_, act) = acts.into_iter().find(|(known, _)| *known == name).expect("an act that is known");
+        act(self, service, deadline)
+    }
+
+    fn random(&mut self) -> u64 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        self.seed
+    }
+
+    fn folder(&mut self) -> Result<String> {
+        let path = folder(self.own, self.peer);
+        self.store.make_folder(&path, self.own, self.peer)?;
+        Ok(path)
+    }
+
+    fn page(&self) -> Result<Page> {
+        let grants = self.xen.grant(self.peer, 1)?;
+        let (words, _no_data) = Arc::clone(&grants).map(0, 1)?.split(at::PAGE);
+        Ok(Page { grants, words })
+    }
+
+    fn headed(&self, magic: u64, port: u32) -> Result<Page> {
+        let page = self.page()?;
+        page.set(at::AT_PORT, u64::from(at::VERSION) | u64::from(port) << 32);
+        page.set(at::AT_STATE, at::OPEN);
+        page.set(at::AT_MAGIC, magic);
+        Ok(page)
+    }
+
+    fn mailbox(&self, port: u32) -> Result<Page> {
+        self.headed(at::MAILBOX_MAGIC, port)
+    }
+
+    fn door(&self, service: &str) -> Result<Page> {
+        let door = self.headed(at::DOOR_MAGIC, 0)?;
+        door.set(at::AT_JOINED, mark_of(service));
+        Ok(door)
+    }
+
+    fn name(&mut self, service: &str, door: &Page) -> Result<()> {
+        let node = format!("{}/{service}", self.folder()?);
+        self.store.write(&node, &door.reference().to_string())
+    }
+
+    fn open(&mut self, service: &str, door: Page) -> Result<()> {
+        self.name(service, &door)?;
+        self.keep(door, None);
+        Ok(())
+    }
+
+    fn knock_with(&mut self, service: &str, mailbox: &Page) -> Result<()> {
+        mailbox.set(at::AT_WANTED, mark_of(service));
+        self.knock(service, mailbox.reference())
+    }
+
+    fn knock(&mut self, service: &str, reference: u32) -> Result<()> {
+        self.store.write(&format!("{}/{service}@{reference}", folder(self.own, self.peer)), "")
+    }
+
+    fn keep(&mut self, page: Page, port: Option<Arc<dyn Port>>) {
+        self.kept.push(Kept { _pages: vec![(page.grants, page.words)], _port: port, ..Kept::default() });
+    }
+
+    fn hold(&mut self, joined: Joined) {
+        let Joined { mailbox, port, theirs } = joined;
+        let _pages = vec![(mailbox.grants, mailbox.words)];
+        self.kept.push(Kept { _pages, _mapped: vec![theirs], _port: Some(port) });
+    }
+
+    /// Waits for the door's answer to the mailbox `reference`, and says which the listener's mailbox is.
+    fn answer(&mut self, service: &str, reference: u32) -> Result<u32> {
+        let deadline = Deadline::after(PATIENCE);
+        let node = format!("{}/{service}", folder(self.peer, self.own));
+        let text = self.store.read(&node)?.expect("somebody listens");
+        let door = self.xen.map(self.peer, &[text.parse().expect("a reference")], None, Box::new(()))?;
+        while !deadline.expired() {
+            let words = (0..at::ANSWERS).map(|index| door.word(at::AT_ANSWERS + 8 * index).load_acquire().hint());
+            if let Some(word) = words.into_iter().find(|word| (word >> 32) as u32 == reference) {
+                return Ok(word as u32);
+            }
+            pause();
+        }
+        Err(tombolo_domain::Error::TimedOut)
+    }
+
+    fn join(&mut self, service: &str) -> Result<Joined> {
+        let port = self.xen.offer_port(self.peer)?;
+        let mailbox = self.mailbox(port.number())?;
+        self.knock_with(service, &mailbox)?;
+        let reference = self.answer(service, mailbox.reference())?;
+        let theirs = self.xen.map(self.peer, &[reference], None, Box::new(()))?;
+        mailbox.set(at::AT_JOINED, 1);
+        Ok(Joined { mailbox, port, theirs })
+    }
+
+    fn send(&self, joined: &Joined, number: u64, head: at::MessageHead) {
+        let base = at::AT_MESSAGES + (number % at::MESSAGES) as usize * at::MESSAGE_STRIDE;
+        for (index, word) in head.encode().into_iter().enumerate() {
+            joined.mailbox.set(base + 8 * index, word);
+        }
+        joined.mailbox.set(at::AT_SENT, number + 1);
+        joined.port.notify();
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Who has a hostile peer, over any Xen: each call returns in time and with an error that has a name, and an honest process
+//! of the same domain is served during all this and afterwards.
+
+use std::time::{Duration, Instant};
+
+use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Slot};
+
+/// How long a call may take that waits for nobody, on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(2);
+/// What the victim takes from anybody.
+const LARGEST: u64 = 1 << 20;
+
+/// What the other side is asked for.
+pub trait Other {
+    /// A hostile process of that domain that does `act` to `service`, until the value is dropped.
+    fn hostile(&self, act: &str, service: &str, until: Deadline) -> Box<dyn std::any::Any>;
+
+    /// That domain as an honest process sees it.
+    fn honest(&self) -> &dyn Rendezvous;
+}
+
+fn at_once<T>(what: &str, call: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let done = call();
+    assert!(start.elapsed() < AT_ONCE, "{what} took {:?}", start.elapsed());
+    done
+}
+
+/// An error that says what was wrong with the peer, and not that something here broke.
+fn named<T>(what: &str, result: Result<T, Error>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(Error::PeerGone | Error::Malformed { .. } | Error::Revoked | Error::Limit { .. } | Error::NotFound(_)) => {
+            None
+        }
+        Err(error) => panic!("{what}: {error:?}"),
+    }
+}
+
+/// Uses a link as somebody would who believes in it. Says whether there is any more to be had of it.
+fn use_up(link: &mut dyn Link, spoken: &mut bool) -> bool {
+    let received = named("recv", at_once("recv", || link.recv(LARGEST)));
+    if !std::mem::replace(spoken, true) {
+        for _ in 0..4 {
+            if let Some((own, offer)) = named("allocate", at_once("allocate", || link.allocate(8192))) {
+                named("send", at_once("send", || link.send(b"yours", Some(&offer))));
+                at_once("retire", || link.retire(Some(own), offer));
+            }
+        }
+    }
+    at_once("life", || link.life());
+    if let Some(bell) = link.doorbell() {
+        for slot in Slot::ALL {
+            at_once("ring", || bell.ring(slot));
+            named("wait", at_once("wait", || bell.wait(slot, Deadline::after(Duration::from_millis(1)))));
+            at_once("drain", || bell.drain(slot));
+        }
+    }
+    received.is_some()
+}
+
+/// Somebody honest calls, and is heard among all the others.
+fn serves(listener: &mut dyn Listener, other: &dyn Other, service: &str) {
+    let until = Deadline::after(Duration::from_secs(20));
+    let mut caller = other.honest().connect(service, until).expect("somebody listens");
+    caller.send(b"honest", None).expect("there is room");
+    let mut strangers: Vec<Box<dyn Link>> = Vec::new();
+    while !until.expired() {
+        strangers.extend(named("accept", at_once("accept", || listener.accept())).flatten());
+        let heard =
+            strangers.iter_mut().position(|link| matches!(link.recv(0), Ok(Some(it)) if it.message == b"honest"));
+        if let Some(heard) = heard {
+            strangers[heard].send(b"heard", None).expect("there is room");
+            let answer = tombolo_domain::conformance::receive(&mut *caller, until).expect("answered");
+            assert_eq!(answer.message, b"heard");
+            return;
+        }
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    panic!("the honest caller was not heard");
+}
+
+/// Listens, while somebody does `act` to it for `time`. The service is named as the hostile, the victim and the honest
+/// name it.
+pub fn bears_a_caller(here: &dyn Rendezvous, other: &dyn Other, act: &str, services: [&str; 3], time: Duration) {
+    let [theirs, mine, honest] = services;
+    let mut listener = here.listen(mine).expect("a fresh service is free");
+    let until = Deadline::after(time);
+    let hostile = other.hostile(act, theirs, until);
+    let mut links: Vec<(Box<dyn Link>, bool)> = Vec::new();
+    while !until.expired() {
+        let accepted = named("accept", at_once("accept", || listener.accept())).flatten();
+        links.extend(accepted.map(|link| (link, false)));
+        links.iter_mut().for_each(|(link, spoken)| while use_up(&mut **link, spoken) && !until.expired() {});
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    // While it still holds what it holds.
+    serves(&mut *listener, other, honest);
+    drop(hostile);
+    serves(&mut *listener, other, honest);
+    at_once("drop", || drop(links));
+}
+
+/// Connects, while somebody who listens does `act` to it for `time`.
+pub fn bears_a_listener(here: &dyn Rendezvous, other: &dyn Other, act: &str, services: [&str; 4], time: Duration) {
+    let [theirs, mine, honest_theirs, honest_mine] = services;
+    let until = Deadline::after(time);
+    let hostile = other.hostile(act, theirs, until);
+    let mut links: Vec<(Box<dyn Link>, bool)> = Vec::new();
+    while !until.expired() {
+        if links.len() < 8 {
+            let called = named("connect", at_once("connect", || here.connect(mine, until)));
+            links.extend(called.map(|link| (link, false)));
+        }
+        links.iter_mut().for_each(|(link, spoken)| while use_up(&mut **link, spoken) && !until.expired() {});
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    let mut listener = other.honest().listen(honest_theirs).expect("a fresh service is free");
+    let mut called = here.connect(honest_mine, until).expect("somebody listens");
+    called.send(b"honest", None).expect("there is room");
+    let patience = Deadline::after(Duration::from_secs(20));
+    let accepted = tombolo_domain::conformance::wait_for(&mut *listener, patience, |it| it.fd(), |it| it.accept());
+    let heard = tombolo_domain::conformance::receive(&mut *accepted.expect("one knocked"), patience).expect("sent");
+    assert_eq!(heard.message, b"honest");
+    drop(hostile);
+    at_once("drop", || drop(links));
+}
