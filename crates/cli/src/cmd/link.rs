@@ -104,6 +104,8 @@ pub fn run(args: &Args) -> Result<()> {
 /// A conversation with the broker.
 struct Broker {
     socket: OwnedFd,
+    /// What it calls its domain.
+    domain: Name,
 }
 
 impl Broker {
@@ -120,11 +122,11 @@ impl Broker {
             let file = format!("{} (is tombolod running, and may you use it?)", path.display());
             Failure::Open { file, source }
         })?;
-        let broker = Self { socket };
-        let name = "tombolo".parse().expect("a name");
+        let name: Name = "tombolo".parse().expect("a name");
+        let broker = Self { socket, domain: name.clone() };
         broker.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name })?;
         match broker.hear()? {
-            Message::Hello { .. } => Ok(broker),
+            Message::Hello { name, .. } => Ok(Self { domain: name, ..broker }),
             other => Err(unexpected(&other)),
         }
     }
@@ -201,6 +203,11 @@ impl Broker {
             }
         }
     }
+}
+
+/// What the broker at this socket calls its domain.
+pub fn name_of(socket: &std::path::Path) -> Result<String> {
+    Broker::connect(socket).map(|broker| broker.domain.to_string())
 }
 
 /// What the broker says instead of what was asked.

@@ -18,6 +18,7 @@ use rustix::{
 };
 use tombolo::{Deadline, Options, Stream};
 
+use super::guest::{self, Guest};
 use crate::{
     cmd::demo::Kind,
     memory::{self, Limit},
@@ -55,8 +56,8 @@ pub struct Facts {
     pub quota: Option<(f64, PathBuf)>,
     pub namespaces: Tried,
     pub shm: bool,
-    /// Addresses of ivshmem devices on the PCI bus.
-    pub ivshmem: Vec<String>,
+    /// What there is of a virtual machine under QEMU.
+    pub guest: Guest,
     /// Xen's device nodes.
     pub xen: Vec<String>,
 }
@@ -119,7 +120,7 @@ pub fn probe() -> Facts {
             Kind::Plain { why } => Err(why),
         },
         shm: Path::new("/dev/shm").is_dir(),
-        ivshmem: ivshmem(Path::new("/sys/bus/pci/devices")),
+        guest: guest::probe(Path::new("/sys")),
         xen: names(Path::new("/dev/xen")),
     }
 }
@@ -227,13 +228,6 @@ fn quota_of(cpu_max: &str) -> Option<f64> {
     Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
 }
 
-fn ivshmem(devices: &Path) -> Vec<String> {
-    let is = |address: &String, file: &str, id: &str| {
-        fs::read_to_string(devices.join(address).join(file)).is_ok_and(|found| found.trim() == id)
-    };
-    names(devices).into_iter().filter(|at| is(at, "vendor", "0x1af4") && is(at, "device", "0x1110")).collect()
-}
-
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -251,18 +245,5 @@ mod tests {
         assert_eq!((cpus_of("3-0"), cpus_of("x")), (None, None));
         assert_eq!(quota_of("150000 100000\n"), Some(1.5));
         assert_eq!(quota_of("max 100000\n"), None);
-    }
-
-    #[test]
-    fn ivshmem_devices_are_told_from_others() {
-        let folder = tempfile::tempdir().unwrap();
-        for (address, device) in [("0000:00:05.0", "0x1110"), ("0000:00:06.0", "0x1000")] {
-            let at = folder.path().join(address);
-            fs::create_dir(&at).unwrap();
-            fs::write(at.join("vendor"), "0x1af4\n").unwrap();
-            fs::write(at.join("device"), format!("{device}\n")).unwrap();
-        }
-        assert_eq!(ivshmem(folder.path()), ["0000:00:05.0"]);
-        assert!(ivshmem(Path::new("/nowhere")).is_empty());
     }
 }

@@ -3,7 +3,10 @@
 
 use serde::Serialize;
 
-use super::facts::{Facts, Folder, Found, Membarrier};
+use super::{
+    facts::{Facts, Folder, Found, Membarrier},
+    guest,
+};
 use crate::{human, memory::Limit};
 
 /// The kernel on which everything that is needed is there.
@@ -44,11 +47,11 @@ pub enum Grade {
 }
 
 impl Finding {
-    fn new(check: &'static str, grade: Grade, says: impl Into<String>) -> Self {
+    pub fn new(check: &'static str, grade: Grade, says: impl Into<String>) -> Self {
         Self { check, grade, says: says.into(), remedy: None }
     }
 
-    fn mend(mut self, remedy: impl Into<String>) -> Self {
+    pub fn mend(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = Some(remedy.into());
         self
     }
@@ -70,7 +73,8 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         namespaces(facts),
         memlock(facts.memlock),
         shm(facts.shm),
-        devices("ivshmem", "ivshmem devices on the PCI bus", &facts.ivshmem),
+        guest::ivshmem(&facts.guest),
+        guest::broker(&facts.guest),
         devices("xen", "Xen devices in /dev/xen", &facts.xen),
     ]
 }
@@ -233,7 +237,23 @@ fn devices(check: &'static str, what: &str, found: &[String]) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::guest::{Device, Guest},
+        *,
+    };
+
+    fn bell() -> Device {
+        Device {
+            address: "0000:00:02.0".into(),
+            driver: Some("tombolo_ivshmem".into()),
+            is_bell: true,
+            memory: 1 << 30,
+        }
+    }
+
+    fn region(memory: u64) -> Device {
+        Device { address: "0000:00:1e.0".into(), is_bell: false, memory, ..bell() }
+    }
 
     fn healthy() -> Facts {
         Facts {
@@ -257,7 +277,7 @@ mod tests {
             quota: None,
             namespaces: Ok(()),
             shm: true,
-            ivshmem: vec![],
+            guest: Guest { devices: vec![bell(), region(1 << 40)], module: true, broker: Some(Ok("a".into())) },
             xen: vec![],
         }
     }
@@ -315,6 +335,12 @@ mod tests {
         (|facts| facts.cpus = (4, 1), "cpus", Grade::Warning, "taskset -p -c 0-3"),
         (|facts| facts.cpus = (1, 1), "cpus", Grade::Warning, "second CPU"),
         (|facts| facts.quota = Some((0.5, "/g".into())), "cpus", Grade::Warning, "/g/cpu.max"),
+        (|facts| facts.guest.module = false, "ivshmem", Grade::Warning, "modprobe tombolo_ivshmem"),
+        (|facts| facts.guest.devices[1].driver = None, "ivshmem", Grade::Warning, "echo 0000:00:1e.0 >"),
+        (|facts| facts.guest.devices[0].driver = Some("uio".into()), "ivshmem", Grade::Warning, "driver/unbind"),
+        (|facts| drop(facts.guest.devices.remove(0)), "ivshmem", Grade::Warning, "tombolo link snippet"),
+        (|facts| facts.guest.devices[1].memory = 0xfe00_0000, "ivshmem", Grade::Warning, "1 GiB"),
+        (|facts| facts.guest.broker = Some(Err("no".into())), "broker", Grade::Warning, "tombolod --guest"),
         (|facts| facts.namespaces = Err("no".into()), "namespaces", Grade::Warning, "unprivileged_userns_clone"),
     ];
 
@@ -331,7 +357,7 @@ mod tests {
 
     #[test]
     fn every_finding_that_can_be_wrong_has_a_case_in_which_it_is() {
-        let only_informed = ["memlock", "shm", "ivshmem", "xen"];
+        let only_informed = ["memlock", "shm", "xen"];
         for finding in examine(&healthy()) {
             let tested = CANARIES.iter().any(|(_, check, ..)| *check == finding.check);
             assert!(tested != only_informed.contains(&finding.check), "{}", finding.check);

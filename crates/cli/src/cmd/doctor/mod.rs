@@ -3,6 +3,7 @@
 
 mod facts;
 mod findings;
+mod guest;
 
 use serde::Serialize;
 
@@ -16,7 +17,8 @@ use findings::{Finding, Grade, examine};
 /// Say what works on this machine and what does not, and the command that mends it
 ///
 /// Tries what channels need (sealed memory, doorbells, barriers, the folder of services, a whole channel with itself) and
-/// looks at what limits them: descriptors, memory, CPUs, cgroups. Changes nothing and leaves nothing behind.
+/// looks at what limits them: descriptors, memory, CPUs, cgroups; in a virtual machine at its devices, their driver and the
+/// broker. Changes nothing and leaves nothing behind.
 ///
 /// Exit codes: 0 if all that is needed works, whatever could be better; 1 if something that is needed does not; 2 if the
 /// options make no sense.
