@@ -4,10 +4,12 @@
 mod abuse;
 mod bells;
 mod build;
+mod channels;
 mod churn;
 mod death;
 mod faults;
 mod hostile;
+mod life;
 mod lifetime;
 mod links;
 mod mapping;
@@ -37,7 +39,7 @@ pub struct Case {
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 12] = [
+const CASES: [&[Case]; 14] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -49,9 +51,11 @@ const CASES: [&[Case]; 12] = [
     unplug::CASES,
     faults::CASES,
     links::CASES,
+    channels::CASES,
+    life::CASES,
     network::CASES,
 ];
-const HALVES: [&[Half]; 9] = [
+const HALVES: [&[Half]; 10] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -61,6 +65,7 @@ const HALVES: [&[Half]; 9] = [
     churn::HALVES,
     unplug::HALVES,
     links::HALVES,
+    life::HALVES,
 ];
 
 /// All cases in the order in which they run.

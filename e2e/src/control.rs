@@ -58,9 +58,23 @@ impl Control {
     pub fn open(input: impl Read + Send + 'static, out: impl Write + 'static, deadline: Instant) -> Result<Self> {
         let lines = Lines::of(input);
         let mut control = Self { out: Box::new(out), lines, next: 0, jobs: BTreeMap::new() };
+        control.anew(deadline)?;
+        Ok(control)
+    }
+
+    /// Waits until the agent says that it is up, as it does after each boot of its guest. Commands from before are gone,
+    /// and the last thing that one of them printed may have been cut off.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn anew(&mut self, deadline: Instant) -> Result<()> {
+        self.jobs.clear();
         loop {
-            if matches!(control.hear(deadline).context("waiting for the guest to come up")?, ToHost::Ready) {
-                return Ok(control);
+            match self.lines.next_before(deadline) {
+                Ok(line) if matches!(serde_json::from_str(&line), Ok(ToHost::Ready)) => return Ok(()),
+                Ok(_) => {}
+                Err(NoLine::TimedOut) => return Err(Error::new("the guest does not come up")),
+                Err(NoLine::Ended) => return Err(Error::new("the guest is gone while it comes up")),
             }
         }
     }

@@ -58,6 +58,8 @@ pub struct Spec {
     pub args: Vec<String>,
     /// Words before QEMU's name, which say where it is to run.
     pub within: Vec<String>,
+    /// Whether a guest that ends its life begins another; else its QEMU ends with it.
+    pub reboots: bool,
     /// Descriptors that those arguments name, by [`inherit`](Self::inherit).
     fds: Vec<OwnedFd>,
 }
@@ -76,8 +78,26 @@ impl Spec {
             kvm: false,
             args: Vec::new(),
             within: Vec::new(),
+            reboots: false,
             fds: Vec::new(),
         }
+    }
+
+    /// The same machine once more, without the descriptors that it was given.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn again(&self) -> Result<Self> {
+        Ok(Self {
+            name: self.name.clone(),
+            kernel: self.kernel.clone(),
+            append: self.append.clone(),
+            initramfs: self.initramfs.try_clone()?,
+            args: self.args.clone(),
+            within: self.within.clone(),
+            fds: Vec::new(),
+            ..*self
+        })
     }
 
     /// Hands a descriptor to QEMU and returns the number under which it finds it.
@@ -128,7 +148,10 @@ impl Spec {
             self.append
         );
         let mut command = tied(&self.within, PROGRAM);
-        command.args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        command.args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none"]);
+        if !self.reboots {
+            command.arg("-no-reboot");
+        }
         command.args(["-M", "pc", "-accel", accel, "-cpu", cpu, "-smp", cpus, "-m", &self.memory.to_string()]);
         command.arg("-kernel").arg(&self.kernel).args(["-initrd", &format!("/proc/self/fd/{initramfs}")]);
         command.args(["-append", &append, "-serial", "chardev:console", "-serial", "chardev:control"]);
@@ -327,6 +350,17 @@ impl Vm {
         let device = device.ok_or_else(|| Error::new(format!("QEMU has no PCI device {id}")))?;
         let number = |key: &str| device[key].as_u64().unwrap_or(0);
         Ok(format!("0000:{:02x}:{:02x}.{}", number("bus"), number("slot"), number("function")))
+    }
+
+    /// Waits until a guest that was reset is up again; what ran in it is gone, and what its console said is forgotten.
+    ///
+    /// # Errors
+    /// It does not come up before the deadline.
+    pub fn anew(&mut self) -> Result<()> {
+        let up = self.control.anew(within(BOOT));
+        up.map_err(|why| Error::new(format!("{}: {why}\n    {}", self.name, self.console.tail(20))))?;
+        self.console.forget();
+        Ok(())
     }
 
     /// Kills QEMU, as a power cut would.

@@ -107,7 +107,9 @@ impl Rig {
             self.rest()?;
             self.site = Some(Site::boot(self, Purpose::Cases)?);
         }
-        self.site.as_mut().ok_or_else(|| Error::new("no site"))
+        let site = self.site.as_mut().ok_or_else(|| Error::new("no site"))?;
+        site.serve()?;
+        Ok(site)
     }
 
     /// A machine to be, with the agent and the module in it.
