@@ -43,7 +43,7 @@ fuzz: toolchain ## five minutes of fuzzing (nightly, cargo-fuzz)
 bench: toolchain ## measure against the kernel's transports on this machine
 	@cargo run --release -p tombolo-cli -- bench
 
-install: toolchain ## install the command, the C library and its header [PREFIX=/usr/local DESTDIR= SUDO=]
+install: toolchain ## install the command, the broker, the C library and its header [PREFIX=/usr/local DESTDIR= SUDO=]
 	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' SUDO='$(SUDO)' tools/install.sh
 
 report: toolchain ## run the whole suite and draw it: one page (15 to 20 minutes) [DIR=path] [OPTIONS=--quick]

@@ -392,6 +392,29 @@ int tombolo_stream_flush(struct tombolo_stream *stream);
 int tombolo_stream_drain(struct tombolo_stream *stream, int64_t timeout_ns);
 
 /**
+ * Begins to move what this end writes to a ring of so many bytes (as ring_size in tombolo_options): the peer follows when
+ * it next looks, nothing is lost, doubled or reordered. tombolo_stream_is_moving tells when it is done. What is reserved
+ * ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more
+ * than the peer maps), -ENOMEM.
+ */
+int tombolo_stream_resize(struct tombolo_stream *stream, uint64_t bytes);
+
+/**
+ * 1 while a move to another ring is under way, else 0; it goes on with each write.
+ */
+int tombolo_stream_is_moving(struct tombolo_stream *stream);
+
+/**
+ * Sets flush_bytes and flush_ns of tombolo_options anew, after a flush.
+ */
+int tombolo_stream_set_flush(struct tombolo_stream *stream, uint64_t flush_bytes, uint64_t flush_ns);
+
+/**
+ * Sets the longest spin of a half (TOMBOLO_READ or TOMBOLO_WRITE): 0 sleeps at once, TOMBOLO_FOREVER never.
+ */
+int tombolo_stream_set_spin(struct tombolo_stream *stream, int half, int64_t spin_ns);
+
+/**
  * Closes a half: TOMBOLO_WRITE (the peer reads what is left and then finds the end of file), TOMBOLO_READ (the peer's
  * writes fail with -EPIPE from now on) or TOMBOLO_BOTH.
  */
@@ -509,6 +532,29 @@ int tombolo_messages_flush(struct tombolo_messages *messages);
  * Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
  */
 int tombolo_messages_drain(struct tombolo_messages *messages, int64_t timeout_ns);
+
+/**
+ * Begins to move what this end sends to a ring of so many bytes (as ring_size in tombolo_options): the peer follows when
+ * it next looks, nothing is lost, doubled or reordered. tombolo_messages_is_moving tells when it is done. What is reserved
+ * ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more
+ * than the peer maps), -ENOMEM.
+ */
+int tombolo_messages_resize(struct tombolo_messages *messages, uint64_t bytes);
+
+/**
+ * 1 while a move to another ring is under way, else 0; it goes on with each send.
+ */
+int tombolo_messages_is_moving(struct tombolo_messages *messages);
+
+/**
+ * Sets flush_bytes and flush_ns of tombolo_options anew, after a flush.
+ */
+int tombolo_messages_set_flush(struct tombolo_messages *messages, uint64_t flush_bytes, uint64_t flush_ns);
+
+/**
+ * Sets the longest spin of a half (TOMBOLO_READ or TOMBOLO_WRITE): 0 sleeps at once, TOMBOLO_FOREVER never.
+ */
+int tombolo_messages_set_spin(struct tombolo_messages *messages, int half, int64_t spin_ns);
 
 /**
  * Closes a half: TOMBOLO_WRITE (the peer receives what is left and then finds the end), TOMBOLO_READ (the peer's

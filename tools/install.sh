@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0 OR MIT
-# Builds the command, the C library and what `tombolo run` preloads, and installs them with their manual:
+# Builds the command, the broker, the C library and what `tombolo run` preloads, and installs them with manual and units:
 #
 #   PREFIX   where they are to live: /usr/local
 #   DESTDIR  a folder to put before it, for packages: empty
@@ -18,7 +18,7 @@ shared=libtombolo.so.$version
 # What a Rust library needs of the system: `rustc --print native-static-libs`.
 private="-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc"
 
-cargo build --release --quiet --package tombolo-cli --package tombolo-capi --package tombolo-preload
+cargo build --release --quiet --package tombolo-cli --package tombolo-broker --package tombolo-capi --package tombolo-preload
 
 # rustc gives a cdylib a version script of its own, and the linker takes only one with versions. So the shared library is
 # made of the archive: nothing but what the map names is visible, and what is not needed for it is left out.
@@ -34,16 +34,23 @@ put() { # mode, file, folder, name
 }
 
 put 755 "$built/tombolo" bin tombolo
+put 755 "$built/tombolod" bin tombolod
 put 755 "$built/$shared" lib "$shared"
 $SUDO ln -sf "$shared" "$to/lib/$soname"
 $SUDO ln -sf "$soname" "$to/lib/libtombolo.so"
 put 644 "$built/libtombolo_capi.a" lib libtombolo.a
 # Where `tombolo run` looks for it.
 put 755 "$built/libtombolo_preload.so" lib/tombolo libtombolo_preload.so
-$SUDO strip --strip-debug "$to/bin/tombolo" "$to/lib/libtombolo.a" "$to/lib/$shared" "$to/lib/tombolo/libtombolo_preload.so"
+$SUDO strip --strip-debug "$to/bin/tombolo" "$to/bin/tombolod" "$to/lib/libtombolo.a" "$to/lib/$shared" "$to/lib/tombolo/libtombolo_preload.so"
 put 644 include/tombolo.h include tombolo.h
 sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" -e "s|@PRIVATE@|$private|" \
     crates/capi/tombolo.pc.in >"$built/tombolo.pc"
 put 644 "$built/tombolo.pc" lib/pkgconfig tombolo.pc
+for unit in packaging/systemd/*.service; do
+    sed "s|/usr/bin/|$prefix/bin/|" "$unit" >"$built/${unit##*/}"
+    put 644 "$built/${unit##*/}" lib/systemd/system "${unit##*/}"
+done
+# A sample: what is in /etc is the administrator's.
+put 644 packaging/tombolod.toml share/tombolo tombolod.toml
 $SUDO "$built/tombolo" __generate "$to/share"
 echo "tombolo $version is in $to"

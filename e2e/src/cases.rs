@@ -8,6 +8,7 @@ mod channels;
 mod churn;
 mod death;
 mod faults;
+mod guests;
 mod hostile;
 mod life;
 mod lifetime;
@@ -39,7 +40,7 @@ pub struct Case {
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 14] = [
+const CASES: [&[Case]; 15] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -51,6 +52,7 @@ const CASES: [&[Case]; 14] = [
     unplug::CASES,
     faults::CASES,
     links::CASES,
+    guests::CASES,
     channels::CASES,
     life::CASES,
     network::CASES,

@@ -111,7 +111,7 @@ impl Site {
     pub fn start_broker(&mut self, at: At) -> Result<()> {
         let vm = self.vm(at);
         let job = vm.start(&["tombolod", "--guest"])?;
-        let ready = vm.line(job, within(60)).context("the broker in a machine");
+        let ready = line(vm, job, "tombolod: serves", within(60)).context("the broker in a machine");
         self.brokers[at as usize] = Some(job);
         ready.map(drop)
     }

@@ -58,6 +58,15 @@ static void link_hang_up(struct link *link)
 	wake_up_all(&link->wq);
 }
 
+/* Within tombolo_life, the link being alive. */
+static void link_ring(struct link *link, u32 whom)
+{
+	WRITE_ONCE(link->ring, whom);
+	/* With slice_ring(), whose marks of before nobody may have been told. */
+	smp_mb();
+	tombolo_ring(link->bell, whom);
+}
+
 /* @dev is dead: ends its links, and takes its memory from whoever mapped it. */
 void tombolo_links_revoke(struct tombolo *dev)
 {
@@ -111,6 +120,29 @@ static long link_list(struct view *view, struct tombolo_slices __user *arg)
 	return err;
 }
 
+static bool link_is_alive(const struct link *link)
+{
+	return tombolo_is_alive(link->own.dev) && tombolo_is_alive(link->peer.dev) &&
+	       tombolo_is_alive(link->bell);
+}
+
+static long link_ring_other(struct link *link, const struct tombolo_ring __user *user)
+{
+	struct tombolo_ring arg;
+	long err = -ENODEV;
+	int idx;
+
+	if (copy_from_user(&arg, user, sizeof(arg)))
+		return -EFAULT;
+	idx = srcu_read_lock(&tombolo_life);
+	if (link_is_alive(link) && !READ_ONCE(link->hung_up)) {
+		link_ring(link, tombolo_whom(arg.peer, arg.vector));
+		err = 0;
+	}
+	srcu_read_unlock(&tombolo_life, idx);
+	return err;
+}
+
 static long link_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct view *view = file->private_data;
@@ -123,6 +155,8 @@ static long link_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	case TOMBOLO_IOC_HANG_UP:
 		link_hang_up(view->link);
 		return 0;
+	case TOMBOLO_IOC_RING:
+		return link_ring_other(view->link, (void __user *)arg);
 	default:
 		return -ENOTTY;
 	}
@@ -177,17 +211,10 @@ static bool parts_overlap(const struct part *a, const struct part *b)
 	       b->offset < a->offset + a->length;
 }
 
-static bool link_is_alive(const struct link *link)
-{
-	return tombolo_is_alive(link->own.dev) && tombolo_is_alive(link->peer.dev) &&
-	       tombolo_is_alive(link->bell);
-}
-
 static bool links_are_equal(const struct link *a, const struct link *b)
 {
 	return parts_are_equal(&a->own, &b->own) && parts_are_equal(&a->peer, &b->peer) &&
-	       a->vector == b->vector && a->ring_peer == b->ring_peer &&
-	       a->ring_vector == b->ring_vector;
+	       a->vector == b->vector;
 }
 
 static struct link *link_make(struct file *node, const struct tombolo_link *arg)
@@ -203,8 +230,7 @@ static struct link *link_make(struct file *node, const struct tombolo_link *arg)
 	mutex_init(&link->lock);
 	INIT_LIST_HEAD(&link->slices);
 	init_waitqueue_head(&link->wq);
-	link->ring_peer = arg->ring_peer;
-	link->ring_vector = arg->ring_vector;
+	link->ring = tombolo_whom(arg->ring_peer, arg->ring_vector);
 
 	link->own.node = get_file(node);
 	link->own.dev = tombolo_of_node(node);
@@ -255,6 +281,7 @@ static struct link *link_enter(struct link *new)
 			continue;
 		if (links_are_equal(link, new) && !READ_ONCE(link->hung_up)) {
 			kref_get(&link->ref);
+			link_ring(link, new->ring);
 			found = link;
 		} else {
 			found = ERR_PTR(-EBUSY);

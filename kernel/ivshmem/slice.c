@@ -90,8 +90,9 @@ static void slice_ring(struct slice *slice, u64 which)
 				WRITE_ONCE(*own_mark(slice, i),
 					   cpu_to_le32(++slice->channel[i].rung));
 		spin_unlock(&slice->ring_lock);
-		/* Orders the marks before the doorbell. */
-		tombolo_ring(link->bell, link->ring_peer, link->ring_vector);
+		/* With link_ring(): it rings for us, or we ring whom it says. */
+		smp_mb();
+		tombolo_ring(link->bell, READ_ONCE(link->ring));
 	}
 	srcu_read_unlock(&tombolo_life, idx);
 }

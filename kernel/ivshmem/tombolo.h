@@ -93,8 +93,7 @@ struct link {
 	struct file *bell_node;
 	struct tombolo *bell;
 	struct vector *vector;
-	u16 ring_peer;
-	u16 ring_vector;
+	u32 ring;		/* what tombolo_ring() wants; see link_ring() */
 
 	struct mutex lock;
 	struct list_head slices;
@@ -124,6 +123,12 @@ struct slice {
 	struct channel channel[];
 };
 
+/* Whom to ring, as the device's register wants it. */
+static inline u32 tombolo_whom(u16 peer, u16 vector)
+{
+	return (u32)peer << 16 | vector;
+}
+
 extern struct srcu_struct tombolo_life;
 
 static inline bool tombolo_is_alive(const struct tombolo *dev)
@@ -138,7 +143,7 @@ struct tombolo *tombolo_of_node(struct file *node);
 /* vector.c */
 int tombolo_vectors_start(struct tombolo *dev);
 void tombolo_vectors_stop(struct tombolo *dev);
-void tombolo_ring(struct tombolo *bell, u16 peer, u16 vector);
+void tombolo_ring(struct tombolo *bell, u32 whom);
 
 /* link.c */
 long tombolo_link_open(struct file *node, const struct tombolo_link __user *arg);

@@ -138,7 +138,8 @@ void tombolo_vectors_stop(struct tombolo *dev)
 }
 
 /* Within tombolo_life, the bell being alive. */
-void tombolo_ring(struct tombolo *bell, u16 peer, u16 vector)
+void tombolo_ring(struct tombolo *bell, u32 whom)
 {
-	iowrite32((u32)peer << 16 | vector, bell->regs + REG_DOORBELL);
+	if (whom >> 16 != TOMBOLO_NOBODY)
+		iowrite32(whom, bell->regs + REG_DOORBELL);
 }

@@ -15,7 +15,7 @@ use rustix::{
 use tombolo_control::{Life, Message, Name, VERSION, Way, code};
 
 use crate::{
-    calls::{Calls, Made, No, Stage},
+    calls::{Calls, Made, No, Resumed, Stage},
     devices::{Devices, Pages, Region},
     host::{Host, News, Told},
     peer::{Heard, Peer},
@@ -27,8 +27,14 @@ const PROGRAMS_MAX: usize = 256;
 const PROGRAMS_OF_ONE: usize = 128;
 /// Most messages that are heard of one side before the others' turn.
 const TURN: usize = 32;
-/// How often devices are looked for that are not there yet, and late programs.
+/// How often devices are looked for that are not there yet, where nothing tells of them, and late programs.
 const AGAIN: Duration = Duration::from_millis(50);
+
+/// How often all the same where something tells of them.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How much earlier programs are sent away that the host keeps waiting: before they lose patience themselves.
+const EARLY: Duration = Duration::from_secs(2);
 
 /// A peer that says more than [`TURN`] messages at once is heard on after this long, so that it does not get a processor
 /// of its own.
@@ -37,8 +43,6 @@ const BREATH: Duration = Duration::from_millis(1);
 /// What the broker of a machine is told when it begins.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The machine's name, as the host's configuration has it.
-    pub name: Name,
     /// B-6. The same for as long as this kernel runs.
     pub boot: [u8; 16],
     /// Bytes of a slice, a multiple of 4096.
@@ -54,12 +58,14 @@ struct Link<R> {
     calls: Calls,
     /// This side's end of each program's call socket.
     sockets: BTreeMap<u32, OwnedFd>,
-    /// Calls whose program closed the socket and may have the slices still.
+    /// Calls whose program closed the socket, or had one of an earlier broker, and may have the slices still.
     departing: BTreeSet<u32>,
     /// Who waits for the answer to which call, and for what.
     waiting: BTreeMap<u32, (u64, Name)>,
     /// The host took it back.
     leaving: bool,
+    /// That its memory cannot be opened yet was said.
+    complained: bool,
 }
 
 /// Who has something to say.
@@ -70,13 +76,16 @@ enum Who {
     /// A broker rang, or slices went; [`Broker::settle`] looks.
     Boxes,
     Program(u64),
-    Call(u32, u32),
+    /// Of which link, in which generation, which call.
+    Call(u32, u32, u32),
 }
 
 /// The broker of a machine.
 #[derive(Debug)]
 pub struct Broker<D: Devices> {
     settings: Settings,
+    /// B-6. What the host calls this machine. Programs wait until it has said so.
+    name: Option<Name>,
     devices: D,
     door: OwnedFd,
     host: Host,
@@ -93,10 +102,10 @@ impl<D: Devices> Broker<D> {
     /// # Errors
     /// The devices cannot be reached.
     pub fn begin(settings: Settings, mut devices: D, door: OwnedFd) -> io::Result<Self> {
-        let host = Host::begin(random()?, settings.name.clone(), settings.boot, devices.host())?;
+        let host = Host::begin(random()?, settings.boot, devices.host())?;
         devices.host().ring();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Ok(Self { settings, devices, door, host, links, old, programs, number: 0 })
+        Ok(Self { settings, name: None, devices, door, host, links, old, programs, number: 0 })
     }
 
     /// Serves until `stop` is readable.
@@ -110,12 +119,26 @@ impl<D: Devices> Broker<D> {
             for who in ready {
                 self.hear(who);
             }
-            let now = Instant::now();
-            let late = self.programs.iter().filter(|(_, program)| program.is_late(now)).map(|(id, _)| *id);
-            for id in late.collect::<Vec<_>>() {
-                self.programs.remove(&id);
-            }
+            self.send_away();
         }
+    }
+
+    /// Programs that took too long to say what they want, and those that the host keeps waiting.
+    fn send_away(&mut self) {
+        let early = if self.name.is_some() { Duration::ZERO } else { EARLY };
+        let now = Instant::now() + early;
+        let unnamed = self.name.is_none();
+        self.programs.retain(|_, program| {
+            let late = program.is_late(now);
+            if late && unnamed {
+                let reason =
+                    "the host's broker says nothing: is tombolod running there, and has it this machine?".into();
+                // What it said is taken: what is left unread when a socket closes hides the answer.
+                let _ = program.receive();
+                let _ = program.answer(Message::Refuse { code: code::FAILED, reason });
+            }
+            !late
+        });
     }
 
     /// Who has something to say; none if it is over.
@@ -125,21 +148,33 @@ impl<D: Devices> Broker<D> {
             fds.push((Who::Door, self.door.as_fd()));
         }
         for link in self.links.values().chain(&self.old) {
-            fds.extend(
-                link.sockets.iter().map(|(serial, socket)| (Who::Call(link.told.link, *serial), socket.as_fd())),
-            );
-            if let Some((region, _)) = &link.memory {
+            let Told { link: number, generation, .. } = link.told;
+            let who = |serial: &u32| Who::Call(number, generation, *serial);
+            fds.extend(link.sockets.iter().map(|(serial, socket)| (who(serial), socket.as_fd())));
+            if let Some((region, _)) = link.memory.as_ref().filter(|_| !link.departing.is_empty()) {
                 fds.extend(region.departures().map(|fd| (Who::Boxes, fd)));
             }
         }
-        fds.extend(self.programs.iter().map(|(id, program)| (Who::Program(*id), program.fd())));
+        if self.name.is_some() {
+            fds.extend(self.programs.iter().map(|(id, program)| (Who::Program(*id), program.fd())));
+        }
         fds.push((Who::Boxes, self.devices.fd()));
+        if self.links.values().any(|link| link.memory.is_none()) {
+            fds.extend(self.devices.arrivals().map(|fd| (Who::Boxes, fd)));
+        }
         let regions = self.links.values().filter(|link| !link.leaving).filter_map(|link| link.memory.as_ref());
         fds.extend(regions.map(|(region, _)| (Who::Boxes, region.fd())));
 
         let waits = |program: &Program| matches!(program.doing, Doing::New | Doing::Greeted);
-        let soon = self.links.values().any(|link| link.memory.is_none()) || self.programs.values().any(waits);
-        let timeout = if busy { Some(BREATH) } else { soon.then_some(AGAIN) };
+        let absent = self.links.values().any(|link| link.memory.is_none());
+        let soon = self.programs.values().any(waits) || absent && self.devices.arrivals().is_none();
+        let timeout = if busy {
+            Some(BREATH)
+        } else if soon {
+            Some(AGAIN)
+        } else {
+            absent.then_some(PATIENCE)
+        };
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let mut polled: Vec<_> = fds.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         match poll(&mut polled, timeout.as_ref()) {
@@ -161,15 +196,11 @@ impl<D: Devices> Broker<D> {
                     self.dismiss(id);
                 }
             }
-            Who::Call(link, serial) => {
-                let found = self
-                    .links
-                    .values_mut()
-                    .chain(&mut self.old)
-                    .find(|it| it.told.link == link && it.sockets.contains_key(&serial));
-                if let Some(link) = found {
-                    link.hear_call(serial);
-                }
+            Who::Call(link, generation, serial) => {
+                let links = self.links.values_mut().chain(&mut self.old);
+                links
+                    .filter(|it| it.told.link == link && it.told.generation == generation)
+                    .for_each(|link| link.hear_call(serial));
             }
         }
     }
@@ -208,8 +239,10 @@ impl<D: Devices> Broker<D> {
 
     fn learn(&mut self, news: News) {
         match news {
+            News::You(name) => self.name = Some(name),
             News::Link(told) => {
-                if let Some(link) = self.links.get_mut(&told.link).filter(|it| it.told.generation == told.generation) {
+                let same = |it: &&mut Link<_>| it.told.generation == told.generation && !it.leaving;
+                if let Some(link) = self.links.get_mut(&told.link).filter(same) {
                     if let Some((region, _)) = &mut link.memory {
                         region.set_bell(told.bell);
                     }
@@ -219,7 +252,8 @@ impl<D: Devices> Broker<D> {
                 let calls = Calls::new(told.side, told.size, self.settings.slice);
                 let (sockets, departing, waiting) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
                 let number = told.link;
-                let new = Link { told, memory: None, calls, sockets, departing, waiting, leaving: false };
+                let (leaving, complained) = (false, false);
+                let new = Link { told, memory: None, calls, sockets, departing, waiting, leaving, complained };
                 if let Some(mut old) = self.links.insert(number, new) {
                     old.leave(&self.programs);
                     self.old.push(old);
@@ -250,24 +284,28 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// Opens the memory of a link as soon as it is there.
+    /// Opens the memory of a link as soon as it is there, with the calls that an earlier broker left (B-16).
     fn open(&mut self, number: u32) {
         let Some(link) = self.links.get_mut(&number).filter(|link| link.memory.is_none() && !link.leaving) else {
             return;
         };
+        // The host says who is who before it tells of links (B-6).
+        let Some(own) = self.name.clone() else { return };
         let begun = self.devices.open(&link.told).and_then(|mut region| {
-            let (own, peer) = (self.settings.name.clone(), link.told.peer.clone());
+            let held = region.held()?;
+            let peer = link.told.peer.clone();
             let peer = Peer::begin(random()?, own, peer, self.settings.boot, region.pages())?;
             region.pages().ring();
-            Ok((region, peer))
+            Ok((region, peer, held))
         });
+        let wait = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied, io::ErrorKind::ResourceBusy];
         match begun {
-            Ok(memory) => link.memory = Some(memory),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                crate::log(&format!("the link with {} cannot be opened: {error}", link.told.peer));
-                link.leaving = true;
+            Ok((region, peer, held)) => {
+                link.departing.extend(held.iter().map(|made| made.serial));
+                held.into_iter().for_each(|made| link.calls.restore(made));
+                link.memory = Some((region, peer));
             }
+            Err(error) => link.complain(&error, wait.contains(&error.kind())),
         }
     }
 
@@ -338,11 +376,12 @@ impl<D: Devices> Broker<D> {
         program.asked = said.serial;
         match (&program.doing, said.message) {
             (Doing::New, Message::Hello { version_min, version_max, .. }) => {
+                let Some(name) = self.name.clone() else { return Ok(()) };
                 if version_min > VERSION || version_max < VERSION {
                     return program.answer(refuse(No(code::VERSION, format!("this broker speaks version {VERSION}"))));
                 }
                 program.doing = Doing::Greeted;
-                let (epoch, boot, name) = (0, [0; 16], self.settings.name.clone());
+                let (epoch, boot) = (0, [0; 16]);
                 program.answer(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })
             }
             (Doing::Greeted, Message::Listen { service }) => {
@@ -388,8 +427,7 @@ impl<D: Devices> Broker<D> {
             return no(code::NOT_FOUND, format!("the broker of {peer} is not there yet"));
         };
         let made = link.calls.ask()?;
-        let dirty = link.calls.dirty(made.own);
-        if let Err(error) = region.clear(made.own.0, dirty) {
+        if let Err(error) = region.clear(made.own.0, made.own.1) {
             link.calls.forget(made.serial);
             return no(code::FAILED, format!("the link's memory cannot be reached: {error}"));
         }
@@ -408,7 +446,21 @@ impl<R: Region> Link<R> {
                 for serial in self.calls.forgotten() {
                     self.refuse(serial, No(code::NOT_FOUND, "its broker began anew".into()), programs);
                 }
+                let calls: Vec<_> = self.calls.iter().map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
+                if let Some((_, peer)) = &mut self.memory {
+                    peer.recount(&calls);
+                }
             }
+            Heard::Call(told, is_over) => match self.calls.resumed(told, is_over)? {
+                Resumed::AsItWas | Resumed::Ended => {}
+                Resumed::ClosedThere => self.tell_close(told.serial),
+                Resumed::Lost(made) => {
+                    if let Some((region, _)) = &mut self.memory {
+                        region.bequeath(&made);
+                    }
+                    self.say_close(told.serial);
+                }
+            },
             Heard::Connect(serial, service, theirs, channel) => {
                 let answer = self.called(serial, service, theirs, channel, programs);
                 let Some((_, peer)) = &mut self.memory else { return Ok(()) };
@@ -433,8 +485,8 @@ impl<R: Region> Link<R> {
                 }
             }
             Heard::Close(serial) => {
-                if let (Some(_), Some(socket)) = (self.calls.closed(serial)?, self.sockets.get(&serial)) {
-                    let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
+                if self.calls.closed(serial)?.is_some() {
+                    self.tell_close(serial);
                 }
             }
         }
@@ -458,10 +510,9 @@ impl<R: Region> Link<R> {
             return Err(No(code::NOT_FOUND, format!("nobody listens at {service}")));
         };
         let made = self.calls.asked(serial, theirs, channel)?;
-        let dirty = self.calls.dirty(made.own);
         let given = (|| -> io::Result<OwnedFd> {
             let Some((region, _)) = &mut self.memory else { return Err(io::ErrorKind::NotFound.into()) };
-            region.clear(made.own.0, dirty)?;
+            region.clear(made.own.0, made.own.1)?;
             let (ours, socket) = program::call_socket()?;
             let slices = region.slices(&made)?;
             let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
@@ -540,15 +591,15 @@ impl<R: Region> Link<R> {
 
     /// Ends the calls that no program has any more.
     fn depart(&mut self) {
-        for serial in std::mem::take(&mut self.departing) {
-            let made = self.calls.get(serial).map(|(made, _)| made);
-            let held = made.zip(self.memory.as_ref()).is_some_and(|(made, (region, _))| region.is_held(&made));
-            if held {
-                self.departing.insert(serial);
-            } else {
-                self.finish(serial);
-            }
+        if self.departing.is_empty() {
+            return;
         }
+        let held = self.memory.as_mut().map_or(Ok(Vec::new()), |(region, _)| region.held());
+        // What cannot be asked for is gone: the module lists the slices of a device that was unplugged as well.
+        let held: BTreeSet<u32> = held.unwrap_or_default().iter().map(|made| made.serial).collect();
+        let (stay, gone) = self.departing.iter().partition::<BTreeSet<u32>, _>(|serial| held.contains(serial));
+        self.departing = stay;
+        gone.into_iter().for_each(|serial| self.finish(serial));
     }
 
     fn finish(&mut self, serial: u32) {
@@ -561,19 +612,33 @@ impl<R: Region> Link<R> {
         }
     }
 
+    /// Tells the program that has a call that the peer's side of it is over.
+    fn tell_close(&self, serial: u32) {
+        if let Some(socket) = self.sockets.get(&serial) {
+            let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
+        }
+    }
+
     fn say_close(&mut self, serial: u32) {
         if let Some((_, peer)) = &mut self.memory {
             peer.say(serial, Message::Close {});
         }
     }
 
+    /// Its memory cannot be opened; later perhaps, if that is worth to `wait` for.
+    fn complain(&mut self, error: &io::Error, wait: bool) {
+        if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
+            crate::log(&format!("the link with {} cannot be opened: {error}", self.told.peer));
+            self.complained = true;
+        }
+        self.leaving = !wait;
+    }
+
     /// The host took the link back.
     fn leave(&mut self, programs: &BTreeMap<u64, Program>) {
         self.leaving = true;
         self.fail_waiting(programs, "the link is taken away");
-        for socket in self.sockets.values() {
-            let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
-        }
+        self.sockets.keys().for_each(|serial| self.tell_close(*serial));
         if let Some((region, _)) = &mut self.memory {
             region.hang_up();
         }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use tombolo_control::{CALL_CHANNELS, CHANNELS, SLICES_AT, channel_is_sound, code, slice_is_sound};
 
 /// Most calls of a link: channel 0 is the brokers'.
-const CALLS_MAX: u16 = (CHANNELS - 1) / CALL_CHANNELS;
+pub(crate) const CALLS_MAX: u16 = (CHANNELS - 1) / CALL_CHANNELS;
 
 /// A range of a region: offset and bytes.
 pub type Range = (u64, u64);
@@ -42,6 +42,19 @@ pub enum Stage {
     ClosedThere,
 }
 
+/// B-18. What is to be done about a call that the peer told of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resumed {
+    /// Nothing.
+    AsItWas,
+    /// The peer's side is over: the program that has it is to be told.
+    ClosedThere,
+    /// It is over on both sides.
+    Ended,
+    /// This side does not know it: its state is to be closed in its slice, if that is known, and Close to be said.
+    Lost(Made),
+}
+
 /// Why not, for programs and for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct No(pub u16, pub String);
@@ -59,8 +72,6 @@ pub struct Calls {
     slice: u64,
     serial: u32,
     calls: BTreeMap<u32, (Made, Stage)>,
-    /// Up to here the region was used before.
-    used: u64,
 }
 
 impl Calls {
@@ -68,7 +79,7 @@ impl Calls {
     #[must_use]
     pub fn new(side: u8, region: u64, slice: u64) -> Self {
         let serial = if side == 0 { 1 } else { 2 };
-        Self { side, region, slice, serial, calls: BTreeMap::new(), used: SLICES_AT }
+        Self { side, region, slice, serial, calls: BTreeMap::new() }
     }
 
     /// A call and how far it is.
@@ -80,6 +91,11 @@ impl Calls {
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (Made, Stage)> {
         self.calls.values().copied()
+    }
+
+    /// B-16. A call that programs of this machine had when an earlier broker ended, as far as its slices say.
+    pub fn restore(&mut self, made: Made) {
+        self.calls.insert(made.serial, (made, Stage::Up));
     }
 
     /// A program calls: what to ask the peer for.
@@ -187,13 +203,67 @@ impl Calls {
         }
     }
 
-    /// The peer's broker began anew: it forgot what was asked. Those who wait for it.
+    /// B-18. The peer's broker began anew: both sides forget what was asked, and what was said of calls since. Those who
+    /// wait for an answer.
     pub fn forgotten(&mut self) -> Vec<u32> {
-        let asked = |stage: &Stage| matches!(stage, Stage::Asked | Stage::GivenUp);
-        let serials =
-            self.calls.values().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial).collect();
-        self.calls.retain(|_, (_, stage)| !asked(stage));
+        let asked = |stage: Stage| matches!(stage, Stage::Asked | Stage::GivenUp);
+        let serials = self.iter().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial).collect();
+        self.calls.retain(|_, (_, stage)| !asked(*stage));
+        for (_, stage) in self.calls.values_mut().filter(|(_, stage)| *stage == Stage::ClosedThere) {
+            *stage = Stage::Up;
+        }
         serials
+    }
+
+    /// B-18. The peer has this call, and on its side it is open or over. What it does not know of it is 0.
+    ///
+    /// # Errors
+    /// That cannot be.
+    pub fn resumed(&mut self, told: Made, is_over: bool) -> Result<Resumed, No> {
+        let serial = told.serial;
+        let others = self.calls.values().filter(|(made, _)| made.serial != serial);
+        let clash = |a: Range, b: Range| a.1 != 0 && b.1 != 0 && a.0 < b.0.saturating_add(b.1) && b.0 < a.0 + a.1;
+        let bad = |range: Range| range.1 != 0 && !slice_is_sound(self.region, range.0, range.1);
+        let taken = others.into_iter().any(|(made, _)| {
+            clash(made.own, told.own)
+                || clash(made.theirs, told.theirs)
+                || (made.channel == told.channel && told.channel != 0)
+        });
+        if serial == 0 || taken || bad(told.own) || bad(told.theirs) {
+            return no(code::MALFORMED, format!("there cannot be a call {serial} with these slices (B-18)"));
+        }
+        if told.channel != 0 && !channel_is_sound(told.channel) {
+            return no(code::MALFORMED, format!("event channel {} (B-18)", told.channel));
+        }
+        let Some((made, stage)) = self.calls.get_mut(&serial) else {
+            if self.calls.len() >= usize::from(CALLS_MAX) {
+                return no(code::MALFORMED, "there cannot be so many calls (B-18)");
+            }
+            if !is_over {
+                self.calls.insert(serial, (told, Stage::ClosedHere));
+            }
+            return Ok(Resumed::Lost(told));
+        };
+        let agree = |known: Range, told: Range| known.1 == 0 || told.1 == 0 || known == told;
+        let same_channel = made.channel == 0 || told.channel == 0 || made.channel == told.channel;
+        if !agree(made.own, told.own) || !agree(made.theirs, told.theirs) || !same_channel {
+            return no(code::MALFORMED, format!("call {serial} is another one (B-18)"));
+        }
+        let known = |known: Range, told: Range| if known.1 == 0 { told } else { known };
+        (made.own, made.theirs) = (known(made.own, told.own), known(made.theirs, told.theirs));
+        made.channel = made.channel.max(told.channel);
+        match (*stage, is_over) {
+            (Stage::Up, true) => {
+                *stage = Stage::ClosedThere;
+                Ok(Resumed::ClosedThere)
+            }
+            (Stage::ClosedHere, true) => {
+                self.calls.remove(&serial);
+                Ok(Resumed::Ended)
+            }
+            (Stage::Asked | Stage::GivenUp, _) => no(code::MALFORMED, format!("call {serial} is not agreed (B-18)")),
+            _ => Ok(Resumed::AsItWas),
+        }
     }
 
     fn check_theirs(&self, theirs: Range) -> Result<(), No> {
@@ -220,7 +290,7 @@ impl Calls {
     }
 
     fn free_range(&self) -> Result<Range, No> {
-        let mut taken: Vec<Range> = self.calls.values().map(|(made, _)| made.own).collect();
+        let mut taken: Vec<Range> = self.iter().map(|(made, _)| made.own).filter(|own| own.1 != 0).collect();
         taken.sort_unstable();
         let mut from = SLICES_AT;
         for (at, len) in taken {
@@ -234,13 +304,6 @@ impl Calls {
         }
         let (region, slice, count) = (self.region, self.slice, self.calls.len());
         no(code::QUOTA, format!("{region} bytes of the link are used up by {count} calls of {slice}: make it larger"))
-    }
-
-    /// How much of a range is to be cleared before the peer may see it.
-    pub fn dirty(&mut self, (at, len): Range) -> u64 {
-        let dirty = self.used.clamp(at, at + len) - at;
-        self.used = self.used.max(at + len);
-        dirty
     }
 }
 
@@ -283,8 +346,6 @@ mod tests {
         let again = agree(&mut a, &mut b);
         assert_eq!((again.own, again.channel), (first.own, first.channel));
         assert_ne!(again.serial, first.serial);
-        assert_eq!(a.dirty(first.own), 0);
-        assert_eq!(a.dirty(first.own), SLICE, "what was used is to be cleared");
     }
 
     #[test]

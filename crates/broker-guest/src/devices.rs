@@ -31,10 +31,14 @@ pub trait Devices {
     /// Polls readable once the host rang.
     fn fd(&self) -> BorrowedFd<'_>;
 
+    /// Polls readable when a device came, if anything can tell.
+    fn arrivals(&self) -> Option<BorrowedFd<'_>>;
+
     /// The memory of a link that the host told of.
     ///
     /// # Errors
-    /// `NotFound` while its devices are not there yet; what the system says.
+    /// `NotFound`, `PermissionDenied` and `ResourceBusy` while its devices are not there, not ours or not free yet; what
+    /// the system says.
     fn open(&mut self, told: &Told) -> io::Result<Self::Region>;
 }
 
@@ -64,10 +68,13 @@ pub trait Region {
     /// What the system says.
     fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>>;
 
-    /// Whether a program still has the slices of a call whose socket it closed.
-    fn is_held(&self, made: &Made) -> bool;
+    /// The calls of which programs have slices, as far as the slices say: what is not known is 0.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn held(&mut self) -> io::Result<Vec<Made>>;
 
-    /// Polls readable when that may have changed, if anything can tell.
+    /// Polls readable when that may have changed since it was asked for, if anything can tell.
     fn departures(&self) -> Option<BorrowedFd<'_>>;
 
     /// V-4. A program is gone: closes its state and rings the peer, where the kernel does not.

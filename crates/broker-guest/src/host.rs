@@ -47,6 +47,8 @@ impl Told {
 /// What changed.
 #[derive(Clone, PartialEq, Debug)]
 pub enum News {
+    /// B-6. What this machine is called.
+    You(Name),
     /// A link is there, or is told of anew with other rules.
     Link(Told),
     /// A link goes, with this memory.
@@ -61,9 +63,10 @@ pub enum News {
 #[derive(Debug)]
 pub struct Host {
     session: Session,
-    name: Name,
     boot: [u8; 16],
     greeted: bool,
+    /// You was said.
+    named: bool,
     links: BTreeMap<u32, Told>,
     /// A link whose rules are still to come, and how many.
     half: Option<(Told, u16)>,
@@ -74,9 +77,9 @@ impl Host {
     ///
     /// # Errors
     /// The memory cannot be reached.
-    pub fn begin(epoch: u64, name: Name, boot: [u8; 16], boxes: &mut impl Boxes) -> io::Result<Self> {
+    pub fn begin(epoch: u64, boot: [u8; 16], boxes: &mut impl Boxes) -> io::Result<Self> {
         let session = Session::begin(Path::Host, epoch, boxes)?;
-        Ok(Self { session, name, boot, greeted: false, links: BTreeMap::new(), half: None })
+        Ok(Self { session, boot, greeted: false, named: false, links: BTreeMap::new(), half: None })
     }
 
     /// Hears at most `limit` messages, and says what there is room for. Whether the host is to be rung, and whether
@@ -92,8 +95,8 @@ impl Host {
             match event {
                 // Links stay as they were until they are told of anew (B-7).
                 Some(Event::Began) => {
-                    (self.greeted, self.half) = (false, None);
-                    let (name, boot, epoch) = (self.name.clone(), self.boot, self.session.epoch());
+                    (self.greeted, self.named, self.half) = (false, false, None);
+                    let (name, boot, epoch) = ("guest".parse().expect("a name"), self.boot, self.session.epoch());
                     self.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
                 }
                 Some(Event::Said(said)) => match self.understand(said.message) {
@@ -164,6 +167,10 @@ impl Host {
                 told.bell = bell;
                 News::Bell(link, bell)
             })),
+            (None, Message::You { name }) if !self.named => {
+                self.named = true;
+                Some(Some(News::You(name)))
+            }
             (None, Message::Refuse { reason, .. }) => {
                 crate::log(&format!("the host's broker refuses: {reason}"));
                 Some(None)

@@ -3,7 +3,7 @@
 //!
 //! The broker in a virtual machine. It owns the devices, hears from the host's broker which links there are and what is
 //! allowed on them ([`host`]), agrees with the broker at the other end of each link on calls ([`peer`]), and gives
-//! programs of its kernel the slices of what was agreed ([`program`]). What it keeps is `spec/6-broker.md` and
+//! programs of its kernel the slices of what was agreed ([`program`]). What it keeps is `spec/7-broker.md` and
 //! `spec/4-domain-vm.md`.
 //!
 //! One thread hears of everything ([`broker`]). All that a peer's broker can make it keep is bounded, and each message
@@ -14,8 +14,10 @@ pub mod broker;
 pub mod calls;
 pub mod devices;
 pub mod host;
+pub mod machine;
 pub mod peer;
 pub mod program;
+pub mod run;
 
 /// A line for the administrator, on standard error: the journal adds the time.
 pub(crate) fn log(line: &str) {

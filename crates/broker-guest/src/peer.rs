@@ -3,17 +3,19 @@
 
 use std::io;
 
-use tombolo_control::{Boxes, Event, Message, Name, Path, Reason, Said, Session, VERSION, code};
+use tombolo_control::{Boxes, Event, Message, Name, Path, Reason, Said, Session, Side, VERSION, code};
 
-use crate::calls::{Made, No};
+use crate::calls::{CALLS_MAX, Made, No};
 
 /// What the peer's broker wants.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Heard {
     /// It began anew: what was asked is forgotten.
     Began,
-    /// It is there.
+    /// It is there, and is going to tell of its calls.
     Hello,
+    /// B-18. It has this call, and its side is open or over.
+    Call(Made, bool),
     /// Its program wants a channel: serial, service, slice, first event channel.
     Connect(u32, Name, (u64, u64), u16),
     /// It agrees: serial, slice.
@@ -35,6 +37,8 @@ pub struct Peer {
     peer: Name,
     boot: [u8; 16],
     greeted: bool,
+    /// B-18. Of how many calls it is still to tell; none: it has not said how many there are.
+    untold: Option<u16>,
     complaints: u32,
 }
 
@@ -45,7 +49,7 @@ impl Peer {
     /// The memory cannot be reached.
     pub fn begin(epoch: u64, own: Name, peer: Name, boot: [u8; 16], boxes: &mut impl Boxes) -> io::Result<Self> {
         let session = Session::begin(Path::Link, epoch, boxes)?;
-        Ok(Self { session, own, peer, boot, greeted: false, complaints: 0 })
+        Ok(Self { session, own, peer, boot, greeted: false, untold: None, complaints: 0 })
     }
 
     /// Hears at most one message, and says at most one. Whether the peer is to be rung, and whether there may be more.
@@ -56,7 +60,7 @@ impl Peer {
         let (event, changed) = self.session.turn(boxes)?;
         let heard = match event {
             Some(Event::Began) => {
-                self.greeted = false;
+                (self.greeted, self.untold) = (false, None);
                 let (name, boot, epoch) = (self.own.clone(), self.boot, self.session.epoch());
                 self.say(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
                 Some(Heard::Began)
@@ -86,15 +90,25 @@ impl Peer {
         }
     }
 
-    /// Whether it is there and makes sense.
+    /// Whether it is there, makes sense and has told of its calls.
     #[must_use]
     pub fn is_there(&self) -> bool {
-        self.greeted && !self.session.is_broken()
+        self.untold == Some(0) && !self.session.is_broken()
     }
 
     /// A message that goes when there is room; false if there are too many before it.
     pub fn say(&mut self, serial: u32, message: Message) -> bool {
         self.session.say(&Said { serial, message })
+    }
+
+    /// B-18. Says which calls this side has, and which of them are over here.
+    pub fn recount(&mut self, calls: &[(Made, bool)]) {
+        self.say(0, Message::Calls { calls: calls.len() as u16 });
+        for &(Made { serial, own, theirs, channel }, is_over) in calls {
+            let ((offset, len), (peer_offset, peer_len)) = (own, theirs);
+            let side = if is_over { Side::Over } else { Side::Open };
+            self.say(serial, Message::Call { offset, len, peer_offset, peer_len, channel, side });
+        }
     }
 
     /// Says Connect.
@@ -125,12 +139,22 @@ impl Peer {
                 self.greeted.then_some(Heard::Hello)
             }
             _ if !self.greeted => None,
+            Message::Calls { calls } if self.untold.is_none() && calls <= CALLS_MAX => {
+                self.untold = Some(calls);
+                Some(Heard::Hello)
+            }
+            Message::Call { offset, len, peer_offset, peer_len, channel, side } => {
+                self.untold = Some(self.untold?.checked_sub(1)?);
+                let (own, theirs) = ((peer_offset, peer_len), (offset, len));
+                Some(Heard::Call(Made { serial, own, theirs, channel }, side == Side::Over))
+            }
+            Message::Refuse { code, reason } => Some(Heard::Refuse(serial, code, reason)),
+            _ if self.untold != Some(0) => None,
             // Who calls is who the host says is at the other end, whatever stands here.
             Message::Connect { peer, service, offset, len, channel } if peer == self.peer => {
                 Some(Heard::Connect(serial, service, (offset, len), channel))
             }
             Message::Accept { offset, len } => Some(Heard::Accept(serial, (offset, len))),
-            Message::Refuse { code, reason } => Some(Heard::Refuse(serial, code, reason)),
             Message::Close {} => Some(Heard::Close(serial)),
             _ => None,
         }

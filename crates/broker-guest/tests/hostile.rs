@@ -5,13 +5,18 @@ mod common;
 
 use std::{
     os::fd::AsFd,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use common::{ALL, FakeRegion, LINK, Machine, accept, eventually, name, patience, told};
-use tombolo_broker_guest::devices::{Pages, Region};
-use tombolo_control::{Event, Life, Message, NO_BELL, Path, SLICES_AT, Said, Session, VERSION, Way, code};
+use tombolo_broker_guest::{
+    calls::Made,
+    devices::{Pages, Region},
+};
+use tombolo_control::{Event, Life, Message, NO_BELL, Path, SLICES_AT, Said, Session, Side, VERSION, Way, code};
 use tombolo_domain::{Deadline, Error, Link, Rendezvous, conformance, wait_readable};
+use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
 
 #[test]
 fn child_process() {
@@ -21,6 +26,7 @@ fn child_process() {
 /// A good machine `a`, and in the place of `b`'s broker this test.
 struct Victim {
     a: Machine,
+    held: Arc<Mutex<Vec<Made>>>,
     liar: Liar,
     _folder: tempfile::TempDir,
 }
@@ -34,11 +40,18 @@ struct Liar {
 
 impl Victim {
     fn new(rules: &[(Way, &str)]) -> Self {
+        Self::resuming(rules, &[])
+    }
+
+    /// One whose programs had these calls before its broker began.
+    fn resuming(rules: &[(Way, &str)], held: &[Made]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let [to_b, mut region] = FakeRegion::pair();
+        *to_b.held.lock().unwrap() = held.to_vec();
+        let held = to_b.held.clone();
         let a = Machine::new(folder.path(), "a", ("b", 0), to_b, rules);
         let session = Session::begin(Path::Link, 1, region.pages()).unwrap();
-        Self { a, liar: Liar { region, session, epoch: 1, heard: Vec::new() }, _folder: folder }
+        Self { a, held, liar: Liar { region, session, epoch: 1, heard: Vec::new() }, _folder: folder }
     }
 
     /// One whose peer has said Hello as it should.
@@ -88,6 +101,14 @@ impl Liar {
         let hello = self.next();
         assert!(matches!(&hello.message, Message::Hello { name, .. } if name.as_str() == "a"), "{hello:?}");
         self.hello("b");
+        assert_eq!(self.recounted(), []);
+        self.say(0, Message::Calls { calls: 0 });
+    }
+
+    /// The calls that the broker says it has.
+    fn recounted(&mut self) -> Vec<Said> {
+        let Message::Calls { calls } = self.next().message else { panic!("Calls comes behind Hello") };
+        (0..calls).map(|_| self.next()).collect()
     }
 
     fn hello(&mut self, own: &str) {
@@ -144,6 +165,27 @@ fn b6_peer_that_breaks_the_rules_is_not_heard_until_it_begins_anew() {
         victim.liar.greet();
         victim.liar.is_heard();
     }
+}
+
+#[test]
+fn b6_machine_is_called_what_the_host_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let [to_b, _] = FakeRegion::pair();
+    let machine = Machine::new(folder.path(), "web-1", ("b", 0), to_b, &ALL);
+    assert!(machine.domain.listen("web-1/s").is_ok());
+    assert!(matches!(machine.domain.listen("a/s"), Err(Error::BadService { .. })));
+}
+
+#[test]
+fn b6_programs_of_a_machine_that_the_host_does_not_name_are_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let [to_b, _] = FakeRegion::pair();
+    let machine = Machine::unnamed(folder.path(), "a", to_b);
+    let error = machine.domain.listen("s").unwrap_err();
+    let source = std::error::Error::source(&error).expect("the reason").to_string();
+    assert!(source.contains("is tombolod running there"), "{error}: {source}");
+    machine.host.say(Message::You { name: name("a") });
+    assert!(machine.domain.listen("a/s").is_ok());
 }
 
 #[test]
@@ -299,4 +341,134 @@ fn b15_program_that_does_not_say_hello_first_is_sent_away() {
         assert!(wait_readable(socket.as_fd(), patience()).unwrap());
         assert_eq!(rustix::io::read(&socket, &mut buffer), Ok(0), "it is not waited for without end");
     }
+}
+
+/// A call of which both slices have the `number`-th page.
+fn call(serial: u32, number: u64, channel: u16) -> Made {
+    let at = (SLICES_AT + number * 4096, 4096);
+    Made { serial, own: at, theirs: at, channel }
+}
+
+/// How its other end tells of it.
+fn told_by_peer(made: &Made, side: Side) -> Message {
+    let ((peer_offset, peer_len), (offset, len)) = (made.own, made.theirs);
+    Message::Call { offset, len, peer_offset, peer_len, channel: made.channel, side }
+}
+
+#[test]
+fn b18_broker_that_begins_goes_on_with_the_calls_whose_slices_are_held() {
+    let (known, lost, over) = (call(2, 0, 508), call(4, 1, 505), call(6, 2, 502));
+    let mut victim = Victim::resuming(&ALL, &[known]);
+    let _listener = victim.a.domain.listen("s").unwrap();
+    victim.liar.next();
+    victim.liar.hello("b");
+    let Message::Call { offset, channel: 508, side: Side::Open, .. } = victim.liar.recounted()[0].message else {
+        panic!("the call that is held is told of")
+    };
+    assert_eq!(offset, known.own.0);
+    victim.liar.say(0, Message::Calls { calls: 3 });
+    for (made, side) in [(known, Side::Open), (lost, Side::Open), (over, Side::Over)] {
+        victim.liar.say(made.serial, told_by_peer(&made, side));
+    }
+    // What nobody has here any more is closed, in its memory too if the peer's program looks at that.
+    let closed = [victim.liar.next(), victim.liar.next()].map(|said| (said.serial, said.message));
+    assert_eq!(closed, [(4, Message::Close {}), (6, Message::Close {})]);
+    let mut state = [0];
+    rustix::io::pread(&victim.liar.region.pages.peer, &mut state, lost.own.0 + u64::from(STATE_AT)).unwrap();
+    assert_eq!(state, [CLOSED]);
+    // A call of now takes nothing of those that the peer's programs have.
+    let _ = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
+    let Message::Connect { offset, len, .. } = victim.liar.next().message else { panic!("it asks") };
+    for made in [known, lost] {
+        assert!(made.own.0 + made.own.1 <= offset || offset + len <= made.own.0, "{offset:#x} is {made:?}");
+    }
+    victim.liar.connect(8, "s", 0);
+    assert_eq!(victim.liar.refusal(), code::MALFORMED, "the peer's slice is one of a call");
+    // The call of before ends with its slices.
+    victim.held.lock().unwrap().clear();
+    victim.liar.region.pages.ring();
+    assert_eq!(victim.liar.next(), Said { serial: 2, message: Message::Close {} });
+}
+
+#[test]
+fn b18_call_outlives_the_broker_of_its_other_end() {
+    let mut victim = Victim::greeted(&ALL);
+    let mut listener = victim.a.domain.listen("s").unwrap();
+    victim.liar.connect(2, "s", 0);
+    let Message::Accept { offset, len } = victim.liar.next().message else { panic!("it is accepted") };
+    let mut link: Box<dyn Link> = accept(&mut *listener);
+    let made = Made { serial: 2, own: (offset, len), theirs: (SLICES_AT, 4096), channel: 508 };
+
+    victim.liar.begin_anew();
+    victim.liar.next();
+    victim.liar.hello("b");
+    let told = victim.liar.recounted().remove(0);
+    assert!(
+        matches!(told, Said { serial: 2, message: Message::Call { offset: at, side: Side::Open, .. } } if at == offset)
+    );
+    victim.liar.say(0, Message::Calls { calls: 1 });
+    victim.liar.say(2, told_by_peer(&made, Side::Open));
+    victim.liar.is_heard();
+    assert!(link.recv(0).unwrap().is_none());
+    link.send(b"still there", None).unwrap();
+
+    // This time the program went with the broker.
+    victim.liar.begin_anew();
+    victim.liar.next();
+    victim.liar.hello("b");
+    assert_eq!(victim.liar.recounted().len(), 1);
+    victim.liar.say(0, Message::Calls { calls: 1 });
+    victim.liar.say(2, told_by_peer(&made, Side::Over));
+    eventually("the end is told", || {
+        victim.liar.pump();
+        matches!(link.recv(0), Err(Error::PeerGone))
+    });
+    drop(link);
+    assert_eq!(victim.liar.next(), Said { serial: 2, message: Message::Close {} });
+}
+
+#[test]
+fn b18_calls_that_cannot_be_are_not_believed() {
+    let good = call(2, 0, 508);
+    let with = |change: fn(&mut Made)| {
+        let mut made = call(4, 1, 505);
+        change(&mut made);
+        made
+    };
+    let wrong = [
+        with(|it| it.serial = 0),
+        with(|it| it.own = (0, 4096)),
+        with(|it| it.theirs = (SLICES_AT + 1, 4096)),
+        with(|it| it.theirs.1 = 1 << 40),
+        with(|it| it.own.0 = u64::MAX - 4095),
+        with(|it| it.own.0 = SLICES_AT),
+        with(|it| it.theirs.0 = SLICES_AT),
+        with(|it| it.channel = 508),
+        with(|it| it.channel = 3),
+        with(|it| it.serial = 2),
+    ];
+    let mut victim = Victim::resuming(&ALL, &[good]);
+    let greet = |victim: &mut Victim, calls: u16, told: &[Made]| {
+        victim.liar.next();
+        victim.liar.hello("b");
+        victim.liar.recounted();
+        victim.liar.say(0, Message::Calls { calls });
+        for made in told {
+            victim.liar.say(made.serial, told_by_peer(made, Side::Open));
+        }
+        victim.liar.connect(1000, "nothing", 90);
+        assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))), "{told:?}");
+        victim.liar.pump();
+        assert!(victim.liar.heard.iter().all(|said| said.message == Message::Close {}), "{told:?}");
+        victim.liar.begin_anew();
+    };
+    wrong.iter().for_each(|made| greet(&mut victim, 2, &[good, *made]));
+    greet(&mut victim, 1, &[good, call(4, 1, 505)]);
+    greet(&mut victim, 2, &[good]);
+    greet(&mut victim, 171, &[good]);
+    victim.liar.next();
+    victim.liar.hello("b");
+    victim.liar.recounted();
+    victim.liar.say(0, Message::Calls { calls: 0 });
+    victim.liar.is_heard();
 }

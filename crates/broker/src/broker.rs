@@ -427,7 +427,7 @@ fn start(
     events: &mpsc::Sender<Event>,
 ) -> io::Result<Vm> {
     let process = machine.process;
-    let guest = Guest::begin(&device.memory)?;
+    let guest = Guest::begin(self::name(name), &device.memory)?;
     // A guest that is there already learns that the broker began anew.
     device.ring();
     let (wanted, watched) = watch::channel(Wanted::default());

@@ -14,6 +14,11 @@ use toml::Spanned;
 
 /// Most vectors of a device: QEMU's own limit is higher, its use is not.
 const VECTORS_MAX: u16 = 16;
+/// Bytes of a region unless something else is said: several channels with rings of 1 MiB both ways.
+const REGION: u64 = 16 << 20;
+/// Bytes of a domain's links, unless something else is said: as many as it may have, and four that are not given back.
+const MEMORY: u64 = (LINKS as u64 + 4) * 2 * REGION;
+const LINKS: u16 = 12;
 
 /// What is configured.
 #[derive(Debug, Clone, PartialEq)]
@@ -220,7 +225,7 @@ impl Config {
             Some(name) => source.checked(name)?,
             None => "host".parse().expect("a name"),
         };
-        let region = source.region(&file.host.region, 1 << 20)?;
+        let region = source.region(&file.host.region, REGION)?;
         let mut domains = BTreeMap::new();
         for (name, domain) in &file.domain {
             let checked: Name = source.checked(name)?;
@@ -298,8 +303,8 @@ impl FileDomain {
             qmp: self.qmp.clone(),
             user: self.user,
             vectors: self.vectors.as_ref().map_or(2, |vectors| *vectors.get_ref()),
-            memory: source.bytes(&self.memory, 256 << 20)?,
-            links: self.links.unwrap_or(12),
+            memory: source.bytes(&self.memory, MEMORY)?,
+            links: self.links.unwrap_or(LINKS),
             bells: self.bells.unwrap_or(64),
         })
     }
@@ -351,7 +356,7 @@ mod tests {
     fn b17_quotas_and_defaults_are_those_of_the_file() {
         let config = parse(TWO).unwrap();
         let (a, b) = (&config.domains["a"], &config.domains["b"]);
-        assert_eq!((a.memory, a.slots(), a.vectors, a.links), (256 << 20, 28, 2, 12));
+        assert_eq!((a.memory, a.slots(), a.vectors, a.links), (512 << 20, 28, 2, 12));
         assert_eq!((b.memory, b.slots(), b.machine), (8 << 20, 4, Board::Q35));
     }
 

@@ -57,6 +57,7 @@ pub struct Told {
 #[derive(Debug)]
 pub struct Guest {
     session: Session,
+    name: Name,
     /// The guest said Hello in this session.
     greeted: bool,
     told: BTreeMap<u32, Told>,
@@ -72,13 +73,13 @@ pub enum Heard {
 }
 
 impl Guest {
-    /// Begins anew in a device's memory.
+    /// Begins anew in the memory of the device of the domain `name`.
     ///
     /// # Errors
     /// The memory cannot be written.
-    pub fn begin(memory: &OwnedFd) -> io::Result<Self> {
+    pub fn begin(name: Name, memory: &OwnedFd) -> io::Result<Self> {
         let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
-        Ok(Self { session, greeted: false, told: BTreeMap::new() })
+        Ok(Self { session, name, greeted: false, told: BTreeMap::new() })
     }
 
     /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
@@ -96,6 +97,7 @@ impl Guest {
                     self.greeted = false;
                     self.told.clear();
                     self.say(hello(self.session.epoch(), host));
+                    self.say(Message::You { name: self.name.clone() });
                 }
                 Some(tombolo_control::Event::Said(said)) => heard.extend(self.understand(said.message)),
                 Some(tombolo_control::Event::Broke(_)) | None if !changed => break,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: control.
+//! Layer 4. Uses: control, broker-guest.
 //!
 //! `tombolod`, the broker of a host: it serves QEMU's ivshmem devices, gives pairs of virtual machines memory and
 //! doorbells through QMP, says who lives, and lets nobody do what no rule allows. `spec/7-broker.md` is what it keeps,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: control.
+//! Layer 4. Uses: control, broker-guest.
 //!
 //! The command `tombolod`.
 //!
@@ -9,7 +9,11 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use tombolo_broker::{config::Config, hold, log, run};
+use tombolo_broker::{
+    config::{Config, parse_bytes},
+    hold, log, run,
+};
+use tombolo_broker_guest::run::SLICE;
 
 /// Where the configuration is.
 const CONFIG: &str = "/etc/tombolo/tombolod.toml";
@@ -29,6 +33,12 @@ struct Line {
     /// Do not start a holder: one is there
     #[arg(long)]
     no_holder: bool,
+    /// Be the broker of a virtual machine, not of its host: nothing is configured there
+    #[arg(long, conflicts_with_all = ["config", "no_holder", "check"])]
+    guest: bool,
+    /// With --guest: what each end of a channel may use of a link's memory, a multiple of 4096
+    #[arg(long, value_name = "BYTES", requires = "guest", default_value_t = SLICE, value_parser = slice)]
+    slice: u64,
     /// Look through a configuration, say what is wrong with it, and end
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
@@ -55,6 +65,7 @@ fn main() -> ExitCode {
     }
     let done = match line.role {
         Some(Role::Hold) => hold::serve(&line.state).map_err(Into::into),
+        None if line.guest => tombolo_broker_guest::run::run(&line.state, line.slice).map_err(Into::into),
         None => match Config::read(&line.config) {
             Ok(_) => run::run(&line.config, &line.state, !line.no_holder),
             Err(error) => return usage(&error),
@@ -67,6 +78,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Bytes of a slice.
+fn slice(text: &str) -> Result<u64, &'static str> {
+    let fits = |bytes: &u64| *bytes != 0 && bytes % 4096 == 0 && *bytes <= tombolo_control::REGION_MAX;
+    parse_bytes(text).filter(fits).ok_or("`4096` or `2MiB`: a multiple of 4096, at most 1GiB")
 }
 
 fn usage(error: &dyn std::error::Error) -> ExitCode {

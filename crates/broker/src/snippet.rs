@@ -14,6 +14,9 @@ use crate::{
 /// The first slot of q35's root bus that ports are put into, eight to a slot.
 const PORTS_AT: u16 = 0x18;
 
+/// What a port is to have room for at least.
+const ROOM_MIN: u64 = 1 << 20;
+
 /// Line by line.
 #[must_use]
 pub fn lines(form: Form, name: &Name, domain: &Domain, folder: &Path, config: &Config) -> Vec<String> {
@@ -26,7 +29,7 @@ pub fn lines(form: Form, name: &Name, domain: &Domain, folder: &Path, config: &C
                 format!("-device ivshmem-doorbell,id=tombolo,chardev=tombolo,vectors={}", domain.vectors),
                 format!("-qmp unix:{},server=on,wait=off", comma(&qmp)),
             ];
-            lines.extend(ports(domain).map(|port| format!("-device {port}")));
+            lines.extend(ports(name, domain, config).map(|port| format!("-device {port}")));
             lines
         }
         Form::Libvirt => {
@@ -44,7 +47,7 @@ pub fn lines(form: Form, name: &Name, domain: &Domain, folder: &Path, config: &C
             let mut argument = |text: &str| lines.push(format!("  <qemu:arg value='{}'/>", xml(text)));
             argument("-qmp");
             argument(&format!("unix:{},server=on,wait=off", comma(&qmp)));
-            for port in ports(domain) {
+            for port in ports(name, domain, config) {
                 argument("-device");
                 argument(&port);
             }
@@ -54,13 +57,21 @@ pub fn lines(form: Form, name: &Name, domain: &Domain, folder: &Path, config: &C
     }
 }
 
-/// Root ports of q35, at the end of the root bus.
-fn ports(domain: &Domain) -> impl Iterator<Item = String> {
+/// Root ports of q35, at the end of the root bus. Firmware leaves room behind each for a region of the largest size that
+/// the configuration has for this domain: less is left unasked, and the guest could not map what is plugged in.
+fn ports(name: &Name, domain: &Domain, config: &Config) -> impl Iterator<Item = String> {
     let ports = if domain.machine == Board::Q35 { domain.ports } else { 0 };
-    (0..ports).map(|port| {
+    let links = config.links.iter().filter(|(ends, _)| ends.contains(name));
+    let room = links.map(|(_, size)| *size).chain([config.region]).max().unwrap_or_default().max(ROOM_MIN);
+    (0..ports).map(move |port| {
         let (slot, function) = (PORTS_AT + port / 8, port % 8);
         let multi = if function == 0 { ",multifunction=on" } else { "" };
-        format!("pcie-root-port,id={PORT}{port},bus=pcie.0,addr={slot:#x}.{function},chassis={}{multi}", port + 100)
+        format!(
+            "pcie-root-port,id={PORT}{port},bus=pcie.0,addr={slot:#x}.{function},chassis={},io-reserve=0,\
+             pref64-reserve={}M{multi}",
+            port + 100,
+            room >> 20
+        )
     })
 }
 
@@ -92,9 +103,13 @@ mod tests {
              -device ivshmem-doorbell,id=tombolo,chardev=tombolo,vectors=4\n\
              -qmp unix:/run/a,,b/vm.qmp,server=on,wait=off"
         );
-        let q35 = snippet(Form::Qemu, "[domain.vm]\nmachine = \"q35\"\nports = 10\n");
+        let q35 = snippet(
+            Form::Qemu,
+            "[domain.vm]\nmachine = \"q35\"\nports = 10\n[[allow]]\nfrom = \"vm\"\nto = \"host\"\nservice = \"*\"\n[[link]]\nbetween = [\"vm\", \"host\"]\nsize = \"64MiB\"\n",
+        );
         assert_eq!(q35.matches("pcie-root-port").count(), 10);
-        assert!(q35.contains("id=tombolo-p-9,bus=pcie.0,addr=0x19.1,chassis=109"), "{q35}");
+        let last = "id=tombolo-p-9,bus=pcie.0,addr=0x19.1,chassis=109,io-reserve=0,pref64-reserve=64M";
+        assert!(q35.contains(last), "{q35}");
     }
 
     #[test]

@@ -88,6 +88,20 @@ fn b7_b13_guests_are_told_of_their_link_and_its_rules() {
 }
 
 #[test]
+fn b6_guest_learns_from_the_host_what_it_is_called() {
+    let mut daemon = Daemon::start(TRIO);
+    let mut a = Vm::start(&daemon, "a");
+    let you = |said: &Message| matches!(said, Message::You { .. });
+    // What it calls itself counts for nothing.
+    a.name = "b".into();
+    a.boot(3, 1);
+    assert_eq!(a.listen_until("its name", you), Message::You { name: "a".parse().unwrap() });
+    daemon.kill();
+    daemon.restart();
+    assert_eq!(a.listen_until("its name again", you), Message::You { name: "a".parse().unwrap() });
+}
+
+#[test]
 fn b6_guest_that_does_not_begin_with_hello_is_told_nothing() {
     let daemon = Daemon::start(TRIO);
     let (mut a, _b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
@@ -375,7 +389,7 @@ fn b13_link_that_no_rule_allows_is_refused_with_the_remedy() {
 fn b17_quotas_and_slots_are_told_before_they_are_hit() {
     let all = "[[allow]]\nfrom = \"*\"\nto = \"*\"\nservice = \"*\"\n";
     let config = format!(
-        "[domain.a]\nmemory = \"4MiB\"\n[domain.b]\nlinks = 1\n[domain.c]\nmachine = \"q35\"\nports = 3\n[domain.d]\n{all}"
+        "[host]\nregion = \"1MiB\"\n[domain.a]\nmemory = \"4MiB\"\n[domain.b]\nlinks = 1\n[domain.c]\nmachine = \"q35\"\nports = 3\n[domain.d]\n{all}"
     );
     let daemon = Daemon::start(&config);
     let client = daemon.client();

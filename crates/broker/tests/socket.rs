@@ -112,7 +112,7 @@ fn b15_sockets_are_for_their_users_and_groups_alone() {
         return;
     }
     use std::os::unix::fs::MetadataExt;
-    let daemon = Daemon::start(&format!("[host]\ngroup = 54321\n{TRIO}"));
+    let daemon = Daemon::start(&TRIO.replace("[host]", "[host]\ngroup = 54321"));
     let meta = std::fs::metadata(tombolo_broker::run::control_socket(daemon.path())).unwrap();
     assert_eq!((meta.mode() & 0o777, meta.gid()), (0o660, 54321));
     assert_eq!(std::fs::metadata(daemon.file("a.ivshmem")).unwrap().mode() & 0o777, 0o600);
@@ -126,7 +126,7 @@ fn b15_users_of_the_group_may_look_and_change_nothing() {
         let _ = writeln!(std::io::stderr(), "SKIP {test} (needs root): only root can become somebody else");
         return;
     }
-    let daemon = Daemon::start(&format!("[host]\ngroup = 54321\n{TRIO}"));
+    let daemon = Daemon::start(&TRIO.replace("[host]", "[host]\ngroup = 54321"));
     let folder = daemon.path().to_owned();
     let somebody = std::thread::spawn(move || {
         use rustix::{fs::Gid, fs::Uid, thread};

@@ -9,6 +9,7 @@ use tombolo::{Deadline, Watch};
 use crate::{
     border::{Fault, Outcome, deadline},
     half::Half,
+    options::{duration, flush_policy},
     sides::{Place, Reads, Writes},
     structs::{Peer, Statistics, ending, life},
 };
@@ -114,6 +115,32 @@ impl<R: Reads, W: Writes> Channel<R, W> {
         }
         if let Some(mut reader) = reader {
             reader.half.close();
+        }
+        Ok(())
+    }
+
+    /// Begins to move what this end writes to a ring of `bytes`.
+    pub fn resize(&self, bytes: u64) -> Outcome<()> {
+        Ok(self.writer.begin()?.half.resize(bytes)?)
+    }
+
+    pub fn is_moving(&self) -> Outcome<c_int> {
+        Ok(self.writer.enter()?.half.is_moving().into())
+    }
+
+    pub fn set_flush(&self, bytes: u64, ns: u64) -> Outcome<()> {
+        let mut writer = self.writer.enter()?;
+        // What the old policy held back, the new one does not know of.
+        writer.half.flush_held()?;
+        writer.half.set_flush_policy(flush_policy(bytes, ns));
+        Ok(())
+    }
+
+    pub fn set_spin(&self, which: c_int, ns: i64) -> Outcome<()> {
+        match which {
+            TOMBOLO_READ => self.reader.enter()?.half.set_spin(duration(ns)),
+            TOMBOLO_WRITE => self.writer.enter()?.half.set_spin(duration(ns)),
+            _ => return Err(no_such_half()),
         }
         Ok(())
     }

@@ -205,6 +205,33 @@ pub extern "C" fn tombolo_messages_drain(messages: Handle<Messages>, timeout_ns:
     guard(|| messages.get()?.0.drain(timeout_ns))
 }
 
+/// Begins to move what this end sends to a ring of so many bytes (as ring_size in tombolo_options): the peer follows when
+/// it next looks, nothing is lost, doubled or reordered. tombolo_messages_is_moving tells when it is done. What is reserved
+/// ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more
+/// than the peer maps), -ENOMEM.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_messages_resize(messages: Handle<Messages>, bytes: u64) -> c_int {
+    guard(|| messages.get()?.0.resize(bytes))
+}
+
+/// 1 while a move to another ring is under way, else 0; it goes on with each send.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_messages_is_moving(messages: Handle<Messages>) -> c_int {
+    guard(|| messages.get()?.0.is_moving())
+}
+
+/// Sets flush_bytes and flush_ns of tombolo_options anew, after a flush.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_messages_set_flush(messages: Handle<Messages>, flush_bytes: u64, flush_ns: u64) -> c_int {
+    guard(|| messages.get()?.0.set_flush(flush_bytes, flush_ns))
+}
+
+/// Sets the longest spin of a half (TOMBOLO_READ or TOMBOLO_WRITE): 0 sleeps at once, TOMBOLO_FOREVER never.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_messages_set_spin(messages: Handle<Messages>, half: c_int, spin_ns: i64) -> c_int {
+    guard(|| messages.get()?.0.set_spin(half, spin_ns))
+}
+
 /// Closes a half: TOMBOLO_WRITE (the peer receives what is left and then finds the end), TOMBOLO_READ (the peer's
 /// sends fail with -EPIPE from now on) or TOMBOLO_BOTH.
 #[unsafe(no_mangle)]

@@ -42,8 +42,16 @@ pub struct Options {
 }
 
 /// A time; longer than anybody waits if there is no end.
-fn duration(ns: i64) -> Duration {
+pub fn duration(ns: i64) -> Duration {
     u64::try_from(ns).map_or(Duration::MAX, Duration::from_nanos)
+}
+
+/// When a sleeping reader is looked for.
+pub fn flush_policy(bytes: u64, ns: u64) -> FlushPolicy {
+    match bytes {
+        0 => FlushPolicy::Immediate,
+        bytes => FlushPolicy::Batch { bytes, time: Duration::from_nanos(ns) },
+    }
 }
 
 impl Options {
@@ -63,10 +71,7 @@ impl Options {
         } else if self.spin_ns != 0 {
             knobs = knobs.spin(duration(self.spin_ns));
         }
-        if self.flush_bytes != 0 {
-            let (bytes, time) = (self.flush_bytes, Duration::from_nanos(self.flush_ns));
-            knobs = knobs.flush_policy(FlushPolicy::Batch { bytes, time });
-        }
+        knobs = knobs.flush_policy(flush_policy(self.flush_bytes, self.flush_ns));
         if self.handshake_timeout_ns != 0 {
             knobs = knobs.handshake_timeout(duration(self.handshake_timeout_ns));
         }

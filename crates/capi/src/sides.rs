@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What halves can do, whether they carry bytes or messages.
 
-use std::{io::Write, os::fd::BorrowedFd};
+use std::{io::Write, os::fd::BorrowedFd, time::Duration};
 
-use tombolo::{Deadline, Ending, MessageReceiver, MessageSender, PipeStatistics, ReadHalf, Reserved, WriteHalf};
+use tombolo::{
+    Deadline, Ending, FlushPolicy, MessageReceiver, MessageSender, PipeStatistics, ReadHalf, Reserved, WriteHalf,
+};
 
 use crate::border::Outcome;
 
@@ -13,6 +15,7 @@ pub type Place = [(*const u8, usize); 2];
 /// What every half can do.
 pub trait Common {
     fn close(&mut self);
+    fn set_spin(&mut self, most: Duration);
     fn statistics(&self) -> PipeStatistics;
     fn poll_fd(&self) -> tombolo::Result<BorrowedFd<'_>>;
 }
@@ -32,6 +35,9 @@ pub trait Writes: Common {
     fn room(&mut self, len: usize) -> tombolo::Result<Option<Place>>;
     fn room_until(&mut self, len: usize, deadline: Deadline) -> tombolo::Result<Place>;
     fn commit(&mut self, len: usize) -> tombolo::Result<()>;
+    fn resize(&mut self, bytes: u64) -> tombolo::Result<()>;
+    fn is_moving(&self) -> bool;
+    fn set_flush_policy(&mut self, policy: FlushPolicy);
 }
 
 macro_rules! common {
@@ -39,6 +45,9 @@ macro_rules! common {
         impl Common for $half {
             fn close(&mut self) {
                 $half::close(self);
+            }
+            fn set_spin(&mut self, most: Duration) {
+                $half::set_spin(self, most);
             }
             fn statistics(&self) -> PipeStatistics {
                 $half::statistics(self)
@@ -87,6 +96,15 @@ macro_rules! writes {
             }
             fn commit(&mut self, len: usize) -> tombolo::Result<()> {
                 $half::commit(self, len)
+            }
+            fn resize(&mut self, bytes: u64) -> tombolo::Result<()> {
+                $half::resize(self, bytes)
+            }
+            fn is_moving(&self) -> bool {
+                $half::is_moving(self)
+            }
+            fn set_flush_policy(&mut self, policy: FlushPolicy) {
+                $half::set_flush_policy(self, policy);
             }
         }
     )*};

@@ -48,7 +48,7 @@ fn map() -> String {
 #[test]
 fn installed_files_are_those_and_no_others() {
     let mut found = BTreeSet::new();
-    for folder in ["bin", "include", "lib", "lib/pkgconfig", "lib/tombolo"] {
+    for folder in ["bin", "include", "lib", "lib/pkgconfig", "lib/systemd/system", "lib/tombolo", "share/tombolo"] {
         for entry in fs::read_dir(prefix().join(folder)).unwrap() {
             let entry = entry.unwrap();
             if !entry.file_type().unwrap().is_dir() {
@@ -59,13 +59,18 @@ fn installed_files_are_those_and_no_others() {
     let library = format!("lib/libtombolo.so.{}", env!("CARGO_PKG_VERSION"));
     let expected = [
         "bin/tombolo",
+        "bin/tombolod",
         "include/tombolo.h",
         "lib/libtombolo.a",
         "lib/libtombolo.so",
         "lib/libtombolo.so.0.1",
         &library,
         "lib/pkgconfig/tombolo.pc",
+        "lib/systemd/system/tombolo-holder.service",
+        "lib/systemd/system/tombolod-guest.service",
+        "lib/systemd/system/tombolod.service",
         "lib/tombolo/libtombolo_preload.so",
+        "share/tombolo/tombolod.toml",
     ];
     assert!(found.iter().eq(expected.iter().copied()), "{found:?}");
     for link in ["lib/libtombolo.so", "lib/libtombolo.so.0.1"] {
@@ -74,6 +79,10 @@ fn installed_files_are_those_and_no_others() {
     for page in ["man/man1/tombolo.1", "man/man1/tombolo-cat.1", "bash-completion/completions/tombolo"] {
         assert!(prefix().join("share").join(page).is_file(), "{page}");
     }
+    let broker = prefix().join("bin/tombolod");
+    let unit = fs::read_to_string(prefix().join("lib/systemd/system/tombolod.service")).unwrap();
+    assert!(unit.contains(&format!("ExecStart={} ", broker.display())) && !unit.contains("/usr/bin"), "{unit}");
+    must(Command::new(broker).arg("--check").arg(prefix().join("share/tombolo/tombolod.toml")));
     must(Command::new(prefix().join("bin/tombolo")).arg("--version"));
     must(Command::new(prefix().join("bin/tombolo")).args(["run", "--", "true"]));
 }

@@ -230,6 +230,11 @@ messages! {
         /// On which link.
         link: u32,
     }
+    /// B-6. What this domain is called.
+    9 You (Host) {
+        /// By the host, and by all others.
+        name: Name,
+    }
     /// B-14. A program wants a channel.
     16 Connect (Link Socket) {
         /// The domain at the other end; on a link the caller's.
@@ -259,6 +264,26 @@ messages! {
     }
     /// B-14. The call is over on this side.
     19 Close (Link Socket) {}
+    /// B-18. How many calls of this link the sender has; each follows.
+    20 Calls (Link) {
+        /// How many.
+        calls: u16,
+    }
+    /// B-18. A call that the sender has, named by the serial. What it does not know of it is 0.
+    21 Call (Link) {
+        /// Where the sender's slice begins in its region.
+        offset: u64,
+        /// Bytes of it.
+        len: u64,
+        /// Where the receiver's slice begins in its region.
+        peer_offset: u64,
+        /// Bytes of it.
+        peer_len: u64,
+        /// The first of its event channels.
+        channel: u16,
+        /// Whether a program still has it.
+        side: Side,
+    }
     /// B-15. A service is to be reached here.
     32 Listen (Socket) {
         /// Its name.
@@ -366,6 +391,13 @@ codes! {
         In = 1,
         /// This domain to a service of the peer.
         Out = 2,
+    }
+    /// B-18. How a side of a call is.
+    Side {
+        /// A program has it.
+        Open = 1,
+        /// None has; the other side's Close is waited for.
+        Over = 2,
     }
     /// B-12. How a domain fares.
     Life {

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use serde_json::Value;
-use tombolo_control::{Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Way, What};
+use tombolo_control::{Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Side, Way, What};
 
 fn vectors() -> Vec<Value> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../spec/vectors/broker-message.json");
@@ -46,10 +46,16 @@ fn expected(kind: u16) -> (u32, Message) {
         6 => (0, Message::Life { link: 7, generation: 3, life: Life::Paused }),
         7 => (0, Message::Bell { link: 7, bell: 0xffff }),
         8 => (0, Message::Storm { link: 7 }),
+        9 => (0, Message::You { name: name("web-1") }),
         16 => (9, Message::Connect { peer: name("web-1"), service: name("sql-main"), offset, len, channel }),
         17 => (9, Message::Accept { offset, len }),
         18 => (9, Message::Refuse { code: 6, reason: "nein, tut uns leid: ä".into() }),
         19 => (9, Message::Close {}),
+        20 => (0, Message::Calls { calls: 2 }),
+        21 => {
+            let (peer_offset, peer_len, side) = (0x4000, 0x3000, Side::Over);
+            (9, Message::Call { offset, len, peer_offset, peer_len, channel, side })
+        }
         32 => (1, Message::Listen { service: name("sql-main") }),
         33 => (2, Message::AddLink { a: name("a"), b: name("b"), size: 0 }),
         34 => (3, Message::RemoveLink { a: name("a"), b: name("b") }),
@@ -89,7 +95,7 @@ fn b1_b2_messages_are_as_the_vectors_say() {
         assert!(format!("{:?}", said.message).starts_with(vector["shown"].as_str().unwrap()), "{vector}");
         kinds.insert(kind);
     }
-    assert_eq!(kinds.len(), 21, "a vector for each kind");
+    assert_eq!(kinds.len(), 24, "a vector for each kind");
 }
 
 #[test]

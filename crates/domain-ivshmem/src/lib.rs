@@ -22,6 +22,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod boxes;
 mod client;
 mod hub;
 mod link;
@@ -43,6 +44,7 @@ use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
 
 use crate::client::Client;
 pub use crate::{
+    boxes::ModuleBoxes,
     mailbox::{CLOSED, STATE_AT},
     port::BELLS,
 };

@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     sys,
-    uapi::{self, Info, LinkArgs, SliceArgs},
+    uapi::{self, Info, LinkArgs, RingArgs, SliceArgs},
 };
 
 /// Where the kernel shows devices of the module's kind.
@@ -147,6 +147,14 @@ impl ModuleLink {
             }
             room.resize(count, SliceArgs::default());
         }
+    }
+
+    /// Rings somebody else from now on: whom, at which vector.
+    ///
+    /// # Errors
+    /// It was hung up, or unplugged.
+    pub fn ring_other(&self, ring: (u16, u16)) -> io::Result<()> {
+        Ok(sys::ring(self.0.as_fd(), RingArgs { peer: ring.0, vector: ring.1 })?)
     }
 
     /// The peer is gone: ends all waits.

@@ -20,7 +20,7 @@ use rustix::{
 };
 use tombolo_mem::OwnSegment;
 
-use crate::uapi::{self, EventfdArgs, Info, LinkArgs, SliceArgs, SlicesArgs};
+use crate::uapi::{self, EventfdArgs, Info, LinkArgs, RingArgs, SliceArgs, SlicesArgs};
 
 /// Any call: its number and its argument, which the kernel may read and write.
 struct Call<T> {
@@ -81,6 +81,10 @@ pub(crate) fn slices(link: BorrowedFd<'_>, room: &mut [SliceArgs]) -> Result<usi
 
 pub(crate) fn hang_up(link: BorrowedFd<'_>) -> Result<()> {
     call(link, uapi::IOC_HANG_UP, ()).map(drop)
+}
+
+pub(crate) fn ring(link: BorrowedFd<'_>, args: RingArgs) -> Result<()> {
+    call(link, uapi::IOC_RING, args).map(drop)
 }
 
 pub(crate) fn eventfd(slice: BorrowedFd<'_>, channel: u32, event: BorrowedFd<'_>) -> Result<()> {
@@ -177,5 +181,6 @@ mod tests {
         assert!(link(file.as_fd(), LinkArgs::default()).is_err());
         assert!(slice(file.as_fd(), SliceArgs::default()).is_err());
         assert!(slices(file.as_fd(), &mut []).is_err());
+        assert_eq!(ring(file.as_fd(), RingArgs::default()), Err(Errno::NOTTY));
     }
 }

@@ -64,6 +64,13 @@ mirror! {
         /// Zero.
         flags: u16,
     }
+    /// Whom a link rings.
+    RingArgs = "tombolo_ring" {
+        /// Whom, or [`NOBODY`].
+        peer: u16,
+        /// At which of its vectors.
+        vector: u16,
+    }
     /// A range of a part.
     SliceArgs = "tombolo_slice" {
         /// The maker's own.
@@ -111,6 +118,8 @@ pub const MARKS_OFFSET: u32 = 0x800;
 pub const CHANNELS: u32 = 512;
 /// Event channels of a slice at most.
 pub const SLICE_CHANNELS: u32 = 64;
+/// Nobody is to be rung.
+pub const NOBODY: u16 = 0xffff;
 /// The device has interrupts.
 pub const INFO_BELL: u32 = 1 << 0;
 /// Its memory is mapped write-back.
@@ -140,6 +149,7 @@ pub(crate) const IOC_SLICE: u32 = opcode(Way::Write, 2, size_of::<SliceArgs>());
 pub(crate) const IOC_SLICES: u32 = opcode(Way::Both, 3, size_of::<SlicesArgs>());
 pub(crate) const IOC_HANG_UP: u32 = opcode(Way::None, 4, 0);
 pub(crate) const IOC_EVENTFD: u32 = opcode(Way::Write, 5, size_of::<EventfdArgs>());
+pub(crate) const IOC_RING: u32 = opcode(Way::Write, 6, size_of::<RingArgs>());
 
 #[cfg(test)]
 mod tests {
@@ -201,6 +211,7 @@ mod tests {
             ("TOMBOLO_MARKS_OFFSET", format!("{MARKS_OFFSET:#x}")),
             ("TOMBOLO_CHANNELS", CHANNELS.to_string()),
             ("TOMBOLO_SLICE_CHANNELS", SLICE_CHANNELS.to_string()),
+            ("TOMBOLO_NOBODY", format!("{NOBODY:#x}")),
             ("TOMBOLO_INFO_BELL", format!("(1U << {})", INFO_BELL.ilog2())),
             ("TOMBOLO_INFO_WRITE_BACK", format!("(1U << {})", INFO_WRITE_BACK.ilog2())),
             ("TOMBOLO_SLICE_PEER", format!("(1U << {})", SLICE_PEER.ilog2())),
@@ -212,6 +223,7 @@ mod tests {
             ("TOMBOLO_IOC_SLICES", "_IOWR(TOMBOLO_IOC_MAGIC, 3, struct tombolo_slices)".into()),
             ("TOMBOLO_IOC_HANG_UP", "_IO(TOMBOLO_IOC_MAGIC, 4)".into()),
             ("TOMBOLO_IOC_EVENTFD", "_IOW(TOMBOLO_IOC_MAGIC, 5, struct tombolo_eventfd)".into()),
+            ("TOMBOLO_IOC_RING", "_IOW(TOMBOLO_IOC_MAGIC, 6, struct tombolo_ring)".into()),
         ];
         for (name, here) in numbers {
             let there = defined(header, name);

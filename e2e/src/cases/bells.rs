@@ -18,6 +18,7 @@ pub const CASES: &[Case] = &[
     Case { name: "sleeper_in_a_guest_hears_the_host", run: from_host },
     Case { name: "host_hears_a_guest", run: to_host },
     Case { name: "channels_are_apart", run: apart },
+    Case { name: "rings_without_a_doorbell_are_made_up_for", run: redirected },
     Case { name: "storm_is_bounded_and_counted", run: storm },
     Case { name: "sleepers_in_two_guests_hear_each_other", run: between_guests },
 ];
@@ -25,6 +26,7 @@ pub const HALVES: &[Half] = &[
     ("bells::listen", listen),
     ("bells::ring", ring),
     ("bells::apart", guest_apart),
+    ("bells::redirected", guest_redirected),
     ("bells::counters", counters),
     ("bells::ping", ping),
     ("bells::pong", pong),
@@ -33,6 +35,8 @@ pub const HALVES: &[Half] = &[
 /// Where the marks of a part begin, and which of them the slice here has.
 const MARKS: u64 = 0x800;
 const CHANNEL: u32 = 5;
+/// `TOMBOLO_NOBODY`
+const NOBODY: u16 = 0xffff;
 /// A page of our own part with two channels.
 const SLICE: SliceArgs = SliceArgs {
     cookie: 5,
@@ -93,6 +97,39 @@ fn to_host(rig: &mut Rig) -> Result<Verdict> {
 
 fn ring(args: &[String]) -> Result<()> {
     Ends::from_args(args)?.0.link()?.slice(&SLICE)?.ring(0b10)
+}
+
+fn redirected(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let mark = |guest: &Guest| guest.own()?.read(MARKS + u64::from(CHANNEL) * 4, 4);
+    let before = mark(guest)?;
+    guest.quiet()?;
+    let job = guest.start("bells::redirected", &[])?;
+    ensure!(guest.vm.line(job, within(60))? == "rung nobody", "not ready");
+    ensure!(guest.hear(Instant::now()).is_err(), "a doorbell that was taken away was rung");
+    ensure!(mark(guest)? != before, "a ring was not counted");
+    ring_as_host(guest, 0)?;
+    // Nothing else rings: only the change does, for the ring of before.
+    guest.hear(within(60))?;
+    ensure!(guest.vm.line(job, within(60))? == "changed", "not changed");
+    ensure!(guest.hear(Instant::now()).is_err(), "rung twice");
+    guest.vm.kill(job)?;
+    guest.vm.wait(job, within(60)).map(drop)?;
+    Ok(Verdict::Done)
+}
+
+/// Rings while there is nobody to ring, and once the host rang lets it be rung again.
+fn guest_redirected(args: &[String]) -> Result<()> {
+    let (ends, _) = Ends::from_args(args)?;
+    let link = ends.link()?;
+    let slice = link.slice(&SLICE)?;
+    sys::ring_other(&link.0, NOBODY, 0)?;
+    slice.ring(0b1)?;
+    println!("rung nobody");
+    slice.wait()?;
+    sys::ring_other(&link.0, ends.ring_peer, ends.ring_vector)?;
+    println!("changed");
+    slice.wait().map(drop)
 }
 
 fn apart(rig: &mut Rig) -> Result<Verdict> {

@@ -215,6 +215,14 @@ pub fn hang_up(link: impl AsFd) -> Result<()> {
     call(link, 0, 4, [(); 0]).map(drop)
 }
 
+/// `TOMBOLO_IOC_RING`: whom, at which vector.
+///
+/// # Errors
+/// The driver refuses.
+pub fn ring_other(link: impl AsFd, peer: u16, vector: u16) -> Result<()> {
+    call(link, WRITE, 6, [peer, vector]).map(drop)
+}
+
 /// `TOMBOLO_IOC_EVENTFD`
 ///
 /// # Errors

@@ -36,9 +36,10 @@
  *	the driver was bound. ENODEV: unplugged.
  *
  * TOMBOLO_IOC_LINK   on the node that holds our part; returns a descriptor of
- *	the link. A link with exactly these parameters that exists already is
- *	returned again, so that a broker that was restarted finds its links. A
- *	link lasts until it has neither descriptors nor slices.
+ *	the link. A link with these parts and this wait_vector that exists
+ *	already is returned again, so that a broker that was restarted finds its
+ *	links; it rings as said here from now on. A link lasts until it has
+ *	neither descriptors nor slices.
  *	EBUSY: our part overlaps that of another link, or the link was hung up
  *	and has slices left. EINVAL: a part is empty, not of whole pages or not
  *	within its device, the bell has no such vector, flags are not 0.
@@ -56,6 +57,12 @@
  *
  * TOMBOLO_IOC_SLICES   lists the slices that exist. `count` is the room in
  *	entries, and comes back as the number of slices, which may be greater.
+ *
+ * TOMBOLO_IOC_RING   whom the link rings from now on, for the host may take a
+ *	doorbell away while a link lasts, and give another. Rings of before are
+ *	made up for: the new one is rung once. TOMBOLO_NOBODY: no doorbell is
+ *	rung; marks are counted all the same, and a peer that polls or reads
+ *	finds them. ENODEV: hung up, or unplugged.
  *
  * TOMBOLO_IOC_HANG_UP   the peer is gone. Waiters on all slices are told, rings
  *	do nothing from now on, memory stays mapped. There is no way back.
@@ -127,10 +134,17 @@ struct tombolo_link {
 	__u64 peer_length;
 	__s32 peer_fd;		/* a node */
 	__s32 bell_fd;		/* a node with TOMBOLO_INFO_BELL */
-	__u16 ring_peer;	/* whom to ring */
+	__u16 ring_peer;	/* whom to ring, or TOMBOLO_NOBODY */
 	__u16 ring_vector;	/* at which of its vectors */
 	__u16 wait_vector;	/* where the peer rings us */
 	__u16 flags;		/* 0 */
+};
+
+#define TOMBOLO_NOBODY	0xffff
+
+struct tombolo_ring {
+	__u16 peer;		/* whom to ring, or TOMBOLO_NOBODY */
+	__u16 vector;		/* at which of its vectors */
 };
 
 /* A range of the peer's part, not of ours. */
@@ -168,5 +182,6 @@ struct tombolo_eventfd {
 #define TOMBOLO_IOC_SLICES	_IOWR(TOMBOLO_IOC_MAGIC, 3, struct tombolo_slices)
 #define TOMBOLO_IOC_HANG_UP	_IO(TOMBOLO_IOC_MAGIC, 4)
 #define TOMBOLO_IOC_EVENTFD	_IOW(TOMBOLO_IOC_MAGIC, 5, struct tombolo_eventfd)
+#define TOMBOLO_IOC_RING	_IOW(TOMBOLO_IOC_MAGIC, 6, struct tombolo_ring)
 
 #endif /* _UAPI_TOMBOLO_IVSHMEM_H */

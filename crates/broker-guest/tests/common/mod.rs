@@ -108,12 +108,19 @@ pub struct FakeRegion {
     pub pages: FakePages,
     wires: Wires,
     rings: BTreeMap<u32, Vec<Arc<OwnedFd>>>,
+    /// Calls that programs of an earlier broker have.
+    pub held: Arc<Mutex<Vec<Made>>>,
 }
 
 impl FakeRegion {
     pub fn pair() -> [Self; 2] {
         let wires = Wires::default();
-        FakePages::pair(REGION).map(|pages| Self { pages, wires: wires.clone(), rings: BTreeMap::new() })
+        FakePages::pair(REGION).map(|pages| Self {
+            pages,
+            wires: wires.clone(),
+            rings: BTreeMap::new(),
+            held: Arc::default(),
+        })
     }
 }
 
@@ -155,8 +162,8 @@ impl Region for FakeRegion {
         Ok(slices)
     }
 
-    fn is_held(&self, _made: &Made) -> bool {
-        false
+    fn held(&mut self) -> io::Result<Vec<Made>> {
+        Ok(lock(&self.held).clone())
     }
 
     fn departures(&self) -> Option<BorrowedFd<'_>> {
@@ -188,6 +195,10 @@ impl Devices for FakeDevices {
 
     fn fd(&self) -> BorrowedFd<'_> {
         self.host.heard.as_fd()
+    }
+
+    fn arrivals(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     fn open(&mut self, told: &Told) -> io::Result<FakeRegion> {
@@ -301,18 +312,29 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(folder: &File, own: &str, (peer, side): (&str, u8), link: FakeRegion, rules: &[(Way, &str)]) -> Self {
+        let mut says = vec![Message::You { name: name(own) }];
+        says.extend(told(peer, side, 2, rules));
+        Self::told(folder, own, link, says)
+    }
+
+    /// One to which the host says nothing but Hello.
+    pub fn unnamed(folder: &File, own: &str, link: FakeRegion) -> Self {
+        Self::told(folder, own, link, Vec::new())
+    }
+
+    fn told(folder: &File, own: &str, link: FakeRegion, says: Vec<Message>) -> Self {
         let socket = folder.join(own);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         rustix::net::bind(&door, &SocketAddrUnix::new(&socket).unwrap()).unwrap();
         rustix::net::listen(&door, 128).unwrap();
         let [hosts, host] = FakePages::pair(BOX_LEN as u64);
-        let settings = Settings { name: name(own), boot: [1; 16], slice: SLICE };
+        let settings = Settings { boot: [1; 16], slice: SLICE };
         let broker = Broker::begin(settings, FakeDevices { host, link }, door).expect("memory");
         let stop = event();
         let ended = stop.clone();
         let thread = thread::spawn(move || broker.run(ended.as_fd()));
-        let host = FakeHost::new(hosts, told(peer, side, 2, rules));
+        let host = FakeHost::new(hosts, says);
         Self { host, domain: VmDomain::through(&socket), socket, stop, thread: Some(thread) }
     }
 }

@@ -402,6 +402,8 @@ impl Boxes for GuestBoxes<'_> {
 
 /// Domains `a`, `b`, `c`; `a` may connect to `b` and to the host.
 pub const TRIO: &str = r#"
+[host]
+region = "1MiB"
 [domain.a]
 [domain.b]
 [domain.c]

@@ -254,6 +254,58 @@ static void nothing_is_held_back_by_who_waits(const char *address)
     CLAIM(tombolo_stream_close(ends[0]) == 0 && tombolo_stream_close(ends[1]) == 0);
 }
 
+/* A ring changes its size under way, and what was on the way arrives; a spin and a flush policy change too. */
+static void knobs_under_way(const char *address)
+{
+    struct tombolo_options options = {.size = sizeof options, .ring_size = 4096, .largest_peer_ring = 1 << 20};
+    struct tombolo_statistics sent = {.size = sizeof sent};
+    tombolo_stream *ends[2];
+    tombolo_messages *pair[2];
+    char out[3000], in[9000];
+
+    memset(out, 'x', sizeof out);
+    stream_pair(address, &options, ends);
+    CLAIM(tombolo_stream_is_moving(ends[0]) == 0);
+    CLAIM(tombolo_stream_write_all(ends[0], out, sizeof out, 0) == 0);
+    CLAIM(tombolo_stream_resize(ends[0], 60000) == 0 && tombolo_stream_is_moving(ends[0]) == 1);
+    REFUSES(EOPNOTSUPP, "not finished", tombolo_stream_resize(ends[0], 1 << 20));
+    CLAIM(tombolo_stream_read_all(ends[1], in, sizeof out, SOON) == sizeof out && memcmp(in, out, sizeof out) == 0);
+    for (int steps = 0; tombolo_stream_is_moving(ends[0]); steps++) {
+        ssize_t written = tombolo_stream_write(ends[0], out, sizeof out, 0);
+
+        CLAIM(steps < 10 && (written > 0 || written == -EAGAIN));
+        if (written > 0)
+            CLAIM(tombolo_stream_read_all(ends[1], in, (size_t)written, SOON) == written && in[0] == 'x');
+        REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[1], in, 1, 0)); /* by which it follows */
+    }
+    CLAIM(tombolo_stream_statistics(ends[0], TOMBOLO_WRITE, &sent) == 0 && sent.ring_size == 1 << 16);
+    REFUSES(EMSGSIZE, "", tombolo_stream_resize(ends[0], 1 << 21));
+
+    /* Looked for at each write, then at none, then for what was held back as soon as that ends. */
+    CLAIM(tombolo_stream_set_flush(ends[1], 1 << 20, 3600 * (uint64_t)SECONDS) == 0);
+    CLAIM(tombolo_stream_set_flush(ends[1], 0, 0) == 0);
+    CLAIM(tombolo_stream_set_spin(ends[0], TOMBOLO_READ, 0) == 0);
+    CLAIM(tombolo_stream_set_spin(ends[0], TOMBOLO_WRITE, TOMBOLO_FOREVER) == 0);
+    REFUSES(EINVAL, "no such half", tombolo_stream_set_spin(ends[0], TOMBOLO_BOTH, 0));
+    REFUSES(ETIMEDOUT, "timed out", tombolo_stream_read(ends[0], in, 1, 1000000));
+    CLAIM(tombolo_stream_statistics(ends[0], TOMBOLO_READ, &sent) == 0 && sent.sleeps == 1 && sent.spins_wasted == 0);
+    CLAIM(tombolo_stream_close(ends[0]) == 0 && tombolo_stream_close(ends[1]) == 0);
+
+    message_pair(address, &options, pair);
+    CLAIM(tombolo_messages_set_spin(pair[0], TOMBOLO_WRITE, 0) == 0);
+    CLAIM(tombolo_messages_set_flush(pair[0], 1 << 20, 3600 * (uint64_t)SECONDS) == 0);
+    CLAIM(tombolo_messages_resize(pair[0], 1 << 14) == 0 && tombolo_messages_is_moving(pair[0]) == 1);
+    for (int steps = 0; tombolo_messages_is_moving(pair[0]); steps++) {
+        CLAIM(steps < 10 && tombolo_messages_send(pair[0], out, 1, 0) == 0);
+        CLAIM(tombolo_messages_recv(pair[1], in, sizeof in, SOON) == 1);
+        REFUSES(EAGAIN, "not now", tombolo_messages_recv(pair[1], in, sizeof in, 0));
+    }
+    CLAIM(tombolo_messages_max(pair[0]) > 4096);
+    CLAIM(tombolo_messages_send(pair[0], in, 5000, 0) == 0);
+    CLAIM(tombolo_messages_recv(pair[1], in, sizeof in, SOON) == 5000);
+    CLAIM(tombolo_messages_close(pair[0]) == 0 && tombolo_messages_close(pair[1]) == 0);
+}
+
 static void what_it_tells(const char *address)
 {
     struct tombolo_statistics sent = {.size = sizeof sent}, short_ = {.size = 16, .messages = 77};
@@ -291,5 +343,6 @@ int main(int argc, char **argv)
     streams(argv[1]);
     messages(argv[1]);
     nothing_is_held_back_by_who_waits(argv[1]);
+    knobs_under_way(argv[1]);
     what_it_tells(argv[1]);
 }

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-3. The brokers' own part of a link: a box in the first page of each side, event channel 0, and the rest of the own
+//! part as far as no program has it.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use rustix::fs::OFlags;
+use tombolo_control::{BOX_LEN, Boxes};
+use tombolo_mem::{OwnBytes, OwnControl, OwnData, OwnWord, PeerData, PeerSegment, PeerWord};
+
+use crate::{
+    module::ModuleLink,
+    sys::OwnMemory,
+    uapi::{SLICE_PEER, SliceArgs},
+};
+
+const PAGE: u64 = 4096;
+/// Up to here a box has words, which are stored as one; behind them is the message.
+const WORDS: usize = 0x100;
+
+/// What a broker has of a link.
+#[derive(Debug)]
+pub struct ModuleBoxes {
+    part: OwnMemory,
+    own: OwnControl,
+    message: OwnBytes,
+    peer: PeerSegment,
+}
+
+impl ModuleBoxes {
+    /// Takes the brokers' part of a link of which the own part has `len` bytes.
+    ///
+    /// # Errors
+    /// Another broker has it, or what the kernel says.
+    pub fn open(link: &ModuleLink, len: u64) -> io::Result<Self> {
+        let taken = |error: io::Error| match error.kind() {
+            io::ErrorKind::ResourceBusy => io::Error::new(error.kind(), "another broker serves this machine"),
+            _ => error,
+        };
+        let own = link.slice(SliceArgs { length: len, channels: 1, ..SliceArgs::default() }).map_err(taken)?;
+        rustix::fs::fcntl_setfl(&own, OFlags::NONBLOCK)?;
+        let theirs = link.slice(SliceArgs { length: PAGE, flags: SLICE_PEER, ..SliceArgs::default() })?;
+        let peer = PeerSegment::map_revocable(theirs.as_fd(), 0, PAGE as usize, ())?;
+        let part = OwnMemory::new(own, 0, len);
+        let (own, message) = part.map(0, PAGE as usize)?.split(WORDS);
+        Ok(Self { part, own, message, peer })
+    }
+
+    /// Polls readable once the other broker rang, and as hung up at the end.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.part.fd()
+    }
+
+    /// Rings the other broker.
+    pub fn ring(&self) {
+        let _ = rustix::io::write(self.part.fd(), &1u64.to_ne_bytes());
+    }
+
+    /// Forgets rings of before.
+    pub fn drain(&self) {
+        let _ = rustix::io::read(self.part.fd(), &mut [0; 8]);
+    }
+
+    /// Makes `len` bytes of the own part from `offset` on zero. No program has them.
+    ///
+    /// # Errors
+    /// They are not in the part, or mapped here, or the device is gone.
+    pub fn clear(&self, offset: u64, len: u64) -> io::Result<()> {
+        let bytes = usize::try_from(len).map_err(io::Error::other)?;
+        let (control, mut data) = self.part.map(offset, bytes)?.split(0);
+        data.slice_mut(0, bytes).fill(0);
+        present(control.is_lost())
+    }
+}
+
+fn present(lost: bool) -> io::Result<()> {
+    if lost { Err(io::Error::new(io::ErrorKind::BrokenPipe, "the device was unplugged")) } else { Ok(()) }
+}
+
+impl Boxes for ModuleBoxes {
+    fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        if offset + bytes.len() > BOX_LEN {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        match <&mut [u8; 8]>::try_from(&mut *bytes) {
+            // ORDER Acquire: with the store of the other side's word; who sees it sees what came before.
+            Ok(word) if offset % 8 == 0 => *word = self.peer.word(offset).load_acquire().hint().to_le_bytes(),
+            _ => self.peer.data(offset).copy_out(0, bytes),
+        }
+        present(self.peer.is_lost())
+    }
+
+    fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        match <[u8; 8]>::try_from(bytes) {
+            // ORDER Release: with the load of the other side.
+            Ok(word) if offset % 8 == 0 && offset < WORDS => {
+                self.own.word(offset).store_release(u64::from_le_bytes(word));
+            }
+            _ if offset >= WORDS && offset + bytes.len() <= BOX_LEN => self.message.copy_in(offset - WORDS, bytes),
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        present(self.own.is_lost())
+    }
+}
