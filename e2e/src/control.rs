@@ -109,6 +109,12 @@ impl Control {
         }
     }
 
+    /// All that the command printed so far.
+    #[must_use]
+    pub fn printed(&self, job: Job) -> &[String] {
+        self.jobs.get(&job.0).map_or(&[], |state| &state.printed)
+    }
+
     /// Waits until the command ends.
     ///
     /// # Errors

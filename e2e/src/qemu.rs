@@ -291,6 +291,12 @@ impl Vm {
         self.explained(line)
     }
 
+    /// All that a command printed so far.
+    #[must_use]
+    pub fn printed(&self, job: Job) -> &[String] {
+        self.control.printed(job)
+    }
+
     /// Waits for the end of a command.
     ///
     /// # Errors

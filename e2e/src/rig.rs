@@ -78,9 +78,11 @@ impl Rig {
         if verdict.is_ok() && fault.is_none() {
             return verdict;
         }
+        let heard = self.site.as_mut().map(Site::report).unwrap_or_default();
         (self.solo, self.site) = (None, None);
         match (verdict, fault) {
             (Ok(_), Some(fault)) => Err(Error::new(fault)),
+            (Err(why), _) if !heard.is_empty() => Err(Error::new(format!("{why}\n{heard}"))),
             (verdict, _) => verdict,
         }
     }

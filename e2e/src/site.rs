@@ -155,6 +155,21 @@ impl Site {
         })
     }
 
+    /// What the brokers said last, and what the host's knows, for whoever looks for a fault.
+    pub fn report(&mut self) -> String {
+        let mut text = format!("the host's broker:\n{}\n", self.broker.log());
+        for what in [&[][..], &["--domains"]] {
+            text += &self.broker.link(&[&["ls"], what].concat()).unwrap_or_else(|why| format!("{why}\n"));
+        }
+        for at in [At::A, At::B] {
+            let Some(job) = self.brokers[at as usize] else { continue };
+            let vm = self.vm(at);
+            while vm.line(job, Instant::now()).is_ok() {}
+            text += &format!("the broker of {}:\n    {}\n", vm.name, vm.printed(job).join("\n    "));
+        }
+        text
+    }
+
     /// Makes a link, if there is none between the two, and waits until it is up.
     pub fn link(&mut self, one: &str, other: &str) -> Result<()> {
         let joins = |row: &serde_json::Value| {
