@@ -19,6 +19,8 @@ want valgrind "valgrind libc6-dbg" "C programs are not run under valgrind"
 want ip iproute2 "measurements over a pair of virtual Ethernet devices are skipped"
 want qemu-system-x86_64 qemu-system-x86 "tests in virtual machines are skipped"
 want make make "tests in virtual machines are skipped"
+want xz xz-utils "tests between Xen's domains are skipped"
+want strip binutils "tests between Xen's domains are skipped"
 if ! ls /usr/lib/*/libelf.so.1 >/dev/null 2>&1; then # What builds kernel modules is linked with it.
     missing="$missing libelf1"
 fi

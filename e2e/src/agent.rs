@@ -25,26 +25,51 @@ const MOUNTS: [(&str, &CStr, &str); 5] = [
     ("debugfs", c"debugfs", "/sys/kernel/debug"),
 ];
 
-type Line = Arc<Mutex<File>>;
+type Line = Arc<Mutex<Box<dyn Write + Send>>>;
 type Jobs = Arc<Mutex<BTreeMap<u32, Pid>>>;
 
-/// Serves the host until it goes.
+/// Serves the host over the second serial line until it goes.
 ///
 /// # Errors
 /// The guest cannot be prepared.
 pub fn serve() -> Result<()> {
+    prepare()?;
+    let line = open_raw("/dev/ttyS1")?;
+    answer(line.try_clone()?, line)
+}
+
+/// Mounts what every guest wants.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn prepare() -> Result<()> {
     for (source, kind, target) in MOUNTS {
         mount(source, target, kind, MountFlags::empty(), None).context(target)?;
     }
-    let line = File::from(open("/dev/ttyS1", OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).context("/dev/ttyS1")?);
+    Ok(())
+}
+
+/// Opens a serial line that changes no byte.
+///
+/// # Errors
+/// There is none of that name.
+pub fn open_raw(path: &str) -> Result<File> {
+    let line = File::from(open(path, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).context(path)?);
     let mut raw = tcgetattr(&line)?;
     raw.make_raw();
     tcsetattr(&line, OptionalActions::Now, &raw)?;
-    let requests = BufReader::new(line.try_clone()?);
-    let (line, jobs) = (Arc::new(Mutex::new(line)), Jobs::default());
+    Ok(line)
+}
+
+/// Does what comes in by one line and answers by another, until the host goes. Commands that then still run are killed.
+///
+/// # Errors
+/// What comes in makes no sense.
+pub fn answer(input: impl Read, out: impl Write + Send + 'static) -> Result<()> {
+    let (line, jobs): (Line, _) = (Arc::new(Mutex::new(Box::new(out))), Jobs::default());
     say(&line, &ToHost::Ready);
-    for request in requests.lines() {
-        match serde_json::from_str(&request?)? {
+    for request in BufReader::new(input).lines().map_while(std::result::Result::ok) {
+        match serde_json::from_str(&request)? {
             ToGuest::Run { job, argv } => start(job, &argv, &line, &jobs),
             ToGuest::Kill { job } => {
                 if let Some(pid) = lock(&jobs).get(&job) {
@@ -52,6 +77,9 @@ pub fn serve() -> Result<()> {
                 }
             }
         }
+    }
+    for pid in lock(&jobs).values() {
+        _ = kill_process(*pid, Signal::KILL);
     }
     Ok(())
 }

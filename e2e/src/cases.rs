@@ -18,22 +18,11 @@ mod unplug;
 
 use crate::rig::Rig;
 use tombolo_e2e::error::{Error, Result};
-
-/// What a case came to, if it did not fail.
-pub enum Verdict {
-    Done,
-    /// It could not run here.
-    Skip {
-        need: &'static str,
-        why: String,
-    },
-}
+use tombolo_e2e::runner;
+pub use tombolo_e2e::runner::Verdict;
 
 /// The host half of a case.
-pub struct Case {
-    pub name: &'static str,
-    pub run: fn(&mut Rig) -> Result<Verdict>,
-}
+pub type Case = runner::Case<Rig>;
 
 /// A guest half: its name, and what it does with its arguments.
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// The host's end of the line to an agent.
 pub struct Control {
-    out: Box<dyn Write>,
+    out: Box<dyn Write + Send>,
     lines: Lines,
     next: u32,
     jobs: BTreeMap<u32, State>,
@@ -55,28 +55,38 @@ impl Control {
     ///
     /// # Errors
     /// The guest did not come up before the deadline, or went.
-    pub fn open(input: impl Read + Send + 'static, out: impl Write + 'static, deadline: Instant) -> Result<Self> {
+    pub fn open(
+        input: impl Read + Send + 'static,
+        out: impl Write + Send + 'static,
+        deadline: Instant,
+    ) -> Result<Self> {
         let lines = Lines::of(input);
         let mut control = Self { out: Box::new(out), lines, next: 0, jobs: BTreeMap::new() };
-        control.anew(deadline)?;
+        control.again(deadline)?;
         Ok(control)
     }
 
-    /// Waits until the agent says that it is up, as it does after each boot of its guest. Commands from before are gone,
-    /// and the last thing that one of them printed may have been cut off.
+    /// Waits until a guest that goes down comes up again. Its jobs are forgotten, and so is what it had begun to say.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
-    pub fn anew(&mut self, deadline: Instant) -> Result<()> {
+    /// It does not before the deadline.
+    pub fn again(&mut self, deadline: Instant) -> Result<()> {
         self.jobs.clear();
         loop {
-            match self.lines.next_before(deadline) {
-                Ok(line) if matches!(serde_json::from_str(&line), Ok(ToHost::Ready)) => return Ok(()),
-                Ok(_) => {}
-                Err(NoLine::TimedOut) => return Err(Error::new("the guest does not come up")),
-                Err(NoLine::Ended) => return Err(Error::new("the guest is gone while it comes up")),
+            let line = self.next_line(deadline).context("waiting for the guest to come up")?;
+            if matches!(serde_json::from_str(&line), Ok(ToHost::Ready)) {
+                return Ok(());
             }
         }
+    }
+
+    /// Runs a command to its end and returns what it printed.
+    ///
+    /// # Errors
+    /// It fails, or still runs at the deadline.
+    pub fn run(&mut self, argv: &[&str], deadline: Instant) -> Result<String> {
+        let job = self.start(argv)?;
+        self.wait(job, deadline)?.success()
     }
 
     /// Starts a command.
@@ -115,6 +125,12 @@ impl Control {
         self.jobs.get(&job.0).map_or(&[], |state| &state.printed)
     }
 
+    /// Whether the command is known to have ended, and all that it printed was asked for.
+    #[must_use]
+    pub fn ended(&self, job: Job) -> bool {
+        self.jobs.get(&job.0).is_none_or(|state| state.end.is_some() && state.taken == state.printed.len())
+    }
+
     /// Waits until the command ends.
     ///
     /// # Errors
@@ -149,16 +165,16 @@ impl Control {
         self.out.write_all(&line).context("talking to the guest")
     }
 
-    fn hear(&mut self, deadline: Instant) -> Result<ToHost> {
-        match self.lines.next_before(deadline) {
-            Ok(line) => serde_json::from_str(&line).context(format!("the guest said `{line}`")),
-            Err(NoLine::TimedOut) => Err(Error::new("no answer before the deadline")),
-            Err(NoLine::Ended) => Err(Error::new("the guest is gone")),
-        }
+    fn next_line(&mut self, deadline: Instant) -> Result<String> {
+        self.lines.next_before(deadline).map_err(|why| match why {
+            NoLine::TimedOut => Error::new("no answer before the deadline"),
+            NoLine::Ended => Error::new("the guest is gone"),
+        })
     }
 
     fn listen(&mut self, deadline: Instant) -> Result<()> {
-        match self.hear(deadline)? {
+        let line = self.next_line(deadline)?;
+        match serde_json::from_str(&line).context(format!("the guest said `{line}`"))? {
             ToHost::Ready => return Err(Error::new("the guest started anew")),
             ToHost::Line { job, text } => {
                 self.jobs.entry(job).and_modify(|state| state.printed.push(text));

@@ -124,6 +124,35 @@ impl Archive {
     }
 }
 
+impl Archive {
+    /// Packages and all that they depend on, as far as `wanted` knows the name, unpacked together in the folder `name`.
+    ///
+    /// # Errors
+    /// As [`kernel`](Self::kernel).
+    pub fn packages(&self, name: &str, roots: &[&str], wanted: fn(&str) -> bool) -> Result<PathBuf> {
+        let root = self.root.join(name);
+        let done = root.join("done");
+        let _lock = self.lock()?;
+        if done.exists() {
+            return Ok(root);
+        }
+        let apt = Apt::new(&self.root, Which::Stable)?;
+        let mut chosen: Vec<String> = roots.iter().map(|name| (*name).to_owned()).collect();
+        let mut seen = 0;
+        while let Some(package) = chosen.get(seen).cloned() {
+            seen += 1;
+            for name in apt.depends(&package)?.into_iter().filter(|name| wanted(name)) {
+                if !chosen.contains(&name) {
+                    chosen.push(name);
+                }
+            }
+        }
+        apt.unpack(&chosen, &root)?;
+        fs::write(done, "")?;
+        Ok(root)
+    }
+}
+
 /// Waits until nobody else holds the lock `path`; says so if somebody does. It is given back when the file is dropped.
 ///
 /// # Errors

@@ -15,6 +15,8 @@ use std::process::Command;
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
+/// Where Debian has libraries.
+pub const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
 /// The files of a guest.
 #[derive(Debug, Default)]
@@ -47,13 +49,24 @@ impl Image {
     /// # Errors
     /// A file cannot be read, or a library is not there.
     pub fn add_program(&mut self, name: &str, from: &Path) -> Result<()> {
+        self.add_packaged(name, from, Path::new("/"))
+    }
+
+    /// The same of a program in a package that is unpacked in the folder `root`, and so are libraries.
+    ///
+    /// # Errors
+    /// As [`add_program`](Self::add_program).
+    pub fn add_packaged(&mut self, name: &str, from: &Path, root: &Path) -> Result<()> {
         self.add(name, from)?;
         // The dynamic loader itself says what it would load.
-        let output = Command::new(from).env("LD_TRACE_LOADED_OBJECTS", "1").output().context(from.display())?;
+        let mut command = Command::new(from);
+        command.env("LD_TRACE_LOADED_OBJECTS", "1").env("LD_LIBRARY_PATH", root.join(LIBRARIES));
+        let output = command.output().context(from.display())?;
         for library in libraries(&String::from_utf8_lossy(&output.stdout))? {
             // As Debian has it: /lib and /lib64 are links.
-            let place = library.strip_prefix("/usr").unwrap_or(&library);
-            self.add(&format!("usr{place}"), Path::new(&library))?;
+            let place = Path::new("/").join(Path::new(&library).strip_prefix(root).unwrap_or(Path::new(&library)));
+            let place = place.strip_prefix("/usr").or_else(|_| place.strip_prefix("/")).context(&library)?;
+            self.add(&format!("usr/{}", place.display()), Path::new(&library))?;
         }
         Ok(())
     }
@@ -89,6 +102,12 @@ impl Image {
             self.add_parents(name);
             self.entry(name, PROGRAM, content);
         }
+    }
+
+    /// Adds an empty folder.
+    pub fn add_empty(&mut self, name: &str) {
+        self.add_parents(name);
+        self.add_folder(name);
     }
 
     /// Adds a symbolic link.

@@ -28,5 +28,7 @@ pub mod process;
 pub mod programs;
 pub mod qemu;
 pub mod qmp;
+pub mod runner;
 pub mod scratch;
 pub mod wire;
+pub mod xen;

@@ -10,12 +10,12 @@
 
 mod cases;
 mod rig;
-mod runner;
 mod site;
 
 use std::process::ExitCode;
 use tombolo_e2e::agent;
 use tombolo_e2e::error::Result;
+use tombolo_e2e::runner;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -40,6 +40,6 @@ fn run(words: &[&str], args: &[String]) -> Result<()> {
             cases::all().for_each(|case| println!("{}", case.name));
             Ok(())
         }
-        words => runner::run(words),
+        words => runner::run(cases::all(), words),
     }
 }

@@ -17,7 +17,7 @@ use rustix::io::{FdFlags, fcntl_setfd};
 use serde_json::{Value, json};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -27,6 +27,17 @@ pub const PROGRAM: &str = "qemu-system-x86_64";
 const BOOT: u64 = 180;
 /// Seconds that plugging and unplugging may take.
 const PLUG: u64 = 60;
+/// glibc takes `rep movsb` where a CPU claims to be good at it; emulation is not.
+const LINUX_CPU: &str = "max,-erms,-fsrm";
+/// Without SMAP, which this QEMU checks wrongly where dom0 returns to its programs, and without what Xen would have to
+/// switch lazily: emulation mixes it up.
+const XEN_CPU: &str = "max,-erms,-fsrm,-smap,-avx,-avx2,-fma,-f16c,-xsave,-xsaveopt,-pku,-mpx";
+const LINUX: &str = "console=ttyS0 loglevel=6 mitigations=off tsc=reliable no_timer_check noreplace-smp panic=-1";
+/// Xen's own command line. Its console is the first serial line; dom0 has the second.
+const XEN: &str = "console=com1 com1=115200,8n1 loglvl=warning guest_loglvl=warning noreboot no-real-mode \
+    dom0_mem=768M,max:768M dom0_max_vcpus=1 spec-ctrl=no,eager-fpu=1 xpti=0 pv-l1tf=0 watchdog=0 cpuidle=0 \
+    cpufreq=none conring_size=1m";
+const DOM0: &str = "console=hvc0 loglevel=6 mitigations=off clocksource=xen";
 
 /// The guest's CPUs. Never one alone: with a maximum of one QEMU emulates no atomics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +65,8 @@ pub struct Spec {
     pub memory: u32,
     /// Use the host's virtualization.
     pub kvm: bool,
+    /// Boot this hypervisor, and the kernel as its dom0.
+    pub xen: Option<PathBuf>,
     /// More arguments for QEMU.
     pub args: Vec<String>,
     /// Words before QEMU's name, which say where it is to run.
@@ -76,6 +89,7 @@ impl Spec {
             cpus: Cpus::Two,
             memory: 256,
             kvm: false,
+            xen: None,
             args: Vec::new(),
             within: Vec::new(),
             reboots: false,
@@ -122,6 +136,27 @@ impl Spec {
         Ok(())
     }
 
+    /// Adds a virtio-serial port that has that `name` in the guest too. Returns our end of it.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn port(&mut self, name: &str) -> Result<UnixStream> {
+        let id = format!("port-{name}");
+        let ours = self.socket(&id)?;
+        if !self.args.iter().any(|arg| arg.starts_with("virtio-serial-pci")) {
+            self.args.extend(["-device".into(), "virtio-serial-pci,disable-legacy=on".into()]);
+        }
+        self.args.extend(["-device".into(), format!("virtserialport,chardev={id},name={name}")]);
+        Ok(ours)
+    }
+
+    /// Shares a folder of the host by 9p.
+    pub fn share(&mut self, tag: &str, folder: &Path) {
+        let path = folder.display();
+        self.args.extend(["-fsdev".into(), format!("local,id={tag},path={path},security_model=none")]);
+        self.args.extend(["-device".into(), format!("virtio-9p-pci,fsdev={tag},mount_tag={tag},disable-legacy=on")]);
+    }
+
     fn socket(&mut self, id: &str) -> Result<UnixStream> {
         let (ours, theirs) = UnixStream::pair()?;
         let fd = self.inherit(theirs.into())?;
@@ -131,29 +166,31 @@ impl Spec {
 
     fn command(&mut self) -> Result<Command> {
         let initramfs = self.initramfs.try_clone()?;
-        let initramfs = self.inherit(initramfs)?;
-        let (accel, cpu) = match self.kvm {
-            true => ("kvm", "host"),
-            // glibc takes `rep movsb` where a CPU claims to be good at it; emulation is not.
-            false => ("tcg,thread=multi", "max,-erms,-fsrm"),
+        let initramfs = format!("/proc/self/fd/{}", self.inherit(initramfs)?);
+        let (accel, cpu) = match (self.kvm, &self.xen) {
+            (true, _) => ("kvm", "host"),
+            (false, None) => ("tcg,thread=multi", LINUX_CPU),
+            (false, Some(_)) => ("tcg,thread=multi", XEN_CPU),
         };
         let cpus = match self.cpus {
             Cpus::One => "1,maxcpus=2",
             Cpus::Two => "2",
         };
-        let append = format!(
-            "console=ttyS0 loglevel=6 mitigations=off tsc=reliable tsc_early_khz={} no_timer_check noreplace-smp \
-             panic=-1 {}",
-            tsc::khz()?,
-            self.append
-        );
+        let (kernel, append, initrd) = match &self.xen {
+            None => (&self.kernel, format!("{LINUX} tsc_early_khz={} {}", tsc::khz()?, self.append), initramfs),
+            Some(xen) => {
+                // Multiboot: the first module is dom0's kernel with its command line, a comma separates.
+                let modules = format!("{} {DOM0} {},{initramfs}", self.kernel.display(), self.append);
+                (xen, XEN.to_owned(), modules)
+            }
+        };
         let mut command = tied(&self.within, PROGRAM);
         command.args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none"]);
         if !self.reboots {
             command.arg("-no-reboot");
         }
         command.args(["-M", "pc", "-accel", accel, "-cpu", cpu, "-smp", cpus, "-m", &self.memory.to_string()]);
-        command.arg("-kernel").arg(&self.kernel).args(["-initrd", &format!("/proc/self/fd/{initramfs}")]);
+        command.arg("-kernel").arg(kernel).args(["-initrd", &initrd]);
         command.args(["-append", &append, "-serial", "chardev:console", "-serial", "chardev:control"]);
         command.args(["-mon", "chardev=qmp,mode=control"]).args(&self.args);
         command.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -178,7 +215,8 @@ pub struct Vm {
     pub console: Console,
     /// Its QEMU.
     pub qmp: Qmp,
-    control: Control,
+    /// How commands get there.
+    pub control: Control,
     process: Process,
     fdsets: u64,
 }
@@ -363,7 +401,7 @@ impl Vm {
     /// # Errors
     /// It does not come up before the deadline.
     pub fn anew(&mut self) -> Result<()> {
-        let up = self.control.anew(within(BOOT));
+        let up = self.control.again(within(BOOT));
         up.map_err(|why| Error::new(format!("{}: {why}\n    {}", self.name, self.console.tail(20))))?;
         self.console.forget();
         Ok(())

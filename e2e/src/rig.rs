@@ -19,6 +19,7 @@ use tombolo_e2e::lines::within;
 use tombolo_e2e::module;
 use tombolo_e2e::programs::Programs;
 use tombolo_e2e::qemu::{self, Access, Cpus, Spec, Vm};
+use tombolo_e2e::runner::{self, Lacking};
 
 /// Bytes of a region that a guest or the host writes.
 pub const REGION: u64 = 4 << 20;
@@ -30,14 +31,6 @@ pub const VECTORS: usize = 4;
 pub const MODULE: &str = "/module.ko";
 /// A kernel that checks what it allocates, and that stops at the first warning.
 const WATCHFUL: &str = "panic_on_warn=1 oops=panic slub_debug=FZPU page_owner=off hung_task_panic=1";
-
-/// Why there is no rig.
-pub enum Lacking {
-    /// The machine has not what it takes: cases are skipped.
-    Need(String),
-    /// We are at fault: cases fail.
-    Fault(Error),
-}
 
 /// What cases share.
 pub struct Rig {
@@ -53,9 +46,11 @@ pub struct Rig {
     _lock: File,
 }
 
-impl Rig {
+impl runner::Rig for Rig {
+    const NEED: &'static str = "vm";
+
     /// Gets the kernel and builds the module; no machine yet.
-    pub fn prepare() -> std::result::Result<Self, Lacking> {
+    fn prepare() -> std::result::Result<Self, Lacking> {
         let need = |why: Error| Lacking::Need(why.to_string());
         for (program, package) in [(qemu::PROGRAM, "qemu-system-x86"), ("make", "make"), ("cc", "gcc")] {
             let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -71,8 +66,7 @@ impl Rig {
         Ok(Self { archive, kernel, module, programs: OnceCell::new(), solo: None, site: None, _lock: lock })
     }
 
-    /// Runs one case; a guest that it leaves broken is not used again.
-    pub fn run(&mut self, case: &Case) -> Result<Verdict> {
+    fn run(&mut self, case: &Case) -> Result<Verdict> {
         let verdict = (case.run)(self);
         let fault = self.solo.as_mut().and_then(Guest::fault).or_else(|| self.site.as_mut().and_then(Site::fault));
         if verdict.is_ok() && fault.is_none() {
@@ -87,11 +81,12 @@ impl Rig {
         }
     }
 
-    /// Ends what still runs.
-    pub fn finish(mut self) -> Result<()> {
+    fn finish(mut self) -> Result<()> {
         self.rest()
     }
+}
 
+impl Rig {
     /// Ends the machines that run, for a case with machines of its own: there are as few processors as two.
     pub fn rest(&mut self) -> Result<()> {
         self.solo.take().map_or(Ok(()), |guest| guest.vm.finish())?;

@@ -1,27 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Runs cases one after the other and prints what libtest would print.
 
-use crate::cases::{self, Case, Verdict};
-use crate::rig::{Lacking, Rig};
+use crate::error::{Error, Result};
 use std::io::Write;
 use std::time::Instant;
-use tombolo_e2e::error::{Error, Result};
+
+/// What a case came to, if it did not fail.
+pub enum Verdict {
+    /// It passed.
+    Done,
+    /// It could not run here.
+    Skip {
+        /// What is missing, as `TOMBOLO_REQUIRE` names it.
+        need: &'static str,
+        /// Why.
+        why: String,
+    },
+}
+
+/// The host half of a case.
+pub struct Case<R> {
+    /// As a test's name.
+    pub name: &'static str,
+    /// What it does with the machines.
+    pub run: fn(&mut R) -> Result<Verdict>,
+}
+
+/// Why there is no rig.
+pub enum Lacking {
+    /// The machine has not what it takes: cases are skipped.
+    Need(String),
+    /// We are at fault: cases fail.
+    Fault(Error),
+}
+
+/// The machines that cases share.
+pub trait Rig: Sized + 'static {
+    /// What skips say that they need.
+    const NEED: &'static str;
+
+    /// Gets what machines are made of; none has to boot yet.
+    ///
+    /// # Errors
+    /// [`Lacking`].
+    fn prepare() -> std::result::Result<Self, Lacking>;
+
+    /// Runs one case; a machine that it leaves broken is not used again.
+    ///
+    /// # Errors
+    /// The case fails, or a machine shows a fault.
+    fn run(&mut self, case: &Case<Self>) -> Result<Verdict>;
+
+    /// Ends what still runs.
+    ///
+    /// # Errors
+    /// A machine shows a fault.
+    fn finish(self) -> Result<()>;
+}
 
 /// Runs the cases whose names contain one of `words`, all if there is none.
-pub fn run(words: &[&str]) -> Result<()> {
-    let wanted = |case: &&Case| words.is_empty() || words.iter().any(|word| case.name.contains(word));
-    let chosen: Vec<&Case> = cases::all().filter(wanted).collect();
+///
+/// # Errors
+/// Says how many cases failed, or that there is none of that name.
+pub fn run<R: Rig>(all: impl Iterator<Item = &'static Case<R>>, words: &[&str]) -> Result<()> {
+    let wanted = |case: &&Case<R>| words.is_empty() || words.iter().any(|word| case.name.contains(word));
+    let chosen: Vec<&Case<R>> = all.filter(wanted).collect();
     if chosen.is_empty() {
         return Err(Error::new(format!("no case has a name with one of {words:?}")));
     }
     println!("\nrunning {} tests", chosen.len());
-    let mut rig = Rig::prepare();
+    let mut rig = R::prepare();
     let mut failures = Vec::new();
     for case in &chosen {
         let start = Instant::now();
         let verdict = match &mut rig {
             Ok(rig) => rig.run(case),
-            Err(Lacking::Need(why)) => Ok(Verdict::Skip { need: "vm", why: why.clone() }),
+            Err(Lacking::Need(why)) => Ok(Verdict::Skip { need: R::NEED, why: why.clone() }),
             Err(Lacking::Fault(why)) => Err(why.clone()),
         };
         let took = start.elapsed().as_secs_f64();

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use clap::builder::ArgPredicate;
 use rustix::thread::sched_getaffinity;
 
+use crate::apart::Peer;
 use crate::error::{Error, Os, Result};
 use crate::job::{Cpu, Test, Wait};
 use crate::size;
@@ -72,6 +73,15 @@ pub struct BenchArgs {
     /// The report of a short form of the suite, about a minute: for a look, not for conclusions
     #[arg(long, requires = "report")]
     pub quick: bool,
+    /// Be the right end for a driver on another machine, and listen for it there; for a network of one's own
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["peer", "report", "json", "transports", "tests"])]
+    pub serve: Option<String>,
+    /// Measure to the machine that serves there
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["report", "cpus", "fifo", "neighbour"])]
+    pub peer: Option<String>,
+    /// With --serve or --peer: what stands before the service in Tombolo's addresses on this machine, such as xen:2
+    #[arg(long, value_name = "ADDRESS")]
+    pub via: Option<String>,
     /// Make the report of these results, recorded with --json or --report, instead of measuring; may be repeated
     #[arg(long, value_name = "FILE", requires = "report", conflicts_with_all = ["quick", "transports", "seconds", "runs", "ring", "fifo"])]
     pub from: Vec<PathBuf>,
@@ -155,6 +165,8 @@ pub struct Plan {
     pub volume: u64,
     /// Whether the ends run under real-time priority.
     pub fifo: bool,
+    /// The machine with the right end, if that is not this one.
+    pub peer: Option<Peer>,
     /// The CPUs to which the two ends are tied; the same one twice if there is but one.
     pub pinned: [usize; 2],
 }
@@ -198,6 +210,7 @@ impl TryFrom<&BenchArgs> for Plan {
             ring: args.ring,
             volume: args.volume as u64,
             fifo: args.fifo,
+            peer: args.peer.as_ref().map(|host| Peer::new(host, args.via.clone())).transpose()?,
             pinned: two_cpus()?,
         })
     }

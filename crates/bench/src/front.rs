@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use crate::apart;
 use crate::args::{BenchArgs, Plan};
 use crate::error::{Os, Result};
 use crate::report;
@@ -40,6 +41,10 @@ fn program() -> String {
 fn measure(args: &BenchArgs) -> Result<u8> {
     if let Some(dir) = &args.report {
         return report::main(args, dir);
+    }
+    if let Some(host) = &args.serve {
+        let heard = |address| eprintln!("serving at {address}");
+        return apart::serve(host, args.via.as_deref(), heard).map(|()| 0);
     }
     let plan = Plan::try_from(args)?;
     let console = Console::new();

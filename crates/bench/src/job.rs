@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the driver tells its workers to measure, and what they report.
 
-use std::path::PathBuf;
-
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
@@ -121,7 +119,6 @@ pub(crate) enum Order {
         job: Job,
         /// The address under which the right worker is reached.
         host: String,
-        scratch: PathBuf,
     },
 }
 

@@ -9,6 +9,8 @@
 //! sample stands between two probes of how far apart the two CPUs are (see [`Placement`]): a host moves its guests'
 //! CPUs, and a round trip between distant ones takes five times as long. The median of the samples is reported.
 //!
+//! The two workers may live on two machines instead: `--serve` on the right, `--peer` on the left.
+//!
 //! What is moved is copied from a private buffer and to a private buffer, stamped and checked. Nothing waits for ever: a
 //! sample that takes too long fails, and its workers are ended. The workers end with the driver, however it ends.
 //!
@@ -27,6 +29,7 @@ pub mod table;
 pub mod transport;
 pub mod usage;
 
+mod apart;
 mod args;
 mod front;
 mod load;
@@ -38,6 +41,7 @@ mod run;
 mod stopwatch;
 mod worker;
 
+pub use apart::Peer;
 pub use args::{BenchArgs, Plan};
 pub use error::{Error, Result};
 pub use front::main;

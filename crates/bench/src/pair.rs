@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
+use crate::apart::Peer;
 use crate::error::{Error, Os, Result};
 use crate::job::{Job, Order, Reply, Report, Test};
 use crate::transport::Namespaces;
@@ -28,8 +29,9 @@ const START: Duration = Duration::from_secs(10);
 /// Two workers. Dropping it ends them; so does the end of this process, however it comes.
 pub(crate) struct Pair {
     workers: [Worker; 2],
-    host: &'static str,
-    scratch: Scratch,
+    host: String,
+    apart: bool,
+    _scratch: Scratch,
 }
 
 impl Pair {
@@ -51,15 +53,16 @@ impl Pair {
     fn start_here(namespaces: Namespaces, fifo: bool) -> Result<Self> {
         let scratch = Scratch::new()?;
         let (left_link, right_link) = UnixStream::pair().os("socketpair")?;
+        let (left_link, right_link) = (OwnedFd::from(left_link), OwnedFd::from(right_link));
         let program = std::env::current_exe().os("finding this program")?.to_string_lossy().into_owned();
         match namespaces {
-            Namespaces::Shared => {
+            Namespaces::Shared | Namespaces::Anywhere => {
                 let start = |role, link| Worker::start(command(fifo, &[&program]), role, link, &scratch);
                 let mut workers = [start("left", left_link)?, start("right", right_link)?];
                 for worker in &mut workers {
                     worker.ask(&Order::Hello)?;
                 }
-                Ok(Self { workers, host: "127.0.0.1", scratch })
+                Ok(Self { workers, host: "127.0.0.1".into(), apart: false, _scratch: scratch })
             }
             Namespaces::Veth => {
                 // The left lives in a new user namespace, where it may do what follows without privilege; the right in the
@@ -67,22 +70,41 @@ impl Pair {
                 let unshare = command(fifo, &["unshare", "--user", "--map-root-user", "--net", "--", &program]);
                 let mut left = Worker::start(unshare, "left", left_link, &scratch)?;
                 left.ask(&Order::Hello)?;
-                let target = left.child.id().to_string();
+                let target = left.process().to_string();
                 let enter = ["nsenter", "--preserve-credentials", "--user", "--target", &target, "--"];
                 let nsenter = command(fifo, &[&enter[..], &["unshare", "--net", "--", &program]].concat());
                 let mut right = Worker::start(nsenter, "right", right_link, &scratch)?;
                 right.ask(&Order::Hello)?;
 
                 let [(here, _), (there, host)] = VETH;
-                let target = right.child.id();
+                let target = right.process();
                 left.run(&format!("ip link add name {here} type veth peer name {there} netns {target}"))?;
                 for (worker, (name, address)) in [(&mut left, VETH[0]), (&mut right, VETH[1])] {
                     worker.run(&format!("ip address add {address}/30 dev {name}"))?;
                     worker.run(&format!("ip link set {name} up"))?;
                 }
-                Ok(Self { workers: [left, right], host, scratch })
+                Ok(Self { workers: [left, right], host: host.into(), apart: false, _scratch: scratch })
             }
+            Namespaces::Apart => Err(Error::Unsupported("it joins two machines: see --peer".into())),
         }
+    }
+
+    /// Starts one worker here and one on another machine.
+    ///
+    /// # Errors
+    /// The other machine cannot be reached, or does not serve.
+    pub(crate) fn start_apart(peer: &Peer) -> Result<Self> {
+        let scratch = Scratch::new()?;
+        let program = std::env::current_exe().os("finding this program")?.to_string_lossy().into_owned();
+        let [orders, cord] = peer.reach()?;
+        let mut left = command(false, &[&program]);
+        left.args([ARGUMENT, "left"]).arg(&scratch.0).arg(peer.channels.as_deref().unwrap_or_default());
+        let left = Worker::spawn(left, cord)?;
+        let mut workers = [left, Worker { child: None, control: orders.into(), heard: Vec::new() }];
+        for worker in &mut workers {
+            worker.ask(&Order::Hello)?;
+        }
+        Ok(Self { workers, host: peer.address.ip().to_string(), apart: true, _scratch: scratch })
     }
 
     /// Takes one sample: what the left saw, and the right.
@@ -93,11 +115,11 @@ impl Pair {
     /// # Blocking
     /// For the sample's time and its set-up; never much longer than the limit that the job implies.
     pub(crate) fn sample(&mut self, job: &Job) -> Result<[Report; 2]> {
-        let order = Order::Sample { job: job.clone(), host: self.host.into(), scratch: self.scratch.0.clone() };
+        let order = Order::Sample { job: job.clone(), host: self.host.clone() };
         for worker in &mut self.workers {
             worker.tell(&order)?;
         }
-        let limit = limit(job);
+        let limit = limit(job, self.apart);
         let deadline = Instant::now() + limit;
         let mut reports = [None, None];
         while let Some(waiting) = reports.iter().position(Option::is_none) {
@@ -127,10 +149,12 @@ fn command(fifo: bool, words: &[&str]) -> Command {
 
 /// How long a sample may take before its workers are given up: the time it is meant to take four times over, or its
 /// volume at 16 MiB/s, and for the set-up five seconds and a quarter for each channel (a busy machine may take as many
-/// time slices for it as there are steps in a handshake).
-fn limit(job: &Job) -> Duration {
+/// time slices for it as there are steps in a handshake). Between machines, which may be emulated, all but the measured
+/// time is six times as long.
+fn limit(job: &Job, apart: bool) -> Duration {
     let volume = if job.test == Test::Switches { job.volume as f64 / (16 << 20) as f64 } else { 0.0 };
-    Duration::from_secs_f64(5.0 + 0.25 * job.channels as f64 + 4.0 * job.seconds + volume)
+    let patience = if apart { 6.0 } else { 1.0 };
+    Duration::from_secs_f64(patience * (5.0 + 0.25 * job.channels as f64 + volume) + 4.0 * job.seconds)
 }
 
 fn report(reply: Reply) -> Result<Report> {
@@ -153,21 +177,26 @@ fn first_to_speak(workers: &[Worker; 2], deadline: Instant) -> Option<usize> {
 
 /// A worker process and the socket to it.
 struct Worker {
-    child: Child,
+    /// None on another machine, where it ends with the connection.
+    child: Option<Child>,
     control: UnixStream,
     heard: Vec<u8>,
 }
 
 impl Worker {
-    fn start(mut command: Command, role: &str, link: UnixStream, scratch: &Scratch) -> Result<Self> {
-        let (control, theirs) = UnixStream::pair().os("socketpair")?;
+    fn start(mut command: Command, role: &str, link: OwnedFd, scratch: &Scratch) -> Result<Self> {
         command.args([ARGUMENT, role]).arg(&scratch.0);
-        command.stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(link)).stderr(Stdio::inherit());
+        Self::spawn(command, link)
+    }
+
+    fn spawn(mut command: Command, link: OwnedFd) -> Result<Self> {
+        let (control, theirs) = UnixStream::pair().os("socketpair")?;
+        command.stdin(OwnedFd::from(theirs)).stdout(link).stderr(Stdio::inherit());
         // A Ctrl-C ends the driver; the workers see it go and clean up.
         let program = command.get_program().to_string_lossy().into_owned();
         let child =
             command.process_group(0).spawn().map_err(|e| Error::Unsupported(format!("cannot start {program}: {e}")))?;
-        Ok(Self { child, control, heard: Vec::new() })
+        Ok(Self { child: Some(child), control, heard: Vec::new() })
     }
 
     fn tell(&mut self, order: &Order) -> Result<()> {
@@ -207,6 +236,11 @@ impl Worker {
         }
     }
 
+    /// The number of its process, if that is on this machine.
+    fn process(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
     fn run(&mut self, command: &str) -> Result<()> {
         self.ask(&Order::Run(command.split(' ').map(String::from).collect()))
     }
@@ -215,16 +249,22 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         // Neither can fail for a child that was not waited for.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
 /// A directory that only this user can enter, and that goes away.
-struct Scratch(PathBuf);
+pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new() -> Result<Self> {
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn new() -> Result<Self> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         // ORDER: none needed; each caller only wants a number of its own.
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::apart::Peer;
 use crate::args::Plan;
 use crate::error::{Error, Result};
 use crate::job::{Cpu, Job, Mode, Report, Test, Times, Wait};
@@ -65,7 +66,7 @@ impl Outcome {
 /// Only what prevents the run as a whole; what goes wrong with a single measurement is a [`Skip`].
 pub fn run(plan: &Plan, mut listen: impl FnMut(Event<'_>)) -> Result<Outcome> {
     let mut outcome = Outcome::default();
-    let mut pairs = Pairs { fifo: plan.fifo, ..Pairs::default() };
+    let mut pairs = Pairs { fifo: plan.fifo, peer: plan.peer.clone(), ..Pairs::default() };
     let mut tests: Vec<Vec<Cell>> = plan.tests.iter().map(|&test| cells(plan, test)).collect();
     let total = tests.iter().flatten().map(|cell| cell.variants.len() * plan.runs).sum();
     let mut done = 0;
@@ -133,6 +134,11 @@ fn cells(plan: &Plan, test: Test) -> Vec<Cell> {
                     Some(_) => continue,
                     None => size,
                 };
+                // Two machines have two clocks.
+                let apart = plan.peer.is_some();
+                if !card.namespaces.suit(apart) || (apart && test == Test::Load) {
+                    continue;
+                }
                 // The neighbour's CPU time would count as that of the ends.
                 if card.offers(test, wait, cpu) && !(plan.neighbour && test == Test::Cpu) {
                     let variants = card.variants.iter().map(|v| (*v, Vec::new())).collect();
@@ -351,18 +357,28 @@ impl Sample {
 #[derive(Default)]
 struct Pairs {
     fifo: bool,
+    peer: Option<Peer>,
     running: HashMap<Namespaces, Pair>,
     refused: HashMap<Namespaces, String>,
 }
 
 impl Pairs {
     fn sample(&mut self, namespaces: Namespaces, job: &Job) -> Result<[Report; 2]> {
+        let namespaces = match (&self.peer, namespaces) {
+            (Some(_), _) => Namespaces::Apart,
+            (None, Namespaces::Anywhere) => Namespaces::Shared,
+            (None, other) => other,
+        };
         if let Some(why) = self.refused.get(&namespaces) {
             return Err(Error::Unsupported(why.clone()));
         }
         let mut pair = match self.running.remove(&namespaces) {
             Some(pair) => pair,
-            None => Pair::start(namespaces, self.fifo).inspect_err(|e| {
+            None => match &self.peer {
+                Some(peer) => Pair::start_apart(peer),
+                None => Pair::start(namespaces, self.fifo),
+            }
+            .inspect_err(|e| {
                 self.refused.insert(namespaces, chain(e));
             })?,
         };

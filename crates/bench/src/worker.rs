@@ -15,12 +15,13 @@ use std::time::Duration;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::error::{Error, Os, Result};
-use crate::job::{Cpu, Job, Order, Reply, Report, Role, Test};
+use crate::job::{Cpu, Order, Reply, Report, Role, Test};
 use crate::line::Line;
 use crate::link::Link;
 use crate::transport::{self, Context};
 
-/// The first argument of a worker's command line; the second is its role, the third its scratch directory.
+/// The first argument of a worker's command line; the second is its role, the third its scratch directory. The fourth, if
+/// the other worker is on another machine, stands before the service in Tombolo's addresses, and may be empty.
 pub(crate) const ARGUMENT: &str = "__bench-worker";
 /// No wait of a worker for the other takes longer, whatever the driver does; its own limits are shorter.
 const LINK_LIMIT: Duration = Duration::from_secs(120);
@@ -54,7 +55,8 @@ pub fn role_main() -> Option<ExitCode> {
         _ => return Some(ExitCode::from(2)),
     };
     let scratch = PathBuf::from(arguments.next()?);
-    Some(match work(role, scratch) {
+    let channels = arguments.next().map(|words| words.to_string_lossy().into_owned());
+    Some(match work(&Place { role, scratch, channels }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("bench worker: {}", chain(&e));
@@ -63,8 +65,16 @@ pub fn role_main() -> Option<ExitCode> {
     })
 }
 
-/// Standard input is the socket to the driver, standard output the one to the other worker.
-fn work(role: Role, scratch: PathBuf) -> Result<()> {
+/// Where a worker works.
+struct Place {
+    role: Role,
+    scratch: PathBuf,
+    channels: Option<String>,
+}
+
+/// Standard input is the socket to the driver, standard output the one to the other worker: of either family, which makes
+/// no difference to what is done with them.
+fn work(place: &Place) -> Result<()> {
     let socket = |fd: io::Result<_>| fd.map(UnixStream::from).os("taking over a socket");
     let control = socket(io::stdin().as_fd().try_clone_to_owned())?;
     let mut link = Some(Link::new(socket(io::stdout().as_fd().try_clone_to_owned())?, LINK_LIMIT)?);
@@ -72,6 +82,7 @@ fn work(role: Role, scratch: PathBuf) -> Result<()> {
 
     // A thread of its own waits for orders, so that the driver's end is noticed in the middle of a sample.
     let (orders, inbox) = mpsc::channel();
+    let scratch = place.scratch.clone();
     std::thread::spawn(move || {
         for line in BufReader::new(control).lines().map_while(std::result::Result::ok) {
             // The receiver is gone only when this process ends.
@@ -85,7 +96,7 @@ fn work(role: Role, scratch: PathBuf) -> Result<()> {
     let mut context = None;
     for line in inbox {
         let order = serde_json::from_str(&line).map_err(|e| Error::Worker(format!("no order: {e}")))?;
-        let reply = match obey(order, role, &mut link, &mut context) {
+        let reply = match obey(order, place, &mut link, &mut context) {
             Ok(None) => Reply::Done,
             Ok(Some(report)) => Reply::Sampled(Box::new(report)),
             Err(Error::Unsupported(why)) => Reply::Unsupported(why),
@@ -97,18 +108,20 @@ fn work(role: Role, scratch: PathBuf) -> Result<()> {
     Ok(())
 }
 
-fn obey(order: Order, role: Role, link: &mut Option<Link>, context: &mut Option<Context>) -> Result<Option<Report>> {
+fn obey(order: Order, place: &Place, link: &mut Option<Link>, context: &mut Option<Context>) -> Result<Option<Report>> {
     match order {
         Order::Hello => Ok(None),
         Order::Run(command) => run(&command).map(|()| None),
-        Order::Sample { job, host, scratch } => {
+        Order::Sample { job, host } => {
             if let Some(link) = link.take() {
-                let line = Line::open(&link, LINE_LIMIT)?;
-                *context =
-                    Some(Context { role, job: job.clone(), link, line, host: host.clone(), scratch: scratch.clone() });
+                let Place { role, scratch, channels } = place;
+                let line = if channels.is_none() { Some(Line::open(&link, LINE_LIMIT)?) } else { None };
+                let (scratch, channels) = (scratch.clone(), channels.clone());
+                let (job, host) = (job.clone(), host.clone());
+                *context = Some(Context { role: *role, job, link, line, host, scratch, channels });
             }
             let context = context.as_mut().ok_or_else(|| Error::Worker("the line was lost earlier".into()))?;
-            (context.job, context.host, context.scratch) = (job, host, scratch);
+            (context.job, context.host) = (job, host);
             sample(context).map(Some)
         }
     }
@@ -117,27 +130,28 @@ fn obey(order: Order, role: Role, link: &mut Option<Link>, context: &mut Option<
 /// Takes one sample, between two probes of how far apart the CPUs are.
 fn sample(context: &mut Context) -> Result<Report> {
     let transport = transport::find(&context.job.transport, context.job.mode)?;
-    pin(&context.job, context.role, false)?;
+    pin(context, false)?;
     let before = probe(context)?;
-    pin(&context.job, context.role, context.job.test == Test::Channels && context.job.channels > 1)?;
+    pin(context, context.job.test == Test::Channels && context.job.channels > 1)?;
     let neighbour = context.job.neighbour.then(Neighbour::start);
     let performed = transport.perform(context);
     drop(neighbour);
     let mut report = performed?;
-    pin(&context.job, context.role, false)?;
+    pin(context, false)?;
     report.probes = before.zip(probe(context)?).map(|(before, after)| [before, after]);
     Ok(report)
 }
 
 /// The round trip of a cache line in ns, as the left worker sees it.
 fn probe(context: &mut Context) -> Result<Option<f64>> {
+    let Some(line) = &mut context.line else { return Ok(None) };
     if context.job.cpu == Cpu::Same || context.job.cpus[0] == context.job.cpus[1] {
         return Ok(None);
     }
     context.link.meet()?;
     match context.role {
-        Role::Left => context.line.probe().map(Some),
-        Role::Right => context.line.answer().map(|()| None),
+        Role::Left => line.probe().map(Some),
+        Role::Right => line.answer().map(|()| None),
     }
 }
 
@@ -170,10 +184,15 @@ impl Drop for Neighbour {
     }
 }
 
-/// Ties this thread, and those it will start, to the role's CPU, or to both if it is `free`.
-fn pin(job: &Job, role: Role, free: bool) -> Result<()> {
+/// Ties this thread, and those it will start, to the role's CPU, or to both if it is `free`. The driver knows only its own
+/// machine's CPUs.
+fn pin(context: &Context, free: bool) -> Result<()> {
+    if context.channels.is_some() {
+        return Ok(());
+    }
+    let job = &context.job;
     let [left, right] = job.cpus;
-    let mine = if role == Role::Left || job.cpu == Cpu::Same { left } else { right };
+    let mine = if context.role == Role::Left || job.cpu == Cpu::Same { left } else { right };
     let mut set = CpuSet::new();
     for cpu in if free { vec![left, right] } else { vec![mine] } {
         set.set(cpu);

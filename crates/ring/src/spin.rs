@@ -21,9 +21,13 @@ const LOOKS: u32 = 32;
 /// threads than CPUs, the peer that is waited for may be one of them.
 const ALONE: Duration = Duration::from_micros(5);
 
-/// Where an offer of the CPU takes this long, taken over the last sixteen or so, it goes to somebody who computes, and who
-/// uses his whole time slice. Many who wait for each other are back sooner.
-const TAKEN: Duration = Duration::from_millis(4);
+/// Where an offer of the CPU takes this long, taken over the last sixteen, it goes to somebody who computes, and who uses his
+/// whole time slice. Many who wait for each other are back sooner.
+const TAKEN: Duration = Duration::from_micros(3500);
+/// Offers of which it is judged, at least: each that is taken so costs a whole time slice.
+const JUDGED_OF: u32 = 4;
+/// The most that the average remembers.
+const REMEMBERED: u32 = 16;
 /// Offers not made from then on before the next, four times as many each time, and the most. A slice lasts as long as some
 /// hundred sleeps.
 const PASSES: (u32, u32) = (256, 16_384);
@@ -33,8 +37,10 @@ const PASSES: (u32, u32) = (256, 16_384);
 pub struct Spin {
     budget: Duration,
     most: Duration,
-    /// How long an offer of the CPU takes, how many to pass over before the next, and how many that were at last.
+    /// How long an offer of the CPU takes, of how many that is the average, how many to pass over before the next, and
+    /// how many that were at last.
     offer: Duration,
+    of: u32,
     passes: u32,
     passed: u32,
 }
@@ -52,7 +58,7 @@ impl Spin {
     #[must_use]
     pub fn new(most: Duration) -> Self {
         let budget = if most == Self::ALWAYS { SLICE } else { BEGIN.min(most) };
-        Self { budget, most, offer: Duration::ZERO, passes: 0, passed: 0 }
+        Self { budget, most, offer: Duration::ZERO, of: 0, passes: 0, passed: 0 }
     }
 
     pub(crate) fn always(&self) -> bool {
@@ -105,8 +111,11 @@ impl Spin {
     /// After an offer: how long it took until this thread ran again.
     pub(crate) fn offered(&mut self, took: Duration) {
         // Once it is seldom made, each tells more.
-        let memory = if self.passed == 0 { 15 } else { 3 };
-        self.offer = (self.offer * memory + took) / (memory + 1);
+        self.of = (self.of + 1).min(if self.passed == 0 { REMEMBERED } else { JUDGED_OF });
+        self.offer = (self.offer * (self.of - 1) + took) / self.of;
+        if self.of < JUDGED_OF {
+            return;
+        }
         if self.offer >= TAKEN {
             self.passed = (self.passed * 4).clamp(PASSES.0, PASSES.1);
             self.passes = self.passed;

@@ -13,6 +13,7 @@ pub enum Need {
     Asan,
     CargoFuzz,
     Vm,
+    Xen,
 }
 
 impl Need {
@@ -24,6 +25,7 @@ impl Need {
             Self::Asan => "asan",
             Self::CargoFuzz => "fuzz",
             Self::Vm => "vm",
+            Self::Xen => "xen",
         }
     }
 
@@ -40,6 +42,10 @@ impl Need {
                 (answers(&["+nightly", "fuzz", "--version"]), "no cargo-fuzz: `cargo install cargo-fuzz`")
             }
             Self::Vm => (runs("qemu-system-x86_64"), "no QEMU: `apt-get install qemu-system-x86`"),
+            Self::Xen => (
+                runs("qemu-system-x86_64") && runs("xz"),
+                "no QEMU or no xz: `apt-get install qemu-system-x86 xz-utils`",
+            ),
         };
         (!found).then(|| advice.to_owned())
     }

@@ -141,6 +141,16 @@ pub const TIERS: &[Tier] = &[
         ..BASE
     },
     Tier {
+        name: "xen",
+        assumes: "QEMU, xz, strip; Debian's archive or what was cached of it",
+        command: "cargo run --quiet --package tombolo-e2e --bin xen",
+        limit: 15,
+        long: Some(90),
+        gate: Gate::Canaries,
+        needs: Some(Need::Xen),
+        ..BASE
+    },
+    Tier {
         name: "conformance",
         assumes: "Linux, no privileges; part of `integration`",
         command: "cargo test --workspace --all-features --test conformance",

@@ -121,7 +121,7 @@ impl Wire for Tcp {
     type End = FdEnd;
 
     fn card(&self) -> Card {
-        let (name, namespaces) = if self.veth { ("tcp-veth", Namespaces::Veth) } else { ("tcp", Namespaces::Shared) };
+        let (name, namespaces) = if self.veth { ("tcp-veth", Namespaces::Veth) } else { ("tcp", Namespaces::Anywhere) };
         Card { name, namespaces, variants: &["nagle", "nodelay"], ..SOCKET }
     }
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Card, Context, Namespaces, Transport};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::job::{Mode, Report, Role, Test, Wait};
 use crate::stopwatch::Stopwatch;
 
@@ -25,12 +25,14 @@ impl Transport for RawLine {
     }
 
     fn perform(&self, context: &mut Context) -> Result<Report> {
+        let line =
+            context.line.as_mut().ok_or_else(|| Error::Unsupported("two machines share no cache line".into()))?;
         match context.role {
-            Role::Right => context.line.answer().map(|()| Report::default()),
+            Role::Right => line.answer().map(|()| Report::default()),
             Role::Left => {
                 let time = Duration::from_secs_f64(context.job.seconds);
-                let watch = Stopwatch::run(Instant::now(), time, || context.line.ask())?;
-                context.line.stop()?;
+                let watch = Stopwatch::run(Instant::now(), time, || line.ask())?;
+                line.stop()?;
                 Ok(watch.report(0.0))
             }
         }

@@ -50,6 +50,21 @@ pub enum Namespaces {
     Shared,
     /// Each in a network namespace of its own, joined by a veth pair.
     Veth,
+    /// Both where the user is, or each on a machine of its own.
+    Anywhere,
+    /// Each on a machine of its own.
+    Apart,
+}
+
+impl Namespaces {
+    /// Whether the ends can be where they are: on two machines, or on one.
+    pub(crate) fn suit(self, apart: bool) -> bool {
+        match self {
+            Self::Shared | Self::Veth => !apart,
+            Self::Anywhere => true,
+            Self::Apart => apart,
+        }
+    }
 }
 
 /// Everything a worker has at hand for one measurement.
@@ -60,8 +75,10 @@ pub struct Context {
     pub job: Job,
     /// The cord to the other worker, for setting up.
     pub link: Link,
-    /// The cache line shared with the other worker.
-    pub line: Line,
+    /// The cache line shared with the other worker, if both are on one machine.
+    pub line: Option<Line>,
+    /// What stands before the service in Tombolo's addresses, if the other worker is on another machine.
+    pub channels: Option<String>,
     /// The network address under which the right worker is reached.
     pub host: String,
     /// A directory for sockets; it goes away with the workers.

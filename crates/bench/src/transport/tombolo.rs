@@ -14,7 +14,7 @@ const CARD: Card = Card {
     name: "tombolo",
     mode: Mode::Stream,
     variants: &[""],
-    namespaces: Namespaces::Shared,
+    namespaces: Namespaces::Anywhere,
     tests: &[
         Test::Throughput,
         Test::Rate,
@@ -126,9 +126,17 @@ impl<C: Measured> Wire for Tombolo<C> {
     }
 
     fn listen(&self, context: &Context) -> Result<(Listener<C>, String)> {
-        let address = format!("local:{}/tombolo-{}.sock", context.scratch.display(), super::serial());
+        let serial = super::serial();
+        let (address, said) = match &context.channels {
+            // Each machine has its own name for the other.
+            Some(_) => (elsewhere(&format!("bench-{serial}"), context)?, format!("bench-{serial}")),
+            None => {
+                let address = format!("local:{}/tombolo-{serial}.sock", context.scratch.display());
+                (address.clone(), address)
+            }
+        };
         let listener = tombolo::listen_with(&address, &options(&context.job)).map_err(failed)?;
-        Ok((listener, address))
+        Ok((listener, said))
     }
 
     fn accept(&self, host: &mut Listener<C>, _: &Context) -> Result<C> {
@@ -136,7 +144,16 @@ impl<C: Measured> Wire for Tombolo<C> {
     }
 
     fn connect(&self, address: &str, context: &Context) -> Result<C> {
-        tombolo::connect_with(address, &options(&context.job)).map_err(failed)
+        let address = if context.channels.is_some() { elsewhere(address, context)? } else { address.into() };
+        tombolo::connect_with(&address, &options(&context.job)).map_err(failed)
+    }
+}
+
+/// The address of a service between two machines, as this one says it.
+fn elsewhere(service: &str, context: &Context) -> Result<String> {
+    match context.channels.as_deref() {
+        None | Some("") => Err(Error::Unsupported("no channels between the machines: see --via".into())),
+        Some(before) => Ok(format!("{before}/{service}")),
     }
 }
 

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Files from one domain to another, by `tombolo cat`.
+
+use super::{Case, Kind, Verdict};
+use crate::rig::{Pair, Rig};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Error, Result};
+use tombolo_e2e::lines::within;
+
+pub const PV: &[Case] = &[
+    Case { name: "pv_file_arrives_whole_in_the_other_domu", run: |rig| files(rig, Kind::Pv, "A", "B") },
+    Case { name: "pv_file_arrives_whole_in_dom0", run: |rig| files(rig, Kind::Pv, "A", "dom0") },
+    Case { name: "pv_file_arrives_whole_from_dom0", run: |rig| files(rig, Kind::Pv, "dom0", "B") },
+    Case { name: "transfer_canary_file_that_was_changed_is_told_apart", run: changed },
+    Case { name: "transfer_canary_grants_that_are_mapped_are_seen", run: seen },
+];
+pub const PVH: &[Case] = &[
+    Case { name: "pvh_file_arrives_whole_in_the_other_domu", run: |rig| files(rig, Kind::Pvh, "A", "B") },
+    Case { name: "pvh_file_arrives_whole_in_dom0", run: |rig| files(rig, Kind::Pvh, "B", "dom0") },
+];
+
+/// Which end is there first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum First {
+    Listener,
+    Caller,
+}
+
+/// A file of pseudo-random bytes goes over, with either end there first; nothing is left.
+fn files(rig: &mut Rig, kind: Kind, from: &str, to: &str) -> Result<Verdict> {
+    let pair = rig.pair(kind)?;
+    for first in [First::Listener, First::Caller] {
+        transfer(pair, from, to, first)?;
+    }
+    pair.check_clean()?;
+    Ok(Verdict::Done)
+}
+
+fn transfer(pair: &mut Pair, from: &str, to: &str, first: First) -> Result<()> {
+    let (source, target) = (pair.number(from), pair.number(to));
+    let listen =
+        format!("rm -f /tmp/got; tombolo cat --listen xen:{source}/file --receive-only --output /tmp/got --checksum");
+    let connect = format!("tombolo cat --connect xen:{target}/file --wait 60 --send-only --checksum /tmp/file");
+    pair.sh(from, "dd if=/dev/urandom of=/tmp/file bs=64k count=64 2>/dev/null; printf tail >> /tmp/file")?;
+    let sum = pair.sh(from, "sha256sum </tmp/file")?;
+    let sum = sum.split(' ').next().unwrap_or_default();
+    let (listener, caller) = if first == First::Listener {
+        let listener = pair.start(to, &listen)?;
+        // It is there when its node is.
+        pair.sh("dom0", &format!("until xenstore-read /local/domain/{target}/data/tombolo/{source}/file; do :; done"))?;
+        (listener, pair.start(from, &connect)?)
+    } else {
+        let caller = pair.start(from, &connect)?;
+        // It has looked for the listener when it has opened XenStore's device, and then it looks again and again.
+        pair.sh(from, "until ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q xenbus; do :; done")?;
+        (pair.start(to, &listen)?, caller)
+    };
+    let (sent, received) = (pair.done(from, caller)?, pair.done(to, listener)?);
+    ensure!(sent.contains(sum) && received.contains(sum), "sent {sum}: {sent}; received: {received}");
+    let got = pair.sh(to, "sha256sum </tmp/got; rm /tmp/got")?;
+    ensure!(got.starts_with(sum), "{first:?} first, {from} to {to}: {got} arrived instead of {sum}");
+    Ok(())
+}
+
+/// The check of the case above fails where it should: one byte of the file is changed after it was sent.
+fn changed(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    transfer(pair, "A", "B", First::Listener)?;
+    let before = pair.sh("A", "sha256sum </tmp/file")?;
+    pair.sh("A", "printf X | dd of=/tmp/file bs=1 seek=70000 conv=notrunc 2>/dev/null")?;
+    ensure!(pair.sh("A", "sha256sum </tmp/file")? != before, "a changed file has the same checksum");
+    Ok(Verdict::Done)
+}
+
+/// The search for what is left behind finds a channel that is open.
+fn seen(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    let (a, b) = (pair.number("A"), pair.number("B"));
+    let listener = pair.start("A", &format!("exec tombolo cat --listen xen:{b}/open --receive-only"))?;
+    let caller = pair.start("B", &format!("sleep 600 | tombolo cat --connect xen:{a}/open --wait 60 --send-only"))?;
+    let deadline = within(60);
+    loop {
+        let mapped = pair.mapped()?;
+        let by = |mapper: u16| mapped.iter().any(|grant| grant.ends_with(&format!(" {mapper}")));
+        if by(a) && by(b) {
+            break;
+        }
+        if std::time::Instant::now() > deadline {
+            return Err(Error::new(format!("an open channel is not among the grants {mapped:?}")));
+        }
+    }
+    ensure!(pair.check_clean().is_err(), "an open channel passes for nothing");
+    pair.at("A")?.kill(listener)?;
+    // The sender notices, and with it the pipeline ends; its first half sleeps on.
+    pair.sh("B", "killall sleep")?;
+    pair.at("B")?.wait(caller, within(60))?;
+    pair.check_clean()?;
+    Ok(Verdict::Done)
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 4. The cases that need two domains of a Xen host, and that pair for who types. This binary is host, dom0's and the domUs' process 1 at once.
+//!
+//! `xen [NAME...]` runs the cases whose names contain one of the words, `xen --list` names them all. It prints what
+//! libtest would.
+//!
+//! `xen up [--pvh]` boots the pair and keeps it; then `xen run A COMMAND…`, `xen push A FILE [PATH]`, `xen log A`,
+//! `xen renew A` and `xen down`, where `A`, `B` and `dom0` are the domains.
+
+#![forbid(unsafe_code)]
+
+mod cases;
+mod rig;
+
+use std::process::ExitCode;
+use tombolo_e2e::error::Result;
+use tombolo_e2e::runner;
+use tombolo_e2e::wire::End;
+use tombolo_e2e::xen::host::Kind;
+use tombolo_e2e::xen::{init, up};
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = if std::process::id() == 1 { init::serve().map(|()| End::Code(0)) } else { run(&words) };
+    match done {
+        Ok(End::Code(code)) => ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)),
+        Ok(end) => {
+            eprintln!("{end:?}");
+            ExitCode::FAILURE
+        }
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(words: &[&str]) -> Result<End> {
+    match words {
+        ["flush"] => Ok(()),
+        ["plug", place, domid] => init::plug(place, domid),
+        ["up"] => up::up(Kind::Pv, &[]),
+        ["up", "--pvh"] => up::up(Kind::Pvh, &[]),
+        ["run" | "push" | "log" | "renew" | "down", ..] => return up::ask(words),
+        ["--list"] => {
+            cases::all().for_each(|case| println!("{}", case.name));
+            Ok(())
+        }
+        words => runner::run(cases::all(), words),
+    }
+    .map(|()| End::Code(0))
+}

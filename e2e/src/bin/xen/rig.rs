@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The domains that cases run in. The host boots when the first case wants it and serves all that follow; a case that
+//! fails takes it with it.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use tombolo_e2e::control::{Control, Job};
+use tombolo_e2e::debian::Archive;
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::lines::within;
+use tombolo_e2e::programs::Programs;
+use tombolo_e2e::qemu;
+use tombolo_e2e::runner::{self, Case, Lacking, Verdict};
+use tombolo_e2e::xen::host::{Host, Kind, Parts};
+use tombolo_e2e::xen::packages::Packages;
+
+/// Seconds for what takes one on an idle machine.
+const SOON: u64 = 120;
+
+/// What cases share.
+pub struct Rig {
+    parts: Parts,
+    host: Option<(Kind, Pair)>,
+}
+
+/// Two domUs of one kind, and dom0.
+pub struct Pair {
+    /// The machine.
+    pub host: Host,
+    /// What dom0 itself had mapped of each domU when it had just booted.
+    grants: BTreeSet<String>,
+}
+
+impl runner::Rig for Rig {
+    const NEED: &'static str = "xen";
+
+    fn prepare() -> std::result::Result<Self, Lacking> {
+        let need = |why: Error| Lacking::Need(why.to_string());
+        for (program, package) in [(qemu::PROGRAM, "qemu-system-x86"), ("xz", "xz-utils"), ("strip", "binutils")] {
+            let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+            version.context(format!("no {program} (package {package})")).map_err(need)?;
+        }
+        let packages = Archive::open().and_then(|archive| Packages::get(&archive)).map_err(need)?;
+        let programs = Programs::build().map_err(Lacking::Fault)?;
+        let extra = ["tombolo"].map(|name| programs.path(name).map(|path| (format!("bin/{name}"), path.to_owned())));
+        let extra = extra.into_iter().collect::<Result<Vec<_>>>().map_err(Lacking::Fault)?;
+        let parts = Parts::new(packages, &extra).map_err(Lacking::Fault)?;
+        Ok(Self { parts, host: None })
+    }
+
+    fn run(&mut self, case: &Case<Self>) -> Result<Verdict> {
+        let verdict = (case.run)(self);
+        let fault = self.host.as_mut().and_then(|(_, pair)| pair.host.check().err());
+        if verdict.is_ok() && fault.is_none() {
+            return verdict;
+        }
+        self.host = None;
+        fault.map_or(verdict, Err)
+    }
+
+    fn finish(self) -> Result<()> {
+        self.host.map_or(Ok(()), |(_, pair)| pair.host.finish())
+    }
+}
+
+impl Rig {
+    /// Two domUs of that kind, for a case that leaves them as they were.
+    pub fn pair(&mut self, kind: Kind) -> Result<&mut Pair> {
+        match self.host.as_ref().map(|(there, _)| *there) {
+            Some(there) if there == kind => {}
+            Some(_) => {
+                if let Some((there, pair)) = &mut self.host {
+                    *there = kind;
+                    pair.host.destroy(0)?;
+                    pair.host.destroy(1)?;
+                    pair.create(kind)?;
+                }
+            }
+            None => {
+                let mut pair = Pair { host: Host::boot(&self.parts)?, grants: BTreeSet::new() };
+                pair.create(kind)?;
+                self.host = Some((kind, pair));
+            }
+        }
+        self.host.as_mut().map(|(_, pair)| pair).ok_or_else(|| Error::new("no pair"))
+    }
+
+    /// Ends the domains: a case has left them odd on purpose.
+    pub fn forget(&mut self) {
+        self.host = None;
+    }
+}
+
+impl Pair {
+    fn create(&mut self, kind: Kind) -> Result<()> {
+        self.host.create_pair(kind)?;
+        self.grants = self.mapped()?;
+        Ok(())
+    }
+
+    /// Makes a domU anew that was destroyed, in the same place.
+    pub fn renew(&mut self, place: usize, kind: Kind) -> Result<()> {
+        self.host.create(place, kind, "")?;
+        self.grants = self.mapped()?;
+        Ok(())
+    }
+
+    /// How commands get to a domain.
+    pub fn at(&mut self, name: &str) -> Result<&mut Control> {
+        self.host.control(name)
+    }
+
+    /// Runs a shell's command in a domain to its end.
+    pub fn sh(&mut self, at: &str, command: &str) -> Result<String> {
+        self.at(at)?.run(&["sh", "-c", command], within(SOON)).context(format!("{at}: {command}"))
+    }
+
+    /// Starts a shell's command.
+    pub fn start(&mut self, at: &str, command: &str) -> Result<Job> {
+        self.at(at)?.start(&["sh", "-c", command])
+    }
+
+    /// Waits for a command that has to succeed.
+    pub fn done(&mut self, at: &str, job: Job) -> Result<String> {
+        self.at(at)?.wait(job, within(SOON)).context(at)?.success().context(at)
+    }
+
+    /// A domain's number.
+    pub fn number(&self, name: &str) -> u16 {
+        self.host.domus.iter().find(|domain| domain.name == name).map_or(0, |domain| domain.domid)
+    }
+
+    /// The grants that somebody has mapped, as Xen itself lists them: by granting domain, reference and mapping domain.
+    pub fn mapped(&mut self) -> Result<BTreeSet<String>> {
+        let text = self.sh("dom0", "xl dmesg -c >/dev/null; xl debug-keys g; xl dmesg")?;
+        ensure!(text.contains("gnttab_usage_print_all ] done"), "Xen did not list its grants to the end: {text}");
+        Ok(active(&text))
+    }
+
+    /// Fails unless all grants that are mapped were mapped before any channel was made, and no node of a channel is left.
+    pub fn check_clean(&mut self) -> Result<()> {
+        let deadline = within(20);
+        loop {
+            let more: Vec<String> = self.mapped()?.difference(&self.grants).cloned().collect();
+            let nodes = self.sh("dom0", "xenstore-ls -f /local/domain | grep /data/tombolo/[0-9]*/ || true")?;
+            if more.is_empty() && nodes.is_empty() {
+                return Ok(());
+            }
+            ensure!(std::time::Instant::now() < deadline, "left behind: grants {more:?}, nodes {nodes}");
+        }
+    }
+}
+
+/// The lines of Xen's list, each with the domain that granted: `d1 [0x208] 0`.
+fn active(text: &str) -> BTreeSet<String> {
+    let mut granter = "";
+    let mut found = BTreeSet::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+        match words[..] {
+            ["grant-table", "for", "remote", domain, ..] => granter = domain,
+            [reference, mapper, ..] if reference.starts_with("[0x") => {
+                found.insert(format!("{granter} {reference} {mapper}"));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn active_grants_are_read_from_xens_list() {
+        let text = "(XEN) [ref] localdom mfn      pin          localdom gmfn     flags\n\
+            (XEN) grant-table for remote d1 (v1)\n(XEN)   2 frames (64 max), 0 maptrack frames (1024 max)\n\
+            (XEN) [0x208]      0 0x6e4c2 0x00000001          0 0x06e4c2 0x19\n\
+            (XEN) grant-table for remote d3 (v1)\n(XEN) [0x20a]      1 0x32298 0x00000001          1 0x032298 0x1d\n";
+        assert_eq!(active(text).into_iter().collect::<Vec<_>>(), ["d1 [0x208] 0", "d3 [0x20a] 1"]);
+    }
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The host's half: a Xen machine and the domUs in it.
+
+use super::images::{self, Extra};
+use super::init;
+use super::packages::Packages;
+use crate::console::Console;
+use crate::control::Control;
+use crate::ensure;
+use crate::error::{Context, Error, Result};
+use crate::lines::within;
+use crate::qemu::{Spec, Vm};
+use crate::scratch::Scratch;
+use std::fs::{self, File};
+use std::io::copy;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+/// Seconds for what xl does on a loaded machine.
+const XL: u64 = 120;
+/// Seconds that a domU may take to boot.
+const BOOT: u64 = 180;
+
+/// How a domU runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Paravirtualized.
+    Pv,
+    /// With hardware's virtualization, which QEMU emulates.
+    Pvh,
+}
+
+impl Kind {
+    /// As xl.cfg and reports call it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pv => "pv",
+            Self::Pvh => "pvh",
+        }
+    }
+}
+
+/// What a machine is made of: from Debian, from us. Several machines can be booted from it.
+#[derive(Debug)]
+pub struct Parts {
+    /// Xen and the kernel.
+    pub packages: Packages,
+    dom0: OwnedFd,
+    domu: OwnedFd,
+}
+
+impl Parts {
+    /// Packs the images, with more programs for all domains.
+    ///
+    /// # Errors
+    /// Something cannot be read.
+    pub fn new(packages: Packages, extra: &[Extra]) -> Result<Self> {
+        let (dom0, domu) = (images::dom0(&packages, extra)?, images::domu(&packages, extra)?);
+        Ok(Self { packages, dom0, domu })
+    }
+}
+
+/// A Xen machine that runs.
+pub struct Host {
+    /// dom0, and with it the machine.
+    pub dom0: Vm,
+    /// The places for domUs.
+    pub domus: [Domain; 2],
+    /// A folder that dom0 sees too.
+    share: Scratch,
+}
+
+impl Host {
+    /// Boots Xen and dom0, with room for two domUs.
+    ///
+    /// # Errors
+    /// dom0 does not come up.
+    pub fn boot(parts: &Parts) -> Result<Self> {
+        let share = Scratch::new("xen")?;
+        fs::copy(&parts.packages.vmlinux, share.path().join("vmlinux"))?;
+        let domu = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&parts.domu));
+        copy(&mut File::open(domu)?, &mut File::create(share.path().join("domu.cpio"))?)?;
+        let mut spec = Spec::new("dom0", parts.packages.vmlinux.clone(), parts.dom0.try_clone()?);
+        spec.xen = Some(parts.packages.hypervisor.clone());
+        spec.memory = 2048;
+        spec.share(init::SHARE, share.path());
+        let domus = [Domain::new("A", spec.port("1")?, 0), Domain::new("B", spec.port("2")?, 1)];
+        let dom0 = Vm::boot(spec)?;
+        Ok(Self { dom0, domus, share })
+    }
+
+    /// Starts both domUs.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_pair(&mut self, kind: Kind) -> Result<()> {
+        self.start(0, kind, "")?;
+        self.start(1, kind, "")?;
+        self.await_up(0)?;
+        self.await_up(1)
+    }
+
+    /// Starts a domU in its place, with more lines for its xl.cfg, and waits until it is up.
+    ///
+    /// # Errors
+    /// xl says why not, or it does not come up.
+    pub fn create(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
+        self.start(place, kind, more)?;
+        self.await_up(place)
+    }
+
+    fn start(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
+        let domain = &mut self.domus[place];
+        let (name, cpu, number) = (domain.name, domain.cpu, place + 1);
+        let (kind, address, bridge) = (kind.name(), init::address_of(&number.to_string()), init::BRIDGE);
+        let config = format!(
+            "name=\"{name}\"\ntype=\"{kind}\"\nkernel=\"/share/vmlinux\"\nramdisk=\"/share/domu.cpio\"\n\
+             extra=\"console=hvc0 mitigations=off panic=-1 {variable}={address}\"\nmemory=384\nvcpus=1\ncpus=\"{cpu}\"\n\
+             tsc_mode=\"native\"\non_crash=\"preserve\"\n\
+             vif=[\"mac=00:16:3e:00:00:0{number},bridge={bridge},script=/bin/true\"]\n{more}\n",
+            variable = init::ADDRESS,
+        );
+        fs::write(self.share.path().join(format!("{name}.cfg")), config)?;
+        self.dom0.run(&["xl", "create", "-q", &format!("/share/{name}.cfg")], within(XL))?;
+        let domid = self.dom0.run(&["xl", "domid", name], within(XL))?;
+        self.dom0.run(&["/agent", "plug", &number.to_string(), domid.trim()], within(XL))?;
+        self.domus[place].domid = domid.trim().parse().context(domid)?;
+        Ok(())
+    }
+
+    fn await_up(&mut self, place: usize) -> Result<()> {
+        let domain = &mut self.domus[place];
+        let name = domain.name;
+        domain.open().context(format!("{name} does not boot")).map_err(|why| {
+            let console = self.dom0.run(&["tail", "-n", "20", &log_of(name)], within(XL)).unwrap_or_default();
+            Error::new(format!("{why}\n{console}"))
+        })
+    }
+
+    /// Destroys a domU, as if it had crashed.
+    ///
+    /// # Errors
+    /// xl says why not.
+    pub fn destroy(&mut self, place: usize) -> Result<()> {
+        self.dom0.run(&["xl", "destroy", self.domus[place].name], within(XL))?;
+        Ok(())
+    }
+
+    /// Puts a file of ours into a domain: `dom0`, `A` or `B`. A program loses its symbols on the way.
+    ///
+    /// # Errors
+    /// There is no such file or domain.
+    pub fn push(&mut self, to: &str, from: &Path, path: &str) -> Result<()> {
+        let shared = self.share.path().join("pushed");
+        let stripped = std::process::Command::new("strip").arg("-o").arg(&shared).arg(from).output();
+        if !stripped.is_ok_and(|output| output.status.success()) {
+            fs::copy(from, &shared).context(from.display())?;
+        }
+        let url = format!("http://{}.254/pushed", init::NETWORK);
+        let fetch = match to {
+            "dom0" => format!("cp /share/pushed {path}.new"),
+            _ => format!("wget -q -O {path}.new {url}"),
+        };
+        let script = format!("{fetch} && chmod 755 {path}.new && mv {path}.new {path}");
+        self.control(to)?.run(&["sh", "-c", &script], within(XL)).context(format!("to {to}"))?;
+        Ok(fs::remove_file(shared)?)
+    }
+
+    /// How commands get to a domain.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn control(&mut self, name: &str) -> Result<&mut Control> {
+        if name == "dom0" {
+            return Ok(&mut self.dom0.control);
+        }
+        let domain = self.domus.iter_mut().find(|domain| domain.name == name);
+        domain.ok_or_else(|| Error::new(format!("no domain {name}")))?.control()
+    }
+
+    /// What a domU said on its console, since it was first started.
+    ///
+    /// # Errors
+    /// dom0 does not answer.
+    pub fn console(&mut self, name: &str) -> Result<Console> {
+        let script = format!("cat {} 2>/dev/null; true", log_of(name));
+        let text = self.dom0.run(&["sh", "-c", &script], within(XL))?;
+        let mut console = Console::of(std::io::Cursor::new(text));
+        console.drain();
+        Ok(console)
+    }
+
+    /// Fails if a domU's console tells of a fault.
+    ///
+    /// # Errors
+    /// The fault.
+    pub fn check(&mut self) -> Result<()> {
+        for name in self.domus.each_ref().map(|domain| domain.name) {
+            let mut console = self.console(name)?;
+            let fault = console.fault().map(str::to_owned);
+            ensure!(fault.is_none(), "{name}: {}\n    {}", fault.unwrap_or_default(), console.tail(40));
+        }
+        Ok(())
+    }
+
+    /// Ends the machine; fails if a console tells of a fault.
+    ///
+    /// # Errors
+    /// The fault.
+    pub fn finish(mut self) -> Result<()> {
+        self.check()?;
+        self.dom0.finish()
+    }
+}
+
+fn log_of(name: &str) -> String {
+    format!("/var/log/xen/console/guest-{name}.log")
+}
+
+/// A place for a domU.
+pub struct Domain {
+    /// Its name.
+    pub name: &'static str,
+    /// Its number, while it runs.
+    pub domid: u16,
+    cpu: usize,
+    line: UnixStream,
+    control: Option<Control>,
+}
+
+impl Domain {
+    const fn new(name: &'static str, line: UnixStream, cpu: usize) -> Self {
+        Self { name, domid: 0, cpu, line, control: None }
+    }
+
+    /// Waits for its agent.
+    fn open(&mut self) -> Result<()> {
+        match &mut self.control {
+            Some(control) => control.again(within(BOOT)),
+            none => {
+                *none = Some(Control::open(self.line.try_clone()?, self.line.try_clone()?, within(BOOT))?);
+                Ok(())
+            }
+        }
+    }
+
+    /// How commands get there.
+    ///
+    /// # Errors
+    /// It was never started.
+    pub fn control(&mut self) -> Result<&mut Control> {
+        self.control.as_mut().ok_or_else(|| Error::new(format!("{} does not run", self.name)))
+    }
+}
