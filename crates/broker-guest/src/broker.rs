@@ -2,24 +2,22 @@
 //! The loop that hears of everything.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    net::SocketFlags,
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tombolo_control::{Life, Message, Name, VERSION, Way, code};
 
 use crate::{
-    calls::{Calls, Made, No, Resumed, Stage},
+    calls::No,
     devices::{Devices, Pages, Region},
     host::{Host, News, Told},
-    peer::{Heard, Peer},
-    program::{self, Doing, Program},
+    link::Link,
+    peer::Peer,
+    program::{Doing, Door, Program},
 };
 
 /// Most programs at a time, and most of one user.
@@ -49,25 +47,6 @@ pub struct Settings {
     pub slice: u64,
 }
 
-/// A link and the calls on it.
-#[derive(Debug)]
-struct Link<R> {
-    told: Told,
-    /// None until the devices are there.
-    memory: Option<(R, Peer)>,
-    calls: Calls,
-    /// This side's end of each program's call socket.
-    sockets: BTreeMap<u32, OwnedFd>,
-    /// Calls whose program closed the socket, or had one of an earlier broker, and may have the slices still.
-    departing: BTreeSet<u32>,
-    /// Who waits for the answer to which call, and for what.
-    waiting: BTreeMap<u32, (u64, Name)>,
-    /// The host took it back.
-    leaving: bool,
-    /// That its memory cannot be opened yet was said.
-    complained: bool,
-}
-
 /// Who has something to say.
 #[derive(Clone, Copy, Debug)]
 enum Who {
@@ -87,7 +66,7 @@ pub struct Broker<D: Devices> {
     /// B-6. What the host calls this machine. Programs wait until it has said so.
     name: Option<Name>,
     devices: D,
-    door: OwnedFd,
+    door: Door,
     host: Host,
     links: BTreeMap<u32, Link<D::Region>>,
     /// Links that were replaced and are not let go yet.
@@ -97,15 +76,15 @@ pub struct Broker<D: Devices> {
 }
 
 impl<D: Devices> Broker<D> {
-    /// Begins, to serve programs at `door`, a listening `SOCK_SEQPACKET` that does not block.
+    /// Begins, to serve programs at `door`.
     ///
     /// # Errors
     /// The devices cannot be reached.
-    pub fn begin(settings: Settings, mut devices: D, door: OwnedFd) -> io::Result<Self> {
+    pub fn begin(settings: Settings, mut devices: D, door: impl Into<Door>) -> io::Result<Self> {
         let host = Host::begin(random()?, settings.boot, devices.host())?;
         devices.host().ring();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Ok(Self { settings, name: None, devices, door, host, links, old, programs, number: 0 })
+        Ok(Self { settings, name: None, devices, door: door.into(), host, links, old, programs, number: 0 })
     }
 
     /// Serves until `stop` is readable.
@@ -145,7 +124,7 @@ impl<D: Devices> Broker<D> {
     fn wait(&self, stop: BorrowedFd<'_>, busy: bool) -> io::Result<Option<Vec<Who>>> {
         let mut fds = vec![(Who::Stop, stop)];
         if self.programs.len() < PROGRAMS_MAX {
-            fds.push((Who::Door, self.door.as_fd()));
+            fds.push((Who::Door, self.door.fd()));
         }
         for link in self.links.values().chain(&self.old) {
             let Told { link: number, generation, .. } = link.told;
@@ -249,12 +228,7 @@ impl<D: Devices> Broker<D> {
                     link.told = told;
                     return;
                 }
-                let calls = Calls::new(told.side, told.size, self.settings.slice);
-                let (sockets, departing, waiting) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
-                let number = told.link;
-                let (leaving, complained) = (false, false);
-                let new = Link { told, memory: None, calls, sockets, departing, waiting, leaving, complained };
-                if let Some(mut old) = self.links.insert(number, new) {
+                if let Some(mut old) = self.links.insert(told.link, Link::new(told, self.settings.slice)) {
                     old.leave(&self.programs);
                     self.old.push(old);
                 }
@@ -341,10 +315,7 @@ impl<D: Devices> Broker<D> {
     }
 
     fn let_in(&mut self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let Ok(program) = rustix::net::accept_with(&self.door, flags).map_err(Into::into).and_then(Program::new) else {
-            return;
-        };
+        let Ok(program) = self.door.next().and_then(Program::new) else { return };
         let of_user = self.programs.values().filter(|it| it.user == program.user).count();
         if of_user < PROGRAMS_OF_ONE {
             self.number += 1;
@@ -434,214 +405,6 @@ impl<D: Devices> Broker<D> {
         broker.connect(&made, service.clone());
         link.waiting.insert(made.serial, (id, service));
         Ok((*number, made.serial))
-    }
-}
-
-impl<R: Region> Link<R> {
-    /// What the peer's broker wants.
-    fn understand(&mut self, heard: Heard, programs: &mut BTreeMap<u64, Program>) -> Result<(), No> {
-        match heard {
-            Heard::Hello => {}
-            Heard::Began => {
-                for serial in self.calls.forgotten() {
-                    self.refuse(serial, No(code::NOT_FOUND, "its broker began anew".into()), programs);
-                }
-                let calls: Vec<_> = self.calls.iter().map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
-                if let Some((_, peer)) = &mut self.memory {
-                    peer.recount(&calls);
-                }
-            }
-            Heard::Call(told, is_over) => match self.calls.resumed(told, is_over)? {
-                Resumed::AsItWas | Resumed::Ended => {}
-                Resumed::ClosedThere => self.tell_close(told.serial),
-                Resumed::Lost(made) => {
-                    if let Some((region, _)) = &mut self.memory {
-                        region.bequeath(&made);
-                    }
-                    self.say_close(told.serial);
-                }
-            },
-            Heard::Connect(serial, service, theirs, channel) => {
-                let answer = self.called(serial, service, theirs, channel, programs);
-                let Some((_, peer)) = &mut self.memory else { return Ok(()) };
-                match answer {
-                    Ok(made) => peer.accept(&made),
-                    Err(no) => peer.refuse(serial, no),
-                };
-            }
-            Heard::Accept(serial, theirs) => match self.calls.accepted(serial, theirs)? {
-                Some(made) => {
-                    if let Err(error) = self.give(&made, programs) {
-                        self.refuse(serial, No(code::FAILED, format!("slices cannot be made: {error}")), programs);
-                        self.finish(serial);
-                    }
-                }
-                None => self.say_close(serial),
-            },
-            Heard::Refuse(0, ..) => {}
-            Heard::Refuse(serial, code, reason) => {
-                if self.calls.refused(serial)? {
-                    self.refuse(serial, No(code, reason.as_str().into()), programs);
-                }
-            }
-            Heard::Close(serial) => {
-                if self.calls.closed(serial)?.is_some() {
-                    self.tell_close(serial);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// B-14. The peer's program calls a service of this machine.
-    fn called(
-        &mut self,
-        serial: u32,
-        service: Name,
-        theirs: (u64, u64),
-        channel: u16,
-        programs: &BTreeMap<u64, Program>,
-    ) -> Result<Made, No> {
-        if !self.told.allows(Way::In, &service) {
-            return Err(No(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
-        }
-        let listening = Doing::Listening(service.clone());
-        let Some(listener) = programs.values().find(|program| program.doing == listening) else {
-            return Err(No(code::NOT_FOUND, format!("nobody listens at {service}")));
-        };
-        let made = self.calls.asked(serial, theirs, channel)?;
-        let given = (|| -> io::Result<OwnedFd> {
-            let Some((region, _)) = &mut self.memory else { return Err(io::ErrorKind::NotFound.into()) };
-            region.clear(made.own.0, made.own.1)?;
-            let (ours, socket) = program::call_socket()?;
-            let slices = region.slices(&made)?;
-            let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
-            listener.state(serial, (self.told.peer.clone(), service), &made, false, &descriptors)?;
-            Ok(ours)
-        })();
-        match given {
-            Ok(ours) => {
-                self.sockets.insert(serial, ours);
-                self.tell_life();
-                Ok(made)
-            }
-            Err(error) => {
-                self.calls.forget(serial);
-                let gone = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
-                let code = if gone { code::NOT_FOUND } else { code::QUOTA };
-                Err(No(code, format!("the listener cannot take the call: {error}")))
-            }
-        }
-    }
-
-    /// Gives the program that called what it asked for.
-    fn give(&mut self, made: &Made, programs: &mut BTreeMap<u64, Program>) -> io::Result<()> {
-        let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let (id, service) = self.waiting.get(&made.serial).ok_or_else(gone)?;
-        let program = programs.get_mut(id).ok_or_else(gone)?;
-        let (region, _) = self.memory.as_mut().ok_or_else(gone)?;
-        let (ours, socket) = program::call_socket()?;
-        let slices = region.slices(made)?;
-        let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
-        program.state(program.asked, (self.told.peer.clone(), service.clone()), made, true, &descriptors)?;
-        program.doing = Doing::Greeted;
-        self.waiting.remove(&made.serial);
-        self.sockets.insert(made.serial, ours);
-        self.tell_life();
-        Ok(())
-    }
-
-    /// Tells the program that waits for a call that it does not get it.
-    fn refuse(&mut self, serial: u32, No(code, why): No, programs: &mut BTreeMap<u64, Program>) {
-        let Some((id, _)) = self.waiting.remove(&serial) else { return };
-        if let Some(program) = programs.get_mut(&id) {
-            program.doing = Doing::Greeted;
-            let _ = program.answer(Message::Refuse { code, reason: why.into() });
-        }
-    }
-
-    fn fail_waiting(&mut self, programs: &BTreeMap<u64, Program>, why: &str) {
-        for (serial, (id, _)) in std::mem::take(&mut self.waiting) {
-            self.calls.close(serial);
-            if let Some(program) = programs.get(&id) {
-                let _ = program.answer(Message::Refuse { code: code::NOT_FOUND, reason: why.into() });
-            }
-        }
-    }
-
-    /// Tells all programs with calls on this link how the peer's machine fares.
-    fn tell_life(&self) {
-        if self.told.life == Life::Unknown {
-            return;
-        }
-        for socket in self.sockets.values() {
-            let (link, generation, life) = (self.told.link, self.told.generation, self.told.life);
-            let _ = program::send(socket.as_fd(), 0, Message::Life { link, generation, life }, &[]);
-        }
-    }
-
-    /// A program closed its call's socket, or says something on it, which it has no reason to.
-    fn hear_call(&mut self, serial: u32) {
-        let Some(socket) = self.sockets.get(&serial) else { return };
-        if !matches!(program::receive(socket.as_fd()), Ok(None)) {
-            self.sockets.remove(&serial);
-            self.departing.insert(serial);
-        }
-    }
-
-    /// Ends the calls that no program has any more.
-    fn depart(&mut self) {
-        if self.departing.is_empty() {
-            return;
-        }
-        let held = self.memory.as_mut().map_or(Ok(Vec::new()), |(region, _)| region.held());
-        // What cannot be asked for is gone: the module lists the slices of a device that was unplugged as well.
-        let held: BTreeSet<u32> = held.unwrap_or_default().iter().map(|made| made.serial).collect();
-        let (stay, gone) = self.departing.iter().partition::<BTreeSet<u32>, _>(|serial| held.contains(serial));
-        self.departing = stay;
-        gone.into_iter().for_each(|serial| self.finish(serial));
-    }
-
-    fn finish(&mut self, serial: u32) {
-        let Some((made, stage)) = self.calls.get(serial) else { return };
-        if let Some((region, _)) = self.memory.as_mut().filter(|_| matches!(stage, Stage::Up | Stage::ClosedThere)) {
-            region.bequeath(&made);
-        }
-        if self.calls.close(serial) {
-            self.say_close(serial);
-        }
-    }
-
-    /// Tells the program that has a call that the peer's side of it is over.
-    fn tell_close(&self, serial: u32) {
-        if let Some(socket) = self.sockets.get(&serial) {
-            let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
-        }
-    }
-
-    fn say_close(&mut self, serial: u32) {
-        if let Some((_, peer)) = &mut self.memory {
-            peer.say(serial, Message::Close {});
-        }
-    }
-
-    /// Its memory cannot be opened; later perhaps, if that is worth to `wait` for.
-    fn complain(&mut self, error: &io::Error, wait: bool) {
-        if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
-            crate::log(&format!("the link with {} cannot be opened: {error}", self.told.peer));
-            self.complained = true;
-        }
-        self.leaving = !wait;
-    }
-
-    /// The host took the link back.
-    fn leave(&mut self, programs: &BTreeMap<u64, Program>) {
-        self.leaving = true;
-        self.fail_waiting(programs, "the link is taken away");
-        self.sockets.keys().for_each(|serial| self.tell_close(*serial));
-        if let Some((region, _)) = &mut self.memory {
-            region.hang_up();
-        }
     }
 }
 

@@ -14,6 +14,7 @@ pub mod broker;
 pub mod calls;
 pub mod devices;
 pub mod host;
+mod link;
 pub mod machine;
 pub mod peer;
 pub mod program;

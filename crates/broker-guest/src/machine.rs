@@ -95,10 +95,8 @@ impl Devices for Machine {
                 return Err(io::Error::other(format!("a region has {size} bytes, the host said {}", told.size)));
             }
         }
-        // The host rings where it always does, whatever the link's number is.
-        let wait = if told.bell == HOST_BELL { HOST_VECTOR } else { vector_of(told.link, self.vectors) };
-        let whole = (0, told.size);
-        let vector = vector_of(told.link, told.vectors);
+        let (whole, vector, wait) =
+            ((0, told.size), vector_of(told.link, told.vectors), vector_of(told.link, self.vectors));
         let link = own.link(whole, &theirs, whole, &self.bell, (told.bell, vector), wait)?;
         ModuleRegion::begin(link, told.size, vector)
     }

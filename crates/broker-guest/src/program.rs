@@ -20,6 +20,52 @@ use tombolo_control::{Fault, MESSAGE_MAX, Message, Name, Path, Said};
 
 use crate::calls::Made;
 
+/// Where programs come in.
+#[derive(Debug)]
+pub enum Door {
+    /// A listening `SOCK_SEQPACKET` that does not block.
+    Listening(OwnedFd),
+    /// A `SOCK_SEQPACKET` that does not block, on which they are passed one by one by who let them in.
+    Passed(OwnedFd),
+}
+
+impl From<OwnedFd> for Door {
+    fn from(listening: OwnedFd) -> Self {
+        Self::Listening(listening)
+    }
+}
+
+impl Door {
+    /// Polls readable when somebody waits.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Listening(door) | Self::Passed(door) => door.as_fd(),
+        }
+    }
+
+    /// Who waits.
+    ///
+    /// # Errors
+    /// Nobody does, or no descriptor is to be had.
+    pub fn next(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Listening(door) => Ok(rustix::net::accept_with(door, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?),
+            Self::Passed(door) => {
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut control = RecvAncillaryBuffer::new(&mut space);
+                let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+                rustix::net::recvmsg(door, &mut [IoSliceMut::new(&mut [0])], &mut control, flags)?;
+                let passed = control.drain().find_map(|message| match message {
+                    RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+                    _ => None,
+                });
+                passed.ok_or_else(|| io::ErrorKind::NotFound.into())
+            }
+        }
+    }
+}
+
 /// How long a program may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
 

@@ -8,6 +8,7 @@ use tombolo_control::{Life, LinkState, Message, Name, What, code};
 use crate::{
     broker::{Broker, Question, refuse},
     config::is_region,
+    local::relay::CALM,
     snippet,
     state::Link,
 };
@@ -38,7 +39,10 @@ impl Broker {
                 }
                 None => self.unknown(&domain),
             },
-            _ => refuse(code::UNSUPPORTED, "this broker does not do that"),
+            _ => {
+                let programs = crate::broker::program_socket(&self.folder);
+                refuse(code::UNSUPPORTED, format!("this socket is for tools; programs use {}", programs.display()))
+            }
         };
         // Who does not wait for the answer does not get it.
         let _ = answer.send(answers);
@@ -52,10 +56,7 @@ impl Broker {
 
     fn add_link(&mut self, a: &Name, b: &Name, size: u64) -> io::Result<Vec<Message>> {
         let size = if size == 0 { self.config.region } else { size };
-        if let Some(missing) = [a, b]
-            .into_iter()
-            .find(|name| **name != self.config.host && !self.config.domains.contains_key(name.as_str()))
-        {
+        if let Some(missing) = [a, b].into_iter().find(|name| !self.config.knows(name.as_str())) {
             return Ok(self.unknown(missing));
         }
         if !is_region(size) {
@@ -153,7 +154,7 @@ impl Broker {
         let mut rows = Vec::new();
         for (&number, link) in &self.book.links {
             let old = self.book.quarantine.iter().filter(|old| old.link == number);
-            let there = |end: &String| *end == self.config.host.as_str() || self.vms.contains_key(end);
+            let there = |end: &String| self.config.is_local(end) || self.vms.contains_key(end);
             let short = !link.has_memory && link.ends.iter().all(there);
             let waits =
                 short.then(|| "it gets memory once there is room in both quotas, or old memory is given back".into());
@@ -211,6 +212,14 @@ impl Broker {
     fn trouble(&self, name: &str) -> Option<String> {
         if let Some((bytes, seconds)) = self.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
             return Some(format!("{name} has not given back {bytes} bytes for {seconds} s"));
+        }
+        let vms = self.vms.iter().map(|(victim, vm)| (victim, &vm.stormed_by));
+        let locals = self.locals.iter().map(|(victim, local)| (victim, &local.stormed_by));
+        if let Some((victim, _)) = vms.chain(locals).find(|(_, stormed_by)| stormed_by.contains(name)) {
+            return Some(format!("{name} rings {victim} without end: its doorbell is taken away for a while"));
+        }
+        if self.vms.get(name).and_then(|vm| vm.loud).is_some_and(|loud| loud.elapsed() < CALM) {
+            return Some(format!("{name} rings the host without end"));
         }
         if let Some(trouble) = self.vms.get(name).and_then(|vm| vm.trouble.clone()) {
             return Some(format!("{name}: {trouble}"));

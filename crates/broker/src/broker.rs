@@ -6,8 +6,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -21,7 +20,12 @@ use crate::{
     guest::{Guest, Heard},
     hold::Holder,
     ivshmem::{Device, Outbound},
+    local::{
+        Local,
+        relay::{self, CALM},
+    },
     machine::{self, News, Wanted},
+    memory::Regions,
     state::{Book, Machine, machine_key, memory_key},
 };
 
@@ -29,8 +33,9 @@ use crate::{
 const TURN: usize = 32;
 /// B-5. A guest that rings more often is heard this often.
 const PAUSE: Duration = Duration::from_millis(1);
-/// B-8. How long a doorbell that was taken away for a storm stays away.
-const CALM: Duration = Duration::from_secs(10);
+/// A guest that rings the host more often than this in a second is heard less often for a while.
+const LOUD: u64 = 20_000;
+const LOUD_PAUSE: Duration = Duration::from_millis(50);
 
 /// Something that happened.
 #[derive(Debug)]
@@ -41,8 +46,14 @@ pub enum Event {
     Left(String, u64),
     /// There is room on a QEMU's connection again.
     Room(String, u64),
-    /// A guest rang, and the eventfd was drained.
+    /// A guest, or the broker of an account, rang, and the eventfd was drained.
     Rang(String, u64),
+    /// It did so more often than makes sense.
+    Loud(String, u64),
+    /// An account is rung without end on this link.
+    Stormed(String, u32),
+    /// A program of this kernel wants to be served: whose user it is.
+    Knocked(OwnedFd, u32),
     /// QEMU told something.
     Told(String, u64, News),
     /// A storm is over: the domain that was rung, and who rang.
@@ -78,6 +89,8 @@ pub(crate) struct Vm {
     pub wanted: watch::Sender<Wanted>,
     /// B-8. Peers that may not ring it for now.
     pub stormed_by: BTreeSet<String>,
+    /// When it last rang the host more often than makes sense.
+    pub loud: Option<Instant>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -97,8 +110,10 @@ pub struct Broker {
     saved: Book,
     pub(crate) holder: Holder,
     pub(crate) vms: BTreeMap<String, Vm>,
-    /// Memory of links, by number and generation.
-    pub(crate) memory: BTreeMap<u32, [Arc<OwnedFd>; 2]>,
+    /// The host and its accounts.
+    pub(crate) locals: BTreeMap<String, Local>,
+    /// Memory of links.
+    pub(crate) memory: BTreeMap<u32, Regions>,
     /// Links of the configuration that cannot be had, and of which that was said.
     pub(crate) unmade: BTreeSet<[Name; 2]>,
     events: mpsc::Sender<Event>,
@@ -126,11 +141,13 @@ impl Broker {
             book,
             holder,
             vms: BTreeMap::new(),
+            locals: BTreeMap::new(),
             memory: BTreeMap::new(),
             unmade: BTreeSet::new(),
             events,
         };
         broker.take_up(kept)?;
+        broker.settle_accounts()?;
         broker.settle()?;
         Ok(broker)
     }
@@ -154,16 +171,18 @@ impl Broker {
             }
         }
         for (number, link) in self.book.links.iter_mut().filter(|(_, link)| link.has_memory) {
-            let memory =
-                kept.remove(&memory_key(*number, link.generation)).and_then(|fds| <[OwnedFd; 2]>::try_from(fds).ok());
+            let memory = kept.remove(&memory_key(*number, link.generation)).and_then(Regions::from_descriptors);
             match memory {
-                Some(memory) => drop(self.memory.insert(*number, memory.map(Arc::new))),
+                Some(memory) => drop(self.memory.insert(*number, memory)),
                 None => (link.has_memory, link.sealed, link.up) = (false, [false; 2], false),
             }
         }
         for (name, process) in lost {
             self.left(&name, process)?;
         }
+        // What programs of the host still map of it is theirs: who would say that they let go is no more.
+        let config = &self.config;
+        self.book.quarantine.iter_mut().for_each(|old| old.held_by.retain(|holder, _| !config.is_local(holder)));
         // Whether QEMU was told all of such a doorbell nobody knows: it is taken back, and a new number given.
         for name in self.vms.keys().cloned().collect::<Vec<_>>() {
             let half: Vec<u16> =
@@ -183,16 +202,20 @@ impl Broker {
             Event::Left(name, process) => self.left(&name, process)?,
             Event::Room(name, process) if self.is_current(&name, process) => self.flush(&name),
             Event::Rang(name, process) if self.is_current(&name, process) => self.rang(&name),
+            Event::Rang(name, _) if self.locals.contains_key(&name) => self.account_rang(&name),
+            Event::Loud(name, process) if self.is_current(&name, process) => self.loud(&name),
+            Event::Stormed(name, link) => self.storm(&name, link),
+            Event::Knocked(program, user) => self.knocked(program, user),
             Event::Told(name, process, news) if self.is_current(&name, process) => self.told(&name, news),
             Event::Calm(name, by) => {
-                if let Some(vm) = self.vms.get_mut(&name) {
-                    vm.stormed_by.remove(&by);
+                if let Some(stormed_by) = self.stormed_by(&name) {
+                    stormed_by.remove(&by);
                 }
             }
             Event::Asked(question) => self.asked(question)?,
             Event::Reload => self.reload()?,
             // Of a QEMU that is no more.
-            Event::Room(..) | Event::Rang(..) | Event::Told(..) => {}
+            Event::Room(..) | Event::Rang(..) | Event::Loud(..) | Event::Told(..) => {}
         }
         Ok(())
     }
@@ -282,10 +305,53 @@ impl Broker {
                     match heard {
                         Heard::Hello(boot) => self.hello(name, boot),
                         Heard::Storm(link) => self.storm(name, link),
+                        // What it has QEMU knows better.
+                        Heard::Released(..) => {}
                     }
                 }
             }
             Err(error) => crate::log(&format!("{name}: the device's memory cannot be reached: {error}")),
+        }
+    }
+
+    /// The broker of an account said something. It is this process, so it is believed.
+    fn account_rang(&mut self, name: &str) {
+        let Some(local) = self.locals.get_mut(name) else { return };
+        match local.guest.turn(&local.memory, &self.config.host, TURN) {
+            Ok((heard, ring)) => {
+                if ring {
+                    local.ring();
+                }
+                for heard in heard {
+                    match heard {
+                        Heard::Storm(link) => self.storm(name, link),
+                        Heard::Released(link, generation) => self.released(name, link, generation),
+                        Heard::Hello(_) => {}
+                    }
+                }
+            }
+            Err(error) => crate::log(&format!("{name}: its boxes cannot be reached: {error}")),
+        }
+    }
+
+    /// B-15. Whoever comes in is passed on to the broker of its account.
+    fn knocked(&self, program: OwnedFd, user: u32) {
+        match self.config.account_of(user, rustix::process::geteuid().as_raw()).and_then(|name| self.locals.get(name)) {
+            Some(local) => local.admit(&program),
+            None => {
+                let path = self.config_path.display();
+                let why = format!("user {user} is no domain: {path} needs an [account.NAME] with user = {user}");
+                crate::socket::turn_away(program, why);
+            }
+        }
+    }
+
+    /// A guest rings the host without end. That bell it keeps: without it nobody hears of its links.
+    fn loud(&mut self, name: &str) {
+        let Some(vm) = self.vms.get_mut(name) else { return };
+        let now = Instant::now();
+        if vm.loud.replace(now).is_none_or(|last| now.duration_since(last) > CALM) {
+            crate::log(&format!("{name}: it rings the host without end, and is heard less often"));
         }
     }
 
@@ -305,18 +371,24 @@ impl Broker {
     /// B-8. Takes the doorbell away from the peer on `link`, for a while.
     fn storm(&mut self, name: &str, link: u32) {
         let peer = self.book.links.get(&link).and_then(|link| Some(link.ends[1 - link.side(name)?].clone()));
-        let (Some(peer), Some(vm)) = (peer, self.vms.get_mut(name)) else { return };
-        if peer != self.config.host.as_str() && vm.stormed_by.insert(peer.clone()) {
+        let Some(peer) = peer else { return };
+        if self.stormed_by(name).is_some_and(|stormed_by| stormed_by.insert(peer.clone())) {
             crate::log(&format!(
                 "{name}: {peer} rings without end: its doorbell is taken away for {} s",
                 CALM.as_secs()
             ));
             let (events, name) = (self.events.clone(), name.to_owned());
-            vm.tasks.push(tokio::spawn(async move {
+            tokio::spawn(async move {
                 tokio::time::sleep(CALM).await;
                 let _ = events.send(Event::Calm(name, peer)).await;
-            }));
+            });
         }
+    }
+
+    /// B-8. Who may not ring a domain for now.
+    fn stormed_by(&mut self, name: &str) -> Option<&mut BTreeSet<String>> {
+        let vm = self.vms.get_mut(name).map(|vm| &mut vm.stormed_by);
+        vm.or_else(|| self.locals.get_mut(name).map(|local| &mut local.stormed_by))
     }
 
     fn told(&mut self, name: &str, news: News) {
@@ -343,7 +415,7 @@ impl Broker {
 
     /// B-12. How a domain fares.
     pub(crate) fn life(&self, name: &str) -> Life {
-        if name == self.config.host.as_str() {
+        if self.config.is_local(name) {
             return Life::Running;
         }
         match (self.book.machines.get(name), self.vms.get(name)) {
@@ -368,9 +440,21 @@ impl Broker {
                 for name in gone {
                     self.left(&name, self.book.machines[&name].process)?;
                 }
+                self.settle_accounts()?;
                 crate::log("the configuration was read again");
             }
             Err(error) => crate::log(&format!("the configuration stays as it was: {error}")),
+        }
+        Ok(())
+    }
+
+    /// Serves the accounts that are configured, and no others.
+    fn settle_accounts(&mut self) -> io::Result<()> {
+        self.locals.retain(|name, _| self.config.is_local(name));
+        for name in self.config.accounts.keys().map(String::as_str).chain([self.config.host.as_str()]) {
+            if !self.locals.contains_key(name) {
+                self.locals.insert(name.into(), Local::start(&self::name(name), self.config.slice, &self.events)?);
+            }
         }
         Ok(())
     }
@@ -393,6 +477,7 @@ impl Broker {
     /// The broker ends. What has nothing to keep goes: the book, and the holder if this broker may end it.
     pub fn end(mut self, with_holder: bool) {
         self.vms.clear();
+        self.locals.clear();
         if self.book.keys().is_empty() {
             if self.book.links.is_empty() {
                 let _ = std::fs::remove_file(self.folder.join("state.json"));
@@ -402,6 +487,12 @@ impl Broker {
             }
         }
     }
+}
+
+/// Where programs of this kernel find the broker.
+#[must_use]
+pub fn program_socket(folder: &Path) -> PathBuf {
+    folder.join("broker.sock")
 }
 
 /// Where a domain's QEMU finds its ivshmem server.
@@ -440,19 +531,7 @@ fn start(
         let _ = sender.send(Event::Left(owner, process)).await;
     }));
 
-    let (owner, sender, bell) = (name.to_owned(), events.clone(), crate::socket::watch(device.host.try_clone()?)?);
-    tasks.push(tokio::spawn(async move {
-        loop {
-            let Ok(mut ready) = bell.readable().await else { return };
-            ready.clear_ready();
-            // Drained, however often it was rung; what QEMU has of it does not block it.
-            let _ = rustix::io::read(&bell, &mut [0; 8]);
-            if sender.send(Event::Rang(owner.clone(), process)).await.is_err() {
-                return;
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    }));
+    tasks.push(listen(name, process, device.host.try_clone()?, events)?);
 
     let (owner, sender) = (name.to_owned(), events.clone());
     let board = config.domains[name].machine;
@@ -461,9 +540,39 @@ fn start(
         let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
     })));
 
-    let (running, has, trouble, stormed_by) = (None, None, None, BTreeSet::new());
+    let (running, has, trouble, stormed_by, loud) = (None, None, None, BTreeSet::new(), None);
     let outbound = Outbound::default();
-    Ok(Vm { device, outbound, guest, running, has, trouble, wanted, stormed_by, tasks })
+    Ok(Vm { device, outbound, guest, running, has, trouble, wanted, stormed_by, loud, tasks })
+}
+
+/// Tells whenever a bell rang, at a rate that the broker can bear.
+pub(crate) fn listen(
+    name: &str,
+    process: u64,
+    bell: OwnedFd,
+    events: &mpsc::Sender<Event>,
+) -> io::Result<JoinHandle<()>> {
+    let (owner, sender, bell) = (name.to_owned(), events.clone(), crate::socket::watch(bell)?);
+    Ok(tokio::spawn(async move {
+        let (mut since, mut rings) = (Instant::now(), 0u64);
+        loop {
+            let Ok(mut ready) = bell.readable().await else { return };
+            ready.clear_ready();
+            if since.elapsed() > Duration::from_secs(1) {
+                (since, rings) = (Instant::now(), 0);
+            }
+            rings = rings.saturating_add(relay::drain(&bell));
+            let loud = rings > LOUD;
+            let what = if loud { Event::Loud } else { Event::Rang };
+            if sender.send(what(owner.clone(), process)).await.is_err() {
+                return;
+            }
+            if loud && sender.send(Event::Rang(owner.clone(), process)).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(if loud { LOUD_PAUSE } else { PAUSE }).await;
+        }
+    }))
 }
 
 /// A name that was checked when it came in.

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    ops::Range,
+    ops::{Range, RangeInclusive},
     path::{Path, PathBuf},
 };
 
@@ -19,6 +19,11 @@ const REGION: u64 = 16 << 20;
 /// Bytes of a domain's links, unless something else is said: as many as it may have, and four that are not given back.
 const MEMORY: u64 = (LINKS as u64 + 4) * 2 * REGION;
 const LINKS: u16 = 12;
+/// Bytes of a call's slice unless something else is said: a ring of 1 MiB, and room to exchange it for another.
+const SLICE: u64 = 2 << 20;
+/// What a slice may have: the least that holds a ring and what is around it, and half of the largest region.
+const SLICES: RangeInclusive<u64> = 16 << 10..=512 << 20;
+const PAGE: u64 = 4096;
 
 /// What is configured.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +34,10 @@ pub struct Config {
     pub group: Option<u32>,
     /// Bytes of a region where nobody asks for another size.
     pub region: u64,
+    /// Bytes of a call's slice on this host.
+    pub slice: u64,
+    /// Users of this host that are domains, too, by the name of the domain.
+    pub accounts: BTreeMap<String, u32>,
     /// The virtual machines.
     pub domains: BTreeMap<String, Domain>,
     /// What is allowed.
@@ -100,6 +109,8 @@ struct File {
     #[serde(default)]
     host: Host,
     #[serde(default)]
+    account: BTreeMap<Spanned<String>, FileAccount>,
+    #[serde(default)]
     domain: BTreeMap<Spanned<String>, FileDomain>,
     #[serde(default)]
     allow: Vec<FileRule>,
@@ -113,6 +124,13 @@ struct Host {
     name: Option<Spanned<String>>,
     group: Option<u32>,
     region: Option<Spanned<String>>,
+    slice: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileAccount {
+    user: Spanned<u32>,
 }
 
 #[derive(Deserialize)]
@@ -226,17 +244,36 @@ impl Config {
             None => "host".parse().expect("a name"),
         };
         let region = source.region(&file.host.region, REGION)?;
+        let slice = source.bytes(&file.host.slice, SLICE)?;
+        if let Some(written) = file.host.slice.as_ref().filter(|_| slice % PAGE != 0 || !SLICES.contains(&slice)) {
+            return Err(source.error(written.span(), "a slice is a multiple of 4096 bytes, from 16KiB to 512MiB"));
+        }
+        let mut accounts = BTreeMap::new();
+        for (name, account) in &file.account {
+            let checked: Name = source.checked(name)?;
+            if checked == host {
+                return Err(source.error(name.span(), format!("{host:?} is the host's own name", host = host.as_str())));
+            }
+            if accounts.values().any(|user| user == account.user.get_ref()) {
+                return Err(source.error(account.user.span(), "this user has an account already"));
+            }
+            accounts.insert(checked.as_str().to_owned(), *account.user.get_ref());
+        }
         let mut domains = BTreeMap::new();
         for (name, domain) in &file.domain {
             let checked: Name = source.checked(name)?;
             if checked == host {
                 return Err(source.error(name.span(), format!("{host:?} is the host's own name", host = host.as_str())));
             }
+            if accounts.contains_key(checked.as_str()) {
+                return Err(source.error(name.span(), format!("an account of the host is called {checked}, too")));
+            }
             domains.insert(checked.as_str().to_owned(), domain.check(&source)?);
         }
         let known = |pattern: &Pattern| {
             domains
                 .keys()
+                .chain(accounts.keys())
                 .map(String::as_str)
                 .chain([host.as_str()])
                 .any(|name| pattern.matches(&name.parse().expect("checked")))
@@ -256,7 +293,7 @@ impl Config {
             rules.push(checked);
         }
         let (group, links) = (file.host.group, Vec::new());
-        let mut config = Self { host, group, region, domains, rules, links };
+        let mut config = Self { host, group, region, slice, accounts, domains, rules, links };
         for link in &file.link {
             let [a, b] = link.between.get_ref();
             let ends = [source.checked::<Name>(a)?, source.checked::<Name>(b)?];
@@ -276,9 +313,32 @@ impl Config {
         rules.map(|rule| &rule.service)
     }
 
-    /// B-13. Whether two domains may have a link.
+    /// Whether a domain is the host, or one of its accounts: programs of this kernel.
+    #[must_use]
+    pub fn is_local(&self, domain: &str) -> bool {
+        domain == self.host.as_str() || self.accounts.contains_key(domain)
+    }
+
+    /// Whether there is a domain of this name.
+    #[must_use]
+    pub fn knows(&self, domain: &str) -> bool {
+        self.is_local(domain) || self.domains.contains_key(domain)
+    }
+
+    /// The domain that programs of a user belong to: its own account, or the host for root and the broker's user `own`.
+    #[must_use]
+    pub fn account_of(&self, user: u32, own: u32) -> Option<&str> {
+        let account = self.accounts.iter().find(|(_, it)| **it == user).map(|(name, _)| name.as_str());
+        account.or_else(|| (user == 0 || user == own).then_some(self.host.as_str()))
+    }
+
+    /// B-13. Whether two domains may have a link. Two of this kernel need none.
     #[must_use]
     pub fn may_link(&self, a: &Name, b: &Name) -> bool {
+        !(self.is_local(a.as_str()) && self.is_local(b.as_str())) && self.has_rule(a, b)
+    }
+
+    fn has_rule(&self, a: &Name, b: &Name) -> bool {
         self.services(a, b).next().is_some() || self.services(b, a).next().is_some()
     }
 }
@@ -333,6 +393,22 @@ mod tests {
         text.parse().unwrap()
     }
 
+    #[test]
+    fn b13_accounts_are_domains_of_their_users_and_need_no_link_to_each_other() {
+        let all = "[[allow]]\nfrom = \"*\"\nto = \"*\"\nservice = \"*\"\n";
+        let config = parse(&format!("[account.alice]\nuser = 1000\n{TWO}{all}")).unwrap();
+        assert_eq!(
+            [1000, 0, 7, 8].map(|user| config.account_of(user, 7)),
+            [Some("alice"), Some("host"), Some("host"), None]
+        );
+        assert!(config.may_link(&name("alice"), &name("a")) && config.may_link(&name("a"), &name("host")));
+        assert!(!config.may_link(&name("alice"), &name("host")));
+        let twice = parse(&format!("[account.a]\nuser = 1\n{TWO}")).unwrap_err();
+        assert!(twice.contains("t.toml:3: an account of the host is called a"), "{twice}");
+        let twice = parse("[account.a]\nuser = 1\n[account.b]\nuser = 1\n").unwrap_err();
+        assert!(twice.contains("t.toml:4: this user has an account"), "{twice}");
+    }
+
     const TWO: &str = "[domain.a]\n[domain.b]\nmachine = \"q35\"\nports = 4\nmemory = \"8MiB\"\n";
 
     #[test]
@@ -371,6 +447,7 @@ mod tests {
             ("[domain.a]\nmemory = \"8 MB\"\n", "t.toml:2: \"8 MB\" is no size"),
             ("[domain.a]\nports = 4\n", "t.toml:2: `ports` is for machine"),
             ("[host]\nregion = \"3MiB\"\n", "t.toml:2: a region is a power of two"),
+            ("[host]\nslice = \"5000\"\n", "t.toml:2: a slice is a multiple of 4096"),
             ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"b\"\nservice = \"x\"\n", "t.toml:4: no domain is called b"),
             ("[domain.a]\n[[allow]]\nfrom = \"a\"\nto = \"host\"\n", "t.toml:2: missing field `service`"),
             ("[domain.a\n", "t.toml:1: "),

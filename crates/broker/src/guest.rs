@@ -70,6 +70,8 @@ pub enum Heard {
     Hello([u8; 16]),
     /// A peer rings it without end.
     Storm(u32),
+    /// It let go of a link's memory.
+    Released(u32, u32),
 }
 
 impl Guest {
@@ -117,7 +119,8 @@ impl Guest {
                 Some(Heard::Hello(boot))
             }
             Message::Storm { link } if self.greeted => Some(Heard::Storm(link)),
-            Message::Released { .. } | Message::Refuse { .. } if self.greeted => None,
+            Message::Released { link, generation } if self.greeted => Some(Heard::Released(link, generation)),
+            Message::Refuse { .. } if self.greeted => None,
             _ => {
                 self.session.spoil();
                 None
@@ -133,6 +136,12 @@ impl Guest {
     #[must_use]
     pub fn is_there(&self) -> bool {
         self.greeted && !self.session.is_broken()
+    }
+
+    /// The links that it was told of.
+    #[must_use]
+    pub fn told(&self) -> &BTreeMap<u32, Told> {
+        &self.told
     }
 
     /// Says what changed since it was last told. True if something was said.
@@ -188,7 +197,7 @@ fn hello(epoch: u64, host: &Name) -> Message {
 }
 
 /// The host's own boot; zeros where it cannot be read.
-fn boot() -> [u8; 16] {
+pub(crate) fn boot() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()

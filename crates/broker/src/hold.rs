@@ -148,6 +148,8 @@ fn spawn(folder: &Path) -> io::Result<std::process::Child> {
         .arg0("tombolod")
         .args(["hold", "--state"])
         .arg(folder)
+        // Not it is what the service manager started.
+        .env_remove(crate::notify::VARIABLE)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -164,6 +166,7 @@ pub fn serve(folder: &Path) -> io::Result<()> {
     let _lock = crate::state::lock(&folder.join("holder.lock"))?;
     let listener = passing::listen(&path, SocketType::SEQPACKET, 0o600, None, None)?;
     raise_limit();
+    crate::notify::notify("READY=1");
     let mut store = Store::default();
     let mut clients: Vec<OwnedFd> = Vec::new();
     while !store.over {

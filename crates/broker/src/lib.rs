@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: control, broker-guest.
+//! Layer 4. Uses: control, domain-ivshmem, broker-guest.
 //!
 //! `tombolod`, the broker of a host: it serves QEMU's ivshmem devices, gives pairs of virtual machines memory and
 //! doorbells through QMP, says who lives, and lets nobody do what no rule allows. `spec/7-broker.md` is what it keeps,
@@ -15,8 +15,10 @@ pub mod config;
 pub mod guest;
 pub mod hold;
 pub mod ivshmem;
+pub mod local;
 pub mod machine;
 pub mod memory;
+pub mod notify;
 pub mod passing;
 pub mod qmp;
 pub mod run;

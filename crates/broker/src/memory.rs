@@ -3,10 +3,53 @@
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    sync::Arc,
 };
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fcntl_add_seals};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals};
+
+/// A link's memory: a region for each end, and what rings an end that is on the host.
+#[derive(Debug)]
+pub struct Regions {
+    /// The regions, by the side that owns them, for their owners.
+    pub own: [Arc<OwnedFd>; 2],
+    /// The same for the other end: open for reading alone.
+    pub readonly: [Arc<OwnedFd>; 2],
+    /// Rung by a machine for programs of the host.
+    pub bell: Option<Arc<OwnedFd>>,
+}
+
+impl Regions {
+    /// Of two regions, as [`create`] makes them.
+    ///
+    /// # Errors
+    /// They cannot be opened once more.
+    pub fn new(own: [OwnedFd; 2], bell: Option<OwnedFd>) -> io::Result<Self> {
+        let [Ok(a), Ok(b)] = own.each_ref().map(readonly) else { return Err(io::ErrorKind::NotFound.into()) };
+        Ok(Self { own: own.map(Arc::new), readonly: [Arc::new(a), Arc::new(b)], bell: bell.map(Arc::new) })
+    }
+
+    /// From safe keeping; none if something is missing.
+    #[must_use]
+    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let mut all = descriptors.into_iter();
+        let own = [all.next()?, all.next()?];
+        Self::new(own, all.next()).ok().filter(|_| all.next().is_none())
+    }
+
+    /// For safe keeping.
+    #[must_use]
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.own.iter().chain(&self.bell).map(|fd| fd.as_fd()).collect()
+    }
+}
+
+/// The same memory, for reading alone.
+fn readonly(memory: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
 
 /// `len` zeroed and allocated bytes that nobody can make shorter or longer.
 ///
@@ -32,11 +75,13 @@ pub fn seal_against_writing(memory: impl AsFd) -> io::Result<()> {
     Ok(fcntl_add_seals(memory, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
 }
 
-/// No further seal: for memory that the host itself writes.
+/// No further seal: for memory that programs of the host write, each with a mapping of its own. What keeps others from
+/// writing it is that they have it open for reading, and may not open it otherwise unless they are its owner or root.
 ///
 /// # Errors
 /// What the kernel says.
 pub fn seal_as_it_is(memory: impl AsFd) -> io::Result<()> {
+    rustix::fs::fchmod(&memory, Mode::from_raw_mode(0o644))?;
     Ok(fcntl_add_seals(memory, SealFlags::SEAL)?)
 }
 
@@ -55,6 +100,19 @@ mod tests {
         for len in [0, 4096, 128 << 10] {
             assert_eq!(rustix::fs::ftruncate(&memory, len), Err(rustix::io::Errno::PERM));
         }
+    }
+
+    #[test]
+    fn b10_region_of_the_host_is_read_by_the_other_end_and_not_written() {
+        let region = || create("test", 64 << 10).unwrap();
+        let (a, b) = (region(), region());
+        seal_as_it_is(&a).unwrap();
+        let regions = Regions::new([a, b], None).unwrap();
+        assert_eq!(rustix::io::pwrite(&regions.readonly[0], &[1], 0), Err(rustix::io::Errno::BADF));
+        assert_eq!(rustix::io::pwrite(&regions.own[0], &[1], 0), Ok(1));
+        assert_eq!(rustix::fs::fstat(&regions.own[0]).unwrap().st_mode & 0o777, 0o644);
+        assert!(fcntl_add_seals(&regions.own[0], SealFlags::WRITE).is_err());
+        assert_eq!(regions.descriptors().len(), 2);
     }
 
     #[test]

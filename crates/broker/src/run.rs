@@ -20,9 +20,10 @@ use tokio::{
 };
 
 use crate::{
-    broker::{Broker, Event, device_socket},
+    broker::{Broker, Event, device_socket, program_socket},
     config::Config,
     hold::{self, Holder},
+    notify::notify,
     passing, socket, state,
 };
 
@@ -69,7 +70,11 @@ async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: 
     let mode = if group.is_some() { 0o660 } else { 0o600 };
     let control = passing::listen(&control_socket(folder), SocketType::SEQPACKET, mode, None, group)?;
     let control = tokio::spawn(socket::serve(control, host, events.clone()));
+    // Everybody may knock: who it is says the kernel, and who is served the configuration.
+    let programs = passing::listen(&program_socket(folder), SocketType::SEQPACKET, 0o666, None, None)?;
+    let programs = tokio::spawn(welcome(socket::watch(programs)?, events.clone()));
     crate::log(&format!("ready in {}", folder.display()));
+    notify("READY=1");
     loop {
         let event = tokio::select! {
             event = heard.recv() => event,
@@ -90,7 +95,10 @@ async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: 
             doors.settle(&broker, folder, &events)?;
         }
     }
+    notify("STOPPING=1");
     control.abort();
+    programs.abort();
+    let _ = std::fs::remove_file(program_socket(folder));
     doors.close(folder);
     let _ = std::fs::remove_file(control_socket(folder));
     broker.end(start_holder);
@@ -128,6 +136,21 @@ impl Doors {
         for (name, door) in self.0 {
             door.abort();
             let _ = std::fs::remove_file(device_socket(folder, &name));
+        }
+    }
+}
+
+/// Lets programs in.
+async fn welcome(listener: AsyncFd<OwnedFd>, events: mpsc::Sender<Event>) {
+    loop {
+        let Ok(client) = socket::accept(&listener).await else {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            continue;
+        };
+        if let Ok(user) = passing::user_of(&client)
+            && events.send(Event::Knocked(client, user)).await.is_err()
+        {
+            return;
         }
     }
 }

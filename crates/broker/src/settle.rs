@@ -3,20 +3,20 @@
 //! with the book, and does nothing where it does already.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     io,
-    os::fd::AsFd,
-    sync::Arc,
+    sync::{Arc, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use tombolo_control::{HOST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Way};
+use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place, Way, vector_of};
 
 use crate::{
     broker::{Broker, name},
     guest::Told,
+    local::relay::{self, Line},
     machine::{Plug, Wanted},
-    memory,
+    memory::{self, Regions},
     state::{Bell, Quarantined, memory_key},
 };
 
@@ -51,6 +51,7 @@ impl Broker {
         self.save()?;
         self.settle_plugs();
         self.settle_bells()?;
+        self.settle_lines()?;
         self.settle_guests();
         self.release()?;
         self.save()
@@ -66,7 +67,7 @@ impl Broker {
                 crate::log(&format!("no link between {} and {}: {why}", ends[0], ends[1]));
             }
         }
-        let allowed = |end: &String| *end == self.config.host.as_str() || self.config.domains.contains_key(end);
+        let allowed = |end: &String| self.config.knows(end);
         let forbidden = self.book.links.iter().filter(|(_, link)| {
             let [a, b] = &link.ends;
             let (a_name, b_name) = (name(a), name(b));
@@ -90,15 +91,11 @@ impl Broker {
         self.save()
     }
 
-    fn is_host(&self, domain: &str) -> bool {
-        domain == self.config.host.as_str()
-    }
-
     /// B-10. Memory for a link whose ends are both there, and new memory after an end began a new life.
     fn settle_memory(&mut self, number: u32) -> io::Result<()> {
         let link = &self.book.links[&number];
         let lives = link.ends.each_ref().map(|end| match self.book.machines.get(end) {
-            _ if self.is_host(end) => Some(0),
+            _ if self.config.is_local(end) => Some(0),
             machine => machine.map(|machine| machine.life),
         });
         let [Some(a), Some(b)] = lives else { return Ok(()) };
@@ -128,7 +125,7 @@ impl Broker {
         let (size, generation) = (link.size, link.generation + 1);
         let made = link.ends.each_ref().map(|end| {
             let region = memory::create(&format!("tombolo-{number}-{end}"), size)?;
-            if self.is_host(end) {
+            if self.config.is_local(end) {
                 memory::seal_as_it_is(&region)?;
             }
             io::Result::Ok(region)
@@ -137,12 +134,15 @@ impl Broker {
             crate::log(&format!("link {number}: no memory for two regions of {size} bytes"));
             return Ok(());
         };
-        self.holder.keep(&memory_key(number, generation), &[a.as_fd(), b.as_fd()])?;
-        let sealed = link.ends.each_ref().map(|end| self.is_host(end));
+        let local = link.ends.iter().any(|end| self.config.is_local(end));
+        let bell = if local { Some(relay::event()?) } else { None };
+        let regions = Regions::new([a, b], bell)?;
+        self.holder.keep(&memory_key(number, generation), &regions.descriptors())?;
+        let sealed = link.ends.each_ref().map(|end| self.config.is_local(end));
         if let Some(link) = self.book.links.get_mut(&number) {
             (link.has_memory, link.generation, link.sealed, link.lives) = (true, generation, sealed, lives);
         }
-        self.memory.insert(number, [a, b].map(Arc::new));
+        self.memory.insert(number, regions);
         Ok(())
     }
 
@@ -156,7 +156,7 @@ impl Broker {
     fn settle_seals(&mut self, number: u32) -> io::Result<()> {
         let link = self.book.links[&number].clone();
         let Some(memory) = self.memory.get(&number) else { return Ok(()) };
-        for (side, region) in memory.iter().enumerate() {
+        for (side, region) in memory.own.iter().enumerate() {
             if !link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(true) {
                 match memory::seal_against_writing(region) {
                     Ok(()) => {}
@@ -185,9 +185,9 @@ impl Broker {
                     let name = plug_name(number, link.generation, own);
                     plugs.push(Plug { name, memory: Arc::clone(memory), size: link.size, readonly: !own });
                 };
-                plug(true, &memory[side]);
+                plug(true, &memory.own[side]);
                 if link.sealed[1 - side] {
-                    plug(false, &memory[1 - side]);
+                    plug(false, &memory.readonly[1 - side]);
                 }
             }
             vm.wanted.send_if_modified(|wanted| {
@@ -204,9 +204,9 @@ impl Broker {
     /// B-7. How far a link is.
     pub(crate) fn link_state(&self, number: u32) -> LinkState {
         let link = &self.book.links[&number];
-        let there = |end: &String| self.is_host(end) || self.vms.contains_key(end);
+        let there = |end: &String| self.config.is_local(end) || self.vms.contains_key(end);
         let has = |end: &String, own| match self.has(end, number, link.generation, own) {
-            _ if self.is_host(end) => true,
+            _ if self.config.is_local(end) => true,
             Some(has) => has,
             // A broker that began anew does not undo what it has not seen yet.
             None => link.up,
@@ -229,13 +229,15 @@ impl Broker {
     /// B-8. Each QEMU has the doorbells of those peers that it has a link with, and no other.
     fn settle_bells(&mut self) -> io::Result<()> {
         for viewer in self.vms.keys().cloned().collect::<Vec<_>>() {
-            let peers: BTreeSet<String> = self.up_links(&viewer).into_iter().map(|(_, peer)| peer).collect();
             let mut wanted: BTreeMap<String, u64> = BTreeMap::new();
-            for peer in peers {
-                if let (Some(vm), Some(machine)) = (self.vms.get(&peer), self.book.machines.get(&peer))
-                    && !vm.stormed_by.contains(&viewer)
-                {
-                    wanted.insert(peer, machine.process);
+            for (number, peer) in self.up_links(&viewer) {
+                if let (Some(vm), Some(machine)) = (self.vms.get(&peer), self.book.machines.get(&peer)) {
+                    if !vm.stormed_by.contains(&viewer) {
+                        wanted.insert(peer, machine.process);
+                    }
+                } else if self.locals.get(&peer).is_some_and(|local| !local.stormed_by.contains(&viewer)) {
+                    // Other memory has another bell.
+                    wanted.insert(peer, u64::from(self.book.links[&number].generation));
                 }
             }
             let mut stale = Vec::new();
@@ -266,7 +268,16 @@ impl Broker {
         };
         machine.bells.insert(number, Bell { peer: peer.into(), process, given: false });
         self.save()?;
-        let bell = self.vms[peer].device.bell(number)?;
+        let bell = match self.vms.get(peer) {
+            Some(vm) => vm.device.bell(number)?,
+            None => {
+                let link = self.book.links_of(viewer).find(|(_, link)| link.side(peer).is_some());
+                let bell = link.and_then(|(link, _)| self.memory.get(&link)?.bell.as_ref());
+                bell.map(|bell| Ok((i64::from(number), Some(bell.try_clone()?))))
+                    .into_iter()
+                    .collect::<io::Result<_>>()?
+            }
+        };
         self.send(viewer, bell)
     }
 
@@ -295,14 +306,40 @@ impl Broker {
         Ok(())
     }
 
-    /// B-7. Tells each guest of its links what it does not know.
+    /// What the links of accounts are made of.
+    fn settle_lines(&mut self) -> io::Result<()> {
+        for (account, local) in &self.locals {
+            let mut lines = local.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            let links: BTreeMap<u32, u32> =
+                self.book.links_of(account).map(|(number, link)| (number, link.generation)).collect();
+            lines.retain(|(number, generation), _| links.get(number) == Some(generation));
+            for (number, peer) in self.up_links(account) {
+                let link = &self.book.links[&number];
+                let (Some(side), Some(memory), Some(vm)) =
+                    (link.side(account), self.memory.get(&number), self.vms.get(&peer))
+                else {
+                    continue;
+                };
+                if let (Entry::Vacant(line), Some(bell)) = (lines.entry((number, link.generation)), &memory.bell) {
+                    let vector = vector_of(number, vm.device.own.len() as u16);
+                    line.insert(Arc::new(Line {
+                        own: memory.own[side].try_clone()?,
+                        peer: memory.readonly[1 - side].try_clone()?,
+                        rings: vm.device.own[usize::from(vector)].try_clone()?,
+                        heard: bell.try_clone()?,
+                    }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// B-7. Tells each guest, and each account, of its links what it does not know.
     fn settle_guests(&mut self) {
         for domain in self.vms.keys().cloned().collect::<Vec<_>>() {
-            let told: BTreeMap<u32, Told> = self
-                .up_links(&domain)
-                .into_iter()
-                .filter_map(|(number, peer)| Some((number, self.view(&domain, number, &peer)?)))
-                .collect();
+            let Some(told) = self.vms.get(&domain).map(|vm| self.to_be_told(&domain, vm.guest.told())) else {
+                continue;
+            };
             let Some(vm) = self.vms.get_mut(&domain) else { continue };
             if vm.guest.tell(&told) {
                 match vm.guest.turn(&vm.device.memory, &self.config.host, 1) {
@@ -312,20 +349,57 @@ impl Broker {
                 }
             }
         }
+        for account in self.locals.keys().cloned().collect::<Vec<_>>() {
+            let Some(told) = self.locals.get(&account).map(|it| self.to_be_told(&account, it.guest.told())) else {
+                continue;
+            };
+            let Some(local) = self.locals.get_mut(&account) else { continue };
+            if local.guest.tell(&told) {
+                match local.guest.turn(&local.memory, &self.config.host, 1) {
+                    Ok((_, true)) => local.ring(),
+                    Ok(_) => {}
+                    Err(error) => crate::log(&format!("{account}: its boxes cannot be reached: {error}")),
+                }
+            }
+        }
+    }
+
+    /// The links of a domain as it is to know them. One whose other end went stays as it is with its memory, so that what
+    /// is in it can be read to the end; only the peer's life is another.
+    fn to_be_told(&self, domain: &str, known: &BTreeMap<u32, Told>) -> BTreeMap<u32, Told> {
+        let up = self.up_links(domain);
+        let mut told: BTreeMap<u32, Told> =
+            up.iter().filter_map(|(number, peer)| Some((*number, self.view(domain, *number, peer)?))).collect();
+        for (number, old) in known {
+            let link = self.book.links.get(number).filter(|it| it.has_memory && it.generation == old.generation);
+            if link.is_some() && !told.contains_key(number) {
+                let life = self.life(old.peer.as_str());
+                told.insert(*number, Told { life, bell: NO_BELL, ..old.clone() });
+            }
+        }
+        told
     }
 
     /// A link as one end is to see it.
     fn view(&self, domain: &str, number: u32, peer: &str) -> Option<Told> {
         let link = &self.book.links[&number];
-        let (places, _) = self.vms.get(domain)?.has.as_ref()?;
-        let place = |own| places.get(&plug_name(number, link.generation, own))?.parse().ok();
+        let place = |own| -> Option<Place> {
+            if self.config.is_local(domain) {
+                return "".parse().ok();
+            }
+            let (places, _) = self.vms.get(domain)?.has.as_ref()?;
+            places.get(&plug_name(number, link.generation, own))?.parse().ok()
+        };
         let (me, peer_name): (Name, Name) = (name(domain), name(peer));
-        let (bell, vectors) = if self.is_host(peer) {
-            (HOST_BELL, 1)
-        } else {
-            let bells = &self.book.machines[domain].bells;
-            let bell = bells.iter().find(|(_, bell)| bell.peer == peer).map_or(NO_BELL, |(number, _)| *number);
-            (bell, self.book.machines.get(peer).map_or(0, |machine| machine.vectors))
+        let vectors = self.book.machines.get(peer).map_or(1, |machine| machine.vectors);
+        let bell = match self.book.machines.get(domain) {
+            Some(machine) => {
+                let mut bells = machine.bells.iter();
+                bells.find(|(_, bell)| bell.peer == peer).map_or(NO_BELL, |(number, _)| *number)
+            }
+            // An account has the eventfds themselves; it heeds whether it may ring.
+            None if self.vms.get(peer)?.stormed_by.contains(domain) => NO_BELL,
+            None => FIRST_BELL,
         };
         let rules = |way: Way, services: Vec<&Pattern>| {
             services.into_iter().map(move |service| (way, service.clone())).collect::<Vec<_>>()
@@ -353,12 +427,15 @@ impl Broker {
         let Some(link) = self.book.links.get_mut(&number).filter(|link| link.has_memory) else { return };
         (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
         let process = |end: &String| Some((end.clone(), self.book.machines.get(end)?.process));
+        // An account that was told of it says when its programs let go.
+        let told = |end: &&String| self.locals.get(*end).is_some_and(|local| local.guest.told().contains_key(&number));
+        let local = link.ends.iter().filter(told).map(|end| (end.clone(), 0)).collect::<Vec<_>>();
         self.book.quarantine.push(Quarantined {
             link: number,
             generation: link.generation,
             ends: link.ends.clone(),
             bytes: 2 * link.size,
-            held_by: link.ends.iter().filter_map(process).collect(),
+            held_by: link.ends.iter().filter_map(process).chain(local).collect(),
             since: now(),
         });
         self.memory.remove(&number);
@@ -376,6 +453,13 @@ impl Broker {
             if !had && !outdated {
                 old.held_by.remove(domain);
             }
+        }
+    }
+
+    /// B-11. An account's programs have let go.
+    pub(crate) fn released(&mut self, account: &str, link: u32, generation: u32) {
+        for old in self.book.quarantine.iter_mut().filter(|old| (old.link, old.generation) == (link, generation)) {
+            old.held_by.remove(account);
         }
     }
 

@@ -60,6 +60,20 @@ pub async fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
     listener.async_io(Interest::READABLE, |socket| Ok(accept_with(socket, flags)?)).await
 }
 
+/// Tells a program that it is not served, and why; of many at once the last are closed without a word.
+pub fn turn_away(program: OwnedFd, why: String) {
+    static SEATS: Semaphore = Semaphore::const_new(CLIENTS_MAX);
+    let Ok(seat) = SEATS.try_acquire() else { return };
+    tokio::spawn(async move {
+        let _seat = seat;
+        let Ok(program) = watch(program) else { return };
+        let said = timeout(PATIENCE, receive(&program)).await;
+        let serial = if let Ok(Ok(Ok(said))) = said { said.serial } else { 0 };
+        let refuse = Message::Refuse { code: code::DENIED, reason: why.into() };
+        let _ = say(&program, &Said { serial, message: refuse }).await;
+    });
+}
+
 /// One client, until it goes or does what it should not.
 async fn converse(client: OwnedFd, host: &Name, events: &mpsc::Sender<Event>) -> io::Result<()> {
     let user = passing::user_of(&client)?;

@@ -3,9 +3,11 @@
 
 mod common;
 
+use std::os::fd::AsRawFd;
+
 use common::{Daemon, TRIO, Vm, add, qmp, remove, until};
-use rustix::fs::SealFlags;
-use tombolo_control::{Life, LinkState, Message, Way, code};
+use rustix::fs::{Mode, OFlags, SealFlags};
+use tombolo_control::{Life, LinkState, Message, Said, Way, code};
 
 fn is_up(daemon: &Daemon) -> Option<u32> {
     daemon.client().links().into_iter().find_map(|row| match row {
@@ -55,8 +57,12 @@ fn b7_b10_each_end_gets_its_region_before_the_seal_and_the_peers_after() {
         let sealed = memory.seals.contains(SealFlags::FUTURE_WRITE | SealFlags::SEAL);
         assert_eq!((memory.readonly, sealed), (name == "peer", name == "peer"), "{name} of {}", vm.name);
         assert!(memory.seals.contains(SealFlags::SHRINK | SealFlags::GROW));
-        // By now nobody new writes either of them.
-        assert_eq!(rustix::io::pwrite(&memory.fd, &[1], 0), Err(rustix::io::Errno::PERM));
+        // By now nobody new writes either of them, not even one who opens it once more.
+        let path = format!("/proc/self/fd/{}", memory.fd.as_raw_fd());
+        let again = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        assert_eq!(rustix::io::pwrite(&again, &[1], 0), Err(rustix::io::Errno::PERM));
+        let as_given = rustix::io::pwrite(&memory.fd, &[1], 0).unwrap_err();
+        assert_eq!(as_given == rustix::io::Errno::BADF, memory.readonly, "{as_given}");
         stat.st_ino
     };
     assert_eq!((inode(&a, "own"), inode(&a, "peer")), (inode(&b, "peer"), inode(&b, "own")));
@@ -109,14 +115,15 @@ fn b6_guest_that_does_not_begin_with_hello_is_told_nothing() {
     let mut session =
         tombolo_control::Session::begin(tombolo_control::Path::Host, 7, &mut common::GuestBoxes(&a.memory)).unwrap();
     session.say(&tombolo_control::Said::statement(Message::Storm { link: 1 }));
-    until("the host's Hello", || {
+    until("the host's Hello and the guest's name", || {
         let mut boxes = common::GuestBoxes(&a.memory);
         let (event, _) = session.turn(&mut boxes).unwrap();
         a.ring_host();
         if matches!(event, Some(tombolo_control::Event::Began)) {
             session.say(&tombolo_control::Said::statement(Message::Storm { link: 1 }));
         }
-        matches!(event, Some(tombolo_control::Event::Said(_))).then_some(())
+        let name = |said: &Said| matches!(said.message, Message::You { .. });
+        matches!(event, Some(tombolo_control::Event::Said(said)) if name(&said)).then_some(())
     });
     until("the link is up", || is_up(&daemon));
     for _ in 0..50 {
@@ -167,6 +174,8 @@ fn b12_qemu_that_is_gone_is_told_at_once_and_its_data_stays_readable() {
     let before = memories(&a);
     drop(b);
     until("b is gone", || (life_of(&daemon, "b") == Life::DomainGone).then_some(()));
+    a.listen_until("the end of b", |said| matches!(said, Message::Life { life: Life::DomainGone, .. }));
+    assert!(!a.heard.iter().any(|said| matches!(said, Message::Unlink { .. })), "{:?}", a.heard);
     assert_eq!(memories(&a), before, "what b had published was taken away with it");
 }
 
@@ -418,19 +427,21 @@ fn b17_quotas_and_slots_are_told_before_they_are_hit() {
 }
 
 #[test]
-fn b8_link_with_the_host_has_a_region_each_way_and_the_hosts_doorbell() {
+fn b8_link_with_the_host_has_a_region_each_way_and_a_doorbell_of_its_own() {
     let daemon = Daemon::start(TRIO);
     let mut a = Vm::start(&daemon, "a");
     daemon.client().link("a", "host");
     until("the link is up", || is_up(&daemon));
     a.boot(3, 1);
     let said = a.listen_until("the link", is_link);
-    assert!(matches!(&said, Message::Link { peer, bell: 0, vectors: 1, .. } if peer.as_str() == "host"), "{said:?}");
+    assert!(matches!(&said, Message::Link { peer, bell: 2, vectors: 1, .. } if peer.as_str() == "host"), "{said:?}");
     let state = a.qmp.state();
     let peer = state.memories.iter().find(|(id, _)| id.ends_with("peer")).unwrap().1;
     assert!(peer.readonly && !peer.seals.contains(SealFlags::FUTURE_WRITE) && peer.seals.contains(SealFlags::SEAL));
     let own = state.memories.iter().find(|(id, _)| id.ends_with("own")).unwrap().1;
     assert!(rustix::fs::fcntl_get_seals(&own.fd).unwrap().contains(SealFlags::FUTURE_WRITE));
     drop(state);
-    assert!(a.device.next(std::time::Duration::from_millis(100)).is_none(), "a doorbell beyond the host's");
+    let (number, bell) = a.device.must();
+    assert!(number == 2 && bell.is_some());
+    assert!(a.device.next(std::time::Duration::from_millis(100)).is_none(), "a host has one vector");
 }

@@ -11,6 +11,7 @@ use std::{
         unix::net::UnixStream,
     },
     process::{Child, Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use common::{Daemon, remove, until};
@@ -37,6 +38,11 @@ struct Qemu {
 impl Qemu {
     /// With what the broker says that it needs.
     fn start(daemon: &Daemon, name: &str, machine: &str) -> Self {
+        Self::start_with(daemon, name, machine, &[])
+    }
+
+    /// And with what else a guest needs.
+    fn start_with(daemon: &Daemon, name: &str, machine: &str, more: &[&str]) -> Self {
         let control = daemon.file(&format!("{name}.test"));
         let domain = name.parse().unwrap();
         let snippet = daemon.client().ask(Message::Snippet { form: Form::Qemu, domain });
@@ -54,6 +60,7 @@ impl Qemu {
             "-M",
             machine,
         ]);
+        command.args(more);
         command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", control.display()));
         for line in &snippet {
             let Message::Line { line } = line else { panic!("{line:?}") };
@@ -147,10 +154,14 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
         assert_eq!(qemu.regions(), ["r--s", "rw-s"]);
     }
     until("paused", || (life(&daemon, "a") == Life::Paused).then_some(()));
-    a.execute("cont");
-    until("running", || (life(&daemon, "a") == Life::Running).then_some(()));
-    a.execute("stop");
-    until("paused", || (life(&daemon, "a") == Life::Paused).then_some(()));
+    for (command, means) in
+        [("cont", Life::Running), ("stop", Life::Paused), ("cont", Life::Running), ("stop", Life::Paused)]
+    {
+        let before = Instant::now();
+        a.execute(command);
+        until(command, || (life(&daemon, "a") == means).then_some(()));
+        assert!(before.elapsed() < Duration::from_secs(2), "{command} took {:?}", before.elapsed());
+    }
 
     daemon.kill();
     daemon.restart();
@@ -184,6 +195,54 @@ fn b10_b12_b16_real_qemus_take_regions_and_tell_their_lives() {
     drop(a);
     drop(b);
     until("both are gone", || (daemon.client().links().is_empty() && daemon.kept().is_empty()).then_some(()));
+}
+
+/// A guest of one sector that does the least that a guest can do.
+fn sector(code: &[u8]) -> Vec<u8> {
+    let mut sector = code.to_vec();
+    // Halt, and again.
+    sector.extend([0xf4, 0xeb, 0xfd]);
+    sector.resize(510, 0);
+    sector.extend([0x55, 0xaa]);
+    sector
+}
+
+#[test]
+fn b12_real_guests_that_reset_panic_or_shut_down_are_gone() {
+    let test = "b12_real_guests_that_reset_panic_or_shut_down_are_gone";
+    if skipped(test) {
+        return;
+    }
+    // A byte to the keyboard's controller, to the panic device, and a word to the power management's.
+    let guests: [(&str, &str, &[u8]); 4] = [
+        ("idle", "pc", &[]),
+        ("reset", "pc", &[0xb0, 0xfe, 0xe6, 0x64]),
+        ("panic", "pc", &[0xba, 0x05, 0x05, 0xb0, 0x01, 0xee]),
+        ("shutdown", "pc", &[0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef]),
+    ];
+    let config: String =
+        guests.iter().map(|(name, machine, _)| format!("[domain.{name}]\nmachine = \"{machine}\"\n")).collect();
+    let daemon = Daemon::start(&config);
+    let mut idle = None;
+    for (name, machine, code) in guests {
+        let disk = daemon.file(&format!("{name}.disk"));
+        fs::write(&disk, sector(code)).unwrap();
+        let drive = format!("file={},format=raw,if=ide", disk.display());
+        // A guest that shut down or panicked stays where it is, for somebody to look at.
+        let more = ["-drive", &drive, "-device", "pvpanic", "-no-shutdown", "-action", "panic=pause"];
+        let mut qemu = Qemu::start_with(&daemon, name, machine, &more);
+        until("paused", || (life(&daemon, name) == Life::Paused).then_some(()));
+        qemu.execute("cont");
+        if name == "idle" {
+            idle = Some(qemu);
+            continue;
+        }
+        until(name, || (life(&daemon, name) == Life::DomainGone).then_some(()));
+        assert!(qemu.child.try_wait().unwrap().is_none(), "its QEMU is there");
+    }
+    // The canary: the same firmware, and a disk that does nothing, for longer than the others took.
+    assert_eq!(life(&daemon, "idle"), Life::Running);
+    drop(idle);
 }
 
 /// Why the order of B-10 is as it is, and that nothing in it can be left out.

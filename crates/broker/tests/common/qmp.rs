@@ -29,6 +29,8 @@ pub struct State {
     pub status: &'static str,
     /// The guest does not let go of devices.
     pub stubborn: bool,
+    /// Its own regions stay writable to all, as this process has no mapping from before the seal that it could lend.
+    pub unsealed: bool,
     /// Slots that other devices have.
     pub foreign: Vec<u64>,
     client: Option<UnixStream>,
@@ -158,6 +160,9 @@ impl State {
                     self.passed.get(&number).ok_or("no such descriptor")?.try_clone().map_err(|e| e.to_string())?;
                 let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|e| e.to_string())?;
                 let readonly = arguments["readonly"] == true;
+                if !readonly && self.unsealed {
+                    rustix::fs::fcntl_add_seals(&fd, SealFlags::SEAL).map_err(|e| e.to_string())?;
+                }
                 if !readonly && seals.contains(SealFlags::FUTURE_WRITE) {
                     return Err("unable to map backing store for guest RAM: Operation not permitted".into());
                 }

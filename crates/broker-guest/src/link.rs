@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-14, B-18. A link: what the peer's broker and the programs of this machine do to its calls.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use tombolo_control::{Life, Message, Name, Way, code};
+
+use crate::{
+    calls::{Calls, Made, No, Resumed, Stage},
+    devices::Region,
+    host::Told,
+    peer::{Heard, Peer},
+    program::{self, Doing, Program},
+};
+
+/// A link and the calls on it.
+#[derive(Debug)]
+pub(crate) struct Link<R> {
+    pub told: Told,
+    /// None until the devices are there.
+    pub memory: Option<(R, Peer)>,
+    pub calls: Calls,
+    /// This side's end of each program's call socket.
+    pub sockets: BTreeMap<u32, OwnedFd>,
+    /// Calls whose program closed the socket, or had one of an earlier broker, and may have the slices still.
+    pub departing: BTreeSet<u32>,
+    /// Who waits for the answer to which call, and for what.
+    pub waiting: BTreeMap<u32, (u64, Name)>,
+    /// The host took it back.
+    pub leaving: bool,
+    /// That its memory cannot be opened yet was said.
+    complained: bool,
+}
+
+impl<R: Region> Link<R> {
+    /// A link that the host told of; slices on it are of `slice` bytes.
+    pub(crate) fn new(told: Told, slice: u64) -> Self {
+        let calls = Calls::new(told.side, told.size, slice);
+        let (sockets, departing, waiting) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
+        Self { told, memory: None, calls, sockets, departing, waiting, leaving: false, complained: false }
+    }
+
+    /// What the peer's broker wants.
+    pub(crate) fn understand(&mut self, heard: Heard, programs: &mut BTreeMap<u64, Program>) -> Result<(), No> {
+        match heard {
+            Heard::Hello => {}
+            Heard::Began => {
+                for serial in self.calls.forgotten() {
+                    self.refuse(serial, No(code::NOT_FOUND, "its broker began anew".into()), programs);
+                }
+                let calls: Vec<_> = self.calls.iter().map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
+                if let Some((_, peer)) = &mut self.memory {
+                    peer.recount(&calls);
+                }
+            }
+            Heard::Call(told, is_over) => match self.calls.resumed(told, is_over)? {
+                Resumed::AsItWas | Resumed::Ended => {}
+                Resumed::ClosedThere => self.tell_close(told.serial),
+                Resumed::Lost(made) => {
+                    if let Some((region, _)) = &mut self.memory {
+                        region.bequeath(&made);
+                    }
+                    self.say_close(told.serial);
+                }
+            },
+            Heard::Connect(serial, service, theirs, channel) => {
+                let answer = self.called(serial, service, theirs, channel, programs);
+                let Some((_, peer)) = &mut self.memory else { return Ok(()) };
+                match answer {
+                    Ok(made) => peer.accept(&made),
+                    Err(no) => peer.refuse(serial, no),
+                };
+            }
+            Heard::Accept(serial, theirs) => match self.calls.accepted(serial, theirs)? {
+                Some(made) => {
+                    if let Err(error) = self.give(&made, programs) {
+                        self.refuse(serial, No(code::FAILED, format!("slices cannot be made: {error}")), programs);
+                        self.finish(serial);
+                    }
+                }
+                None => self.say_close(serial),
+            },
+            Heard::Refuse(0, ..) => {}
+            Heard::Refuse(serial, code, reason) => {
+                if self.calls.refused(serial)? {
+                    self.refuse(serial, No(code, reason.as_str().into()), programs);
+                }
+            }
+            Heard::Close(serial) => {
+                if self.calls.closed(serial)?.is_some() {
+                    self.tell_close(serial);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// B-14. The peer's program calls a service of this machine.
+    fn called(
+        &mut self,
+        serial: u32,
+        service: Name,
+        theirs: (u64, u64),
+        channel: u16,
+        programs: &BTreeMap<u64, Program>,
+    ) -> Result<Made, No> {
+        if !self.told.allows(Way::In, &service) {
+            return Err(No(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
+        }
+        let listening = Doing::Listening(service.clone());
+        let Some(listener) = programs.values().find(|program| program.doing == listening) else {
+            return Err(No(code::NOT_FOUND, format!("nobody listens at {service}")));
+        };
+        let made = self.calls.asked(serial, theirs, channel)?;
+        let given = (|| -> io::Result<OwnedFd> {
+            let Some((region, _)) = &mut self.memory else { return Err(io::ErrorKind::NotFound.into()) };
+            region.clear(made.own.0, made.own.1)?;
+            let (ours, socket) = program::call_socket()?;
+            let slices = region.slices(&made)?;
+            let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
+            listener.state(serial, (self.told.peer.clone(), service), &made, false, &descriptors)?;
+            Ok(ours)
+        })();
+        match given {
+            Ok(ours) => {
+                self.sockets.insert(serial, ours);
+                self.tell_life();
+                Ok(made)
+            }
+            Err(error) => {
+                self.calls.forget(serial);
+                let gone = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
+                let code = if gone { code::NOT_FOUND } else { code::QUOTA };
+                Err(No(code, format!("the listener cannot take the call: {error}")))
+            }
+        }
+    }
+
+    /// Gives the program that called what it asked for.
+    fn give(&mut self, made: &Made, programs: &mut BTreeMap<u64, Program>) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let (id, service) = self.waiting.get(&made.serial).ok_or_else(gone)?;
+        let program = programs.get_mut(id).ok_or_else(gone)?;
+        let (region, _) = self.memory.as_mut().ok_or_else(gone)?;
+        let (ours, socket) = program::call_socket()?;
+        let slices = region.slices(made)?;
+        let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
+        program.state(program.asked, (self.told.peer.clone(), service.clone()), made, true, &descriptors)?;
+        program.doing = Doing::Greeted;
+        self.waiting.remove(&made.serial);
+        self.sockets.insert(made.serial, ours);
+        self.tell_life();
+        Ok(())
+    }
+
+    /// Tells the program that waits for a call that it does not get it.
+    fn refuse(&mut self, serial: u32, No(code, why): No, programs: &mut BTreeMap<u64, Program>) {
+        let Some((id, _)) = self.waiting.remove(&serial) else { return };
+        if let Some(program) = programs.get_mut(&id) {
+            program.doing = Doing::Greeted;
+            let _ = program.answer(Message::Refuse { code, reason: why.into() });
+        }
+    }
+
+    pub(crate) fn fail_waiting(&mut self, programs: &BTreeMap<u64, Program>, why: &str) {
+        for (serial, (id, _)) in std::mem::take(&mut self.waiting) {
+            self.calls.close(serial);
+            if let Some(program) = programs.get(&id) {
+                let _ = program.answer(Message::Refuse { code: code::NOT_FOUND, reason: why.into() });
+            }
+        }
+    }
+
+    /// Tells all programs with calls on this link how the peer's machine fares.
+    pub(crate) fn tell_life(&self) {
+        if self.told.life == Life::Unknown {
+            return;
+        }
+        for socket in self.sockets.values() {
+            let (link, generation, life) = (self.told.link, self.told.generation, self.told.life);
+            let _ = program::send(socket.as_fd(), 0, Message::Life { link, generation, life }, &[]);
+        }
+    }
+
+    /// A program closed its call's socket, or says something on it, which it has no reason to.
+    pub(crate) fn hear_call(&mut self, serial: u32) {
+        let Some(socket) = self.sockets.get(&serial) else { return };
+        if !matches!(program::receive(socket.as_fd()), Ok(None)) {
+            self.sockets.remove(&serial);
+            self.departing.insert(serial);
+        }
+    }
+
+    /// Ends the calls that no program has any more.
+    pub(crate) fn depart(&mut self) {
+        if self.departing.is_empty() {
+            return;
+        }
+        let held = self.memory.as_mut().map_or(Ok(Vec::new()), |(region, _)| region.held());
+        // What cannot be asked for is gone: the module lists the slices of a device that was unplugged as well.
+        let held: BTreeSet<u32> = held.unwrap_or_default().iter().map(|made| made.serial).collect();
+        let (stay, gone) = self.departing.iter().partition::<BTreeSet<u32>, _>(|serial| held.contains(serial));
+        self.departing = stay;
+        gone.into_iter().for_each(|serial| self.finish(serial));
+    }
+
+    pub(crate) fn finish(&mut self, serial: u32) {
+        let Some((made, stage)) = self.calls.get(serial) else { return };
+        if let Some((region, _)) = self.memory.as_mut().filter(|_| matches!(stage, Stage::Up | Stage::ClosedThere)) {
+            region.bequeath(&made);
+        }
+        if self.calls.close(serial) {
+            self.say_close(serial);
+        }
+    }
+
+    /// Tells the program that has a call that the peer's side of it is over.
+    fn tell_close(&self, serial: u32) {
+        if let Some(socket) = self.sockets.get(&serial) {
+            let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
+        }
+    }
+
+    fn say_close(&mut self, serial: u32) {
+        if let Some((_, peer)) = &mut self.memory {
+            peer.say(serial, Message::Close {});
+        }
+    }
+
+    /// Its memory cannot be opened; later perhaps, if that is worth to `wait` for.
+    pub(crate) fn complain(&mut self, error: &io::Error, wait: bool) {
+        if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
+            crate::log(&format!("the link with {} cannot be opened: {error}", self.told.peer));
+            self.complained = true;
+        }
+        self.leaving = !wait;
+    }
+
+    /// The host took the link back.
+    pub(crate) fn leave(&mut self, programs: &BTreeMap<u64, Program>) {
+        self.leaving = true;
+        self.fail_waiting(programs, "the link is taken away");
+        self.sockets.keys().for_each(|serial| self.tell_close(*serial));
+        if let Some((region, _)) = &mut self.memory {
+            region.hang_up();
+        }
+    }
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Accounts of the host: domains whose programs run on this kernel and not in a machine.
+//!
+//! What a guest's broker does for the programs of its machine, a thread does for those of an account, and it is the same
+//! code (`tombolo-broker-guest`): only its devices are others ([`devices`]). It hears from this broker what a guest would,
+//! through boxes in memory as a device has them; a link's rings go through [`relay`].
+
+pub mod devices;
+pub mod relay;
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tokio::{sync::mpsc, task::JoinHandle};
+use tombolo_broker_guest::{
+    broker::{Broker, Settings},
+    program::Door,
+};
+use tombolo_control::{DEVICE_LEN, Name};
+
+use crate::{
+    broker::{Event, listen},
+    guest::{self, Guest},
+    memory, passing,
+};
+use devices::{HostDevices, Lines};
+use relay::{event, ring};
+
+/// An account whose programs are served.
+#[derive(Debug)]
+pub(crate) struct Local {
+    pub guest: Guest,
+    /// The boxes.
+    pub memory: OwnedFd,
+    /// What its links are made of.
+    pub lines: Lines,
+    /// B-8. Machines that may not ring it for now.
+    pub stormed_by: BTreeSet<String>,
+    rings: OwnedFd,
+    door: OwnedFd,
+    stop: OwnedFd,
+    task: JoinHandle<()>,
+}
+
+impl Local {
+    /// Begins to serve the programs of an account; `slice` is what each call gets.
+    ///
+    /// # Errors
+    /// Descriptors, memory or threads are used up.
+    pub fn start(name: &Name, slice: u64, events: &mpsc::Sender<Event>) -> io::Result<Self> {
+        let memory = memory::create("tombolo-account", DEVICE_LEN)?;
+        let (rings, heard, stop) = (event()?, event()?, event()?);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (door, inside) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let (lines, task) = (Lines::default(), listen(name.as_str(), 0, heard.try_clone()?, events)?);
+        let (account, teller) = (name.as_str().to_owned(), events.clone());
+        let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
+        let devices = HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), storms);
+        let settings = Settings { boot: guest::boot(), slice };
+        let guest = Guest::begin(name.clone(), &memory)?;
+        let broker = Broker::begin(settings, devices, Door::Passed(inside))?;
+        let (account, ended) = (name.clone(), stop.try_clone()?);
+        std::thread::Builder::new().name("tombolo-account".into()).spawn(move || {
+            if let Err(error) = broker.run(ended.as_fd()) {
+                crate::log(&format!("programs of {account} are not served any more: {error}"));
+            }
+        })?;
+        Ok(Self { guest, memory, lines, stormed_by: BTreeSet::new(), rings, door, stop, task })
+    }
+
+    /// Rings the account's broker.
+    pub fn ring(&self) {
+        ring(&self.rings);
+    }
+
+    /// Lets a program in; one for whom there is no room is closed.
+    pub fn admit(&self, program: &OwnedFd) {
+        let _ = passing::send(&self.door, b"p", &[program.as_fd()]);
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.task.abort();
+        ring(&self.stop);
+    }
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! V-2, V-4. What stands in the place of devices where the broker of programs runs on the host: regions are memfds, and the
+//! host's broker is in the same process.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tombolo_broker_guest::{
+    calls::Made,
+    devices::{Devices, Pages, Region},
+    host::Told,
+};
+use tombolo_control::{Boxes, CALL_CHANNELS, NO_BELL};
+use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
+
+use super::relay::{Line, Relay, Wire, drain, event, ring};
+
+/// Zeros are written in pieces of so many bytes.
+const PIECE: usize = 64 << 10;
+
+/// What each link of an account is made of, by number and generation. The host's broker puts it there before it tells
+/// of the link.
+pub type Lines = Arc<Mutex<BTreeMap<(u32, u32), Arc<Line>>>>;
+
+/// Where storms are told: the link that is rung without end.
+pub type Storms = Arc<dyn Fn(u32) + Send + Sync>;
+
+/// A pair of boxes.
+#[derive(Debug)]
+pub struct HostPages {
+    boxes: Between,
+    /// Rung when there is something to hear.
+    heard: Arc<OwnedFd>,
+}
+
+#[derive(Debug)]
+enum Between {
+    /// This end and the host's broker: one memory, as in a doorbell device, and the eventfd that rings it.
+    Host { memory: OwnedFd, rings: OwnedFd },
+    /// This end and a machine's broker.
+    Link(Arc<Line>, Arc<Relay>),
+}
+
+/// B-3. Where this end's page is in the memory that it has with the host's broker.
+const OWN_AT: u64 = 4096;
+
+impl Boxes for HostPages {
+    fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        let memory = match &self.boxes {
+            Between::Host { memory, .. } => memory,
+            Between::Link(line, _) => &line.peer,
+        };
+        match rustix::io::pread(memory, &mut *bytes, offset as u64)? {
+            read if read == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        let (memory, at) = match &self.boxes {
+            Between::Host { memory, .. } => (memory, OWN_AT),
+            Between::Link(line, _) => (&line.own, 0),
+        };
+        match rustix::io::pwrite(memory, bytes, at + offset as u64)? {
+            written if written == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+}
+
+impl Pages for HostPages {
+    fn ring(&self) {
+        match &self.boxes {
+            Between::Host { rings, .. } => ring(rings),
+            Between::Link(_, relay) => relay.ring([0]),
+        }
+    }
+
+    fn drain(&self) {
+        drain(&self.heard);
+    }
+}
+
+/// What an account has.
+pub struct HostDevices {
+    host: HostPages,
+    lines: Lines,
+    storms: Storms,
+}
+
+impl HostDevices {
+    /// `memory` is as a doorbell device's; `rings` rings the host's broker, and `heard` is rung by it.
+    #[must_use]
+    pub fn new(memory: OwnedFd, rings: OwnedFd, heard: OwnedFd, lines: Lines, storms: Storms) -> Self {
+        let host = HostPages { boxes: Between::Host { memory, rings }, heard: Arc::new(heard) };
+        Self { host, lines, storms }
+    }
+}
+
+impl Devices for HostDevices {
+    type Pages = HostPages;
+    type Region = HostRegion;
+
+    fn host(&mut self) -> &mut HostPages {
+        &mut self.host
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.host.heard.as_fd()
+    }
+
+    /// The host's broker tells of a link once it is there.
+    fn arrivals(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn open(&mut self, told: &Told) -> io::Result<HostRegion> {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = lines.get(&(told.link, told.generation)).ok_or(io::ErrorKind::NotFound)?;
+        let heard = Arc::new(event()?);
+        let (storms, link) = (Arc::clone(&self.storms), told.link);
+        let relay = Arc::new(Relay::begin(Arc::clone(line), Arc::clone(&heard), move || storms(link))?);
+        relay.mute(told.bell == NO_BELL);
+        Ok(HostRegion { pages: HostPages { boxes: Between::Link(Arc::clone(line), relay), heard } })
+    }
+}
+
+/// Memory of a link, and the rings of its calls.
+#[derive(Debug)]
+pub struct HostRegion {
+    pages: HostPages,
+}
+
+impl HostRegion {
+    fn parts(&self) -> (&Line, &Relay) {
+        match &self.pages.boxes {
+            Between::Link(line, relay) => (line, relay),
+            Between::Host { .. } => unreachable!("a region is of a link"),
+        }
+    }
+}
+
+impl Region for HostRegion {
+    type Pages = HostPages;
+
+    fn pages(&mut self) -> &mut HostPages {
+        &mut self.pages
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.pages.heard.as_fd()
+    }
+
+    fn set_bell(&mut self, bell: u16) {
+        self.parts().1.mute(bell == NO_BELL);
+    }
+
+    fn clear(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let (line, zeros) = (self.parts().0, [0; PIECE]);
+        let mut at = offset;
+        while at < offset + len {
+            let piece = PIECE.min((offset + len - at) as usize);
+            at += rustix::io::pwrite(&line.own, &zeros[..piece], at)? as u64;
+        }
+        Ok(())
+    }
+
+    /// V-2. Programs of one account have the whole region between them: who is trusted with one call is trusted with
+    /// all of its account (ADR 0034).
+    fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
+        let (line, relay) = self.parts();
+        let events = || -> io::Result<_> { Ok([event()?, event()?, event()?]) };
+        let (to, from) = (events()?, events()?);
+        let mut slices = vec![line.own.try_clone()?, line.peer.try_clone()?];
+        for event in from.iter().chain(&to) {
+            slices.push(event.try_clone()?);
+        }
+        relay.connect(made.channel, Wire { to, from })?;
+        Ok(slices)
+    }
+
+    /// A program has its slices for as long as its socket, or is no more.
+    fn held(&mut self) -> io::Result<Vec<Made>> {
+        Ok(Vec::new())
+    }
+
+    fn departures(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn bequeath(&mut self, made: &Made) {
+        let (line, relay) = self.parts();
+        let _ = rustix::io::pwrite(&line.own, &[CLOSED], made.own.0 + u64::from(STATE_AT));
+        relay.ring(made.channel..made.channel + CALL_CHANNELS);
+        relay.disconnect(made.channel);
+    }
+
+    /// Programs hear of it on their sockets.
+    fn hang_up(&mut self) {}
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A machine without a machine that talks to programs of its host. The broker of the host is a process, as it ships; that
+//! of the guest is a thread of this one, over what a QEMU was given. The host's own relay plays the kernel module.
+
+use std::{
+    env, io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    process::{self, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use rustix::{
+    net::SocketType,
+    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
+};
+use tombolo_broker::{
+    broker::program_socket,
+    local::{
+        devices::{HostDevices, Lines},
+        relay::{Line, event, ring},
+    },
+    passing,
+};
+use tombolo_broker_guest::broker::{Broker, Settings};
+use tombolo_control::{LinkState, Message, vector_of};
+use tombolo_domain::{Deadline, Link, Listener, conformance};
+use tombolo_domain_ivshmem::VmDomain;
+
+use super::{Daemon, VECTORS, Vm, until};
+
+/// One machine that may do everything with the host.
+pub const PAIR: &str = r#"
+[host]
+region = "128MiB"
+slice = "1280KiB"
+[domain.a]
+memory = "1GiB"
+[[allow]]
+from = "*"
+to = "*"
+service = "*"
+[[link]]
+between = ["a", "host"]
+"#;
+
+/// The broker of a guest.
+pub struct Guest {
+    pub domain: VmDomain,
+    pub socket: PathBuf,
+    pub lines: Lines,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<io::Result<()>>>,
+}
+
+impl Guest {
+    /// Begins in the device of `vm`.
+    pub fn start(daemon: &Daemon, vm: &Vm, boot: u8) -> Self {
+        let socket = daemon.file(&format!("{}.guest", vm.name));
+        let door = passing::listen(&socket, SocketType::SEQPACKET, 0o600, None, None).unwrap();
+        let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
+        let lines = Lines::default();
+        let devices =
+            HostDevices::new(copy(&vm.memory), copy(&vm.host), copy(&vm.own[0]), lines.clone(), Arc::new(|_| {}));
+        let settings = Settings { boot: [boot; 16], slice: 1280 << 10 };
+        let broker = Broker::begin(settings, devices, door).unwrap();
+        let stop = event().unwrap();
+        let ended = copy(&stop);
+        let thread = thread::spawn(move || broker.run(ended.as_fd()));
+        Self { domain: VmDomain::through(&socket), socket, lines, stop, thread: Some(thread) }
+    }
+
+    /// Finds the devices of the link that is up, and the bell that comes with it.
+    pub fn plug(&self, daemon: &Daemon, vm: &Vm) -> (u32, u32) {
+        let (link, generation) = until("the link is up", || {
+            daemon.client().links().iter().find_map(|row| match row {
+                Message::LinkRow { link, generation, state: LinkState::Up, .. } => Some((*link, *generation)),
+                _ => None,
+            })
+        });
+        let (number, bell) = vm.device.must();
+        assert!(number >= 2, "the host's own doorbell is for the brokers");
+        let state = vm.qmp.state();
+        let memory = |side: &str| {
+            let end = format!("{link}-{generation}-{side}");
+            state.memories.iter().find(|(id, _)| id.ends_with(&end)).unwrap().1.fd.try_clone().unwrap()
+        };
+        let heard = vm.own[usize::from(vector_of(link, VECTORS as u16))].try_clone().unwrap();
+        let line = Line { own: memory("own"), peer: memory("peer"), rings: bell.expect("an eventfd"), heard };
+        self.lines.lock().unwrap().insert((link, generation), Arc::new(line));
+        (link, generation)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        ring(&self.stop);
+        let ended = self.thread.take().map(JoinHandle::join);
+        if !thread::panicking() {
+            ended.expect("it was started").expect("the broker does not panic").expect("the broker does not fail");
+        }
+    }
+}
+
+/// A host with one machine.
+pub struct World {
+    pub host: VmDomain,
+    pub guest: Guest,
+    pub vm: Vm,
+    pub daemon: Daemon,
+    made: AtomicU32,
+}
+
+impl World {
+    pub fn new() -> Self {
+        let daemon = Daemon::start(PAIR);
+        let vm = Vm::start(&daemon, "a");
+        vm.qmp.state().unsealed = true;
+        let guest = Guest::start(&daemon, &vm, 1);
+        guest.plug(&daemon, &vm);
+        let host = VmDomain::through(program_socket(daemon.path()));
+        let world = Self { host, guest, vm, daemon, made: 0.into() };
+        world.meet();
+        world
+    }
+
+    /// Waits until the brokers have met, which is when a call gets through.
+    pub fn meet(&self) {
+        use tombolo_domain::Rendezvous;
+        let service = format!("meet{}", self.made.fetch_add(1, Ordering::Relaxed));
+        let mut listener = until("the host listens", || self.host.listen(&service).ok());
+        let connected =
+            until("the brokers meet", || self.guest.domain.connect(&format!("host/{service}"), patience()).ok());
+        drop((accept(&mut *listener), connected));
+    }
+
+    pub fn service(&self, domain: &str) -> String {
+        format!("{domain}/service{}", self.made.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Where programs of the host find their broker.
+    pub fn socket(&self) -> PathBuf {
+        program_socket(self.daemon.path())
+    }
+}
+
+const ROLE: &str = "TOMBOLO_TEST_ROLE";
+
+/// A process of this test, killed at the latest when the test ends.
+pub struct Actor(process::Child);
+
+impl Actor {
+    pub fn start(role: &str, socket: &Path, service: &str) -> Self {
+        let child = Command::new(env::current_exe().expect("a test knows its own binary"))
+            .args(["--exact", "child_process", "--nocapture"])
+            .env(ROLE, format!("{role} {} {service}", socket.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Self(child.expect("a test can start itself"))
+    }
+
+    pub fn stop(&self) {
+        let pid = Pid::from_child(&self.0);
+        kill_process(pid, Signal::STOP).expect("it is ours");
+        waitpid(Some(pid), WaitOptions::UNTRACED).expect("it is ours");
+    }
+
+    pub fn go_on(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::CONT).expect("it is ours");
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// What a child does; nothing in the parent. Call it from the test `child_process`.
+pub fn play() {
+    use tombolo_domain::Rendezvous;
+    let Ok(told) = env::var(ROLE) else { return };
+    let told: Vec<_> = told.split(' ').collect();
+    let domain = VmDomain::through(told[1]);
+    match told[0] {
+        "mortal" => conformance::mortal_peer(domain.connect(told[2], Deadline::NEVER).expect("the parent listens")),
+        "mortal-listener" => {
+            let mut listener = domain.listen(told[2]).expect("the service is free");
+            conformance::mortal_peer(accept(&mut *listener));
+        }
+        "listen" => {
+            let _listener = domain.listen(told[2]).expect("the service is free");
+            loop {
+                thread::park();
+            }
+        }
+        "stream" => {
+            let backends = tombolo_channel::Backends::new().with(domain);
+            let address = format!("vm:{}", told[2]).parse().expect("an address");
+            let mut stream: tombolo_channel::Stream =
+                backends.connect(&address, &Default::default()).expect("it listens");
+            while io::Write::write_all(&mut stream, &[7; 4096]).is_ok() {}
+        }
+        other => panic!("no such role: {other}"),
+    }
+}
+
+pub fn patience() -> Deadline {
+    Deadline::after(super::LIMIT)
+}
+
+pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+    conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
+}

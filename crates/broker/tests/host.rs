@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Programs of the host and of a machine: the same as between two machines.
+
+mod common;
+
+use std::{
+    io::{self, Read, Write},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{
+    host::{Actor, World, accept, patience},
+    until,
+};
+use tombolo_broker::local::relay::ring;
+use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
+use tombolo_control::{Message, code};
+use tombolo_domain::{Error, Life, Rendezvous, conformance};
+
+#[test]
+fn child_process() {
+    common::host::play();
+}
+
+/// The conformance suite of backends, with the host on either side.
+mod suite {
+    use std::sync::Arc;
+
+    use tombolo_domain::{
+        Link, Rendezvous,
+        conformance::{Fixture, Mortal},
+    };
+
+    use crate::common::{
+        host::{Actor, World, accept, patience},
+        until,
+    };
+
+    struct Both(Arc<World>, bool);
+
+    impl Both {
+        fn sides(&self) -> [&dyn Rendezvous; 2] {
+            let (host, guest): (&dyn Rendezvous, &dyn Rendezvous) = (&self.0.host, &self.0.guest.domain);
+            if self.1 { [host, guest] } else { [guest, host] }
+        }
+    }
+
+    impl Fixture for Both {
+        fn listening(&self) -> &dyn Rendezvous {
+            self.sides()[0]
+        }
+
+        fn connecting(&self) -> &dyn Rendezvous {
+            self.sides()[1]
+        }
+
+        fn service(&self) -> String {
+            self.0.service(if self.1 { "host" } else { "a" })
+        }
+
+        fn stale_service(&self) -> Option<String> {
+            let service = self.service();
+            let socket = if self.1 { self.0.socket() } else { self.0.guest.socket.clone() };
+            let mut actor = Actor::start("listen", &socket, &service);
+            let found = || self.connecting().connect(&service, patience()).is_ok();
+            until("the listener is there", || found().then_some(()));
+            actor.kill();
+            until("the listener is gone", || (!found()).then_some(()));
+            Some(service)
+        }
+
+        /// In the guest: a host is never paused.
+        fn mortal(&self) -> Option<Box<dyn Mortal>> {
+            let (world, service, socket) = (self.0.clone(), self.service(), &self.0.guest.socket);
+            let (actor, link) = if self.1 {
+                let mut listener = world.host.listen(&service).expect("a fresh service is free");
+                let actor = Actor::start("mortal", socket, &service);
+                (actor, accept(&mut *listener))
+            } else {
+                let actor = Actor::start("mortal-listener", socket, &service);
+                (actor, until("it listens", || world.host.connect(&service, patience()).ok()))
+            };
+            Some(Box::new(Peer { world, actor, link }))
+        }
+    }
+
+    struct Peer {
+        world: Arc<World>,
+        actor: Actor,
+        link: Box<dyn Link>,
+    }
+
+    impl Mortal for Peer {
+        fn link(&mut self) -> &mut dyn Link {
+            &mut *self.link
+        }
+
+        fn pause(&mut self) {
+            self.actor.stop();
+            self.world.vm.qmp.event("STOP");
+        }
+
+        fn resume(&mut self) {
+            self.actor.go_on();
+            self.world.vm.qmp.event("RESUME");
+        }
+
+        fn kill(&mut self) {
+            self.actor.kill();
+        }
+    }
+
+    mod guest_to_host {
+        tombolo_domain::conformance!(super::Both(std::sync::Arc::new(crate::common::host::World::new()), true));
+    }
+
+    mod host_to_guest {
+        tombolo_domain::conformance!(super::Both(std::sync::Arc::new(crate::common::host::World::new()), false));
+    }
+}
+
+fn backends(world: &World) -> [Backends; 2] {
+    [&world.host, &world.guest.domain].map(|domain| Backends::new().with(domain.clone()))
+}
+
+#[test]
+fn v1_stream_between_host_and_machine_carries_every_byte_both_ways() {
+    const LEN: usize = 8 << 20;
+    let world = World::new();
+    let [host, guest] = backends(&world);
+    for (listens, calls, domain) in [(&host, &guest, "host"), (&guest, &host, "a")] {
+        let address = format!("vm:{}", world.service(domain)).parse().unwrap();
+        let mut listener = listens.listen::<Stream>(&address, &Options::new()).unwrap();
+        let bytes: Vec<u8> = (0..LEN).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        thread::scope(|scope| {
+            let echo = scope.spawn(move || {
+                let (mut reader, mut writer) = listener.accept().unwrap().into_split();
+                io::copy(&mut reader, &mut writer).unwrap()
+            });
+            let stream: Stream = calls.connect(&address, &Options::new()).unwrap();
+            assert_eq!(stream.peer().domain, domain);
+            let (mut reader, mut writer) = stream.into_split();
+            let sent = &bytes;
+            scope.spawn(move || writer.write_all(sent).unwrap());
+            let mut got = Vec::new();
+            reader.read_to_end(&mut got).unwrap();
+            assert!(got == bytes, "{} bytes came back", got.len());
+            assert_eq!(echo.join().unwrap(), LEN as u64);
+        });
+    }
+}
+
+#[test]
+fn v3_sleepers_on_host_and_machine_wake_each_other() {
+    let world = World::new();
+    let [host, guest] = backends(&world);
+    let address = format!("vm:{}", world.service("host")).parse().unwrap();
+    let options = Options::new().spin(Duration::ZERO);
+    let mut listener = host.listen::<Messages>(&address, &options).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut replies, mut questions) = listener.accept().unwrap().into_split();
+            let mut message = [0; 64];
+            while let Some(len) = questions.recv(&mut message).unwrap() {
+                replies.send(&message[..len]).unwrap();
+            }
+        });
+        let (mut questions, mut replies) = guest.connect::<Messages>(&address, &options).unwrap().into_split();
+        for round in 0..1000u32 {
+            questions.send(&round.to_le_bytes()).unwrap();
+            let mut answer = [0; 64];
+            assert_eq!(replies.recv(&mut answer).unwrap(), Some(4));
+            assert_eq!(answer[..4], round.to_le_bytes());
+        }
+    });
+}
+
+#[test]
+fn v4_program_of_the_host_that_is_killed_is_over_for_its_peer_at_once() {
+    let world = World::new();
+    let [_, guest] = backends(&world);
+    let service = world.service("a");
+    let address = format!("vm:{service}").parse().unwrap();
+    let mut listener = guest.listen::<Stream>(&address, &Options::new()).unwrap();
+    let mut actor = Actor::start("stream", &world.socket(), &service);
+    let mut stream = listener.accept().unwrap();
+    stream.read_exact(&mut [0]).unwrap();
+    actor.kill();
+    let before = Instant::now();
+    assert!(io::copy(&mut stream, &mut io::sink()).is_ok());
+    assert!(before.elapsed() < Duration::from_secs(5));
+    assert_eq!(stream.into_split().0.ending(), Some(Ending::ProcessGone));
+}
+
+#[test]
+fn b12_qemu_that_is_gone_is_told_to_programs_of_the_host_and_its_data_stays_readable() {
+    let world = World::new();
+    let service = world.service("host");
+    let mut listener = world.host.listen(&service).unwrap();
+    let mut calling = world.guest.domain.connect(&service, patience()).unwrap();
+    let mut link = accept(&mut *listener);
+    let (segment, offer) = calling.allocate(4096).unwrap();
+    calling.send(b"read me", Some(&offer)).unwrap();
+    let received = conformance::receive(&mut *link, patience()).unwrap();
+    assert_eq!((received.message.as_slice(), received.segment.is_some()), (&b"read me"[..], true));
+    let World { vm, daemon, guest, .. } = world;
+    let before = Instant::now();
+    drop(vm);
+    until("it is told", || (link.life() == Life::DomainGone).then_some(()));
+    assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+    assert!(matches!(conformance::receive(&mut *link, patience()), Err(Error::PeerGone)));
+    assert!(received.segment.is_some_and(|segment| !segment.is_lost()));
+    drop((segment, calling, guest, daemon));
+}
+
+#[test]
+fn b8_machine_that_rings_the_host_without_end_loses_that_bell_and_it_is_said() {
+    let world = World::new();
+    let bell = world.guest.lines.lock().unwrap().values().next().unwrap().rings.try_clone().unwrap();
+    let (a, before) = ("a rings host without end", Instant::now());
+    let said = until("the storm is noticed", || {
+        (0..10_000).for_each(|_| ring(&bell));
+        world.daemon.client().links().into_iter().find_map(|row| match row {
+            Message::LinkRow { note, .. } if note.as_str().starts_with(a) => Some(note),
+            _ => None,
+        })
+    });
+    assert!(said.as_str().ends_with("its doorbell is taken away for a while"), "{said} after {:?}", before.elapsed());
+    let (number, gone) = world.vm.device.must();
+    assert!(number >= 2 && gone.is_none());
+    assert!(world.daemon.log().contains("host: a rings without end"), "{}", world.daemon.log());
+    // It comes back under another number, and the programs had not noticed.
+    let (again, bell) = world.vm.device.must();
+    assert!(again > number && bell.is_some());
+}
+
+#[test]
+fn b15_user_without_an_account_is_told_so() {
+    let test = "b15_user_without_an_account_is_told_so";
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(io::stderr(), "SKIP {test} (needs root): only root can become somebody else");
+        return;
+    }
+    let config = common::host::PAIR.replace("[domain.a]", "[account.alice]\nuser = 12345\n[domain.a]");
+    let daemon = common::Daemon::start(&config);
+    let domain = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::broker::program_socket(daemon.path()));
+    let asked = |user: u32| {
+        let domain = domain.clone();
+        let asked = thread::spawn(move || {
+            use rustix::{fs::Uid, thread};
+            let user = Uid::from_raw(user);
+            thread::set_thread_res_uid(user, user, user).unwrap();
+            domain.listen("service").map(drop)
+        });
+        asked.join().unwrap()
+    };
+    assert!(asked(12345).is_ok());
+    assert!(matches!(asked(12346), Err(Error::Denied(_))));
+    // Names of services are each account's own.
+    let _mine = domain.listen("service").unwrap();
+    assert!(asked(12345).is_ok());
+    assert!(matches!(domain.listen("alice/service"), Err(Error::BadService { .. })));
+}
+
+#[test]
+fn b13_what_no_rule_allows_between_host_and_machine_is_refused() {
+    let daemon = common::Daemon::start(common::TRIO);
+    let (number, why) = daemon.client().refusal(common::add("b", "host", 0));
+    assert_eq!(number, code::DENIED, "{why}");
+    let domain = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::broker::program_socket(daemon.path()));
+    assert!(matches!(domain.connect("b/sql", patience()), Err(Error::NotFound(_))));
+}
