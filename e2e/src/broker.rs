@@ -108,7 +108,7 @@ impl Broker {
     /// # Errors
     /// It fails; says what it said.
     pub fn tombolo(&self, args: &[&str]) -> Result<String> {
-        let output = self.command(args)?.stdin(Stdio::null()).output().context("tombolo")?;
+        let output = self.command(&[], args)?.stdin(Stdio::null()).output().context("tombolo")?;
         match output.status.success() {
             true => Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()),
             false => {
@@ -118,12 +118,12 @@ impl Broker {
         }
     }
 
-    /// The command `tombolo ARGS` on the host, that ends with us.
+    /// The command `tombolo ARGS` on the host, that ends with us; `within` are words that go before it.
     ///
     /// # Errors
     /// It was not built.
-    pub fn command(&self, args: &[&str]) -> Result<Command> {
-        let mut command = tied(&[], self.programs.path("tombolo")?);
+    pub fn command(&self, within: &[String], args: &[&str]) -> Result<Command> {
+        let mut command = tied(within, self.programs.path("tombolo")?);
         command.args(args).env("TOMBOLO_BROKER", self.socket());
         Ok(command)
     }

@@ -71,6 +71,8 @@ pub struct Spec {
     pub args: Vec<String>,
     /// Words before QEMU's name, which say where it is to run.
     pub within: Vec<String>,
+    /// Where QEMU writes what it is told to trace.
+    pub log: Option<PathBuf>,
     /// Whether a guest that ends its life begins another; else its QEMU ends with it.
     pub reboots: bool,
     /// Descriptors that those arguments name, by [`inherit`](Self::inherit).
@@ -93,6 +95,7 @@ impl Spec {
             args: Vec::new(),
             within: Vec::new(),
             reboots: false,
+            log: None,
             fds: Vec::new(),
         }
     }
@@ -109,6 +112,8 @@ impl Spec {
             initramfs: self.initramfs.try_clone()?,
             args: self.args.clone(),
             within: self.within.clone(),
+            log: self.log.clone(),
+            xen: self.xen.clone(),
             fds: Vec::new(),
             ..*self
         })
@@ -186,6 +191,9 @@ impl Spec {
         };
         let mut command = tied(&self.within, PROGRAM);
         command.args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none"]);
+        if let Some(log) = &self.log {
+            command.arg("-D").arg(log);
+        }
         if !self.reboots {
             command.arg("-no-reboot");
         }
@@ -215,6 +223,8 @@ pub struct Vm {
     pub console: Console,
     /// Its QEMU.
     pub qmp: Qmp,
+    /// Where QEMU writes what it is told to trace.
+    pub log: Option<PathBuf>,
     /// How commands get there.
     pub control: Control,
     process: Process,
@@ -229,6 +239,7 @@ pub struct Boot {
     console: Console,
     control: UnixStream,
     qmp: UnixStream,
+    log: Option<PathBuf>,
     deadline: Instant,
 }
 
@@ -249,6 +260,7 @@ impl Boot {
             console: Console::of(console),
             control,
             qmp,
+            log: spec.log,
             deadline: within(BOOT),
         })
     }
@@ -258,10 +270,10 @@ impl Boot {
     /// # Errors
     /// It does not come up in time; says what QEMU and its console said.
     pub fn up(self) -> Result<Vm> {
-        let Self { name, mut process, stderr, mut console, control, qmp, deadline } = self;
+        let Self { name, mut process, stderr, mut console, control, qmp, log, deadline } = self;
         let up = Qmp::open(qmp).and_then(|qmp| Ok((qmp, Control::open(control.try_clone()?, control, deadline)?)));
         match up {
-            Ok((qmp, control)) => Ok(Vm { name, console, qmp, control, process, fdsets: 0 }),
+            Ok((qmp, control)) => Ok(Vm { name, console, qmp, log, control, process, fdsets: 0 }),
             Err(why) => {
                 process.end()?;
                 let said = stderr.map(|mut said| said.tail(5)).unwrap_or_default();
@@ -404,6 +416,17 @@ impl Vm {
         let up = self.control.again(within(BOOT));
         up.map_err(|why| Error::new(format!("{}: {why}\n    {}", self.name, self.console.tail(20))))?;
         self.console.forget();
+        Ok(())
+    }
+
+    /// Switches an event of QEMU's own trace on or off; it is written to [`Vm::log`].
+    ///
+    /// # Errors
+    /// QEMU knows no such event.
+    pub fn trace(&mut self, event: &str, on: bool) -> Result<()> {
+        let line = format!("trace-event {event} {}", if on { "on" } else { "off" });
+        let said = self.qmp.run("human-monitor-command", &json!({ "command-line": line }))?;
+        ensure!(said == "", "{line}: {said}");
         Ok(())
     }
 

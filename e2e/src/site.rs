@@ -13,6 +13,7 @@ use tombolo_e2e::lines::within;
 use tombolo_e2e::modules;
 use tombolo_e2e::network::{Network, Place};
 use tombolo_e2e::qemu::{Boot, Cpus, Spec, Vm};
+use tombolo_e2e::scratch::Scratch;
 
 /// The two machines may do everything with each other and with their host.
 pub const CONFIG: &str = "\
@@ -55,6 +56,7 @@ pub struct Site {
     /// The brokers in the machines.
     pub brokers: [Option<Job>; 2],
     specs: [Spec; 2],
+    _logs: Scratch,
 }
 
 impl Site {
@@ -65,10 +67,16 @@ impl Site {
             Purpose::Measuring => Network::open(),
             Purpose::Cases => Err(Error::new("not wanted")),
         };
+        let logs = Scratch::new("logs")?;
         let mut plan = |name: &str| -> Result<(Spec, String)> {
             let place = network.as_mut().map_err(|why| why.clone()).and_then(Network::tap);
             let mut spec = spec(rig, name, purpose, place.is_ok())?;
             spec.args.extend(broker.snippet(name)?);
+            if purpose == Purpose::Measuring {
+                // So that stores to the doorbell are seen by QEMU's trace, as those to other devices are.
+                spec.args.extend(["-global", "ivshmem-doorbell.ioeventfd=off"].map(str::to_owned));
+                spec.log = Some(logs.path().join(name));
+            }
             let (Ok(network), Ok(Place { address, args })) = (&network, place) else {
                 return Ok((spec, String::new()));
             };
@@ -81,7 +89,7 @@ impl Site {
         let (a, b) = (Boot::start(spec_a.again()?)?, Boot::start(spec_b.again()?)?);
         let (a, b) = (a.up()?, b.up()?);
         let (addresses, specs) = ([address_a, address_b], [spec_a, spec_b]);
-        let mut site = Self { broker, a, b, network, addresses, brokers: [None; 2], specs };
+        let mut site = Self { broker, a, b, network, addresses, brokers: [None; 2], specs, _logs: logs };
         site.set_up(At::A)?;
         site.set_up(At::B)?;
         Ok(site)

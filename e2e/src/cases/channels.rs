@@ -54,7 +54,7 @@ fn to_the_host(rig: &mut Rig) -> Result<Verdict> {
     let copy = folder.path().join("copy");
     let output = copy.to_str().unwrap_or_default();
     let listen = ["cat", "--listen", "vm:host/file", "--receive-only", "--output", output];
-    let mut listener = Process::start(&mut site.broker.command(&listen)?)?;
+    let mut listener = Process::start(&mut site.broker.command(&[], &listen)?)?;
     site.a.sh("tombolo cat --connect vm:host/file --wait 60 --send-only /tmp/file", within(120))?;
     ensure!(listener.wait()?.success(), "who listens failed");
     ensure!(host_sum(&copy)? == sum, "another file arrived");
