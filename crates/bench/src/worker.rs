@@ -111,6 +111,8 @@ fn work(place: &Place) -> Result<()> {
 fn obey(order: Order, place: &Place, link: &mut Option<Link>, context: &mut Option<Context>) -> Result<Option<Report>> {
     match order {
         Order::Hello => Ok(None),
+        // Over a network anybody may be the driver.
+        Order::Run(_) if place.channels.is_some() => Err(Error::Worker("no commands from another machine".into())),
         Order::Run(command) => run(&command).map(|()| None),
         Order::Sample { job, host } => {
             if let Some(link) = link.take() {

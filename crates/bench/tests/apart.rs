@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::process::Child;
 
 use common::{Place, text};
@@ -71,4 +72,23 @@ fn canary_driver_without_a_machine_to_measure_to_fails() {
     let output = place.run("--peer 127.0.0.1:9 --transport tcp --test latency --size 64 --seconds 0.02 --runs 1");
     assert!(!output.status.success(), "{}", text(&output.stdout));
     assert!(text(&output.stderr).contains("connecting to the other machine"), "{}", text(&output.stderr));
+}
+
+/// What comes over a network may ask for measurements, and for nothing else.
+#[test]
+fn canary_driver_from_elsewhere_gets_no_command_run() {
+    let place = Place::new("apart-run");
+    let (_right, address) = serve(&place, "");
+    let connect = |kind: &[u8]| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream.write_all(kind).unwrap();
+        stream
+    };
+    let mut orders = connect(b"O");
+    let _cord = connect(b"C");
+    let made = place.0.join("made");
+    writeln!(orders, "{}", serde_json::json!({ "Run": ["touch", made] })).unwrap();
+    let answer = BufReader::new(orders).lines().next().unwrap().unwrap();
+    assert!(answer.contains("no commands from another machine"), "{answer}");
+    assert!(!made.exists());
 }

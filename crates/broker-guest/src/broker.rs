@@ -266,16 +266,19 @@ impl<D: Devices> Broker<D> {
         // The host says who is who before it tells of links (B-6).
         let Some(own) = self.name.clone() else { return };
         let begun = self.devices.open(&link.told).and_then(|mut region| {
-            let held = region.held()?;
+            let (held, sockets) = (region.held()?, region.sockets());
             let peer = link.told.peer.clone();
             let peer = Peer::begin(random()?, own, peer, self.settings.boot, region.pages())?;
             region.pages().ring();
-            Ok((region, peer, held))
+            Ok((region, peer, held, sockets))
         });
         let wait = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied, io::ErrorKind::ResourceBusy];
         match begun {
-            Ok((region, peer, held)) => {
-                link.departing.extend(held.iter().map(|made| made.serial));
+            Ok((region, peer, held, sockets)) => {
+                link.sockets = sockets;
+                link.tell_life();
+                let alone = held.iter().map(|made| made.serial).filter(|serial| !link.sockets.contains_key(serial));
+                link.departing.extend(alone);
                 held.into_iter().for_each(|made| link.calls.restore(made));
                 link.memory = Some((region, peer));
             }

@@ -2,6 +2,7 @@
 //! What the broker asks of the machine.
 
 use std::{
+    collections::BTreeMap,
     io,
     os::fd::{BorrowedFd, OwnedFd},
 };
@@ -67,6 +68,19 @@ pub trait Region {
     /// # Errors
     /// What the system says.
     fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>>;
+
+    /// B-16. Puts this broker's end of a program's call socket where a later broker finds it, if there is such a place.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn keep(&mut self, _made: &Made, _socket: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Sockets of calls that an earlier broker left, by serial. Asked for once.
+    fn sockets(&mut self) -> BTreeMap<u32, OwnedFd> {
+        BTreeMap::new()
+    }
 
     /// The calls of which programs have slices, as far as the slices say: what is not known is 0.
     ///

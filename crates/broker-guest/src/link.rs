@@ -121,6 +121,7 @@ impl<R: Region> Link<R> {
             region.clear(made.own.0, made.own.1)?;
             let (ours, socket) = program::call_socket()?;
             let slices = region.slices(&made)?;
+            region.keep(&made, ours.as_fd())?;
             let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
             listener.state(serial, (self.told.peer.clone(), service), &made, false, &descriptors)?;
             Ok(ours)
@@ -132,6 +133,9 @@ impl<R: Region> Link<R> {
                 Ok(made)
             }
             Err(error) => {
+                if let Some((region, _)) = &mut self.memory {
+                    region.bequeath(&made);
+                }
                 self.calls.forget(serial);
                 let gone = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
                 let code = if gone { code::NOT_FOUND } else { code::QUOTA };
@@ -148,6 +152,7 @@ impl<R: Region> Link<R> {
         let (region, _) = self.memory.as_mut().ok_or_else(gone)?;
         let (ours, socket) = program::call_socket()?;
         let slices = region.slices(made)?;
+        region.keep(made, ours.as_fd())?;
         let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
         program.state(program.asked, (self.told.peer.clone(), service.clone()), made, true, &descriptors)?;
         program.doing = Doing::Greeted;

@@ -6,6 +6,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,6 +23,7 @@ use crate::{
     ivshmem::{Device, Outbound},
     local::{
         Local,
+        kept::{self, Call, Key},
         relay::{self, CALM},
     },
     machine::{self, News, Wanted},
@@ -30,7 +32,7 @@ use crate::{
 };
 
 /// Most messages that one guest is heard at a time.
-const TURN: usize = 32;
+pub(crate) const TURN: usize = 32;
 /// B-5. A guest that rings more often is heard this often.
 const PAUSE: Duration = Duration::from_millis(1);
 /// A guest that rings the host more often than this in a second is heard less often for a while.
@@ -108,15 +110,17 @@ pub struct Broker {
     pub(crate) config: Config,
     pub(crate) book: Book,
     saved: Book,
-    pub(crate) holder: Holder,
+    pub(crate) holder: Arc<Holder>,
     pub(crate) vms: BTreeMap<String, Vm>,
+    /// Calls of programs of the host that an earlier broker left, until their account takes them up.
+    pub(crate) calls: BTreeMap<Key, Vec<Call>>,
     /// The host and its accounts.
     pub(crate) locals: BTreeMap<String, Local>,
     /// Memory of links.
     pub(crate) memory: BTreeMap<u32, Regions>,
     /// Links of the configuration that cannot be had, and of which that was said.
     pub(crate) unmade: BTreeSet<[Name; 2]>,
-    events: mpsc::Sender<Event>,
+    pub(crate) events: mpsc::Sender<Event>,
 }
 
 impl Broker {
@@ -139,7 +143,8 @@ impl Broker {
             config,
             saved: book.clone(),
             book,
-            holder,
+            holder: Arc::new(holder),
+            calls: BTreeMap::new(),
             vms: BTreeMap::new(),
             locals: BTreeMap::new(),
             memory: BTreeMap::new(),
@@ -155,6 +160,14 @@ impl Broker {
     /// B-16. What is kept and known goes on; what is only one of the two is dropped.
     fn take_up(&mut self, mut kept: BTreeMap<String, Vec<OwnedFd>>) -> io::Result<()> {
         let known = self.book.keys();
+        let calls = kept.extract_if(.., |key, _| kept::parse(key).is_some_and(|(link, _)| self.book.has(link)));
+        for (key, descriptors) in calls.collect::<Vec<_>>() {
+            if let Some((link, made)) = kept::parse(&key)
+                && let Some(call) = Call::from_descriptors(made, descriptors)
+            {
+                self.calls.entry(link).or_default().push(call);
+            }
+        }
         for key in kept.keys().filter(|key| !known.contains(*key)) {
             self.holder.forget(key)?;
         }
@@ -314,38 +327,6 @@ impl Broker {
         }
     }
 
-    /// The broker of an account said something. It is this process, so it is believed.
-    fn account_rang(&mut self, name: &str) {
-        let Some(local) = self.locals.get_mut(name) else { return };
-        match local.guest.turn(&local.memory, &self.config.host, TURN) {
-            Ok((heard, ring)) => {
-                if ring {
-                    local.ring();
-                }
-                for heard in heard {
-                    match heard {
-                        Heard::Storm(link) => self.storm(name, link),
-                        Heard::Released(link, generation) => self.released(name, link, generation),
-                        Heard::Hello(_) => {}
-                    }
-                }
-            }
-            Err(error) => crate::log(&format!("{name}: its boxes cannot be reached: {error}")),
-        }
-    }
-
-    /// B-15. Whoever comes in is passed on to the broker of its account.
-    fn knocked(&self, program: OwnedFd, user: u32) {
-        match self.config.account_of(user, rustix::process::geteuid().as_raw()).and_then(|name| self.locals.get(name)) {
-            Some(local) => local.admit(&program),
-            None => {
-                let path = self.config_path.display();
-                let why = format!("user {user} is no domain: {path} needs an [account.NAME] with user = {user}");
-                crate::socket::turn_away(program, why);
-            }
-        }
-    }
-
     /// A guest rings the host without end. That bell it keeps: without it nobody hears of its links.
     fn loud(&mut self, name: &str) {
         let Some(vm) = self.vms.get_mut(name) else { return };
@@ -369,7 +350,7 @@ impl Broker {
     }
 
     /// B-8. Takes the doorbell away from the peer on `link`, for a while.
-    fn storm(&mut self, name: &str, link: u32) {
+    pub(crate) fn storm(&mut self, name: &str, link: u32) {
         let peer = self.book.links.get(&link).and_then(|link| Some(link.ends[1 - link.side(name)?].clone()));
         let Some(peer) = peer else { return };
         if self.stormed_by(name).is_some_and(|stormed_by| stormed_by.insert(peer.clone())) {
@@ -444,17 +425,6 @@ impl Broker {
                 crate::log("the configuration was read again");
             }
             Err(error) => crate::log(&format!("the configuration stays as it was: {error}")),
-        }
-        Ok(())
-    }
-
-    /// Serves the accounts that are configured, and no others.
-    fn settle_accounts(&mut self) -> io::Result<()> {
-        self.locals.retain(|name, _| self.config.is_local(name));
-        for name in self.config.accounts.keys().map(String::as_str).chain([self.config.host.as_str()]) {
-            if !self.locals.contains_key(name) {
-                self.locals.insert(name.into(), Local::start(&self::name(name), self.config.slice, &self.events)?);
-            }
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -48,7 +49,8 @@ fn socket_in(folder: &Path) -> PathBuf {
 /// The broker's side.
 #[derive(Debug)]
 pub struct Holder {
-    socket: OwnedFd,
+    /// Held for a question and its answer.
+    socket: Mutex<OwnedFd>,
 }
 
 impl Holder {
@@ -65,7 +67,7 @@ impl Holder {
                 Ok(socket) => {
                     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
                     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
-                    return Ok(Self { socket });
+                    return Ok(Self { socket: Mutex::new(socket) });
                 }
                 Err(error) if !start || began.elapsed() > PATIENCE => return Err(error),
                 Err(_) if child.is_none() => child = Some(spawn(folder)?),
@@ -75,26 +77,25 @@ impl Holder {
         }
     }
 
-    fn ask(&self, what: u8, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    /// Asks, and hears the answer to its end.
+    fn ask(&self, what: u8, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = vec![what];
         bytes.extend_from_slice(key.as_bytes());
-        if !passing::send(&self.socket, &bytes, descriptors)? {
+        if !passing::send(&*socket, &bytes, descriptors)? {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        Ok(())
-    }
-
-    fn answer(&self) -> io::Result<(u8, String, Vec<OwnedFd>)> {
-        let mut buffer = [0; KEY_MAX + 1];
-        let (len, descriptors) = passing::receive(&self.socket, &mut buffer)?;
-        let bytes = buffer.get(..len).filter(|bytes| !bytes.is_empty()).ok_or(io::ErrorKind::UnexpectedEof)?;
-        Ok((bytes[0], String::from_utf8_lossy(&bytes[1..]).into_owned(), descriptors))
-    }
-
-    fn done(&self) -> io::Result<()> {
-        match self.answer()? {
-            (OK, ..) => Ok(()),
-            (_, why, _) => Err(io::Error::other(format!("the holder refuses: {why}"))),
+        let mut items = BTreeMap::new();
+        loop {
+            let mut buffer = [0; KEY_MAX + 1];
+            let (len, descriptors) = passing::receive(&*socket, &mut buffer)?;
+            let bytes = buffer.get(..len).filter(|bytes| !bytes.is_empty()).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let text = String::from_utf8_lossy(&bytes[1..]).into_owned();
+            match bytes[0] {
+                ITEM => drop(items.insert(text, descriptors)),
+                OK => return Ok(items),
+                _ => return Err(io::Error::other(format!("the holder refuses: {text}"))),
+            }
         }
     }
 
@@ -103,8 +104,7 @@ impl Holder {
     /// # Errors
     /// The holder is gone, or full.
     pub fn keep(&self, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.ask(KEEP, key, descriptors)?;
-        self.done()
+        self.ask(KEEP, key, descriptors).map(drop)
     }
 
     /// Forgets what is kept under `key`, if anything.
@@ -112,8 +112,7 @@ impl Holder {
     /// # Errors
     /// The holder is gone.
     pub fn forget(&self, key: &str) -> io::Result<()> {
-        self.ask(FORGET, key, &[])?;
-        self.done()
+        self.ask(FORGET, key, &[]).map(drop)
     }
 
     /// Copies of all that is kept.
@@ -121,15 +120,7 @@ impl Holder {
     /// # Errors
     /// The holder is gone.
     pub fn all(&self) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
-        self.ask(GIVE, "", &[])?;
-        let mut all = BTreeMap::new();
-        loop {
-            match self.answer()? {
-                (ITEM, key, descriptors) => drop(all.insert(key, descriptors)),
-                (OK, ..) => return Ok(all),
-                (_, why, _) => return Err(io::Error::other(format!("the holder refuses: {why}"))),
-            }
-        }
+        self.ask(GIVE, "", &[])
     }
 
     /// Lets the holder end if it keeps nothing.
@@ -137,8 +128,7 @@ impl Holder {
     /// # Errors
     /// It keeps something, or is gone already.
     pub fn leave(&self) -> io::Result<()> {
-        self.ask(LEAVE, "", &[])?;
-        self.done()
+        self.ask(LEAVE, "", &[]).map(drop)
     }
 }
 

@@ -6,6 +6,7 @@
 //! through boxes in memory as a device has them; a link's rings go through [`relay`].
 
 pub mod devices;
+pub mod kept;
 pub mod relay;
 
 use std::{
@@ -24,11 +25,12 @@ use tombolo_broker_guest::{
 use tombolo_control::{DEVICE_LEN, Name};
 
 use crate::{
-    broker::{Event, listen},
-    guest::{self, Guest},
+    broker::{Event, TURN, listen},
+    guest::{self, Guest, Heard},
     memory, passing,
 };
 use devices::{HostDevices, Lines};
+use kept::{Kept, Key};
 use relay::{event, ring};
 
 /// An account whose programs are served.
@@ -48,11 +50,11 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// Begins to serve the programs of an account; `slice` is what each call gets.
+    /// Begins to serve the programs of an account; `slice` is what each call gets, and `kept` those that it has.
     ///
     /// # Errors
     /// Descriptors, memory or threads are used up.
-    pub fn start(name: &Name, slice: u64, events: &mpsc::Sender<Event>) -> io::Result<Self> {
+    pub fn start(name: &Name, slice: u64, kept: Kept, events: &mpsc::Sender<Event>) -> io::Result<Self> {
         let memory = memory::create("tombolo-account", DEVICE_LEN)?;
         let (rings, heard, stop) = (event()?, event()?, event()?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -60,7 +62,8 @@ impl Local {
         let (lines, task) = (Lines::default(), listen(name.as_str(), 0, heard.try_clone()?, events)?);
         let (account, teller) = (name.as_str().to_owned(), events.clone());
         let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
-        let devices = HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), storms);
+        let devices =
+            HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), kept, storms);
         let settings = Settings { boot: guest::boot(), slice };
         let guest = Guest::begin(name.clone(), &memory)?;
         let broker = Broker::begin(settings, devices, Door::Passed(inside))?;
@@ -88,5 +91,53 @@ impl Drop for Local {
     fn drop(&mut self) {
         self.task.abort();
         ring(&self.stop);
+    }
+}
+
+impl crate::broker::Broker {
+    /// Serves the accounts that are configured, and no others.
+    pub(crate) fn settle_accounts(&mut self) -> io::Result<()> {
+        self.locals.retain(|name, _| self.config.is_local(name));
+        for name in self.config.accounts.keys().map(String::as_str).chain([self.config.host.as_str()]) {
+            if !self.locals.contains_key(name) {
+                let mine = |key: &Key| self.book.links.get(&key.0).is_some_and(|link| link.side(name).is_some());
+                let kept = Kept::new(Arc::clone(&self.holder), self.calls.extract_if(.., |key, _| mine(key)).collect());
+                let local = Local::start(&crate::broker::name(name), self.config.slice, kept, &self.events)?;
+                self.locals.insert(name.into(), local);
+            }
+        }
+        Ok(())
+    }
+
+    /// The broker of an account said something. It is this process, so it is believed.
+    pub(crate) fn account_rang(&mut self, name: &str) {
+        let Some(local) = self.locals.get_mut(name) else { return };
+        match local.guest.turn(&local.memory, &self.config.host, TURN) {
+            Ok((heard, ring)) => {
+                if ring {
+                    local.ring();
+                }
+                for heard in heard {
+                    match heard {
+                        Heard::Storm(link) => self.storm(name, link),
+                        Heard::Released(link, generation) => self.released(name, link, generation),
+                        Heard::Hello(_) => {}
+                    }
+                }
+            }
+            Err(error) => crate::log(&format!("{name}: its boxes cannot be reached: {error}")),
+        }
+    }
+
+    /// B-15. Whoever comes in is passed on to the broker of its account.
+    pub(crate) fn knocked(&self, program: OwnedFd, user: u32) {
+        match self.config.account_of(user, rustix::process::geteuid().as_raw()).and_then(|name| self.locals.get(name)) {
+            Some(local) => local.admit(&program),
+            None => {
+                let path = self.config_path.display();
+                let why = format!("user {user} is no domain: {path} needs an [account.NAME] with user = {user}");
+                crate::socket::turn_away(program, why);
+            }
+        }
     }
 }

@@ -166,6 +166,12 @@ impl Book {
         std::fs::rename(new, folder.join("state.json"))
     }
 
+    /// Whether a link has its memory in this generation.
+    #[must_use]
+    pub fn has(&self, (link, generation): (u32, u32)) -> bool {
+        self.links.get(&link).is_some_and(|link| link.has_memory && link.generation == generation)
+    }
+
     /// Names under which descriptors are kept for this book.
     #[must_use]
     pub fn keys(&self) -> BTreeSet<String> {

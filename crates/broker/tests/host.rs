@@ -194,6 +194,63 @@ fn v4_program_of_the_host_that_is_killed_is_over_for_its_peer_at_once() {
 }
 
 #[test]
+fn b16_calls_of_the_host_outlive_a_broker_that_is_killed_again_and_again() {
+    let mut world = World::new();
+    let options = Options::new().spin(Duration::ZERO);
+    let [host, guest] = backends(&world);
+    let address = format!("vm:{}", world.service("host")).parse().unwrap();
+    let mut listener = host.listen::<Messages>(&address, &options).unwrap();
+    let echo = thread::spawn(move || {
+        let (mut replies, mut questions) = listener.accept().unwrap().into_split();
+        let mut message = [0; 64];
+        let mut count = 0;
+        while let Some(len) = questions.recv(&mut message).unwrap() {
+            replies.send(&message[..len]).unwrap();
+            count += 1;
+        }
+        count
+    });
+    let (mut questions, mut replies) = guest.connect::<Messages>(&address, &options).unwrap().into_split();
+    let mut rounds = 0u32;
+    let mut ask = |times: u32| {
+        for _ in 0..times {
+            rounds += 1;
+            questions.send(&rounds.to_le_bytes()).unwrap();
+            let mut answer = [0; 64];
+            assert_eq!(replies.recv(&mut answer).unwrap(), Some(4));
+            assert_eq!(answer[..4], rounds.to_le_bytes());
+        }
+    };
+    ask(50);
+    // One that only waits, to be asked about its peer.
+    let service = world.service("host");
+    let mut quiet_listener = world.host.listen(&service).unwrap();
+    let calling = world.guest.domain.connect(&service, patience()).unwrap();
+    let mut quiet = accept(&mut *quiet_listener);
+    for _ in 0..3 {
+        world.daemon.kill();
+        world.vm.qmp.forget_client();
+        assert_eq!(quiet.life(), Life::Running, "nobody said otherwise");
+        world.daemon.restart();
+        ask(50);
+        for (event, life) in [("STOP", Life::Paused), ("RESUME", Life::Running)] {
+            until("QEMU is asked again", || world.vm.qmp.is_asked().then_some(()));
+            world.vm.qmp.event(event);
+            until("the new broker tells how the peer fares", || (quiet.life() == life).then_some(()));
+        }
+        // New calls get what the old ones do not have.
+        world.meet();
+    }
+    drop(calling);
+    assert!(matches!(conformance::receive(&mut *quiet, patience()), Err(Error::PeerGone)));
+    drop(quiet);
+    ask(50);
+    drop((questions, replies));
+    assert_eq!(echo.join().unwrap(), rounds);
+    until("all calls are over", || (!world.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(()));
+}
+
+#[test]
 fn b12_qemu_that_is_gone_is_told_to_programs_of_the_host_and_its_data_stays_readable() {
     let world = World::new();
     let service = world.service("host");

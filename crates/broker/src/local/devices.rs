@@ -17,7 +17,10 @@ use tombolo_broker_guest::{
 use tombolo_control::{Boxes, CALL_CHANNELS, NO_BELL};
 use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
 
-use super::relay::{Line, Relay, Wire, drain, event, ring};
+use super::{
+    kept::{Call, Kept, Key},
+    relay::{Line, Relay, Wire, drain, event, ring},
+};
 
 /// Zeros are written in pieces of so many bytes.
 const PIECE: usize = 64 << 10;
@@ -89,15 +92,16 @@ impl Pages for HostPages {
 pub struct HostDevices {
     host: HostPages,
     lines: Lines,
+    kept: Kept,
     storms: Storms,
 }
 
 impl HostDevices {
     /// `memory` is as a doorbell device's; `rings` rings the host's broker, and `heard` is rung by it.
     #[must_use]
-    pub fn new(memory: OwnedFd, rings: OwnedFd, heard: OwnedFd, lines: Lines, storms: Storms) -> Self {
+    pub fn new(memory: OwnedFd, rings: OwnedFd, heard: OwnedFd, lines: Lines, kept: Kept, storms: Storms) -> Self {
         let host = HostPages { boxes: Between::Host { memory, rings }, heard: Arc::new(heard) };
-        Self { host, lines, storms }
+        Self { host, lines, kept, storms }
     }
 }
 
@@ -125,7 +129,18 @@ impl Devices for HostDevices {
         let (storms, link) = (Arc::clone(&self.storms), told.link);
         let relay = Arc::new(Relay::begin(Arc::clone(line), Arc::clone(&heard), move || storms(link))?);
         relay.mute(told.bell == NO_BELL);
-        Ok(HostRegion { pages: HostPages { boxes: Between::Link(Arc::clone(line), relay), heard } })
+        let (key, kept) = ((told.link, told.generation), self.kept.clone());
+        let (mut left, mut sockets) = (Vec::new(), BTreeMap::new());
+        for Call { made, socket, wire } in kept.take(key) {
+            // Who rang while nobody carried it: all are rung once, on both sides.
+            wire.to.iter().for_each(ring);
+            relay.connect(made.channel, wire)?;
+            relay.ring(made.channel..made.channel + CALL_CHANNELS);
+            sockets.insert(made.serial, socket);
+            left.push(made);
+        }
+        let pages = HostPages { boxes: Between::Link(Arc::clone(line), relay), heard };
+        Ok(HostRegion { pages, key, kept, left, sockets })
     }
 }
 
@@ -133,6 +148,11 @@ impl Devices for HostDevices {
 #[derive(Debug)]
 pub struct HostRegion {
     pages: HostPages,
+    key: Key,
+    kept: Kept,
+    /// Calls of an earlier broker, and their sockets, until they are asked for.
+    left: Vec<Made>,
+    sockets: BTreeMap<u32, OwnedFd>,
 }
 
 impl HostRegion {
@@ -185,7 +205,16 @@ impl Region for HostRegion {
 
     /// A program has its slices for as long as its socket, or is no more.
     fn held(&mut self) -> io::Result<Vec<Made>> {
-        Ok(Vec::new())
+        Ok(std::mem::take(&mut self.left))
+    }
+
+    fn keep(&mut self, made: &Made, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let wire = self.parts().1.wire(made.channel).ok_or(io::ErrorKind::NotFound)?;
+        self.kept.keep(self.key, made, socket, &wire)
+    }
+
+    fn sockets(&mut self) -> BTreeMap<u32, OwnedFd> {
+        std::mem::take(&mut self.sockets)
     }
 
     fn departures(&self) -> Option<BorrowedFd<'_>> {
@@ -194,9 +223,15 @@ impl Region for HostRegion {
 
     fn bequeath(&mut self, made: &Made) {
         let (line, relay) = self.parts();
-        let _ = rustix::io::pwrite(&line.own, &[CLOSED], made.own.0 + u64::from(STATE_AT));
-        relay.ring(made.channel..made.channel + CALL_CHANNELS);
-        relay.disconnect(made.channel);
+        // Of a call that the peer alone knows it may not know where it is here (B-18).
+        if made.own.1 != 0 {
+            let _ = rustix::io::pwrite(&line.own, &[CLOSED], made.own.0 + u64::from(STATE_AT));
+        }
+        if made.channel != 0 {
+            relay.ring(made.channel..made.channel + CALL_CHANNELS);
+            relay.disconnect(made.channel);
+        }
+        self.kept.forget(self.key, made);
     }
 
     /// Programs hear of it on their sockets.

@@ -137,6 +137,12 @@ impl Relay {
         Ok(())
     }
 
+    /// The eventfds of a call.
+    #[must_use]
+    pub fn wire(&self, channel: u16) -> Option<Arc<Wire>> {
+        self.0.orders().wires.get(&channel).cloned()
+    }
+
     /// Forgets a call.
     pub fn disconnect(&self, channel: u16) {
         if let Some(wire) = self.0.orders().wires.remove(&channel) {

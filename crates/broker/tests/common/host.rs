@@ -22,6 +22,7 @@ use tombolo_broker::{
     broker::program_socket,
     local::{
         devices::{HostDevices, Lines},
+        kept::Kept,
         relay::{Line, event, ring},
     },
     passing,
@@ -64,8 +65,14 @@ impl Guest {
         let door = passing::listen(&socket, SocketType::SEQPACKET, 0o600, None, None).unwrap();
         let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
         let lines = Lines::default();
-        let devices =
-            HostDevices::new(copy(&vm.memory), copy(&vm.host), copy(&vm.own[0]), lines.clone(), Arc::new(|_| {}));
+        let devices = HostDevices::new(
+            copy(&vm.memory),
+            copy(&vm.host),
+            copy(&vm.own[0]),
+            lines.clone(),
+            Kept::default(),
+            Arc::new(|_| {}),
+        );
         let settings = Settings { boot: [boot; 16], slice: 1280 << 10 };
         let broker = Broker::begin(settings, devices, door).unwrap();
         let stop = event().unwrap();

@@ -67,6 +67,16 @@ impl Fake {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// The broker is gone, and has not come again.
+    pub fn forget_client(&self) {
+        self.state().client = None;
+    }
+
+    /// Whether somebody is there to be told of events.
+    pub fn is_asked(&self) -> bool {
+        self.state().client.is_some()
+    }
+
     /// Tells an event.
     pub fn event(&self, name: &str) {
         let state = self.state();
