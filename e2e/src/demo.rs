@@ -13,9 +13,11 @@ use std::io::Write;
 use std::process::Stdio;
 use std::time::Instant;
 use table::Table;
+use tombolo_e2e::console::Console;
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
-use tombolo_e2e::error::{Context, Result};
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::guest::until;
 use tombolo_e2e::lines::within;
 use tombolo_e2e::process::Process;
 use tombolo_e2e::qemu::Vm;
@@ -31,6 +33,9 @@ pub const HALVES: &[Half] = &[
 /// Where the right end of a measurement listens for its left.
 const PORT: u16 = 7083;
 
+/// What a right end says once it listens.
+const SERVING: &str = "serving at";
+
 /// How much is measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
@@ -43,7 +48,7 @@ pub struct Effort {
 }
 
 /// For a table that means something.
-pub const FULL: Effort = Effort { runs: 5, seconds: 0.5, volume: 1024 };
+pub const FULL: Effort = Effort { runs: 5, seconds: 0.3, volume: 1024 };
 /// To see that all of it works.
 pub const QUICK: Effort = Effort { runs: 2, seconds: 0.1, volume: 64 };
 
@@ -121,6 +126,7 @@ fn file(site: &mut Site) -> Result<()> {
 fn measure(site: &mut Site, effort: Effort) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     let server = site.b.start(&["tombolo", "bench", "--serve", &place(&site.addresses[1]), "--via", "vm:b"])?;
+    word(&mut site.b, server, SERVING)?;
     lines.extend(pair(site, "a to b", "vm:b", &site.addresses[1].clone(), effort)?);
     site.b.kill(server)?;
 
@@ -129,7 +135,10 @@ fn measure(site: &mut Site, effort: Effort) -> Result<Vec<String>> {
         Err(why) => return Err(why.clone()),
     };
     let mut serve = site.broker.command(&enter, &["bench", "--serve", &place(&host), "--via", "vm:host"])?;
-    let mut server = Process::start(serve.stdout(Stdio::null()))?;
+    let mut server = Process::start(serve.stdout(Stdio::null()).stderr(Stdio::piped()))?;
+    let mut said = server.stderr.take().map(Console::of).ok_or_else(|| Error::new("no standard error"))?;
+    let serves = || said.text().iter().any(|line| line.starts_with(SERVING));
+    until(within(60), serves).context("the host's end of the measurement")?;
     lines.extend(pair(site, "a to its host", "vm:host", &host, effort)?);
     server.end()?;
     Ok(lines)
