@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 .DEFAULT_GOAL := menu
 # A report never takes the place of another.
 REPORT = $(or $(DIR),target/report/$(shell date +%Y-%m-%d-%H%M%S))
-TARGETS := menu demo vm-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
+TARGETS := menu demo vm-demo sockets-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
 .PHONY: $(TARGETS) toolchain
 
 menu: ## print this menu
@@ -16,6 +16,11 @@ demo: toolchain ## move a large file between two domains, then compare with TCP 
 
 vm-demo: toolchain ## boot two virtual machines, move a file between them, compare with TCP over virtio-net (QEMU)
 	@cargo run --quiet --release --package tombolo-e2e --bin vm -- --demo
+
+sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo between two network namespaces [ROWS=all]
+	@tools/install-deps.sh
+	@cargo build --release -p tombolo-cli -p tombolo-preload
+	@tools/sockets.py $(ROWS)
 
 test: toolchain ## install what the tests need, run all tiers (10 to 20 minutes on 2 cores)
 	@tools/install-deps.sh

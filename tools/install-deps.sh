@@ -28,6 +28,16 @@ want sparse sparse "the kernel module is not checked by sparse"
 want python3 "python3 python3-requests" "most tests of sockets are skipped"
 want socat socat "tests of sockets between namespaces are skipped"
 want iperf3 iperf3 "tests of sockets between namespaces are skipped"
+programs="tests of sockets with real programs are skipped in part"
+want redis-server "redis-server redis-tools" "$programs"
+want nginx nginx-light "$programs"
+want wrk wrk "$programs"
+want memcached memcached "$programs"
+want mosquitto "mosquitto mosquitto-clients" "$programs"
+want sockperf sockperf "$programs"
+want node nodejs "$programs"
+want curl curl "$programs"
+want openssl openssl "$programs"
 
 if [ -n "$missing" ]; then
     root=

@@ -36,6 +36,12 @@ impl Followed {
         self.moves << 2 | (self.leave as u64) << 1 | self.ready as u64
     }
 
+    /// Whether the receiver is in the pipe and reads no more of it: there, *ready* has no other meaning.
+    #[must_use]
+    pub const fn recalls(self) -> bool {
+        self.moves % 2 == 1 && self.ready && self.leave
+    }
+
     /// The word taken apart; every word is one.
     #[must_use]
     pub const fn decode(word: u64) -> Self {

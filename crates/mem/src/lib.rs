@@ -11,9 +11,11 @@
 //! 3. A word of the peer is [`Untrusted`] until it was checked, and is loaded once.
 //!
 //! Why there is `unsafe` at all: mapping memory, and reaching it by address, is what this crate is for. It is the one
-//! place below the backends that does so; the modules [`map`](self), `word`, `data`, `copy` and `loss` hold all of it.
+//! place below the backends that does so; the modules [`map`](self), `word`, `data`, `copy`, `loss` and `common` hold
+//! all of it.
 #![deny(unsafe_code)]
 
+mod common;
 mod copy;
 mod data;
 mod loss;
@@ -23,6 +25,7 @@ mod segment;
 mod untrusted;
 mod word;
 
+pub use common::{Common, Held};
 pub use data::{OwnBytes, PeerBytes, SharedSlice};
 #[cfg(feature = "testing")]
 pub use memfd::create_forgeable;

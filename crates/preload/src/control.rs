@@ -25,14 +25,14 @@ use crate::{
 };
 
 /// How long a call that needs a socket back on TCP waits for the peer.
-const PATIENCE: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 // ---- sockets
 
 /// # Safety
 /// As `socket(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
     let fd = unsafe { real::socket(domain, kind, protocol) };
     if fd >= 0 {
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 /// # Safety
 /// As `connect(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::connect(fd, address, len) };
     // SAFETY: (valid) the kernel read the address if it is one; the family is its first field.
@@ -67,7 +67,7 @@ fn accepted(fd: c_int) -> c_int {
 /// # Safety
 /// As `accept(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: (contract) the caller's promise.
     accepted(unsafe { real::accept(fd, address, len) })
 }
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut soc
 /// # Safety
 /// As `accept4(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
     accepted(unsafe { real::accept4(fd, address, len, flags) })
 }
@@ -83,10 +83,11 @@ pub unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut so
 /// # Safety
 /// As `shutdown(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     if let Some(connection) = state::connection(fd)
         && how != libc::SHUT_RD
     {
+        errno::kept(|| settle(fd, &connection));
         connection.end_sending();
     }
     // SAFETY: (contract) the caller's promise.
@@ -96,7 +97,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 /// # Safety
 /// As `setsockopt(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn setsockopt(
+pub unsafe extern "C-unwind" fn setsockopt(
     fd: c_int,
     level: c_int,
     name: c_int,
@@ -106,7 +107,7 @@ pub unsafe extern "C" fn setsockopt(
     let kernel_only = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_ULP | libc::TCP_REPAIR)
         || level == libc::SOL_SOCKET && matches!(name, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF);
     if kernel_only && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| take_back(process, fd, &connection, Reason::Usage));
+        errno::kept(|| hand_over(process, fd, &connection, Reason::Usage));
     }
     // SAFETY: (contract) the caller's promise.
     unsafe { real::setsockopt(fd, level, name, value, len) }
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn setsockopt(
 /// # Safety
 /// As `ioctl(2)`; no request has more than one argument.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::ioctl(fd, request, argument) };
     if request == libc::FIONREAD
@@ -132,22 +133,46 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     answer
 }
 
+/// Moves a connection back to TCP for somebody who reads or writes past this library. Where the peer does not follow in
+/// time, or bytes are in shared memory that nobody will read, it ends with an error rather than lose them unnoticed.
+pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
+    if !connection.is_given_up() && !take_back(process, fd, connection, reason) && process.gives_up(connection) {
+        kernel::reset(fd);
+    }
+}
+
 /// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
 /// whether it is there.
-pub(crate) fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) -> bool {
+fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) -> bool {
     process.leaves(connection, reason);
     if connection.stage() != Stage::Joined {
         return true;
     }
+    // Where the other end is in this process, this very thread may be what it would answer in.
+    let twin = state::connections().into_iter().find(|(_, other)| other.tuple == connection.tuple.mirrored());
     let deadline = Instant::now() + PATIENCE;
     while !connection.retreat(process.kernel(), fd, reason) {
         if Instant::now() >= deadline {
             return false;
         }
+        if let Some((fd, other)) = &twin {
+            other.owes(process, *fd);
+        }
         // The peer rings for nothing here: it only moves.
         let _ = crate::poll::kernel(&mut [], Some(Duration::from_millis(1)), None);
     }
     true
+}
+
+/// What the peer wants from TCP and not from shared memory goes before the end. No longer than a while: TCP would lose
+/// it too where the peer does not read.
+fn settle(fd: RawFd, connection: &Connection) {
+    let Some(process) = state::busy().filter(|_| state::is_owner()) else { return };
+    let deadline = Instant::now() + PATIENCE;
+    while connection.owes(process, fd) && Instant::now() < deadline {
+        let mut one = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+        let _ = crate::poll::kernel(&mut one, Some(Duration::from_millis(10)), None);
+    }
 }
 
 // ---- descriptors
@@ -160,6 +185,7 @@ fn closing(fd: RawFd) {
     if let Some(Watched::Connection(connection)) = state::forget(fd) {
         let other = state::other(fd, &connection);
         if connection.closing(other) {
+            settle(fd, &connection);
             epoll::forget(&connection);
             if connection.finish() {
                 kernel::reset_at_close(fd);
@@ -174,7 +200,7 @@ fn closing(fd: RawFd) {
 /// # Safety
 /// As `close(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     errno::kept(|| closing(fd));
     // SAFETY: (contract) the caller's promise.
     unsafe { real::close(fd) }
@@ -183,7 +209,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 /// # Safety
 /// As `close_range(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         errno::kept(|| (first..=last.min(state::bound() as c_uint)).for_each(|fd| closing(fd as RawFd)));
     }
@@ -201,7 +227,7 @@ fn duplicated(from: c_int, to: c_int) -> c_int {
 /// # Safety
 /// As `dup(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
     duplicated(fd, unsafe { real::dup(fd) })
 }
@@ -209,7 +235,7 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 /// # Safety
 /// As `dup2(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
     if fd != to {
         errno::kept(|| closing(to));
     }
@@ -220,7 +246,7 @@ pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
 /// # Safety
 /// As `dup3(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     if fd != to {
         errno::kept(|| closing(to));
     }
@@ -238,7 +264,7 @@ fn controlled(fd: c_int, command: c_int, answer: c_int) -> c_int {
 /// # Safety
 /// As `fcntl(2)`; no command has more than one argument.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: (contract) the caller's promise.
     controlled(fd, command, unsafe { real::fcntl(fd, command, argument) })
 }
@@ -246,7 +272,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c
 /// # Safety
 /// As `fcntl(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: (contract) the caller's promise.
     controlled(fd, command, unsafe { real::fcntl64(fd, command, argument) })
 }
@@ -256,9 +282,9 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) ->
 /// # Safety
 /// As `fdopen(3)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
+pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
     if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| take_back(process, fd, &connection, Reason::Bypassed));
+        errno::kept(|| hand_over(process, fd, &connection, Reason::Bypassed));
     }
     // SAFETY: (contract) the caller's promise.
     unsafe { real::fdopen(fd, mode) }
@@ -283,7 +309,7 @@ fn made_set(fd: c_int) -> c_int {
 /// # Safety
 /// As `epoll_create(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
     made_set(unsafe { real::epoll_create(size) })
 }
@@ -291,7 +317,7 @@ pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 /// # Safety
 /// As `epoll_create1(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
     made_set(unsafe { real::epoll_create1(flags) })
 }
@@ -303,7 +329,12 @@ mod exported {
     /// # Safety
     /// As `epoll_ctl(2)`.
     #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    pub unsafe extern "C-unwind" fn epoll_ctl(
+        epfd: c_int,
+        operation: c_int,
+        fd: c_int,
+        event: *mut epoll_event,
+    ) -> c_int {
         // SAFETY: (contract) the caller's promise.
         let real = || unsafe { real::epoll_ctl(epfd, operation, fd, event) };
         let Some(process) = state::busy() else { return real() };
@@ -331,45 +362,74 @@ mod exported {
 /// # Safety
 /// As `epoll_wait(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
-    unsafe { wait(epfd, events, max, timeout, std::ptr::null()) }
+    unsafe { epoll_pwait(epfd, events, max, timeout, std::ptr::null()) }
 }
 
 /// # Safety
 /// As `epoll_pwait(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn epoll_pwait(
+pub unsafe extern "C-unwind" fn epoll_pwait(
     epfd: c_int,
     events: *mut epoll_event,
     max: c_int,
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
+    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
     // SAFETY: (contract) the caller's promise.
-    unsafe { wait(epfd, events, max, timeout, mask) }
+    let real = || unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) };
+    // SAFETY: (contract) the caller's promise.
+    unsafe { wait(epfd, events, max, limit, mask, real) }
 }
 
 /// # Safety
+/// As `epoll_pwait2(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_pwait2(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: *const libc::timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::epoll_pwait2(epfd, events, max, timeout, mask) };
+    // SAFETY: (contract) null or a time.
+    let limit = unsafe { timeout.as_ref() };
+    if limit.is_some_and(|limit| limit.tv_sec < 0 || !(0..1_000_000_000).contains(&limit.tv_nsec)) {
+        return real(); // The kernel refuses it.
+    }
+    let limit = limit.map(|limit| Duration::new(limit.tv_sec as u64, limit.tv_nsec as u32));
+    // SAFETY: (contract) the caller's promise.
+    unsafe { wait(epfd, events, max, limit, mask, real) }
+}
+
+/// `real` is the call itself.
+///
+/// # Safety
 /// As `epoll_pwait(2)`; a null mask is none.
-unsafe fn wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int {
-    let real = |events: *mut epoll_event, max: c_int, timeout: c_int| {
-        // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
-        unsafe { real::epoll_pwait(epfd, events, max, timeout, mask) }
-    };
-    let (Some(process), Some(set)) = (state::busy(), state::set(epfd)) else { return real(events, max, timeout) };
+unsafe fn wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    limit: Option<Duration>,
+    mask: *const sigset_t,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let (Some(process), Some(set)) = (state::busy(), state::set(epfd)) else { return real() };
     if events.is_null() || max <= 0 {
-        return real(events, max, timeout);
+        return real();
     }
     epoll::begin(process, &set);
     // SAFETY: (valid) the caller promises room for `max` events, its own for the call.
     let events = unsafe { slice::from_raw_parts_mut(events, max as usize) };
-    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
-    let mask = (!mask.is_null()).then_some(mask);
-    let answer = epoll::wait(process, &set, events, limit, mask, |events, left| {
+    let answer = epoll::wait(process, &set, events, limit, (!mask.is_null()).then_some(mask), |events, left| {
         // Rounded up: a wait that ends early would be begun again, and again.
         let millis = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
-        real(events.as_mut_ptr(), events.len() as c_int, millis) as isize
+        // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
+        unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), events.len() as c_int, millis, mask) as isize }
     });
     answer as c_int
 }

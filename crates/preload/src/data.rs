@@ -5,13 +5,18 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{c_int, c_uint, c_void},
+    ffi::{c_int, c_void},
     io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
     slice,
+    sync::Arc,
 };
 
 use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
-use tombolo::sockets::{Reason, connection::Direction};
+use tombolo::sockets::{
+    Process, Reason,
+    connection::{Connection, Direction},
+};
 
 use crate::{control, errno, flow, poll::check, real, state};
 
@@ -76,7 +81,7 @@ macro_rules! watched {
 /// # Safety
 /// As `read(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::read(fd, to, len) };
     let (process, connection) = watched!(fd, else real());
@@ -88,7 +93,7 @@ pub unsafe extern "C" fn read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_
 /// # Safety
 /// As `write(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::write(fd, from, len) };
     let (process, connection) = watched!(fd, else real());
@@ -100,7 +105,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, len: size_t) -> s
 /// # Safety
 /// As `recv(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::recv(fd, to, len, flags) };
     let (process, connection) = watched!(fd, else real());
@@ -112,7 +117,7 @@ pub unsafe extern "C" fn recv(fd: c_int, to: *mut c_void, len: size_t, flags: c_
 /// # Safety
 /// As `send(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::send(fd, from, len, flags) };
     let (process, connection) = watched!(fd, else real());
@@ -124,7 +129,7 @@ pub unsafe extern "C" fn send(fd: c_int, from: *const c_void, len: size_t, flags
 /// # Safety
 /// As `recvfrom(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvfrom(
+pub unsafe extern "C-unwind" fn recvfrom(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -149,7 +154,7 @@ pub unsafe extern "C" fn recvfrom(
 /// # Safety
 /// As `sendto(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendto(
+pub unsafe extern "C-unwind" fn sendto(
     fd: c_int,
     from: *const c_void,
     len: size_t,
@@ -168,7 +173,7 @@ pub unsafe extern "C" fn sendto(
 /// # Safety
 /// As `readv(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::readv(fd, vector, count) };
     let (process, connection) = watched!(fd, else real());
@@ -180,7 +185,7 @@ pub unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) ->
 /// # Safety
 /// As `writev(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::writev(fd, vector, count) };
     let (process, connection) = watched!(fd, else real());
@@ -192,7 +197,7 @@ pub unsafe extern "C" fn writev(fd: c_int, vector: *const iovec, count: c_int) -
 /// # Safety
 /// As `recvmsg(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::recvmsg(fd, message, flags) };
     let (process, connection) = watched!(fd, else real());
@@ -217,7 +222,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 /// # Safety
 /// As `sendmsg(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::sendmsg(fd, message, flags) };
     if state::busy().is_none() {
@@ -255,7 +260,7 @@ unsafe fn given_away(header: &msghdr) {
                 // SAFETY: (valid) as above; aligned or not.
                 let fd = unsafe { place.read_unaligned() };
                 if let Some(connection) = state::connection(fd) {
-                    errno::kept(|| control::take_back(process, fd, &connection, Reason::Shared));
+                    errno::kept(|| control::hand_over(process, fd, &connection, Reason::Shared));
                 }
             }
         }
@@ -267,7 +272,7 @@ unsafe fn given_away(header: &msghdr) {
 /// # Safety
 /// As `sendfile(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::sendfile(to, from, offset, count) };
     let (process, connection) = watched!(to, else real());
@@ -280,63 +285,63 @@ pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, co
         }
         return n;
     }
-    let mut buffer = [0; 64 << 10];
-    let want = count.min(buffer.len());
     // SAFETY: (contract) null or an offset of the caller's.
-    let at = match unsafe { offset.as_ref() } {
+    let begin = match unsafe { offset.as_ref() } {
         Some(at) => *at,
         // SAFETY: (contract) any descriptor may be asked where it is.
         None => unsafe { libc::lseek(from, 0, libc::SEEK_CUR) },
     };
-    // SAFETY: (valid) the buffer has `want` bytes.
-    let there = unsafe { libc::pread(from, buffer.as_mut_ptr().cast(), want, at) };
-    if there <= 0 {
-        return there;
-    }
-    let mut parts = [IoSlice::new(&buffer[..there as usize])];
-    let sent = flow::send(process, &connection, to, &mut parts, libc::MSG_NOSIGNAL, || -1);
+    let sent = copy_file(process, &connection, to, from, begin, count);
     if sent > 0 {
         // SAFETY: (contract) null or an offset of the caller's.
         match unsafe { offset.as_mut() } {
             Some(at) => *at += sent as off_t,
             // SAFETY: (contract) any descriptor may be moved.
-            None => drop(unsafe { libc::lseek(from, at + sent as off_t, libc::SEEK_SET) }),
+            None => drop(unsafe { libc::lseek(from, begin + sent as off_t, libc::SEEK_SET) }),
         }
     }
     sent
 }
 
+/// Sends `count` bytes of a file from `begin` on, as far as there is room: who sends a file waits for room only when there
+/// is none.
+fn copy_file(
+    process: &Process,
+    connection: &Arc<Connection>,
+    to: c_int,
+    from: c_int,
+    begin: off_t,
+    count: size_t,
+) -> ssize_t {
+    let mut buffer = [const { MaybeUninit::<u8>::uninit() }; 64 << 10];
+    let mut done = 0;
+    while done < count {
+        let want = (count - done).min(buffer.len());
+        // SAFETY: (valid) the buffer has `want` bytes.
+        let there = unsafe { libc::pread(from, buffer.as_mut_ptr().cast(), want, begin + done as off_t) };
+        if there <= 0 {
+            return if done == 0 { there } else { done as ssize_t };
+        }
+        // SAFETY: (valid) the kernel has written so many bytes of it.
+        let read = unsafe { slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), there as usize) };
+        let sent = flow::send(process, connection, to, &mut [IoSlice::new(read)], libc::MSG_NOSIGNAL, || -1);
+        if sent < 0 {
+            return if done == 0 { sent } else { done as ssize_t };
+        }
+        done += sent as usize;
+        if sent < there {
+            break;
+        }
+    }
+    done as ssize_t
+}
+
 /// # Safety
 /// As `sendfile(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     unsafe { sendfile(to, from, offset, count) }
-}
-
-/// Programs that splice fall back to reading and writing where they are told that it cannot be done here.
-///
-/// # Safety
-/// As `splice(2)`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn splice(
-    from: c_int,
-    from_at: *mut off_t,
-    to: c_int,
-    to_at: *mut off_t,
-    len: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    if state::busy().is_some() {
-        for fd in [from, to] {
-            if state::connection(fd).is_some_and(|connection| connection.is_wired()) {
-                errno::set(libc::EINVAL);
-                return -1;
-            }
-        }
-    }
-    // SAFETY: (contract) the caller's promise.
-    unsafe { real::splice(from, from_at, to, to_at, len, flags) }
 }
 
 // ---- fortified variants: the same, once it is sure that the buffer is large enough
@@ -344,7 +349,7 @@ pub unsafe extern "C" fn splice(
 /// # Safety
 /// As `read(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t) -> ssize_t {
+pub unsafe extern "C-unwind" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t) -> ssize_t {
     check(len <= size);
     // SAFETY: (contract) the caller's promise.
     unsafe { read(fd, to, len) }
@@ -353,7 +358,13 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, to: *mut c_void, len: size_t, siz
 /// # Safety
 /// As `recv(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, size: size_t, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn __recv_chk(
+    fd: c_int,
+    to: *mut c_void,
+    len: size_t,
+    size: size_t,
+    flags: c_int,
+) -> ssize_t {
     check(len <= size);
     // SAFETY: (contract) the caller's promise.
     unsafe { recv(fd, to, len, flags) }
@@ -362,7 +373,7 @@ pub unsafe extern "C" fn __recv_chk(fd: c_int, to: *mut c_void, len: size_t, siz
 /// # Safety
 /// As `recvfrom(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __recvfrom_chk(
+pub unsafe extern "C-unwind" fn __recvfrom_chk(
     fd: c_int,
     to: *mut c_void,
     len: size_t,
@@ -374,33 +385,4 @@ pub unsafe extern "C" fn __recvfrom_chk(
     check(len <= size);
     // SAFETY: (contract) the caller's promise.
     unsafe { recvfrom(fd, to, len, flags, address, address_len) }
-}
-
-/// Internal names that other libraries are bound to.
-mod aliases {
-    use super::*;
-
-    /// # Safety
-    /// As `read(2)`.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn __read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t {
-        // SAFETY: (contract) the caller's promise.
-        unsafe { read(fd, to, len) }
-    }
-
-    /// # Safety
-    /// As `write(2)`.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn __write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
-        // SAFETY: (contract) the caller's promise.
-        unsafe { write(fd, from, len) }
-    }
-
-    /// # Safety
-    /// As `send(2)`.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C" fn __send(fd: c_int, from: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-        // SAFETY: (contract) the caller's promise.
-        unsafe { send(fd, from, len, flags) }
-    }
 }

@@ -3,35 +3,36 @@
 //!
 //! A connection that has shared memory is registered in the kernel under a token of ours, edge-triggered, and what the
 //! program asked for is kept here: events carry the program's data and not descriptors, and a TCP socket whose bytes go
-//! another way would be writable for ever. Other registrations are left alone. All bells of this process are in the
-//! program's set as one descriptor, whose edges wake it.
+//! another way would be writable for ever. Once it is there the kernel is not told of changes any more, for programs
+//! change their mind at each request. Other registrations are left alone. All bells of this process are in the program's
+//! set as one descriptor, whose edges wake it.
+//!
+//! While connections are ready nobody asks the kernel, but every [`PATIENCE`]: a listener, a timer or the end of a
+//! connection waits no longer than that.
+
+mod entry;
 
 use std::{
     os::fd::{AsRawFd, RawFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use libc::{POLLOUT, POLLRDHUP, epoll_event};
+use libc::epoll_event;
 use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Reason,
     connection::{Connection, Stage},
 };
 
+use self::entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, RDHUP};
 use crate::{control, errno, flow, poll::Mask, spin, state, wait::BLIND};
 
-const IN: u32 = libc::EPOLLIN as u32;
-const OUT: u32 = libc::EPOLLOUT as u32;
-const RDHUP: u32 = libc::EPOLLRDHUP as u32;
-const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
-const EDGE: u32 = libc::EPOLLET as u32;
-const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
-const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
-const NORM: u32 = (libc::EPOLLRDNORM | libc::EPOLLWRNORM) as u32;
+/// How long the kernel may go without being asked while shared memory alone keeps the program busy.
+const PATIENCE: Duration = Duration::from_micros(50);
 
 /// Where tokens begin: no program's own data is likely to.
 fn tokens() -> u64 {
@@ -43,32 +44,56 @@ fn tokens() -> u64 {
     })
 }
 
-/// One registration of a connection.
-#[derive(Debug)]
-struct Entry {
-    fd: RawFd,
-    connection: Arc<Connection>,
-    /// What the program asked for, and its word.
-    events: u32,
-    data: u64,
-    /// It is in the kernel under the token.
-    wired: bool,
-    token: u64,
-    /// Reported once (`EPOLLONESHOT`), and not again before the program says so.
-    spent: bool,
-    /// What the kernel said and does not take back: errors and hang-ups.
-    sticky: u32,
-    /// For `EPOLLET`: something new since it was last reported.
-    edge: bool,
-    arrived: u64,
-    stalls: u64,
+/// The token of the bells.
+fn bells() -> u64 {
+    tokens()
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     entries: Vec<Entry>,
+    /// By descriptor: where its entry is, plus one.
+    places: Vec<u32>,
     next_token: u64,
     turn: usize,
+}
+
+impl Inner {
+    fn find(&self, fd: RawFd, connection: &Arc<Connection>) -> Option<usize> {
+        let place = *self.places.get(usize::try_from(fd).ok()?)?;
+        let at = (place as usize).checked_sub(1)?;
+        // A registration outlives its descriptor while there is another of the same socket.
+        Arc::ptr_eq(&self.entries[at].connection, connection).then_some(at)
+    }
+
+    fn push(&mut self, fd: RawFd, connection: &Arc<Connection>) -> usize {
+        self.next_token += 1;
+        self.entries.push(Entry::new(fd, connection, tokens() + self.next_token));
+        self.place(self.entries.len() - 1);
+        self.entries.len() - 1
+    }
+
+    fn place(&mut self, at: usize) {
+        let fd = self.entries[at].fd as usize;
+        if self.places.len() <= fd {
+            self.places.resize(fd + 1, 0);
+        }
+        self.places[fd] = at as u32 + 1;
+    }
+
+    fn remove(&mut self, at: usize) {
+        let gone = self.entries.swap_remove(at);
+        self.places[gone.fd as usize] = 0;
+        if at < self.entries.len() {
+            self.place(at);
+        }
+    }
+
+    fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
+        self.entries.retain(keep);
+        self.places.clear();
+        (0..self.entries.len()).for_each(|at| self.place(at));
+    }
 }
 
 /// A set of the program's.
@@ -80,8 +105,19 @@ pub(crate) struct Set {
     wired: AtomicUsize,
     /// The bells are in it.
     bells: AtomicBool,
-    /// Threads that sleep in it.
+    /// Threads that are about to sleep in it, or do.
     sleepers: AtomicUsize,
+    /// It is in another set, or polled: somebody else sleeps for it.
+    nested: AtomicBool,
+    /// [`Process::decided`] when its entries were last gone through.
+    decided: AtomicU64,
+    /// When the kernel was last asked, in nanoseconds since [`since`].
+    asked: AtomicU64,
+}
+
+fn since() -> Instant {
+    static SINCE: OnceLock<Instant> = OnceLock::new();
+    *SINCE.get_or_init(Instant::now)
 }
 
 impl Set {
@@ -93,6 +129,29 @@ impl Set {
         self.entries.store(inner.entries.len(), Ordering::SeqCst);
         self.wired.store(inner.entries.iter().filter(|entry| entry.wired).count(), Ordering::SeqCst);
     }
+
+    /// Something changed that those who sleep for this set did not see.
+    fn changed(&self, process: &Process) {
+        // ORDER SeqCst: who sleeps says so before its last look, and the change was made before this.
+        if self.sleepers.load(Ordering::SeqCst) > 0 || self.nested.load(Ordering::SeqCst) {
+            process.kick();
+        }
+    }
+
+    /// Whether something is left in shared memory.
+    fn stirs(&self) -> bool {
+        self.lock().entries.iter().any(|entry| entry.wired && entry.connection.stirs())
+    }
+
+    /// Whether it is time to ask the kernel. Whoever is told so asks.
+    fn is_due(&self) -> bool {
+        let now = since().elapsed().as_nanos() as u64;
+        let due = now.wrapping_sub(self.asked.load(Ordering::Relaxed)) >= PATIENCE.as_nanos() as u64;
+        if due {
+            self.asked.store(now, Ordering::Relaxed);
+        }
+        due
+    }
 }
 
 /// Prepares every set of the program's for a connection that was joined; only then may its bytes come another way.
@@ -101,9 +160,9 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
         let mut inner = set.lock();
         let inner = &mut *inner;
         let mut touched = false;
-        for at in 0..inner.entries.len() {
-            if Arc::ptr_eq(&inner.entries[at].connection, connection) && !inner.entries[at].wired {
-                if !wire_entry(process, epfd, &set, inner, at) {
+        for entry in &mut inner.entries {
+            if Arc::ptr_eq(&entry.connection, connection) && !entry.wired {
+                if !wire_entry(process, epfd, &set, entry) {
                     process.leaves(connection, Reason::Usage);
                     return;
                 }
@@ -119,24 +178,21 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     process.kick();
 }
 
-fn wire_entry(process: &Process, epfd: RawFd, set: &Set, inner: &mut Inner, at: usize) -> bool {
-    if inner.entries[at].events & EXCLUSIVE != 0 {
-        return false; // The kernel does not let such a one be changed.
+fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry) -> bool {
+    // The kernel does not let one that is exclusive be changed.
+    let wired = !entry.is_exclusive()
+        && !set.nested.load(Ordering::SeqCst)
+        && add_bells(process, epfd, set)
+        && control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry)).is_ok();
+    if wired {
+        entry.wire();
     }
-    if !add_bells(process, epfd, set) {
-        return false;
-    }
-    let entry = &mut inner.entries[at];
-    let mine = epoll_event { events: IN | OUT | RDHUP | EDGE, u64: entry.token };
-    let done = control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, mine).is_ok();
-    entry.wired = done;
-    entry.edge = true;
-    done
+    wired
 }
 
-/// The token of the bells.
-fn bells() -> u64 {
-    tokens()
+/// What the kernel is to say of a wired entry.
+fn token(entry: &Entry) -> epoll_event {
+    epoll_event { events: IN | OUT | RDHUP | EDGE, u64: entry.token }
 }
 
 fn add_bells(process: &Process, epfd: RawFd, set: &Set) -> bool {
@@ -175,46 +231,28 @@ pub(crate) fn change(
     }
     let mut guard = set.lock();
     let inner = &mut *guard;
-    let found = inner.entries.iter().position(|entry| entry.fd == fd);
+    let found = inner.find(fd, connection);
     if connection.stage() == Stage::Joined && connection.is_wired() {
         let answer = change_joined(process, set, inner, connection, request, found);
-        set.count(inner);
+        drop(guard);
+        if answer.is_ok() && operation != libc::EPOLL_CTL_DEL {
+            set.changed(process);
+        }
         return errno::answer(answer.map(|()| 0)) as i32;
     }
     let answer = real();
     if answer == 0 {
-        match (operation, event) {
-            (libc::EPOLL_CTL_DEL, _) => {
-                inner.entries.retain(|entry| entry.fd != fd);
-            }
-            (_, Some(event)) => {
-                let at = found.unwrap_or_else(|| push(inner, fd, connection));
-                let entry = &mut inner.entries[at];
-                (entry.events, entry.data) = (event.events, event.u64);
+        match (operation, found, event) {
+            (libc::EPOLL_CTL_DEL, Some(at), _) => inner.remove(at),
+            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _, Some(event)) => {
+                let at = found.unwrap_or_else(|| inner.push(fd, connection));
+                inner.entries[at].ask(event);
             }
             _ => {}
         }
-        set.count(inner);
+        set.entries.store(inner.entries.len(), Ordering::SeqCst);
     }
     answer
-}
-
-fn push(inner: &mut Inner, fd: RawFd, connection: &Arc<Connection>) -> usize {
-    inner.next_token += 1;
-    inner.entries.push(Entry {
-        fd,
-        connection: Arc::clone(connection),
-        events: 0,
-        data: 0,
-        wired: false,
-        token: tokens() + inner.next_token,
-        spent: false,
-        sticky: 0,
-        edge: true,
-        arrived: 0,
-        stalls: 0,
-    });
-    inner.entries.len() - 1
 }
 
 fn change_joined(
@@ -226,10 +264,11 @@ fn change_joined(
     found: Option<usize>,
 ) -> Result<(), Errno> {
     let Request { epfd, operation, fd, event } = request;
-    match (operation, found, event) {
+    let present = found.filter(|at| !inner.entries[*at].absent);
+    match (operation, present, event) {
         (libc::EPOLL_CTL_DEL, Some(at), _) => {
-            inner.entries.swap_remove(at);
-            control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, epoll_event { events: 0, u64: 0 })
+            inner.entries[at].absent = true;
+            Ok(())
         }
         (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EXIST),
         (libc::EPOLL_CTL_ADD, None, Some(event)) => {
@@ -237,27 +276,27 @@ fn change_joined(
                 process.leaves(connection, Reason::Usage);
                 return Err(Errno::NOMEM);
             }
-            let at = push(inner, fd, connection);
-            let token = inner.entries[at].token;
-            let mine = epoll_event { events: IN | OUT | RDHUP | EDGE, u64: token };
-            if let Err(errno) = control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, mine) {
-                inner.entries.pop();
-                return Err(errno);
+            if let Some(at) = found {
+                inner.entries[at].ask(event);
+                return Ok(());
             }
-            let entry = &mut inner.entries[at];
-            (entry.events, entry.data, entry.wired) = (event.events, event.u64, true);
-            // Somebody may sleep on this set; the connection may be ready.
-            process.kick();
-            Ok(())
+            let at = inner.push(fd, connection);
+            let added = control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, token(&inner.entries[at]));
+            match added {
+                Ok(()) => {
+                    inner.entries[at].ask(event);
+                    inner.entries[at].wire();
+                }
+                Err(_) => inner.remove(at),
+            }
+            set.count(inner);
+            added
         }
         (libc::EPOLL_CTL_MOD, Some(at), Some(event)) => {
-            let entry = &mut inner.entries[at];
-            if event.events & EXCLUSIVE != 0 || entry.events & EXCLUSIVE != 0 {
+            if event.events & EXCLUSIVE != 0 || inner.entries[at].is_exclusive() {
                 return Err(Errno::INVAL);
             }
-            (entry.events, entry.data) = (event.events, event.u64);
-            (entry.spent, entry.edge) = (false, true);
-            process.kick();
+            inner.entries[at].ask(event);
             Ok(())
         }
         (libc::EPOLL_CTL_DEL | libc::EPOLL_CTL_MOD, None, _) => Err(Errno::NOENT),
@@ -266,22 +305,50 @@ fn change_joined(
     }
 }
 
+/// Nobody changes these sets while this is held.
+pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
+    sets.iter().map(|(_, set)| set.lock()).collect()
+}
+
+/// In a child made by fork: sets that have the parent's bells need its own.
+pub(crate) fn inherit(process: &Process, sets: &[(RawFd, Arc<Set>)]) {
+    for (epfd, set) in sets {
+        if set.bells.swap(false, Ordering::SeqCst) {
+            add_bells(process, *epfd, set);
+        }
+    }
+}
+
 /// The last descriptor of a connection is closed: the kernel forgets its registrations, and so do we.
 pub(crate) fn forget(connection: &Arc<Connection>) {
     for (_, set) in state::sets() {
         if set.entries.load(Ordering::SeqCst) != 0 {
             let mut inner = set.lock();
-            inner.entries.retain(|entry| !Arc::ptr_eq(&entry.connection, connection));
+            inner.retain(|entry| !Arc::ptr_eq(&entry.connection, connection));
             set.count(&inner);
         }
     }
 }
 
-/// The set itself is watched by another, or polled: there a bell is only an edge, so its connections go by TCP.
+/// The set itself is watched by another, or polled. There a bell is only an edge, and who waits elsewhere does not see
+/// what a set has in shared memory: its connections go back to TCP. Until the peer has followed, the bells make the set
+/// readable.
 pub(crate) fn nested(process: &Process, set: &Set) {
-    let all: Vec<_> = set.lock().entries.iter().map(|entry| Arc::clone(&entry.connection)).collect();
-    for connection in &all {
-        process.leaves(connection, Reason::Usage);
+    set.nested.store(true, Ordering::SeqCst);
+    if set.wired.load(Ordering::SeqCst) == 0 {
+        return;
+    }
+    errno::kept(|| {
+        let all: Vec<_> = set.lock().entries.iter().map(|entry| (entry.fd, Arc::clone(&entry.connection))).collect();
+        for (fd, connection) in &all {
+            process.leaves(connection, Reason::Usage);
+            // Says so to the peer at once: what it sends from now on comes over TCP.
+            let _ = connection.retreat(process.kernel(), *fd, Reason::Usage);
+        }
+        process.before_sleep();
+    });
+    if arm(process, set) || set.stirs() {
+        process.kick();
     }
 }
 
@@ -294,62 +361,88 @@ pub(crate) fn wait(
     mask: Mask,
     mut real: impl FnMut(&mut [epoll_event], Option<Duration>) -> isize,
 ) -> isize {
-    if set.entries.load(Ordering::SeqCst) == 0 && !set.bells.load(Ordering::SeqCst) {
-        return real(events, timeout);
-    }
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let before = errno::get();
+    let polls = timeout == Some(Duration::ZERO);
+    let deadline = timeout.filter(|_| !polls).and_then(|timeout| Instant::now().checked_add(timeout));
+    let room = events.len();
+    let done = |found| {
+        pass_on(process, set, found, found == room);
+        errno::set(before);
+        found as isize
+    };
     loop {
-        let mut found = collect(process, set, events);
-        if found > 0 {
-            if found == events.len() && set.sleepers.load(Ordering::SeqCst) > 0 {
-                process.kick(); // There may be more, for others.
-            }
-            if found < events.len() || mask.is_some() {
-                let more = real(&mut events[found..], Some(Duration::ZERO));
-                if more < 0 && errno::get() == libc::EINTR && mask.is_some() {
-                    return -1;
+        let joined = set.wired.load(Ordering::SeqCst) != 0;
+        let mut found = 0;
+        if joined {
+            if polls || mask.is_some() || set.is_due() {
+                let n = real(events, Some(Duration::ZERO));
+                if n < 0 {
+                    return n;
                 }
-                found += filter(process, set, &mut events[found..], more.max(0) as usize);
+                found = filter(process, set, events, n as usize);
             }
-            errno::set(before);
-            return found as isize;
+            found += collect(process, set, &mut events[found..]);
+            if found == 0 && !polls {
+                spin::until(|| {
+                    found = collect(process, set, events);
+                    found > 0
+                });
+            }
+            if found > 0 {
+                return done(found);
+            }
+        }
+        let asleep = Asleep::new(set);
+        let mut owes = false;
+        if joined && (!polls || set.nested.load(Ordering::SeqCst)) {
+            errno::kept(|| process.before_sleep());
+            owes = arm(process, set);
+            found = collect(process, set, events);
+        }
+        if found > 0 || joined && polls {
+            return done(found);
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let deaf = set.lock().entries.iter().any(|entry| entry.connection.is_foreign());
-        let rest = if deaf { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
-        let joined = set.wired.load(Ordering::SeqCst) != 0;
-        if joined && left != Some(Duration::ZERO) {
-            if spin::until(|| stirs(set)) {
-                continue;
-            }
-            errno::kept(|| process.before_sleep());
-            arm(set);
-            if stirs(set) {
-                continue;
-            }
-        }
+        let left = if polls { timeout } else { left };
+        let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
         let slept = spin::asleep();
-        set.sleepers.fetch_add(1, Ordering::SeqCst);
         let n = real(events, rest);
-        set.sleepers.fetch_sub(1, Ordering::SeqCst);
+        drop(asleep);
         if n < 0 {
             return n;
         }
         if joined {
             spin::learn(slept);
         }
-        let kept = filter(process, set, events, n as usize);
-        if kept > 0 {
-            let more = collect(process, set, &mut events[kept..]);
-            errno::set(before);
-            return (kept + more) as isize;
+        found = filter(process, set, events, n as usize);
+        found += collect(process, set, &mut events[found..]);
+        if found > 0 || n == 0 && rest.is_some() && rest == left {
+            return done(found);
         }
-        if n == 0 && rest == left {
-            // The time is over; what came in its last moment is seen.
-            errno::set(before);
-            return collect(process, set, events) as isize;
-        }
+    }
+}
+
+/// A thread that is about to sleep in a set, or does.
+struct Asleep<'a>(&'a Set);
+
+impl<'a> Asleep<'a> {
+    fn new(set: &'a Set) -> Self {
+        set.sleepers.fetch_add(1, Ordering::SeqCst);
+        Self(set)
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Before a wait returns with `found` events: where there may be more for others, they look.
+fn pass_on(process: &Process, set: &Set, found: usize, is_full: bool) {
+    let others = is_full && set.sleepers.load(Ordering::SeqCst) > 0;
+    if found > 0 && (others || set.nested.load(Ordering::SeqCst) && set.stirs()) {
+        process.kick();
     }
 }
 
@@ -371,115 +464,52 @@ fn filter(process: &Process, set: &Set, events: &mut [epoll_event], n: usize) ->
         }
         let inner = inner.get_or_insert_with(|| set.lock());
         if let Some(entry) = inner.entries.iter_mut().find(|entry| entry.token == { event.u64 }) {
-            entry.connection.set_quiet(false);
-            entry.sticky |= event.events & (RDHUP | ALWAYS);
-            entry.edge = true;
+            entry.said(event.events);
         }
     }
     kept
 }
 
-/// Finds connections that are ready by now, and tells of them.
+/// Finds connections that are ready by now, and tells of them. One that is not costs a load.
 fn collect(process: &Process, set: &Set, events: &mut [epoll_event]) -> usize {
     if set.wired.load(Ordering::SeqCst) == 0 || events.is_empty() {
         return 0;
     }
     let mut inner = set.lock();
     let Inner { entries, turn, .. } = &mut *inner;
-    let (len, mut found) = (entries.len(), 0);
     // Each time from another one on, so that few places do not starve the last.
-    *turn = turn.wrapping_add(1);
-    for step in 0..len {
-        let entry = &mut entries[(*turn + step) % len];
-        if !entry.wired || entry.spent {
-            continue;
-        }
-        let ready = entry.ready(process);
-        if ready != 0 {
-            events[found] = epoll_event { events: ready, u64: entry.data };
-            found += 1;
-            entry.spent = entry.events & ONESHOT != 0;
-            if found == events.len() {
-                break;
-            }
-        }
+    *turn = if *turn + 1 < entries.len() { *turn + 1 } else { 0 };
+    let (first, second) = entries.split_at_mut(*turn);
+    let ready = second.iter_mut().chain(first).filter_map(|entry| entry.take(process));
+    let mut found = 0;
+    // Room first: what is taken must be told.
+    for (place, event) in events.iter_mut().zip(ready) {
+        *place = event;
+        found += 1;
     }
     found
 }
 
-impl Entry {
-    /// What is to be told now.
-    fn ready(&mut self, process: &Process) -> u32 {
-        let connection = &self.connection;
-        let mut ready = self.sticky;
-        if self.events & (IN | NORM) != 0 && (!connection.is_quiet() || connection.stirs() || connection.is_foreign()) {
-            // Quiet before the look: an edge that comes during it undoes it.
-            connection.set_quiet(true);
-            if connection.is_readable(process, self.fd) {
-                connection.set_quiet(false);
-                ready |= IN | libc::EPOLLRDNORM as u32;
-                if !connection.stirs() {
-                    let said = process.kernel().poll(self.fd, POLLRDHUP) as u16;
-                    self.sticky |= u32::from(said) & (RDHUP | ALWAYS);
-                    ready |= self.sticky;
-                }
-            }
-        }
-        if self.events & (OUT | NORM) != 0 {
-            let room = connection.is_writable();
-            if room.unwrap_or_else(|| process.kernel().poll(self.fd, POLLOUT) & POLLOUT != 0) {
-                ready |= OUT | libc::EPOLLWRNORM as u32;
-            }
-        }
-        ready &= self.events | ALWAYS;
-        if self.events & EDGE == 0 || ready == 0 {
-            return ready;
-        }
-        let (arrived, stalls) = (connection.arrived(), connection.stalls());
-        let news = self.edge || arrived != self.arrived || (stalls != self.stalls && ready & OUT != 0);
-        if !news {
-            return 0;
-        }
-        self.edge = false;
-        self.arrived = arrived;
-        if ready & OUT != 0 {
-            self.stalls = stalls;
-        }
-        ready
-    }
+/// Says whether something is owed to a peer.
+fn arm(process: &Process, set: &Set) -> bool {
+    set.lock().entries.iter().fold(false, |owes, entry| owes | entry.arm(process))
 }
 
-/// Whether shared memory has something new, at no cost. One that is not quiet must be looked at as well.
-fn stirs(set: &Set) -> bool {
-    set.lock().entries.iter().any(|entry| {
-        let connection = &entry.connection;
-        let fresh = entry.events & EDGE == 0 || entry.edge || connection.arrived() != entry.arrived;
-        let reads = entry.events & (IN | NORM) != 0 && connection.stirs() && fresh;
-        let stalled = entry.events & EDGE == 0 || entry.edge || connection.stalls() != entry.stalls;
-        let writes = entry.events & (OUT | NORM) != 0 && stalled && connection.is_writable() == Some(true);
-        entry.wired && !entry.spent && (reads || writes)
-    })
-}
-
-fn arm(set: &Set) {
-    for entry in &set.lock().entries {
-        if entry.wired && !entry.spent {
-            entry.connection.arm(entry.events & (IN | NORM) != 0, entry.events & (OUT | NORM) != 0);
-        }
-    }
-}
-
-/// Gets on with the connections of a set that is waited for.
+/// Gets on with the connections of a set that is waited for: those that were joined are prepared, those that stay on TCP
+/// are the kernel's alone.
 pub(crate) fn begin(process: &Process, set: &Set) {
-    if set.entries.load(Ordering::SeqCst) == set.wired.load(Ordering::SeqCst) {
+    let decided = process.decided();
+    if set.decided.swap(decided, Ordering::SeqCst) == decided {
         return;
     }
-    let candidates: Vec<_> = {
-        let inner = set.lock();
-        let unwired = inner.entries.iter().filter(|entry| !entry.wired);
-        unwired.map(|entry| Arc::clone(&entry.connection)).filter(|one| one.stage() == Stage::Joined).collect()
+    let joined: Vec<_> = {
+        let mut inner = set.lock();
+        inner.retain(|entry| entry.connection.stage() != Stage::Plain);
+        set.count(&inner);
+        let unwired = inner.entries.iter().filter(|entry| !entry.wired && entry.connection.stage() == Stage::Joined);
+        unwired.map(|entry| Arc::clone(&entry.connection)).collect()
     };
-    for connection in &candidates {
+    for connection in &joined {
         flow::begin(process, connection);
     }
 }

@@ -193,9 +193,17 @@ impl Patience {
             return Err(Errno::AGAIN);
         }
         let send = wanted == Wanted::WRITE;
-        let deadline = *self
-            .deadline
-            .get_or_insert_with(|| kernel::patience(fd, send).and_then(|left| Instant::now().checked_add(left)));
-        if wait::one(process, connection, fd, wanted, deadline)? { Ok(()) } else { Err(Errno::AGAIN) }
+        let deadline = || {
+            *self
+                .deadline
+                .get_or_insert_with(|| kernel::patience(fd, send).and_then(|left| Instant::now().checked_add(left)))
+        };
+        match wait::one(process, connection, fd, wanted, deadline) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Errno::AGAIN),
+            // A call that has a time limit does not go on.
+            Err(Errno::INTR) if matches!(self.deadline, None | Some(None)) && kernel::handlers_restart() => Ok(()),
+            Err(errno) => Err(errno),
+        }
     }
 }

@@ -159,7 +159,29 @@ pub(crate) fn patience(fd: RawFd, send: bool) -> Option<std::time::Duration> {
     socket_timeout(borrow(fd), if send { Timeout::Send } else { Timeout::Recv }).ok().flatten()
 }
 
+/// Ends a connection here and now, with a reset for the peer.
+pub(crate) fn reset(fd: RawFd) {
+    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    // SAFETY: (valid) the address is there for the call; that it has no family is what disconnects.
+    let _ = unsafe { real::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t) };
+}
+
 /// Makes the coming close a reset, as TCP does where bytes were left unread.
 pub(crate) fn reset_at_close(fd: RawFd) {
     let _ = rustix::net::sockopt::set_socket_linger(borrow(fd), Some(std::time::Duration::ZERO));
+}
+
+/// Whether a call that a signal interrupted goes on after its handler, as far as can be told: which signal it was is not
+/// known, but all that have a handler say so. Those of faults do not count: nothing is interrupted by them.
+pub(crate) fn handlers_restart() -> bool {
+    const FAULTS: [c_int; 7] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGSYS];
+    (1..=64).filter(|signal| !FAULTS.contains(signal)).all(|signal| {
+        // SAFETY: (valid) all zeros is an action.
+        let mut action: libc::sigaction = unsafe { mem::zeroed() };
+        // SAFETY: (valid) room for an action; none is set.
+        let known = errno::kept(|| unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) }) == 0;
+        let handled = known && !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        !handled || action.sa_flags & libc::SA_RESTART != 0
+    })
 }

@@ -11,6 +11,8 @@
 //! Why there is `unsafe` at all: the functions are libc's, with a program's pointers.
 #![deny(unsafe_code)]
 
+mod aliases;
+mod batch;
 mod control;
 mod data;
 mod epoll;
@@ -21,5 +23,8 @@ mod life;
 mod poll;
 mod real;
 mod spin;
+mod splice;
 mod state;
+#[cfg(target_arch = "x86_64")]
+mod variadic;
 mod wait;

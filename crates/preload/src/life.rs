@@ -1,68 +1,182 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `fork`, `exec`, and the end of the process.
 //!
-//! Why there is `unsafe`: these are libc's functions, with a program's pointers.
+//! Why there is `unsafe`: these are libc's functions, with a program's pointers; and a page that the kernel empties in
+//! every copy of this process.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_int};
+use std::{
+    ffi::{c_char, c_int, c_void},
+    ptr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicPtr, AtomicU32, Ordering},
+    },
+};
 
 use libc::pid_t;
-use tombolo::sockets::{Reason, connection::Stage};
+use tombolo::sockets::{
+    Reason,
+    connection::{Connection, Stage},
+};
 
-use crate::{control, errno, real, state};
+use crate::{control, epoll, errno, kernel, real, state};
+
+// ---- fork
+
+/// Does `fork`, which returns in two processes, or in the child alone (`daemon`).
+fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
+    let Some(process) = state::busy().filter(|_| state::is_owner()) else {
+        let answer = fork();
+        if answer == 0 {
+            state::inherit();
+        }
+        return answer;
+    };
+    let before = errno::get();
+    let all = state::for_fork();
+    let sets = state::sets();
+    let table = state::hold();
+    let Ok(held) = process.before_fork(&all) else {
+        errno::set(libc::ENOMEM);
+        return -1;
+    };
+    let set_locks = epoll::hold(&sets);
+    let parent = std::process::id();
+    errno::set(before);
+    let answer = fork();
+    drop((table, set_locks));
+    errno::kept(|| {
+        if std::process::id() == parent {
+            held.parent(u32::try_from(answer).ok());
+            if answer > 0 {
+                // What is not connected yet is the child's.
+                state::forget_fresh();
+            }
+        } else {
+            state::set_owner();
+            held.child();
+            epoll::inherit(process, &sets);
+        }
+    });
+    answer
+}
 
 /// # Safety
 /// As `fork(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fork() -> pid_t {
-    let Some(process) = state::busy().filter(|_| state::is_owner()) else {
-        // SAFETY: (contract) the caller's promise.
-        return unsafe { real::fork() };
-    };
-    // Two processes will use what is open now.
-    let all = errno::kept(state::connections);
-    errno::kept(|| all.iter().for_each(|(_, connection)| connection.share(process.kernel())));
-    let locks = (process.pause(), all.iter().map(|(_, connection)| connection.hold()).collect::<Vec<_>>());
+pub unsafe extern "C-unwind" fn fork() -> pid_t {
     // SAFETY: (contract) the caller's promise.
-    let child = unsafe { real::fork() };
-    drop(locks);
-    if child > 0 {
-        errno::kept(|| {
-            // What has moved bytes may go on in either process; what has not is the child's, as servers have it that
-            // fork for each caller.
-            all.iter().for_each(|(_, connection)| process.stays(connection, Reason::Shared));
-            state::forget_fresh();
-        });
-    }
-    if child == 0 {
-        errno::kept(|| {
-            state::set_owner();
-            process.forked();
-            all.iter().for_each(|(_, connection)| connection.inherit());
-        });
-    }
-    child
+    forking(|| unsafe { real::fork() })
 }
 
-/// This program's image goes: what it inherited to the next must be on TCP.
-fn leaving() {
-    let Some(process) = state::busy().filter(|_| state::is_owner()) else { return };
+/// # Safety
+/// As `daemon(3)`, whose parent ends within it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn daemon(stay: c_int, keep: c_int) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    forking(|| unsafe { real::daemon(stay, keep) })
+}
+
+/// # Safety
+/// As `forkpty(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn forkpty(
+    terminal: *mut c_int,
+    name: *mut c_char,
+    mode: *const libc::termios,
+    size: *const libc::winsize,
+) -> pid_t {
+    // SAFETY: (contract) the caller's promise.
+    forking(|| unsafe { real::forkpty(terminal, name, mode, size) })
+}
+
+/// A word that is 1 in this process, in its threads and in children of `vfork`, and 0 in a copy that was made by a call
+/// nobody here saw: the kernel empties its page there.
+static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+
+/// Marks this process as one whose making was seen. Without memory for the mark, every process is taken for that.
+pub(crate) fn mark() {
+    let mut place = MARK.load(Ordering::Acquire);
+    if place.is_null() {
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range.
+        let page = unsafe { libc::mmap(ptr::null_mut(), 4096, prot, flags, -1, 0) };
+        // SAFETY: (range) the page just mapped, if it was.
+        if page == libc::MAP_FAILED || unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) } != 0 {
+            return;
+        }
+        place = page.cast::<AtomicU32>();
+        MARK.store(place, Ordering::Release);
+    }
+    // SAFETY: (valid) a page that is never unmapped, reached as an atomic only.
+    unsafe { &*place }.store(1, Ordering::Relaxed);
+}
+
+/// Whether this is the marked process, and no copy of it.
+#[inline]
+pub(crate) fn is_marked() -> bool {
+    let place = MARK.load(Ordering::Relaxed);
+    // SAFETY: (valid) as above, or null.
+    unsafe { place.as_ref() }.is_none_or(|mark| mark.load(Ordering::Relaxed) != 0)
+}
+
+// ---- exec
+
+/// What this process gave up because its image was to go.
+static LEFT: Mutex<Vec<Arc<Connection>>> = Mutex::new(Vec::new());
+
+/// This program's image goes: what the next one inherits must be on TCP, what it does not is given up.
+pub(crate) fn leaving() {
+    let Some(process) = state::busy() else { return };
+    if !state::is_owner() {
+        errno::kept(handing_on);
+        return;
+    }
     errno::kept(|| {
+        let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
         for (fd, connection) in state::connections() {
-            let stays = rustix::io::fcntl_getfd(crate::kernel::borrow(fd))
+            let stays = rustix::io::fcntl_getfd(kernel::borrow(fd))
                 .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
-            if stays && connection.stage() == Stage::Joined {
-                control::take_back(process, fd, &connection, Reason::Shared);
+            if stays {
+                control::hand_over(process, fd, &connection, Reason::Shared);
+            }
+        }
+        for (_, connection) in state::connections() {
+            if !connection.depart() {
+                left.push(connection);
             }
         }
         process.end();
+        state::left();
     });
+}
+
+/// A child of `vfork` becomes another program, whose standard streams may be connections of this one.
+fn handing_on() {
+    let Some(process) = state::busy() else { return };
+    for stream in 0..=2 {
+        let Some((own, peer)) = kernel::addresses(stream) else { continue };
+        let tuple = tombolo::sockets::tuple::Tuple::new(own, peer);
+        let same = |(_, one): &(_, Arc<Connection>)| one.tuple == tuple && one.stage() != Stage::Plain;
+        if let Some((_, connection)) = state::connections().into_iter().find(same) {
+            control::hand_over(process, stream, &connection, Reason::Shared);
+        }
+    }
+}
+
+/// It did not go: there was no such program.
+#[cold]
+pub(crate) fn returned() {
+    for connection in LEFT.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        connection.come_back();
+    }
 }
 
 /// # Safety
 /// As `execve(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execve(
+pub unsafe extern "C-unwind" fn execve(
     path: *const c_char,
     arguments: *const *const c_char,
     environment: *const *const c_char,
@@ -75,7 +189,7 @@ pub unsafe extern "C" fn execve(
 /// # Safety
 /// As `execv(3)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
+pub unsafe extern "C-unwind" fn execv(path: *const c_char, arguments: *const *const c_char) -> c_int {
     leaving();
     // SAFETY: (contract) the caller's promise.
     unsafe { real::execv(path, arguments) }
@@ -84,24 +198,92 @@ pub unsafe extern "C" fn execv(path: *const c_char, arguments: *const *const c_c
 /// # Safety
 /// As `execvp(3)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
+pub unsafe extern "C-unwind" fn execvp(file: *const c_char, arguments: *const *const c_char) -> c_int {
     leaving();
     // SAFETY: (contract) the caller's promise.
     unsafe { real::execvp(file, arguments) }
 }
 
 /// # Safety
+/// As `execvpe(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execvpe(
+    file: *const c_char,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    leaving();
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::execvpe(file, arguments, environment) }
+}
+
+/// # Safety
+/// As `fexecve(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fexecve(
+    fd: c_int,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> c_int {
+    leaving();
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::fexecve(fd, arguments, environment) }
+}
+
+/// # Safety
+/// As `execveat(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn execveat(
+    folder: c_int,
+    path: *const c_char,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+    flags: c_int,
+) -> c_int {
+    leaving();
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::execveat(folder, path, arguments, environment, flags) }
+}
+
+/// A program that is spawned gets this connection by another number: it must be on TCP.
+///
+/// # Safety
+/// As `posix_spawn_file_actions_adddup2(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int {
+    if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
+        errno::kept(|| control::hand_over(process, fd, &connection, Reason::Shared));
+    }
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, to) }
+}
+
+// ---- the end
+
+/// # Safety
 /// As `_exit(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+pub unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
     end();
     // SAFETY: (contract) the caller's promise.
     unsafe { real::_exit(status) }
 }
 
+/// # Safety
+/// As `_Exit(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
+    end();
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::_Exit(status) }
+}
+
 /// The process ends in order.
 extern "C" fn end() {
     if let Some(process) = state::busy().filter(|_| state::is_owner()) {
+        for (_, connection) in state::connections() {
+            connection.depart();
+        }
         process.end();
     }
 }

@@ -106,7 +106,7 @@ unsafe fn entries<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
 /// # Safety
 /// As `poll(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
     let entries = unsafe { entries(fds, count) };
     let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
 /// # Safety
 /// As `poll(2)`, with the size of the array known to the compiler.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, size: usize) -> c_int {
+pub unsafe extern "C-unwind" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, size: usize) -> c_int {
     check(size / size_of::<pollfd>() >= count as usize);
     // SAFETY: (contract) the caller's promise.
     unsafe { poll(fds, count, timeout) }
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_
 /// # Safety
 /// As `ppoll(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ppoll(
+pub unsafe extern "C-unwind" fn ppoll(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const timespec,
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn ppoll(
 /// # Safety
 /// As `ppoll(2)`, with the size of the array known to the compiler.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __ppoll_chk(
+pub unsafe extern "C-unwind" fn __ppoll_chk(
     fds: *mut pollfd,
     count: nfds_t,
     timeout: *const timespec,
@@ -251,7 +251,7 @@ fn select_any(
 /// # Safety
 /// As `select(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn select(
+pub unsafe extern "C-unwind" fn select(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn select(
 /// # Safety
 /// As `pselect(2)`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pselect(
+pub unsafe extern "C-unwind" fn pselect(
     count: c_int,
     read: *mut fd_set,
     write: *mut fd_set,

@@ -2,8 +2,9 @@
 //! The functions of libc that this library stands in for, as the program would have found them without it.
 //!
 //! Each is looked up at its first use, for constructors of other libraries run before anything here could be prepared.
+//! A thread that is cancelled within such a call unwinds through it, as it would have done without this library.
 //! Why there is `unsafe`: a symbol's address becomes a function of the type that its manual page gives it.
-#![allow(unsafe_code, non_camel_case_types)]
+#![allow(unsafe_code, non_camel_case_types, non_snake_case)]
 
 use std::{
     ffi::{c_char, c_int, c_long, c_void},
@@ -12,12 +13,12 @@ use std::{
 };
 
 use libc::{
-    epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t, ssize_t,
-    timespec, timeval,
+    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t, sockaddr, socklen_t,
+    ssize_t, termios, timespec, timeval, winsize,
 };
 
-/// The next definition of a symbol after this library's.
-fn look_up(name: &'static str) -> *mut c_void {
+/// The next definition of a symbol after this library's; its name ends with a zero.
+pub(crate) fn address(name: &'static str) -> *mut c_void {
     debug_assert!(name.ends_with('\0'));
     // SAFETY: (string) the name ends with a zero, as the macro below writes it.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
@@ -39,11 +40,11 @@ macro_rules! real {
             static FOUND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
             let mut found = FOUND.load(Ordering::Relaxed);
             if found.is_null() {
-                found = look_up(concat!(stringify!($name), "\0"));
+                found = address(concat!(stringify!($name), "\0"));
                 FOUND.store(found, Ordering::Relaxed);
             }
             // SAFETY: (type) the symbol of this name has this type, by its manual page.
-            let function: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
+            let function: unsafe extern "C-unwind" fn($($type),*) -> $result = unsafe { std::mem::transmute(found) };
             // SAFETY: (contract) the caller's promise.
             unsafe { function($($arg),*) }
         }
@@ -76,6 +77,10 @@ real! {
     sendto(fd: c_int, from: *const c_void, len: size_t, flags: c_int, address: *const sockaddr, alen: socklen_t) -> ssize_t;
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
     sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    recvmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    sendmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int) -> c_int;
+    preadv2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    pwritev2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
     sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
     splice(from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t, flags: libc::c_uint) -> ssize_t;
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
@@ -86,9 +91,17 @@ real! {
     epoll_create1(flags: c_int) -> c_int;
     epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_pwait(set: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait2(set: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     fork() -> pid_t;
+    daemon(stay: c_int, keep: c_int) -> c_int;
+    forkpty(terminal: *mut c_int, name: *mut c_char, mode: *const termios, size: *const winsize) -> pid_t;
     _exit(status: c_int) -> !;
+    _Exit(status: c_int) -> !;
     execve(path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
     execv(path: *const c_char, arguments: *const *const c_char) -> c_int;
     execvp(file: *const c_char, arguments: *const *const c_char) -> c_int;
+    execvpe(file: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    fexecve(fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int;
+    execveat(folder: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int;
+    posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int;
 }

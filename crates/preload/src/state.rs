@@ -8,15 +8,15 @@ use std::{
     os::fd::RawFd,
     path::PathBuf,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+        Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
+        atomic::{AtomicU8, AtomicU32, Ordering},
     },
     time::Duration,
 };
 
 use tombolo::sockets::{Process, Settings, connection::Connection, rendezvous_in, tuple::Tuple};
 
-use crate::{epoll::Set, errno, kernel};
+use crate::{epoll::Set, errno, kernel, life};
 
 /// Descriptors beyond this are left alone.
 const WATCHED: usize = 1 << 16;
@@ -33,8 +33,13 @@ static KINDS: [AtomicU8; WATCHED] = [const { AtomicU8::new(NOTHING) }; WATCHED];
 static WATCH: RwLock<Vec<Option<Watched>>> = RwLock::new(Vec::new());
 /// The process that the table describes: a child of vfork shares the memory and must leave it alone.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// Whether there ever was a connection.
-static EVER: AtomicBool = AtomicBool::new(false);
+/// How far this process is.
+static STAGE: AtomicU8 = AtomicU8::new(IDLE);
+/// There never was a connection.
+const IDLE: u8 = 0;
+const BUSY: u8 = 1;
+/// It meant to become another program.
+const LEFT: u8 = 2;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Watched {
@@ -48,8 +53,8 @@ pub(crate) fn process() -> Option<&'static Process> {
     PROCESS
         .get_or_init(|| {
             errno::kept(|| {
-                OWNER.store(std::process::id(), Ordering::Relaxed);
                 let settings = settings()?;
+                set_owner();
                 let rendezvous = rendezvous_in(&settings.folder);
                 Some(Process::new(settings, Box::new(kernel::Linux), rendezvous))
             })
@@ -83,6 +88,14 @@ pub(crate) fn is_owner() -> bool {
 /// A child made by fork owns its copy.
 pub(crate) fn set_owner() {
     OWNER.store(std::process::id(), Ordering::Relaxed);
+    life::mark();
+}
+
+/// A child of a process that had nothing to watch yet.
+pub(crate) fn inherit() {
+    if OWNER.load(Ordering::Relaxed) != 0 {
+        set_owner();
+    }
 }
 
 fn kind(fd: RawFd) -> u8 {
@@ -163,7 +176,7 @@ fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
 /// The program connected `fd`, or began to.
 pub(crate) fn dialled(fd: RawFd) {
     if process().is_some() && !matches!(kind(fd), CONNECTION | SET) {
-        EVER.store(true, Ordering::Relaxed);
+        began();
         set_kind(fd, DIALLED);
     }
 }
@@ -171,10 +184,33 @@ pub(crate) fn dialled(fd: RawFd) {
 /// The program accepted `fd`.
 pub(crate) fn accepted(fd: RawFd) {
     if process().is_some() {
-        EVER.store(true, Ordering::Relaxed);
+        began();
         forget(fd);
         set_kind(fd, ACCEPTED);
     }
+}
+
+/// There is something to watch.
+fn began() {
+    let _ = STAGE.compare_exchange(IDLE, BUSY, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Everything that two processes will have after a fork: all connections, and those sockets that turn out to be one.
+pub(crate) fn for_fork() -> Vec<Arc<Connection>> {
+    for (fd, kind) in KINDS.iter().enumerate() {
+        if matches!(kind.load(Ordering::Relaxed), DIALLED | ACCEPTED) {
+            find_fresh(fd as RawFd);
+        }
+    }
+    let mut all: Vec<_> = connections().into_iter().map(|(_, connection)| connection).collect();
+    all.sort_by_key(Arc::as_ptr);
+    all.dedup_by_key(|connection| Arc::as_ptr(connection));
+    all
+}
+
+/// Nobody changes the table while this is held.
+pub(crate) fn hold() -> RwLockWriteGuard<'static, impl Sized> {
+    WATCH.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sockets that have moved no byte are left alone from now on.
@@ -254,9 +290,28 @@ pub(crate) fn sets() -> Vec<(RawFd, Arc<Set>)> {
     all.collect()
 }
 
-/// This process, if it ever had a connection to watch.
+/// This process, if it ever had a connection to watch. A copy that was made by a call nobody here saw is not it: there
+/// everything goes to the kernel.
+#[inline]
 pub(crate) fn busy() -> Option<&'static Process> {
-    if EVER.load(Ordering::Relaxed) { process() } else { None }
+    match STAGE.load(Ordering::Relaxed) {
+        IDLE => return None,
+        LEFT if is_owner() => came_back(),
+        _ => {}
+    }
+    if life::is_marked() { process() } else { None }
+}
+
+/// This process is about to become another program.
+pub(crate) fn left() {
+    STAGE.store(LEFT, Ordering::SeqCst);
+}
+
+#[cold]
+fn came_back() {
+    if STAGE.compare_exchange(LEFT, BUSY, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        life::returned();
+    }
 }
 
 /// Descriptors that may be watched: the highest plus one.

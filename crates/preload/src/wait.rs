@@ -17,7 +17,7 @@ use tombolo::sockets::{Process, connection::Connection};
 
 use crate::{errno, poll, spin};
 
-/// Without a descriptor for the bells, or where they ring for another process, this often.
+/// Without a descriptor for the bells, or while something is to be sent beside what is waited for, this often.
 pub(crate) const BLIND: Duration = Duration::from_millis(1);
 
 const READ: i16 = POLLIN | POLLRDNORM;
@@ -35,16 +35,21 @@ impl Wanted {
 /// A descriptor with shared memory beside TCP, among those that are waited for: its place, and itself.
 pub(crate) type Joined = (usize, Arc<Connection>);
 
-/// Waits for one connection; says whether it is ready, or the deadline passed.
+/// Waits for one connection; says whether it is ready, or the deadline passed. The deadline is asked for when it must
+/// be known.
 pub(crate) fn one(
     process: &Process,
     connection: &Arc<Connection>,
     fd: RawFd,
     wanted: Wanted,
-    deadline: Option<Instant>,
+    deadline: impl FnOnce() -> Option<Instant>,
 ) -> Result<bool, Errno> {
+    // What a peer answers at once is here before the kernel has been asked anything.
+    if wanted == Wanted::READ && !connection.stirs() && spin::until(|| connection.stirs()) {
+        return Ok(true);
+    }
     let mut fds = [pollfd { fd, events: wanted.0, revents: 0 }];
-    let ready = all(process, &mut fds, &[(0, Arc::clone(connection))], deadline, None)?;
+    let ready = all(process, &mut fds, &[(0, Arc::clone(connection))], deadline(), None)?;
     Ok(ready > 0)
 }
 
@@ -57,7 +62,10 @@ pub(crate) fn all(
     mask: poll::Mask,
 ) -> Result<usize, Errno> {
     let mut asked = Vec::with_capacity(fds.len() + 1);
+    let mut seen = Vec::with_capacity(joined.len());
     loop {
+        seen.clear();
+        seen.extend(joined.iter().map(|(_, connection)| connection.arrived()));
         if look(process, fds, joined) {
             // The others may be ready too, and a signal that the mask lets through must be seen. What else there is to
             // say of a joined one, TCP says.
@@ -70,7 +78,7 @@ pub(crate) fn all(
             ask(fds, joined, &mut asked, None, Some(Duration::ZERO), mask)?;
             return Ok(count(fds));
         }
-        if spin::until(|| stirs(fds, joined)) {
+        if spin::until(|| stirs(fds, joined, &seen)) {
             continue;
         }
         let waiter = errno::kept(|| process.waiter());
@@ -81,12 +89,12 @@ pub(crate) fn all(
         for (at, connection) in joined {
             connection.arm(fds[*at].events & READ != 0, fds[*at].events & WRITE != 0);
         }
-        if stirs(fds, joined) {
+        if stirs(fds, joined, &seen) {
             continue;
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let deaf = waiter.is_none() || joined.iter().any(|(_, connection)| connection.is_foreign());
-        let left = if !deaf { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
+        let owes = joined.iter().any(|(at, connection)| connection.owes(process, fds[*at].fd));
+        let left = if waiter.is_some() && !owes { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
         let slept = spin::asleep();
         let bell = waiter.as_ref().map(|waiter| waiter.fd().as_raw_fd());
         let rung = ask(fds, joined, &mut asked, bell, left, mask)?;
@@ -130,11 +138,12 @@ fn concerns_tcp(fds: &[pollfd], joined: &[Joined]) -> bool {
     })
 }
 
-/// Whether shared memory has something new, at no cost.
-fn stirs(fds: &[pollfd], joined: &[Joined]) -> bool {
-    joined.iter().any(|(at, connection)| {
+/// Whether shared memory has something that was not there at the last look, at no cost.
+fn stirs(fds: &[pollfd], joined: &[Joined], seen: &[u64]) -> bool {
+    joined.iter().zip(seen).any(|((at, connection), seen)| {
         let events = fds[*at].events;
-        events & READ != 0 && connection.stirs() || events & WRITE != 0 && connection.is_writable() == Some(true)
+        events & READ != 0 && connection.arrived() != *seen
+            || events & WRITE != 0 && connection.is_writable() == Some(true)
     })
 }
 

@@ -6,24 +6,24 @@
 //! for a [`Reason`].
 
 use std::{
-    io::{IoSlice, IoSliceMut},
+    io::{self, IoSlice, IoSliceMut},
     os::fd::RawFd,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
 };
 
 use rustix::io::Errno;
 
 use crate::{
     Reason,
+    family::Family,
     kernel::Kernel,
     negotiation::Talk,
     pipes::{Failed, Pipes, Read},
     process::Process,
-    proof::History,
+    proof::{ENOUGH, History},
     switch::Carrier,
     tuple::Tuple,
 };
@@ -35,6 +35,10 @@ pub enum Direction {
     Out = 0,
     /// What it receives.
     In = 1,
+}
+
+impl Direction {
+    pub(crate) const BOTH: [Self; 2] = [Self::Out, Self::In];
 }
 
 /// How far a connection is.
@@ -63,7 +67,7 @@ pub struct Connection {
     counted: [AtomicU64; 2],
     /// Threads inside a kernel call that moves bytes.
     inside: [AtomicU32; 2],
-    history: Mutex<Option<Box<History>>>,
+    pub(crate) history: Mutex<Option<Box<History>>>,
     /// Which directions the history still wants.
     remembers: [AtomicBool; 2],
     /// Calls so far, and turns: a read after a write.
@@ -83,16 +87,13 @@ pub struct Connection {
     quiet: AtomicBool,
     /// Sends that found no room.
     stalls: AtomicU64,
-    /// Several processes use this end: what the kernel counts is what counts.
-    shared: AtomicBool,
-    /// This process is a child that was forked while there were pipes. They are its parent's; it waits until the parent
-    /// has moved both directions to TCP.
-    foreign: AtomicBool,
-    foreign_since: OnceLock<Instant>,
+    /// The processes that this end is, once there was more than one.
+    family: OnceLock<Family>,
+    /// This process is none of them any more.
+    departed: AtomicBool,
+    /// It was ended, because it had to be on TCP and could not.
+    given_up: AtomicBool,
 }
-
-/// How long a forked child waits for its parent to move a direction to TCP, before its calls fail.
-const PATIENCE_WITH_PARENT: Duration = Duration::from_secs(5);
 
 impl Connection {
     pub(crate) fn new(tuple: Tuple, dialled: bool, id: u64, fd: RawFd) -> Self {
@@ -117,13 +118,14 @@ impl Connection {
             leaves: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
             stalls: AtomicU64::new(0),
-            shared: AtomicBool::new(false),
-            foreign: AtomicBool::new(false),
-            foreign_since: OnceLock::new(),
+            family: OnceLock::new(),
+            departed: AtomicBool::new(false),
+            given_up: AtomicBool::new(false),
         }
     }
 
     /// How far it is.
+    #[inline]
     #[must_use]
     pub fn stage(&self) -> Stage {
         // ORDER SeqCst: with `inside`; see `Plain::begin`.
@@ -146,6 +148,8 @@ impl Connection {
     pub fn stay_plain(&self, reason: Reason) -> bool {
         let news = self.stage.compare_exchange(0, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if news {
+            // What happens to it here is not seen by others who have it.
+            self.family().inspect(|family| family.crowd());
             self.reason.store(reason as u16, Ordering::Relaxed);
             *lock(&self.history) = None;
             self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
@@ -158,10 +162,23 @@ impl Connection {
         if !self.leaves.swap(true, Ordering::SeqCst) {
             self.reason.store(reason as u16, Ordering::Relaxed);
         }
+        if let Some(family) = self.family() {
+            family.leave();
+        }
+    }
+
+    pub(crate) fn give_up(&self) -> bool {
+        !self.given_up.swap(true, Ordering::SeqCst)
+    }
+
+    /// Whether it was ended, because it had to be on TCP and could not.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
     }
 
     pub(crate) fn leaves(&self) -> bool {
-        self.leaves.load(Ordering::Relaxed)
+        self.leaves.load(Ordering::Relaxed) || self.family().is_some_and(Family::leaves)
     }
 
     /// Why it is on TCP, if it was said to stay there.
@@ -175,43 +192,66 @@ impl Connection {
         self.leave(Reason::Bypassed);
     }
 
-    // ---- fork
+    // ---- the processes of this end
 
-    /// The process is about to fork: both directions move towards TCP, without waiting for the peer.
-    pub fn share(&self, kernel: &dyn Kernel) {
-        if let Some(pipes) = self.pipes.get() {
-            self.shared.store(true, Ordering::SeqCst);
-            self.leave(Reason::Shared);
-            let _ = pipes.retreat(self, kernel, self.fd());
+    pub(crate) fn family(&self) -> Option<&Family> {
+        self.family.get()
+    }
+
+    /// Whether no other process has this socket, as far as is known.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.family().is_none_or(Family::is_alone)
+    }
+
+    /// The family of this end, which begins with this process.
+    pub(crate) fn found_family(&self) -> io::Result<&Family> {
+        if let Some(family) = self.family.get() {
+            return Ok(family);
+        }
+        let family = Family::new(Direction::BOTH.map(|direction| self.counted(direction)))?;
+        if self.leaves() {
+            family.leave();
+        }
+        Ok(self.family.get_or_init(|| family))
+    }
+
+    /// This process gives the socket up. Says whether there is no other of this end.
+    pub fn depart(&self) -> bool {
+        let Some(family) = self.family() else { return true };
+        let _still = self.pipes.get().map(Pipes::still);
+        let last = family.depart();
+        self.departed.store(!last, Ordering::SeqCst);
+        last
+    }
+
+    /// It did not give it up after all.
+    pub fn come_back(&self) {
+        if let Some(family) = self.family().filter(|_| self.departed.swap(false, Ordering::SeqCst)) {
+            family.stay();
         }
     }
 
-    /// Nobody uses the pipes while this is held: what a child inherits is whole.
-    pub fn hold(&self) -> Option<impl Sized + '_> {
-        self.pipes.get().map(Pipes::hold)
+    pub(crate) fn has_departed(&self) -> bool {
+        self.departed.load(Ordering::Relaxed)
     }
 
-    /// In a child made by fork: the pipes are the parent's.
-    pub fn inherit(&self) {
-        self.foreign.store(self.pipes.get().is_some(), Ordering::SeqCst);
-        // What is negotiated is between others.
-        self.stay_plain(Reason::Shared);
+    pub(crate) fn set_recalled(&self, base: u64) {
+        if let Some(family) = self.family() {
+            family.set_recalled(base);
+        }
     }
 
-    /// Whether the pipes belong to the process that forked this one. Whoever waits looks now and then.
-    #[must_use]
-    pub fn is_foreign(&self) -> bool {
-        self.foreign.load(Ordering::Relaxed)
+    pub(crate) fn has_ended_sending(&self) -> bool {
+        self.family().is_some_and(Family::has_ended_sending)
     }
 
-    pub(crate) fn is_shared(&self) -> bool {
-        self.shared.load(Ordering::Relaxed)
-    }
-
-    /// A child's call on a direction that its parent has not moved to TCP yet.
-    fn wait_for_parent(&self) -> Errno {
-        let since = self.foreign_since.get_or_init(Instant::now);
-        if since.elapsed() > PATIENCE_WITH_PARENT { Errno::CONNRESET } else { Errno::AGAIN }
+    /// A process died while it counted: from now on the count is the kernel's. Within a turn.
+    pub(crate) fn recount(&self, kernel: &dyn Kernel, fd: RawFd, direction: Direction) {
+        let Some(family) = self.family().filter(|family| family.is_unsure(direction)) else { return };
+        if let Some(sample) = kernel.counts(fd, self.dialled) {
+            let counted = if direction == Direction::Out { sample.counts.written } else { sample.read() };
+            family.counted(direction).store(counted, Ordering::SeqCst);
+        }
     }
 
     // ---- descriptors
@@ -242,6 +282,9 @@ impl Connection {
     /// A call that moves bytes by the kernel begins, if this end has no pipes.
     #[must_use]
     pub fn plain(&self, direction: Direction) -> Option<Plain<'_>> {
+        if self.stage() == Stage::Joined {
+            return None; // For good.
+        }
         // ORDER SeqCst: whoever joins stores the stage and then looks at `inside`; one of the two sees the other.
         self.inside[direction as usize].fetch_add(1, Ordering::SeqCst);
         let plain = Plain { connection: self, direction };
@@ -252,18 +295,24 @@ impl Connection {
         self.inside[direction as usize].load(Ordering::SeqCst) != 0
     }
 
-    pub(crate) fn count(&self, direction: Direction, bytes: usize) {
-        self.counted[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed);
+    fn counter(&self, direction: Direction) -> &AtomicU64 {
+        self.family().map_or(&self.counted[direction as usize], |family| family.counted(direction))
+    }
+
+    /// Says how many there were before.
+    pub(crate) fn count(&self, direction: Direction, bytes: usize) -> u64 {
+        self.counter(direction).fetch_add(bytes as u64, Ordering::Relaxed)
     }
 
     pub(crate) fn counted(&self, direction: Direction) -> u64 {
-        self.counted[direction as usize].load(Ordering::SeqCst)
+        self.counter(direction).load(Ordering::SeqCst)
     }
 
-    /// Whether enough has passed to be worth the trouble: so many bytes, or two turns.
+    /// Whether enough has passed to be worth the trouble: so many bytes, or two turns with as much as a proof needs.
     pub(crate) fn is_due(&self, after: u64) -> bool {
         let [sent, received] = [self.counted(Direction::Out), self.counted(Direction::In)];
-        sent + received >= after || self.turns.load(Ordering::Relaxed) >= 4
+        let turned = self.turns.load(Ordering::Relaxed) >= 4 && sent.max(received) >= ENOUGH.into();
+        sent + received >= after || turned
     }
 
     /// Calls so far, this one included.
@@ -287,30 +336,30 @@ impl Connection {
     }
 
     /// Whether it is.
+    #[inline]
     #[must_use]
     pub fn is_wired(&self) -> bool {
         self.wired.load(Ordering::SeqCst)
     }
 
     /// `false`: the front saw an edge of the socket. `true`: it watches for edges, and is about to look.
+    #[inline]
     pub fn set_quiet(&self, quiet: bool) {
         self.quiet.store(quiet, Ordering::SeqCst);
     }
 
-    /// Whether the kernel has nothing new to say of it.
+    /// Whether the kernel has nothing new to say of it. Where several processes are at it, another may have seen the edge.
+    #[inline]
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.quiet.load(Ordering::SeqCst)
+        self.quiet.load(Ordering::SeqCst) && self.is_alone()
     }
 
-    /// Sends that found no room so far: an edge of writability is due after each.
+    /// Sends that found too little room so far: an edge of writability is due after each.
+    #[inline]
     #[must_use]
     pub fn stalls(&self) -> u64 {
         self.stalls.load(Ordering::Relaxed)
-    }
-
-    fn own_pipes(&self) -> Option<&Pipes> {
-        self.pipes.get().filter(|_| !self.is_foreign())
     }
 
     /// Sends what there is room for, by pipe or by TCP. Never blocks.
@@ -319,18 +368,12 @@ impl Connection {
     /// What TCP would say; `AGAIN` where there is no room.
     pub fn send(&self, process: &Process, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
         let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
-        let kernel = process.kernel();
-        if self.is_foreign() {
-            if !pipes.sends_over_tcp() {
-                return Err(self.wait_for_parent());
-            }
-            let n = kernel.send(fd, from)?;
-            process.moved(Direction::Out, Carrier::Tcp, n);
-            return Ok(n);
-        }
-        match pipes.send(self, kernel, fd, from, process.wanted(self)) {
+        match pipes.send(self, process.kernel(), fd, from, process.wanted(self)) {
             Ok((n, carrier)) => {
                 process.moved(Direction::Out, carrier, n);
+                if n < from.iter().map(|part| part.len()).sum() {
+                    self.stalls.fetch_add(1, Ordering::Relaxed);
+                }
                 Ok(n)
             }
             Err(Failed::Os(errno)) => {
@@ -349,9 +392,6 @@ impl Connection {
     /// What TCP would say; `AGAIN` where there is nothing.
     pub fn recv(&self, process: &Process, fd: RawFd, to: &mut [IoSliceMut<'_>], read: Read) -> Result<usize, Errno> {
         let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
-        if self.is_foreign() {
-            return self.recv_as_child(process, pipes, fd, to, read);
-        }
         match pipes.recv(self, process.kernel(), fd, to, read) {
             Ok((n, carrier)) => {
                 if read == Read::Take {
@@ -364,32 +404,6 @@ impl Connection {
         }
     }
 
-    fn recv_as_child(
-        &self,
-        process: &Process,
-        pipes: &Pipes,
-        fd: RawFd,
-        to: &mut [IoSliceMut<'_>],
-        read: Read,
-    ) -> Result<usize, Errno> {
-        if !pipes.receives_over_tcp() {
-            return Err(self.wait_for_parent());
-        }
-        let kernel = process.kernel();
-        let n = match read {
-            Read::Look => kernel.recv(fd, &mut [IoSliceMut::new(&mut [0])], true)?,
-            Read::Peek => kernel.recv(fd, to, true)?,
-            Read::Take => kernel.recv(fd, to, false)?,
-        };
-        if n == 0 && !pipes.receives_over_tcp() {
-            return Err(self.wait_for_parent()); // The end comes after what is in the pipe.
-        }
-        if read == Read::Take {
-            process.moved(Direction::In, Carrier::Tcp, n);
-        }
-        Ok(n)
-    }
-
     /// Whether a read would not block: bytes, the end, an error.
     pub fn is_readable(&self, process: &Process, fd: RawFd) -> bool {
         self.pipes.get().is_some() && !matches!(self.recv(process, fd, &mut [], Read::Look), Err(Errno::AGAIN))
@@ -398,25 +412,36 @@ impl Connection {
     /// Whether a send would find room; none where the kernel is to be asked.
     #[must_use]
     pub fn is_writable(&self) -> Option<bool> {
-        let pipes = self.pipes.get()?;
-        if self.is_foreign() { (!pipes.sends_over_tcp()).then_some(false) } else { pipes.has_room() }
+        self.pipes.get()?.has_room(self)
     }
 
     /// Whether something happened in shared memory that makes a read worth a try: a hint, without a call.
+    #[inline]
     #[must_use]
     pub fn stirs(&self) -> bool {
-        !self.is_foreign() && self.pipes.get().is_some_and(Pipes::stirs)
+        self.pipes.get().is_some_and(Pipes::stirs)
+    }
+
+    /// Whether the peer asks for TCP, and waits for this end to look.
+    #[inline]
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        self.pipes.get().is_some_and(Pipes::is_asked)
     }
 
     /// A position that grows with every byte that arrives in the pipe.
+    #[inline]
     #[must_use]
     pub fn arrived(&self) -> u64 {
-        self.own_pipes().map_or(0, Pipes::arrived)
+        self.pipes.get().map_or(0, Pipes::arrived)
     }
 
     /// This end sends no more: what it tries to send is for the kernel to refuse.
     pub fn end_sending(&self) {
-        if let Some(pipes) = self.own_pipes() {
+        if let Some(family) = self.family() {
+            family.end_sending();
+        }
+        if let Some(pipes) = self.pipes.get() {
             pipes.end_sending();
         }
     }
@@ -424,31 +449,37 @@ impl Connection {
     /// Bytes in the pipe that were not read.
     #[must_use]
     pub fn unread(&self) -> u64 {
-        self.own_pipes().map_or(0, Pipes::unread)
+        self.pipes.get().map_or(0, |pipes| pipes.unread(self))
     }
 
     /// Asks the peer to ring for what is waited for. Look again before you sleep.
     pub fn arm(&self, data: bool, space: bool) {
-        if let Some(pipes) = self.own_pipes() {
-            pipes.arm(data, space);
+        if let Some(pipes) = self.pipes.get() {
+            pipes.arm(self, data, space);
         }
     }
 
-    /// Moves towards TCP; says whether both directions are there, and nothing is left in the pipe.
-    pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> bool {
-        self.leave(reason);
-        self.own_pipes().is_none_or(|pipes| pipes.retreat(self, kernel, fd))
+    /// Sends over TCP what the peer's end wants from there and not from the pipe (S-2), as far as there is room. Says
+    /// whether something is left of it.
+    pub fn owes(&self, process: &Process, fd: RawFd) -> bool {
+        self.pipes.get().is_some_and(|pipes| pipes.owes(self, process.kernel(), fd))
     }
 
-    /// The last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
+    /// Moves towards TCP, with what is in the pipe; says whether both directions are there.
+    pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> bool {
+        self.leave(reason);
+        self.pipes.get().is_none_or(|pipes| pipes.retreat(self, kernel, fd))
+    }
+
+    /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
     pub fn finish(&self) -> bool {
-        !self.is_shared() && self.pipes.get().is_some_and(Pipes::close)
+        self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self))
     }
 
     /// What carries the two directions: sending, receiving.
     #[must_use]
     pub fn carriers(&self) -> [Carrier; 2] {
-        self.pipes.get().map_or([Carrier::Tcp; 2], Pipes::carriers)
+        self.pipes.get().map_or([Carrier::Tcp; 2], |pipes| pipes.carriers(self))
     }
 }
 
@@ -472,10 +503,10 @@ impl Plain<'_> {
             connection.last.store(turn, Ordering::Relaxed);
             connection.turns.fetch_add(1, Ordering::Relaxed);
         }
+        let position = connection.count(self.direction, n);
         if connection.remembers[self.direction as usize].load(Ordering::Relaxed) {
-            self.remember(n, parts);
+            self.remember(position, n, parts);
         }
-        connection.count(self.direction, n);
     }
 
     /// The call moved `n` bytes that nobody here saw.
@@ -484,17 +515,18 @@ impl Plain<'_> {
         self.moved(n, std::iter::empty());
     }
 
-    fn remember<'p>(&self, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
+    fn remember<'p>(&self, mut position: u64, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
         let mut guard = lock(&self.connection.history);
         let Some(history) = guard.as_deref_mut() else { return };
         let (mut left, mut wanted) = (n, true);
         for part in parts {
             let taken = &part[..part.len().min(left)];
             left -= taken.len();
-            wanted = match self.direction {
-                Direction::Out => history.sent(taken),
-                Direction::In => history.received(taken),
+            wanted &= match self.direction {
+                Direction::Out => history.sent(position, taken),
+                Direction::In => history.received(position, taken),
             };
+            position += taken.len() as u64;
         }
         self.connection.remembers[self.direction as usize].store(wanted, Ordering::Relaxed);
     }

@@ -24,6 +24,8 @@
 
 pub mod claim;
 pub mod connection;
+mod family;
+mod fork;
 pub mod kernel;
 mod negotiation;
 mod pipes;
@@ -33,7 +35,8 @@ mod reason;
 pub mod switch;
 pub mod tuple;
 
+pub use fork::Forking;
 pub use pipes::{Broken, Read};
-pub use process::{Process, Settings, Waiter};
+pub use process::{Bells, Process, Settings, Waiter};
 pub use reason::Reason;
 pub use tombolo_domain::Rendezvous;

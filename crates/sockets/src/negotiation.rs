@@ -15,10 +15,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -76,7 +73,7 @@ pub(crate) struct Answered {
 
 /// A link to another process.
 #[derive(Debug)]
-struct Neighbour {
+pub(crate) struct Neighbour {
     number: u64,
     /// The service, if this process dialled it.
     service: Option<String>,
@@ -89,17 +86,11 @@ struct Neighbour {
 pub(crate) struct Exchange {
     claims: Option<Claims>,
     listener: Option<(String, Box<dyn Listener>)>,
-    neighbours: Vec<Neighbour>,
+    pub(crate) neighbours: Vec<Neighbour>,
     by_tuple: HashMap<Tuple, Weak<Connection>>,
     by_id: HashMap<u64, Weak<Connection>>,
-}
-
-impl Exchange {
-    /// In a child made by fork: the links are the parent's. Closing them here would not disturb it, but what a drop may
-    /// do besides would.
-    pub(crate) fn abandon(self) {
-        std::mem::forget(self);
-    }
+    /// In a child made by fork: its parent's lines that its connections go over.
+    pub(crate) inherited: Vec<Weak<Line>>,
 }
 
 impl Process {
@@ -108,6 +99,10 @@ impl Process {
     pub fn advance(&self, connection: &Arc<Connection>) {
         let call = connection.call();
         if connection.stage() != Stage::Candidate || !connection.is_due(self.settings.after) {
+            return;
+        }
+        if !connection.is_alone() {
+            self.wait_to_be_alone(connection, call);
             return;
         }
         // Less and less often: a peer that is not there costs next to nothing.
@@ -126,6 +121,15 @@ impl Process {
         if let Err(reason) = said {
             self.stays(connection, reason);
             *lock(&connection.talk) = Talk::Done;
+        }
+    }
+
+    /// Another process has the socket too: whoever is left will have it to itself. One that was killed does not say so.
+    fn wait_to_be_alone(&self, connection: &Connection, call: u64) {
+        if call % 64 == 0
+            && let Some(family) = connection.family()
+        {
+            family.bury();
         }
     }
 
@@ -170,6 +174,12 @@ impl Exchange {
             self.listener = Some((service, listener));
         }
         self.listener.as_ref().map(|(service, _)| service.clone()).ok_or(Reason::Resources)
+    }
+
+    /// Takes back the claim of a connection that nobody came for.
+    pub(crate) fn withdraw(&mut self, connection: &Connection, talk: &mut Talk) {
+        self.by_tuple.remove(&connection.tuple);
+        *talk = Talk::Silent;
     }
 
     fn advance(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<(), Reason> {
@@ -273,6 +283,13 @@ impl Exchange {
         });
         neighbours.append(&mut self.neighbours);
         self.neighbours = neighbours;
+        self.inherited.retain(|line| {
+            let gone = line.upgrade().is_none_or(|line| line.look());
+            if gone {
+                process.kick();
+            }
+            !gone
+        });
     }
 
     fn hear_one(&mut self, process: &Process, neighbour: &mut Neighbour) -> Result<(), Error> {
@@ -446,6 +463,9 @@ fn join(
     own: Fresh,
     segment: &PeerSegment,
 ) -> Result<(), Reason> {
+    if !connection.is_alone() {
+        return Err(Reason::Shared); // Another process would not know of the pipes.
+    }
     let line = neighbour.line.clone().ok_or(Reason::PeerGone)?;
     let pipes = Pipes::new(own, segment, line).map_err(|_| Reason::Corrupt)?;
     connection.join(pipes);
@@ -459,6 +479,10 @@ impl Neighbour {
         Self { number: random_id(), service, link, line: None }
     }
 
+    pub(crate) fn into_parts(self) -> (Option<Arc<Line>>, Box<dyn Link>) {
+        (self.line, self.link)
+    }
+
     fn is_gone(&self) -> bool {
         self.line.as_ref().is_some_and(|line| line.gone.load(Ordering::Relaxed))
     }
@@ -469,8 +493,8 @@ impl Neighbour {
             return Ok(());
         }
         let bell = self.link.doorbell().ok_or(Error::PeerGone)?;
-        process.listen_to(bell.fd(Slot::Data)).map_err(|errno| Error::os("epoll_ctl", errno))?;
-        self.line = Some(Arc::new(Line { bell, gone: AtomicBool::new(false) }));
+        let kick = process.listen_to(bell.fd(Slot::Data)).map_err(|errno| Error::os("epoll_ctl", errno))?;
+        self.line = Some(Arc::new(Line::new(bell, kick)));
         Ok(())
     }
 

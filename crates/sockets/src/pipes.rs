@@ -1,26 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The two directions of a connection that has shared memory beside TCP.
 
+mod half;
+mod io;
+
 use std::{
     io::{IoSlice, IoSliceMut},
-    os::fd::RawFd,
+    os::fd::{OwnedFd, RawFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use rustix::io::Errno;
-use tombolo_domain::{Doorbell, Slot};
-use tombolo_layout::sockets::{BOUNDARY, FOLLOWED, Followed, MOVES};
+use tombolo_domain::{Doorbell, Link, Slot};
+use tombolo_layout::{
+    sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
+    words,
+};
 use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnWord, PeerSegment, PeerWord};
 use tombolo_ring::{Corrupt, Error, Fresh, Mode, Reader, Side, Writer};
 
 use crate::{
     connection::{Connection, Direction},
+    family::Family,
     kernel::Kernel,
-    switch::{Carrier, Fault, Found, Incoming, Outgoing, Receiver, Sender},
+    switch::{Carrier, Fault, Found, Receiver, Sender},
 };
+use half::Half;
+use io::{Reading, Sending};
 
 /// What the connections between two processes have in common.
 #[derive(Debug)]
@@ -28,6 +37,16 @@ pub(crate) struct Line {
     pub bell: Arc<dyn Doorbell>,
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
+    /// Wakes every process of this end that waits.
+    pub kick: Arc<OwnedFd>,
+    /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
+    pub inherited: Mutex<Option<Box<dyn Link>>>,
+}
+
+impl Line {
+    pub fn new(bell: Arc<dyn Doorbell>, kick: Arc<OwnedFd>) -> Self {
+        Self { bell, gone: AtomicBool::new(false), kick, inherited: Mutex::default() }
+    }
 }
 
 /// Both directions.
@@ -36,6 +55,20 @@ pub(crate) struct Pipes {
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     pub line: Arc<Line>,
+    /// S-2. What the peer has followed of this end's moves, and what it asks for.
+    followed: MappedPeerWord,
+    /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
+    tail: MappedPeerWord,
+    read_to: AtomicU64,
+}
+
+/// How far one has read who will never be done: the program must hear of what is broken.
+const BROKEN: u64 = u64::MAX;
+
+/// Both directions, held still.
+pub(crate) struct Still<'a> {
+    tx: MutexGuard<'a, Tx>,
+    rx: MutexGuard<'a, Rx>,
 }
 
 #[derive(Debug)]
@@ -47,6 +80,12 @@ struct Tx {
     boundary: MappedOwnWord,
     /// The peer reads no more, or is gone: the kernel says what a program hears then.
     ended: bool,
+    /// S-2. The peer wants from TCP what is in the pipe: the count of bytes over TCP, less the position. For good.
+    recalled: Option<u64>,
+    /// The position at which the peer was last asked to ring. Once asked it stays asked.
+    armed: Option<u64>,
+    /// Another process of this end may have used it since.
+    behind: bool,
 }
 
 #[derive(Debug)]
@@ -59,6 +98,10 @@ struct Rx {
     /// What the kernel said while there was still something to read before it.
     error: Option<Errno>,
     broken: Option<Broken>,
+    /// Position and need for which the peer was last asked to ring. Once asked it stays asked.
+    armed: Option<(u64, u64)>,
+    /// Another process of this end may have used it since.
+    behind: bool,
 }
 
 /// Why a direction cannot go on.
@@ -124,6 +167,9 @@ impl Pipes {
             moves,
             boundary,
             ended: false,
+            recalled: None,
+            armed: None,
+            behind: false,
         };
         let rx = Rx {
             receiver: Receiver::default(),
@@ -133,8 +179,81 @@ impl Pipes {
             followed,
             error: None,
             broken: None,
+            armed: None,
+            behind: false,
         };
-        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line })
+        let read_to = AtomicU64::new(rx.reader.position());
+        let (followed, tail) = (peer.word(FOLLOWED), peer.word(words::TAIL));
+        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line, followed, tail, read_to })
+    }
+
+    /// One turn at a direction. While this process is the only one of its end, its lock is all that it takes.
+    #[inline]
+    fn turn<H: Half, T>(
+        &self,
+        connection: &Connection,
+        half: &Mutex<H>,
+        f: impl FnOnce(&mut H) -> T,
+    ) -> Result<T, Failed> {
+        let mut half = lock(half);
+        match connection.family() {
+            Some(family) if !family.is_alone() || *half.behind() => self.shared_turn(connection, family, &mut *half, f),
+            _ => {
+                let result = f(&mut half);
+                self.ring_if(half.take_ring());
+                Ok(result)
+            }
+        }
+    }
+
+    #[cold]
+    fn shared_turn<H: Half, T>(
+        &self,
+        connection: &Connection,
+        family: &Family,
+        half: &mut H,
+        f: impl FnOnce(&mut H) -> T,
+    ) -> Result<T, Failed> {
+        if connection.has_departed() {
+            return Err(Failed::Os(Errno::BADF));
+        }
+        // Once alone, always: only this process could make another one, and then it has the lock.
+        let alone = family.is_alone();
+        let turn = family.turn(H::DIRECTION).map_err(|_| Failed::Os(Errno::CONNRESET))?;
+        half.resume(family, turn.record().as_ref())?;
+        let result = f(half);
+        let record = half.save();
+        self.ring_if(half.take_ring());
+        turn.leave(&record);
+        *half.behind() = !alone;
+        Ok(result)
+    }
+
+    /// Before a fork: nobody uses either direction while this is held, and the child finds both as they are now.
+    pub fn hold(&self, family: &Family) -> std::io::Result<Still<'_>> {
+        let mut still = self.still();
+        if let Some(base) = still.tx.recalled {
+            family.set_recalled(base);
+        }
+        self.leave(family, &mut *still.tx)?;
+        self.leave(family, &mut *still.rx)?;
+        Ok(still)
+    }
+
+    fn leave<H: Half>(&self, family: &Family, half: &mut H) -> std::io::Result<()> {
+        if !*half.behind() {
+            let turn = family.turn(H::DIRECTION)?;
+            let record = half.save();
+            self.ring_if(half.take_ring());
+            turn.leave(&record);
+            *half.behind() = true;
+        }
+        Ok(())
+    }
+
+    /// Nobody of this process uses either direction while this is held.
+    pub fn still(&self) -> Still<'_> {
+        Still { tx: lock(&self.tx), rx: lock(&self.rx) }
     }
 
     /// Sends what there is room for. `wanted` is where the program's user would have the direction.
@@ -146,21 +265,26 @@ impl Pipes {
         from: &[IoSlice<'_>],
         wanted: Carrier,
     ) -> Result<(usize, Carrier), Failed> {
-        let mut tx = lock(&self.tx);
-        if !tx.ended && tx.steer(connection, kernel, fd, wanted)? == Carrier::Pipe {
-            let written = tx.writer.write_vectored(from);
-            self.ring_if(tx.writer.take_ring());
-            match written {
-                Ok(Some(n)) => return Ok((n, Carrier::Pipe)),
-                Ok(None) if !self.line.gone.load(Ordering::Relaxed) => return Err(Failed::Os(Errno::AGAIN)),
-                // Nobody will read it, from here or from there: the kernel's answer is the right one.
-                Ok(None) | Err(Error::Closed) => tx.ended = true,
-                Err(error) => return Err(error.into()),
+        self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
+            connection.recount(kernel, fd, Direction::Out);
+            tx.ended |= connection.has_ended_sending();
+            let carrier = tx.steer(connection, kernel, fd, wanted)?;
+            if tx.pay(connection, kernel, fd)? {
+                return Err(Failed::Os(Errno::AGAIN));
             }
-        }
-        let n = kernel.send(fd, from).map_err(Failed::Os)?;
-        connection.count(Direction::Out, n);
-        Ok((n, Carrier::Tcp))
+            if !tx.ended && carrier == Carrier::Pipe {
+                match tx.writer.write_vectored(from) {
+                    Ok(Some(n)) => return Ok((n, Carrier::Pipe)),
+                    Ok(None) if !self.line.gone.load(Ordering::Relaxed) => return Err(Failed::Os(Errno::AGAIN)),
+                    // Nobody will read it, from here or from there: the kernel's answer is the right one.
+                    Ok(None) | Err(Error::Closed) => tx.ended = true,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let n = kernel.send(fd, from).map_err(Failed::Os)?;
+            connection.count(Direction::Out, n);
+            Ok((n, Carrier::Tcp))
+        })?
     }
 
     /// Reads what is there; 0 is the end.
@@ -172,53 +296,90 @@ impl Pipes {
         to: &mut [IoSliceMut<'_>],
         read: Read,
     ) -> Result<(usize, Carrier), Failed> {
-        let mut guard = lock(&self.rx);
-        let rx = &mut *guard;
-        if let Some(broken) = rx.broken {
-            return Err(Failed::Broken(broken));
-        }
-        let mut io = Reading {
-            connection,
-            kernel,
-            fd,
-            to,
-            read,
-            reader: &mut rx.reader,
-            moves: &rx.moves,
-            boundary: &rx.boundary,
-            followed: &rx.followed,
-            error: &mut rx.error,
-        };
-        rx.receiver.set_leave(&mut io, connection.leaves());
-        let found = rx.receiver.receive(&mut io);
-        let carrier = rx.receiver.carrier();
-        let ring = rx.reader.take_ring();
-        self.ring_if(ring);
-        match found {
-            Ok(Found::Bytes(n)) => Ok((n, carrier)),
-            Ok(Found::End) => Ok((0, carrier)),
-            Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
-            Err(Failed::Broken(broken)) => {
-                rx.broken = Some(broken);
-                Err(Failed::Broken(broken))
+        let received = self.turn(connection, &self.rx, |rx| -> Result<_, Failed> {
+            if let Some(broken) = rx.broken {
+                return Err(Failed::Broken(broken));
             }
-            Err(failed) => Err(failed),
+            connection.recount(kernel, fd, Direction::In);
+            let mut io = Reading {
+                connection,
+                kernel,
+                fd,
+                to,
+                read,
+                reader: &mut rx.reader,
+                moves: &rx.moves,
+                boundary: &rx.boundary,
+                followed: &rx.followed,
+                error: &mut rx.error,
+            };
+            rx.receiver.set_leave(&mut io, connection.leaves());
+            let found = rx.receiver.receive(&mut io);
+            let carrier = rx.receiver.carrier();
+            self.read_to.store(rx.reader.position(), Ordering::Relaxed);
+            match found {
+                Ok(Found::Bytes(n)) => Ok((n, carrier)),
+                Ok(Found::End) => Ok((0, carrier)),
+                Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
+                Err(Failed::Broken(broken)) => {
+                    rx.broken = Some(broken);
+                    self.read_to.store(BROKEN, Ordering::Relaxed);
+                    Err(Failed::Broken(broken))
+                }
+                Err(failed) => Err(failed),
+            }
+        })?;
+        if matches!(received, Err(Failed::Os(Errno::AGAIN))) {
+            self.comply(connection, kernel, fd);
         }
+        received
     }
 
-    /// Whether bytes came to the pipe, or the sender moved: a hint that costs no call.
+    /// The peer may need TCP, and this end's program may be about to wait for it: moves now, not at its next send.
+    fn comply(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
+        if !self.is_asked() {
+            return;
+        }
+        let moved = self.turn(connection, &self.tx, |tx| {
+            let before = tx.sender.carrier();
+            let now = tx.steer(connection, kernel, fd, Carrier::Tcp);
+            // What fails here fails again where the program hears of it.
+            let _ = tx.pay(connection, kernel, fd);
+            now.is_ok_and(|now| now != before)
+        });
+        self.ring_if(matches!(moved, Ok(true)));
+    }
+
+    /// S-2. Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left.
+    pub fn owes(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        if !self.is_asked() {
+            return false;
+        }
+        let left = self.turn(connection, &self.tx, |tx| {
+            let _ = tx.steer(connection, kernel, fd, Carrier::Tcp);
+            tx.pay(connection, kernel, fd).unwrap_or(false)
+        });
+        left.unwrap_or(false)
+    }
+
+    /// Whether the peer asks for TCP.
+    #[inline]
+    pub fn is_asked(&self) -> bool {
+        Followed::decode(self.followed.load_acquire().hint()).leave
+    }
+
+    /// Whether there is something in the pipe that was not read: a hint that costs no call and no lock. Who finds a lie
+    /// there, or bytes that come after others which are still under way over TCP, or that another process of this end
+    /// has read, finds out when it looks.
+    #[inline]
     pub fn stirs(&self) -> bool {
-        let mut rx = lock(&self.rx);
-        let moved = Followed::decode(rx.followed.load()).moves != rx.moves.load_acquire().hint();
-        rx.look();
-        moved || rx.broken.is_some() || rx.reader.available() > 0 || rx.reader.ready(1).is_err()
+        self.arrived() != self.read_to.load(Ordering::Relaxed)
     }
 
-    /// Position after the last byte in the pipe.
+    /// Position after the last byte in the pipe, as the peer says.
+    #[inline]
     pub fn arrived(&self) -> u64 {
-        let mut rx = lock(&self.rx);
-        rx.look();
-        rx.reader.position().wrapping_add(rx.reader.available())
+        self.tail.load_acquire().hint()
     }
 
     pub fn end_sending(&self) {
@@ -226,95 +387,82 @@ impl Pipes {
     }
 
     /// Bytes in the pipe and not read, for `FIONREAD`.
-    pub fn unread(&self) -> u64 {
-        let mut rx = lock(&self.rx);
-        rx.look();
-        rx.reader.available()
+    pub fn unread(&self, connection: &Connection) -> u64 {
+        let unread = self.turn(connection, &self.rx, |rx| {
+            rx.look();
+            rx.reader.available()
+        });
+        unread.unwrap_or(0)
     }
 
     /// Whether a send would find room; none where TCP decides.
-    pub fn has_room(&self) -> Option<bool> {
-        let mut tx = lock(&self.tx);
-        if tx.ended || tx.sender.carrier() == Carrier::Tcp {
-            return None;
-        }
-        // As with TCP, a little room is not yet worth a wake-up.
-        let need = tx.writer.capacity() / 4;
-        let gone = self.line.gone.load(Ordering::Relaxed);
-        Some(gone || tx.writer.ready(need).unwrap_or(true))
+    pub fn has_room(&self, connection: &Connection) -> Option<bool> {
+        let room = self.turn(connection, &self.tx, |tx| {
+            if tx.ended || tx.sender.carrier() == Carrier::Tcp {
+                return None;
+            }
+            // As with TCP, a little room is not yet worth a wake-up.
+            let need = tx.writer.capacity() / 4;
+            let gone = self.line.gone.load(Ordering::Relaxed);
+            Some(gone || tx.writer.ready(need).unwrap_or(true))
+        });
+        room.unwrap_or(Some(true))
     }
 
     /// R-12, A1 to A3: asks the peer to ring for bytes, for room, or both. Whoever called must look again before it
     /// sleeps.
-    pub fn arm(&self, data: bool, space: bool) {
+    pub fn arm(&self, connection: &Connection, data: bool, space: bool) {
+        let mut others = false;
         if data {
-            let mut rx = lock(&self.rx);
-            // For more than is there: who waits has seen that, and left it.
-            rx.look();
-            let need = (rx.reader.available() + 1).min(rx.reader.capacity());
-            rx.reader.arm(need);
-            std::sync::atomic::fence(Ordering::SeqCst);
-            rx.reader.before_sleep();
-            let ring = rx.reader.take_ring();
-            self.ring_if(ring);
+            others |= self.turn(connection, &self.rx, |rx| rx.arm(connection)).unwrap_or(false);
         }
         if space {
-            let mut tx = lock(&self.tx);
-            let need = tx.writer.capacity() / 4;
-            tx.writer.arm(need);
-            std::sync::atomic::fence(Ordering::SeqCst);
-            tx.writer.before_sleep();
-            let ring = tx.writer.take_ring();
-            self.ring_if(ring);
+            others |= self.turn(connection, &self.tx, |tx| tx.arm(connection)).unwrap_or(false);
         }
-    }
-
-    /// Nobody uses either direction while this is held.
-    pub fn hold(&self) -> impl Sized + '_ {
-        (lock(&self.tx), lock(&self.rx))
-    }
-
-    /// Whether this end sends over TCP, by the word that all its processes share.
-    pub fn sends_over_tcp(&self) -> bool {
-        lock(&self.tx).moves.load() % 2 == 0
-    }
-
-    /// Whether this end receives over TCP, as far as a child can know: by the words that all its processes share, or
-    /// because the sender left the pipe where the parent had read it when it forked.
-    pub fn receives_over_tcp(&self) -> bool {
-        let rx = lock(&self.rx);
-        let followed = Followed::decode(rx.followed.load()).moves;
-        let moves = rx.moves.load_acquire().hint();
-        let left_empty = || rx.boundary.load_acquire().hint() == rx.reader.position();
-        moves % 2 == 0 && (moves == followed || left_empty())
+        if others {
+            // A counter that is full has been heard.
+            let _ = rustix::io::write(&self.line.kick, &1_u64.to_ne_bytes());
+        }
     }
 
     /// What carries the two directions: sending, receiving.
-    pub fn carriers(&self) -> [Carrier; 2] {
-        [lock(&self.tx).sender.carrier(), lock(&self.rx).receiver.carrier()]
+    pub fn carriers(&self, connection: &Connection) -> [Carrier; 2] {
+        let tx = self.turn(connection, &self.tx, |tx| tx.sender.carrier());
+        let rx = self.turn(connection, &self.rx, |rx| rx.receiver.carrier());
+        [tx, rx].map(|carrier| carrier.unwrap_or(Carrier::Tcp))
     }
 
     /// Moves what this end sends to TCP if that can be done now, and asks for the same the other way. Says whether both
     /// are there.
     pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        {
-            let mut tx = lock(&self.tx);
-            let _ = tx.steer(connection, kernel, fd, Carrier::Tcp);
-        }
+        let _ = self.turn(connection, &self.tx, |tx| tx.steer(connection, kernel, fd, Carrier::Tcp));
+        let _ = self.turn(connection, &self.rx, |rx| {
+            rx.reader.hand_back();
+            if let Some(word) = rx.receiver.recall() {
+                // ORDER S-2: Release; pairs with the Acquire in Sending::followed. The head is published.
+                rx.followed.store_release(word);
+            }
+        });
         let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
-        self.carriers() == [Carrier::Tcp; 2]
+        let done = self.carriers(connection) == [Carrier::Tcp; 2];
+        if done {
+            // What is left in the pipe was recalled, and is nothing to look for.
+            self.read_to.store(self.arrived(), Ordering::Relaxed);
+        }
+        // The peer may sleep: what is asked of it is no position that it waits for.
+        self.ring_if(!done);
+        done
     }
 
     /// The last descriptor of this end is about to be closed. Says whether bytes are left unread: then TCP would reset.
-    pub fn close(&self) -> bool {
-        let mut tx = lock(&self.tx);
-        tx.writer.close();
-        let mut rx = lock(&self.rx);
-        let unread = matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
-        rx.reader.close();
-        let ring = tx.writer.take_ring() | rx.reader.take_ring();
-        self.ring_if(ring);
-        unread
+    pub fn close(&self, connection: &Connection) -> bool {
+        let _ = self.turn(connection, &self.tx, |tx| tx.writer.close());
+        let unread = self.turn(connection, &self.rx, |rx| {
+            let unread = matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
+            rx.reader.close();
+            unread
+        });
+        unread.unwrap_or(false)
     }
 
     fn ring_if(&self, owed: bool) {
@@ -333,7 +481,59 @@ impl Rx {
     }
 }
 
+impl Rx {
+    /// Says whether others of this end sleep on another target.
+    fn arm(&mut self, connection: &Connection) -> bool {
+        // For more than is there: who waits has seen that, and left it.
+        self.look();
+        let need = (self.reader.available() + 1).min(self.reader.capacity());
+        let target = self.reader.position().wrapping_add(need);
+        let asked = Some((self.reader.position(), need));
+        if connection.family().is_none() && self.armed == asked {
+            return false;
+        }
+        self.armed = asked;
+        self.reader.arm(need);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.reader.before_sleep();
+        connection.family().is_some_and(|family| family.arm(Direction::In, target))
+    }
+}
+
 impl Tx {
+    /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.
+    fn pay(&mut self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> Result<bool, Failed> {
+        let Some(base) = self.recalled.filter(|_| self.sender.carrier() == Carrier::Tcp) else { return Ok(false) };
+        loop {
+            let from = connection.counted(Direction::Out).wrapping_sub(base);
+            if self.writer.position().wrapping_sub(from) as i64 <= 0 {
+                return Ok(false);
+            }
+            let mut bytes = Vec::new();
+            self.writer.unread_from(from, &mut bytes)?;
+            match kernel.send(fd, &[IoSlice::new(&bytes)]) {
+                Ok(n) => connection.count(Direction::Out, n),
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(errno) => return Err(Failed::Os(errno)),
+            };
+        }
+    }
+
+    /// Says whether others of this end sleep on another target.
+    fn arm(&mut self, connection: &Connection) -> bool {
+        let need = self.writer.capacity() / 4;
+        let target = self.writer.position().wrapping_add(need);
+        let asked = Some(self.writer.position());
+        if connection.family().is_none() && self.armed == asked {
+            return false;
+        }
+        self.armed = asked;
+        self.writer.arm(need);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.writer.before_sleep();
+        connection.family().is_some_and(|family| family.arm(Direction::Out, target))
+    }
+
     #[inline]
     fn steer(
         &mut self,
@@ -342,163 +542,7 @@ impl Tx {
         fd: RawFd,
         wanted: Carrier,
     ) -> Result<Carrier, Fault> {
-        let Self { sender, writer, followed, moves, boundary, .. } = self;
-        sender.steer(&mut Sending { connection, kernel, fd, writer, followed, moves, boundary }, wanted)
-    }
-}
-
-struct Sending<'a> {
-    connection: &'a Connection,
-    kernel: &'a dyn Kernel,
-    fd: RawFd,
-    writer: &'a Writer<Mapped>,
-    followed: &'a MappedPeerWord,
-    moves: &'a MappedOwnWord,
-    boundary: &'a MappedOwnWord,
-}
-
-impl Outgoing for Sending<'_> {
-    #[inline]
-    fn followed(&mut self) -> u64 {
-        // ORDER S-2: Acquire; pairs with the Release in Reading::publish.
-        self.followed.load_acquire().hint()
-    }
-
-    fn sent_over_tcp(&mut self) -> Option<u64> {
-        if self.connection.is_inside(Direction::Out) {
-            return None;
-        }
-        let counted = self.connection.counted(Direction::Out);
-        let written = self.kernel.counts(self.fd, self.connection.dialled)?.counts.written;
-        if written != counted {
-            self.connection.bypassed();
-            return None;
-        }
-        self.kernel.push(self.fd);
-        Some(counted)
-    }
-
-    fn position(&mut self) -> u64 {
-        self.writer.position()
-    }
-
-    fn publish(&mut self, boundary: u64, moves: u64) {
-        self.boundary.store_relaxed(boundary);
-        // ORDER S-1: Release; pairs with the Acquire in Reading::moves. Publishes the boundary and, on the way back to
-        // TCP, the last bytes of the pipe.
-        self.moves.store_release(moves);
-    }
-}
-
-struct Reading<'a, 'b> {
-    connection: &'a Connection,
-    kernel: &'a dyn Kernel,
-    fd: RawFd,
-    to: &'a mut [IoSliceMut<'b>],
-    read: Read,
-    reader: &'a mut Reader<Mapped>,
-    moves: &'a MappedPeerWord,
-    boundary: &'a MappedPeerWord,
-    followed: &'a MappedOwnWord,
-    error: &'a mut Option<Errno>,
-}
-
-impl Incoming for Reading<'_, '_> {
-    type Error = Failed;
-
-    fn moves(&mut self) -> u64 {
-        // ORDER S-1: Acquire; pairs with the Release in Sending::publish.
-        self.moves.load_acquire().hint()
-    }
-
-    fn boundary(&mut self) -> u64 {
-        self.boundary.load_acquire().hint()
-    }
-
-    fn publish(&mut self, word: u64) {
-        // ORDER S-2: Release; pairs with the Acquire in Sending::followed.
-        self.followed.store_release(word);
-    }
-
-    fn may_be_ready(&mut self) -> bool {
-        if !self.connection.is_wired() || self.connection.is_inside(Direction::In) {
-            return false;
-        }
-        let Some(sample) = self.kernel.counts(self.fd, self.connection.dialled) else { return false };
-        if sample.read() != self.connection.counted(Direction::In) {
-            self.connection.bypassed();
-            return false;
-        }
-        true
-    }
-
-    fn read_tcp(&mut self) -> Result<Found, Failed> {
-        if self.read == Read::Look {
-            return self.look_at_tcp();
-        }
-        if let Some(error) = self.error.take() {
-            return Err(Failed::Os(error));
-        }
-        match self.kernel.recv(self.fd, self.to, self.read == Read::Peek) {
-            Ok(0) => Ok(Found::End),
-            Ok(n) => {
-                if self.read == Read::Take {
-                    self.connection.count(Direction::In, n);
-                }
-                Ok(Found::Bytes(n))
-            }
-            Err(Errno::AGAIN) => Ok(Found::Nothing),
-            Err(error) => Err(Failed::Os(error)),
-        }
-    }
-
-    fn look_at_tcp(&mut self) -> Result<Found, Failed> {
-        match *self.error {
-            Some(_) if self.read == Read::Look => return Ok(Found::End),
-            Some(error) => {
-                *self.error = None;
-                return Err(Failed::Os(error));
-            }
-            None => {}
-        }
-        match self.kernel.recv(self.fd, &mut [IoSliceMut::new(&mut [0])], true) {
-            Ok(0) => Ok(Found::End),
-            Ok(n) => Ok(Found::Bytes(n)),
-            Err(Errno::AGAIN) => Ok(Found::Nothing),
-            Err(error) => {
-                if self.read != Read::Look {
-                    return Err(Failed::Os(error));
-                }
-                // The kernel says it once; the read to come must still hear it.
-                *self.error = Some(error);
-                Ok(Found::End)
-            }
-        }
-    }
-
-    fn read_pipe(&mut self) -> Result<Option<usize>, Failed> {
-        if self.read == Read::Take {
-            return Ok(self.reader.read_vectored(self.to)?);
-        }
-        if self.read == Read::Look {
-            return Ok(self.reader.ready(1)?.then(|| self.reader.available() as usize).filter(|there| *there > 0));
-        }
-        let mut copied = 0;
-        for part in self.to.iter_mut() {
-            copied += self.reader.copy_ahead(copied as u64, part)?;
-        }
-        Ok((copied != 0).then_some(copied))
-    }
-
-    fn received(&mut self) -> u64 {
-        let sample = || self.kernel.counts(self.fd, self.connection.dialled);
-        match self.connection.is_shared().then(sample).flatten() {
-            Some(sample) => sample.read(),
-            None => self.connection.counted(Direction::In),
-        }
-    }
-
-    fn position(&mut self) -> u64 {
-        self.reader.position()
+        let Self { sender, writer, followed, moves, boundary, recalled, .. } = self;
+        sender.steer(&mut Sending { connection, kernel, fd, writer, recalled, followed, moves, boundary }, wanted)
     }
 }

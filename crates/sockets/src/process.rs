@@ -8,10 +8,10 @@
 use std::{
     fmt::Write as _,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     path::PathBuf,
     sync::{
-        Mutex, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -21,14 +21,14 @@ use rustix::{
     event::{EventfdFlags, epoll},
     io::Errno,
 };
-use tombolo_domain::Rendezvous;
+use tombolo_domain::{Rendezvous, Slot};
 
 use crate::{
     Reason,
     connection::{Connection, Direction, Stage},
     kernel::Kernel,
     negotiation::Exchange,
-    pipes::Broken,
+    pipes::{Broken, Line},
     switch::Carrier,
     tuple::Tuple,
 };
@@ -71,27 +71,57 @@ pub struct Process {
     kernel: Box<dyn Kernel>,
     pub(crate) rendezvous: Box<dyn Rendezvous>,
     pub(crate) exchange: Mutex<Exchange>,
-    hub: OnceLock<Option<Hub>>,
+    hub: Mutex<Option<Arc<Hub>>>,
     waiters: Mutex<Vec<OwnedFd>>,
     /// Somebody took an edge of the bells, which may have told of a message or of a peer that is gone.
     rung: AtomicBool,
     pub(crate) counters: Counters,
     begun: Instant,
-    pid: u32,
+}
+
+/// What those who wait use, held still while the process forks.
+pub(crate) struct Waiting<'a> {
+    hub: MutexGuard<'a, Option<Arc<Hub>>>,
+    waiters: MutexGuard<'a, Vec<OwnedFd>>,
+}
+
+impl Waiting<'_> {
+    /// In the child: it is the parent's.
+    pub fn forget(mut self) {
+        *self.hub = None;
+        self.waiters.clear();
+    }
 }
 
 /// Where all bells of this process are heard. It is never drained: each who waits watches it for edges, by an epoll
 /// instance of its own or the program's, so one that wakes takes nothing away from another.
-struct Hub {
+#[derive(Debug)]
+pub(crate) struct Hub {
     epoll: OwnedFd,
-    kick: OwnedFd,
+    kick: Arc<OwnedFd>,
+}
+
+/// The descriptor of all bells.
+#[derive(Debug)]
+pub struct Bells(Arc<Hub>);
+
+impl AsFd for Bells {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.epoll.as_fd()
+    }
+}
+
+impl AsRawFd for Bells {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.epoll.as_raw_fd()
+    }
 }
 
 impl Hub {
     fn new() -> rustix::io::Result<Self> {
         let hub = Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            kick: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            kick: Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
         };
         watch(&hub.epoll, hub.kick.as_fd())?;
         Ok(hub)
@@ -117,13 +147,18 @@ impl Process {
             kernel,
             rendezvous,
             exchange: Mutex::default(),
-            hub: OnceLock::new(),
+            hub: Mutex::default(),
             waiters: Mutex::default(),
             rung: AtomicBool::new(false),
             counters: Counters::default(),
             begun: Instant::now(),
-            pid: std::process::id(),
         }
+    }
+
+    /// How many connections have been decided upon, one way or the other: grows when there is a reason to look again.
+    #[must_use]
+    pub fn decided(&self) -> u64 {
+        self.counters.joined.load(Ordering::SeqCst) + self.counters.stayed.load(Ordering::SeqCst)
     }
 
     /// The kernel's calls.
@@ -151,20 +186,41 @@ impl Process {
 
     // ---- waiting
 
-    fn hub(&self) -> Option<&Hub> {
-        self.hub.get_or_init(|| Hub::new().ok()).as_ref()
+    fn hub(&self) -> Option<Arc<Hub>> {
+        let mut hub = lock(&self.hub);
+        if hub.is_none() {
+            *hub = Hub::new().ok().map(Arc::new);
+        }
+        hub.clone()
     }
 
     /// The descriptor at which every bell of this process is an edge, to be put into an epoll set of the program's.
     /// Never to be read; it is always ready.
     #[must_use]
-    pub fn bells(&self) -> Option<BorrowedFd<'_>> {
-        self.hub().map(|hub| hub.epoll.as_fd())
+    pub fn bells(&self) -> Option<Bells> {
+        self.hub().map(Bells)
     }
 
-    pub(crate) fn listen_to(&self, bell: BorrowedFd<'_>) -> Result<(), Errno> {
+    /// Hears `bell` from now on. Gives what wakes whoever waits here.
+    pub(crate) fn listen_to(&self, bell: BorrowedFd<'_>) -> Result<Arc<OwnedFd>, Errno> {
         let hub = self.hub().ok_or(Errno::MFILE)?;
-        watch(&hub.epoll, bell)
+        watch(&hub.epoll, bell)?;
+        Ok(Arc::clone(&hub.kick))
+    }
+
+    pub(crate) fn hold_waiting(&self) -> Waiting<'_> {
+        Waiting { waiters: lock(&self.waiters), hub: lock(&self.hub) }
+    }
+
+    /// In a child made by fork: hears the bells that the connections it inherited need. Where there are no descriptors
+    /// for that, it looks now and then instead.
+    pub(crate) fn listen_anew(&self, lines: &[Arc<Line>]) {
+        for line in lines {
+            let _ = self.listen_to(line.bell.fd(Slot::Data));
+            let _ = self.listen_to((*line.kick).as_fd());
+        }
+        // Whatever rang while it was made.
+        self.rang();
     }
 
     /// An edge of the bells was taken. Whoever sleeps next looks first at what it may have told.
@@ -182,7 +238,7 @@ impl Process {
 
     /// Wakes everybody of this process who waits, to look again.
     pub fn kick(&self) {
-        if let Some(Some(hub)) = self.hub.get() {
+        if let Some(hub) = &*lock(&self.hub) {
             // A counter that is full has been heard.
             let _ = rustix::io::write(&hub.kick, &1_u64.to_ne_bytes());
         }
@@ -196,7 +252,7 @@ impl Process {
             Some(epoll) => epoll,
             None => {
                 let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
-                watch(&epoll, self.bells()?).ok()?;
+                watch(&epoll, self.bells()?.as_fd()).ok()?;
                 epoll
             }
         };
@@ -242,9 +298,19 @@ impl Process {
         }
     }
 
+    /// The connection had to be on TCP, and could not: it is to be ended. Says whether this is news.
+    #[must_use]
+    pub fn gives_up(&self, connection: &Connection) -> bool {
+        let news = connection.give_up();
+        if news {
+            self.log(connection, "ended: it could not go back to TCP in time");
+        }
+        news
+    }
+
     pub(crate) fn log(&self, connection: &Connection, what: &str) {
         let Some(path) = &self.settings.log else { return };
-        let line = format!("tombolo {}: {} {what}\n", self.pid, connection.tuple);
+        let line = format!("tombolo {}: {} {what}\n", std::process::id(), connection.tuple);
         // A log that cannot be written is no reason to disturb the program.
         let open = std::fs::OpenOptions::new().append(true).create(true).open(path);
         let _ = open.and_then(|mut file| io::Write::write_all(&mut file, line.as_bytes()));
@@ -291,24 +357,14 @@ impl Process {
         let _ = open.and_then(|mut file| io::Write::write_all(&mut file, line.as_bytes()));
     }
 
-    /// Keeps everything still while the process forks: nobody holds a lock that the child would find held.
-    #[must_use]
-    pub fn pause(&self) -> impl Sized + '_ {
-        (lock(&self.exchange), lock(&self.waiters))
-    }
-
-    /// In a child made by fork: what the parent counted is the parent's, and so are its links.
-    pub fn forked(&self) {
-        for counter in self.counters.bytes.iter().flatten() {
-            counter.store(0, Ordering::Relaxed);
-        }
-        self.counters.joined.store(0, Ordering::Relaxed);
-        self.counters.stayed.store(0, Ordering::Relaxed);
-        std::mem::take(&mut *lock(&self.exchange)).abandon();
+    /// In a child made by fork: what the parent counted is the parent's.
+    pub(crate) fn count_anew(&self) {
+        let Counters { bytes, joined, stayed, told } = &self.counters;
+        bytes.iter().flatten().chain([joined, stayed, told]).for_each(|counter| counter.store(0, Ordering::Relaxed));
     }
 }
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -25,18 +25,22 @@ impl History {
         [self.sent.len() as u16, self.received.len() as u16]
     }
 
-    /// Keeps the beginning of what was sent; says whether more is wanted.
-    pub fn sent(&mut self, bytes: &[u8]) -> bool {
-        keep(&mut self.sent, bytes)
+    /// Keeps the beginning of what was sent, of which these bytes stand at `position`; says whether more is wanted.
+    pub fn sent(&mut self, position: u64, bytes: &[u8]) -> bool {
+        keep(&mut self.sent, position, bytes)
     }
 
-    /// Keeps the beginning of what was received; says whether more is wanted.
-    pub fn received(&mut self, bytes: &[u8]) -> bool {
-        keep(&mut self.received, bytes)
+    /// Keeps the beginning of what was received, likewise.
+    pub fn received(&mut self, position: u64, bytes: &[u8]) -> bool {
+        keep(&mut self.received, position, bytes)
     }
 }
 
-fn keep(kept: &mut Vec<u8>, bytes: &[u8]) -> bool {
+/// Bytes after some that another process moved, or another thread before they were counted, are not kept.
+fn keep(kept: &mut Vec<u8>, position: u64, bytes: &[u8]) -> bool {
+    if position != kept.len() as u64 {
+        return false;
+    }
     let room = HISTORY - kept.len();
     kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
     kept.len() < HISTORY
@@ -157,10 +161,10 @@ mod tests {
 
     fn histories(proposer: &[u8], answerer: &[u8]) -> (History, History) {
         let (mut one, mut two) = (History::default(), History::default());
-        one.sent(proposer);
-        one.received(answerer);
-        two.received(proposer);
-        two.sent(answerer);
+        one.sent(0, proposer);
+        one.received(0, answerer);
+        two.received(0, proposer);
+        two.sent(0, answerer);
         (one, two)
     }
 

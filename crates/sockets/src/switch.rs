@@ -73,6 +73,8 @@ pub trait Outgoing {
     fn sent_over_tcp(&mut self) -> Option<u64>;
     /// Position in the pipe: where a stay there ends.
     fn position(&mut self) -> u64;
+    /// S-2. The receiver reads nothing more from the pipe: how far it has read. What lies behind that goes over TCP, first.
+    fn recalled(&mut self) -> u64;
     /// Stores the boundary, then the number of moves with release (S-1).
     fn publish(&mut self, boundary: u64, moves: u64);
 }
@@ -84,6 +86,12 @@ pub struct Sender {
 }
 
 impl Sender {
+    /// The sender as the last process of this end left it: after so many moves, by its own word.
+    #[must_use]
+    pub fn at(moves: u64) -> Self {
+        Self { moves }
+    }
+
     /// What carries the next byte.
     #[must_use]
     pub fn carrier(&self) -> Carrier {
@@ -111,7 +119,7 @@ impl Sender {
                 }
             }
             (Carrier::Pipe, Carrier::Tcp) => {
-                let boundary = io.position();
+                let boundary = if followed.recalls() { io.recalled() } else { io.position() };
                 self.go(io, boundary);
             }
             _ => {}
@@ -168,6 +176,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
+    /// The receiver as the last process of this end left it, by its own word (S-2).
+    #[must_use]
+    pub fn at(word: Followed) -> Self {
+        Self { moves: word.moves, ready: word.ready, leave: word.leave }
+    }
+
     /// What the next byte is expected from.
     #[must_use]
     pub fn carrier(&self) -> Carrier {
@@ -176,10 +190,24 @@ impl Receiver {
 
     /// S-2. Asks the sender for TCP (`true`), or lets it choose.
     pub fn set_leave<I: Incoming>(&mut self, io: &mut I, leave: bool) {
-        if self.leave != leave {
+        if self.leave != leave && !self.recalls() {
             self.leave = leave;
             io.publish(self.word());
         }
+    }
+
+    /// S-2. Asks the sender for TCP, also for what is in the pipe: this end reads no more of that. It MUST have published
+    /// how far it has read, and then publishes the word that this gives.
+    pub fn recall(&mut self) -> Option<u64> {
+        let news = self.carrier() == Carrier::Pipe && !self.recalls();
+        if news {
+            (self.ready, self.leave) = (true, true);
+        }
+        news.then(|| self.word())
+    }
+
+    fn recalls(&self) -> bool {
+        self.carrier() == Carrier::Pipe && self.ready
     }
 
     fn word(&self) -> u64 {
@@ -247,6 +275,16 @@ impl Receiver {
 
     /// One look at the pipe; `None` as above.
     fn receive_pipe<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
+        if self.recalls() {
+            if !self.behind(io)? {
+                return Ok(Some(Found::Nothing));
+            }
+            if io.boundary() == io.position() {
+                self.follow(io);
+                return Ok(None);
+            }
+            // It moved before it was asked: then what it sent into the pipe is to be read there.
+        }
         if let Some(n) = io.read_pipe()? {
             return Ok(Some(Found::Bytes(n)));
         }

@@ -5,7 +5,10 @@
 //!
 //! The directions of a connection share nothing, so one is enough.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+};
 
 use tombolo_layout::sockets::Followed;
 use tombolo_sockets::switch::{Carrier, Fault, Found, Incoming, Outgoing, Receiver, Sender};
@@ -28,6 +31,14 @@ enum Mutant {
     NoSecondLook,
     /// The receiver follows before it has read what lies before the boundary.
     FollowsEarly,
+    /// The next process believes what it knew itself, not what the dead one left in the segment.
+    OwnMemory,
+    /// The next process believes the dead one's count, and not the kernel's.
+    NoRecount,
+    /// S-2. What was recalled does not come over TCP.
+    KeepsRecalled,
+    /// S-2. What was recalled comes after what is sent anew.
+    RecalledLate,
 }
 
 /// Where choices come from: all sequences one after the other, or random ones.
@@ -80,6 +91,8 @@ impl Chooser for Random {
 enum Step {
     Boundary(u64),
     Moves(u64),
+    /// What is left in the pipe goes over TCP.
+    Recalled,
     Write(Carrier),
 }
 
@@ -109,7 +122,19 @@ struct World<'a, C> {
     seen: usize,
     /// Another thread of the receiver sleeps in a kernel read.
     kernel_reader: bool,
+    /// Processes of both ends die at any step, and others of their end go on.
+    mortal: bool,
+    deaths: u64,
+    /// What the kernel has handed out.
+    handed_out: u64,
+    /// The receiver wants to be on TCP at once, from some time on; the sender has seen it.
+    recalls: bool,
+    leaves: bool,
+    recalled: bool,
 }
+
+/// What a process that dies leaves its call with.
+struct Died;
 
 #[derive(Debug, PartialEq, Eq)]
 enum Wrong {
@@ -132,6 +157,8 @@ struct Deciding<'a> {
     own: u64,
     tcp_sent: u64,
     pipe_sent: u64,
+    head: u64,
+    recalled: &'a mut bool,
     steps: &'a mut VecDeque<Step>,
 }
 
@@ -154,6 +181,11 @@ impl Outgoing for Deciding<'_> {
         self.pipe_sent
     }
 
+    fn recalled(&mut self) -> u64 {
+        *self.recalled = true;
+        self.head
+    }
+
     fn publish(&mut self, boundary: u64, moves: u64) {
         let mut order = [Step::Boundary(boundary), Step::Moves(moves)];
         if self.mutant == Mutant::BoundaryLate {
@@ -164,30 +196,110 @@ impl Outgoing for Deciding<'_> {
 }
 
 impl<C: Chooser> World<'_, C> {
+    /// The receiving process may die here.
+    fn live(&mut self) {
+        if self.mortal && self.choices.choose(24) == 1 {
+            self.deaths += 1;
+            resume_unwind(Box::new(Died));
+        }
+    }
+
+    /// Others read next, who know nothing of the pipe: what it holds is to come over TCP.
+    fn recall(&mut self, receiver: &mut Receiver) {
+        if self.recalls && !self.fin && self.choices.choose(16) == 1 {
+            self.recalls = false;
+            self.leaves = true;
+        }
+        // From one who is gone nothing can be recalled.
+        if self.leaves && !self.fin {
+            match receiver.recall() {
+                Some(word) => self.publish(word),
+                None => receiver.set_leave(self, true),
+            }
+        }
+    }
+
+    /// One call of a receiving process, and where it dies in it, what the next process makes of that.
+    fn call(&mut self, receiver: &mut Receiver) -> Result<Option<Found>, Wrong> {
+        let call = || {
+            self.recall(receiver);
+            receiver.receive(self)
+        };
+        match catch_unwind(AssertUnwindSafe(call)) {
+            Ok(found) => found.map(Some),
+            Err(death) if death.is::<Died>() => {
+                let words = Followed::decode(self.followed);
+                *receiver = if self.mutant == Mutant::OwnMemory { Receiver::default() } else { Receiver::at(words) };
+                if self.mutant != Mutant::NoRecount {
+                    self.received = self.handed_out;
+                }
+                Ok(None)
+            }
+            Err(other) => resume_unwind(other),
+        }
+    }
+
+    /// The sender decides what carries the next byte.
+    fn decide(&mut self, wanted: Carrier) -> Carrier {
+        let mut sender = self.sender.clone();
+        let own = self.moves;
+        let mut deciding = Deciding {
+            mutant: self.mutant,
+            followed: self.followed,
+            own,
+            tcp_sent: self.tcp_sent,
+            pipe_sent: self.pipe_sent,
+            head: self.position,
+            recalled: &mut self.recalled,
+            steps: &mut self.steps,
+        };
+        let carrier = sender.steer(&mut deciding, wanted).expect("the receiver follows the rules");
+        self.sender = sender;
+        carrier
+    }
+
+    /// Before the sender ends it sees to what was recalled.
+    fn settle(&mut self) {
+        // Again where a process of its end died over it.
+        for _ in 0..100 {
+            if self.leaves && self.decide(Carrier::Tcp) == Carrier::Tcp && self.recalled {
+                self.steps.push_back(Step::Recalled);
+            }
+            while self.step() {}
+        }
+    }
+
     /// One step of the sender; false where it has none left.
     fn step(&mut self) -> bool {
+        if self.mortal && !self.steps.is_empty() && self.choices.choose(24) == 1 {
+            // It dies between two stores; the next process of its end sends what it had not.
+            self.deaths += 1;
+            self.steps.clear();
+            self.sender = Sender::at(self.moves);
+        }
         if self.steps.is_empty() {
             if self.next == self.last {
                 return false;
             }
             let wanted = if self.choices.choose(2) == 0 { Carrier::Pipe } else { Carrier::Tcp };
-            let mut sender = self.sender.clone();
-            let own = self.moves;
-            let mut deciding = Deciding {
-                mutant: self.mutant,
-                followed: self.followed,
-                own,
-                tcp_sent: self.tcp_sent,
-                pipe_sent: self.pipe_sent,
-                steps: &mut self.steps,
-            };
-            let carrier = sender.steer(&mut deciding, wanted).expect("the receiver follows the rules");
-            self.sender = sender;
+            let carrier = self.decide(wanted);
+            let late = self.mutant == Mutant::RecalledLate;
+            if self.recalled && carrier == Carrier::Tcp && !late {
+                self.steps.push_back(Step::Recalled);
+            }
             self.steps.push_back(Step::Write(carrier));
+            if self.recalled && carrier == Carrier::Tcp && late {
+                self.steps.push_back(Step::Recalled);
+            }
         }
         match self.steps.pop_front() {
             Some(Step::Boundary(boundary)) => self.boundary = boundary,
             Some(Step::Moves(moves)) => self.moves = moves,
+            Some(Step::Recalled) if self.mutant == Mutant::KeepsRecalled => {}
+            Some(Step::Recalled) => {
+                self.tcp_sent += self.pipe.len() as u64;
+                self.tcp.extend(self.pipe.drain(..));
+            }
             Some(Step::Write(carrier)) => {
                 match carrier {
                     Carrier::Tcp => {
@@ -224,6 +336,7 @@ impl<C: Chooser> World<'_, C> {
     fn kernel_reads(&mut self) {
         self.kernel_reader = false;
         self.received += self.tcp.len() as u64;
+        self.handed_out = self.received;
         self.output.extend(self.tcp.drain(..));
     }
 }
@@ -244,7 +357,9 @@ impl<C: Chooser> Incoming for World<'_, C> {
 
     fn publish(&mut self, word: u64) {
         self.others();
+        self.live();
         self.followed = word;
+        self.live();
     }
 
     fn may_be_ready(&mut self) -> bool {
@@ -258,8 +373,11 @@ impl<C: Chooser> Incoming for World<'_, C> {
             return Ok(if self.fin { Found::End } else { Found::Nothing });
         }
         let n = self.tcp.len();
-        self.received += n as u64;
+        self.handed_out += n as u64;
+        // What a process that dies now has taken is lost with it, as ever; nothing else may be.
         self.output.extend(self.tcp.drain(..));
+        self.live();
+        self.received += n as u64;
         Ok(Found::Bytes(n))
     }
 
@@ -275,6 +393,7 @@ impl<C: Chooser> Incoming for World<'_, C> {
     fn read_pipe(&mut self) -> Result<Option<usize>, Wrong> {
         let stale = self.seen;
         self.others();
+        self.live();
         // The position of one who believes that he has read all that there is.
         if self.mutant == Mutant::NoSecondLook && self.moves % 2 == 0 && stale == 0 {
             self.position = self.pipe_sent;
@@ -297,6 +416,17 @@ impl<C: Chooser> Incoming for World<'_, C> {
 
 /// One run: the sender sends `bytes` and ends; the receiver reads all.
 fn run(choices: &mut impl Chooser, bytes: u32, mutant: Mutant, kernel_reader: bool) -> Result<(usize, u64), Wrong> {
+    let world = run_with(choices, bytes, mutant, kernel_reader, [false; 2])?;
+    Ok((world.output.len(), world.moves))
+}
+
+fn run_with<C: Chooser>(
+    choices: &mut C,
+    bytes: u32,
+    mutant: Mutant,
+    kernel_reader: bool,
+    [mortal, recalls]: [bool; 2],
+) -> Result<World<'_, C>, Wrong> {
     let mut world = World {
         choices,
         mutant,
@@ -317,12 +447,18 @@ fn run(choices: &mut impl Chooser, bytes: u32, mutant: Mutant, kernel_reader: bo
         output: Vec::new(),
         seen: 0,
         kernel_reader,
+        mortal,
+        deaths: 0,
+        handed_out: 0,
+        recalls,
+        leaves: false,
+        recalled: false,
     };
     let mut receiver = Receiver::default();
     // A call while the sender is at it, or more.
     loop {
         let before = world.output.len();
-        receiver.receive(&mut world)?;
+        world.call(&mut receiver)?;
         check(&world.output)?;
         if world.next == world.last && world.steps.is_empty() && world.output.len() == before {
             break;
@@ -341,19 +477,20 @@ fn run(choices: &mut impl Chooser, bytes: u32, mutant: Mutant, kernel_reader: bo
             check(&world.output)?;
         }
     }
+    world.settle();
     world.fin = true;
     let mut calls = 0;
-    while !matches!(receiver.receive(&mut world)?, Found::End) {
+    while !matches!(world.call(&mut receiver)?, Some(Found::End)) {
         check(&world.output)?;
         calls += 1;
-        if calls > 4 * bytes + 16 {
+        if calls > 4 * bytes + 16 + world.deaths as u32 {
             return Err(Wrong::Hang);
         }
     }
     if world.output.len() != bytes as usize {
         return Err(Wrong::Missing(world.output.len()));
     }
-    Ok((world.output.len(), world.moves))
+    Ok(world)
 }
 
 fn check(output: &[u32]) -> Result<(), Wrong> {
@@ -433,4 +570,52 @@ fn s3_canary_receiver_that_does_not_look_twice_is_refuted() {
 #[test]
 fn s3_canary_receiver_that_follows_early_is_refuted() {
     assert!(refuted(Mutant::FollowsEarly, false).is_some());
+}
+
+#[test]
+fn s9_s3_processes_that_die_at_any_step_leave_a_stream_that_others_of_their_end_continue() {
+    let (mut moves, mut deaths) = (0, 0);
+    for seed in 0..20_000 {
+        let mut random = Random(seed);
+        match run_with(&mut random, 60, Mutant::None, false, [true, seed % 3 == 0]) {
+            Ok(world) => (moves, deaths) = (moves + world.moves, deaths + world.deaths),
+            Err(wrong) => panic!("{wrong:?} with seed {seed}"),
+        }
+    }
+    assert!(moves > 100_000 && deaths > 50_000, "only {moves} moves and {deaths} deaths");
+}
+
+/// The first thing that goes wrong in random runs in which processes die.
+fn refuted_by_death(mutant: Mutant) -> bool {
+    (0..2_000).any(|seed| run_with(&mut Random(seed), 60, mutant, false, [true, false]).is_err())
+}
+
+#[test]
+fn r26_canary_process_that_believes_its_own_memory_is_refuted() {
+    assert!(refuted_by_death(Mutant::OwnMemory));
+}
+
+#[test]
+fn r26_canary_process_that_believes_a_dead_ones_count_is_refuted() {
+    assert!(refuted_by_death(Mutant::NoRecount));
+}
+
+#[test]
+fn s2_s3_receiver_that_recalls_what_is_in_the_pipe_gets_it_over_tcp_in_order() {
+    let mut recalled = 0;
+    for seed in 0..20_000 {
+        match run_with(&mut Random(seed), 60, Mutant::None, false, [false, true]) {
+            Ok(world) => recalled += u64::from(world.recalled),
+            Err(wrong) => panic!("{wrong:?} with seed {seed}"),
+        }
+    }
+    assert!(recalled > 1000, "only {recalled} runs recalled anything");
+}
+
+#[test]
+fn s2_canary_sender_that_keeps_or_delays_what_was_recalled_is_refuted() {
+    for mutant in [Mutant::KeepsRecalled, Mutant::RecalledLate] {
+        let refuted = (0..2_000).any(|seed| run_with(&mut Random(seed), 60, mutant, false, [false, true]).is_err());
+        assert!(refuted, "{mutant:?}");
+    }
 }

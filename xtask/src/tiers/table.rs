@@ -115,8 +115,8 @@ pub const TIERS: &[Tier] = &[
     },
     Tier {
         name: "sockets",
-        assumes: "root for network namespaces; Python, socat, iperf3, else skipped",
-        command: "cargo test --release -p tombolo-preload --test sockets",
+        assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
+        command: "cargo test --release -p tombolo-preload --test sockets --test processes --test programs",
         limit: 15,
         gate: Gate::Canaries,
         ..BASE

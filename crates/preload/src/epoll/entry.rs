@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One registration of a connection in a set, and what is to be told of it.
+
+use std::{os::fd::RawFd, sync::Arc};
+
+use libc::{POLLOUT, POLLRDHUP, epoll_event};
+use tombolo::sockets::{Process, connection::Connection};
+
+pub(super) const IN: u32 = libc::EPOLLIN as u32;
+pub(super) const OUT: u32 = libc::EPOLLOUT as u32;
+pub(super) const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+pub(super) const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+pub(super) const EDGE: u32 = libc::EPOLLET as u32;
+pub(super) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+pub(super) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+const RDNORM: u32 = libc::EPOLLRDNORM as u32;
+const WRNORM: u32 = libc::EPOLLWRNORM as u32;
+
+/// One registration of a connection.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub fd: RawFd,
+    pub connection: Arc<Connection>,
+    /// What the program asked for, and its word.
+    events: u32,
+    data: u64,
+    /// The program took it out of the set. In the kernel it stays, where it does no harm: its events are filtered.
+    pub absent: bool,
+    /// It is in the kernel under the token.
+    pub wired: bool,
+    pub token: u64,
+    /// Reported once (`EPOLLONESHOT`), and not again before the program says so.
+    spent: bool,
+    /// What the kernel said and does not take back: errors and hang-ups.
+    sticky: u32,
+    /// For `EPOLLET`: something new since it was last reported.
+    edge: bool,
+    arrived: u64,
+    stalls: u64,
+}
+
+impl Entry {
+    pub fn new(fd: RawFd, connection: &Arc<Connection>, token: u64) -> Self {
+        Self {
+            fd,
+            connection: Arc::clone(connection),
+            events: 0,
+            data: 0,
+            absent: false,
+            wired: false,
+            token,
+            spent: false,
+            sticky: 0,
+            edge: true,
+            arrived: 0,
+            stalls: 0,
+        }
+    }
+
+    /// The program asks for `event`: what is true now is news.
+    pub fn ask(&mut self, event: epoll_event) {
+        (self.events, self.data) = (event.events, event.u64);
+        (self.absent, self.spent, self.edge) = (false, false, true);
+    }
+
+    /// It came under the token: look at everything once.
+    pub fn wire(&mut self) {
+        (self.wired, self.edge) = (true, true);
+    }
+
+    pub fn is_exclusive(&self) -> bool {
+        self.events & EXCLUSIVE != 0
+    }
+
+    fn is_watched(&self) -> bool {
+        self.wired && !self.absent && !self.spent
+    }
+
+    fn reads(&self) -> bool {
+        self.events & (IN | RDNORM | RDHUP) != 0
+    }
+
+    fn writes(&self) -> bool {
+        self.events & (OUT | WRNORM) != 0
+    }
+
+    /// The kernel has something new to say of the socket.
+    pub fn said(&mut self, events: u32) {
+        self.connection.set_quiet(false);
+        self.sticky |= events & (RDHUP | ALWAYS);
+        self.edge = true;
+    }
+
+    /// Before a sleep: asks the peer to ring for what is waited for. Says whether something is owed to it that nobody
+    /// will ring for.
+    pub fn arm(&self, process: &Process) -> bool {
+        if self.is_watched() {
+            // Where there is room already, somebody who waits for an edge has had it.
+            let full = self.writes() && self.connection.is_writable() == Some(false);
+            self.connection.arm(self.reads(), full);
+        }
+        self.wired && self.connection.owes(process, self.fd)
+    }
+
+    /// The event to be told now, which is told by that.
+    #[inline]
+    pub fn take(&mut self, process: &Process) -> Option<epoll_event> {
+        let ready = self.look(process);
+        if ready == 0 || !self.is_news(ready) {
+            return None;
+        }
+        self.edge = false;
+        self.arrived = self.connection.arrived();
+        if ready & OUT != 0 {
+            self.stalls = self.connection.stalls();
+        }
+        self.spent = self.events & ONESHOT != 0;
+        Some(epoll_event { events: ready, u64: self.data })
+    }
+
+    /// For `EPOLLET`: whether it is more than what was told last.
+    fn is_news(&self, ready: u32) -> bool {
+        self.events & EDGE == 0
+            || self.edge
+            || self.connection.arrived() != self.arrived
+            || ready & OUT != 0 && self.connection.stalls() != self.stalls
+    }
+
+    /// What is true now, of what was asked for. The kernel is asked only where it said that there is something new, and
+    /// where TCP is what decides.
+    #[inline]
+    fn look(&mut self, process: &Process) -> u32 {
+        if !self.is_watched() {
+            return 0;
+        }
+        let connection = &self.connection;
+        let stirs = connection.stirs();
+        let mut ready = 0;
+        if stirs && connection.is_readable(process, self.fd) {
+            // The end and errors come after what is in the pipe: programs close when they hear of them.
+            ready |= IN | RDNORM;
+        } else if !connection.is_quiet() {
+            ready |= self.look_at_tcp(process);
+        } else if !stirs {
+            ready |= self.sticky;
+        }
+        if self.writes() {
+            let room = self.connection.is_writable();
+            if room.unwrap_or_else(|| process.kernel().poll(self.fd, POLLOUT) & POLLOUT != 0) {
+                ready |= OUT | WRNORM;
+            }
+        }
+        ready & (self.events | ALWAYS)
+    }
+
+    fn look_at_tcp(&mut self, process: &Process) -> u32 {
+        // Quiet before the look: an edge that comes during it undoes it.
+        self.connection.set_quiet(true);
+        if !self.connection.is_readable(process, self.fd) {
+            return self.sticky;
+        }
+        self.connection.set_quiet(false);
+        if !self.connection.stirs() {
+            let said = process.kernel().poll(self.fd, POLLRDHUP) as u16;
+            self.sticky |= u32::from(said) & (RDHUP | ALWAYS);
+        }
+        IN | RDNORM | self.sticky
+    }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Functions whose arguments nobody knows but libc: something is done first, then libc's own function goes on with them as
+//! they are.
+//!
+//! Why there is `unsafe`: a function that leaves all arguments where they are cannot be written but in assembly.
+#![allow(unsafe_code)]
+
+use std::{
+    arch::naked_asm,
+    ffi::{c_int, c_void},
+};
+
+use tombolo::sockets::Reason;
+
+use crate::{control, errno, life, real, state};
+
+/// What standard I/O writes goes past this library.
+fn bypassed(fd: c_int) {
+    if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
+        errno::kept(|| control::hand_over(process, fd, &connection, Reason::Bypassed));
+    }
+}
+
+/// This program's image is about to go.
+fn leaving(_: c_int) {
+    life::leaving();
+}
+
+macro_rules! first {
+    ($($name:ident: $what:ident;)*) => {$(
+        /// # Safety
+        /// As libc's function of this name, whose arguments these are.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            /// Does what is to be done, and says where libc's function is.
+            extern "C" fn prepare(fd: c_int) -> *mut c_void {
+                $what(fd);
+                real::address(concat!(stringify!($name), "\0"))
+            }
+            // The registers that arguments come in are kept; with these the stack is aligned for the call.
+            naked_asm!(
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                "sub rsp, 128",
+                "movups [rsp], xmm0", "movups [rsp + 16], xmm1", "movups [rsp + 32], xmm2", "movups [rsp + 48], xmm3",
+                "movups [rsp + 64], xmm4", "movups [rsp + 80], xmm5", "movups [rsp + 96], xmm6", "movups [rsp + 112], xmm7",
+                "call {prepare}",
+                "mov r11, rax",
+                "movups xmm0, [rsp]", "movups xmm1, [rsp + 16]", "movups xmm2, [rsp + 32]", "movups xmm3, [rsp + 48]",
+                "movups xmm4, [rsp + 64]", "movups xmm5, [rsp + 80]", "movups xmm6, [rsp + 96]", "movups xmm7, [rsp + 112]",
+                "add rsp, 128",
+                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "jmp r11",
+                prepare = sym prepare,
+            )
+        }
+    )*};
+}
+
+first! {
+    execl: leaving;
+    execle: leaving;
+    execlp: leaving;
+    dprintf: bypassed;
+    vdprintf: bypassed;
+    __dprintf_chk: bypassed;
+    __vdprintf_chk: bypassed;
+}

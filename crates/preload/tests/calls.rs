@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Calls that programs seldom make: the same behaviour as without the library.
+
+mod place;
+
+use std::process::Command;
+
+use place::{Place, has, output, python};
+
+#[test]
+fn seldom_calls_give_what_they_give_without_the_library() {
+    if !has("seldom_calls_give_what_they_give_without_the_library", &["python3"]) {
+        return;
+    }
+    let place = Place::new();
+    let plain = output(&mut python("calls.py"), &place.path("plain"));
+    let mut command = python("calls.py");
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
+    assert!(place.log().matches("joined").count() > 10, "{}", place.log());
+    assert!(!place.log().contains("ended:"), "{}", place.log());
+}
+
+#[test]
+fn thread_that_is_cancelled_in_a_call_leaves_the_connection_as_it_was() {
+    if !has("thread_that_is_cancelled_in_a_call_leaves_the_connection_as_it_was", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/cancel.c");
+    let program = place.path("cancel");
+    let built = Command::new("cc").args(["-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(source).status();
+    assert!(built.unwrap().success());
+    let plain = output(&mut Command::new(&program), &place.path("plain"));
+    let mut command = Command::new(&program);
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
+    assert!(place.log().contains("joined"), "{}", place.log());
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What tests of unmodified programs have in common: where they run, what they are started with, what they leave behind.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::{
+    env, fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Far beyond what anything here takes.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where ends meet and what they leave behind.
+pub struct Place {
+    folder: tempfile::TempDir,
+    library: PathBuf,
+}
+
+impl Place {
+    /// With the library that cargo has built.
+    pub fn new() -> Self {
+        let library = env::current_exe().unwrap().with_file_name("libtombolo_preload.so");
+        assert!(library.is_file(), "{} is not built", library.display());
+        Self::with(|_| library)
+    }
+
+    /// With a library that does nothing in its place.
+    pub fn idle() -> Self {
+        Self::with(|folder| {
+            let library = folder.join("idle.so");
+            let cc = Command::new("cc").args(["-shared", "-x", "c", "/dev/null", "-o"]).arg(&library).status();
+            assert!(cc.unwrap().success(), "cc makes no library of nothing");
+            library
+        })
+    }
+
+    fn with(library: impl FnOnce(&Path) -> PathBuf) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let library = library(folder.path());
+        let place = Self { folder, library };
+        fs::create_dir(place.path("meet")).unwrap();
+        fs::create_dir(place.path("reports")).unwrap();
+        place
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Bytes that programs received: over TCP, through shared memory.
+    pub fn received(&self) -> (u64, u64) {
+        let mut total = (0, 0);
+        for report in fs::read_dir(self.path("reports")).unwrap() {
+            let text = fs::read_to_string(report.unwrap().path()).unwrap();
+            let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+            total.0 += report["received_tcp"].as_u64().unwrap();
+            total.1 += report["received_shared"].as_u64().unwrap();
+        }
+        total
+    }
+
+    /// Whether at least so many hundredths of `payload` bytes crossed shared memory.
+    pub fn shared(&self, payload: u64, percent: u64) -> Result<(), String> {
+        let (tcp, shared) = self.received();
+        if shared * 100 >= payload * percent {
+            return Ok(());
+        }
+        Err(format!("{shared} of {payload} bytes through shared memory, {tcp} over TCP; the log:\n{}", self.log()))
+    }
+
+    /// Whether programs received `payload` bytes at least, and nearly all through shared memory.
+    pub fn accelerated(&self, payload: u64) -> Result<(), String> {
+        let (tcp, shared) = self.received();
+        if tcp + shared < payload {
+            return Err(format!(
+                "{tcp} and {shared} bytes were received, {payload} were sent; the log:\n{}",
+                self.log()
+            ));
+        }
+        self.shared(tcp + shared, 95)
+    }
+
+    /// `command` as `tombolo run` starts it.
+    pub fn dress(&self, command: &mut Command) {
+        command.env("LD_PRELOAD", &self.library).env("TOMBOLO_SOCKETS", self.path("meet"));
+        command.env("TOMBOLO_SOCKETS_LOG", self.path("log")).env("TOMBOLO_SOCKETS_REPORT", self.path("reports"));
+    }
+
+    /// Nothing stays in the folder where ends meet.
+    pub fn assert_tidy(&self) {
+        let claims = self.path("meet").join("claims");
+        let left: Vec<_> = [self.path("meet"), claims.clone()]
+            .iter()
+            .filter_map(|folder| fs::read_dir(folder).ok())
+            .flat_map(|entries| entries.map(|entry| entry.unwrap().path()))
+            .filter(|path| *path != claims)
+            .collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+    }
+}
+
+/// A child that does not outlive its test.
+pub struct Started(Child);
+
+impl Started {
+    pub fn new(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")))
+    }
+
+    /// With a file to read.
+    pub fn with_input(command: &mut Command, file: &str) -> Self {
+        Self(
+            command.stdin(fs::File::open(file).unwrap()).spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")),
+        )
+    }
+
+    pub fn finish(&mut self) -> ExitStatus {
+        let mut status = None;
+        wait_until("the program ends", || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        self.finish();
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// Whether the programs are here; if not, the test is skipped aloud.
+pub fn has(test: &str, programs: &[&str]) -> bool {
+    let missing = programs.iter().find(|program| {
+        let folders = env::var_os("PATH").unwrap_or_default();
+        !env::split_paths(&folders).any(|folder| folder.join(program).is_file())
+    });
+    if let Some(program) = missing {
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs {program}): it is not installed");
+    }
+    missing.is_none()
+}
+
+pub fn python(script: &str) -> Command {
+    // Debian's own: what stands before it in the path may be a wrapper that is not it.
+    let debian = Path::new("/usr/bin/python3");
+    let mut command = Command::new(if debian.is_file() { debian } else { Path::new("python3") });
+    command.arg("-u").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(script));
+    command
+}
+
+pub fn output(command: &mut Command, to: &Path) -> String {
+    let file = fs::File::create(to).unwrap();
+    let status = Started::new(command.stdout(file)).finish();
+    let text = fs::read_to_string(to).unwrap();
+    assert!(status.success(), "{command:?}: {status}\n{text}");
+    text
+}
+
+/// Two network namespaces with a pair of virtual Ethernet devices between them.
+pub struct Namespaces([String; 2]);
+
+pub const SERVER: &str = "10.77.0.1";
+
+impl Namespaces {
+    /// `None`, and a skip that is said aloud, where they cannot be made.
+    pub fn new(test: &str) -> Option<Self> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let names = ["a", "b"].map(|end| format!("tombolo-{}-{number}{end}", std::process::id()));
+        let made = Self(names);
+        let [a, b] = &made.0;
+        let steps = [
+            format!("netns add {a}"),
+            format!("netns add {b}"),
+            format!("link add v0 netns {a} type veth peer name v1 netns {b}"),
+            format!("-n {a} addr add {SERVER}/24 dev v0"),
+            format!("-n {b} addr add 10.77.0.2/24 dev v1"),
+            format!("-n {a} link set lo up"),
+            format!("-n {a} link set v0 up"),
+            format!("-n {b} link set v1 up"),
+        ];
+        for step in steps {
+            let done = Command::new("ip").args(step.split(' ')).stdout(Stdio::null()).stderr(Stdio::null()).status();
+            if !done.is_ok_and(|status| status.success()) {
+                let _ = writeln!(std::io::stderr(), "SKIP {test} (needs netns): `ip {step}` fails");
+                return None;
+            }
+        }
+        Some(made)
+    }
+
+    pub fn command(&self, end: usize, program: &str, arguments: &str) -> Command {
+        let mut command = self.bare(end, program);
+        command.args(arguments.split(' ')).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+    }
+
+    /// `program` in one of the two, without arguments.
+    pub fn bare(&self, end: usize, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.0[end]]).arg(program);
+        command
+    }
+
+    /// Sockets of one of the two in a state of `/proc/net/tcp`, at their own `port`.
+    fn count(&self, end: usize, port: u16, state: &str) -> usize {
+        let mut look = Command::new("ip");
+        let seen = look.args(["netns", "exec", &self.0[end], "cat", "/proc/net/tcp", "/proc/net/tcp6"]).output();
+        let text = String::from_utf8_lossy(&seen.unwrap().stdout).into_owned();
+        let wanted = format!(":{port:04X}");
+        let is_wanted = |line: &&str| {
+            let mut words = line.split_whitespace().skip(1);
+            words.next().is_some_and(|own| own.ends_with(&wanted)) && words.nth(1) == Some(state)
+        };
+        text.lines().filter(is_wanted).count()
+    }
+
+    /// Waits until somebody listens at `port` of the first.
+    pub fn wait_for(&self, port: u16) {
+        wait_until("the server listens", || self.count(0, port, "0A") > 0);
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            // What a failed test left in it.
+            let inside = Command::new("ip").args(["netns", "pids", name]).output().map(|said| said.stdout);
+            let inside = String::from_utf8(inside.unwrap_or_default()).unwrap_or_default();
+            for pid in inside.lines().filter_map(|line| rustix::process::Pid::from_raw(line.parse().ok()?)) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+            let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+pub fn random_file(path: &Path, len: usize) -> Vec<u8> {
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let bytes: Vec<u8> = (0..len / 8)
+        .flat_map(|_| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed.to_le_bytes()
+        })
+        .collect();
+    fs::write(path, &bytes).unwrap();
+    bytes
+}

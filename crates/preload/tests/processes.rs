@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Ends that are several processes: servers that fork, programs that are executed, processes that are killed.
+
+mod place;
+
+use place::{Place, has, output, python};
+
+const SIZE: u64 = 3_000_000;
+
+/// Runs one part of `forks.py` with the library, and gives what was received: over TCP, through shared memory.
+fn forks(part: &str, seed: u64) -> (u64, u64) {
+    let place = Place::new();
+    let mut command = python("forks.py");
+    command.arg(part).arg(SIZE.to_string()).env("TOMBOLO_SOCKETS_AFTER", "0").env("SEED", seed.to_string());
+    place.dress(&mut command);
+    let said = output(&mut command, &place.path("out"));
+    assert_eq!(said, "done\n", "{part}, seed {seed}: {}", place.log());
+    assert!(!place.log().contains("broken"), "{part}, seed {seed}: {}", place.log());
+    place.received()
+}
+
+/// That at least 95 of 100 of `payload` bytes went through shared memory, in all three runs.
+fn shared(part: &str, payload: u64) {
+    if !has(part, &["python3"]) {
+        return;
+    }
+    for seed in 0..3 {
+        let (tcp, shared) = forks(part, seed);
+        assert!(shared * 100 >= payload * 95, "{part}: {shared} of {payload} bytes shared, {tcp} over TCP");
+    }
+}
+
+#[test]
+fn s9_two_processes_that_write_lose_and_double_nothing() {
+    shared("writers", 2 * SIZE);
+}
+
+#[test]
+fn s9_two_processes_that_read_get_each_byte_once() {
+    shared("readers", SIZE);
+}
+
+#[test]
+fn s9_one_process_reads_while_another_writes() {
+    shared("split", 2 * SIZE);
+}
+
+#[test]
+fn s9_child_that_leaves_the_socket_alone_does_not_slow_its_parent() {
+    shared("bystander", 4 * SIZE);
+}
+
+#[test]
+fn server_that_forks_for_each_caller_is_joined() {
+    shared("serves", 8 * SIZE);
+}
+
+#[test]
+fn server_that_forks_and_keeps_the_callers_socket_loses_nothing() {
+    if has("server_that_forks_and_keeps_the_callers_socket_loses_nothing", &["python3"]) {
+        let (tcp, shared) = forks("keeps", 0);
+        assert!(tcp + shared >= 8 * SIZE);
+    }
+}
+
+#[test]
+fn s9_process_that_is_killed_takes_nothing_of_the_others_with_it() {
+    if !has("s9_process_that_is_killed_takes_nothing_of_the_others_with_it", &["python3"]) {
+        return;
+    }
+    for seed in 0..8 {
+        for part in ["writer_dies", "reader_dies"] {
+            let (_, shared) = forks(part, seed);
+            assert!(shared > 0, "{part}");
+        }
+    }
+}
+
+#[test]
+fn program_without_the_library_gets_the_socket_on_tcp() {
+    if !has("program_without_the_library_gets_the_socket_on_tcp", &["python3"]) {
+        return;
+    }
+    for seed in 0..3 {
+        forks("becomes", seed);
+        forks("becomes_at_once", seed);
+        shared_after("cannot_become");
+    }
+}
+
+/// A program that could not be executed: its process still has what it had.
+fn shared_after(part: &str) {
+    let (_, shared) = forks(part, 0);
+    assert!(shared >= 2 * SIZE * 95 / 100, "{shared} bytes shared");
+}

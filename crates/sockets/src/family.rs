@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! An end that several processes are: those made by fork that still have the socket.
+//!
+//! They have one page in common, which is made when the first of them forks. In it stand who they are, what they count
+//! together, and the private state of both pipes, which each takes from there for one turn and puts back. While one
+//! process is left it keeps the state to itself and takes no lock.
+
+use std::{
+    io,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use rustix::process::{Pid, PidfdFlags};
+use tombolo_layout::private;
+use tombolo_mem::{Common, Held};
+use tombolo_ring::Record;
+
+use crate::connection::Direction;
+
+/// Processes that can be told apart. With more, nobody is ever alone again.
+const MEMBERS: usize = 32;
+/// Turns between two looks for the dead.
+const SELDOM: u64 = 1024;
+/// A place that is taken for a child that is about to be made.
+const UNBORN: u64 = u64::MAX;
+/// Words of a record.
+const RECORD: usize = private::LEN / 8;
+
+// What the words are.
+const COUNT: usize = 0;
+const CROWD: usize = 1;
+const LEAVES: usize = 2;
+const ENDED: usize = 3;
+/// One word for each direction: bytes over TCP; whether those are to be asked of the kernel, because one who counted died;
+/// what the last sleeper waits for.
+const COUNTED: usize = 4;
+const UNSURE: usize = 6;
+const ARMED: usize = 8;
+const TURNS: usize = 10;
+const RECALLED: usize = 11;
+const BASE: usize = 12;
+const PIDS: usize = 16;
+const RECORDS: usize = PIDS + MEMBERS;
+const _: () = assert!(RECORDS + 2 * RECORD <= 256);
+
+/// The page of one end.
+#[derive(Debug)]
+pub(crate) struct Family(Common);
+
+/// A turn at one direction: nobody else of this end uses it meanwhile.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    held: Held<'a>,
+    record: &'a [AtomicU64],
+}
+
+/// A place for a child.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place(Option<usize>);
+
+impl Family {
+    /// A family of one: this process, which has counted so much.
+    pub fn new(counted: [u64; 2]) -> io::Result<Self> {
+        let family = Self(Common::new()?);
+        family.word(COUNT).store(1, Ordering::SeqCst);
+        family.word(PIDS).store(own_pid(), Ordering::SeqCst);
+        for (at, counted) in counted.into_iter().enumerate() {
+            family.word(COUNTED + at).store(counted, Ordering::SeqCst);
+        }
+        Ok(family)
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        &self.0.words()[at]
+    }
+
+    // ---- who it is
+
+    /// Whether one process is left.
+    pub fn is_alone(&self) -> bool {
+        // ORDER Acquire: pairs with the fetch_sub in `remove`. What that process did is visible.
+        self.word(COUNT).load(Ordering::Acquire) <= 1 && self.word(CROWD).load(Ordering::Relaxed) == 0
+    }
+
+    /// Before a fork: there will be one more.
+    pub fn expect(&self) -> Place {
+        self.word(COUNT).fetch_add(1, Ordering::SeqCst);
+        let free =
+            |at: &usize| self.word(PIDS + at).compare_exchange(0, UNBORN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let place = (0..MEMBERS).find(free);
+        if place.is_none() {
+            self.word(CROWD).store(1, Ordering::SeqCst);
+        }
+        Place(place)
+    }
+
+    /// After the fork, in both processes: the child is this one; or there is none.
+    pub fn born(&self, place: Place, child: Option<u32>) {
+        match (place.0, child) {
+            (Some(at), Some(child)) => self.word(PIDS + at).store(child.into(), Ordering::SeqCst),
+            (Some(at), None) => _ = self.remove(at, UNBORN),
+            (None, _) => {}
+        }
+    }
+
+    /// One has it who is not seen: nobody is ever alone again.
+    pub fn crowd(&self) {
+        self.word(CROWD).store(1, Ordering::SeqCst);
+    }
+
+    /// This process comes back: it meant to go, and did not.
+    pub fn stay(&self) {
+        let place = self.expect();
+        self.born(place, Some(std::process::id()));
+    }
+
+    /// This process has no descriptor of the socket any more. Says whether it was the last one.
+    pub fn depart(&self) -> bool {
+        self.bury();
+        let own = own_pid();
+        (0..MEMBERS).any(|at| self.remove(at, own))
+    }
+
+    /// Strikes out one process; says whether nobody is left.
+    fn remove(&self, at: usize, pid: u64) -> bool {
+        self.word(PIDS + at).compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+            && self.word(COUNT).fetch_sub(1, Ordering::SeqCst) == 1
+    }
+
+    /// Strikes out those who died without saying so.
+    pub fn bury(&self) {
+        for at in 0..MEMBERS {
+            let pid = self.word(PIDS + at).load(Ordering::SeqCst);
+            if pid != 0 && pid != UNBORN && pid != own_pid() && is_dead(pid) {
+                self.remove(at, pid);
+            }
+        }
+    }
+
+    // ---- what they know together
+
+    pub fn counted(&self, direction: Direction) -> &AtomicU64 {
+        self.word(COUNTED + direction as usize)
+    }
+
+    /// Whether one who counted died: what the kernel counts is what counts. Asking answers it.
+    pub fn is_unsure(&self, direction: Direction) -> bool {
+        let word = self.word(UNSURE + direction as usize);
+        word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0
+    }
+
+    pub fn leave(&self) {
+        self.word(LEAVES).store(1, Ordering::SeqCst);
+    }
+
+    pub fn leaves(&self) -> bool {
+        self.word(LEAVES).load(Ordering::Relaxed) != 0
+    }
+
+    /// S-2. What the end sends over TCP comes from the pipe first: the count of bytes over TCP, less the position.
+    pub fn set_recalled(&self, base: u64) {
+        self.word(BASE).store(base, Ordering::Relaxed);
+        self.word(RECALLED).store(1, Ordering::Release);
+    }
+
+    pub fn recalled(&self) -> Option<u64> {
+        (self.word(RECALLED).load(Ordering::Acquire) != 0).then(|| self.word(BASE).load(Ordering::Relaxed))
+    }
+
+    pub fn end_sending(&self) {
+        self.word(ENDED).store(1, Ordering::SeqCst);
+    }
+
+    pub fn has_ended_sending(&self) -> bool {
+        self.word(ENDED).load(Ordering::Relaxed) != 0
+    }
+
+    /// Somebody sleeps until the position reaches `target`. There is one wait word for all: says whether another slept on
+    /// another target, and so must look again.
+    pub fn arm(&self, direction: Direction, target: u64) -> bool {
+        // 0 is nobody: a target is never missed for being taken for it, only looked at once more.
+        self.word(ARMED + direction as usize).swap(target, Ordering::SeqCst) != target && !self.is_alone()
+    }
+
+    // ---- turns
+
+    /// Begins a turn, waiting for whoever has it.
+    pub fn turn(&self, direction: Direction) -> io::Result<Turn<'_>> {
+        if self.word(TURNS).fetch_add(1, Ordering::Relaxed) % SELDOM == SELDOM - 1 {
+            self.bury();
+        }
+        let held = self.0.lock(direction as usize)?;
+        if held.is_orphaned() {
+            self.word(UNSURE + direction as usize).store(1, Ordering::SeqCst);
+        }
+        let begin = RECORDS + direction as usize * RECORD;
+        Ok(Turn { held, record: &self.0.words()[begin..begin + RECORD] })
+    }
+}
+
+impl Turn<'_> {
+    /// The state that the one before left; none if it died within its turn.
+    pub fn record(&self) -> Option<Record> {
+        if self.held.is_orphaned() {
+            return None;
+        }
+        let mut bytes = [0; private::LEN];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(self.record) {
+            to.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        }
+        Record::decode(&bytes)
+    }
+
+    /// Leaves it to the next.
+    pub fn leave(&self, record: &Record) {
+        for (word, bytes) in self.record.iter().zip(record.encode().as_chunks::<8>().0) {
+            word.store(u64::from_le_bytes(*bytes), Ordering::Relaxed);
+        }
+    }
+}
+
+fn own_pid() -> u64 {
+    std::process::id().into()
+}
+
+/// Whether the process has ended, waited for or not. Where that cannot be told, it has not.
+fn is_dead(pid: u64) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(fd) => {
+            let mut one = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+            let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            matches!(rustix::event::poll(&mut one, Some(&now)), Ok(1))
+        }
+        Err(error) => error == rustix::io::Errno::SRCH,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r26_family_is_alone_when_all_others_have_departed_or_died() {
+        let family = Family::new([5, 7]).unwrap();
+        assert!(family.is_alone());
+        assert_eq!(family.counted(Direction::In).load(Ordering::SeqCst), 7);
+        let place = family.expect();
+        assert!(!family.is_alone());
+        family.born(place, None);
+        assert!(family.is_alone(), "the fork failed");
+
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let place = family.expect();
+        family.born(place, Some(child.id()));
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !family.is_alone() {
+            assert!(std::time::Instant::now() < deadline, "a dead member stays");
+            family.bury();
+        }
+        child.wait().unwrap();
+        assert!(family.depart(), "the last one");
+    }
+
+    #[test]
+    fn r26_more_members_than_can_be_told_apart_are_never_alone_again() {
+        let family = Family::new([0, 0]).unwrap();
+        let places: Vec<_> = (0..MEMBERS).map(|_| family.expect()).collect();
+        places.into_iter().for_each(|place| family.born(place, None));
+        assert!(!family.is_alone());
+        assert!(!family.depart());
+    }
+
+    #[test]
+    fn r26_sleeper_that_waits_for_something_else_wakes_the_others_of_its_end() {
+        let family = Family::new([0, 0]).unwrap();
+        assert!(!family.arm(Direction::In, 9), "nobody else is there");
+        let _ = family.expect();
+        assert!(!family.arm(Direction::In, 9), "the same target");
+        assert!(family.arm(Direction::In, 12));
+        assert!(!family.arm(Direction::In, 12));
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What happens to a process's connections when it forks.
+//!
+//! Nobody of the process is inside anything here while it forks, so the child finds all of it whole. A joined connection
+//! goes on in both processes by turns. One that is not joined yet can be joined again once a single process has it.
+
+use std::{
+    io,
+    sync::{Arc, MutexGuard, Weak, atomic::Ordering},
+};
+
+use crate::{
+    connection::{Connection, Stage},
+    family::Place,
+    negotiation::{Exchange, Talk},
+    pipes::{Line, Still},
+    process::{Process, Waiting, lock},
+    proof::History,
+};
+
+/// A process that is about to fork: everything is held still until it has.
+pub struct Forking<'a> {
+    process: &'a Process,
+    members: Vec<Member<'a>>,
+    exchange: MutexGuard<'a, Exchange>,
+    waiting: Waiting<'a>,
+}
+
+struct Member<'a> {
+    connection: &'a Arc<Connection>,
+    place: Place,
+    talk: MutexGuard<'a, Talk>,
+    _history: MutexGuard<'a, Option<Box<History>>>,
+    _pipes: Option<Still<'a>>,
+}
+
+impl std::fmt::Debug for Forking<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Forking").field("members", &self.members.len()).finish_non_exhaustive()
+    }
+}
+
+impl Process {
+    /// Before a fork, with all connections that are watched.
+    ///
+    /// # Errors
+    /// Where there is no memory for what the two processes will have in common.
+    pub fn before_fork<'a>(&'a self, all: &'a [Arc<Connection>]) -> io::Result<Forking<'a>> {
+        let mut exchange = lock(&self.exchange);
+        let waiting = self.hold_waiting();
+        let mut members = Vec::with_capacity(all.len());
+        for connection in all.iter().filter(|connection| connection.stage() != Stage::Plain) {
+            let mut talk = lock(&connection.talk);
+            let history = lock(&connection.history);
+            let family = connection.found_family()?;
+            let pipes = connection.pipes.get().map(|pipes| pipes.hold(family)).transpose()?;
+            // Two processes will have it; it is claimed again by the one that is left.
+            if matches!(*talk, Talk::Claimed { .. }) {
+                exchange.withdraw(connection, &mut talk);
+            }
+            let place = family.expect();
+            members.push(Member { connection, place, talk, _history: history, _pipes: pipes });
+        }
+        Ok(Forking { process: self, members, exchange, waiting })
+    }
+}
+
+impl Forking<'_> {
+    /// In the parent: this is the child, or there is none.
+    pub fn parent(self, child: Option<u32>) {
+        for member in &self.members {
+            if let Some(family) = member.connection.family() {
+                family.born(member.place, child);
+            }
+        }
+    }
+
+    /// In the child: what the parent counted is the parent's, and so are its links and claims.
+    pub fn child(self) {
+        let Self { process, members, mut exchange, waiting } = self;
+        process.count_anew();
+        waiting.forget();
+        for mut member in members {
+            if let Some(family) = member.connection.family() {
+                family.born(member.place, Some(std::process::id()));
+            }
+            *member.talk = Talk::Silent;
+        }
+        let lines = exchange.inherit();
+        process.listen_anew(&lines);
+    }
+}
+
+impl Exchange {
+    /// In a child: keeps of the links what tells of a peer's life, where a connection goes over it, and nothing else.
+    fn inherit(&mut self) -> Vec<Arc<Line>> {
+        let parents = std::mem::take(self);
+        let mut lines: Vec<Arc<Line>> = parents.inherited.iter().filter_map(Weak::upgrade).collect();
+        for neighbour in parents.neighbours {
+            let (line, link) = neighbour.into_parts();
+            if let Some(line) = line.filter(|line| Arc::strong_count(line) > 1) {
+                *lock(&line.inherited) = Some(link);
+                lines.push(line);
+            }
+        }
+        self.inherited = lines.iter().map(Arc::downgrade).collect();
+        lines
+    }
+}
+
+impl Line {
+    /// In a child: whether the peer is gone by now, as its parent's link tells. Messages on it are the parent's.
+    pub(crate) fn look(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        if let Some(link) = &*lock(&self.inherited) {
+            let mut one = [PollFd::from_borrowed_fd(link.fd(), PollFlags::RDHUP)];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let hung_up = matches!(poll(&mut one, Some(&now)), Ok(1));
+            if hung_up && link.life().is_gone() {
+                self.gone.store(true, Ordering::SeqCst);
+            }
+        }
+        self.gone.load(Ordering::SeqCst)
+    }
+}

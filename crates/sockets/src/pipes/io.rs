@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the two directions touch: the words in the segments, the ring, and the kernel's connection.
+
+use std::{io::IoSliceMut, os::fd::RawFd};
+
+use rustix::io::Errno;
+use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnWord, PeerWord};
+use tombolo_ring::{Reader, Side, Writer};
+
+use super::{Failed, Read};
+use crate::{
+    connection::{Connection, Direction},
+    kernel::Kernel,
+    switch::{Found, Incoming, Outgoing},
+};
+
+pub(super) struct Sending<'a> {
+    pub connection: &'a Connection,
+    pub kernel: &'a dyn Kernel,
+    pub fd: RawFd,
+    pub writer: &'a mut Writer<Mapped>,
+    pub recalled: &'a mut Option<u64>,
+    pub followed: &'a MappedPeerWord,
+    pub moves: &'a MappedOwnWord,
+    pub boundary: &'a MappedOwnWord,
+}
+
+impl Outgoing for Sending<'_> {
+    #[inline]
+    fn followed(&mut self) -> u64 {
+        // ORDER S-2: Acquire; pairs with the Release in Reading::publish.
+        self.followed.load_acquire().hint()
+    }
+
+    fn sent_over_tcp(&mut self) -> Option<u64> {
+        if self.connection.is_inside(Direction::Out) {
+            return None;
+        }
+        let counted = self.connection.counted(Direction::Out);
+        let written = self.kernel.counts(self.fd, self.connection.dialled)?.counts.written;
+        if written != counted {
+            self.connection.bypassed();
+            return None;
+        }
+        self.kernel.push(self.fd);
+        Some(counted)
+    }
+
+    fn position(&mut self) -> u64 {
+        self.writer.position()
+    }
+
+    fn recalled(&mut self) -> u64 {
+        // A lie about the head is met again where the bytes are taken back.
+        let _ = self.writer.is_drained();
+        let head = self.writer.position().wrapping_sub(self.writer.in_flight());
+        let base = self.connection.counted(Direction::Out).wrapping_sub(head);
+        self.connection.set_recalled(base);
+        *self.recalled = Some(base);
+        head
+    }
+
+    fn publish(&mut self, boundary: u64, moves: u64) {
+        self.boundary.store_relaxed(boundary);
+        // ORDER S-1: Release; pairs with the Acquire in Reading::moves. Publishes the boundary and, on the way back to
+        // TCP, the last bytes of the pipe.
+        self.moves.store_release(moves);
+    }
+}
+
+pub(super) struct Reading<'a, 'b> {
+    pub connection: &'a Connection,
+    pub kernel: &'a dyn Kernel,
+    pub fd: RawFd,
+    pub to: &'a mut [IoSliceMut<'b>],
+    pub read: Read,
+    pub reader: &'a mut Reader<Mapped>,
+    pub moves: &'a MappedPeerWord,
+    pub boundary: &'a MappedPeerWord,
+    pub followed: &'a MappedOwnWord,
+    pub error: &'a mut Option<Errno>,
+}
+
+impl Incoming for Reading<'_, '_> {
+    type Error = Failed;
+
+    fn moves(&mut self) -> u64 {
+        // ORDER S-1: Acquire; pairs with the Release in Sending::publish.
+        self.moves.load_acquire().hint()
+    }
+
+    fn boundary(&mut self) -> u64 {
+        self.boundary.load_acquire().hint()
+    }
+
+    fn publish(&mut self, word: u64) {
+        // ORDER S-2: Release; pairs with the Acquire in Sending::followed.
+        self.followed.store_release(word);
+    }
+
+    fn may_be_ready(&mut self) -> bool {
+        if !self.connection.is_wired() || self.connection.is_inside(Direction::In) {
+            return false;
+        }
+        let Some(sample) = self.kernel.counts(self.fd, self.connection.dialled) else { return false };
+        if sample.read() != self.connection.counted(Direction::In) {
+            self.connection.bypassed();
+            return false;
+        }
+        true
+    }
+
+    fn read_tcp(&mut self) -> Result<Found, Failed> {
+        if self.read == Read::Look {
+            return self.look_at_tcp();
+        }
+        if let Some(error) = self.error.take() {
+            return Err(Failed::Os(error));
+        }
+        match self.kernel.recv(self.fd, self.to, self.read == Read::Peek) {
+            Ok(0) => Ok(Found::End),
+            Ok(n) => {
+                if self.read == Read::Take {
+                    self.connection.count(Direction::In, n);
+                }
+                Ok(Found::Bytes(n))
+            }
+            Err(Errno::AGAIN) => Ok(Found::Nothing),
+            Err(error) => Err(Failed::Os(error)),
+        }
+    }
+
+    fn look_at_tcp(&mut self) -> Result<Found, Failed> {
+        match *self.error {
+            Some(_) if self.read == Read::Look => return Ok(Found::End),
+            Some(error) => {
+                *self.error = None;
+                return Err(Failed::Os(error));
+            }
+            None => {}
+        }
+        match self.kernel.recv(self.fd, &mut [IoSliceMut::new(&mut [0])], true) {
+            Ok(0) => Ok(Found::End),
+            Ok(n) => Ok(Found::Bytes(n)),
+            Err(Errno::AGAIN) => Ok(Found::Nothing),
+            Err(error) => {
+                if self.read != Read::Look {
+                    return Err(Failed::Os(error));
+                }
+                // The kernel says it once; the read to come must still hear it.
+                *self.error = Some(error);
+                Ok(Found::End)
+            }
+        }
+    }
+
+    fn read_pipe(&mut self) -> Result<Option<usize>, Failed> {
+        if self.read == Read::Take {
+            return Ok(self.reader.read_vectored(self.to)?);
+        }
+        if self.read == Read::Look {
+            return Ok(self.reader.ready(1)?.then(|| self.reader.available() as usize).filter(|there| *there > 0));
+        }
+        let mut copied = 0;
+        for part in self.to.iter_mut() {
+            copied += self.reader.copy_ahead(copied as u64, part)?;
+        }
+        Ok((copied != 0).then_some(copied))
+    }
+
+    fn received(&mut self) -> u64 {
+        self.connection.counted(Direction::In)
+    }
+
+    fn position(&mut self) -> u64 {
+        self.reader.position()
+    }
+}
