@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 .DEFAULT_GOAL := menu
 # A report never takes the place of another.
 REPORT = $(or $(DIR),target/report/$(shell date +%Y-%m-%d-%H%M%S))
-TARGETS := menu demo vm-demo sockets-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
+TARGETS := menu demo sockets-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
 .PHONY: $(TARGETS) toolchain
 
 menu: ## print this menu
@@ -13,9 +13,6 @@ menu: ## print this menu
 
 demo: toolchain ## move a large file between two domains, then compare with TCP and UNIX sockets [FILE=path]
 	@cargo run --release -p tombolo-cli -- demo $(if $(FILE),'$(FILE)')
-
-vm-demo: toolchain ## boot two virtual machines, move a file between them, compare with TCP over virtio-net (QEMU)
-	@cargo run --quiet --release --package tombolo-e2e --bin vm -- --demo
 
 sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo between two network namespaces [ROWS=all]
 	@tools/install-deps.sh

@@ -44,7 +44,7 @@ const CASES: [&[Case]; 14] = [
     life::CASES,
     network::CASES,
 ];
-const HALVES: [&[Half]; 12] = [
+const HALVES: [&[Half]; 11] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -55,7 +55,6 @@ const HALVES: [&[Half]; 12] = [
     unplug::HALVES,
     links::HALVES,
     channels::HALVES,
-    crate::demo::HALVES,
     life::HALVES,
 ];
 
