@@ -53,10 +53,10 @@ impl Broker {
         self.folder.path()
     }
 
-    /// The socket that tools and programs of the host use.
+    /// The socket that programs of the host use.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.folder().join("tombolod.socket")
+        self.folder().join("broker.sock")
     }
 
     /// Replaces the configuration and has it read.
@@ -103,14 +103,14 @@ impl Broker {
         self.daemon.iter().map(|daemon| daemon.process.id()).chain([self.holder.id()]).collect()
     }
 
-    /// Runs `tombolo ARGS` on the host, so that it finds this broker; returns its standard output.
+    /// Runs `tombolo ARGS` on the host, so that it finds this broker; returns what it said, both ways.
     ///
     /// # Errors
     /// It fails; says what it said.
     pub fn tombolo(&self, args: &[&str]) -> Result<String> {
-        let output = self.command(args)?.stdin(Stdio::null()).output().context("tombolo")?;
+        let output = self.command(&[], args)?.stdin(Stdio::null()).output().context("tombolo")?;
         match output.status.success() {
-            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            true => Ok(String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()),
             false => {
                 let said = String::from_utf8_lossy(&output.stderr);
                 Err(Error::new(format!("tombolo {}: {}: {}", args.join(" "), output.status, said.trim())))
@@ -118,12 +118,12 @@ impl Broker {
         }
     }
 
-    /// The command `tombolo ARGS` on the host, that ends with us.
+    /// The command `tombolo ARGS` on the host, that ends with us; `within` are words that go before it.
     ///
     /// # Errors
     /// It was not built.
-    pub fn command(&self, args: &[&str]) -> Result<Command> {
-        let mut command = tied(&[], self.programs.path("tombolo")?);
+    pub fn command(&self, within: &[String], args: &[&str]) -> Result<Command> {
+        let mut command = tied(within, self.programs.path("tombolo")?);
         command.args(args).env("TOMBOLO_BROKER", self.socket());
         Ok(command)
     }
@@ -133,7 +133,7 @@ impl Broker {
     /// # Errors
     /// As [`tombolo`](Self::tombolo).
     pub fn link(&self, args: &[&str]) -> Result<String> {
-        let socket = self.socket();
+        let socket = self.folder().join("tombolod.socket");
         let mut all = vec!["link", "--broker", socket.to_str().unwrap_or_default()];
         all.extend(args);
         self.tombolo(&all)

@@ -4,10 +4,12 @@
 mod abuse;
 mod bells;
 mod build;
+mod channels;
 mod churn;
 mod death;
 mod faults;
 mod hostile;
+mod life;
 mod lifetime;
 mod links;
 mod mapping;
@@ -26,7 +28,7 @@ pub type Case = runner::Case<Rig>;
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 12] = [
+const CASES: [&[Case]; 14] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -38,9 +40,11 @@ const CASES: [&[Case]; 12] = [
     unplug::CASES,
     faults::CASES,
     links::CASES,
+    channels::CASES,
+    life::CASES,
     network::CASES,
 ];
-const HALVES: [&[Half]; 9] = [
+const HALVES: [&[Half]; 11] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -50,6 +54,8 @@ const HALVES: [&[Half]; 9] = [
     churn::HALVES,
     unplug::HALVES,
     links::HALVES,
+    channels::HALVES,
+    life::HALVES,
 ];
 
 /// All cases in the order in which they run.

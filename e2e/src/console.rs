@@ -41,6 +41,12 @@ impl Console {
         &self.seen
     }
 
+    /// Forgets what was said so far.
+    pub fn forget(&mut self) {
+        self.text();
+        self.seen.clear();
+    }
+
     /// Waits for the end of the stream, for a while.
     pub fn drain(&mut self) {
         let deadline = within(10);

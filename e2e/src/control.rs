@@ -119,6 +119,12 @@ impl Control {
         }
     }
 
+    /// All that the command printed so far.
+    #[must_use]
+    pub fn printed(&self, job: Job) -> &[String] {
+        self.jobs.get(&job.0).map_or(&[], |state| &state.printed)
+    }
+
     /// Whether the command is known to have ended, and all that it printed was asked for.
     #[must_use]
     pub fn ended(&self, job: Job) -> bool {

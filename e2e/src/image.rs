@@ -3,6 +3,7 @@
 //! unpacking is what emulation is slow at.
 
 use crate::error::{Context, Error, Result};
+use crate::programs;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -38,7 +39,7 @@ impl Image {
         }
         image.add_link("lib", "usr/lib");
         image.add_link("lib64", "usr/lib64");
-        image.add_program("agent", &std::env::current_exe()?)?;
+        image.add_program("agent", &programs::stripped(&std::env::current_exe()?)?)?;
         image.add_link("init", "agent");
         Ok(image)
     }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. The cases that need virtual machines: their host halves run here, their guest halves in the machines, to
+//! Layer 4. Uses: tombolo.
+//!
+//! The cases that need virtual machines: their host halves run here, their guest halves in the machines, to
 //! which this binary is copied. It prints what libtest would.
 //!
 //! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --list` names them all.

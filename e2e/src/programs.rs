@@ -44,7 +44,10 @@ impl Programs {
 }
 
 /// A copy of a program without what tells about its source: a guest keeps its files in memory.
-fn stripped(path: &Path) -> Result<PathBuf> {
+///
+/// # Errors
+/// It cannot be read, or there is no `strip`.
+pub fn stripped(path: &Path) -> Result<PathBuf> {
     let folder = path.with_file_name("stripped");
     fs::create_dir_all(&folder).context(folder.display())?;
     let copy = folder.join(path.file_name().unwrap_or_default());

@@ -71,6 +71,10 @@ pub struct Spec {
     pub args: Vec<String>,
     /// Words before QEMU's name, which say where it is to run.
     pub within: Vec<String>,
+    /// Where QEMU writes what it is told to trace.
+    pub log: Option<PathBuf>,
+    /// Whether a guest that ends its life begins another; else its QEMU ends with it.
+    pub reboots: bool,
     /// Descriptors that those arguments name, by [`inherit`](Self::inherit).
     fds: Vec<OwnedFd>,
 }
@@ -90,8 +94,29 @@ impl Spec {
             xen: None,
             args: Vec::new(),
             within: Vec::new(),
+            reboots: false,
+            log: None,
             fds: Vec::new(),
         }
+    }
+
+    /// The same machine once more, without the descriptors that it was given.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn again(&self) -> Result<Self> {
+        Ok(Self {
+            name: self.name.clone(),
+            kernel: self.kernel.clone(),
+            append: self.append.clone(),
+            initramfs: self.initramfs.try_clone()?,
+            args: self.args.clone(),
+            within: self.within.clone(),
+            log: self.log.clone(),
+            xen: self.xen.clone(),
+            fds: Vec::new(),
+            ..*self
+        })
     }
 
     /// Hands a descriptor to QEMU and returns the number under which it finds it.
@@ -165,7 +190,13 @@ impl Spec {
             }
         };
         let mut command = tied(&self.within, PROGRAM);
-        command.args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        command.args(["-name", &self.name, "-nodefaults", "-no-user-config", "-display", "none"]);
+        if let Some(log) = &self.log {
+            command.arg("-D").arg(log);
+        }
+        if !self.reboots {
+            command.arg("-no-reboot");
+        }
         command.args(["-M", "pc", "-accel", accel, "-cpu", cpu, "-smp", cpus, "-m", &self.memory.to_string()]);
         command.arg("-kernel").arg(kernel).args(["-initrd", &initrd]);
         command.args(["-append", &append, "-serial", "chardev:console", "-serial", "chardev:control"]);
@@ -192,6 +223,8 @@ pub struct Vm {
     pub console: Console,
     /// Its QEMU.
     pub qmp: Qmp,
+    /// Where QEMU writes what it is told to trace.
+    pub log: Option<PathBuf>,
     /// How commands get there.
     pub control: Control,
     process: Process,
@@ -206,6 +239,7 @@ pub struct Boot {
     console: Console,
     control: UnixStream,
     qmp: UnixStream,
+    log: Option<PathBuf>,
     deadline: Instant,
 }
 
@@ -226,6 +260,7 @@ impl Boot {
             console: Console::of(console),
             control,
             qmp,
+            log: spec.log,
             deadline: within(BOOT),
         })
     }
@@ -235,10 +270,10 @@ impl Boot {
     /// # Errors
     /// It does not come up in time; says what QEMU and its console said.
     pub fn up(self) -> Result<Vm> {
-        let Self { name, mut process, stderr, mut console, control, qmp, deadline } = self;
+        let Self { name, mut process, stderr, mut console, control, qmp, log, deadline } = self;
         let up = Qmp::open(qmp).and_then(|qmp| Ok((qmp, Control::open(control.try_clone()?, control, deadline)?)));
         match up {
-            Ok((qmp, control)) => Ok(Vm { name, console, qmp, control, process, fdsets: 0 }),
+            Ok((qmp, control)) => Ok(Vm { name, console, qmp, log, control, process, fdsets: 0 }),
             Err(why) => {
                 process.end()?;
                 let said = stderr.map(|mut said| said.tail(5)).unwrap_or_default();
@@ -306,6 +341,12 @@ impl Vm {
         self.explained(line)
     }
 
+    /// All that a command printed so far.
+    #[must_use]
+    pub fn printed(&self, job: Job) -> &[String] {
+        self.control.printed(job)
+    }
+
     /// Waits for the end of a command.
     ///
     /// # Errors
@@ -365,6 +406,28 @@ impl Vm {
         let device = device.ok_or_else(|| Error::new(format!("QEMU has no PCI device {id}")))?;
         let number = |key: &str| device[key].as_u64().unwrap_or(0);
         Ok(format!("0000:{:02x}:{:02x}.{}", number("bus"), number("slot"), number("function")))
+    }
+
+    /// Waits until a guest that was reset is up again; what ran in it is gone, and what its console said is forgotten.
+    ///
+    /// # Errors
+    /// It does not come up before the deadline.
+    pub fn anew(&mut self) -> Result<()> {
+        let up = self.control.again(within(BOOT));
+        up.map_err(|why| Error::new(format!("{}: {why}\n    {}", self.name, self.console.tail(20))))?;
+        self.console.forget();
+        Ok(())
+    }
+
+    /// Switches an event of QEMU's own trace on or off; it is written to [`Vm::log`].
+    ///
+    /// # Errors
+    /// QEMU knows no such event.
+    pub fn trace(&mut self, event: &str, on: bool) -> Result<()> {
+        let line = format!("trace-event {event} {}", if on { "on" } else { "off" });
+        let said = self.qmp.run("human-monitor-command", &json!({ "command-line": line }))?;
+        ensure!(said == "", "{line}: {said}");
+        Ok(())
     }
 
     /// Kills QEMU, as a power cut would.

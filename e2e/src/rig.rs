@@ -72,9 +72,11 @@ impl runner::Rig for Rig {
         if verdict.is_ok() && fault.is_none() {
             return verdict;
         }
+        let heard = self.site.as_mut().map(Site::report).unwrap_or_default();
         (self.solo, self.site) = (None, None);
         match (verdict, fault) {
             (Ok(_), Some(fault)) => Err(Error::new(fault)),
+            (Err(why), _) if !heard.is_empty() => Err(Error::new(format!("{why}\n{heard}"))),
             (verdict, _) => verdict,
         }
     }
@@ -102,7 +104,9 @@ impl Rig {
             self.rest()?;
             self.site = Some(Site::boot(self, Purpose::Cases)?);
         }
-        self.site.as_mut().ok_or_else(|| Error::new("no site"))
+        let site = self.site.as_mut().ok_or_else(|| Error::new("no site"))?;
+        site.serve()?;
+        Ok(site)
     }
 
     /// A machine to be, with the agent and the module in it.

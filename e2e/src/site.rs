@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Two machines and their host as users have them: `tombolod` on the host, a device for each machine from boot, memory
-//! plugged at run time, programs in the machines.
+//! Two machines and their host as users have them: `tombolod` on the host and in each machine, a device for each machine
+//! from boot, memory plugged at run time, programs in the machines and on the host.
 
 use crate::rig::{MODULE, Rig};
 use std::time::Instant;
 use tombolo_e2e::broker::Broker;
+use tombolo_e2e::control::Job;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::{Ends, until};
 use tombolo_e2e::image::Image;
 use tombolo_e2e::lines::within;
+use tombolo_e2e::modules;
 use tombolo_e2e::network::{Network, Place};
 use tombolo_e2e::qemu::{Boot, Cpus, Spec, Vm};
+use tombolo_e2e::scratch::Scratch;
 
 /// The two machines may do everything with each other and with their host.
 pub const CONFIG: &str = "\
@@ -31,6 +34,13 @@ pub enum Purpose {
     Measuring,
 }
 
+/// One of the two machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    A,
+    B,
+}
+
 /// Two machines and their host.
 pub struct Site {
     /// The host's broker.
@@ -43,6 +53,10 @@ pub struct Site {
     pub network: Result<Network>,
     /// The machines' addresses there.
     pub addresses: [String; 2],
+    /// The brokers in the machines.
+    pub brokers: [Option<Job>; 2],
+    specs: [Spec; 2],
+    _logs: Scratch,
 }
 
 impl Site {
@@ -53,39 +67,86 @@ impl Site {
             Purpose::Measuring => Network::open(),
             Purpose::Cases => Err(Error::new("not wanted")),
         };
-        let mut addresses = [String::new(), String::new()];
-        let mut specs = Vec::new();
-        for (name, address) in ["a", "b"].into_iter().zip(&mut addresses) {
+        let logs = Scratch::new("logs")?;
+        let mut plan = |name: &str| -> Result<(Spec, String)> {
             let place = network.as_mut().map_err(|why| why.clone()).and_then(Network::tap);
             let mut spec = spec(rig, name, purpose, place.is_ok())?;
             spec.args.extend(broker.snippet(name)?);
-            if let (Ok(network), Ok(Place { address: at, args })) = (&network, place) {
-                *address = at;
-                spec.args.extend(args);
-                spec.within = network.enter();
+            if purpose == Purpose::Measuring {
+                // So that stores to the doorbell are seen by QEMU's trace, as those to other devices are.
+                spec.args.extend(["-global", "ivshmem-doorbell.ioeventfd=off"].map(str::to_owned));
+                spec.log = Some(logs.path().join(name));
             }
-            specs.push(spec);
-        }
+            let (Ok(network), Ok(Place { address, args })) = (&network, place) else {
+                return Ok((spec, String::new()));
+            };
+            spec.args.extend(args);
+            spec.within = network.enter();
+            Ok((spec, address))
+        };
+        let ((spec_a, address_a), (spec_b, address_b)) = (plan("a")?, plan("b")?);
         // Both at once: a machine takes seconds to boot, and there are two processors at least.
-        let boots = specs.into_iter().map(Boot::start).collect::<Result<Vec<_>>>()?;
-        let booted = boots.into_iter().map(Boot::up).collect::<Result<Vec<_>>>()?;
-        let Ok([a, b]) = <[Vm; 2]>::try_from(booted) else { return Err(Error::new("not two machines")) };
-        let mut site = Self { broker, a, b, network, addresses };
-        for at in 0..2 {
-            site.set_up(at)?;
-        }
+        let (a, b) = (Boot::start(spec_a.again()?)?, Boot::start(spec_b.again()?)?);
+        let (a, b) = (a.up()?, b.up()?);
+        let (addresses, specs) = ([address_a, address_b], [spec_a, spec_b]);
+        let mut site = Self { broker, a, b, network, addresses, brokers: [None; 2], specs, _logs: logs };
+        site.set_up(At::A)?;
+        site.set_up(At::B)?;
         Ok(site)
     }
 
-    fn set_up(&mut self, at: usize) -> Result<()> {
-        let address = self.addresses[at].clone();
-        let vm = if at == 0 { &mut self.a } else { &mut self.b };
+    /// One of the machines.
+    pub fn vm(&mut self, at: At) -> &mut Vm {
+        match at {
+            At::A => &mut self.a,
+            At::B => &mut self.b,
+        }
+    }
+
+    /// What a machine's administrator does after each boot: the module, the broker, the network.
+    pub fn set_up(&mut self, at: At) -> Result<()> {
+        let address = self.addresses[at as usize].clone();
+        let vm = self.vm(at);
         vm.run(&["/agent", "insmod", MODULE], within(60))?;
         if !address.is_empty() {
             vm.sh("/agent insmod $(cat /modules/order)", within(60))?;
             vm.sh(&Network::set_up(&Place { address, args: Vec::new() }), within(60))?;
         }
+        self.start_broker(at)
+    }
+
+    /// Starts the broker in a machine, and waits until it serves programs.
+    pub fn start_broker(&mut self, at: At) -> Result<()> {
+        let vm = self.vm(at);
+        let job = vm.start(&["tombolod", "--guest"])?;
+        let ready = line(vm, job, "tombolod: serves", within(60)).context("the broker in a machine");
+        self.brokers[at as usize] = Some(job);
+        ready.map(drop)
+    }
+
+    /// Starts the brokers that do not run.
+    pub fn serve(&mut self) -> Result<()> {
+        for at in [At::A, At::B] {
+            if self.brokers[at as usize].is_none() {
+                self.start_broker(at)?;
+            }
+        }
         Ok(())
+    }
+
+    /// Kills the broker in a machine.
+    pub fn kill_broker(&mut self, at: At) -> Result<()> {
+        let Some(job) = self.brokers[at as usize].take() else { return Ok(()) };
+        let vm = self.vm(at);
+        vm.kill(job)?;
+        vm.wait(job, within(60)).map(drop)
+    }
+
+    /// Boots a machine whose QEMU is gone.
+    pub fn renew(&mut self, at: At) -> Result<()> {
+        let spec = self.specs[at as usize].again()?;
+        *self.vm(at) = Vm::boot(spec)?;
+        self.set_up(at)
     }
 
     /// Ends everything, and fails if a console tells of a fault.
@@ -102,12 +163,32 @@ impl Site {
         })
     }
 
-    /// Makes the link between the machines, if there is none, and waits until it is up.
-    pub fn link(&mut self) -> Result<()> {
-        if self.broker.list(&[])?.is_empty() {
-            self.broker.link(&["add", "a", "b", "--wait", "60"])?;
+    /// What the brokers said last, and what the host's knows, for whoever looks for a fault.
+    pub fn report(&mut self) -> String {
+        let mut text = format!("the host's broker:\n{}\n", self.broker.log());
+        for what in [&[][..], &["--domains"]] {
+            text += &self.broker.link(&[&["ls"], what].concat()).unwrap_or_else(|why| format!("{why}\n"));
         }
-        Ok(())
+        for at in [At::A, At::B] {
+            let Some(job) = self.brokers[at as usize] else { continue };
+            let vm = self.vm(at);
+            while vm.line(job, Instant::now()).is_ok() {}
+            text += &format!("the broker of {}:\n    {}\n", vm.name, vm.printed(job).join("\n    "));
+        }
+        text
+    }
+
+    /// Makes a link, if there is none between the two, and waits until it is up.
+    pub fn link(&mut self, one: &str, other: &str) -> Result<()> {
+        let joins = |row: &serde_json::Value| {
+            let ends = [row["a"].as_str(), row["b"].as_str()];
+            ends.contains(&Some(one)) && ends.contains(&Some(other))
+        };
+        if !self.broker.list(&[])?.iter().any(joins) {
+            self.broker.link(&["add", one, other, "--wait", "60"])?;
+        }
+        let up = || self.broker.list(&[]).is_ok_and(|rows| rows.iter().any(|row| joins(row) && row["state"] == "up"));
+        until(within(60), up).context(format!("the link between {one} and {other}"))
     }
 
     /// Takes all links away, and waits until the machines have let go.
@@ -124,8 +205,8 @@ impl Site {
         gone.context(format!("links are left: {left:?}"))
     }
 
-    /// The devices of the only link, in a and in b, for cases that do without the machines' own brokers. Bells and vectors
-    /// are those that the first link gets (B-8).
+    /// The devices of the only link, in a and in b, for cases that do without the machines' own brokers and therefore
+    /// ring nobody: only those know the bells.
     pub fn ends(&mut self) -> Result<[Ends; 2]> {
         let rows = self.broker.list(&[])?;
         let row = rows.first().ok_or_else(|| Error::new("no link"))?;
@@ -142,14 +223,20 @@ impl Site {
         };
         Ok([ends(&mut self.a)?, ends(&mut self.b)?])
     }
+}
 
-    /// Runs a guest half in a machine to its success; the devices are its first arguments.
-    pub fn half(vm: &mut Vm, ends: &Ends, half: &str, more: &[&str], deadline: Instant) -> Result<String> {
-        let args = ends.to_args();
-        let mut argv = vec!["/agent", "guest", half];
-        argv.extend(args.iter().map(String::as_str));
-        argv.extend(more);
-        vm.run(&argv, deadline)
+/// Starts a guest half of a case in a machine.
+pub fn start(vm: &mut Vm, half: &str, args: &[&str]) -> Result<Job> {
+    vm.start(&[&["/agent", "guest", half], args].concat())
+}
+
+/// Waits for a line of a job that begins with a word, and returns what follows the word.
+pub fn line(vm: &mut Vm, job: Job, word: &str, deadline: Instant) -> Result<String> {
+    loop {
+        let line = vm.line(job, deadline).context(format!("waiting for `{word}`"))?;
+        if let Some(rest) = line.strip_prefix(word) {
+            return Ok(rest.trim().to_owned());
+        }
     }
 }
 
@@ -162,7 +249,7 @@ fn spec(rig: &Rig, name: &str, purpose: Purpose, network: bool) -> Result<Spec> 
         image.add_busybox(&rig.archive.file("busybox-static", "bin/busybox")?)?;
         if network { add_network(rig, image) } else { Ok(()) }
     })?;
-    spec.cpus = Cpus::One;
+    (spec.cpus, spec.reboots) = (Cpus::One, true);
     if purpose == Purpose::Measuring {
         spec.append.clear();
         spec.memory = 512;
@@ -173,10 +260,10 @@ fn spec(rig: &Rig, name: &str, purpose: Purpose, network: bool) -> Result<Spec> 
 /// The modules of the network card, and a file that says in which order they are loaded.
 fn add_network(rig: &Rig, image: &mut Image) -> Result<()> {
     let mut order = Vec::new();
-    for file in tombolo_e2e::modules::of(&rig.kernel, tombolo_e2e::modules::NETWORK)? {
+    for file in modules::of(&rig.kernel, modules::NETWORK)? {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let name = format!("modules/{}.ko", name.split('.').next().unwrap_or_default());
-        image.add_bytes(&name, &tombolo_e2e::modules::content(&file)?);
+        image.add_bytes(&name, &modules::content(&file)?);
         order.push(format!("/{name}"));
     }
     image.add_bytes("modules/order", order.join(" ").as_bytes());

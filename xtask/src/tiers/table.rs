@@ -133,7 +133,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "vm",
         assumes: "QEMU, gcc and make, Debian's archive or what was cached of it",
-        command: "cargo run --quiet --package tombolo-e2e --bin vm",
+        command: "cargo run --quiet --release --package tombolo-e2e --bin vm",
         limit: 15,
         long: Some(60),
         gate: Gate::Canaries,

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Deaths, pauses and restarts under load: of programs, of machines, of brokers. Whoever is left hears of it in time, has
+//! all that was published, and goes on.
+
+use super::{Case, Half, Verdict};
+use crate::rig::Rig;
+use crate::site::{At, Site, line, start};
+use rustix::event::poll;
+use rustix::time::Timespec;
+use serde_json::json;
+use std::time::{Duration, Instant};
+use tombolo::{Deadline, Options, Stream};
+use tombolo_e2e::control::Job;
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::lines::within;
+
+pub const CASES: &[Case] = &[
+    Case { name: "broker_of_the_host_restarts_under_load", run: host_broker },
+    Case { name: "broker_of_a_machine_restarts_under_load", run: guest_brokers },
+    Case { name: "paused_machine_is_said_to_be_paused", run: paused },
+    Case { name: "killed_writer_is_seen_and_nothing_published_is_lost", run: writers },
+    Case { name: "killed_reader_is_seen", run: readers },
+    Case { name: "machine_that_is_reset_is_gone_and_comes_back", run: reset },
+    Case { name: "machine_that_panics_is_gone_and_comes_back", run: panics },
+    Case { name: "machine_that_is_shut_down_is_gone", run: shut_down },
+    Case { name: "machine_whose_qemu_is_killed_is_gone_and_comes_back", run: killed },
+];
+pub const HALVES: &[Half] = &[("life::pour", pour), ("life::drink", drink)];
+
+/// Within this the death of a program or a machine is to be seen, and a pause within twice that, under emulation.
+const SEEN: Duration = Duration::from_secs(1);
+const ADDRESS: &str = "vm:b/flow";
+/// Numbers in a block.
+const BLOCK: usize = 512;
+
+fn long() -> bool {
+    std::env::var_os("TOMBOLO_LONG").is_some()
+}
+
+/// A pause of the test itself, where time has to pass.
+fn pass(time: Duration) {
+    let end = Instant::now() + time;
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        _ = poll(&mut [], Timespec::try_from(left).ok().as_ref());
+    }
+}
+
+/// Writes numbers for ever, and says how far it is. Ends well when it is told of an end.
+fn pour(args: &[String]) -> Result<()> {
+    let address = args.first().ok_or_else(|| Error::new("where?"))?;
+    let options = Options::new().wait_for_listener(Duration::from_secs(60));
+    let mut stream = tombolo::connect_with::<Stream>(address, &options)?;
+    let watch = stream.watch();
+    println!("ready");
+    let (mut next, mut said) = (0_u64, Instant::now());
+    loop {
+        let bytes: Vec<u8> = (next..next + BLOCK as u64).flat_map(u64::to_le_bytes).collect();
+        if let Err(why) = stream.split().1.write_all_until(&bytes, Deadline::after(Duration::from_secs(120))) {
+            println!("ended {why}; {:?}; {next} written", watch.life());
+            return Ok(());
+        }
+        next += BLOCK as u64;
+        if said.elapsed() > Duration::from_millis(50) {
+            said = Instant::now();
+            println!("written {next}");
+        }
+    }
+}
+
+/// Takes numbers, which come in order, and says how the peer fares. Ends well when the stream ends, however it does.
+fn drink(args: &[String]) -> Result<()> {
+    let address = args.first().ok_or_else(|| Error::new("where?"))?;
+    let mut listener = tombolo::listen(address)?;
+    println!("listening");
+    let mut stream = listener.accept_until(Deadline::after(Duration::from_secs(120)))?;
+    drop(listener);
+    let watch = stream.watch();
+    std::thread::spawn(move || {
+        let mut last = None;
+        loop {
+            let life = watch.life();
+            if last.replace(life) != Some(life) {
+                println!("life {life:?}");
+            }
+            pass(Duration::from_millis(10));
+        }
+    });
+    println!("ready");
+    let (mut bytes, mut kept, mut next, mut said) = (vec![0; 1 << 16], 0, 0_u64, Instant::now());
+    loop {
+        let got = stream.split().0.read_until(&mut bytes[kept..], Deadline::after(Duration::from_secs(120)))?;
+        if got == 0 {
+            let ending = stream.split().0.ending();
+            println!("ended {ending:?}; {next} read");
+            return Ok(());
+        }
+        let whole = (kept + got) / 8 * 8;
+        for number in bytes[..whole].chunks_exact(8) {
+            let number = u64::from_le_bytes(number.try_into()?);
+            ensure!(number == next, "{number} came instead of {next}");
+            next += 1;
+        }
+        bytes.copy_within(whole..kept + got, 0);
+        kept = kept + got - whole;
+        if said.elapsed() > Duration::from_millis(50) {
+            said = Instant::now();
+            println!("read {next}");
+        }
+    }
+}
+
+/// Numbers that flow from a to b.
+struct Flow {
+    pour: Job,
+    drink: Job,
+}
+
+impl Flow {
+    fn start(site: &mut Site) -> Result<Self> {
+        site.link("a", "b")?;
+        let drink = start(&mut site.b, "life::drink", &[ADDRESS])?;
+        line(&mut site.b, drink, "listening", within(60))?;
+        let pour = start(&mut site.a, "life::pour", &[ADDRESS])?;
+        line(&mut site.a, pour, "ready", within(60))?;
+        line(&mut site.b, drink, "ready", within(60))?;
+        Ok(Self { pour, drink })
+    }
+
+    /// Waits until more has arrived than what is under way now.
+    fn goes_on(&self, site: &mut Site) -> Result<()> {
+        // A ring's worth and more beyond what was read by now.
+        let now: u64 = self.latest(site)?;
+        loop {
+            let read: u64 = line(&mut site.b, self.drink, "read", within(60)).context("nothing flows")?.parse()?;
+            if read > now + (1 << 18) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn latest(&self, site: &mut Site) -> Result<u64> {
+        Ok(line(&mut site.b, self.drink, "read", within(60)).context("nothing flows")?.parse()?)
+    }
+
+    /// Ends it in order to go on.
+    fn stop(self, site: &mut Site) -> Result<()> {
+        site.a.kill(self.pour)?;
+        site.a.wait(self.pour, within(60))?;
+        site.b.wait(self.drink, within(60))?.success().map(drop)
+    }
+}
+
+fn host_broker(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    let flow = Flow::start(site)?;
+    for _ in 0..3 {
+        site.broker.kill()?;
+        flow.goes_on(site)?;
+        site.broker.restart()?;
+        flow.goes_on(site)?;
+    }
+    // A channel that is agreed afterwards works as well, beside it.
+    small_file(site)?;
+    flow.stop(site)?;
+    Ok(Verdict::Done)
+}
+
+fn guest_brokers(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    let flow = Flow::start(site)?;
+    for at in [At::A, At::B, At::A] {
+        site.kill_broker(at)?;
+        flow.goes_on(site)?;
+        site.start_broker(at)?;
+        flow.goes_on(site)?;
+    }
+    small_file(site)?;
+    flow.stop(site)?;
+    Ok(Verdict::Done)
+}
+
+/// A word from a to b over a channel of its own.
+fn small_file(site: &mut Site) -> Result<()> {
+    let listener = site.b.start(&["sh", "-c", "tombolo cat --listen vm:b/word --receive-only"])?;
+    site.a.sh("echo word | tombolo cat --connect vm:b/word --wait 60 --send-only", within(90))?;
+    let got = site.b.wait(listener, within(60))?.success()?;
+    if got == "word" { Ok(()) } else { Err(Error::new(format!("{got} arrived"))) }
+}
+
+fn paused(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    let flow = Flow::start(site)?;
+    for _ in 0..3 {
+        site.a.qmp.run("stop", &json!({}))?;
+        let start = Instant::now();
+        until_life(site, &flow, "Paused")?;
+        let seen = start.elapsed();
+        println!("paused, seen after {seen:?}");
+        ensure!(seen < 2 * SEEN, "only after {seen:?}");
+        site.a.qmp.run("cont", &json!({}))?;
+        until_life(site, &flow, "Running")?;
+        flow.goes_on(site)?;
+    }
+    flow.stop(site)?;
+    Ok(Verdict::Done)
+}
+
+fn until_life(site: &mut Site, flow: &Flow, life: &str) -> Result<()> {
+    while line(&mut site.b, flow.drink, "life", within(60)).context(format!("never {life}"))? != life {}
+    Ok(())
+}
+
+/// Kills the writer at some moment. What it said to be written arrives, and the reader hears of the death.
+fn writers(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    let mut times = Vec::new();
+    for round in 0..if long() { 200 } else { 8_u64 } {
+        let flow = Flow::start(site)?;
+        pass(moment(round));
+        site.a.kill(flow.pour)?;
+        let start = Instant::now();
+        let ended = line(&mut site.b, flow.drink, "ended", within(60)).context("the reader hears nothing")?;
+        times.push(start.elapsed());
+        ensure!(ended.starts_with("Some(ProcessGone)"), "round {round}: {ended}");
+        let written = site.a.wait(flow.pour, within(60))?.text;
+        let written = numbers(&written, "written ");
+        let read = ended.split("; ").nth(1).and_then(|text| text.split(' ').next()?.parse().ok()).unwrap_or(0);
+        ensure!(read >= written, "round {round}: {written} were written, {read} arrived");
+        site.b.wait(flow.drink, within(60))?.success()?;
+    }
+    in_time(&mut times, SEEN)?;
+    Ok(Verdict::Done)
+}
+
+/// The last number that was said.
+fn numbers(text: &str, word: &str) -> u64 {
+    text.lines().filter_map(|line| line.strip_prefix(word)?.parse().ok()).next_back().unwrap_or(0)
+}
+
+/// Some moment of a flow's life.
+fn moment(round: u64) -> Duration {
+    Duration::from_micros(round.wrapping_mul(7_919_113) % 300_000)
+}
+
+fn readers(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    let mut times = Vec::new();
+    for round in 0..if long() { 200 } else { 8_u64 } {
+        let flow = Flow::start(site)?;
+        pass(moment(round));
+        site.b.kill(flow.drink)?;
+        let start = Instant::now();
+        let ended = line(&mut site.a, flow.pour, "ended", within(60)).context("the writer hears nothing")?;
+        times.push(start.elapsed());
+        ensure!(ended.contains("the peer is gone; ProcessGone"), "round {round}: {ended}");
+        site.a.wait(flow.pour, within(60))?.success()?;
+        site.b.wait(flow.drink, within(60))?;
+    }
+    in_time(&mut times, SEEN)?;
+    Ok(Verdict::Done)
+}
+
+/// The median is what is promised: on a loaded host anything may be late once.
+fn in_time(times: &mut [Duration], limit: Duration) -> Result<()> {
+    times.sort();
+    let (median, last) = (times[times.len() / 2], times[times.len() - 1]);
+    println!("seen after {median:?}, at most {last:?}, {} times", times.len());
+    ensure!(median < limit, "seen only after {median:?}");
+    Ok(())
+}
+
+/// The end of machine b, as a program in a sees it, and its return.
+fn ends(site: &mut Site, what: &str, end: impl FnOnce(&mut Site) -> Result<()>) -> Result<()> {
+    let flow = Flow::start(site)?;
+    flow.goes_on(site)?;
+    end(site)?;
+    let start = Instant::now();
+    let ended = line(&mut site.a, flow.pour, "ended", within(60)).context("the writer hears nothing")?;
+    let seen = start.elapsed();
+    println!("{what}, seen after {seen:?}: {ended}");
+    ensure!(ended.contains("DomainGone"), "{ended}");
+    ensure!(seen < SEEN, "only after {seen:?}");
+    site.a.wait(flow.pour, within(60))?.success().map(drop)
+}
+
+fn come_back(site: &mut Site) -> Result<()> {
+    site.b.anew()?;
+    site.brokers[At::B as usize] = None;
+    site.set_up(At::B)?;
+    site.link("a", "b")?;
+    small_file(site)
+}
+
+fn reset(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    for _ in 0..if long() { 10 } else { 1 } {
+        ends(site, "reset", |site| site.b.qmp.run("system_reset", &json!({})).map(drop))?;
+        come_back(site)?;
+    }
+    Ok(Verdict::Done)
+}
+
+fn panics(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    ends(site, "panicked", |site| site.b.start(&["sh", "-c", "echo c > /proc/sysrq-trigger"]).map(drop))?;
+    come_back(site)?;
+    Ok(Verdict::Done)
+}
+
+fn shut_down(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    ends(site, "shut down", |site| site.b.start(&["poweroff", "-f"]).map(drop))?;
+    renew(site)?;
+    Ok(Verdict::Done)
+}
+
+fn killed(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    for _ in 0..if long() { 20 } else { 1 } {
+        ends(site, "killed", |site| site.b.cut())?;
+        renew(site)?;
+    }
+    Ok(Verdict::Done)
+}
+
+fn renew(site: &mut Site) -> Result<()> {
+    site.brokers[At::B as usize] = None;
+    site.renew(At::B)?;
+    site.link("a", "b")?;
+    small_file(site)
+}
