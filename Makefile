@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 .DEFAULT_GOAL := menu
 # A report never takes the place of another.
 REPORT = $(or $(DIR),target/report/$(shell date +%Y-%m-%d-%H%M%S))
-TARGETS := menu demo xen-demo sockets-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
+TARGETS := menu demo vm-demo xen-demo sockets-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
 .PHONY: $(TARGETS) toolchain
 
 menu: ## print this menu
@@ -14,9 +14,13 @@ menu: ## print this menu
 demo: toolchain ## move a large file between two domains, then compare with TCP and UNIX sockets [FILE=path]
 	@cargo run --release -p tombolo-cli -- demo $(if $(FILE),'$(FILE)')
 
+vm-demo: toolchain ## boot two virtual machines, move a file between them, compare with TCP over virtio-net (QEMU)
+	@tools/install-deps.sh
+	@cargo run --quiet --release --package tombolo-e2e --bin vm -- --demo
+
 xen-demo: toolchain ## move a file between two domUs of Xen under QEMU, then compare with TCP and libxenvchan (15 minutes) [DIR=path]
 	@tools/install-deps.sh
-	@cargo run -p tombolo-e2e --bin xen -- demo '$(REPORT)'
+	@cargo run --quiet --release --package tombolo-e2e --bin xen -- demo '$(REPORT)'
 
 sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo between two network namespaces [ROWS=all]
 	@tools/install-deps.sh

@@ -44,7 +44,7 @@ const CASES: [&[Case]; 14] = [
     life::CASES,
     network::CASES,
 ];
-const HALVES: [&[Half]; 11] = [
+const HALVES: [&[Half]; 12] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -55,6 +55,7 @@ const HALVES: [&[Half]; 11] = [
     unplug::HALVES,
     links::HALVES,
     channels::HALVES,
+    crate::demo::HALVES,
     life::HALVES,
 ];
 

@@ -4,18 +4,20 @@
 //! The cases that need virtual machines: their host halves run here, their guest halves in the machines, to
 //! which this binary is copied. It prints what libtest would.
 //!
-//! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --list` names them all.
+//! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --list` names them all, `vm --demo` shows two
+//! machines at work.
 
 #![forbid(unsafe_code)]
 
 mod cases;
+mod demo;
 mod rig;
 mod site;
 
 use std::process::ExitCode;
 use tombolo_e2e::agent;
-use tombolo_e2e::error::Result;
-use tombolo_e2e::runner;
+use tombolo_e2e::error::{Error, Result};
+use tombolo_e2e::runner::{self, Rig as _};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -40,6 +42,11 @@ fn run(words: &[&str], args: &[String]) -> Result<()> {
             cases::all().for_each(|case| println!("{}", case.name));
             Ok(())
         }
+        ["--demo"] => match rig::Rig::prepare() {
+            Ok(rig) => demo::run(&rig, demo::FULL),
+            Err(runner::Lacking::Need(why)) => Err(Error::new(format!("not to be had here: {why}"))),
+            Err(runner::Lacking::Fault(why)) => Err(why),
+        },
         words => runner::run(cases::all(), words),
     }
 }

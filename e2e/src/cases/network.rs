@@ -2,13 +2,18 @@
 //! The network that channels are compared with: if it were not what it should be, no comparison would mean anything.
 
 use super::{Case, Verdict};
+use crate::demo;
 use crate::rig::Rig;
 use crate::site::{Purpose, Site};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::Result;
 use tombolo_e2e::lines::within;
+use tombolo_e2e::network::Network;
 
-pub const CASES: &[Case] = &[Case { name: "network_joins_machines_and_host_in_large_segments", run: joins }];
+pub const CASES: &[Case] = &[
+    Case { name: "network_joins_machines_and_host_in_large_segments", run: joins },
+    Case { name: "demo_moves_a_file_and_compares", run: demo },
+];
 
 fn joins(rig: &mut Rig) -> Result<Verdict> {
     rig.rest()?;
@@ -26,5 +31,15 @@ fn joins(rig: &mut Rig) -> Result<Verdict> {
         ensure!(features.as_bytes().get(bit) == Some(&b'1'), "the card cannot do {bit}: {features}");
     }
     site.finish()?;
+    Ok(Verdict::Done)
+}
+
+/// What `make vm-demo` shows, with samples too short to mean anything.
+fn demo(rig: &mut Rig) -> Result<Verdict> {
+    if let Err(why) = Network::open() {
+        return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
+    }
+    rig.rest()?;
+    demo::run(rig, demo::QUICK)?;
     Ok(Verdict::Done)
 }

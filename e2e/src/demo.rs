@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `make vm-demo`: two machines and their host, a file from one to the other, and how fast that is beside the network
+//! that they have. Everything in the tables is measured in the machines that the file crossed between, in this run.
+
+pub mod knock;
+mod table;
+pub mod volume;
+
+use crate::cases::Half;
+use crate::rig::Rig;
+use crate::site::{At, Purpose, Site, line};
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Instant;
+use table::Table;
+use tombolo_e2e::console::Console;
+use tombolo_e2e::control::Job;
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::guest::until;
+use tombolo_e2e::lines::within;
+use tombolo_e2e::process::Process;
+use tombolo_e2e::qemu::Vm;
+
+/// What the machines do for it besides running `tombolo`.
+pub const HALVES: &[Half] = &[
+    ("volume::send", volume::send),
+    ("volume::receive", volume::receive),
+    ("knock::knock", knock::knock),
+    ("knock::open", knock::open),
+];
+
+/// Where the right end of a measurement listens for its left.
+const PORT: u16 = 7083;
+
+/// What a right end says once it listens.
+const SERVING: &str = "serving at";
+
+/// How much is measured.
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
+    /// Samples of each.
+    runs: u32,
+    /// Seconds of a sample.
+    seconds: f64,
+    /// Mebibytes that cross in 32 KiB writes.
+    volume: u64,
+}
+
+/// For a table that means something.
+pub const FULL: Effort = Effort { runs: 5, seconds: 0.3, volume: 1024 };
+/// To see that all of it works.
+pub const QUICK: Effort = Effort { runs: 2, seconds: 0.1, volume: 64 };
+
+/// Does all of it, and prints it.
+pub fn run(rig: &Rig, effort: Effort) -> Result<()> {
+    println!("Two machines, a and b, with Linux {}, under QEMU; tombolod on their host.", rig.kernel.release);
+    let start = Instant::now();
+    let mut site = Site::boot(rig, Purpose::Measuring)?;
+    println!("booted in {:.1} s\n", start.elapsed().as_secs_f64());
+    join(&mut site)?;
+    file(&mut site)?;
+    if let Err(why) = &site.network {
+        let mut errors = std::io::stderr();
+        writeln!(
+            errors,
+            "SKIP comparison (needs netns): {why}: nothing is measured without a network to compare with"
+        )?;
+        return site.finish();
+    }
+    let lines = measure(&mut site, effort)?;
+    if let Some(path) = std::env::var_os("TOMBOLO_DEMO_LINES") {
+        std::fs::write(&path, lines.join("\n") + "\n").context(path.to_string_lossy())?;
+    }
+    knock::show(&mut site)?;
+    volume::show(&mut site, effort.volume << 20)?;
+    site.finish()
+}
+
+/// Says what is done, as somebody would type it.
+fn say(place: &str, command: &str) {
+    println!("{place}$ {command}");
+}
+
+/// Gives the machines memory to share, with each other and with the host.
+fn join(site: &mut Site) -> Result<()> {
+    for other in ["b", "host"] {
+        say("host", &format!("tombolo link add a {other}"));
+        let start = Instant::now();
+        site.link("a", other)?;
+        let up = start.elapsed().as_secs_f64() * 1000.0;
+        println!("  up after {up:.0} ms");
+    }
+    print!("{}", site.broker.link(&["ls"])?);
+    println!();
+    Ok(())
+}
+
+/// Moves a file from a to b, and compares what arrived.
+fn file(site: &mut Site) -> Result<()> {
+    let (make, sum) = ("head -c 67108864 /dev/urandom > /tmp/file", "sha256sum");
+    say("a", make);
+    site.a.sh(make, within(120))?;
+    let listen = "tombolo cat --listen vm:b/file --receive-only --output /tmp/copy";
+    say("b", listen);
+    let listener = site.b.start(&["sh", "-c", listen])?;
+    let connect = "tombolo cat --connect vm:b/file --send-only --json /tmp/file";
+    say("a", connect);
+    let report = site.a.sh(connect, within(120))?;
+    site.b.wait(listener, within(120))?.success().context("who listens")?;
+    println!("  {report}");
+    let mut sums = Vec::new();
+    for (at, name) in [(At::A, "/tmp/file"), (At::B, "/tmp/copy")] {
+        say(&site.vm(at).name, &format!("{sum} {name}"));
+        let text = site.vm(at).sh(&format!("{sum} {name}"), within(120))?;
+        println!("  {text}");
+        sums.push(text.split(' ').next().unwrap_or_default().to_owned());
+        site.vm(at).sh(&format!("rm {name}"), within(20))?;
+    }
+    ensure!(sums[0] == sums[1] && sums[0].len() == 64, "another file arrived");
+    println!("  the same\n");
+    Ok(())
+}
+
+/// Measures from a to b and from a to the host; the lines of all that was measured.
+fn measure(site: &mut Site, effort: Effort) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    let server = site.b.start(&["tombolo", "bench", "--serve", &place(&site.addresses[1]), "--via", "vm:b"])?;
+    word(&mut site.b, server, SERVING)?;
+    lines.extend(pair(site, "a to b", "vm:b", &site.addresses[1].clone(), effort)?);
+    site.b.kill(server)?;
+
+    let (host, enter) = match &site.network {
+        Ok(network) => (network.host(), network.enter()),
+        Err(why) => return Err(why.clone()),
+    };
+    let mut serve = site.broker.command(&enter, &["bench", "--serve", &place(&host), "--via", "vm:host"])?;
+    let mut server = Process::start(serve.stdout(Stdio::null()).stderr(Stdio::piped()))?;
+    let mut said = server.stderr.take().map(Console::of).ok_or_else(|| Error::new("no standard error"))?;
+    let serves = || said.text().iter().any(|line| line.starts_with(SERVING));
+    until(within(60), serves).context("the host's end of the measurement")?;
+    lines.extend(pair(site, "a to its host", "vm:host", &host, effort)?);
+    server.end()?;
+    Ok(lines)
+}
+
+fn place(address: &str) -> String {
+    format!("{address}:{PORT}")
+}
+
+/// Measures between a and another place, and prints the table.
+fn pair(site: &mut Site, title: &str, via: &str, address: &str, effort: Effort) -> Result<Vec<String>> {
+    let place = place(address);
+    let (runs, seconds) = (effort.runs.to_string(), effort.seconds.to_string());
+    let common = ["tombolo", "bench", "--json", "--peer", &place, "--via", via, "--transport", "tombolo,tcp"];
+    let sampling = ["--runs", &runs, "--seconds", &seconds];
+    let tests: [&[&str]; 2] = [
+        &["--test", "throughput", "--size", "64,1KiB,4KiB,16KiB,32KiB,64KiB"],
+        &["--test", "latency", "--wait", "spin,sleep", "--size", "1,64,4KiB"],
+    ];
+    let mut lines = Vec::new();
+    for test in tests {
+        let job = site.a.start(&[&common[..], &sampling, test].concat())?;
+        let output = site.a.wait(job, within(900))?.success().context(format!("measuring {title}"))?;
+        lines.extend(output.lines().filter(|line| line.starts_with('{')).map(str::to_owned));
+    }
+    print!("{}", Table::of(title, &lines)?);
+    println!();
+    // Each line says between whom: the file may hold several pairs.
+    Ok(lines.into_iter().map(|line| line.replacen('{', &format!("{{\"pair\":\"{title}\","), 1)).collect())
+}
+
+/// Waits for a word of a guest half.
+fn word(vm: &mut Vm, job: Job, word: &str) -> Result<String> {
+    line(vm, job, word, within(300))
+}

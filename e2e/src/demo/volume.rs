@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A volume in writes of 32 KiB, over a channel and over TCP: what the devices were asked, how often processes had to
+//! wait, and who used the processors. The devices are counted by QEMU's own trace, interrupts of doorbells by the guests.
+
+use super::word;
+use crate::site::{At, Site};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tombolo::{Options, Stream};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::lines::within;
+use tombolo_e2e::qemu::Vm;
+
+/// Bytes of a write.
+const WRITE: usize = 32 << 10;
+/// What is counted: stores to the doorbell; notifications of a virtio device, both ways.
+const EVENTS: [&str; 3] = ["memory_region_ops_write", "virtio_queue_notify", "virtio_notify"];
+/// Tells the sender to begin.
+const BEGIN: &str = "/tmp/begin";
+
+/// What one transfer took.
+struct Taken {
+    seconds: f64,
+    /// Of the two processes.
+    waits: f64,
+    /// Of the two machines, beyond what they do when idle.
+    switches: f64,
+    kicks: f64,
+    interrupts: f64,
+    /// Processor seconds of the machines, and of the brokers.
+    machines: f64,
+    brokers: f64,
+}
+
+/// What is shown, where it is, and with how many digits behind the point.
+type Row = (&'static str, fn(&Taken) -> f64, usize);
+
+/// Moves the volume both ways and prints the table.
+pub fn show(site: &mut Site, volume: u64) -> Result<()> {
+    let idle = idle(site)?;
+    let ours = taken(site, "vm:b/volume", volume, idle)?;
+    let place = format!("{}:{}", site.addresses[1], super::PORT + 1);
+    let theirs = taken(site, &place, volume, idle)?;
+    let title = format!("{} MiB from a to b in writes of {} KiB", volume >> 20, WRITE >> 10);
+    println!("{title:<58} {:>12} {:>12} {:>9}", "Tombolo", "TCP", "times");
+    let rows: [Row; 8] = [
+        ("seconds", |it| it.seconds, 2),
+        ("stores to the doorbell, kicks of virtio", |it| it.kicks, 0),
+        ("interrupts of these devices", |it| it.interrupts, 0),
+        ("device accesses: the sum of both", |it| it.kicks + it.interrupts, 0),
+        ("voluntary context switches of the two processes", |it| it.waits, 0),
+        ("context switches of both machines, less those when idle", |it| it.switches, 0),
+        ("processor seconds of both machines", |it| it.machines, 2),
+        ("processor seconds of the host's brokers", |it| it.brokers, 2),
+    ];
+    for (what, of, digits) in rows {
+        let (ours, theirs) = (of(&ours), of(&theirs));
+        let times = if ours > 0.0 { format!("{:.1}", theirs / ours) } else { String::new() };
+        println!("{what:<58} {ours:>12.digits$} {theirs:>12.digits$} {times:>9}");
+    }
+    println!(
+        "brokers on the host: {:.2} % of the processor time\n",
+        100.0 * ours.brokers / (ours.machines + ours.brokers)
+    );
+    Ok(())
+}
+
+/// Context switches of both machines in a second in which nothing is asked of them.
+fn idle(site: &mut Site) -> Result<f64> {
+    let (before, start) = (switches(site)?, Instant::now());
+    site.a.sh("sleep 3", within(60))?;
+    Ok((switches(site)? - before) as f64 / start.elapsed().as_secs_f64())
+}
+
+fn taken(site: &mut Site, place: &str, volume: u64, idle: f64) -> Result<Taken> {
+    let receiver = crate::site::start(&mut site.b, "volume::receive", &[place])?;
+    word(&mut site.b, receiver, "listening")?;
+    let sender = crate::site::start(&mut site.a, "volume::send", &[place, &volume.to_string()])?;
+    word(&mut site.a, sender, "connected")?;
+    // Both are there and wait: what is counted from here on is the transfer, and the word to begin.
+    let interrupts = rung(site)?;
+    let machines = [site.a.process(), site.b.process()];
+    let (switched, used, brokers) = (switches(site)?, processors(&machines)?, site.broker.processes());
+    let (brokered, start) = (processors(&brokers)?, Instant::now());
+    let counts = [Count::start(&mut site.a)?, Count::start(&mut site.b)?];
+    site.a.sh(&format!("touch {BEGIN}"), within(60))?;
+    let sent = numbers(&word(&mut site.a, sender, "sent")?)?;
+    let received = numbers(&word(&mut site.b, receiver, "received")?)?;
+    let mut counted = [0; 2];
+    for (count, at) in counts.into_iter().zip([At::A, At::B]) {
+        let new = count.stop(site.vm(at))?;
+        (counted[0], counted[1]) = (counted[0] + new[0], counted[1] + new[1]);
+    }
+    let taken = Taken {
+        seconds: received[0],
+        waits: sent[2] + received[2],
+        switches: ((switches(site)? - switched) as f64 - idle * start.elapsed().as_secs_f64()).max(0.0),
+        kicks: counted[0] as f64,
+        interrupts: (counted[1] + rung(site)? - interrupts) as f64,
+        machines: processors(&machines)? - used,
+        brokers: processors(&brokers)? - brokered,
+    };
+    site.a.wait(sender, within(60))?.success()?;
+    site.b.wait(receiver, within(60))?.success()?;
+    site.a.sh(&format!("rm {BEGIN}"), within(60))?;
+    ensure!(sent[1] == received[1] && sent[1] >= volume as f64, "{sent:?} sent, {received:?} received");
+    Ok(taken)
+}
+
+/// Seconds, bytes, and waits of a process.
+fn numbers(text: &str) -> Result<[f64; 3]> {
+    let numbers = text.split(' ').map(str::parse).collect::<std::result::Result<Vec<f64>, _>>().context(text)?;
+    <[f64; 3]>::try_from(numbers).map_err(|_| Error::new(format!("not three numbers: {text}")))
+}
+
+/// Context switches of both machines since they booted.
+fn switches(site: &mut Site) -> Result<u64> {
+    sum(site, "sed -n 's/^ctxt //p' /proc/stat")
+}
+
+/// Interrupts that doorbells caused in both machines since they booted.
+fn rung(site: &mut Site) -> Result<u64> {
+    sum(site, "sed -n '/tombolo/{s/^ *[0-9]*: *//;s/ .*//;p}' /proc/interrupts")
+}
+
+/// The sum of the numbers that a command prints in both machines.
+fn sum(site: &mut Site, command: &str) -> Result<u64> {
+    let mut sum = 0;
+    for at in [At::A, At::B] {
+        for line in site.vm(at).sh(command, within(60))?.lines() {
+            sum += line.trim().parse::<u64>().context(line)?;
+        }
+    }
+    Ok(sum)
+}
+
+/// Processor seconds that processes of the host have used.
+fn processors(processes: &[u32]) -> Result<f64> {
+    let mut ticks = 0;
+    for process in processes {
+        let text = fs::read_to_string(format!("/proc/{process}/stat")).context("stat")?;
+        let fields: Vec<&str> = text.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+        for at in [11, 12] {
+            ticks += fields.get(at).ok_or_else(|| Error::new("a short stat"))?.parse::<u64>()?;
+        }
+    }
+    Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// QEMU's trace of a machine's devices while it is switched on.
+struct Count {
+    /// Length of the trace before.
+    from: u64,
+}
+
+impl Count {
+    fn start(vm: &mut Vm) -> Result<Self> {
+        let from = fs::metadata(trace(vm)?).map_or(0, |file| file.len());
+        EVENTS.iter().try_for_each(|event| vm.trace(event, true))?;
+        Ok(Self { from })
+    }
+
+    /// Stores and kicks, and interrupts of virtio.
+    fn stop(self, vm: &mut Vm) -> Result<[u64; 2]> {
+        EVENTS.iter().try_for_each(|event| vm.trace(event, false))?;
+        let bytes = fs::read(trace(vm)?)?;
+        let text = String::from_utf8_lossy(bytes.get(self.from as usize..).unwrap_or_default());
+        let count = |of: fn(&str) -> bool| text.lines().filter(|line| of(line)).count() as u64;
+        Ok([
+            count(|line| line.contains("virtio_queue_notify ") || line.contains("'ivshmem-mmio'")),
+            count(|line| line.contains("virtio_notify ")),
+        ])
+    }
+}
+
+fn trace(vm: &Vm) -> Result<&Path> {
+    vm.log.as_deref().ok_or_else(|| Error::new("this machine's QEMU keeps no log"))
+}
+
+/// How often this program's threads had to wait.
+fn waits() -> Result<u64> {
+    let text = fs::read_to_string("/proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    Ok(line.ok_or_else(|| Error::new("no context switches"))?.trim().parse()?)
+}
+
+fn address(args: &[String]) -> Result<&str> {
+    Ok(args.first().ok_or_else(|| Error::new("where?"))?)
+}
+
+/// Sends as many bytes as it is told, over a channel or TCP, once it is told to begin.
+pub fn send(args: &[String]) -> Result<()> {
+    let volume: u64 = args.get(1).ok_or_else(|| Error::new("how much?"))?.parse()?;
+    let mut end: Box<dyn Write> = match address(args)? {
+        channel if channel.starts_with("vm:") => {
+            let options = Options::new().wait_for_listener(Duration::from_secs(60));
+            Box::new(tombolo::connect_with::<Stream>(channel, &options)?)
+        }
+        place => Box::new(TcpStream::connect(place)?),
+    };
+    println!("connected");
+    tombolo_e2e::guest::until(within(300), || Path::new(BEGIN).exists())?;
+    let (before, start, mut block) = (waits()?, Instant::now(), vec![0x5a; WRITE]);
+    let mut sent: u64 = 0;
+    while sent < volume {
+        block[..8].copy_from_slice(&sent.to_le_bytes());
+        end.write_all(&block)?;
+        sent += WRITE as u64;
+    }
+    end.flush()?;
+    println!("sent {} {sent} {}", start.elapsed().as_secs_f64(), waits()? - before);
+    Ok(())
+}
+
+/// Receives all that comes over a channel or TCP, and checks each block's number.
+pub fn receive(args: &[String]) -> Result<()> {
+    let mut end: Box<dyn Read> = match address(args)? {
+        channel if channel.starts_with("vm:") => {
+            let mut listener = tombolo::listen(channel)?;
+            println!("listening");
+            Box::new(listener.accept()?)
+        }
+        place => {
+            let listener = TcpListener::bind(place)?;
+            println!("listening");
+            Box::new(listener.accept()?.0)
+        }
+    };
+    let mut buffer = vec![0; 2 * WRITE];
+    let mut got = end.read(&mut buffer)?;
+    let (before, start, mut total, mut next) = (waits()?, Instant::now(), 0_u64, 0_u64);
+    while got > 0 {
+        // The number of each block that begins in what came, unless it was cut.
+        while next < total + got as u64 {
+            let at = (next - total) as usize;
+            if let Some(number) = buffer[..got].get(at..at + 8) {
+                ensure!(number == next.to_le_bytes(), "block {next} begins with {number:?}");
+            }
+            next += WRITE as u64;
+        }
+        total += got as u64;
+        got = end.read(&mut buffer)?;
+    }
+    println!("received {} {total} {}", start.elapsed().as_secs_f64(), waits()? - before);
+    Ok(())
+}
