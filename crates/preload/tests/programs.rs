@@ -140,7 +140,7 @@ fn memcached(world: &World) -> u64 {
 /// Twenty sensors in one domain, a broker in another, and there a subscriber as well.
 fn mosquitto(world: &World) -> u64 {
     const SENSORS: usize = 20;
-    const READINGS: usize = if cfg!(debug_assertions) { 300 } else { 1000 };
+    const READINGS: usize = 1000;
     let text = format!("listener 1883 {SERVER}\nallow_anonymous true\nmax_queued_messages 0\nuser root\n");
     let configuration = world.file("mosquitto.conf", &text);
     let mut broker = world.serve(1883, &["mosquitto", "-c", &configuration]);
