@@ -19,8 +19,9 @@ use std::path::Path;
 
 /// Seconds for what xl does on a loaded machine.
 const XL: u64 = 120;
-/// Seconds that a domU may take to boot.
-const BOOT: u64 = 180;
+/// Seconds that a domU may take to boot, and how often that is tried: under emulation a PVH domU hangs now and then.
+const BOOT: u64 = 90;
+const TRIES: u32 = 3;
 
 /// How a domU runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,8 +99,8 @@ impl Host {
     pub fn create_pair(&mut self, kind: Kind) -> Result<()> {
         self.start(0, kind, "")?;
         self.start(1, kind, "")?;
-        self.await_up(0)?;
-        self.await_up(1)
+        self.await_or_again(0, kind, "")?;
+        self.await_or_again(1, kind, "")
     }
 
     /// Starts a domU in its place, with more lines for its xl.cfg, and waits until it is up.
@@ -108,6 +109,19 @@ impl Host {
     /// xl says why not, or it does not come up.
     pub fn create(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
         self.start(place, kind, more)?;
+        self.await_or_again(place, kind, more)
+    }
+
+    /// Waits until a domU is up; one that does not boot is made anew, and that is said.
+    fn await_or_again(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
+        for _ in 1..TRIES {
+            match self.await_up(place) {
+                Ok(()) => return Ok(()),
+                Err(why) => println!("{why}\nonce more"),
+            }
+            self.destroy(place)?;
+            self.start(place, kind, more)?;
+        }
         self.await_up(place)
     }
 
