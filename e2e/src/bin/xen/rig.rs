@@ -97,21 +97,12 @@ impl Rig {
 
     /// Two domUs of that kind, for a case that leaves them as they were.
     pub fn pair(&mut self, kind: Kind) -> Result<&mut Pair> {
-        match self.host.as_ref().map(|(there, _)| *there) {
-            Some(there) if there == kind => {}
-            Some(_) => {
-                if let Some((there, pair)) = &mut self.host {
-                    *there = kind;
-                    pair.host.destroy(0)?;
-                    pair.host.destroy(1)?;
-                    pair.create(kind)?;
-                }
-            }
-            None => {
-                let mut pair = Pair { host: Host::boot(&self.parts)?, grants: BTreeSet::new() };
-                pair.create(kind)?;
-                self.host = Some((kind, pair));
-            }
+        // A PVH domU that comes after PV domUs that were destroyed does not always boot: another kind, another machine.
+        if self.host.as_ref().is_none_or(|(there, _)| *there != kind) {
+            self.host = None;
+            let mut pair = Pair { host: Host::boot(&self.parts)?, grants: BTreeSet::new() };
+            pair.create(kind)?;
+            self.host = Some((kind, pair));
         }
         self.host.as_mut().map(|(_, pair)| pair).ok_or_else(|| Error::new("no pair"))
     }
