@@ -9,6 +9,7 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use place::{Place, has, output, python};
@@ -41,10 +42,28 @@ fn connections_beyond_the_quota_stay_on_tcp() {
     assert!(refused > 0 && joined < COUNT as usize, "{joined} joined, {refused} refused");
 }
 
+static COUNTED: AtomicU32 = AtomicU32::new(0);
+
 /// A memory cgroup of its own, which goes with it.
 struct Group(PathBuf);
 
 impl Group {
+    /// With far less than the rings would take; `None`, and a skip that is said aloud, where there can be none.
+    fn for_test(test: &str) -> Option<Self> {
+        let made = Self::new(96 << 20);
+        if let Err(error) = &made {
+            let _ = writeln!(std::io::stderr(), "SKIP {test} (needs memcg): {error}");
+        }
+        made.ok()
+    }
+
+    /// Begins a command line: what comes after it runs in this cgroup.
+    fn command(&self) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.0);
+        command
+    }
+
     fn new(limit: u64) -> std::io::Result<Self> {
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let mounted = Path::new("/sys/fs/cgroup");
@@ -59,7 +78,11 @@ impl Group {
             (None, Some(_)) => (mounted.to_owned(), "memory.max"),
             (None, None) => return Err(std::io::ErrorKind::NotFound.into()),
         };
-        let group = Self(parent.join(format!("tombolo-test-{}", std::process::id())));
+        let group = Self(parent.join(format!(
+            "tombolo-test-{}-{}",
+            std::process::id(),
+            COUNTED.fetch_add(1, Ordering::Relaxed)
+        )));
         fs::create_dir(&group.0)?;
         fs::write(group.0.join(file), limit.to_string())?;
         Ok(group)
@@ -87,19 +110,26 @@ fn memory_cgroup_that_is_full_leaves_connections_on_tcp_and_kills_nobody() {
     if !has(test, &["python3", "sh"]) {
         return;
     }
-    let group = match Group::new(96 << 20) {
-        Ok(group) => group,
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "SKIP {test} (needs memcg): {error}");
-            return;
-        }
-    };
+    let Some(group) = Group::for_test(test) else { return };
     let place = Place::new();
     let python = python("crowd.py");
-    let mut command = Command::new("sh");
-    command.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).arg(&group.0);
+    let mut command = group.command();
     command.arg(python.get_program()).args(python.get_args());
     let (joined, refused) = many(command, &place);
     assert!(joined > 0 && refused > 0, "{joined} joined, {refused} refused; the log:\n{}", place.log());
     assert_eq!(group.kills(), 0);
+}
+
+#[test]
+fn canary_program_that_asks_the_cgroup_for_too_much_is_killed() {
+    let test = "canary_program_that_asks_the_cgroup_for_too_much_is_killed";
+    if !has(test, &["python3", "sh"]) {
+        return;
+    }
+    let Some(group) = Group::for_test(test) else { return };
+    let mut command = group.command();
+    command.arg("python3").arg("-c");
+    command.arg("import os; os.posix_fallocate(os.memfd_create('x'), 0, 256 << 20)");
+    assert!(!command.stderr(std::process::Stdio::null()).status().unwrap().success());
+    assert!(group.kills() > 0);
 }

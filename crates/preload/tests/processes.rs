@@ -143,8 +143,8 @@ fn end_that_is_killed_at_any_time_leaves_a_beginning_and_an_end() {
 }
 
 #[test]
-fn streams_whose_link_is_cut_under_load_arrive_whole_over_tcp() {
-    if has("streams_whose_link_is_cut_under_load_arrive_whole_over_tcp", &["python3"]) {
+fn s10_streams_whose_link_is_cut_under_load_arrive_whole_over_tcp() {
+    if has("s10_streams_whose_link_is_cut_under_load_arrive_whole_over_tcp", &["python3"]) {
         for seed in 0..runs(3, 100) {
             let (tcp, shared) = crowd("revoked", 4, seed);
             assert!(shared > 1_000_000 && tcp > 1_000_000, "{shared} bytes shared, {tcp} over TCP");

@@ -304,7 +304,7 @@ impl Pipes {
         self.line.is_gone() && kernel.poll(fd, ENDED) & ENDED != 0
     }
 
-    /// The path to the peer is gone: back to TCP. Says whether the peer has to follow before that can be done, which nobody
+    /// S-10. The path to the peer is gone: back to TCP. Says whether the peer has to follow before that can be done, which nobody
     /// will ring for.
     fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let left = self.turn(connection, &self.tx, |tx| {

@@ -29,8 +29,7 @@ struct Names {
     given_back: [&'static str; 2],
 }
 
-const V2: Names =
-    Names { most: "memory.max", used: "memory.current", given_back: ["inactive_file ", "active_file "] };
+const V2: Names = Names { most: "memory.max", used: "memory.current", given_back: ["inactive_file ", "active_file "] };
 const V1: Names = Names {
     most: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
@@ -126,7 +125,8 @@ mod tests {
 
     #[test]
     fn quota_grants_what_there_is_and_takes_it_back() {
-        let quota = Quota { left: Mutex::new(Some((Instant::now() + Duration::from_secs(600), 1 << 30))), ..Quota::new(10) };
+        let quota =
+            Quota { left: Mutex::new(Some((Instant::now() + Duration::from_secs(600), 1 << 30))), ..Quota::new(10) };
         let first = quota.take(6).unwrap();
         assert!(quota.take(5).is_none());
         assert!(quota.take(4).is_some());

@@ -24,7 +24,7 @@ static BUDGET: AtomicU32 = AtomicU32::new(BEGIN);
 static CPUS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
 
 /// Looks until `found`, or until the budget is spent.
-pub(crate) fn until(found: impl FnMut() -> bool) -> bool {
+pub fn until(found: impl FnMut() -> bool) -> bool {
     let budget = BUDGET.load(Ordering::Relaxed);
     if budget == 0 || *CPUS == 1 {
         return false;
@@ -52,12 +52,13 @@ fn look(budget: Duration, mut found: impl FnMut() -> bool, offer: impl Fn()) -> 
 }
 
 /// A sleep begins.
-pub(crate) fn asleep() -> Instant {
+#[must_use]
+pub fn asleep() -> Instant {
     Instant::now()
 }
 
 /// A sleep ended: a short one would have been caught by a longer spin, a long one makes spinning a waste.
-pub(crate) fn learn(since: Instant) {
+pub fn learn(since: Instant) {
     let budget = BUDGET.load(Ordering::Relaxed);
     let next = if since.elapsed() <= Duration::from_micros((2 * MOST).into()) {
         (budget * 2).clamp(BEGIN, MOST)
