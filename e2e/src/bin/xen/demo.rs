@@ -102,7 +102,7 @@ fn file(pair: &mut Pair) -> Result<String> {
 }
 
 /// The right end, in B.
-struct Serving {
+pub struct Serving {
     job: Job,
     via: [u16; 2],
     /// What was skipped or failed.
@@ -110,7 +110,8 @@ struct Serving {
 }
 
 impl Serving {
-    fn start(pair: &mut Pair) -> Result<Self> {
+    /// Starts it.
+    pub fn start(pair: &mut Pair) -> Result<Self> {
         let via = [pair.number("B"), pair.number("A")];
         let job = pair.start("B", &format!("exec {BENCH} --serve 10.9.0.2:{PORT} --via xen:{}", via[1]))?;
         let said = pair.at("B")?.line(job, within(60))?;
@@ -119,7 +120,7 @@ impl Serving {
     }
 
     /// What the driver in A prints on its standard output. A measurement that fails is told at the end, beside the others.
-    fn measure(&mut self, pair: &mut Pair, options: &str) -> Result<String> {
+    pub fn measure(&mut self, pair: &mut Pair, options: &str) -> Result<String> {
         let driver =
             format!("{BENCH} --peer 10.9.0.2:{PORT} --via xen:{} --json {options} >/tmp/out 2>/tmp/err", self.via[0]);
         let job = pair.start("A", &driver)?;
@@ -131,7 +132,8 @@ impl Serving {
         Ok(out + "\n")
     }
 
-    fn end(self, pair: &mut Pair) -> Result<String> {
+    /// Ends it; what it said of what did not go well.
+    pub fn end(self, pair: &mut Pair) -> Result<String> {
         pair.at("B")?.kill(self.job)?;
         pair.at("B")?.wait(self.job, within(60))?;
         Ok(self.said + "\n")
@@ -195,7 +197,7 @@ fn volume(rig: &mut Rig, server: &mut Serving, lines: &mut String) -> Result<Str
 }
 
 /// What A and B did while something ran, by Xen's own count.
-fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<[Share; 2]> {
+pub fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<[Share; 2]> {
     let (packages, pair) = rig.traced()?;
     // Scheduling, without which nothing can be told of whom it is, and what paravirtualized guests ask for.
     let job = pair.start("dom0", "exec xentrace -D -S 256 -e 0x0022f000 /tmp/trace")?;
@@ -209,7 +211,7 @@ fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<[Sh
 }
 
 /// The benchmark's own tables and charts of the lines.
-fn tables(rig: &Rig, to: &Path, ring: &str, lines: &str) -> Result<String> {
+pub fn tables(rig: &Rig, to: &Path, ring: &str, lines: &str) -> Result<String> {
     let (results, page) = (to.join(format!("ring-{ring}.jsonl")), to.join(format!("ring-{ring}")));
     fs::write(&results, lines)?;
     let mut report = Command::new(rig.tombolo()?);
