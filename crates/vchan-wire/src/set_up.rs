@@ -103,7 +103,11 @@ pub fn client(ground: &dyn Ground, path: &str) -> Result<Halves> {
     if ground.map(&[reference], true, None)?.load8(at::CLIENT_LIVE) == 1 {
         return Err(Error::Busy(path.into()));
     }
-    let event = ground.bind(port)?;
+    let event = ground.bind(port).map_err(|error| match error.kind() {
+        // The page is there and its port is taken: another client came at this moment.
+        std::io::ErrorKind::BrokenPipe => Error::Busy(path.into()),
+        _ => error.into(),
+    })?;
     let page = ground.map(&[reference], true, Some((at::CLIENT_LIVE, event.port())))?;
     // Each word is loaded once: the server may change it afterwards, to its own harm alone.
     let sizes = Sizes::decode(page.load32(at::ORDERS))?;
