@@ -30,8 +30,7 @@ fn as_nobody(words: &[&str]) -> Vec<String> {
 }
 
 fn sql(world: &World, client: &str, more: &[&str]) -> String {
-    let to = ["-h", SERVER, "-U", "keeper", "-d", "postgres"];
-    let words = as_nobody(&[&[client][..], &to, more].concat());
+    let words = as_nobody(&[&[client, "-h", SERVER, "-U", "keeper"], more, &["postgres"]].concat());
     world.ask(&words.iter().map(String::as_str).collect::<Vec<_>>())
 }
 

@@ -117,12 +117,12 @@ macro_rules! suites {
 suites! {
     always cpythons_test_asyncore_is_the_same, "test_asyncore", 0;
     always cpythons_test_epoll_is_the_same, "test_epoll", 0;
-    always cpythons_test_ftplib_is_the_same, "test_ftplib", 0;
-    always cpythons_test_httpservers_is_the_same, "test_httpservers", 0;
+    always cpythons_test_ftplib_is_the_same, "test_ftplib", 30;
+    always cpythons_test_httpservers_is_the_same, "test_httpservers", 1;
     always cpythons_test_poll_is_the_same, "test_poll", 0;
     always cpythons_test_select_is_the_same, "test_select", 0;
-    always cpythons_test_smtplib_is_the_same, "test_smtplib", 0;
-    always cpythons_test_socketserver_is_the_same, "test_socketserver", 0;
+    always cpythons_test_smtplib_is_the_same, "test_smtplib", 5;
+    always cpythons_test_socketserver_is_the_same, "test_socketserver", 40;
     at_length cpythons_test_asyncio_is_the_same, "test_asyncio", 0;
     at_length cpythons_test_selectors_is_the_same, "test_selectors", 0;
     at_length cpythons_test_socket_is_the_same, "test_socket", 0;
