@@ -140,6 +140,38 @@ fn scp(world: &World) {
     server.terminate();
 }
 
+// ---- systemd
+
+/// What systemd says of the guide's drop-in, changed by `change`; a unit that nothing is wrong with is no news to it.
+fn verdict(change: impl Fn(&str) -> String) -> String {
+    let guide = include_str!("../../../docs/guide/sockets.md");
+    let drop_in = guide.split("```").find(|block| block.contains("tombolo.conf")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let unit = folder.path().join("one.service");
+    fs::write(&unit, "[Service]\nExecStart=/bin/true\n").unwrap();
+    fs::create_dir(folder.path().join("one.service.d")).unwrap();
+    fs::write(folder.path().join("one.service.d/tombolo.conf"), change(drop_in)).unwrap();
+    let said = Command::new("systemd-analyze").arg("verify").arg(&unit).output().unwrap();
+    String::from_utf8_lossy(&said.stderr).into_owned()
+}
+
+#[test]
+fn drop_in_of_the_guide_is_one_that_systemd_takes() {
+    if place::has("drop_in_of_the_guide_is_one_that_systemd_takes", &["systemd-analyze"]) {
+        assert_eq!(verdict(str::to_owned), "");
+    }
+}
+
+#[test]
+fn canary_drop_in_that_says_nonsense_is_named() {
+    if place::has("canary_drop_in_that_says_nonsense_is_named", &["systemd-analyze"]) {
+        for nonsense in ["ENOSUCH", "0x\nRuntimeDirectoryMode=z"] {
+            let said = verdict(|drop_in| drop_in.replace("ENOSYS", nonsense));
+            assert!(said.contains("tombolo.conf"), "{nonsense}: {said:?}");
+        }
+    }
+}
+
 correct! {
     openssh_copies_files_both_ways, ["scp", "sshd", "ssh-keygen", "mount"], scp;
 }
