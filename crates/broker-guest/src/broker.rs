@@ -229,13 +229,13 @@ impl<D: Devices> Broker<D> {
                     return;
                 }
                 if let Some(mut old) = self.links.insert(told.link, Link::new(told, self.settings.slice)) {
-                    old.leave(&self.programs);
+                    old.leave(&mut self.programs);
                     self.old.push(old);
                 }
             }
             News::Unlink(number, generation) => {
                 if let Some(link) = self.links.get_mut(&number).filter(|link| link.told.generation == generation) {
-                    link.leave(&self.programs);
+                    link.leave(&mut self.programs);
                 }
             }
             News::Life(number, life) => {
@@ -243,7 +243,7 @@ impl<D: Devices> Broker<D> {
                     link.told.life = life;
                     link.tell_life();
                     if life == Life::DomainGone {
-                        link.fail_waiting(&self.programs, "its machine is gone");
+                        link.fail_waiting(&mut self.programs, "its machine is gone");
                     }
                 }
             }
@@ -309,6 +309,9 @@ impl<D: Devices> Broker<D> {
                 && let Some((_, peer)) = &mut link.memory
             {
                 peer.spoil(&format!("says what cannot be: {why}"));
+            }
+            if link.memory.as_ref().is_some_and(|(_, peer)| peer.is_broken()) {
+                link.fail_waiting(programs, "its broker is not heard until it begins anew");
             }
             if !more {
                 return false;

@@ -171,12 +171,11 @@ impl<R: Region> Link<R> {
         }
     }
 
-    pub(crate) fn fail_waiting(&mut self, programs: &BTreeMap<u64, Program>, why: &str) {
-        for (serial, (id, _)) in std::mem::take(&mut self.waiting) {
+    /// Tells all who wait for an answer of the peer that none will come.
+    pub(crate) fn fail_waiting(&mut self, programs: &mut BTreeMap<u64, Program>, why: &str) {
+        for serial in self.waiting.keys().copied().collect::<Vec<_>>() {
             self.calls.close(serial);
-            if let Some(program) = programs.get(&id) {
-                let _ = program.answer(Message::Refuse { code: code::NOT_FOUND, reason: why.into() });
-            }
+            self.refuse(serial, No(code::NOT_FOUND, why.into()), programs);
         }
     }
 
@@ -246,7 +245,7 @@ impl<R: Region> Link<R> {
     }
 
     /// The host took the link back.
-    pub(crate) fn leave(&mut self, programs: &BTreeMap<u64, Program>) {
+    pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
         self.leaving = true;
         self.fail_waiting(programs, "the link is taken away");
         self.sockets.keys().for_each(|serial| self.tell_close(*serial));

@@ -458,9 +458,14 @@ fn b18_calls_that_cannot_be_are_not_believed() {
             victim.liar.say(made.serial, told_by_peer(made, Side::Open));
         }
         victim.liar.connect(1000, "nothing", 90);
-        assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))), "{told:?}");
-        victim.liar.pump();
-        assert!(victim.liar.heard.iter().all(|said| said.message == Message::Close {}), "{told:?}");
+        eventually("it is not believed", || {
+            victim.liar.pump();
+            let called = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
+            matches!(called, Err(Error::NotFound(_)))
+        });
+        // It may have called before it heard all of that.
+        let harmless = |message: &Message| matches!(message, Message::Close {} | Message::Connect { .. });
+        assert!(victim.liar.heard.iter().all(|said| harmless(&said.message)), "{told:?}");
         victim.liar.begin_anew();
     };
     wrong.iter().for_each(|made| greet(&mut victim, 2, &[good, *made]));
