@@ -17,6 +17,10 @@ use place::Place;
 /// The slowest takes a minute and a half on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// The one that differs now and then, of `test_asyncio`: it wants a peer that closes to be met in the middle of a
+/// `sendfile`. The guide says so.
+const DIFFERS: &str = "*sendfile_close_peer_in_the_middle_of_receiving";
+
 fn python() -> Command {
     Command::new("/usr/bin/python3")
 }
@@ -38,7 +42,7 @@ fn run(place: &Place, name: &str, suite: &str, dress: bool) -> BTreeMap<String, 
     fs::create_dir(&folder).unwrap();
     let mut command = python();
     // Sockets of virtual machines hang in some of them, whoever looks.
-    command.args(["-m", "test", "-u", "network", "-i", "*VSOCK*", "--junit-xml"]).arg(&table).arg(suite);
+    command.args(["-m", "test", "-u", "network", "-i", "*VSOCK*", "-i", DIFFERS, "--junit-xml"]).arg(&table).arg(suite);
     command.current_dir(folder).stdin(Stdio::null());
     if dress {
         place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
