@@ -18,20 +18,21 @@ impl Programs {
     /// # Errors
     /// They do not build.
     pub fn build() -> Result<Self> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut build = Command::new(cargo);
-        build.args(["build", "--release", "--quiet", "--bins", "--message-format=json-render-diagnostics"]);
-        build.args(["-p", "tombolo-cli", "-p", "tombolo-broker"]);
-        build.arg("--manifest-path").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"));
-        let output = build.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("no cargo")?;
-        if !output.status.success() {
-            return Err(Error::new(format!("tombolo and tombolod do not build: {}", output.status)));
-        }
-        let said = String::from_utf8_lossy(&output.stdout);
-        let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let built = lines.filter_map(|line| line["executable"].as_str().map(PathBuf::from));
+        let lines = cargo("", &["--bins"])?;
+        let built = lines.iter().filter_map(|line| line["executable"].as_str().map(PathBuf::from));
         let named = built.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), stripped(&path))));
         named.map(|(name, path)| Ok((name, path?))).collect::<Result<_>>().map(Self)
+    }
+
+    /// Builds a library of `package` as an archive called `name`, and says where it is.
+    ///
+    /// # Errors
+    /// It does not build, or is called otherwise.
+    pub fn archive(package: &str, name: &str) -> Result<PathBuf> {
+        let lines = cargo(package, &["--bins", "--lib"])?;
+        let files = lines.iter().filter_map(|line| line["filenames"].as_array()).flatten();
+        let found = files.filter_map(Value::as_str).map(PathBuf::from).find(|path| path.ends_with(name));
+        found.ok_or_else(|| Error::new(format!("{package} has no {name}")))
     }
 
     /// Where a program is.
@@ -41,6 +42,24 @@ impl Programs {
     pub fn path(&self, name: &str) -> Result<&Path> {
         self.0.get(name).map(PathBuf::as_path).ok_or_else(|| Error::new(format!("no program {name} was built")))
     }
+}
+
+/// Builds the programs, and `more` beside them, so that what they have in common is built once; what cargo says of it.
+fn cargo(more: &str, what: &[&str]) -> Result<Vec<Value>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]).args(what);
+    let packages = ["tombolo-cli", "tombolo-broker", more];
+    for package in packages.iter().filter(|package| !package.is_empty()) {
+        build.args(["-p", package]);
+    }
+    build.arg("--manifest-path").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"));
+    let output = build.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("no cargo")?;
+    if !output.status.success() {
+        return Err(Error::new(format!("{} do not build: {}", packages.join(" "), output.status)));
+    }
+    let said = String::from_utf8_lossy(&output.stdout);
+    Ok(said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
 /// A copy of a program without what tells about its source: a guest keeps its files in memory.
