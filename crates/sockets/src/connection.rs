@@ -24,6 +24,7 @@ use crate::{
     pipes::{Failed, Pipes, Read},
     process::Process,
     proof::{ENOUGH, History},
+    roster::{Roster, Row},
     switch::Carrier,
     tuple::Tuple,
 };
@@ -65,6 +66,10 @@ pub struct Connection {
     reason: AtomicU16,
     /// Bytes that went over TCP through this library.
     counted: [AtomicU64; 2],
+    /// Bytes that went through the pipes.
+    piped: [AtomicU64; 2],
+    /// What is shown of it from outside, once it was due.
+    row: OnceLock<Option<Row>>,
     /// Threads inside a kernel call that moves bytes.
     inside: [AtomicU32; 2],
     pub(crate) history: Mutex<Option<Box<History>>>,
@@ -104,6 +109,8 @@ impl Connection {
             stage: AtomicU8::new(0),
             reason: AtomicU16::new(0),
             counted: [const { AtomicU64::new(0) }; 2],
+            piped: [const { AtomicU64::new(0) }; 2],
+            row: OnceLock::new(),
             inside: [const { AtomicU32::new(0) }; 2],
             history: Mutex::new(Some(Box::default())),
             remembers: [const { AtomicBool::new(true) }; 2],
@@ -141,6 +148,7 @@ impl Connection {
             let _ = self.stage.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
             *lock(&self.history) = None;
             self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
+            self.tell();
         }
     }
 
@@ -153,6 +161,7 @@ impl Connection {
             self.reason.store(reason as u16, Ordering::Relaxed);
             *lock(&self.history) = None;
             self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
+            self.tell();
         }
         news
     }
@@ -161,9 +170,34 @@ impl Connection {
     pub fn leave(&self, reason: Reason) {
         if !self.leaves.swap(true, Ordering::SeqCst) {
             self.reason.store(reason as u16, Ordering::Relaxed);
+            self.tell();
         }
         if let Some(family) = self.family() {
             family.leave();
+        }
+    }
+
+    // ---- what is shown
+
+    /// Shows it from now on to whoever looks from outside.
+    pub(crate) fn show(&self, roster: &Roster) {
+        self.row.get_or_init(|| roster.show(self));
+    }
+
+    fn row(&self) -> Option<&Row> {
+        self.row.get()?.as_ref()
+    }
+
+    fn tell(&self) {
+        if let Some(row) = self.row() {
+            row.tell(self.stage(), self.reason());
+        }
+    }
+
+    /// In a child made by fork: what is shown of it is its parent's.
+    pub(crate) fn disown(&self) {
+        if let Some(row) = self.row() {
+            row.disown();
         }
     }
 
@@ -314,7 +348,23 @@ impl Connection {
 
     /// Says how many there were before.
     pub(crate) fn count(&self, direction: Direction, bytes: usize) -> u64 {
-        self.counter(direction).fetch_add(bytes as u64, Ordering::Relaxed)
+        let before = self.counter(direction).fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some(row) = self.row() {
+            row.count(direction, Carrier::Tcp, before + bytes as u64);
+        }
+        before
+    }
+
+    /// So many bytes went by one of the two ways; those over TCP were counted when they went.
+    #[inline]
+    fn moved(&self, process: &Process, direction: Direction, carrier: Carrier, bytes: usize) {
+        process.moved(direction, carrier, bytes);
+        if carrier == Carrier::Pipe {
+            let all = self.piped[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+            if let Some(row) = self.row() {
+                row.count(direction, carrier, all);
+            }
+        }
     }
 
     pub(crate) fn counted(&self, direction: Direction) -> u64 {
@@ -383,7 +433,7 @@ impl Connection {
         let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
         match pipes.send(self, process.kernel(), fd, from, process.wanted(self)) {
             Ok((n, carrier)) => {
-                process.moved(Direction::Out, carrier, n);
+                self.moved(process, Direction::Out, carrier, n);
                 if n < from.iter().map(|part| part.len()).sum() {
                     self.stalls.fetch_add(1, Ordering::Relaxed);
                 }
@@ -408,7 +458,7 @@ impl Connection {
         match pipes.recv(self, process.kernel(), fd, to, read) {
             Ok((n, carrier)) => {
                 if read == Read::Take {
-                    process.moved(Direction::In, carrier, n);
+                    self.moved(process, Direction::In, carrier, n);
                 }
                 Ok(n)
             }

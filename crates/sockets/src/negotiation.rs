@@ -104,6 +104,7 @@ impl Process {
         if connection.stage() != Stage::Candidate || !connection.is_due(self.settings.after) {
             return;
         }
+        connection.show(&self.roster);
         if !connection.is_alone() {
             self.wait_to_be_alone(connection, call);
             return;

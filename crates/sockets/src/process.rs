@@ -33,6 +33,7 @@ use crate::{
     negotiation::Exchange,
     pipes::{Broken, Line},
     quota::Quota,
+    roster::Roster,
     switch::Carrier,
     tuple::Tuple,
 };
@@ -78,6 +79,7 @@ pub struct Process {
     pub(crate) rendezvous: Box<dyn Rendezvous>,
     pub(crate) exchange: Mutex<Exchange>,
     pub(crate) quota: Quota,
+    pub(crate) roster: Roster,
     hub: Mutex<Option<Arc<Hub>>>,
     waiters: Mutex<Vec<Aside>>,
     /// Somebody took an edge of the bells, which may have told of a message or of a peer that is gone.
@@ -157,6 +159,7 @@ impl Process {
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
             quota: Quota::new(settings.memory),
+            roster: Roster::default(),
             settings,
             kernel,
             rendezvous,
