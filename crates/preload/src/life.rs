@@ -158,7 +158,7 @@ fn handing_on() {
     for stream in 0..=2 {
         let Some((own, peer)) = kernel::addresses(stream) else { continue };
         let tuple = tombolo::sockets::tuple::Tuple::new(own, peer);
-        let same = |(_, one): &(_, Arc<Connection>)| one.tuple == tuple && one.stage() != Stage::Plain;
+        let same = |(_, one): &(_, Arc<Connection>)| one.tuple() == Some(tuple) && one.stage() != Stage::Plain;
         if let Some((_, connection)) = state::connections().into_iter().find(same) {
             control::hand_over(process, stream, &connection, Reason::Shared);
         }

@@ -22,7 +22,7 @@ use crate::{
     kernel::Kernel,
     negotiation::Talk,
     pipes::{Failed, Pipes, Read},
-    process::Process,
+    process::{Process, random_id},
     proof::{ENOUGH, History},
     roster::{Roster, Row},
     switch::Carrier,
@@ -56,12 +56,10 @@ pub enum Stage {
 /// One end of a connection. All descriptors of it in this process share this.
 #[derive(Debug)]
 pub struct Connection {
-    /// Its addresses.
-    pub tuple: Tuple,
     /// This end connected, the other accepted.
     pub dialled: bool,
-    /// Names this end (M-3).
-    pub(crate) id: u64,
+    /// Its addresses, and what names this end (M-3): found out when it is due.
+    identity: OnceLock<(Tuple, u64)>,
     stage: AtomicU8,
     reason: AtomicU16,
     /// Bytes that went over TCP through this library.
@@ -101,11 +99,10 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(tuple: Tuple, dialled: bool, id: u64, fd: RawFd) -> Self {
+    pub(crate) fn new(dialled: bool, fd: RawFd) -> Self {
         Self {
-            tuple,
             dialled,
-            id,
+            identity: OnceLock::new(),
             stage: AtomicU8::new(0),
             reason: AtomicU16::new(0),
             counted: [const { AtomicU64::new(0) }; 2],
@@ -129,6 +126,21 @@ impl Connection {
             departed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
         }
+    }
+
+    /// Its addresses, once they were asked for.
+    #[must_use]
+    pub fn tuple(&self) -> Option<Tuple> {
+        self.identity.get().map(|(tuple, _)| *tuple)
+    }
+
+    /// Its addresses and its number; none where it is no TCP connection.
+    pub(crate) fn identity(&self, kernel: &dyn Kernel) -> Option<(Tuple, u64)> {
+        if let Some(known) = self.identity.get() {
+            return Some(*known);
+        }
+        let tuple = kernel.tuple(self.fd())?;
+        Some(*self.identity.get_or_init(|| (tuple, random_id())))
     }
 
     /// How far it is.
@@ -180,8 +192,8 @@ impl Connection {
     // ---- what is shown
 
     /// Shows it from now on to whoever looks from outside.
-    pub(crate) fn show(&self, roster: &Roster) {
-        self.row.get_or_init(|| roster.show(self));
+    pub(crate) fn show(&self, roster: &Roster, tuple: Tuple) {
+        self.row.get_or_init(|| roster.show(self, tuple));
     }
 
     fn row(&self) -> Option<&Row> {
@@ -313,6 +325,12 @@ impl Connection {
     pub fn opened(&self, fd: RawFd) {
         self.descriptors.fetch_add(1, Ordering::Relaxed);
         self.fd.store(fd, Ordering::Relaxed);
+    }
+
+    /// Whether there is no other descriptor of it in this process.
+    #[must_use]
+    pub fn is_single(&self) -> bool {
+        self.descriptors.load(Ordering::Relaxed) == 1
     }
 
     /// A descriptor of it is about to be closed; `other` is one that stays, if there is one. Says whether this is the

@@ -35,7 +35,6 @@ use crate::{
     quota::Quota,
     roster::Roster,
     switch::Carrier,
-    tuple::Tuple,
 };
 
 /// What a user can set.
@@ -187,8 +186,8 @@ impl Process {
     /// A new connection that this end `dialled` or accepted. It begins on TCP; whether anybody is at the other end to
     /// join is found out later.
     #[must_use]
-    pub fn track(&self, tuple: Tuple, dialled: bool, fd: RawFd) -> Connection {
-        Connection::new(tuple, dialled, random_id(), fd)
+    pub fn track(&self, dialled: bool, fd: RawFd) -> Connection {
+        Connection::new(dialled, fd)
     }
 
     /// Where both directions of a connection should be now.
@@ -338,7 +337,8 @@ impl Process {
 
     pub(crate) fn log(&self, connection: &Connection, what: &str) {
         let Some(path) = &self.settings.log else { return };
-        let line = format!("tombolo {}: {} {what}\n", std::process::id(), connection.tuple);
+        let Some((tuple, _)) = connection.identity(&*self.kernel) else { return };
+        let line = format!("tombolo {}: {tuple} {what}\n", std::process::id());
         // A log that cannot be written is no reason to disturb the program.
         let open = std::fs::OpenOptions::new().append(true).create(true).open(path);
         let _ = open.and_then(|mut file| io::Write::write_all(&mut file, line.as_bytes()));

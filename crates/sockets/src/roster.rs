@@ -16,6 +16,7 @@ use crate::{
     connection::{Connection, Direction, Stage},
     process::lock,
     switch::Carrier,
+    tuple::Tuple,
 };
 
 /// The list of a process, made when there is something to show.
@@ -59,7 +60,7 @@ impl List {
 
 impl Roster {
     /// Shows `connection` from now on, if there is room.
-    pub fn show(&self, connection: &Connection) -> Option<Row> {
+    pub fn show(&self, connection: &Connection, tuple: Tuple) -> Option<Row> {
         let list = lock(&self.0).get_or_insert_with(|| List::new().map(Arc::new)).clone()?;
         let Some(at) = lock(&list.free).pop() else {
             let hidden = list.control.word(HIDDEN);
@@ -67,7 +68,6 @@ impl Roster {
             return None;
         };
         let word = |word| list.control.word(roster::place(at.into(), word));
-        let tuple = connection.tuple;
         let shown = roster::Row {
             addresses: [tuple.own, tuple.peer],
             stage: roster::Stage::Candidate,

@@ -36,9 +36,12 @@ const SENT: &[u8] = b"what the victim sent to the other end of its connection";
 const RECEIVED: &[u8] = b"what the victim received from there, which a liar has not seen";
 
 /// A kernel for which everything is as it should be.
-struct Calm;
+struct Calm(Tuple);
 
 impl Kernel for Calm {
+    fn tuple(&self, _: RawFd) -> Option<Tuple> {
+        Some(self.0)
+    }
     fn cookie(&self, _: RawFd) -> u64 {
         7
     }
@@ -89,6 +92,7 @@ struct Victim {
     folder: tempfile::TempDir,
     process: Process,
     connection: Arc<Connection>,
+    tuple: Tuple,
 }
 
 impl Victim {
@@ -106,15 +110,15 @@ impl Victim {
             report: None,
         };
         let domain = LocalDomain::in_folder(folder.path());
-        let process = Process::new(settings, Box::new(Calm), Box::new(domain));
         let (low, high) = ("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap());
         let tuple = if waits { Tuple::new(low, high) } else { Tuple::new(high, low) };
-        let connection = Arc::new(process.track(tuple, !waits, -1));
+        let process = Process::new(settings, Box::new(Calm(tuple)), Box::new(domain));
+        let connection = Arc::new(process.track(!waits, -1));
         for (direction, bytes) in [(Direction::Out, SENT), (Direction::In, RECEIVED)] {
             connection.plain(direction).unwrap().moved(bytes.len(), [bytes].into_iter());
         }
         connection.set_wired();
-        Self { folder, process, connection }
+        Self { folder, process, connection, tuple }
     }
 
     /// A call of its program.
@@ -125,7 +129,7 @@ impl Victim {
     }
 
     fn claim_file(&self, ending: &str) -> std::path::PathBuf {
-        self.folder.path().join("claims").join(format!("{}.{ending}", self.connection.tuple.key()))
+        self.folder.path().join("claims").join(format!("{}.{ending}", self.tuple.key()))
     }
 }
 
@@ -158,7 +162,7 @@ impl Liar {
         let seen = |bytes: &[u8]| if knows { bytes.to_vec() } else { vec![b'?'; bytes.len()] };
         history.sent(0, &seen(RECEIVED));
         history.received(0, &seen(SENT));
-        let tuple = victim.connection.tuple;
+        let tuple = victim.tuple;
         let claim = Claim {
             id: 0x1234,
             cookie: 7,
