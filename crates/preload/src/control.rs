@@ -141,22 +141,37 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
 /// Moves a connection back to TCP for somebody who reads or writes past this library. Where the peer does not follow in
 /// time, or bytes are in shared memory that nobody will read, it ends with an error rather than lose them unnoticed.
 pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
-    if !connection.is_given_up() && !take_back(process, fd, connection, reason) && process.gives_up(connection) {
-        kernel::reset(fd);
+    hand_over_all(process, &[(fd, Arc::clone(connection))], reason);
+}
+
+/// The same for several, which together wait no longer than one.
+pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
+    for (fd, connection) in all {
+        process.leaves(connection, reason);
+        if connection.stage() == Stage::Joined {
+            connection.retreat(process.kernel(), *fd, reason);
+        }
+    }
+    let deadline = Instant::now() + PATIENCE;
+    for (fd, connection) in all {
+        if !connection.is_given_up()
+            && !take_back(process, *fd, connection, reason, deadline)
+            && process.gives_up(connection)
+        {
+            kernel::reset(*fd);
+        }
     }
 }
 
 /// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
 /// whether it is there.
-fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) -> bool {
-    process.leaves(connection, reason);
+fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason, deadline: Instant) -> bool {
     if connection.stage() != Stage::Joined {
         return true;
     }
     // Where the other end is in this process, this very thread may be what it would answer in.
     let twin =
         state::connections().into_iter().find(|(_, other)| other.tuple() == connection.tuple().map(Tuple::mirrored));
-    let deadline = Instant::now() + PATIENCE;
     while !connection.retreat(process.kernel(), fd, reason) {
         if Instant::now() >= deadline {
             return false;
