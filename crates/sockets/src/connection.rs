@@ -228,7 +228,8 @@ impl Connection {
     }
 
     /// The way to the peer's process is gone, perhaps with it: there will be no more rings, and no end is told but by TCP.
-    fn is_cut_off(&self) -> bool {
+    #[must_use]
+    pub fn is_cut_off(&self) -> bool {
         self.pipes.get().is_some_and(|pipes| pipes.line.is_gone())
     }
 
@@ -453,18 +454,23 @@ impl Connection {
             Ok((n, carrier)) => {
                 self.moved(process, Direction::Out, carrier, n);
                 if n < from.iter().map(|part| part.len()).sum() {
-                    self.stalls.fetch_add(1, Ordering::Relaxed);
+                    self.stalled(process);
                 }
                 Ok(n)
             }
             Err(Failed::Os(errno)) => {
                 if errno == Errno::AGAIN {
-                    self.stalls.fetch_add(1, Ordering::Relaxed);
+                    self.stalled(process);
                 }
                 Err(errno)
             }
             Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
         }
+    }
+
+    fn stalled(&self, process: &Process) {
+        self.stalls.fetch_add(1, Ordering::SeqCst);
+        process.stalls.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Receives what is there, by pipe or by TCP; 0 is the end. Never blocks.

@@ -84,6 +84,8 @@ pub struct Process {
     /// Somebody took an edge of the bells, which may have told of a message or of a peer that is gone.
     rung: AtomicBool,
     pub(crate) counters: Counters,
+    /// Sends of all connections that found no room.
+    pub(crate) stalls: AtomicU64,
     begun: Instant,
     /// When the links were last listened to, in microseconds since then.
     heard: AtomicU64,
@@ -167,6 +169,7 @@ impl Process {
             waiters: Mutex::default(),
             rung: AtomicBool::new(false),
             counters: Counters::default(),
+            stalls: AtomicU64::new(0),
             begun: Instant::now(),
             heard: AtomicU64::new(0),
         }
@@ -176,6 +179,12 @@ impl Process {
     #[must_use]
     pub fn decided(&self) -> u64 {
         self.counters.joined.load(Ordering::SeqCst) + self.counters.stayed.load(Ordering::SeqCst)
+    }
+
+    /// Sends of all connections that found no room so far.
+    #[must_use]
+    pub fn stalls(&self) -> u64 {
+        self.stalls.load(Ordering::SeqCst)
     }
 
     /// The kernel's calls.
