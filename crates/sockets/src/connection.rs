@@ -5,6 +5,8 @@
 //! both ends have found each other it gets its pipes, and from then on the calls come here. Or it is *plain* for good,
 //! for a [`Reason`].
 
+mod plain;
+
 use std::{
     io::{self, IoSlice, IoSliceMut},
     os::fd::RawFd,
@@ -28,6 +30,8 @@ use crate::{
     switch::Carrier,
     tuple::Tuple,
 };
+
+pub use plain::Plain;
 
 /// One of the two directions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -353,7 +357,7 @@ impl Connection {
         }
         // ORDER SeqCst: whoever joins stores the stage and then looks at `inside`; one of the two sees the other.
         self.inside[direction as usize].fetch_add(1, Ordering::SeqCst);
-        let plain = Plain { connection: self, direction };
+        let plain = Plain::new(self, direction);
         (self.stage() != Stage::Joined).then_some(plain)
     }
 
@@ -572,55 +576,4 @@ impl Connection {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A kernel call of the program that moves bytes, while it lasts.
-#[derive(Debug)]
-pub struct Plain<'a> {
-    connection: &'a Connection,
-    direction: Direction,
-}
-
-impl Plain<'_> {
-    /// The call moved these bytes: `n` of them, from or to the beginning of the parts.
-    pub fn moved<'p>(&self, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
-        let connection = self.connection;
-        let turn = self.direction as u8;
-        if connection.last.load(Ordering::Relaxed) != turn {
-            connection.last.store(turn, Ordering::Relaxed);
-            connection.turns.fetch_add(1, Ordering::Relaxed);
-        }
-        let position = connection.count(self.direction, n);
-        if connection.remembers[self.direction as usize].load(Ordering::Relaxed) {
-            self.remember(position, n, parts);
-        }
-    }
-
-    /// The call moved `n` bytes that nobody here saw.
-    pub fn moved_unseen(&self, n: usize) {
-        self.connection.remembers[self.direction as usize].store(false, Ordering::Relaxed);
-        self.moved(n, std::iter::empty());
-    }
-
-    fn remember<'p>(&self, mut position: u64, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
-        let mut guard = lock(&self.connection.history);
-        let Some(history) = guard.as_deref_mut() else { return };
-        let (mut left, mut wanted) = (n, true);
-        for part in parts {
-            let taken = &part[..part.len().min(left)];
-            left -= taken.len();
-            wanted &= match self.direction {
-                Direction::Out => history.sent(position, taken),
-                Direction::In => history.received(position, taken),
-            };
-            position += taken.len() as u64;
-        }
-        self.connection.remembers[self.direction as usize].store(wanted, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Plain<'_> {
-    fn drop(&mut self) {
-        self.connection.inside[self.direction as usize].fetch_sub(1, Ordering::SeqCst);
-    }
 }
