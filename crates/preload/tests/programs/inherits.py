@@ -55,7 +55,7 @@ def forked(fd, env):
 def vforked(fd, env):
     import subprocess
 
-    return lambda: subprocess.run(["/bin/sh", "-c", script(fd)], env=env, pass_fds=(fd,)).returncode
+    return subprocess.Popen(["/bin/sh", "-c", script(fd)], env=env, pass_fds=(fd,)).wait
 
 
 def got(end, n):
@@ -77,8 +77,14 @@ for start in (posix_spawn, posix_spawnp, system, popen, forked, vforked):
                 continue  # These have no environment but this process's.
         a, b = pair()
         b.set_inheritable(True)
-        a.sendall(b"hello\n")
-        status = start(b.fileno(), env)()
+        if start is vforked:
+            # The child has no copy of the other end, and this process sleeps until the child is another program.
+            wait = start(b.fileno(), env)
+            a.sendall(b"hello\n")
+        else:
+            a.sendall(b"hello\n")
+            wait = start(b.fileno(), env)
+        status = wait()
         print(start.__name__, library, status, got(a, 10))
         a.sendall(b"more")
         b.sendall(b"back")
