@@ -18,14 +18,25 @@ impl Programs {
     /// # Errors
     /// They do not build.
     pub fn build() -> Result<Self> {
+        Self::cargo(&["--bins", "-p", "tombolo-cli", "-p", "tombolo-broker"])
+    }
+
+    /// Builds an example of a package, with what the package has for tests.
+    ///
+    /// # Errors
+    /// It does not build.
+    pub fn example(package: &str, name: &str) -> Result<Self> {
+        Self::cargo(&["--example", name, "-p", package, "--features", "testing"])
+    }
+
+    fn cargo(what: &[&str]) -> Result<Self> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
-        build.args(["build", "--release", "--quiet", "--bins", "--message-format=json-render-diagnostics"]);
-        build.args(["-p", "tombolo-cli", "-p", "tombolo-broker"]);
+        build.args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]).args(what);
         build.arg("--manifest-path").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"));
         let output = build.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("no cargo")?;
         if !output.status.success() {
-            return Err(Error::new(format!("tombolo and tombolod do not build: {}", output.status)));
+            return Err(Error::new(format!("cargo build {}: {}", what.join(" "), output.status)));
         }
         let said = String::from_utf8_lossy(&output.stdout);
         let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -148,7 +148,14 @@ impl Host {
         let domain = &mut self.domus[place];
         let name = domain.name;
         domain.open().context(format!("{name} does not boot")).map_err(|why| {
-            let console = self.dom0.run(&["tail", "-n", "20", &log_of(name)], within(XL)).unwrap_or_default();
+            // Its kernel may hang, or run and not be reached: Xen and dom0 tell which.
+            let look = format!(
+                "tail -n 20 {}; xl vcpu-list; ip link; brctl showmacs {}; arp -an; netstat -tn; \
+                 xenstore-ls -f /local/domain | grep vif; dmesg | tail -n 20; xl dmesg | tail -n 20",
+                log_of(name),
+                init::BRIDGE
+            );
+            let console = self.dom0.run(&["sh", "-c", &look], within(XL)).unwrap_or_default();
             Error::new(format!("{why}\n{console}"))
         })
     }

@@ -3,6 +3,7 @@
 
 mod death;
 mod faults;
+mod suite;
 mod transfer;
 
 use crate::rig::Rig;
@@ -14,7 +15,8 @@ pub use tombolo_e2e::xen::host::Kind;
 pub type Case = runner::Case<Rig>;
 
 /// Those of one kind of domains together: domains of another kind have to boot. What leaves them odd comes last.
-const CASES: [&[Case]; 4] = [transfer::PV, death::CASES, transfer::PVH, faults::CASES];
+const CASES: [&[Case]; 6] =
+    [transfer::PV, suite::PV, death::CASES, transfer::PVH, suite::PVH, faults::CASES];
 
 /// All cases in the order in which they run.
 pub fn all() -> impl Iterator<Item = &'static Case> {

@@ -40,7 +40,10 @@ impl runner::Rig for Rig {
     const NEED: &'static str = "xen";
 
     fn prepare() -> std::result::Result<Self, Lacking> {
-        Self::with(|_| Ok(Vec::new()))
+        Self::with(|_| {
+            let pair = Programs::example("tombolo-domain-xen", "pair")?;
+            Ok(vec![("bin/pair".into(), pair.path("pair")?.to_owned())])
+        })
     }
 
     fn run(&mut self, case: &Case<Self>) -> Result<Verdict> {

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What every backend guarantees, and what hostile peers do, between two real domains: the example `pair` of
+//! `tombolo-domain-xen` is an agent in one, and runs its tests in the other.
+
+use super::{Case, Kind, Verdict};
+use crate::rig::{Pair, Rig};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::Result;
+use tombolo_e2e::lines::within;
+use tombolo_e2e::wire::End;
+use tombolo_e2e::xen::init::address_of;
+
+pub const PV: &[Case] = &[
+    Case { name: "pv_conformance_of_two_domus", run: |rig| conformance(rig, Kind::Pv, "A", "B") },
+    Case { name: "pv_conformance_of_a_domu_and_dom0", run: |rig| conformance(rig, Kind::Pv, "A", "dom0") },
+    Case { name: "pv_hostile_peers_harm_nobody_else", run: |rig| hostile(rig, Kind::Pv, "A", "B") },
+    Case { name: "suite_canary_of_domains_that_do_not_meet_fails", run: fails },
+];
+pub const PVH: &[Case] = &[
+    Case { name: "pvh_conformance_of_two_domus", run: |rig| conformance(rig, Kind::Pvh, "A", "B") },
+    Case { name: "pvh_conformance_of_a_domu_and_dom0", run: |rig| conformance(rig, Kind::Pvh, "A", "dom0") },
+    Case { name: "pvh_hostile_peers_harm_nobody_else", run: |rig| hostile(rig, Kind::Pvh, "A", "B") },
+];
+
+/// Where agents listen.
+const PORT: u16 = 7100;
+/// Seconds that one test may take.
+const TEST: u64 = 180;
+
+/// All of the suite, each side listening once: about forty tests twice.
+fn conformance(rig: &mut Rig, kind: Kind, here: &str, there: &str) -> Result<Verdict> {
+    passes(rig.pair(kind)?, "suite", here, there, 80)
+}
+
+/// All that hostile peers do.
+fn hostile(rig: &mut Rig, kind: Kind, here: &str, there: &str) -> Result<Verdict> {
+    passes(rig.pair(kind)?, "hostile", here, there, 20)
+}
+
+fn passes(pair: &mut Pair, tests: &str, here: &str, there: &str, least: usize) -> Result<Verdict> {
+    let (end, passed) = run(pair, tests, here, there, pair.number(there), "")?;
+    ensure!(end == End::Code(0) && passed >= least, "{end:?}, {passed} passed of at least {least}");
+    pair.check_clean()?;
+    Ok(Verdict::Done)
+}
+
+/// Runs those of `tests` with one of `words` in one domain against an agent in the other, which is taken to be domain
+/// `number`. Says how it ended and how many passed.
+fn run(pair: &mut Pair, tests: &str, here: &str, there: &str, number: u16, words: &str) -> Result<(End, usize)> {
+    let place = if there == "dom0" { "254" } else { ["2", "1"][usize::from(there == "A")] };
+    let address = format!("{}:{PORT}", address_of(place));
+    let own = pair.number(here);
+    let agent = pair.start(there, &format!("exec pair agent {address} {own}"))?;
+    pair.at(there)?.line(agent, within(TEST))?;
+    let job = pair.start(here, &format!("exec pair {tests} {address} {number} {words} 2>&1"))?;
+    let control = pair.at(here)?;
+    let mut passed = 0;
+    while let Ok(line) = control.line(job, within(TEST)) {
+        passed += usize::from(line.starts_with("test ") && line.contains("... ok"));
+        if !line.contains("... ok") {
+            println!("{here}: {line}");
+        }
+    }
+    if !control.ended(job) {
+        control.kill(job)?;
+    }
+    let end = control.wait(job, within(TEST))?.end;
+    pair.at(there)?.kill(agent)?;
+    let said = pair.at(there)?.wait(agent, within(TEST))?;
+    if end != End::Code(0) {
+        println!("{there}: {}", said.text);
+    }
+    Ok((end, passed))
+}
+
+/// A suite whose tests cannot succeed does not.
+fn fails(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    let (end, passed) = run(pair, "suite", "A", "B", 0, "here::d4_any_number_of_rings_is_kept")?;
+    ensure!(end == End::Code(1), "{end:?} with {passed} passed, though the agent's domain is another");
+    Ok(Verdict::Done)
+}
