@@ -19,6 +19,7 @@ use tombolo_layout::xen as at;
 use crate::{
     end::{End, PeerDomain, lock},
     hypervisor::{DomId, Hypervisor},
+    line::Line,
     memory::Quarantined,
     page::PeerPage,
     store::Store,
@@ -52,7 +53,7 @@ impl Knocks {
         Ok(Arc::new(Self { peer, service: service.into(), queue, event: eventfd()? }))
     }
 
-    fn push(&self, reference: u32) {
+    pub(crate) fn push(&self, reference: u32) {
         let mut queue = lock(&self.queue);
         if queue.len() < KNOCKS_MAX && !queue.contains(&reference) {
             queue.push_back(reference);
@@ -60,9 +61,18 @@ impl Knocks {
         }
     }
 
+    /// Has the listener look, though nobody knocked.
+    fn wake(&self) {
+        ring(&self.event);
+    }
+
     /// The first of them, who stays.
     pub(crate) fn first(&self) -> Option<u32> {
-        lock(&self.queue).front().copied()
+        let queue = lock(&self.queue);
+        if queue.is_empty() {
+            self.quiet();
+        }
+        queue.front().copied()
     }
 
     /// Forgets the first of them.
@@ -70,8 +80,13 @@ impl Knocks {
         let mut queue = lock(&self.queue);
         queue.pop_front();
         if queue.is_empty() {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            self.quiet();
         }
+    }
+
+    /// With the queue locked and empty.
+    fn quiet(&self) {
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
     }
 
     /// Polls readable while there is somebody.
@@ -90,6 +105,16 @@ fn ring(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
+/// A door that was knocked at.
+#[derive(Clone, Debug)]
+pub(crate) struct Door {
+    pub page: PeerPage,
+    /// Whose it is.
+    pub domain: DomId,
+    /// How to knock there again, if there was room for it.
+    pub line: Option<Arc<Line>>,
+}
+
 /// What the thread works on.
 #[derive(Debug)]
 struct Watched {
@@ -103,7 +128,7 @@ struct Watched {
     listeners: Mutex<Vec<Weak<Knocks>>>,
     quarantine: Mutex<Vec<Quarantined>>,
     /// Doors that were knocked at, by their nodes.
-    doors: Mutex<HashMap<String, PeerPage>>,
+    doors: Mutex<HashMap<String, Door>>,
 }
 
 /// This process's part in Xen.
@@ -156,11 +181,11 @@ impl Core {
 
     /// The door that stands at `node` and was open when somebody knocked last, if it still is: its listener lives, so there
     /// is nothing to ask XenStore.
-    pub(crate) fn known_door(&self, node: &str) -> Option<PeerPage> {
-        lock(&self.watched.doors).get(node).filter(|door| door.state() == at::OPEN).cloned()
+    pub(crate) fn known_door(&self, node: &str) -> Option<Door> {
+        lock(&self.watched.doors).get(node).filter(|door| door.page.state() == at::OPEN).cloned()
     }
 
-    pub(crate) fn know_door(&self, node: &str, door: &PeerPage) {
+    pub(crate) fn know_door(&self, node: &str, door: &Door) {
         lock(&self.watched.doors).insert(node.into(), door.clone());
     }
 
@@ -260,7 +285,7 @@ impl Watched {
         let every = Timespec::try_from(LOOK_EVERY).ok();
         loop {
             self.sweep();
-            lock(&self.doors).retain(|_, door| door.state() == at::OPEN);
+            lock(&self.doors).retain(|_, door| door.page.state() == at::OPEN);
             let looks = self.knocks_somewhere() || !lock(&self.quarantine).is_empty();
             let timeout = if looks { every.as_ref() } else { None };
             let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
@@ -327,6 +352,10 @@ impl Watched {
                 peer.gone.store(true, Ordering::Release);
                 let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
                 ends.iter().filter(|end| Arc::ptr_eq(&end.domain, peer)).for_each(|end| end.look());
+                // What is mapped of it keeps it from going altogether.
+                lock(&self.doors).retain(|_, door| door.domain != peer.id);
+                let listeners: Vec<_> = lock(&self.listeners).iter().filter_map(Weak::upgrade).collect();
+                listeners.iter().filter(|it| it.peer == peer.id).for_each(|it| it.wake());
             }
         }
     }

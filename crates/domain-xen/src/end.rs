@@ -34,6 +34,12 @@ pub(crate) struct PeerDomain {
     pub gone: AtomicBool,
 }
 
+impl PeerDomain {
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+}
+
 /// One end.
 #[derive(Debug)]
 pub(crate) struct End {
@@ -106,7 +112,7 @@ impl End {
 
     /// How the peer fares.
     pub(crate) fn life(&self) -> Life {
-        if self.domain.gone.load(Ordering::Acquire) {
+        if self.domain.is_gone() {
             return Life::DomainGone;
         }
         let open = match self.peer.get() {
@@ -126,7 +132,7 @@ impl End {
 
     /// Whether the peer maps nothing of this end's any more, whatever it says.
     pub(crate) fn maps_nothing(&self) -> bool {
-        if self.domain.gone.load(Ordering::Acquire) || self.vanished.load(Ordering::Acquire) {
+        if self.domain.is_gone() || self.vanished.load(Ordering::Acquire) {
             return true;
         }
         match self.peer.get() {

@@ -51,6 +51,12 @@ impl Page {
     }
 }
 
+/// A line that a listener was told of.
+struct Line {
+    page: Page,
+    port: Arc<dyn Port>,
+}
+
 /// An end that was answered as X-5 says, and then is this peer's to misuse.
 struct Joined {
     mailbox: Page,
@@ -65,7 +71,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub type Act = fn(&mut Hostile, &str, Deadline) -> Result<()>;
 
 /// What hostile peers do to who listens.
-pub const CALLERS: [(&str, Act); 15] = [
+pub const CALLERS: [(&str, Act); 18] = [
     ("knocks_with_garbage", |it, service, _| {
         for name in ["", "x", "0", "4294967295", "99999999999", "1@2", "-1"] {
             it.store.write(&format!("{}/{service}@{name}", folder(it.own, it.peer)), "garbage")?;
@@ -97,7 +103,7 @@ pub const CALLERS: [(&str, Act); 15] = [
         it.knock_with(service, &page)?;
         it.answer(service, page.reference()).map(drop)
     }),
-    ("dies_once_joined", |it, service, _| it.join(service).map(drop)),
+    ("dies_once_joined", |it, service, _| it.join(service, 0).map(drop)),
     ("is_answered_and_never_joins", |it, service, _| {
         for _ in 0..20 {
             let port = it.xen.offer_port(it.peer)?;
@@ -108,7 +114,7 @@ pub const CALLERS: [(&str, Act); 15] = [
         Ok(())
     }),
     ("counts_what_cannot_be", |it, service, _| {
-        let joined = it.join(service)?;
+        let joined = it.join(service, 0)?;
         for count in [9, 1 << 63, u64::MAX] {
             joined.mailbox.set(at::AT_SENT, count);
             joined.mailbox.set(at::AT_RECEIVED, count);
@@ -118,7 +124,7 @@ pub const CALLERS: [(&str, Act); 15] = [
         Ok(())
     }),
     ("sends_garbage", |it, service, _| {
-        let joined = it.join(service)?;
+        let joined = it.join(service, 0)?;
         for word in (at::AT_MESSAGES..at::PAGE).step_by(8) {
             joined.mailbox.set(word, it.random());
         }
@@ -128,7 +134,7 @@ pub const CALLERS: [(&str, Act); 15] = [
         Ok(())
     }),
     ("sends_segments_that_are_none", |it, service, _| {
-        let joined = it.join(service)?;
+        let joined = it.join(service, 0)?;
         // A list that leads back to itself for ever, one that names nothing, one that is none.
         let (endless, empty) = (it.page()?, it.page()?);
         let own = endless.reference();
@@ -147,7 +153,7 @@ pub const CALLERS: [(&str, Act); 15] = [
         Ok(())
     }),
     ("revokes_what_it_sent", |it, service, _| {
-        let joined = it.join(service)?;
+        let joined = it.join(service, 0)?;
         for number in 0..8 {
             let list = it.page()?;
             let grants = it.xen.grant(it.peer, 2)?;
@@ -161,7 +167,7 @@ pub const CALLERS: [(&str, Act); 15] = [
         Ok(())
     }),
     ("writes_all_over_its_mailbox", |it, service, deadline| {
-        let joined = it.join(service)?;
+        let joined = it.join(service, 0)?;
         while !deadline.expired() {
             for _ in 0..100 {
                 let offset = it.random() as usize % (at::PAGE / 8) * 8;
@@ -174,14 +180,48 @@ pub const CALLERS: [(&str, Act); 15] = [
         Ok(())
     }),
     ("storms", |it, service, deadline| {
-        let joined = it.join(service)?;
+        let joined = it.join(service, 0)?;
         while !deadline.expired() {
             joined.port.notify();
         }
         Ok(())
     }),
+    ("has_a_line_that_is_none", |it, service, _| {
+        let (empty, portless) = (it.page()?, it.headed(at::LINE_MAGIC, 0xffff_fff0)?);
+        for line in [empty.reference().into(), portless.reference().into(), 0x7fff_ffff, u64::MAX] {
+            let port = it.xen.offer_port(it.peer)?;
+            let page = it.mailbox(port.number())?;
+            page.set(at::AT_LINE, line);
+            it.knock_with(service, &page)?;
+            it.keep(page, Some(port));
+        }
+        it.keep(empty, None);
+        it.keep(portless, None);
+        Ok(())
+    }),
+    ("knocks_with_garbage_by_line", |it, service, deadline| {
+        let line = it.line(service)?;
+        while !deadline.expired() {
+            for place in (at::AT_KNOCKS..at::PAGE).step_by(8) {
+                let reference = it.random() % 0x4000;
+                line.page.set(place, it.random() << 32 | reference);
+            }
+            line.port.notify();
+            pause();
+        }
+        it.keep(line.page, Some(line.port));
+        Ok(())
+    }),
+    ("storms_by_line", |it, service, deadline| {
+        let line = it.line(service)?;
+        while !deadline.expired() {
+            line.port.notify();
+        }
+        it.keep(line.page, Some(line.port));
+        Ok(())
+    }),
     ("hoards_what_it_is_sent", |it, service, deadline| {
-        let joined = it.join(service)?;
+        let joined = it.join(service, 0)?;
         let mut received = 0;
         while !deadline.expired() && received < 4 {
             let base = at::AT_MESSAGES + received as usize * at::MESSAGE_STRIDE;
@@ -371,9 +411,18 @@ impl Hostile {
         Err(tombolo_domain::Error::TimedOut)
     }
 
-    fn join(&mut self, service: &str) -> Result<Joined> {
+    fn line(&mut self, service: &str) -> Result<Line> {
+        let port = self.xen.offer_port(self.peer)?;
+        let page = self.headed(at::LINE_MAGIC, port.number())?;
+        let joined = self.join(service, page.reference().into())?;
+        self.hold(joined);
+        Ok(Line { page, port })
+    }
+
+    fn join(&mut self, service: &str, line: u64) -> Result<Joined> {
         let port = self.xen.offer_port(self.peer)?;
         let mailbox = self.mailbox(port.number())?;
+        mailbox.set(at::AT_LINE, line);
         self.knock_with(service, &mailbox)?;
         let reference = self.answer(service, mailbox.reference())?;
         let theirs = self.xen.map(self.peer, &[reference], None, Box::new(()))?;

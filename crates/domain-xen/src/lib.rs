@@ -17,6 +17,7 @@ mod fake;
 #[cfg(feature = "testing")]
 pub mod hostile;
 mod hypervisor;
+mod line;
 mod link;
 mod listener;
 mod memory;
@@ -33,16 +34,17 @@ pub use fake::FakeXen;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{Arc, Mutex},
 };
 
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
 use tombolo_layout::xen as at;
 
 use crate::{
-    core::{Core, folder},
+    core::{Core, Door, folder},
     end::{End, lock},
     hypervisor::Hypervisor,
+    line::Line,
     link::XenLink,
     listener::XenListener,
     page::{PeerPage, mark_of},
@@ -149,17 +151,16 @@ impl Rendezvous for XenDomain {
         let door = open_door(&core, &place)?;
         let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?)?;
         end.own.set(at::AT_WANTED, mark_of(&place.service));
-        *lock(&end.door) = Some(door);
-        let knock = format!("{}/{}@{}", core.own_folder(place.peer)?, place.service, end.reference);
-        domain.seen.store(true, Ordering::Release);
-        let link = XenLink::new(&core, end, Some(knock.clone()));
-        lock(&core.store).write(&knock, &core.token)?;
+        end.own.set(at::AT_LINE, door.line.as_ref().map_or(0, |line| line.reference.into()));
+        *lock(&end.door) = Some(door.page.clone());
+        let mut link = XenLink::new(&core, end);
+        link.knock(&door, &place)?;
         Ok(Box::new(link))
     }
 }
 
 /// The door of a listener that lives.
-fn open_door(core: &Core, place: &Place) -> Result<PeerPage> {
+fn open_door(core: &Core, place: &Place) -> Result<Door> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
     if let Some(door) = core.known_door(&node) {
@@ -171,10 +172,13 @@ fn open_door(core: &Core, place: &Place) -> Result<PeerPage> {
         Error::Revoked => nobody(),
         error => error,
     })?;
-    let (door, _) = PeerPage::new(page, at::DOOR_MAGIC).map_err(|_| nobody())?;
-    if door.state() != at::OPEN || door.word(at::AT_JOINED).hint() != mark_of(&place.service) {
+    let (page, _) = PeerPage::new(page, at::DOOR_MAGIC).map_err(|_| nobody())?;
+    if page.state() != at::OPEN || page.word(at::AT_JOINED).hint() != mark_of(&place.service) {
         return Err(nobody());
     }
+    // Where there is no room for a line, each knock goes through XenStore.
+    let line = Line::new(&*core.xen, place.peer).ok();
+    let door = Door { page, domain: place.peer, line };
     core.know_door(&node, &door);
     Ok(door)
 }

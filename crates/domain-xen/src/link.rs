@@ -14,22 +14,33 @@ use tombolo_layout::{
 use tombolo_mem::OwnSegment;
 
 use crate::{
-    core::Core,
+    core::{Core, Door},
     end::{End, lock},
+    line,
     memory::{self, Seen, Token},
     page::{PeerPage, malformed},
+    place::Place,
 };
 
 /// Of the pages that may still be granted, a segment that nobody sized takes one in so many.
 const SHARE: usize = 8;
+
+/// How this end knocked.
+#[derive(Debug)]
+pub(crate) enum Knock {
+    /// By a node in XenStore.
+    Node(String),
+    ///
+    Line(line::Knock),
+}
 
 /// One end.
 #[derive(Debug)]
 pub(crate) struct XenLink {
     core: Arc<Core>,
     end: Arc<End>,
-    /// The node in XenStore by which this end knocked, until it was answered.
-    knock: Option<String>,
+    /// Until it was answered.
+    knock: Option<Knock>,
     sent: u64,
     received: u64,
     seen: Seen,
@@ -38,10 +49,25 @@ pub(crate) struct XenLink {
 }
 
 impl XenLink {
-    pub(crate) fn new(core: &Arc<Core>, end: Arc<End>, knock: Option<String>) -> Self {
+    pub(crate) fn new(core: &Arc<Core>, end: Arc<End>) -> Self {
         core.add_end(&end);
         end.domain.seen.store(true, Ordering::Release);
-        Self { core: Arc::clone(core), end, knock, sent: 0, received: 0, seen: Seen::default(), again: true }
+        Self { core: Arc::clone(core), end, knock: None, sent: 0, received: 0, seen: Seen::default(), again: true }
+    }
+
+    /// Knocks at `door`, where nobody has heard of this end yet.
+    pub(crate) fn knock(&mut self, door: &Door, place: &Place) -> Result<()> {
+        let end = &self.end;
+        let by_line = door.line.as_ref().and_then(|line| line.knock(&door.page, end.reference));
+        let node = match by_line {
+            Some(knock) => {
+                self.knock = Some(Knock::Line(knock));
+                return Ok(());
+            }
+            None => format!("{}/{}@{}", self.core.own_folder(place.peer)?, place.service, end.reference),
+        };
+        self.knock = Some(Knock::Node(node.clone()));
+        lock(&self.core.store).write(&node, &self.core.token)
     }
 
     /// Maps the other's mailbox once the door has it.
@@ -60,16 +86,21 @@ impl XenLink {
             })?;
         let (page, _port) = PeerPage::new(page, MAILBOX_MAGIC)?;
         let _ = self.end.peer.set(page);
+        // Whoever sees that this end joined sees its knock no more, and does not look at it twice.
+        self.forget_knock();
         self.end.own.set(AT_JOINED, 1);
         *lock(&self.end.door) = None;
-        self.forget_knock();
         Ok(())
     }
 
     fn forget_knock(&mut self) {
-        if let Some(path) = self.knock.take() {
-            // What cannot be removed goes with the domain.
-            let _ = lock(&self.core.store).remove(&path);
+        match self.knock.take() {
+            Some(Knock::Line(knock)) => knock.forget(),
+            Some(Knock::Node(path)) => {
+                // What cannot be removed goes with the domain.
+                let _ = lock(&self.core.store).remove(&path);
+            }
+            None => {}
         }
     }
 

@@ -12,6 +12,7 @@ use tombolo_layout::xen as at;
 use crate::{
     core::{Core, Knocks},
     end::{End, PeerDomain, lock},
+    line::Lines,
     link::XenLink,
     page::{OwnPage, PeerPage, mark_of},
     place::Place,
@@ -28,6 +29,7 @@ pub(crate) struct XenListener {
     domain: Arc<PeerDomain>,
     door: OwnPage,
     knocks: Arc<Knocks>,
+    lines: Lines,
     /// Whom the door answers, until they have heard it.
     answers: Vec<Option<Arc<End>>>,
     node: String,
@@ -48,11 +50,12 @@ impl XenListener {
         door.set(at::AT_JOINED, mark_of(&place.service));
         let domain = core.peer(place.peer)?;
         let knocks = Knocks::new(place.peer, &place.service)?;
+        let lines = Lines::new(knocks.fd())?;
         core.add_listener(&knocks);
         let node = format!("{}/{}", core.own_folder(place.peer)?, place.service);
         lock(&core.store).write(&node, &reference.to_string())?;
         let (answers, pid) = (vec![None; at::ANSWERS], std::process::id());
-        Ok(Self { core: Arc::clone(core), domain, door, knocks, answers, node, _claim: claim, pid })
+        Ok(Self { core: Arc::clone(core), domain, door, knocks, lines, answers, node, _claim: claim, pid })
     }
 
     /// Forgets those who have heard their answer, or never will.
@@ -82,19 +85,24 @@ impl XenListener {
         if wanted != mark_of(&self.knocks.service) || joined != 0 {
             return Ok(None);
         }
+        let line = page.word(at::AT_LINE).hint() as u32;
         let port = self.core.xen.bind_port(self.domain.id, port)?;
         let end = End::new(&*self.core.xen, &self.domain, port)?;
         let _ = end.peer.set(page);
         let _ = end.peer_reference.set(reference);
+        // Before the answer: who hears that knows whether it can knock by its line the next time.
+        self.lines.add(&*self.core.xen, &self.domain, &self.door, line);
+        self.lines.worked(line);
         self.door.set(at::AT_ANSWERS + 8 * index, u64::from(reference) << 32 | u64::from(end.reference));
         end.notify();
         self.answers[index] = Some(Arc::clone(&end));
-        Ok(Some(XenLink::new(&self.core, end, None)))
+        Ok(Some(XenLink::new(&self.core, end)))
     }
 }
 
 impl Listener for XenListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+        self.lines.hear(&self.domain, &self.door, |reference| self.knocks.push(reference));
         for _ in 0..TRIES {
             let Some(reference) = self.knocks.first() else { return Ok(None) };
             // A node that goes is told like one that comes: of most who were answered it is known, the others' pages say so.
@@ -125,7 +133,7 @@ impl Listener for XenListener {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.knocks.fd()
+        self.lines.fd()
     }
 }
 

@@ -10,17 +10,22 @@
 //! 018  1 once the end that knocked has mapped the other's mailbox
 //! 020  messages sent
 //! 028  of an end that knocks: which service it wants
+//! 030  of an end that knocks: reference of the line by which its process will knock from now on, or 0
 //! 040  messages received
 //! 080  64 words: for each place, the last generation that this end unmapped or refused
 //! 400  8 messages of 288 bytes: head, place of the segment, two words reserved, 256 bytes of message
 //! ```
 //!
-//! A *door* is one page of a listener: magic, version, state as above, and from 100 on 480 answers.
+//! A *door* is one page of a listener: magic, version, state as above, from 040 on the references of 24 lines that it
+//! listens to, and from 100 on 480 answers. A *line* is one page of a process that knocks: magic, version, port, state as
+//! above, and from 100 on 480 knocks.
 
 /// X-3. First word of a mailbox: "TMBLXENM".
 pub const MAILBOX_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENM");
 /// X-3. First word of a door: "TMBLXEND".
 pub const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXEND");
+/// X-3. First word of a line: "TMBLXENL".
+pub const LINE_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENL");
 /// X-3. The version that this is.
 pub const VERSION: u32 = 1;
 /// Bytes of a page, whatever the machine's own page size.
@@ -36,6 +41,8 @@ pub const AT_STATE: usize = 0x010;
 pub const AT_JOINED: usize = 0x018;
 /// X-5. Where an end that knocks says which service it wants.
 pub const AT_WANTED: usize = 0x028;
+/// X-11. Where an end that knocks says which line its process has.
+pub const AT_LINE: usize = 0x030;
 /// X-6. Where an end counts what it sent.
 pub const AT_SENT: usize = 0x020;
 /// X-6. Where an end counts what it received.
@@ -44,8 +51,12 @@ pub const AT_RECEIVED: usize = 0x040;
 pub const AT_RELEASED: usize = 0x080;
 /// X-6. Where the messages stand.
 pub const AT_MESSAGES: usize = 0x400;
+/// X-11. Where the references of the lines stand that a door listens to.
+pub const AT_LINES: usize = 0x040;
 /// X-5. Where a door's answers stand.
 pub const AT_ANSWERS: usize = 0x100;
+/// X-11. Where a line's knocks stand.
+pub const AT_KNOCKS: usize = 0x100;
 
 /// X-4. The end is there.
 pub const OPEN: u64 = 1;
@@ -64,6 +75,10 @@ pub const MESSAGE_HEAD: usize = 32;
 pub const PLACES: usize = 64;
 /// X-5. Answers that fit into a door.
 pub const ANSWERS: usize = 480;
+/// X-11. Lines that a door listens to at a time.
+pub const LINES: usize = 24;
+/// X-11. Knocks that fit into a line.
+pub const KNOCKS: usize = 480;
 /// X-7. References that fit into a page of a list, behind the reference of the next such page.
 pub const LIST_REFS: usize = PAGE / 4 - 2;
 
@@ -174,6 +189,9 @@ mod tests {
             assert!(AT_MESSAGES + MESSAGES as usize * MESSAGE_STRIDE <= PAGE);
             assert!(MESSAGE_HEAD + crate::limits::CONTROL_MESSAGE_MAX == MESSAGE_STRIDE);
             assert!(AT_ANSWERS + 8 * ANSWERS == PAGE);
+            assert!(AT_KNOCKS + 8 * KNOCKS == PAGE);
+            assert!(AT_LINES > AT_STATE && AT_LINES + 8 * LINES == AT_ANSWERS);
+            assert!(AT_LINE > AT_WANTED && AT_LINE < AT_RECEIVED);
         }
     }
 }
