@@ -52,14 +52,26 @@ pub const FULL: Effort = Effort { runs: 5, seconds: 0.3, volume: 1024 };
 /// To see that all of it works.
 pub const QUICK: Effort = Effort { runs: 2, seconds: 0.1, volume: 64 };
 
-/// Does all of it, and prints it.
-pub fn run(rig: &Rig, effort: Effort) -> Result<()> {
+/// What there is to show once the machines are up.
+pub const PARTS: [&str; 4] = ["file", "speed", "setup", "volume"];
+
+/// Shows the parts that are asked for, in their order.
+pub fn run(rig: &Rig, effort: Effort, parts: &[&str]) -> Result<()> {
+    if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(part)) {
+        return Err(Error::new(format!(
+            "no part of the demonstration is called {unknown}; there are {}",
+            PARTS.join(", ")
+        )));
+    }
+    let wanted = |part| parts.contains(&part);
     println!("Two machines, a and b, with Linux {}, under QEMU; tombolod on their host.", rig.kernel.release);
     let start = Instant::now();
     let mut site = Site::boot(rig, Purpose::Measuring)?;
     println!("booted in {:.1} s\n", start.elapsed().as_secs_f64());
     join(&mut site)?;
-    file(&mut site)?;
+    if wanted("file") {
+        file(&mut site)?;
+    }
     if let Err(why) = &site.network {
         let mut errors = std::io::stderr();
         writeln!(
@@ -68,12 +80,18 @@ pub fn run(rig: &Rig, effort: Effort) -> Result<()> {
         )?;
         return site.finish();
     }
-    let lines = measure(&mut site, effort)?;
-    if let Some(path) = std::env::var_os("TOMBOLO_DEMO_LINES") {
-        std::fs::write(&path, lines.join("\n") + "\n").context(path.to_string_lossy())?;
+    if wanted("speed") {
+        let lines = measure(&mut site, effort)?;
+        if let Some(path) = std::env::var_os("TOMBOLO_DEMO_LINES") {
+            std::fs::write(&path, lines.join("\n") + "\n").context(path.to_string_lossy())?;
+        }
     }
-    knock::show(&mut site)?;
-    volume::show(&mut site, effort.volume << 20)?;
+    if wanted("setup") {
+        knock::show(&mut site)?;
+    }
+    if wanted("volume") {
+        volume::show(&mut site, effort.volume << 20)?;
+    }
     site.finish()
 }
 

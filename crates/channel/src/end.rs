@@ -48,6 +48,8 @@ pub(crate) struct End {
     pub(crate) own_cpu: MappedOwnWord,
     /// Where the peer says so.
     pub(crate) peer_cpu: MappedPeerWord,
+    /// Whether the two count the same CPUs: the first of one machine is not the first of another.
+    pub(crate) same_cpus: bool,
     pub(crate) features: Features,
     pub(crate) own_epoch: u64,
     pub(crate) peer_epoch: u64,
@@ -82,10 +84,22 @@ impl End {
         agreed: Agreement,
     ) -> Self {
         let Agreement { features, own_epoch, peer_epoch, own_map_limit, peer_map_limit } = agreed;
+        let same_cpus = link.same_kernel();
         let link = Mutex::new(Shared { link, offers: vec![first] });
         let (own_cpu, peer_cpu) = cpus;
         let gone = AtomicBool::new(false);
-        Self { link, own_cpu, peer_cpu, features, own_epoch, peer_epoch, own_map_limit, peer_map_limit, gone }
+        Self {
+            link,
+            own_cpu,
+            peer_cpu,
+            same_cpus,
+            features,
+            own_epoch,
+            peer_epoch,
+            own_map_limit,
+            peer_map_limit,
+            gone,
+        }
     }
 
     pub(crate) fn link(&self) -> MutexGuard<'_, Shared> {

@@ -75,7 +75,7 @@ impl Messages {
     #[inline]
     pub fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
         let (sender, receiver) = (&mut self.sender.0, &mut self.receiver.0);
-        receiver.complete(|reader| reader.recv(buffer), Deadline::NEVER, || sender.flush())
+        receiver.complete(|reader| reader.recv(buffer), Deadline::NEVER, || sender.push())
     }
 
     /// Both pipes' counters.
@@ -182,7 +182,8 @@ impl MessageSender {
     /// As [`send`](Self::send).
     pub fn commit(&mut self, len: usize) -> Result<()> {
         self.0.writer().commit(len)?;
-        self.0.committed()
+        self.0.committed();
+        Ok(())
     }
 
     /// Largest message, in bytes: a ring less eight.
@@ -272,7 +273,7 @@ impl MessageReceiver {
     /// [`Error::TimedOut`](crate::Error::TimedOut), and as [`recv`](Self::recv).
     #[inline]
     pub fn recv_until(&mut self, buffer: &mut [u8], deadline: Deadline) -> Result<Option<usize>> {
-        self.0.complete(|reader| reader.recv(buffer), deadline, || Ok(()))
+        self.0.complete(|reader| reader.recv(buffer), deadline, || {})
     }
 
     /// Receives the next message if there is one: `Pending` while there is none, `Ready(None)` at the end. Never
@@ -302,7 +303,7 @@ impl MessageReceiver {
     /// # Errors
     /// As [`recv_until`](Self::recv_until).
     pub fn wait_until(&mut self, deadline: Deadline) -> Result<bool> {
-        self.0.complete(|reader| Ok(reader.peek()?.map(|_| ())), deadline, || Ok(())).map(|there| there.is_some())
+        self.0.complete(|reader| Ok(reader.peek()?.map(|_| ())), deadline, || {}).map(|there| there.is_some())
     }
 
     /// Hands back the message that was last peeked at.

@@ -67,14 +67,14 @@ impl Receiving {
         &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
         deadline: Deadline,
-        mut before_wait: impl FnMut() -> Result<()>,
+        mut before_wait: impl FnMut(),
     ) -> Result<Option<T>> {
         loop {
             if let Some(done) = call(&mut self.reader)? {
                 self.after()?;
                 return Ok(Some(done));
             }
-            before_wait()?;
+            before_wait();
             if self.wait(deadline)? {
                 return Ok(None);
             }

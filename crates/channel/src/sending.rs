@@ -17,11 +17,13 @@ pub(crate) struct Sending {
     writer: Writer<Mapped>,
     waiter: Waiter,
     move_: Outgoing,
+    /// The peer was found gone after a call that was done: the next one is told.
+    gone: bool,
 }
 
 impl Sending {
     pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter) -> Self {
-        Self { writer, waiter, move_: Outgoing::default() }
+        Self { writer, waiter, move_: Outgoing::default(), gone: false }
     }
 
     /// Does `call` if there is room; `None` where there is not.
@@ -33,7 +35,7 @@ impl Sending {
     ) -> Result<Option<T>> {
         let mut armed = false;
         loop {
-            if self.move_.is_under_way() {
+            if self.gone || self.move_.is_under_way() {
                 self.go_on()?;
             }
             let done = call(&mut self.writer)?;
@@ -47,7 +49,7 @@ impl Sending {
                     continue;
                 }
             }
-            self.after()?;
+            self.after();
             return Ok(done);
         }
     }
@@ -63,11 +65,11 @@ impl Sending {
         mut before_wait: impl FnMut() -> Result<()>,
     ) -> Result<T> {
         loop {
-            if self.move_.is_under_way() {
+            if self.gone || self.move_.is_under_way() {
                 self.go_on()?;
             }
             if let Some(done) = call(&mut self.writer)? {
-                self.after()?;
+                self.after();
                 return Ok(done);
             }
             before_wait()?;
@@ -93,19 +95,17 @@ impl Sending {
         Ok(self.writer.capacity() - self.writer.in_flight())
     }
 
-    /// What follows every call: the doorbell if it is owed, and now and then a look whether the peer lives.
+    /// What follows every call: the doorbell if it is owed, and now and then a look whether the peer lives. What was
+    /// written is written: a peer may have read it, answered and gone in the meantime.
     #[inline]
-    fn after(&mut self) -> Result<()> {
+    fn after(&mut self) {
         if self.writer.take_ring() {
             self.ring();
-            if self.waiter.gone_since_last_ring() {
-                return Err(self.peer_gone());
-            }
-        } else if self.waiter.is_time_to_look() && self.look() {
-            return Err(self.peer_gone());
+            self.gone |= self.waiter.gone_since_last_ring();
+        } else if self.waiter.is_time_to_look() {
+            self.gone |= self.look();
         }
         self.waiter.settle();
-        Ok(())
     }
 
     /// Now and then: says what was counted, and looks whether the peer is gone.
@@ -151,10 +151,10 @@ impl Sending {
     pub(crate) fn drained(&mut self, deadline: Deadline) -> Result<()> {
         self.writer.flush();
         loop {
-            if self.move_.is_under_way() {
+            if self.gone || self.move_.is_under_way() {
                 self.go_on()?;
             }
-            self.after()?;
+            self.after();
             if self.writer.is_drained()? {
                 return Ok(());
             }
@@ -168,13 +168,16 @@ impl Sending {
 
     #[cold]
     fn go_on(&mut self) -> Result<()> {
+        self.still_there()?;
         self.move_.go_on(&mut self.writer, self.waiter.end())?;
-        self.after()
+        self.after();
+        Ok(())
     }
 
     pub(crate) fn resize(&mut self, capacity: u64) -> Result<()> {
         self.move_.begin(capacity, &mut self.writer, self.waiter.end())?;
-        self.after()
+        self.after();
+        Ok(())
     }
 
     pub(crate) fn is_moving(&self) -> bool {
@@ -186,13 +189,23 @@ impl Sending {
     }
 
     pub(crate) fn flush(&mut self) -> Result<()> {
+        self.push();
+        self.still_there()
+    }
+
+    /// Flushes, for one who reads next: what a peer that is gone left is still to be read.
+    pub(crate) fn push(&mut self) {
         self.writer.flush();
-        self.after()
+        self.after();
+    }
+
+    fn still_there(&mut self) -> Result<()> {
+        if self.gone { Err(self.peer_gone()) } else { Ok(()) }
     }
 
     /// After a commit, which published by itself.
-    pub(crate) fn committed(&mut self) -> Result<()> {
-        self.after()
+    pub(crate) fn committed(&mut self) {
+        self.after();
     }
 
     pub(crate) fn set_flush_policy(&mut self, policy: FlushPolicy) {

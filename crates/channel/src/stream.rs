@@ -93,7 +93,7 @@ impl ReadHalf {
     /// [`Error::TimedOut`](crate::Error::TimedOut), [`Error::Corrupt`](crate::Error::Corrupt).
     #[inline]
     pub fn read_until(&mut self, buffer: &mut [u8], deadline: Deadline) -> Result<usize> {
-        self.0.complete(|reader| reader.read(buffer), deadline, || Ok(())).map(Option::unwrap_or_default)
+        self.0.complete(|reader| reader.read(buffer), deadline, || {}).map(Option::unwrap_or_default)
     }
 
     /// Reads what is there, at least one byte; `None` while there is nothing, 0 at the end of file. Never blocks.
@@ -113,7 +113,7 @@ impl ReadHalf {
     /// # Errors
     /// As there.
     pub fn read_vectored_until(&mut self, buffers: &mut [IoSliceMut<'_>], deadline: Deadline) -> Result<usize> {
-        self.0.complete(|reader| reader.read_vectored(buffers), deadline, || Ok(())).map(Option::unwrap_or_default)
+        self.0.complete(|reader| reader.read_vectored(buffers), deadline, || {}).map(Option::unwrap_or_default)
     }
 
     /// As [`try_read`](Self::try_read), into several buffers in turn.
@@ -154,7 +154,7 @@ impl ReadHalf {
     /// As [`read_until`](Self::read_until).
     pub fn wait_until(&mut self, deadline: Deadline) -> Result<bool> {
         self.0
-            .complete(|reader| Ok((reader.refresh()? > 0).then_some(())), deadline, || Ok(()))
+            .complete(|reader| Ok((reader.refresh()? > 0).then_some(())), deadline, || {})
             .map(|there| there.is_some())
     }
 
@@ -319,7 +319,8 @@ impl WriteHalf {
     /// As [`write_until`](Self::write_until).
     pub fn commit(&mut self, len: usize) -> Result<()> {
         self.0.writer().commit(len)?;
-        self.0.committed()
+        self.0.committed();
+        Ok(())
     }
 
     /// Waits until the peer has read everything.
@@ -424,13 +425,13 @@ impl Read for Stream {
     #[inline]
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let (read, write) = (&mut self.read.0, &mut self.write.0);
-        let done = read.complete(|reader| reader.read(buffer), Deadline::NEVER, || write.flush());
+        let done = read.complete(|reader| reader.read(buffer), Deadline::NEVER, || write.push());
         Ok(done?.unwrap_or_default())
     }
 
     fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let (read, write) = (&mut self.read.0, &mut self.write.0);
-        let done = read.complete(|reader| reader.read_vectored(buffers), Deadline::NEVER, || write.flush());
+        let done = read.complete(|reader| reader.read_vectored(buffers), Deadline::NEVER, || write.push());
         Ok(done?.unwrap_or_default())
     }
 }

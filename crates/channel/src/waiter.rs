@@ -254,6 +254,9 @@ impl Sleeper for Waiter {
     }
 
     fn may_spin(&mut self) -> bool {
+        if !self.end.same_cpus {
+            return true;
+        }
         let cpu = words::encode_cpu(os::current_cpu());
         if self.end.own_cpu.load() != cpu {
             // ORDER R-14: Relaxed; a hint.

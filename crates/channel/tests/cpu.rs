@@ -75,3 +75,11 @@ fn r14_ends_on_one_cpu_never_spin_and_ends_on_two_do() {
     let (spins, _) = ping_pong(&world, [first, second]);
     assert!(spins > 0, "a peer on another CPU is worth spinning for");
 }
+
+#[test]
+fn r14_ends_on_two_kernels_spin_though_their_cpus_have_one_number() {
+    let allowed = sched_getaffinity(None).unwrap();
+    let cpu = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)).unwrap();
+    let (spins, _) = ping_pong(&World::harsh(), [cpu; 2]);
+    assert!(spins > 0, "the first processor of another machine is another processor");
+}

@@ -441,6 +441,22 @@ fn c10_destroyed_domain_is_drained_then_told() {
 }
 
 #[test]
+fn c10_write_that_finds_the_peer_gone_wrote_nothing() {
+    let (world, mut server, client) = harsh_pair(&Options::new());
+    let (hypervisor, _, b) = world.hypervisor.as_ref().unwrap();
+    hypervisor.kill_process(b);
+    let mut written = 0;
+    let broken = loop {
+        match server.write(&[7; 8]) {
+            Ok(count) => written += count as u64,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((broken.kind(), server.statistics().sent.counters.bytes), (ErrorKind::BrokenPipe, written));
+    drop(client);
+}
+
+#[test]
 fn c10_revoked_memory_ends_the_channel_cleanly() {
     let (world, mut server, mut client) = harsh_pair(&Options::new());
     let (hypervisor, a, b) = world.hypervisor.as_ref().unwrap();

@@ -29,7 +29,7 @@
 use std::{
     io::IoSliceMut,
     mem::MaybeUninit,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -41,7 +41,7 @@ use rustix::{
     event::{EventfdFlags, Timespec, epoll},
     io::{Errno, ReadWriteFlags},
 };
-use tombolo_domain::{Deadline, Doorbell, Error, Result, Slot, Woken};
+use tombolo_domain::{Deadline, Doorbell, Error, Result, Slot, Woken, aside::Aside};
 
 /// Rings that a bell is good for: at a million a second, half a million years. It is all that a counter holds, so that
 /// the first ring is what makes room.
@@ -55,9 +55,9 @@ const HUNG_UP: u64 = 1;
 #[derive(Debug)]
 pub(crate) struct Bell {
     /// What the peer gets.
-    event: OwnedFd,
+    event: Aside,
     /// Where rings arrive. Never leaves this process.
-    epoll: OwnedFd,
+    epoll: Aside,
     /// `wait` took a ring off the list, so that whoever drains need not.
     taken: AtomicBool,
     /// Somebody polls the descriptor: rings stay on the list until they are drained.
@@ -89,6 +89,8 @@ impl Bell {
         let event = rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))?;
         rustix::io::write(&event, &FILL.to_ne_bytes()).map_err(|error| Error::os("write to an eventfd", error))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
+        let [event, epoll] = [event, epoll].map(crate::aside);
+        let (event, epoll) = (event?, epoll?);
         let watch = |fd: BorrowedFd<'_>, about, flags| {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags)
                 .map_err(|error| Error::os("epoll_ctl", error))
@@ -200,7 +202,7 @@ pub(crate) struct Bells {
     /// This end waits here.
     pub own: Arc<[Bell; 2]>,
     /// This end rings here.
-    pub peer: [OwnedFd; 2],
+    pub peer: [Aside; 2],
 }
 
 impl Doorbell for Bells {

@@ -37,7 +37,7 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
-use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result, aside::Aside};
 
 use crate::{link::LocalLink, listener::LocalListener, place::Place};
 
@@ -123,4 +123,9 @@ fn connect_patiently(
         }
     }
     rustix::io::ioctl_fionbio(socket, true).map_err(os)
+}
+
+/// For a descriptor that is held for long.
+fn aside(fd: rustix::fd::OwnedFd) -> Result<Aside> {
+    Aside::new(fd).map_err(|error| Error::os("fcntl(F_DUPFD)", error))
 }

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, Slot};
+use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, Slot, aside::Aside};
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
     local::{BELLS, DESCRIPTORS_MAX, Head, MEMFD_NAME_MAX, MEMORY},
@@ -22,7 +22,7 @@ use crate::{
 /// One end of a link.
 #[derive(Debug)]
 pub(crate) struct LocalLink {
-    socket: OwnedFd,
+    socket: Aside,
     identity: Identity,
     /// L-13. What this end's memory is called.
     name: String,
@@ -48,6 +48,7 @@ impl LocalLink {
 
     fn named(socket: OwnedFd, name: String) -> Result<Self> {
         let identity = Identity::of_peer(socket.as_fd()).map_err(|error| Error::os("getsockopt", error))?;
+        let socket = crate::aside(socket)?;
         Ok(Self { socket, identity, name, own: None, introduced: false, bells: None })
     }
 
@@ -84,6 +85,7 @@ impl LocalLink {
         }
         let mut bells = descriptors.drain(..BELLS);
         let (Some(data), Some(space)) = (bells.next(), bells.next()) else { unreachable!("counted above") };
+        let (data, space) = (crate::aside(data)?, crate::aside(space)?);
         self.bells = Some(Arc::new(Bells { own, peer: [data, space] }));
         Ok(())
     }

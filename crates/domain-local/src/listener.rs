@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
-use tombolo_domain::{Deadline, Error, Link, Listener, Result};
+use tombolo_domain::{Deadline, Error, Link, Listener, Result, aside::Aside};
 
 use crate::{link::LocalLink, place::Place};
 
@@ -23,9 +23,9 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// A bound socket and the file that stands for it.
 #[derive(Debug)]
 pub(crate) struct LocalListener {
-    socket: OwnedFd,
+    socket: Aside,
     place: Place,
-    folder: OwnedFd,
+    folder: Aside,
     /// Device and inode of the file. The bound socket keeps the inode from being reused.
     file: (u64, u64),
     /// A child made by fork does not take the file away from its parent.
@@ -34,9 +34,9 @@ pub(crate) struct LocalListener {
 
 impl LocalListener {
     pub(crate) fn new(place: Place) -> Result<Self> {
-        let folder = place.folder_to_listen()?;
+        let folder = crate::aside(place.folder_to_listen()?)?;
         let address = place.address(&folder)?;
-        let socket = open(SocketType::SEQPACKET)?;
+        let socket = crate::aside(open(SocketType::SEQPACKET)?)?;
         // On Linux a socket's file gets the mode that the socket has when it is bound: no moment at which others could
         // connect.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| place.error("fchmod", error))?;
@@ -102,7 +102,7 @@ fn open(kind: SocketType) -> Result<OwnedFd> {
 ///
 /// Whether it is dead is asked by connecting a socket of *another* type: a live one refuses with `EPROTOTYPE`, a file
 /// without a socket with `ECONNREFUSED`, and neither notices.
-fn clear(place: &Place, folder: &OwnedFd, address: &SocketAddrUnix) -> Result<()> {
+fn clear(place: &Place, folder: &Aside, address: &SocketAddrUnix) -> Result<()> {
     match rustix::net::connect(&open(SocketType::DGRAM)?, address) {
         Ok(()) | Err(Errno::PROTOTYPE) => Err(Error::InUse(place.shown())),
         Err(Errno::NOENT) => Ok(()),
@@ -121,20 +121,20 @@ fn clear(place: &Place, folder: &OwnedFd, address: &SocketAddrUnix) -> Result<()
     }
 }
 
-fn identity(place: &Place, folder: &OwnedFd) -> rustix::io::Result<(u64, u64)> {
+fn identity(place: &Place, folder: &Aside) -> rustix::io::Result<(u64, u64)> {
     let stat = rustix::fs::statat(folder, place.name(), AtFlags::SYMLINK_NOFOLLOW)?;
     Ok((stat.st_dev, stat.st_ino))
 }
 
 /// The lock of a folder, which leaves no file behind.
-struct Lock<'a>(&'a OwnedFd);
+struct Lock<'a>(&'a Aside);
 
 impl<'a> Lock<'a> {
     #[expect(
         clippy::disallowed_methods,
         reason = "nothing tells when a lock is free except to wait for it without end"
     )]
-    fn take(folder: &'a OwnedFd) -> Result<Self> {
+    fn take(folder: &'a Aside) -> Result<Self> {
         let deadline = Deadline::after(LOCK_PATIENCE);
         loop {
             match rustix::fs::flock(folder, FlockOperation::NonBlockingLockExclusive) {

@@ -127,7 +127,7 @@ impl Place {
     }
 
     /// The socket's address: its path where that fits, else a path through the open `folder`.
-    pub(crate) fn address(&self, folder: &OwnedFd) -> Result<SocketAddrUnix> {
+    pub(crate) fn address(&self, folder: &impl AsFd) -> Result<SocketAddrUnix> {
         let path = self.folder.join(&self.name);
         let short = if path.as_os_str().len() <= ADDRESS_MAX {
             path

@@ -9,6 +9,7 @@
 //! a doorbell of one's own per channel, or a peer that behaves.
 #![forbid(unsafe_code)]
 
+pub mod aside;
 #[cfg(feature = "testing")]
 pub mod conformance;
 mod doorbell;

@@ -131,7 +131,7 @@ pub trait Link: Memory + Send + fmt::Debug {
     /// [`PeerGone`](crate::Error::PeerGone) when there is nothing left to read and nobody to send more.
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>>;
 
-    /// A descriptor that polls readable when [`recv`](Self::recv) has something to say.
+    /// A descriptor that polls readable when [`recv`](Self::recv) has something to say, and sometimes for nothing (D-8).
     fn fd(&self) -> BorrowedFd<'_>;
 
     /// The channel's doorbell; there is one once the first message came in.

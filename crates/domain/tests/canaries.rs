@@ -46,6 +46,7 @@ canaries! {
     d8_canary_send_that_blocks: SendBlocks, "D-8: send blocks", d8_full_path_is_a_limit_and_not_a_block;
     d8_canary_messages_lost_when_full: LosesMessages, "D-8", d8_full_path_is_a_limit_and_not_a_block;
     d8_canary_silent_descriptor: SilentDescriptors, "D-8: sent, and not", d8_descriptor_tells_when_there_is_something;
+    d8_canary_restless_descriptor: RestlessDescriptors, "D-8: readable, and", d8_descriptor_tells_when_there_is_something;
     d8_canary_messages_lost_at_the_end: EndBeforeMessages, "D-8: ", d8_messages_come_before_the_end;
     d9_canary_any_size_taken: IgnoresMax, "D-9", d9_segment_larger_than_agreed_is_refused;
     d9_canary_memory_from_nowhere: AlwaysMemory, "D-9", d9_message_without_memory_brings_none;

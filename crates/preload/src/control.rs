@@ -177,6 +177,13 @@ fn settle(fd: RawFd, connection: &Connection) {
 
 // ---- descriptors
 
+/// A call that would hit a descriptor of the library's. By `dup2(2)` a number can be busy for a moment; a program that
+/// chose this one by itself hears that.
+fn refused(errno: c_int) -> c_int {
+    errno::set(errno);
+    -1
+}
+
 /// The program gives up what `fd` is.
 fn closing(fd: RawFd) {
     if !state::is_known(fd) || !state::is_owner() {
@@ -201,6 +208,9 @@ fn closing(fd: RawFd) {
 /// As `close(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    if state::is_ours(fd) {
+        return refused(libc::EBADF);
+    }
     errno::kept(|| closing(fd));
     // SAFETY: (contract) the caller's promise.
     unsafe { real::close(fd) }
@@ -213,8 +223,19 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
     if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
         errno::kept(|| (first..=last.min(state::bound() as c_uint)).for_each(|fd| closing(fd as RawFd)));
     }
+    let mut from = first;
+    while let Some(ours) = state::next_of_ours(from).filter(|ours| *ours <= last) {
+        // SAFETY: (contract) the caller's promise, for a part of its range.
+        if from < ours && unsafe { real::close_range(from, ours - 1, flags) } != 0 {
+            return -1;
+        }
+        from = ours + 1;
+    }
+    if from > last && first <= last {
+        return 0;
+    }
     // SAFETY: (contract) the caller's promise.
-    unsafe { real::close_range(first, last, flags) }
+    unsafe { real::close_range(from, last, flags) }
 }
 
 fn duplicated(from: c_int, to: c_int) -> c_int {
@@ -236,6 +257,9 @@ pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 /// As `dup2(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
+    if fd != to && state::is_ours(to) {
+        return refused(libc::EBUSY);
+    }
     if fd != to {
         errno::kept(|| closing(to));
     }
@@ -247,6 +271,9 @@ pub unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
 /// As `dup3(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    if fd != to && state::is_ours(to) {
+        return refused(libc::EBUSY);
+    }
     if fd != to {
         errno::kept(|| closing(to));
     }

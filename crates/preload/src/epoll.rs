@@ -26,10 +26,11 @@ use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Reason,
     connection::{Connection, Stage},
+    spin,
 };
 
 use self::entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, RDHUP};
-use crate::{control, errno, flow, poll::Mask, spin, state, wait::BLIND};
+use crate::{control, errno, flow, poll::Mask, state, wait::BLIND};
 
 /// How long the kernel may go without being asked while shared memory alone keeps the program busy.
 const PATIENCE: Duration = Duration::from_micros(50);

@@ -22,7 +22,6 @@ mod kernel;
 mod life;
 mod poll;
 mod real;
-mod spin;
 mod splice;
 mod state;
 #[cfg(target_arch = "x86_64")]

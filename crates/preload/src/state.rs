@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo::sockets::{Process, Settings, connection::Connection, rendezvous_in, tuple::Tuple};
+use tombolo::sockets::{Process, Settings, aside, connection::Connection, rendezvous_in, tuple::Tuple};
 
 use crate::{epoll::Set, errno, kernel, life};
 
@@ -55,6 +55,7 @@ pub(crate) fn process() -> Option<&'static Process> {
             errno::kept(|| {
                 let settings = settings()?;
                 set_owner();
+                aside::keep();
                 let rendezvous = rendezvous_in(&settings.folder);
                 Some(Process::new(settings, Box::new(kernel::Linux), rendezvous))
             })
@@ -72,6 +73,7 @@ fn settings() -> Option<Settings> {
         folder: path("TOMBOLO_SOCKETS")?,
         ring: ring.unwrap_or(256 << 10),
         after: number("TOMBOLO_SOCKETS_AFTER").unwrap_or(16 << 10),
+        memory: number("TOMBOLO_SOCKETS_MEMORY").unwrap_or(u64::MAX),
         loopback: env::var_os("TOMBOLO_SOCKETS_LOOPBACK").is_none_or(|value| value != "off"),
         flip: number("TOMBOLO_SOCKETS_FLIP_US").map(Duration::from_micros),
         log: path("TOMBOLO_SOCKETS_LOG"),
@@ -116,6 +118,18 @@ fn watched(fd: RawFd) -> Option<Watched> {
 #[inline]
 pub(crate) fn is_known(fd: RawFd) -> bool {
     kind(fd) != NOTHING
+}
+
+/// Whether `fd` is the library's, which the program does not know of. A child of vfork closes its own copies.
+#[inline]
+pub(crate) fn is_ours(fd: RawFd) -> bool {
+    aside::is_aside(fd) && is_owner()
+}
+
+/// The first of the library's descriptors from `first` on.
+pub(crate) fn next_of_ours(first: u32) -> Option<u32> {
+    let found = RawFd::try_from(first).ok().and_then(aside::next).filter(|_| is_owner());
+    found.and_then(|fd| u32::try_from(fd).ok())
 }
 
 /// What `fd` is, if it is watched.

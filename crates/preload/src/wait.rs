@@ -13,9 +13,9 @@ use std::{
 
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, pollfd};
 use rustix::io::Errno;
-use tombolo::sockets::{Process, connection::Connection};
+use tombolo::sockets::{Process, connection::Connection, spin};
 
-use crate::{errno, poll, spin};
+use crate::{errno, poll};
 
 /// Without a descriptor for the bells, or while something is to be sent beside what is waited for, this often.
 pub(crate) const BLIND: Duration = Duration::from_millis(1);

@@ -107,7 +107,7 @@ fn crowd(part: &str, count: u64, seed: u64) -> (u64, u64) {
     let said = output(&mut command, &place.path("out"));
     assert!(said.contains("done"), "{part}, seed {seed}: {said}{}", place.log());
     assert!(!place.log().contains("broken"), "{part}, seed {seed}: {}", place.log());
-    if part != "killed" {
+    if !part.starts_with("killed") {
         place.assert_tidy();
     }
     place.received()
@@ -135,7 +135,19 @@ fn short_connections_one_after_the_other_arrive_whole_and_leave_nothing_behind()
 #[test]
 fn end_that_is_killed_at_any_time_leaves_a_beginning_and_an_end() {
     if has("end_that_is_killed_at_any_time_leaves_a_beginning_and_an_end", &["python3"]) {
-        let shared: u64 = (0..runs(3, 100)).map(|seed| crowd("killed", 10, seed).1).sum();
-        assert!(shared > 0, "nothing was killed in shared memory");
+        for part in ["killed", "killed_server"] {
+            let shared: u64 = (0..runs(3, 100)).map(|seed| crowd(part, 10, seed).1).sum();
+            assert!(shared > 0, "{part}: nothing was killed in shared memory");
+        }
+    }
+}
+
+#[test]
+fn s10_streams_whose_link_is_cut_under_load_arrive_whole_over_tcp() {
+    if has("s10_streams_whose_link_is_cut_under_load_arrive_whole_over_tcp", &["python3"]) {
+        for seed in 0..runs(3, 100) {
+            let (tcp, shared) = crowd("revoked", 4, seed);
+            assert!(shared > 1_000_000 && tcp > 1_000_000, "{shared} bytes shared, {tcp} over TCP");
+        }
     }
 }

@@ -178,14 +178,27 @@ impl Connection {
     }
 
     pub(crate) fn leaves(&self) -> bool {
-        self.leaves.load(Ordering::Relaxed) || self.family().is_some_and(Family::leaves)
+        self.leaves.load(Ordering::Relaxed) || self.family().is_some_and(Family::leaves) || self.is_cut_off()
+    }
+
+    /// The way to the peer's process is gone, perhaps with it: there will be no more rings, and no end is told but by TCP.
+    fn is_cut_off(&self) -> bool {
+        self.pipes.get().is_some_and(|pipes| pipes.line.is_gone())
     }
 
     /// Why it is on TCP, if it was said to stay there.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
-        let said = self.leaves() || self.stage() == Stage::Plain;
-        said.then(|| Reason::from_number(self.reason.load(Ordering::Relaxed)))
+        match self.stage() {
+            Stage::Joined if self.is_cut_off() && !self.leaves.load(Ordering::Relaxed) => Some(Reason::PeerGone),
+            Stage::Joined if self.leaves() => Some(self.said()),
+            Stage::Plain => Some(self.said()),
+            Stage::Candidate | Stage::Joined => None,
+        }
+    }
+
+    fn said(&self) -> Reason {
+        Reason::from_number(self.reason.load(Ordering::Relaxed))
     }
 
     pub(crate) fn bypassed(&self) {

@@ -31,7 +31,9 @@ mod negotiation;
 mod pipes;
 mod process;
 pub mod proof;
+mod quota;
 mod reason;
+pub mod spin;
 pub mod switch;
 pub mod tuple;
 
@@ -39,4 +41,4 @@ pub use fork::Forking;
 pub use pipes::{Broken, Read};
 pub use process::{Bells, Process, Settings, Waiter};
 pub use reason::Reason;
-pub use tombolo_domain::Rendezvous;
+pub use tombolo_domain::{Rendezvous, aside};

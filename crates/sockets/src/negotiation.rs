@@ -34,6 +34,7 @@ use crate::{
     pipes::{Line, Pipes},
     process::{Process, lock, random, random_id},
     proof,
+    quota::Lease,
     tuple::{Role, Tuple},
 };
 
@@ -69,7 +70,7 @@ pub(crate) struct Answered {
     proposal: Claim,
     own: Claim,
     proof: Proof,
-    fresh: Fresh,
+    fresh: (Fresh, Lease),
     _claimed: Claimed,
 }
 
@@ -465,7 +466,7 @@ fn join(
     process: &Process,
     neighbour: &mut Neighbour,
     connection: &Connection,
-    own: Fresh,
+    own: (Fresh, Lease),
     segment: &PeerSegment,
 ) -> Result<(), Reason> {
     if !connection.is_alone() {
@@ -504,14 +505,15 @@ impl Neighbour {
     }
 
     /// Makes a segment and sends it with `message`.
-    fn offer(&mut self, process: &Process, id: u64, message: &Message) -> Result<Fresh, Reason> {
+    fn offer(&mut self, process: &Process, id: u64, message: &Message) -> Result<(Fresh, Lease), Reason> {
         let header = SegmentHeader::new(process.settings.ring, 0, 0, Features::NONE, id);
+        let lease = process.quota.take(header.segment_len).ok_or(Reason::Resources)?;
         let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
         let fresh = Fresh::new(segment, &header);
         let sent = self.link.send(&message.encode(), Some(&offer));
         self.link.retire(None, offer);
         sent.map_err(|_| Reason::PeerGone)?;
-        Ok(fresh)
+        Ok((fresh, lease))
     }
 
     fn lost(&self) {

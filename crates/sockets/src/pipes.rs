@@ -6,15 +6,15 @@ mod io;
 
 use std::{
     io::{IoSlice, IoSliceMut},
-    os::fd::{OwnedFd, RawFd},
+    os::fd::RawFd,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
-use rustix::io::Errno;
-use tombolo_domain::{Doorbell, Link, Slot};
+use rustix::{event::PollFlags, io::Errno};
+use tombolo_domain::{Doorbell, Link, Slot, aside::Aside};
 use tombolo_layout::{
     sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
     words,
@@ -26,6 +26,7 @@ use crate::{
     connection::{Connection, Direction},
     family::Family,
     kernel::Kernel,
+    quota::Lease,
     switch::{Carrier, Fault, Found, Receiver, Sender},
 };
 use half::Half;
@@ -38,14 +39,20 @@ pub(crate) struct Line {
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
     /// Wakes every process of this end that waits.
-    pub kick: Arc<OwnedFd>,
+    pub kick: Arc<Aside>,
     /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
     pub inherited: Mutex<Option<Box<dyn Link>>>,
 }
 
 impl Line {
-    pub fn new(bell: Arc<dyn Doorbell>, kick: Arc<OwnedFd>) -> Self {
+    pub fn new(bell: Arc<dyn Doorbell>, kick: Arc<Aside>) -> Self {
         Self { bell, gone: AtomicBool::new(false), kick, inherited: Mutex::default() }
+    }
+
+    /// The peer's process, or the path to it, is gone.
+    #[inline]
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
     }
 }
 
@@ -60,7 +67,12 @@ pub(crate) struct Pipes {
     /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
     tail: MappedPeerWord,
     read_to: AtomicU64,
+    /// Of this end's segment.
+    _lease: Lease,
 }
+
+/// What the kernel says of a peer that sends no more, or is gone.
+const ENDED: i16 = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR).bits() as i16;
 
 /// How far one has read who will never be done: the program must hear of what is broken.
 const BROKEN: u64 = u64::MAX;
@@ -155,7 +167,7 @@ impl Pipes {
     ///
     /// # Errors
     /// Where the peer's is none.
-    pub fn new(own: Fresh, peer: &PeerSegment, line: Arc<Line>) -> Result<Self, Corrupt> {
+    pub fn new((own, lease): (Fresh, Lease), peer: &PeerSegment, line: Arc<Line>) -> Result<Self, Corrupt> {
         let word = |at| own.spare_word(at);
         let (moves, boundary, followed) = (word(MOVES), word(BOUNDARY), word(FOLLOWED));
         let mode = Mode { messages: false, ordering: tombolo_ring::Ordering::Fences };
@@ -184,7 +196,7 @@ impl Pipes {
         };
         let read_to = AtomicU64::new(rx.reader.position());
         let (followed, tail) = (peer.word(FOLLOWED), peer.word(words::TAIL));
-        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line, followed, tail, read_to })
+        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line, followed, tail, read_to, _lease: lease })
     }
 
     /// One turn at a direction. While this process is the only one of its end, its lock is all that it takes.
@@ -275,7 +287,7 @@ impl Pipes {
             if !tx.ended && carrier == Carrier::Pipe {
                 match tx.writer.write_vectored(from) {
                     Ok(Some(n)) => return Ok((n, Carrier::Pipe)),
-                    Ok(None) if !self.line.gone.load(Ordering::Relaxed) => return Err(Failed::Os(Errno::AGAIN)),
+                    Ok(None) if !self.is_over(kernel, fd) => return Err(Failed::Os(Errno::AGAIN)),
                     // Nobody will read it, from here or from there: the kernel's answer is the right one.
                     Ok(None) | Err(Error::Closed) => tx.ended = true,
                     Err(error) => return Err(error.into()),
@@ -285,6 +297,22 @@ impl Pipes {
             connection.count(Direction::Out, n);
             Ok((n, Carrier::Tcp))
         })?
+    }
+
+    /// Whether nobody will ever read what is in the pipe: the path to the peer is gone, and TCP says that the peer is too.
+    fn is_over(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        self.line.is_gone() && kernel.poll(fd, ENDED) & ENDED != 0
+    }
+
+    /// S-10. The path to the peer is gone: back to TCP. Says whether the peer has to follow before that can be done, which nobody
+    /// will ring for.
+    fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        let left = self.turn(connection, &self.tx, |tx| {
+            tx.ended |= self.is_over(kernel, fd);
+            let _ = tx.steer(connection, kernel, fd, Carrier::Tcp);
+            tx.pay(connection, kernel, fd).unwrap_or(false) || !tx.ended && tx.sender.carrier() == Carrier::Pipe
+        });
+        left.unwrap_or(false)
     }
 
     /// Reads what is there; 0 is the end.
@@ -352,6 +380,9 @@ impl Pipes {
 
     /// S-2. Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left.
     pub fn owes(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        if self.line.is_gone() {
+            return self.turn_back(connection, kernel, fd);
+        }
         if !self.is_asked() {
             return false;
         }
@@ -403,8 +434,9 @@ impl Pipes {
             }
             // As with TCP, a little room is not yet worth a wake-up.
             let need = tx.writer.capacity() / 4;
-            let gone = self.line.gone.load(Ordering::Relaxed);
-            Some(gone || tx.writer.ready(need).unwrap_or(true))
+            // Where the path is gone the next send goes over TCP, as soon as that can be.
+            let moves = self.line.is_gone() && tx.sender.may_move(tx.followed.load_acquire().hint());
+            Some(moves || tx.writer.ready(need).unwrap_or(true))
         });
         room.unwrap_or(Some(true))
     }

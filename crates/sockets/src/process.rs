@@ -8,7 +8,7 @@
 use std::{
     fmt::Write as _,
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -21,7 +21,10 @@ use rustix::{
     event::{EventfdFlags, epoll},
     io::Errno,
 };
-use tombolo_domain::{Rendezvous, Slot};
+use tombolo_domain::{
+    Rendezvous, Slot,
+    aside::{self, Aside},
+};
 
 use crate::{
     Reason,
@@ -29,6 +32,7 @@ use crate::{
     kernel::Kernel,
     negotiation::Exchange,
     pipes::{Broken, Line},
+    quota::Quota,
     switch::Carrier,
     tuple::Tuple,
 };
@@ -42,6 +46,8 @@ pub struct Settings {
     pub ring: u64,
     /// Bytes after which a connection is worth it; two requests and answers are as well.
     pub after: u64,
+    /// Bytes of shared memory that this process makes at most, for all its connections.
+    pub memory: u64,
     /// Whether connections inside one network namespace are joined.
     pub loopback: bool,
     /// For tests: both directions move to and fro at this pace.
@@ -71,8 +77,9 @@ pub struct Process {
     kernel: Box<dyn Kernel>,
     pub(crate) rendezvous: Box<dyn Rendezvous>,
     pub(crate) exchange: Mutex<Exchange>,
+    pub(crate) quota: Quota,
     hub: Mutex<Option<Arc<Hub>>>,
-    waiters: Mutex<Vec<OwnedFd>>,
+    waiters: Mutex<Vec<Aside>>,
     /// Somebody took an edge of the bells, which may have told of a message or of a peer that is gone.
     rung: AtomicBool,
     pub(crate) counters: Counters,
@@ -84,7 +91,8 @@ pub struct Process {
 /// What those who wait use, held still while the process forks.
 pub(crate) struct Waiting<'a> {
     hub: MutexGuard<'a, Option<Arc<Hub>>>,
-    waiters: MutexGuard<'a, Vec<OwnedFd>>,
+    waiters: MutexGuard<'a, Vec<Aside>>,
+    _limit: MutexGuard<'static, ()>,
 }
 
 impl Waiting<'_> {
@@ -99,8 +107,8 @@ impl Waiting<'_> {
 /// instance of its own or the program's, so one that wakes takes nothing away from another.
 #[derive(Debug)]
 pub(crate) struct Hub {
-    epoll: OwnedFd,
-    kick: Arc<OwnedFd>,
+    epoll: Aside,
+    kick: Arc<Aside>,
 }
 
 /// The descriptor of all bells.
@@ -120,17 +128,20 @@ impl AsRawFd for Bells {
 }
 
 impl Hub {
-    fn new() -> rustix::io::Result<Self> {
-        let hub = Self {
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            kick: Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
-        };
+    fn new() -> io::Result<Self> {
+        let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let hub = Self { epoll: instance()?, kick: Arc::new(Aside::new(kick)?) };
         watch(&hub.epoll, hub.kick.as_fd())?;
         Ok(hub)
     }
 }
 
-fn watch(epoll: &OwnedFd, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+/// An epoll instance of ours.
+fn instance() -> io::Result<Aside> {
+    Aside::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)
+}
+
+fn watch(epoll: &Aside, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
     epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET)
 }
 
@@ -145,6 +156,7 @@ impl Process {
     #[must_use]
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
+            quota: Quota::new(settings.memory),
             settings,
             kernel,
             rendezvous,
@@ -205,14 +217,14 @@ impl Process {
     }
 
     /// Hears `bell` from now on. Gives what wakes whoever waits here.
-    pub(crate) fn listen_to(&self, bell: BorrowedFd<'_>) -> Result<Arc<OwnedFd>, Errno> {
+    pub(crate) fn listen_to(&self, bell: BorrowedFd<'_>) -> Result<Arc<Aside>, Errno> {
         let hub = self.hub().ok_or(Errno::MFILE)?;
         watch(&hub.epoll, bell)?;
         Ok(Arc::clone(&hub.kick))
     }
 
     pub(crate) fn hold_waiting(&self) -> Waiting<'_> {
-        Waiting { waiters: lock(&self.waiters), hub: lock(&self.hub) }
+        Waiting { waiters: lock(&self.waiters), hub: lock(&self.hub), _limit: aside::hold() }
     }
 
     /// In a child made by fork: hears the bells that the connections it inherited need. Where there are no descriptors
@@ -264,7 +276,7 @@ impl Process {
         let epoll = match pooled {
             Some(epoll) => epoll,
             None => {
-                let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
+                let epoll = instance().ok()?;
                 watch(&epoll, self.bells()?.as_fd()).ok()?;
                 epoll
             }
@@ -396,7 +408,7 @@ pub(crate) fn random_id() -> u64 {
 #[derive(Debug)]
 pub struct Waiter<'a> {
     process: &'a Process,
-    epoll: Option<OwnedFd>,
+    epoll: Option<Aside>,
 }
 
 impl Waiter<'_> {

@@ -98,6 +98,12 @@ impl Sender {
         Carrier::after(self.moves)
     }
 
+    /// Whether the receiver has followed the last move, by its word.
+    #[must_use]
+    pub fn may_move(&self, followed: u64) -> bool {
+        Followed::decode(followed).moves == self.moves
+    }
+
     /// S-3. Moves towards `wanted` if that may be done now, and says what carries the next byte.
     ///
     /// # Errors

@@ -99,6 +99,7 @@ impl Victim {
             folder: folder.path().into(),
             ring: RING,
             after: 0,
+            memory: u64::MAX,
             loopback: true,
             flip: None,
             log: None,

@@ -40,6 +40,6 @@ fn demo(rig: &mut Rig) -> Result<Verdict> {
         return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
     }
     rig.rest()?;
-    demo::run(rig, demo::QUICK)?;
+    demo::run(rig, demo::QUICK, &demo::PARTS)?;
     Ok(Verdict::Done)
 }

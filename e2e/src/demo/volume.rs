@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tombolo::{Options, Stream};
+use tombolo::{Options, PipeStatistics, Stream};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::lines::within;
@@ -34,6 +34,8 @@ struct Taken {
     /// Processor seconds of the machines, and of the brokers.
     machines: f64,
     brokers: f64,
+    /// What the ends of a channel counted: the sender's, the receiver's.
+    ends: [String; 2],
 }
 
 /// What is shown, where it is, and with how many digits behind the point.
@@ -61,6 +63,9 @@ pub fn show(site: &mut Site, volume: u64) -> Result<()> {
         let (ours, theirs) = (of(&ours), of(&theirs));
         let times = if ours > 0.0 { format!("{:.1}", theirs / ours) } else { String::new() };
         println!("{what:<58} {ours:>12.digits$} {theirs:>12.digits$} {times:>9}");
+    }
+    for (end, counted) in ["sender", "receiver"].iter().zip(&ours.ends) {
+        println!("{end}: {counted}");
     }
     println!(
         "brokers on the host: {:.2} % of the processor time\n",
@@ -90,6 +95,11 @@ fn taken(site: &mut Site, place: &str, volume: u64, idle: f64) -> Result<Taken> 
     site.a.sh(&format!("touch {BEGIN}"), within(60))?;
     let sent = numbers(&word(&mut site.a, sender, "sent")?)?;
     let received = numbers(&word(&mut site.b, receiver, "received")?)?;
+    let ends = if place.starts_with("vm:") {
+        [word(&mut site.a, sender, "counted")?, word(&mut site.b, receiver, "counted")?]
+    } else {
+        Default::default()
+    };
     let mut counted = [0; 2];
     for (count, at) in counts.into_iter().zip([At::A, At::B]) {
         let new = count.stop(site.vm(at))?;
@@ -103,6 +113,7 @@ fn taken(site: &mut Site, place: &str, volume: u64, idle: f64) -> Result<Taken> 
         interrupts: (counted[1] + rung(site)? - interrupts) as f64,
         machines: processors(&machines)? - used,
         brokers: processors(&brokers)? - brokered,
+        ends,
     };
     site.a.wait(sender, within(60))?.success()?;
     site.b.wait(receiver, within(60))?.success()?;
@@ -195,13 +206,18 @@ fn address(args: &[String]) -> Result<&str> {
 /// Sends as many bytes as it is told, over a channel or TCP, once it is told to begin.
 pub fn send(args: &[String]) -> Result<()> {
     let volume: u64 = args.get(1).ok_or_else(|| Error::new("how much?"))?.parse()?;
-    let mut end: Box<dyn Write> = match address(args)? {
-        channel if channel.starts_with("vm:") => {
-            let options = Options::new().wait_for_listener(Duration::from_secs(60));
-            Box::new(tombolo::connect_with::<Stream>(channel, &options)?)
-        }
-        place => Box::new(TcpStream::connect(place)?),
-    };
+    let place = address(args)?;
+    if !place.starts_with("vm:") {
+        return pour(&mut TcpStream::connect(place)?, volume);
+    }
+    let options = Options::new().wait_for_listener(Duration::from_secs(60));
+    let mut stream = tombolo::connect_with::<Stream>(place, &options)?;
+    pour(&mut stream, volume)?;
+    tell(&stream.statistics().sent);
+    Ok(())
+}
+
+fn pour(end: &mut impl Write, volume: u64) -> Result<()> {
     println!("connected");
     tombolo_e2e::guest::until(within(300), || Path::new(BEGIN).exists())?;
     let (before, start, mut block) = (waits()?, Instant::now(), vec![0x5a; WRITE]);
@@ -218,18 +234,30 @@ pub fn send(args: &[String]) -> Result<()> {
 
 /// Receives all that comes over a channel or TCP, and checks each block's number.
 pub fn receive(args: &[String]) -> Result<()> {
-    let mut end: Box<dyn Read> = match address(args)? {
-        channel if channel.starts_with("vm:") => {
-            let mut listener = tombolo::listen(channel)?;
-            println!("listening");
-            Box::new(listener.accept()?)
-        }
-        place => {
-            let listener = TcpListener::bind(place)?;
-            println!("listening");
-            Box::new(listener.accept()?.0)
-        }
-    };
+    let place = address(args)?;
+    if !place.starts_with("vm:") {
+        let listener = TcpListener::bind(place)?;
+        println!("listening");
+        return drain(&mut listener.accept()?.0);
+    }
+    let mut listener = tombolo::listen(place)?;
+    println!("listening");
+    let mut stream = listener.accept()?;
+    drain(&mut stream)?;
+    tell(&stream.statistics().received);
+    Ok(())
+}
+
+/// How an end of a channel waited.
+fn tell(pipe: &PipeStatistics) {
+    let it = pipe.counters;
+    println!(
+        "counted {} stalls, {} spins that paid and {} that did not, {} sleeps, {} rings sent and {} saved",
+        it.stalls, it.spins_paid, it.spins_wasted, it.sleeps, it.notifications_sent, it.notifications_suppressed
+    );
+}
+
+fn drain(end: &mut impl Read) -> Result<()> {
     let mut buffer = vec![0; 2 * WRITE];
     let mut got = end.read(&mut buffer)?;
     let (before, start, mut total, mut next) = (waits()?, Instant::now(), 0_u64, 0_u64);

@@ -116,7 +116,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "sockets",
         assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
-        command: "cargo test --release -p tombolo-preload --test sockets --test processes --test calls --test suites --test programs",
+        command: "cargo test --release -p tombolo-preload --test sockets --test processes --test calls --test suites --test programs --test descriptors --test memory",
         limit: 15,
         gate: Gate::Canaries,
         ..BASE

@@ -132,11 +132,21 @@ impl Belled {
     }
 }
 
-/// Whether `bell` comes to rest: drained, it is not rung again. Bells may ring for nothing, so it gets some tries.
+/// Whether `bell` comes to rest: drained, it is not rung again, and its descriptor is not readable. Bells may ring for
+/// nothing, so it gets some tries.
 pub(super) fn comes_to_rest(bell: &dyn Doorbell, slot: Slot) -> bool {
     (0..20).any(|_| {
         bell.drain(slot);
-        bell.wait(slot, Deadline::after(QUIET)).expect("waiting works") == Woken::TimedOut
+        let woken = bell.wait(slot, Deadline::after(QUIET)).expect("waiting works");
+        woken == Woken::TimedOut && !readable(bell.fd(slot))
+    })
+}
+
+/// The same of the path of `link`: nothing is received, and its descriptor is not readable.
+pub(super) fn path_comes_to_rest(link: &mut dyn Link) -> bool {
+    (0..20).any(|_| {
+        let nothing = matches!(link.recv(ANY), Ok(None));
+        nothing && !wait_readable(link.fd(), Deadline::after(QUIET)).expect("polling works")
     })
 }
 

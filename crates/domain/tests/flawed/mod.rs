@@ -68,22 +68,25 @@ pub enum Flaw {
     AcceptsNewest,
     // Links and bells.
     SilentDescriptors,
+    RestlessDescriptors,
 }
 
 /// What all parts of one flawed backend share.
 #[derive(Clone)]
 pub struct Shared {
     pub flaw: Flaw,
-    silent: Arc<(io::PipeReader, io::PipeWriter)>,
+    /// Never readable, or always: with its other end, or without.
+    stuck: Arc<(io::PipeReader, Option<io::PipeWriter>)>,
     /// The memory behind the last mapping that is a copy.
     pub copy: Arc<Mutex<Option<OwnedFd>>>,
     pub bells: Arc<Mutex<Vec<Arc<dyn Doorbell>>>>,
 }
 
 impl Shared {
-    /// `fd`, or one that is never readable.
+    /// `fd`, or one that is always or never readable.
     pub fn fd<'a>(&'a self, fd: BorrowedFd<'a>) -> BorrowedFd<'a> {
-        if self.flaw == Flaw::SilentDescriptors { self.silent.0.as_fd() } else { fd }
+        let stuck = matches!(self.flaw, Flaw::SilentDescriptors | Flaw::RestlessDescriptors);
+        if stuck { self.stuck.0.as_fd() } else { fd }
     }
 }
 
@@ -111,8 +114,9 @@ impl Flawed {
     pub fn new(flaw: Flaw) -> Self {
         // What the flaw prevents is waited for in vain.
         set_patience(Duration::from_secs(1));
-        let silent = Arc::new(io::pipe().expect("there are descriptors"));
-        let shared = Shared { flaw, silent, copy: Arc::default(), bells: Arc::default() };
+        let (reader, writer) = io::pipe().expect("there are descriptors");
+        let stuck = Arc::new((reader, (flaw != Flaw::RestlessDescriptors).then_some(writer)));
+        let shared = Shared { flaw, stuck, copy: Arc::default(), bells: Arc::default() };
         let inner = Harsh::new();
         let [a, b] = [&inner.a, &inner.b].map(|domain| rendezvous::FlawedDomain::new(domain.clone(), &shared));
         Self { inner, shared, a, b }

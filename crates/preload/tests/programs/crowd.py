@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """Very many connections, at once or one after the other, and ends that are killed at any time."""
 
-import os, random, resource, select, signal, socket, sys
+import ctypes, os, random, resource, select, signal, socket, sys
 
 what, count = sys.argv[1], int(sys.argv[2])
 random.seed(os.environ.get("SEED", "1"))
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 20000), hard))
+LIMIT = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 5000)
+resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def pattern(begin, n):
@@ -76,23 +76,26 @@ def short(address):
                 turn(end, number, 100)
 
 
-def killed(listener):
-    """One end is killed while it sends or echoes; what the other has is a beginning, and it hears of the end."""
+def killed(listener, serves):
+    """One end, which connected or `serves`, is killed while it sends; what the other has is a beginning, and it hears of
+    the end."""
     for _ in range(count):
+        # It may happen before they have found each other, while they do, and when they have.
+        turns = random.choice((0, 1, 2, 3, 10))
         child = os.fork()
         if child == 0:
-            with socket.create_connection(listener.getsockname()) as end:
-                for _ in range(10):
-                    turn(end, 0, 1000)
-                at = 0
-                while True:
-                    n = random.randrange(1, 20000)
-                    end.sendall(pattern(at, n))
-                    at += n
-        end, _ = listener.accept()
-        for _ in range(10):
+            end = listener.accept()[0] if serves else socket.create_connection(listener.getsockname())
+            for _ in range(turns):
+                turn(end, 0, 1000)
+            at = 0
+            while True:
+                n = random.randrange(1, 20000)
+                end.sendall(pattern(at, n))
+                at += n
+        end = socket.create_connection(listener.getsockname()) if serves else listener.accept()[0]
+        for _ in range(turns):
             end.sendall(end.recv(1000, socket.MSG_WAITALL))
-        late = random.randrange(10_000, 4_000_000)
+        late = random.choice((0, random.randrange(100_000), random.randrange(10_000, 4_000_000)))
         at, dead = 0, False
         try:
             while part := end.recv(random.randrange(1, 50000)):
@@ -114,15 +117,45 @@ def killed(listener):
         end.close()
 
 
+def revoked(address):
+    """While streams go both ways, what joins the two processes is cut. They arrive whole."""
+    libc = ctypes.CDLL(None)
+    for seed in range(count):
+        with socket.create_connection(address) as end:
+            for round in range(10):
+                turn(end, round, 1000)
+            late, size, sent, got = random.randrange(8_000_000), 12_000_000, 0, 0
+            end.setblocking(False)
+            while got < size:
+                readable, writable, _ = select.select([end], [end] if sent < size else [], [], 60)
+                assert readable or writable, f"nothing moves at {sent} and {got}"
+                try:
+                    if writable:
+                        sent += end.send(pattern(sent, min(random.randrange(1, 100_000), size - sent)))
+                    if readable:
+                        part = end.recv(random.randrange(1, 100_000))
+                        assert part and part == pattern(got, len(part)), f"other bytes at {got}"
+                        got += len(part)
+                except BlockingIOError:
+                    pass
+                if late is not None and got > late:
+                    late, cut = None, 0
+                    for name in os.listdir("/proc/self/fd"):
+                        # The library's links, at numbers beyond the limit.
+                        if int(name) >= LIMIT and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                            cut += libc.shutdown(int(name), 2) == 0
+                    assert cut, "there was nothing to cut"
+
+
 listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-if what == "killed":
-    killed(listener)
+if what.startswith("killed"):
+    killed(listener, what == "killed_server")
 else:
     child = os.fork()
     if child == 0:
         listener_name = listener.getsockname()
         listener.close()
-        {"many": many, "short": short}[what](listener_name)
+        {"many": many, "short": short, "revoked": revoked}[what](listener_name)
         print(what, flush=True)
         os._exit(0)
     serve(listener)

@@ -42,6 +42,9 @@ pub struct Args {
     /// Bytes of shared memory for each direction of a connection: a power of two, from 4096 to 1 GiB
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 10)]
     ring: u64,
+    /// Bytes of shared memory that a process makes at most for all its connections [default: no limit but the cgroup's]
+    #[arg(long, value_name = "BYTES")]
+    memory: Option<u64>,
     /// Let the program use io_uring, which the library cannot see
     #[arg(long)]
     allow_io_uring: bool,
@@ -72,6 +75,9 @@ pub fn run(args: &Args) -> Result<()> {
     command.env("TOMBOLO_SOCKETS_AFTER", args.after.to_string());
     command.env("TOMBOLO_SOCKETS_RING", args.ring.to_string());
     command.env("TOMBOLO_SOCKETS_LOOPBACK", if args.no_loopback { "off" } else { "on" });
+    if let Some(memory) = args.memory {
+        command.env("TOMBOLO_SOCKETS_MEMORY", memory.to_string());
+    }
     if let Some(log) = &args.log {
         command.env("TOMBOLO_SOCKETS_LOG", absolute(log)?);
     }

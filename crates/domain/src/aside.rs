@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Descriptors of a library in a program that knows nothing of it.
+//!
+//! A program counts on the lowest numbers, and on being the only one who opens and closes. So where [`keep`] was called,
+//! what this crate's backends hold goes to numbers beyond the program's limit (`RLIMIT_NOFILE` bounds numbers, not how
+//! many there are), and [`is_aside`] tells whoever stands in for `close` what is not the program's to close.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use rustix::{
+    io::Errno,
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
+
+/// Numbers from here on are too costly to be the first: the kernel's table, which a fork copies, is as long as the highest.
+const HIGH: u64 = 16 << 10;
+/// Numbers beyond the program's limit.
+const ROOM: u64 = 8 << 10;
+/// Numbers at the end of the program's own, where its limit cannot be lifted; and the least limit with that many to spare.
+const SPARE: u64 = 64;
+const SPARES: u64 = 4 << 10;
+
+/// Whether this process keeps its descriptors aside.
+static KEEPS: AtomicBool = AtomicBool::new(false);
+/// One bit for each number: it is aside.
+static ASIDE: [AtomicU64; ((HIGH + 2 * ROOM) / 64) as usize] =
+    [const { AtomicU64::new(0) }; ((HIGH + 2 * ROOM) / 64) as usize];
+/// Held while the process's limit is not what the program set.
+static LIMIT: Mutex<()> = Mutex::new(());
+
+/// From now on descriptors are put aside: this process is another program's.
+pub fn keep() {
+    KEEPS.store(true, Ordering::Relaxed);
+}
+
+/// While this is held the process's limit is what the program set: for who makes a copy of the process.
+pub fn hold() -> MutexGuard<'static, ()> {
+    LIMIT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether `fd` is aside.
+#[must_use]
+pub fn is_aside(fd: RawFd) -> bool {
+    let Some((word, bit)) = bit(fd) else { return false };
+    word.load(Ordering::Relaxed) & bit != 0
+}
+
+/// The first number from `fd` on that is aside.
+#[must_use]
+pub fn next(fd: RawFd) -> Option<RawFd> {
+    let from = usize::try_from(fd).ok()?;
+    let words = ASIDE.iter().enumerate().skip(from / 64);
+    words.into_iter().find_map(|(at, word)| {
+        let before = if at == from / 64 { (1 << (from % 64)) - 1 } else { 0 };
+        let left = word.load(Ordering::Relaxed) & !before;
+        (left != 0).then(|| (at * 64) as RawFd + left.trailing_zeros() as RawFd)
+    })
+}
+
+fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let at = usize::try_from(fd).ok()?;
+    Some((ASIDE.get(at / 64)?, 1 << (at % 64)))
+}
+
+/// A descriptor that a backend holds for long.
+#[derive(Debug)]
+pub struct Aside(OwnedFd);
+
+impl Aside {
+    /// Puts `fd` aside, where this process does so; else it stays as it is.
+    ///
+    /// # Errors
+    /// `MFILE` where there is no number to spare.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        if !KEEPS.load(Ordering::Relaxed) {
+            return Ok(Self(fd));
+        }
+        let moved = place(&fd)?;
+        match bit(moved.as_raw_fd()) {
+            Some((word, bit)) => word.fetch_or(bit, Ordering::Relaxed),
+            None => return Err(Errno::MFILE.into()),
+        };
+        Ok(Self(moved))
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        if let Some((word, bit)) = bit(self.0.as_raw_fd()) {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+}
+
+impl AsFd for Aside {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Aside {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Does `f`, which opens descriptors for a moment, while the process may have more than the program's limit allows: at that
+/// limit the program must not lose one, nor this library a message.
+pub fn lifted<T>(f: impl FnOnce() -> T) -> T {
+    let _lifted = KEEPS.load(Ordering::Relaxed).then(Lifted::new).flatten();
+    f()
+}
+
+/// Whether this process keeps its descriptors aside.
+#[must_use]
+pub fn keeps() -> bool {
+    KEEPS.load(Ordering::Relaxed)
+}
+
+/// While it lives the process may open more descriptors than the program set.
+struct Lifted {
+    before: Rlimit,
+    _held: MutexGuard<'static, ()>,
+}
+
+impl Lifted {
+    fn new() -> Option<Self> {
+        let held = hold();
+        let before = getrlimit(Resource::Nofile);
+        let now = before.current.filter(|now| *now <= HIGH)?;
+        // The hard limit where it allows more, else beyond it where the process may do that.
+        let most = before.maximum.map(|most| most.max(now + ROOM));
+        let lifts = |maximum: &Option<u64>| {
+            let current = maximum.map_or(now + ROOM, |most| most.min(now + ROOM));
+            current > now && setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: *maximum }).is_ok()
+        };
+        [before.maximum, most].iter().any(lifts).then_some(Self { before, _held: held })
+    }
+}
+
+impl Drop for Lifted {
+    fn drop(&mut self) {
+        // Back to what is lower can always be gone.
+        let _ = setrlimit(Resource::Nofile, self.before);
+    }
+}
+
+/// A copy of `fd` at a number that is not missed.
+fn place(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    if let Some(lifted) = Lifted::new() {
+        return rustix::io::fcntl_dupfd_cloexec(fd, lifted.before.current.unwrap_or(HIGH) as RawFd);
+    }
+    match getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) {
+        now if now < SPARES => Err(Errno::MFILE),
+        now => rustix::io::fcntl_dupfd_cloexec(fd, (now - SPARE).min(HIGH) as RawFd),
+    }
+}
