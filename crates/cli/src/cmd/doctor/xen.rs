@@ -92,8 +92,7 @@ pub fn xen(domain: Option<&Domain>) -> Finding {
         let found = DEVICES.iter().zip(domain.devices).filter(move |(_, device)| *device == is);
         found.map(|((name, driver), _)| (*name, *driver)).collect::<Vec<_>>()
     };
-    let named =
-        |devices: &[(&str, Option<&str>)]| devices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let named = |devices: &[(&str, Option<&str>)]| devices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     let (missing, denied) = (those(Device::Missing), those(Device::Denied));
     if !missing.is_empty() {
         let drivers: Vec<_> = missing.iter().filter_map(|(_, driver)| *driver).collect();
