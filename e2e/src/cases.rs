@@ -14,6 +14,7 @@ mod lifetime;
 mod links;
 mod mapping;
 mod network;
+mod rage;
 mod unplug;
 
 use crate::rig::Rig;
@@ -28,7 +29,7 @@ pub type Case = runner::Case<Rig>;
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 14] = [
+const CASES: [&[Case]; 15] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -42,9 +43,10 @@ const CASES: [&[Case]; 14] = [
     links::CASES,
     channels::CASES,
     life::CASES,
+    rage::CASES,
     network::CASES,
 ];
-const HALVES: [&[Half]; 12] = [
+const HALVES: [&[Half]; 13] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -57,6 +59,7 @@ const HALVES: [&[Half]; 12] = [
     channels::HALVES,
     crate::demo::HALVES,
     life::HALVES,
+    rage::HALVES,
 ];
 
 /// All cases in the order in which they run.

@@ -48,6 +48,22 @@ static int node_release(struct inode *inode, struct file *file)
 	return 0;
 }
 
+static void count(struct tombolo *dev, u64 *interrupts, u64 *storms)
+{
+	unsigned int i;
+
+	*interrupts = 0;
+	*storms = 0;
+	for (i = 0; i < dev->vectors; i++) {
+		struct vector *vector = &dev->vector[i];
+
+		spin_lock_irq(&vector->lock);
+		*interrupts += vector->interrupts;
+		*storms += vector->storms;
+		spin_unlock_irq(&vector->lock);
+	}
+}
+
 static long node_info(struct tombolo *dev, struct tombolo_info __user *arg)
 {
 	struct tombolo_info info = {
@@ -55,21 +71,13 @@ static long node_info(struct tombolo *dev, struct tombolo_info __user *arg)
 		.size = dev->size,
 		.vectors = dev->vectors,
 	};
-	unsigned int i;
 	int err = -ENODEV, idx;
 
 	if (dev->vectors)
 		info.flags |= TOMBOLO_INFO_BELL;
 	if (dev->write_back)
 		info.flags |= TOMBOLO_INFO_WRITE_BACK;
-	for (i = 0; i < dev->vectors; i++) {
-		struct vector *vector = &dev->vector[i];
-
-		spin_lock_irq(&vector->lock);
-		info.interrupts += vector->interrupts;
-		info.storms += vector->storms;
-		spin_unlock_irq(&vector->lock);
-	}
+	count(dev, &info.interrupts, &info.storms);
 
 	idx = srcu_read_lock(&tombolo_life);
 	if (tombolo_is_alive(dev)) {
@@ -126,6 +134,43 @@ struct tombolo *tombolo_of_node(struct file *node)
 {
 	return node->private_data;
 }
+
+static struct tombolo *tombolo_of_misc(struct device *misc)
+{
+	return container_of(dev_get_drvdata(misc), struct tombolo, misc);
+}
+
+static ssize_t interrupts_show(struct device *misc, struct device_attribute *attr, char *buf)
+{
+	u64 interrupts, storms;
+
+	count(tombolo_of_misc(misc), &interrupts, &storms);
+	return sysfs_emit(buf, "%llu\n", interrupts);
+}
+static DEVICE_ATTR_RO(interrupts);
+
+static ssize_t storms_show(struct device *misc, struct device_attribute *attr, char *buf)
+{
+	u64 interrupts, storms;
+
+	count(tombolo_of_misc(misc), &interrupts, &storms);
+	return sysfs_emit(buf, "%llu\n", storms);
+}
+static DEVICE_ATTR_RO(storms);
+
+static ssize_t write_back_show(struct device *misc, struct device_attribute *attr, char *buf)
+{
+	return sysfs_emit(buf, "%d\n", tombolo_of_misc(misc)->write_back);
+}
+static DEVICE_ATTR_RO(write_back);
+
+static struct attribute *tombolo_attrs[] = {
+	&dev_attr_interrupts.attr,
+	&dev_attr_storms.attr,
+	&dev_attr_write_back.attr,
+	NULL
+};
+ATTRIBUTE_GROUPS(tombolo);
 
 static int tombolo_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
@@ -184,6 +229,7 @@ static int tombolo_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	dev->misc.name = dev->name;
 	dev->misc.fops = &node_fops;
 	dev->misc.parent = &pdev->dev;
+	dev->misc.groups = tombolo_groups;
 	dev->misc.mode = 0660;
 	pci_set_drvdata(pdev, dev);
 	err = misc_register(&dev->misc);

@@ -171,6 +171,8 @@ static __poll_t link_poll(struct file *file, poll_table *wait)
 	poll_wait(file, &link->wq, wait);
 	if (READ_ONCE(link->departures) != READ_ONCE(view->departures))
 		events |= EPOLLIN | EPOLLRDNORM;
+	if (tombolo_vector_storms(link->vector))
+		events |= EPOLLPRI;
 	if (READ_ONCE(link->hung_up))
 		events |= EPOLLHUP;
 	return events;

@@ -144,6 +144,7 @@ struct tombolo *tombolo_of_node(struct file *node);
 int tombolo_vectors_start(struct tombolo *dev);
 void tombolo_vectors_stop(struct tombolo *dev);
 void tombolo_ring(struct tombolo *bell, u32 whom);
+bool tombolo_vector_storms(struct vector *vector);
 
 /* link.c */
 long tombolo_link_open(struct file *node, const struct tombolo_link __user *arg);

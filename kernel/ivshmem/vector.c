@@ -9,6 +9,9 @@
  * each time, until there was a second of peace. What was rung meanwhile is
  * found when it opens again, and by whoever polls or reads before that.
  *
+ * A storm that goes on is told: whoever polls a link that is rung there hears
+ * of it (POLLPRI), and may have the peer's doorbell taken away.
+ *
  * Why not simply one interrupt, then closed until somebody reads: to close and
  * to open are exits of a virtual machine, and would double the price of each
  * wake-up for a peer that behaves.
@@ -26,6 +29,7 @@
 #define COST_USEFUL	1
 #define COST_NEEDLESS	16
 #define PENALTY_MAX	(HZ / 4)
+#define PENALTY_TOLD	8
 
 /* Wakes whoever was rung. True if that was anybody. */
 static bool vector_look(struct vector *vector)
@@ -41,6 +45,8 @@ static bool vector_look(struct vector *vector)
 
 static void vector_charge(struct vector *vector, unsigned int cost)
 {
+	struct slice *slice;
+
 	if (time_after_eq(jiffies, vector->window_end)) {
 		vector->window_end = jiffies + 1;
 		vector->spent = 0;
@@ -58,6 +64,21 @@ static void vector_charge(struct vector *vector, unsigned int cost)
 	vector->spent = 0;
 	disable_irq_nosync(vector->irq);
 	schedule_delayed_work(&vector->rearm, vector->penalty);
+	if (vector->penalty >= PENALTY_TOLD)
+		list_for_each_entry(slice, &vector->slices, on_vector)
+			wake_up_all(&slice->link->wq);
+}
+
+/* Whether there is a storm that goes on. */
+bool tombolo_vector_storms(struct vector *vector)
+{
+	bool storms;
+
+	spin_lock_irq(&vector->lock);
+	storms = vector->penalty >= PENALTY_TOLD &&
+		 time_before(jiffies, vector->last_storm + HZ);
+	spin_unlock_irq(&vector->lock);
+	return storms;
 }
 
 static void vector_rearm(struct work_struct *work)

@@ -21,6 +21,9 @@ pub enum Error {
     /// This machine, or this transport, cannot do what was asked; the measurement is skipped.
     #[error("{0}")]
     Unsupported(String),
+    /// A sample without anything in it.
+    #[error("nothing arrived within the sample's time; give it more with --seconds")]
+    Empty,
     /// The bytes that arrived are not the bytes that were sent.
     #[error("the data arrived spoiled: {0}")]
     Spoiled(String),

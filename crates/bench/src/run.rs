@@ -179,7 +179,7 @@ impl Cell {
 
     fn sample(&self, plan: &Plan, pairs: &mut Pairs, variant: &str) -> Result<Sample> {
         let card = self.transport.card();
-        let job = Job {
+        let mut job = Job {
             test: self.test,
             transport: card.name.into(),
             mode: card.mode,
@@ -199,9 +199,11 @@ impl Cell {
         let mut repeats = 0;
         loop {
             let reports = pairs.sample(card.namespaces, &job)?;
-            let sample = Sample::of(&job, &reports)?;
-            if sample.placement != Placement::Mixed || repeats == REPEATS {
-                return Ok(sample);
+            match Sample::of(&job, &reports) {
+                // The machine did something else all the time.
+                Err(Error::Empty) if repeats < REPEATS => job.seconds *= 2.0,
+                Ok(sample) if sample.placement == Placement::Mixed && repeats < REPEATS => {}
+                taken => return taken,
             }
             repeats += 1;
         }
@@ -336,7 +338,7 @@ impl Sample {
             Test::Memory => (left.memory + right.memory) as f64 / job.channels as f64,
         };
         if !value.is_finite() {
-            return Err(Error::Worker("nothing arrived within the sample's time; give it more with --seconds".into()));
+            return Err(Error::Empty);
         }
         let fair = right.total as f64 / right.shares.len() as f64;
         let share = |bytes: Option<&u64>| bytes.map(|&b| b as f64 / fair);

@@ -142,7 +142,10 @@ impl<D: Devices> Broker<D> {
             fds.extend(self.devices.arrivals().map(|fd| (Who::Boxes, fd)));
         }
         let regions = self.links.values().filter(|link| !link.leaving).filter_map(|link| link.memory.as_ref());
-        fds.extend(regions.map(|(region, _)| (Who::Boxes, region.fd())));
+        for (region, _) in regions {
+            fds.push((Who::Boxes, region.fd()));
+            fds.extend(region.alarm().map(|fd| (Who::Boxes, fd)));
+        }
 
         let waits = |program: &Program| matches!(program.doing, Doing::New | Doing::Greeted);
         let absent = self.links.values().any(|link| link.memory.is_none());
@@ -202,18 +205,24 @@ impl<D: Devices> Broker<D> {
             self.open(number);
             busy |= self.hear_peer(number);
         }
-        let (host, mut released) = (&mut self.host, false);
+        let (host, mut said) = (&mut self.host, false);
+        for (number, link) in &mut self.links {
+            if link.is_stormed(Instant::now()) {
+                host.storm(*number);
+                said = true;
+            }
+        }
         let mut keep = |link: &Link<D::Region>| {
             let gone = link.leaving && link.sockets.is_empty() && link.departing.is_empty();
             if gone {
                 host.released(link.told.link, link.told.generation);
-                released = true;
+                said = true;
             }
             !gone
         };
         self.old.retain(&mut keep);
         self.links.retain(|_, link| keep(link));
-        Ok(busy | released)
+        Ok(busy | said)
     }
 
     fn learn(&mut self, news: News) {
@@ -229,13 +238,13 @@ impl<D: Devices> Broker<D> {
                     return;
                 }
                 if let Some(mut old) = self.links.insert(told.link, Link::new(told, self.settings.slice)) {
-                    old.leave(&self.programs);
+                    old.leave(&mut self.programs);
                     self.old.push(old);
                 }
             }
             News::Unlink(number, generation) => {
                 if let Some(link) = self.links.get_mut(&number).filter(|link| link.told.generation == generation) {
-                    link.leave(&self.programs);
+                    link.leave(&mut self.programs);
                 }
             }
             News::Life(number, life) => {
@@ -243,7 +252,7 @@ impl<D: Devices> Broker<D> {
                     link.told.life = life;
                     link.tell_life();
                     if life == Life::DomainGone {
-                        link.fail_waiting(&self.programs, "its machine is gone");
+                        link.fail_waiting(&mut self.programs, "its machine is gone");
                     }
                 }
             }
@@ -309,6 +318,9 @@ impl<D: Devices> Broker<D> {
                 && let Some((_, peer)) = &mut link.memory
             {
                 peer.spoil(&format!("says what cannot be: {why}"));
+            }
+            if link.memory.as_ref().is_some_and(|(_, peer)| peer.is_broken()) {
+                link.fail_waiting(programs, "its broker is not heard until it begins anew");
             }
             if !more {
                 return false;
@@ -387,6 +399,7 @@ impl<D: Devices> Broker<D> {
     /// B-14. Asks the peer for a call.
     fn call(&mut self, id: u64, peer: &Name, service: Name) -> Result<(u32, u32), No> {
         let no = |code, why: String| Err(No(code, why));
+        let user = self.programs.get(&id).map_or(0, |program| program.user);
         let Some((number, link)) = self.links.iter_mut().find(|(_, link)| link.told.peer == *peer && !link.leaving)
         else {
             return no(code::NOT_FOUND, format!("there is no link with {peer}"));
@@ -400,12 +413,14 @@ impl<D: Devices> Broker<D> {
         let Some((region, broker)) = link.memory.as_mut().filter(|(_, broker)| broker.is_there()) else {
             return no(code::NOT_FOUND, format!("the broker of {peer} is not there yet"));
         };
+        link.calls.room_for(user)?;
         let made = link.calls.ask()?;
         if let Err(error) = region.clear(made.own.0, made.own.1) {
             link.calls.forget(made.serial);
             return no(code::FAILED, format!("the link's memory cannot be reached: {error}"));
         }
         broker.connect(&made, service.clone());
+        link.calls.belongs(made.serial, user);
         link.waiting.insert(made.serial, (id, service));
         Ok((*number, made.serial))
     }

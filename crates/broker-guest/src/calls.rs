@@ -11,6 +11,9 @@ use tombolo_control::{CALL_CHANNELS, CHANNELS, SLICES_AT, channel_is_sound, code
 /// Most calls of a link: channel 0 is the brokers'.
 pub(crate) const CALLS_MAX: u16 = (CHANNELS - 1) / CALL_CHANNELS;
 
+/// Most calls that programs of one user have on a link: some are left for the others.
+const CALLS_OF_ONE: usize = 3 * CALLS_MAX as usize / 4;
+
 /// A range of a region: offset and bytes.
 pub type Range = (u64, u64);
 
@@ -72,6 +75,8 @@ pub struct Calls {
     slice: u64,
     serial: u32,
     calls: BTreeMap<u32, (Made, Stage)>,
+    /// Whose programs have which. Of a call that an earlier broker left it is not known.
+    users: BTreeMap<u32, u32>,
 }
 
 impl Calls {
@@ -79,7 +84,7 @@ impl Calls {
     #[must_use]
     pub fn new(side: u8, region: u64, slice: u64) -> Self {
         let serial = if side == 0 { 1 } else { 2 };
-        Self { side, region, slice, serial, calls: BTreeMap::new() }
+        Self { side, region, slice, serial, calls: BTreeMap::new(), users: BTreeMap::new() }
     }
 
     /// A call and how far it is.
@@ -96,6 +101,23 @@ impl Calls {
     /// B-16. A call that programs of this machine had when an earlier broker ended, as far as its slices say.
     pub fn restore(&mut self, made: Made) {
         self.calls.insert(made.serial, (made, Stage::Up));
+    }
+
+    /// Whether programs of `user` may have one more call.
+    ///
+    /// # Errors
+    /// They have as many as one user may.
+    pub fn room_for(&mut self, user: u32) -> Result<(), No> {
+        self.users.retain(|serial, _| self.calls.contains_key(serial));
+        match self.users.values().filter(|it| **it == user).count() {
+            CALLS_OF_ONE.. => no(code::QUOTA, format!("user {user} has {CALLS_OF_ONE} calls on this link: close some")),
+            _ => Ok(()),
+        }
+    }
+
+    /// A call is of a program of `user`.
+    pub fn belongs(&mut self, serial: u32, user: u32) {
+        self.users.insert(serial, user);
     }
 
     /// A program calls: what to ask the peer for.
@@ -397,6 +419,23 @@ mod tests {
             };
         }
         assert_eq!([a.ask().unwrap_err().0, b.ask().unwrap_err().0], [code::QUOTA; 2]);
+    }
+
+    #[test]
+    fn b14_one_user_cannot_take_all_calls_of_a_link() {
+        let mut calls = Calls::new(0, 1 << 30, 4096);
+        let ask = |calls: &mut Calls, user| -> Result<u32, No> {
+            calls.room_for(user)?;
+            let serial = calls.ask()?.serial;
+            calls.belongs(serial, user);
+            Ok(serial)
+        };
+        let greedy: Vec<u32> = std::iter::from_fn(|| ask(&mut calls, 1000).ok()).collect();
+        assert_eq!(greedy.len(), CALLS_OF_ONE);
+        assert_eq!(ask(&mut calls, 1000).unwrap_err().0, code::QUOTA);
+        assert!(ask(&mut calls, 1001).is_ok() && ask(&mut calls, 0).is_ok());
+        calls.forget(greedy[0]);
+        assert!(ask(&mut calls, 1000).is_ok());
     }
 
     #[test]

@@ -91,6 +91,16 @@ pub trait Region {
     /// Polls readable when that may have changed since it was asked for, if anything can tell.
     fn departures(&self) -> Option<BorrowedFd<'_>>;
 
+    /// B-8. Polls readable when the peer rings without end, if anything can tell.
+    fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// B-8. Whether the peer was found to ring without end since this was asked last.
+    fn is_stormed(&mut self) -> bool {
+        false
+    }
+
     /// V-4. A program is gone: closes its state and rings the peer, where the kernel does not.
     fn bequeath(&mut self, made: &Made);
 

@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     os::fd::{AsFd, OwnedFd},
+    time::{Duration, Instant},
 };
 
 use tombolo_control::{Life, Message, Name, Way, code};
@@ -16,6 +17,9 @@ use crate::{
     peer::{Heard, Peer},
     program::{self, Doing, Program},
 };
+
+/// The host is not told more often that a peer rings without end.
+const STORM_AGAIN: Duration = Duration::from_secs(1);
 
 /// A link and the calls on it.
 #[derive(Debug)]
@@ -30,6 +34,8 @@ pub(crate) struct Link<R> {
     pub departing: BTreeSet<u32>,
     /// Who waits for the answer to which call, and for what.
     pub waiting: BTreeMap<u32, (u64, Name)>,
+    /// When the host was told last that the peer rings without end.
+    stormed: Option<Instant>,
     /// The host took it back.
     pub leaving: bool,
     /// That its memory cannot be opened yet was said.
@@ -40,8 +46,27 @@ impl<R: Region> Link<R> {
     /// A link that the host told of; slices on it are of `slice` bytes.
     pub(crate) fn new(told: Told, slice: u64) -> Self {
         let calls = Calls::new(told.side, told.size, slice);
-        let (sockets, departing, waiting) = (BTreeMap::new(), BTreeSet::new(), BTreeMap::new());
-        Self { told, memory: None, calls, sockets, departing, waiting, leaving: false, complained: false }
+        Self {
+            told,
+            memory: None,
+            calls,
+            sockets: BTreeMap::new(),
+            departing: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            stormed: None,
+            leaving: false,
+            complained: false,
+        }
+    }
+
+    /// B-8. Whether the host is to be told that the peer rings without end.
+    pub(crate) fn is_stormed(&mut self, now: Instant) -> bool {
+        let stormed = self.memory.as_mut().is_some_and(|(region, _)| region.is_stormed());
+        let due = stormed && self.stormed.is_none_or(|last| now.duration_since(last) >= STORM_AGAIN);
+        if due {
+            self.stormed = Some(now);
+        }
+        due
     }
 
     /// What the peer's broker wants.
@@ -115,6 +140,8 @@ impl<R: Region> Link<R> {
         let Some(listener) = programs.values().find(|program| program.doing == listening) else {
             return Err(No(code::NOT_FOUND, format!("nobody listens at {service}")));
         };
+        let user = listener.user;
+        self.calls.room_for(user)?;
         let made = self.calls.asked(serial, theirs, channel)?;
         let given = (|| -> io::Result<OwnedFd> {
             let Some((region, _)) = &mut self.memory else { return Err(io::ErrorKind::NotFound.into()) };
@@ -128,6 +155,7 @@ impl<R: Region> Link<R> {
         })();
         match given {
             Ok(ours) => {
+                self.calls.belongs(serial, user);
                 self.sockets.insert(serial, ours);
                 self.tell_life();
                 Ok(made)
@@ -171,12 +199,11 @@ impl<R: Region> Link<R> {
         }
     }
 
-    pub(crate) fn fail_waiting(&mut self, programs: &BTreeMap<u64, Program>, why: &str) {
-        for (serial, (id, _)) in std::mem::take(&mut self.waiting) {
+    /// Tells all who wait for an answer of the peer that none will come.
+    pub(crate) fn fail_waiting(&mut self, programs: &mut BTreeMap<u64, Program>, why: &str) {
+        for serial in self.waiting.keys().copied().collect::<Vec<_>>() {
             self.calls.close(serial);
-            if let Some(program) = programs.get(&id) {
-                let _ = program.answer(Message::Refuse { code: code::NOT_FOUND, reason: why.into() });
-            }
+            self.refuse(serial, No(code::NOT_FOUND, why.into()), programs);
         }
     }
 
@@ -246,7 +273,7 @@ impl<R: Region> Link<R> {
     }
 
     /// The host took the link back.
-    pub(crate) fn leave(&mut self, programs: &BTreeMap<u64, Program>) {
+    pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
         self.leaving = true;
         self.fail_waiting(programs, "the link is taken away");
         self.sockets.keys().for_each(|serial| self.tell_close(*serial));

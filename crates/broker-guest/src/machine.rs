@@ -111,15 +111,29 @@ pub struct ModuleRegion {
     vector: u16,
     /// Readable once for each change of the link: at its end the link itself would be readable for good.
     departures: OwnedFd,
+    /// Readable once each time that interrupts had to be held back.
+    alarm: OwnedFd,
+}
+
+/// A descriptor that is readable once for each time that `link` has such an event.
+fn once(link: &ModuleLink, event: epoll::EventFlags) -> io::Result<OwnedFd> {
+    let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&events, link, epoll::EventData::new_u64(0), event | epoll::EventFlags::ET)?;
+    Ok(events)
+}
+
+/// The events of such a descriptor that came since this was asked last.
+fn came(events: &OwnedFd) -> epoll::EventFlags {
+    let (mut room, now) = ([MaybeUninit::uninit(); 1], Timespec { tv_sec: 0, tv_nsec: 0 });
+    let (came, _) = epoll::wait(events, &mut room, Some(&now)).unwrap_or_default();
+    came.first().map_or(epoll::EventFlags::empty(), |event| event.flags)
 }
 
 impl ModuleRegion {
     fn begin(link: ModuleLink, size: u64, vector: u16) -> io::Result<Self> {
         let boxes = ModuleBoxes::open(&link, size)?;
-        let departures = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let once = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&departures, &link, epoll::EventData::new_u64(0), once)?;
-        Ok(Self { link, boxes, vector, departures })
+        let (departures, alarm) = (once(&link, epoll::EventFlags::IN)?, once(&link, epoll::EventFlags::PRI)?);
+        Ok(Self { link, boxes, vector, departures, alarm })
     }
 
     /// The own slice of a call, whose end the kernel tells the peer.
@@ -167,13 +181,20 @@ impl Region for ModuleRegion {
     }
 
     fn held(&mut self) -> io::Result<Vec<Made>> {
-        let mut events = [MaybeUninit::uninit(); 1];
-        let _ = epoll::wait(&self.departures, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        came(&self.departures);
         Ok(calls_of(&self.link.slices()?))
     }
 
     fn departures(&self) -> Option<BorrowedFd<'_>> {
         Some(self.departures.as_fd())
+    }
+
+    fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.alarm.as_fd())
+    }
+
+    fn is_stormed(&mut self) -> bool {
+        came(&self.alarm).contains(epoll::EventFlags::PRI)
     }
 
     /// The kernel did it, unless the slices were never given to anybody: then what it does at their end is done now.

@@ -90,10 +90,16 @@ impl Peer {
         }
     }
 
+    /// Whether it is not heard until it begins anew.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.session.is_broken()
+    }
+
     /// Whether it is there, makes sense and has told of its calls.
     #[must_use]
     pub fn is_there(&self) -> bool {
-        self.untold == Some(0) && !self.session.is_broken()
+        self.untold == Some(0) && !self.is_broken()
     }
 
     /// A message that goes when there is room; false if there are too many before it.

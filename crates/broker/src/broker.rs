@@ -256,7 +256,7 @@ impl Broker {
         };
         let (process, life) = (self.book.number(), self.book.number());
         self.holder.keep(&machine_key(name, process), &device.descriptors())?;
-        self.book.machines.insert(name.into(), Machine::new(process, life, vectors));
+        self.book.machines.insert(name.into(), Machine::new(process, life));
         self.save()?;
         let mut vm = start(name, &self.book.machines[name], device, &self.config, &self.folder, &self.events)?;
         let greeting = vm.device.greeting()?;

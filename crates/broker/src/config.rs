@@ -362,7 +362,7 @@ impl FileDomain {
             ports: self.ports.as_ref().map_or(8, |ports| *ports.get_ref()),
             qmp: self.qmp.clone(),
             user: self.user,
-            vectors: self.vectors.as_ref().map_or(2, |vectors| *vectors.get_ref()),
+            vectors: self.vectors.as_ref().map_or(8, |vectors| *vectors.get_ref()),
             memory: source.bytes(&self.memory, MEMORY)?,
             links: self.links.unwrap_or(LINKS),
             bells: self.bells.unwrap_or(64),
@@ -432,7 +432,7 @@ mod tests {
     fn b17_quotas_and_defaults_are_those_of_the_file() {
         let config = parse(TWO).unwrap();
         let (a, b) = (&config.domains["a"], &config.domains["b"]);
-        assert_eq!((a.memory, a.slots(), a.vectors, a.links), (512 << 20, 28, 2, 12));
+        assert_eq!((a.memory, a.slots(), a.vectors, a.links), (512 << 20, 28, 8, 12));
         assert_eq!((b.memory, b.slots(), b.machine), (8 << 20, 4, Board::Q35));
     }
 

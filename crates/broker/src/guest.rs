@@ -43,8 +43,6 @@ pub struct Told {
     pub size: u64,
     /// What to ring.
     pub bell: u16,
-    /// Vectors of the peer's device.
-    pub vectors: u16,
     /// Which end the guest is.
     pub side: u8,
     /// What is allowed.
@@ -181,8 +179,9 @@ impl Told {
                 }
             }
             _ => {
-                let Self { generation, peer, own, theirs, size, bell, vectors, side, rules, .. } = self.clone();
-                let allows = rules.len() as u16;
+                let Self { generation, peer, own, theirs, size, bell, side, rules, .. } = self.clone();
+                // B-8. A bell is the one vector where the peer waits for this link.
+                let (allows, vectors) = (rules.len() as u16, 1);
                 messages.push(Message::Link { link, generation, peer, own, theirs, size, bell, vectors, side, allows });
                 let allows = rules.into_iter().map(|(way, service)| Message::Allow { link, way, service });
                 messages.extend(allows);

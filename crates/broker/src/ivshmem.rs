@@ -8,7 +8,7 @@
 //! -1      + memory     the device's memory
 //! 0       + eventfd    × 1: the host's doorbell
 //! 1       + eventfd    × vectors: the domain's own, QEMU listens to them
-//! later:  N + eventfd  × vectors: a peer's doorbell; N without a descriptor: it is no more
+//! later:  N + eventfd  × 1: a peer's doorbell; N without a descriptor: it is no more
 //! ```
 
 use std::{
@@ -18,7 +18,7 @@ use std::{
 };
 
 use rustix::event::EventfdFlags;
-use tombolo_control::{DEVICE_LEN, HOST_BELL, MARKS_AT, OWN_BELL};
+use tombolo_control::{DEVICE_LEN, HOST_BELL, MARKS_AT, OWN_BELL, vector_of};
 
 use crate::{memory, passing};
 
@@ -86,12 +86,10 @@ impl Device {
         Ok(all)
     }
 
-    /// The doorbell of this device, for a peer that knows it as `number`.
-    ///
-    /// # Errors
-    /// Descriptors are used up.
-    pub fn bell(&self, number: u16) -> io::Result<Vec<Message>> {
-        self.own.iter().map(|own| Ok((i64::from(number), Some(own.try_clone()?)))).collect()
+    /// B-8. The doorbell of this device for the peer on `link`, who can ring no other of its vectors.
+    #[must_use]
+    pub fn bell(&self, link: u32) -> &OwnedFd {
+        &self.own[usize::from(vector_of(link, self.own.len() as u16))]
     }
 
     /// B-3. Rings the domain's broker: the mark of channel 0, then the first vector.

@@ -229,56 +229,52 @@ impl Broker {
     /// B-8. Each QEMU has the doorbells of those peers that it has a link with, and no other.
     fn settle_bells(&mut self) -> io::Result<()> {
         for viewer in self.vms.keys().cloned().collect::<Vec<_>>() {
-            let mut wanted: BTreeMap<String, u64> = BTreeMap::new();
+            let mut wanted: BTreeMap<String, (u64, u32)> = BTreeMap::new();
             for (number, peer) in self.up_links(&viewer) {
                 if let (Some(vm), Some(machine)) = (self.vms.get(&peer), self.book.machines.get(&peer)) {
                     if !vm.stormed_by.contains(&viewer) {
-                        wanted.insert(peer, machine.process);
+                        wanted.insert(peer, (machine.process, number));
                     }
                 } else if self.locals.get(&peer).is_some_and(|local| !local.stormed_by.contains(&viewer)) {
                     // Other memory has another bell.
-                    wanted.insert(peer, u64::from(self.book.links[&number].generation));
+                    wanted.insert(peer, (u64::from(self.book.links[&number].generation), number));
                 }
             }
             let mut stale = Vec::new();
             for (number, bell) in &self.book.machines[&viewer].bells {
-                if wanted.get(&bell.peer) == Some(&bell.process) {
+                if wanted.get(&bell.peer) == Some(&(bell.process, bell.link)) {
                     wanted.remove(&bell.peer);
                 } else {
                     stale.push(*number);
                 }
             }
             stale.into_iter().try_for_each(|number| self.withdraw(&viewer, number))?;
-            for (peer, process) in wanted {
-                self.give_bell(&viewer, &peer, process)?;
+            for (peer, (process, link)) in wanted {
+                self.give_bell(&viewer, Bell { peer, process, link, given: false })?;
             }
         }
         Ok(())
     }
 
-    fn give_bell(&mut self, viewer: &str, peer: &str, process: u64) -> io::Result<()> {
+    fn give_bell(&mut self, viewer: &str, bell: Bell) -> io::Result<()> {
+        let (peer, link) = (bell.peer.clone(), bell.link);
         let most = self.config.domains.get(viewer).map_or(0, |domain| usize::from(domain.bells));
         let Some(machine) = self.book.machines.get_mut(viewer) else { return Ok(()) };
-        let number = if machine.bells.len() < most { machine.number_for(peer) } else { None };
+        let number = if machine.bells.len() < most { machine.number_for(&peer) } else { None };
         let Some(number) = number else {
             if let Some(vm) = self.vms.get_mut(viewer) {
                 vm.trouble = Some(format!("it gets no doorbell of {peer}: it has {} of {most}", machine.bells.len()));
             }
             return Ok(());
         };
-        machine.bells.insert(number, Bell { peer: peer.into(), process, given: false });
+        machine.bells.insert(number, bell);
         self.save()?;
-        let bell = match self.vms.get(peer) {
-            Some(vm) => vm.device.bell(number)?,
-            None => {
-                let link = self.book.links_of(viewer).find(|(_, link)| link.side(peer).is_some());
-                let bell = link.and_then(|(link, _)| self.memory.get(&link)?.bell.as_ref());
-                bell.map(|bell| Ok((i64::from(number), Some(bell.try_clone()?))))
-                    .into_iter()
-                    .collect::<io::Result<_>>()?
-            }
+        let bell = match self.vms.get(&peer) {
+            Some(vm) => Some(vm.device.bell(link)),
+            None => self.memory.get(&link).and_then(|memory| memory.bell.as_deref()),
         };
-        self.send(viewer, bell)
+        let bell = bell.map(|bell| Ok((i64::from(number), Some(bell.try_clone()?))));
+        self.send(viewer, bell.into_iter().collect::<io::Result<_>>()?)
     }
 
     /// B-8. Takes a doorbell away. The number is not used again.
@@ -391,7 +387,6 @@ impl Broker {
             places.get(&plug_name(number, link.generation, own))?.parse().ok()
         };
         let (me, peer_name): (Name, Name) = (name(domain), name(peer));
-        let vectors = self.book.machines.get(peer).map_or(1, |machine| machine.vectors);
         let bell = match self.book.machines.get(domain) {
             Some(machine) => {
                 let mut bells = machine.bells.iter();
@@ -415,7 +410,6 @@ impl Broker {
             theirs,
             size: link.size,
             bell,
-            vectors,
             side,
             rules: all,
             life,

@@ -43,8 +43,6 @@ pub struct Machine {
     pub boot: Option<[u8; 16]>,
     /// The greeting of B-9 went out whole.
     pub greeted: bool,
-    /// Vectors of its device.
-    pub vectors: u16,
     /// B-8. The next number for a doorbell.
     pub next_bell: u16,
     /// Doorbells that it was given.
@@ -59,14 +57,13 @@ const SHARE: u16 = 1024;
 impl Machine {
     /// A QEMU that just connected.
     #[must_use]
-    pub fn new(process: u64, life: u64, vectors: u16) -> Self {
+    pub fn new(process: u64, life: u64) -> Self {
         Self {
             process,
             life,
             ended: false,
             boot: None,
             greeted: false,
-            vectors,
             next_bell: FIRST_BELL,
             bells: BTreeMap::new(),
             spent: BTreeMap::new(),
@@ -92,7 +89,9 @@ pub struct Bell {
     pub peer: String,
     /// In which process.
     pub process: u64,
-    /// All of its vectors went out.
+    /// For which link: it is the vector of that.
+    pub link: u32,
+    /// It went out.
     pub given: bool,
 }
 
@@ -268,7 +267,7 @@ mod tests {
 
     #[test]
     fn b17_peer_that_uses_up_its_numbers_takes_none_of_anothers() {
-        let mut machine = Machine::new(1, 2, 2);
+        let mut machine = Machine::new(1, 2);
         let used: Vec<_> = std::iter::from_fn(|| machine.number_for("b")).collect();
         assert_eq!((used.len(), used[0], used[1023]), (1024, 2, 1025));
         assert_eq!((machine.number_for("b"), machine.number_for("c")), (None, Some(1026)));

@@ -79,7 +79,7 @@ fn b7_b13_guests_are_told_of_their_link_and_its_rules() {
     for (vm, peer, way, end) in [(&mut a, "b", Way::Out, 0), (&mut b, "a", Way::In, 1)] {
         let said = vm.listen_until("the link", |said| matches!(said, Message::Link { bell: 2, .. }));
         let Message::Link { peer: named, own, theirs, size, vectors, side, allows, .. } = said else { panic!() };
-        assert_eq!((named.as_str(), size, vectors, side, allows), (peer, 1 << 20, 2, end, 1));
+        assert_eq!((named.as_str(), size, vectors, side, allows), (peer, 1 << 20, 1, end, 1));
         assert_ne!(own, theirs);
         let said = vm.listen_until("the rule", |said| matches!(said, Message::Allow { .. }));
         assert!(

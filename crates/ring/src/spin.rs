@@ -3,6 +3,7 @@
 //! optimum, and pays only where the peer tends to answer within that time.
 
 use std::{
+    sync::OnceLock,
     thread,
     time::{Duration, Instant},
 };
@@ -15,8 +16,13 @@ use crate::{Deadline, Error};
 const BEGIN: Duration = Duration::from_micros(20);
 /// One who always spins looks this often whether the peer still lives.
 const SLICE: Duration = Duration::from_millis(5);
-/// Looks at the peer's word between two looks at the clock.
-const LOOKS: u32 = 32;
+/// Looks at the peer's word between two looks at the clock, at least and at most.
+const LOOKS: (u32, u32) = (32, 4096);
+/// A look at the clock is a system call where the kernel does not trust the CPU's (Xen's PV domains): the looks between two
+/// take so many times as long.
+const CLOCK_SHARE: u32 = 16;
+/// While it never spins, it looks how long one sleep in so many took.
+const TIMED: u32 = 4;
 /// A spin that has lasted this long offers its CPU to others each time it looks at the clock: where there are more
 /// threads than CPUs, the peer that is waited for may be one of them.
 const ALONE: Duration = Duration::from_micros(5);
@@ -37,6 +43,10 @@ const PASSES: (u32, u32) = (256, 16_384);
 pub struct Spin {
     budget: Duration,
     most: Duration,
+    /// Looks between two looks at the clock.
+    looks: u32,
+    /// Sleeps that were not timed since the last that was.
+    untimed: u32,
     /// How long an offer of the CPU takes, of how many that is the average, how many to pass over before the next, and
     /// how many that were at last.
     offer: Duration,
@@ -58,7 +68,7 @@ impl Spin {
     #[must_use]
     pub fn new(most: Duration) -> Self {
         let budget = if most == Self::ALWAYS { SLICE } else { BEGIN.min(most) };
-        Self { budget, most, offer: Duration::ZERO, of: 0, passes: 0, passed: 0 }
+        Self { budget, most, looks: LOOKS.0, untimed: 0, offer: Duration::ZERO, of: 0, passes: 0, passed: 0 }
     }
 
     pub(crate) fn always(&self) -> bool {
@@ -69,8 +79,13 @@ impl Spin {
         !self.budget.is_zero()
     }
 
-    pub(crate) fn now(&self) -> Option<Instant> {
-        (!self.most.is_zero() && !self.always()).then(Instant::now)
+    /// The time, if the sleep that begins is one to learn from.
+    pub(crate) fn now(&mut self) -> Option<Instant> {
+        if self.most.is_zero() || self.always() {
+            return None;
+        }
+        self.untimed = if self.worthwhile() { 0 } else { (self.untimed + 1) % TIMED };
+        (self.untimed == 0).then(Instant::now)
     }
 
     /// Looks until it finds, the budget is spent or the deadline passes.
@@ -81,22 +96,38 @@ impl Spin {
         mut look: F,
     ) -> Result<bool, Error> {
         let mut since = None;
+        let mut last = None;
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..self.looks {
                 M::pause();
                 if look()? {
                     return Ok(true);
                 }
             }
             let now = Instant::now();
+            if let Some(last) = last.replace(now) {
+                self.pace(now - last, clock());
+            }
             let spun = now - *since.get_or_insert(now);
             if spun >= self.budget || deadline.expired() {
                 return Ok(false);
             }
             if spun >= ALONE && self.offers() {
                 thread::yield_now();
-                self.offered(now.elapsed());
+                let back = Instant::now();
+                self.offered(back - now);
+                last = Some(back);
             }
+        }
+    }
+
+    /// After looks that took so long, with one at the clock, which takes `clock`.
+    fn pace(&mut self, took: Duration, clock: Duration) {
+        let enough = (clock * CLOCK_SHARE).min(self.budget / 2);
+        if took < enough {
+            self.looks = (self.looks * 2).min(LOOKS.1);
+        } else if took / 4 > enough {
+            self.looks = (self.looks / 2).max(LOOKS.0);
         }
     }
 
@@ -140,6 +171,15 @@ impl Spin {
             }
         }
     }
+}
+
+/// How long a look at the clock takes.
+fn clock() -> Duration {
+    static TOOK: OnceLock<Duration> = OnceLock::new();
+    *TOOK.get_or_init(|| {
+        let look = || Instant::now().elapsed();
+        (0..8).map(|_| look()).min().unwrap_or_default()
+    })
 }
 
 impl Default for Spin {
@@ -190,5 +230,29 @@ mod tests {
         spin.learn(Some(Instant::now()));
         assert!(!spin.worthwhile());
         assert_eq!(spin.now(), None);
+    }
+
+    #[test]
+    fn looks_at_the_clock_are_as_rare_as_they_are_dear() {
+        // As long as 32 looks take with a clock that is cheap, and the same with one that is not.
+        let (took, cheap, dear) = (Duration::from_micros(1), Duration::from_nanos(25), Duration::from_micros(14));
+        let mut spin = Spin::new(Spin::ALWAYS);
+        (0..20).for_each(|_| spin.pace(took, cheap));
+        assert_eq!(spin.looks, LOOKS.0);
+        (0..20).for_each(|_| spin.pace(took, dear));
+        assert_eq!(spin.looks, LOOKS.1);
+        // Who spins for a little while looks in time whether that is over.
+        let mut spin = Spin::default();
+        (0..20).for_each(|_| spin.pace(BEGIN / 2, dear));
+        assert_eq!(spin.looks, LOOKS.0);
+    }
+
+    #[test]
+    fn sleeps_are_timed_now_and_then_where_it_never_spins() {
+        let mut spin = Spin::default();
+        let timed = |spin: &mut Spin| (0..8).filter(|_| spin.now().is_some()).count();
+        assert_eq!(timed(&mut spin), 8);
+        spin.budget = Duration::ZERO;
+        assert_eq!(timed(&mut spin), 2);
     }
 }

@@ -294,6 +294,12 @@ impl Mapping {
         Self::new(fd, 0, len, ProtFlags::READ, false)
     }
 
+    /// Its bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.len
+    }
+
     /// Changes what the mapping allows.
     ///
     /// # Errors
@@ -322,6 +328,16 @@ impl Mapping {
         let place = self.place(at);
         // SAFETY: (valid) as in `load`; if the mapping cannot be written, the signal is what the test wants.
         unsafe { place.write_volatile(value) }
+    }
+
+    /// Stores a register: 4 bytes at once.
+    ///
+    /// # Panics
+    /// Beyond the mapping, or at no multiple of 4.
+    pub fn store_register(&self, at: usize, value: u32) {
+        assert!(at.is_multiple_of(4) && at + 4 <= self.len, "{at} of {}", self.len);
+        // SAFETY: (valid) checked just above, and a mapping begins at a page; the signal as in `store`.
+        unsafe { self.place(at).cast::<u32>().write_volatile(value) }
     }
 
     fn place(&self, at: usize) -> *mut u8 {

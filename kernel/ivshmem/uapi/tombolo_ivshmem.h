@@ -33,7 +33,8 @@
  * ----
  * TOMBOLO_IOC_INFO   what the device is. It counts interrupts, and how often
  *	one of its vectors was closed for a while because too many came, since
- *	the driver was bound. ENODEV: unplugged.
+ *	the driver was bound. ENODEV: unplugged. The same for everybody to read:
+ *	/sys/class/misc/tomboloN/{interrupts,storms,write_back}.
  *
  * TOMBOLO_IOC_LINK   on the node that holds our part; returns a descriptor of
  *	the link. A link with these parts and this wait_vector that exists
@@ -68,7 +69,9 @@
  *	do nothing from now on, memory stays mapped. There is no way back.
  *
  * poll   readable after a slice went, until the next TOMBOLO_IOC_SLICES by
- *	this open file; POLLHUP once the link was hung up or unplugged.
+ *	this open file; POLLHUP once the link was hung up or unplugged; POLLPRI
+ *	while interrupts come without end where the link waits, which other
+ *	links may do as well. It wakes each time that they have to be held back.
  *
  * Slice
  * -----

@@ -51,7 +51,7 @@ fn event() -> Arc<OwnedFd> {
     Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("a descriptor"))
 }
 
-fn ring(event: impl AsFd) {
+pub fn ring(event: impl AsFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
@@ -110,6 +110,8 @@ pub struct FakeRegion {
     rings: BTreeMap<u32, Vec<Arc<OwnedFd>>>,
     /// Calls that programs of an earlier broker have.
     pub held: Arc<Mutex<Vec<Made>>>,
+    /// Rung when the peer rings without end.
+    pub storm: Arc<OwnedFd>,
 }
 
 impl FakeRegion {
@@ -120,6 +122,7 @@ impl FakeRegion {
             wires: wires.clone(),
             rings: BTreeMap::new(),
             held: Arc::default(),
+            storm: event(),
         })
     }
 }
@@ -168,6 +171,14 @@ impl Region for FakeRegion {
 
     fn departures(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.storm.as_fd())
+    }
+
+    fn is_stormed(&mut self) -> bool {
+        rustix::io::read(&self.storm, &mut [0; 8]).is_ok()
     }
 
     fn bequeath(&mut self, made: &Made) {

@@ -285,7 +285,7 @@ pub struct Vm {
     pub heard: Vec<Message>,
 }
 
-pub const VECTORS: usize = 2;
+pub const VECTORS: usize = 8;
 
 impl Vm {
     pub fn start(daemon: &Daemon, name: &str) -> Self {
@@ -360,18 +360,11 @@ impl Vm {
         })
     }
 
-    /// Bells that the server gives next, of one peer: their number and eventfds.
+    /// The bell that the server gives next: its number and eventfd.
     #[track_caller]
-    pub fn bells(&self) -> (i64, Vec<OwnedFd>) {
-        let mut bells = Vec::new();
-        let mut number = 0;
-        for _ in 0..VECTORS {
-            let (this, bell) = self.device.must();
-            assert!(number == 0 || number == this, "bells of {number} and {this} are mixed");
-            number = this;
-            bells.push(bell.expect("an eventfd"));
-        }
-        (number, bells)
+    pub fn bell(&self) -> (i64, OwnedFd) {
+        let (number, bell) = self.device.must();
+        (number, bell.expect("an eventfd"))
     }
 }
 

@@ -6,7 +6,6 @@
 //! account of its domains; hypercalls are counted by `xentrace` in runs of their own.
 
 use crate::rig::{Pair, Rig};
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -68,6 +67,8 @@ pub fn run(to: &Path) -> Result<()> {
             let options = format!("--test {test} {options} --ring {ring} --transport {}", TRANSPORTS.join(","));
             lines += &server.measure(pair, &options)?;
         }
+        // Kept also if something later fails.
+        fs::write(to.join(format!("ring-{ring}.jsonl")), &lines)?;
         reports.push((ring, lines));
     }
     text += &bulk(pair, &mut server)?;
@@ -168,10 +169,13 @@ fn bulk(pair: &mut Pair, server: &mut Serving) -> Result<String> {
     Ok(text + "\n")
 }
 
-/// Hypercalls and switches of CPUs for 1 GiB in writes of 32 KiB; the lines tell the guests' context switches.
+/// Hypercalls and switches of CPUs for 1 GiB in writes of 32 KiB, beyond what the same run without these bytes takes: its
+/// processes start, map their memory and end. The lines tell the guests' context switches.
 fn volume(rig: &mut Rig, server: &mut Serving, lines: &mut String) -> Result<String> {
     let mut text =
-        "1 GiB in writes of 32 KiB: hypercalls of both domUs, by kind; times that a CPU was given to one\n".to_owned();
+        "1 GiB in writes of 32 KiB: hypercalls of both domUs, by kind, and times that a CPU was given to one; the same run with \
+         32 KiB in place of 1 GiB is subtracted\n"
+            .to_owned();
     for transport in TRANSPORTS {
         eprintln!("hypercalls: {transport}");
         let options = |volume| {
@@ -180,22 +184,34 @@ fn volume(rig: &mut Rig, server: &mut Serving, lines: &mut String) -> Result<Str
         *lines += &server.measure(rig.pair(Kind::Pv)?, &options("1GiB"))?;
         // As a stream and as messages, with Nagle's algorithm and without: both ways are run, so each gets half.
         let half = options(if transport == "libxenvchan" { "1GiB" } else { "512MiB" });
-        let shares = trace(rig, |pair| server.measure(pair, &half).map(drop))?;
-        let (total, switches) = shares.iter().fold((0, 0), |(t, s), share| (t + share.total(), s + share.switches));
-        let mut kinds: BTreeMap<&str, u64> = BTreeMap::new();
-        for (kind, count) in shares.iter().flat_map(|share| &share.hypercalls) {
-            *kinds.entry(kind).or_default() += count;
-        }
-        let mut kinds: Vec<_> = kinds.into_iter().collect();
-        kinds.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        let whole = trace(rig, |pair| server.measure(pair, &half).map(drop))?;
+        let none = trace(rig, |pair| server.measure(pair, &options("32KiB")).map(drop))?;
+        let (switches, without) = (whole.switches, none.switches);
+        let (kinds, total) = beyond(&whole, &none);
         let kinds: Vec<String> = kinds.iter().take(6).map(|(kind, count)| format!("{kind} {count}")).collect();
-        writeln!(text, "{transport:<14}{total:>10} hypercalls ({})\n{switches:>24} switches", kinds.join(", "))?;
+        writeln!(
+            text,
+            "{transport:<14}{total:>8} hypercalls ({}); {} with the start of its processes\n{:>22} switches; {switches}",
+            kinds.join(", "),
+            whole.total(),
+            switches.saturating_sub(without)
+        )?;
     }
     Ok(text)
 }
 
-/// What A and B did while something ran, by Xen's own count.
-fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<[Share; 2]> {
+/// The hypercalls of `whole` beyond those of `none`, by kind, the most frequent first, and how many there are.
+fn beyond<'a>(whole: &'a Share, none: &Share) -> (Vec<(&'a str, u64)>, u64) {
+    let without = |kind: &String| none.hypercalls.get(kind).copied().unwrap_or_default();
+    let kinds = whole.hypercalls.iter().map(|(kind, count)| (kind.as_str(), count.saturating_sub(without(kind))));
+    let mut kinds: Vec<_> = kinds.collect();
+    kinds.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let total = kinds.iter().map(|(_, count)| count).sum();
+    (kinds, total)
+}
+
+/// What A and B together did while something ran, by Xen's own count.
+fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<Share> {
     let (packages, pair) = rig.traced()?;
     // Scheduling, without which nothing can be told of whom it is, and what paravirtualized guests ask for.
     let job = pair.start("dom0", "exec xentrace -D -S 256 -e 0x0022f000 /tmp/trace")?;
@@ -205,7 +221,14 @@ fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<[Sh
     pair.at("dom0")?.wait(job, within(120))?;
     let numbers = [pair.number("A"), pair.number("B")];
     let mut shares = pair.host.take("/tmp/trace", |file| trace::analyze(packages, file))?;
-    Ok(numbers.map(|number| shares.remove(&number).unwrap_or_default()))
+    let mut both = Share::default();
+    for share in numbers.map(|number| shares.remove(&number).unwrap_or_default()) {
+        both.switches += share.switches;
+        for (kind, count) in share.hypercalls {
+            *both.hypercalls.entry(kind).or_default() += count;
+        }
+    }
+    Ok(both)
 }
 
 /// The benchmark's own tables and charts of the lines.

@@ -74,6 +74,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         memlock(facts.memlock),
         shm(facts.shm),
         guest::ivshmem(&facts.guest),
+        guest::interrupts(&facts.guest),
         guest::broker(&facts.guest),
         xen::xen(facts.xen.as_ref()),
     ]
@@ -233,10 +234,14 @@ fn shm(there: bool) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::{
+<<<<<<< HEAD
         super::{
             guest::{Device, Guest},
             xen::{self, Domain},
         },
+=======
+        super::guest::{Device, Driven, Guest},
+>>>>>>> main
         *,
     };
 
@@ -246,6 +251,7 @@ mod tests {
             driver: Some("tombolo_ivshmem".into()),
             is_bell: true,
             memory: 1 << 30,
+            driven: Some(Driven { node: "tombolo0".into(), write_back: true, interrupts: 9, storms: 0 }),
         }
     }
 
@@ -275,6 +281,7 @@ mod tests {
             quota: None,
             namespaces: Ok(()),
             shm: true,
+<<<<<<< HEAD
             guest: Guest { devices: vec![bell(), region(1 << 40)], module: true, broker: Some(Ok("a".into())) },
             xen: Some(Domain {
                 controls: false,
@@ -283,6 +290,15 @@ mod tests {
                 limit: Some(1024),
                 granted: 0,
             }),
+=======
+            guest: Guest {
+                devices: vec![bell(), region(1 << 40)],
+                module: true,
+                closed: None,
+                broker: Some(Ok("a".into())),
+            },
+            xen: vec![],
+>>>>>>> main
         }
     }
 
@@ -347,7 +363,30 @@ mod tests {
         (|facts| facts.guest.devices[1].driver = None, "ivshmem", Grade::Warning, "echo 0000:00:1e.0 >"),
         (|facts| facts.guest.devices[0].driver = Some("uio".into()), "ivshmem", Grade::Warning, "driver/unbind"),
         (|facts| drop(facts.guest.devices.remove(0)), "ivshmem", Grade::Warning, "tombolo link snippet"),
-        (|facts| facts.guest.devices[1].memory = 0xfe00_0000, "ivshmem", Grade::Warning, "1 GiB"),
+        (
+            |facts| {
+                let region = &mut facts.guest.devices[1];
+                (region.memory, region.driven) = (0xfe00_0000, None);
+            },
+            "ivshmem",
+            Grade::Warning,
+            "1 GiB",
+        ),
+        (
+            |facts| facts.guest.devices[1].driven.iter_mut().for_each(|driven| driven.write_back = false),
+            "ivshmem",
+            Grade::Warning,
+            "/proc/mtrr",
+        ),
+        (
+            |facts| {
+                facts.guest.broker = Some(Err("no".into()));
+                facts.guest.closed = Some("/dev/tombolo0 is for user 0 and group 998".into());
+            },
+            "broker",
+            Grade::Warning,
+            "group 998",
+        ),
         (|facts| facts.guest.broker = Some(Err("no".into())), "broker", Grade::Warning, "tombolod --guest"),
         (|facts| domain(facts).devices[0] = xen::Device::Missing, "xen", Grade::Warning, "modprobe -a xen-gntalloc"),
         (|facts| domain(facts).devices[3] = xen::Device::Missing, "xen", Grade::Warning, "XENBUS_FRONTEND"),
@@ -379,11 +418,24 @@ mod tests {
 
     #[test]
     fn every_finding_that_can_be_wrong_has_a_case_in_which_it_is() {
+<<<<<<< HEAD
         let only_informed = ["memlock", "shm"];
+=======
+        let only_informed = ["interrupts", "memlock", "shm", "xen"];
+>>>>>>> main
         for finding in examine(&healthy()) {
             let tested = CANARIES.iter().any(|(_, check, ..)| *check == finding.check);
             assert!(tested != only_informed.contains(&finding.check), "{}", finding.check);
         }
+    }
+
+    #[test]
+    fn interrupts_that_were_held_back_are_said() {
+        let mut facts = healthy();
+        assert_eq!(guest::interrupts(&facts.guest).grade, Grade::Ok);
+        facts.guest.devices[0].driven.iter_mut().for_each(|driven| driven.storms = 3);
+        let found = guest::interrupts(&facts.guest);
+        assert!(found.grade == Grade::Info && found.says.contains("held back 3 times"), "{found:?}");
     }
 
     #[test]

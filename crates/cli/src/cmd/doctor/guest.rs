@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a virtual machine under QEMU needs besides: devices, the driver, memory that is cached, the broker.
 
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::MetadataExt, path::Path};
+
+use rustix::fs::Access;
 
 use super::findings::{Finding, Grade};
 use crate::cmd::link;
@@ -23,6 +25,21 @@ pub struct Device {
     pub is_bell: bool,
     /// Where its memory is.
     pub memory: u64,
+    /// What the driver says of it, if it is ours.
+    pub driven: Option<Driven>,
+}
+
+/// A device as the kernel module has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Driven {
+    /// The name of its node.
+    pub node: String,
+    /// How its memory is mapped.
+    pub write_back: bool,
+    /// Interrupts that came.
+    pub interrupts: u64,
+    /// How often too many came, and were held back.
+    pub storms: u64,
 }
 
 /// What there is of it here.
@@ -31,6 +48,8 @@ pub struct Guest {
     pub devices: Vec<Device>,
     /// The module is loaded.
     pub module: bool,
+    /// Who may open the bell's node, if this user may not.
+    pub closed: Option<String>,
     /// The broker's name for this machine, or why it does not answer; none: there are no devices to ask for.
     pub broker: Option<Result<String, String>>,
 }
@@ -45,7 +64,28 @@ pub fn probe(sys: &Path) -> Guest {
     let named = std::env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty());
     let socket = named.as_deref().map_or(Path::new(BROKER), Path::new);
     let broker = (!devices.is_empty()).then(|| link::name_of(socket).map_err(|error| error.to_string()));
-    Guest { devices, module, broker }
+    let bell = devices.iter().filter(|device| device.is_bell).find_map(|device| device.driven.as_ref());
+    let closed = bell.and_then(|bell| closed(&Path::new("/dev").join(&bell.node)));
+    Guest { devices, module, closed, broker }
+}
+
+/// Who may open a node that this user may not.
+fn closed(node: &Path) -> Option<String> {
+    rustix::fs::access(node, Access::READ_OK | Access::WRITE_OK).err()?;
+    let of = fs::metadata(node).ok()?;
+    Some(format!("{} is for user {} and group {}", node.display(), of.uid(), of.gid()))
+}
+
+/// What the module shows below the device at `folder`.
+fn driven(folder: &Path) -> Option<Driven> {
+    let entry = fs::read_dir(folder.join("misc")).ok()?.flatten().next()?;
+    let says = |file: &str| fs::read_to_string(entry.path().join(file)).ok()?.trim().parse::<u64>().ok();
+    Some(Driven {
+        node: entry.file_name().to_string_lossy().into_owned(),
+        write_back: says("write_back")? != 0,
+        interrupts: says("interrupts")?,
+        storms: says("storms")?,
+    })
 }
 
 fn device(folder: &Path) -> Option<Device> {
@@ -62,7 +102,8 @@ fn device(folder: &Path) -> Option<Device> {
     let driver = fs::read_link(folder.join("driver")).ok();
     let driver = driver.and_then(|driver| Some(driver.file_name()?.to_string_lossy().into_owned()));
     let address = folder.file_name()?.to_string_lossy().into_owned();
-    Some(Device { address, driver, is_bell: first(1).is_some_and(|at| at != 0), memory: first(2).unwrap_or(0) })
+    let (is_bell, memory) = (first(1).is_some_and(|at| at != 0), first(2).unwrap_or(0));
+    Some(Device { address, driver, is_bell, memory, driven: driven(folder) })
 }
 
 /// The devices and their driver.
@@ -91,13 +132,39 @@ pub fn ivshmem(guest: &Guest) -> Finding {
         return wrong(format!("{}: memory, and no ivshmem-doorbell device to ring with", named(those(&|_| true))))
             .mend("`tombolo link snippet NAME` on the host says what QEMU needs");
     }
-    let uncached = those(&|device| !device.is_bell && device.memory < CACHED_FROM);
-    if !uncached.is_empty() {
-        let says =
-            format!("{} below 4 GiB, where firmware leaves memory uncached: it works and crawls", named(uncached));
-        return wrong(says).mend("have the host plug it in once the machine is up, or make it 1 GiB large");
+    let is_cached =
+        |device: &Device| device.driven.as_ref().map_or(device.memory >= CACHED_FROM, |driven| driven.write_back);
+    let uncached = those(&|device| !device.is_bell && !is_cached(device));
+    if let Some(first) = uncached.first() {
+        let why = match first.memory < CACHED_FROM {
+            true => "it is below 4 GiB, where firmware forbids to cache it",
+            false => "another driver, or a range register of the processor, has it so",
+        };
+        let says = format!("the memory of {} is not write-back cached: {why}; it works and crawls", named(uncached));
+        return wrong(says).mend(
+            "have the host plug it in once the machine is up, or make it 1 GiB large; /proc/mtrr says the ranges",
+        );
     }
-    Finding::new("ivshmem", Grade::Ok, format!("the driver has {}", named(those(&|_| true))))
+    Finding::new("ivshmem", Grade::Ok, format!("the driver has {}, write-back cached", named(those(&|_| true))))
+}
+
+/// What comes in by the doorbell.
+pub fn interrupts(guest: &Guest) -> Finding {
+    let bell = guest.devices.iter().filter(|device| device.is_bell).find_map(|device| device.driven.as_ref());
+    let (grade, says) = match bell {
+        None => (Grade::Info, "no doorbell of the driver's, so no interrupts".into()),
+        Some(Driven { interrupts, storms: 0, .. }) => {
+            (Grade::Ok, format!("{interrupts} interrupts came, none too many"))
+        }
+        Some(Driven { interrupts, storms, .. }) => (
+            Grade::Info,
+            format!(
+                "{interrupts} interrupts came, and were held back {storms} times: a peer rang without end. \
+                 `tombolo link ls` on the host says who"
+            ),
+        ),
+    };
+    Finding::new("interrupts", grade, says)
 }
 
 /// The broker of this machine.
@@ -109,14 +176,31 @@ pub fn broker(guest: &Guest) -> Finding {
         Some(Ok(name)) => {
             Finding::new("broker", Grade::Ok, format!("the broker answers; this machine is called {name}"))
         }
-        Some(Err(why)) => Finding::new("broker", Grade::Warning, format!("the broker does not answer: {why}"))
-            .mend("systemctl start tombolod-guest, or: tombolod --guest"),
+        Some(Err(why)) => {
+            let finding = Finding::new("broker", Grade::Warning, format!("the broker does not answer: {why}"));
+            match &guest.closed {
+                None => finding.mend("systemctl start tombolod-guest, or: tombolod --guest"),
+                Some(whose) => finding.mend(format!(
+                    "systemctl start tombolod-guest. By hand it is not yours to start: {whose}. Programs need neither; \
+                     whoever runs the broker does: usermod -aG tombolo NAME, with the udev rule 60-tombolo.rules"
+                )),
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn node_that_this_user_may_not_open_is_said_with_its_owners() {
+        let folder = tempfile::tempdir().unwrap();
+        let node = folder.path().join("node");
+        fs::write(&node, "").unwrap();
+        assert_eq!(closed(&node), None);
+        assert_eq!(closed(&folder.path().join("none")), None, "that is another finding");
+    }
 
     fn put(folder: &Path, id: &str, windows: &str) {
         fs::create_dir_all(folder).unwrap();
@@ -134,6 +218,11 @@ mod tests {
         put(&bus.join("devices/0000:00:05.0"), "0x1110", &[low, low, high].concat());
         put(&bus.join("devices/0000:00:06.0"), "0x1110", &[low, none, low].concat());
         put(&bus.join("devices/0000:00:07.0"), "0x1000", low);
+        let misc = bus.join("devices/0000:00:05.0/misc/tombolo0");
+        fs::create_dir_all(&misc).unwrap();
+        for (file, says) in [("write_back", "1\n"), ("interrupts", "12\n"), ("storms", "3\n")] {
+            fs::write(misc.join(file), says).unwrap();
+        }
         let driver = bus.join("drivers").join(DRIVER);
         fs::create_dir_all(&driver).unwrap();
         std::os::unix::fs::symlink(&driver, bus.join("devices/0000:00:05.0/driver")).unwrap();
@@ -143,8 +232,11 @@ mod tests {
             driver: driver.map(Into::into),
             is_bell,
             memory,
+            driven: None,
         };
+        let driven = Driven { node: "tombolo0".into(), write_back: true, interrupts: 12, storms: 3 };
         let bell = device("0000:00:05.0", Some(DRIVER), true, 0xc0_0000_0000);
+        let bell = Device { driven: Some(driven), ..bell };
         assert_eq!(guest.devices, [bell, device("0000:00:06.0", None, false, 0xfebd_1000)]);
         assert!(guest.module && probe(Path::new("/nowhere")) == Guest::default());
         assert!(guest.broker.is_some_and(|broker| broker.is_err()));

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A machine that means ill, beside one that minds its own business: it has the devices to itself, without our driver and
+//! our broker. Its own links suffer; those of others, the host's broker and the good machine's kernel do not.
+
+use super::{Case, Half, Verdict};
+use crate::rig::Rig;
+use crate::site::{At, Site, line, start};
+use rustix::fs::{Mode, OFlags, open};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use tombolo::{Options, Stream};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::guest::sys::Mapping;
+use tombolo_e2e::guest::until;
+use tombolo_e2e::lines::within;
+use tombolo_e2e::process::Process;
+use tombolo_e2e::scratch::Scratch;
+
+pub const CASES: &[Case] = &[
+    Case { name: "b8_machine_that_storms_doorbells_loses_them_and_it_is_said", run: storm },
+    Case { name: "b5_machine_that_writes_whatever_it_can_reach_harms_only_its_own_links", run: noise },
+    Case { name: "b14_machine_that_calls_ten_thousand_times_and_hangs_up_never_is_bounded", run: calls },
+];
+pub const HALVES: &[Half] = &[("rage::storm", guest_storm), ("rage::noise", guest_noise), ("rage::call", guest_call)];
+
+/// The doorbell register among a device's.
+const DOORBELL: usize = 12;
+/// Whom it tries to ring: the host's broker is 0, peers are behind 1.
+const PEERS: u32 = 16;
+/// How long, in seconds.
+const LONG: u64 = 10;
+/// What the host's broker may grow by, in KiB.
+const GROWTH: u64 = 16 << 10;
+
+/// What the host's broker uses: KiB of memory, and ticks of processor time.
+struct Use(u64, u64);
+
+impl Use {
+    fn of(site: &Site) -> Result<Self> {
+        let mut all = Self(0, 0);
+        for process in site.broker.processes() {
+            let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next());
+            let stat = fs::read_to_string(format!("/proc/{process}/stat"))?;
+            let times = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+            all.0 += resident.unwrap_or("0").parse::<u64>()?;
+            all.1 += times.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>();
+        }
+        Ok(all)
+    }
+
+    /// What came since, with the time that passed.
+    fn is_bounded(&self, site: &Site, time: Duration) -> Result<()> {
+        let now = Self::of(site)?;
+        let (grown, busy) = (now.0.saturating_sub(self.0), Duration::from_millis(10 * (now.1 - self.1)));
+        println!("the host's broker grew by {grown} KiB and was busy for {busy:?} of {time:?}");
+        ensure!(grown < GROWTH, "the host's broker grew by {grown} KiB");
+        ensure!(busy < time * 3 / 4, "the host's broker was busy for {busy:?} of {time:?}");
+        Ok(())
+    }
+}
+
+/// A file from a to the host, which must arrive whole whatever b does.
+fn transfer(site: &mut Site) -> Result<()> {
+    let sum = site.a.sh("head -c 4194304 /dev/urandom > /tmp/mine && sha256sum < /tmp/mine", within(120))?;
+    let folder = Scratch::new("mine")?;
+    let copy = folder.path().join("copy");
+    let listen = ["cat", "--listen", "vm:host/mine", "--receive-only", "--output", copy.to_str().unwrap_or_default()];
+    let mut listener = Process::start(&mut site.broker.command(&[], &listen)?)?;
+    site.a.sh("tombolo cat --connect vm:host/mine --wait 60 --send-only /tmp/mine", within(120))?;
+    ensure!(listener.wait()?.success(), "who listens failed");
+    let output = Command::new("sha256sum").stdin(fs::File::open(&copy)?).output().context("sha256sum")?;
+    ensure!(String::from_utf8_lossy(&output.stdout).trim() == sum, "another file arrived");
+    Ok(())
+}
+
+/// Links between all three, so that b has somebody to harm.
+fn links(site: &mut Site) -> Result<()> {
+    [("a", "b"), ("a", "host"), ("b", "host")].iter().try_for_each(|(one, other)| site.link(one, other))
+}
+
+/// Boots the bad machine anew. The good one has its link with it again.
+fn heal(site: &mut Site) -> Result<()> {
+    site.b.cut()?;
+    site.brokers[At::B as usize] = None;
+    site.renew(At::B)?;
+    links(site)?;
+    let listener = site.b.start(&["sh", "-c", "tombolo cat --listen vm:b/well --receive-only"])?;
+    site.a.sh("echo well | tombolo cat --connect vm:b/well --wait 60 --send-only", within(90))?;
+    let got = site.b.wait(listener, within(60))?.success()?;
+    ensure!(got == "well", "{got} arrived");
+    Ok(())
+}
+
+/// What the module of machine a counts.
+fn storms(site: &mut Site) -> Result<u64> {
+    Ok(site.a.sh("cat /sys/class/misc/tombolo*/storms | sort -n | tail -n 1", within(60))?.trim().parse()?)
+}
+
+fn storm(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    links(site)?;
+    let (before, used, began) = (storms(site)?, Use::of(site)?, Instant::now());
+    let job = start(&mut site.b, "rage::storm", &[&(3 * LONG).to_string()])?;
+    line(&mut site.b, job, "ringing", within(60))?;
+    let mut noted = String::new();
+    let said = until(within(60), || {
+        let rows = site.broker.list(&[]).unwrap_or_default();
+        noted = rows.iter().filter_map(|row| row["note"].as_str()).collect::<Vec<_>>().join("; ");
+        noted.contains("b rings a without end: its doorbell is taken away")
+    });
+    said.context(format!("`link ls` says only: {noted}"))?;
+    println!("said after {:?}: {noted}", began.elapsed());
+    transfer(site)?;
+    used.is_bounded(site, began.elapsed())?;
+    let counted = storms(site)?;
+    ensure!(counted > before, "the module of a counts {before}, then {counted}");
+    let doctor = site.a.sh("tombolo doctor || true", within(60))?;
+    ensure!(doctor.contains("a peer rang without end"), "doctor does not say so:\n{doctor}");
+    site.b.wait(job, within(120))?.success()?;
+    heal(site)?;
+    Ok(Verdict::Done)
+}
+
+fn noise(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    links(site)?;
+    let (used, began) = (Use::of(site)?, Instant::now());
+    let job = start(&mut site.b, "rage::noise", &[&(2 * LONG).to_string()])?;
+    line(&mut site.b, job, "writing", within(60))?;
+    transfer(site)?;
+    transfer(site)?;
+    let reached = site.b.wait(job, within(120))?.success()?;
+    println!("{}", reached.lines().last().unwrap_or_default());
+    used.is_bounded(site, began.elapsed())?;
+    transfer(site)?;
+    heal(site)?;
+    Ok(Verdict::Done)
+}
+
+fn calls(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    links(site)?;
+    let (used, began) = (Use::of(site)?, Instant::now());
+    // Somebody who takes every call, and hangs up never either.
+    let listener = start(&mut site.a, "rage::call", &["listen", "vm:a/open"])?;
+    line(&mut site.a, listener, "listening", within(60))?;
+    let job = start(&mut site.b, "rage::call", &["connect", "vm:a/open", "10000"])?;
+    line(&mut site.b, job, "calling", within(60))?;
+    transfer(site)?;
+    let said = site.b.wait(job, within(600))?.success()?;
+    println!("{}", said.lines().last().unwrap_or_default());
+    transfer(site)?;
+    used.is_bounded(site, began.elapsed())?;
+    site.a.kill(listener)?;
+    site.a.wait(listener, within(60))?;
+    // The link has room again, without a new life of either.
+    let small = site.b.start(&["sh", "-c", "tombolo cat --listen vm:b/again --receive-only"])?;
+    site.a.sh("echo again | tombolo cat --connect vm:b/again --wait 60 --send-only", within(90))?;
+    let got = site.b.wait(small, within(60))?.success()?;
+    ensure!(got == "again", "{got} arrived");
+    Ok(Verdict::Done)
+}
+
+/// A device of ours without our driver.
+struct Raw(String);
+
+impl Raw {
+    /// Takes all of them from the driver.
+    fn all() -> Result<Vec<Self>> {
+        let driver = Path::new("/sys/bus/pci/drivers/tombolo_ivshmem");
+        let mut taken = Vec::new();
+        for entry in fs::read_dir(driver)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name.contains(':') {
+                fs::write(driver.join("unbind"), &name)?;
+                fs::write(format!("/sys/bus/pci/devices/{name}/enable"), "1")?;
+                taken.push(Self(name));
+            }
+        }
+        ensure!(!taken.is_empty(), "the driver has no devices");
+        Ok(taken)
+    }
+
+    /// A window of the device, to read and write, if it has it.
+    fn window(&self, number: u32) -> Option<Mapping> {
+        let path = format!("/sys/bus/pci/devices/{}/resource{number}", self.0);
+        let len = usize::try_from(fs::metadata(&path).ok()?.len()).ok()?;
+        let file = open(&path, OFlags::RDWR | OFlags::SYNC, Mode::empty()).ok()?;
+        Mapping::writable(&file, len).ok()
+    }
+}
+
+/// How long it may go on.
+fn end(args: &[String]) -> Result<Instant> {
+    let seconds: u64 = args.first().ok_or_else(|| Error::new("how long?"))?.parse()?;
+    Ok(Instant::now() + Duration::from_secs(seconds))
+}
+
+/// Rings whomever there may be, as fast as it can.
+fn guest_storm(args: &[String]) -> Result<()> {
+    let end = end(args)?;
+    let registers: Vec<Mapping> = Raw::all()?.iter().filter_map(|device| device.window(0)).collect();
+    println!("ringing");
+    let mut rings = 0_u64;
+    while Instant::now() < end {
+        for peer in (0..PEERS).flat_map(|peer| [peer; 8]) {
+            registers.iter().for_each(|registers| registers.store_register(DOORBELL, peer << 16));
+            rings += 1;
+        }
+    }
+    println!("rang {rings} times");
+    Ok(())
+}
+
+/// Writes at random into all that it can reach, and rings so that it is noticed.
+fn guest_noise(args: &[String]) -> Result<()> {
+    let end = end(args)?;
+    let devices = Raw::all()?;
+    let memories: Vec<Mapping> = devices.iter().filter_map(|device| device.window(2)).collect();
+    let registers: Vec<Mapping> = devices.iter().filter_map(|device| device.window(0)).collect();
+    println!("writing");
+    let (mut seed, mut stores) = (0x9e37_79b9_7f4a_7c15_u64, 0_u64);
+    while Instant::now() < end {
+        for memory in &memories {
+            for _ in 0..4096 {
+                seed ^= seed << 13;
+                seed ^= seed >> 7;
+                seed ^= seed << 17;
+                // Half of it where brokers and drivers look: the first page of each.
+                let within = if seed & 1 == 0 { 4096 } else { memory.size() };
+                memory.store((seed >> 8) as usize % within, (seed >> 56) as u8);
+                stores += 1;
+            }
+        }
+        registers.iter().for_each(|registers| registers.store_register(DOORBELL, (seed as u32 % PEERS) << 16));
+    }
+    println!("{stores} stores into {} memories", memories.len());
+    Ok(())
+}
+
+/// Calls so many times and keeps what it gets; or takes all calls and keeps them.
+fn guest_call(args: &[String]) -> Result<()> {
+    let mut kept: Vec<Stream> = Vec::new();
+    match args {
+        [what, address] if what == "listen" => {
+            let mut listener = tombolo::listen(address)?;
+            println!("listening");
+            loop {
+                kept.extend(listener.accept().ok());
+            }
+        }
+        [what, address, times] if what == "connect" => {
+            println!("calling");
+            let (mut refused, mut last) = (0_u32, String::new());
+            let wait = Options::new();
+            for _ in 0..times.parse::<u32>()? {
+                match tombolo::connect_with::<Stream>(address, &wait) {
+                    Ok(stream) => kept.push(stream),
+                    Err(why) => (refused, last) = (refused + 1, why.to_string()),
+                }
+            }
+            ensure!(!kept.is_empty() && refused > 0, "{} kept, {refused} refused: {last}", kept.len());
+            println!("{} kept, {refused} refused: {last}", kept.len());
+            Ok(())
+        }
+        other => Err(Error::new(format!("{other:?}"))),
+    }
+}
