@@ -234,14 +234,10 @@ fn shm(there: bool) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::{
-<<<<<<< HEAD
-        super::{
-            guest::{Device, Guest},
+super::{
+            guest::{Device, Driven, Guest},
             xen::{self, Domain},
         },
-=======
-        super::guest::{Device, Driven, Guest},
->>>>>>> main
         *,
     };
 
