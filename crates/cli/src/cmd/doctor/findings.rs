@@ -234,7 +234,7 @@ fn shm(there: bool) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::{
-super::{
+        super::{
             guest::{Device, Driven, Guest},
             xen::{self, Domain},
         },
@@ -277,8 +277,12 @@ super::{
             quota: None,
             namespaces: Ok(()),
             shm: true,
-<<<<<<< HEAD
-            guest: Guest { devices: vec![bell(), region(1 << 40)], module: true, broker: Some(Ok("a".into())) },
+            guest: Guest {
+                devices: vec![bell(), region(1 << 40)],
+                module: true,
+                closed: None,
+                broker: Some(Ok("a".into())),
+            },
             xen: Some(Domain {
                 controls: false,
                 devices: [xen::Device::There; 4],
@@ -286,15 +290,6 @@ super::{
                 limit: Some(1024),
                 granted: 0,
             }),
-=======
-            guest: Guest {
-                devices: vec![bell(), region(1 << 40)],
-                module: true,
-                closed: None,
-                broker: Some(Ok("a".into())),
-            },
-            xen: vec![],
->>>>>>> main
         }
     }
 
@@ -414,11 +409,7 @@ super::{
 
     #[test]
     fn every_finding_that_can_be_wrong_has_a_case_in_which_it_is() {
-<<<<<<< HEAD
-        let only_informed = ["memlock", "shm"];
-=======
-        let only_informed = ["interrupts", "memlock", "shm", "xen"];
->>>>>>> main
+        let only_informed = ["interrupts", "memlock", "shm"];
         for finding in examine(&healthy()) {
             let tested = CANARIES.iter().any(|(_, check, ..)| *check == finding.check);
             assert!(tested != only_informed.contains(&finding.check), "{}", finding.check);
