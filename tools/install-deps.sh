@@ -41,6 +41,13 @@ want sockperf sockperf "$programs"
 want node nodejs "$programs"
 want curl curl "$programs"
 want openssl openssl "$programs"
+want pgbench "postgresql postgresql-client" "$programs"
+want mpicc "openmpi-bin libopenmpi-dev" "$programs"
+want javac default-jdk-headless "$programs"
+want scp openssh-client "$programs"
+if ! [ -x /usr/sbin/sshd ]; then
+    missing="$missing openssh-server"
+fi
 
 if [ -n "$missing" ]; then
     root=

@@ -8,6 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// The packages that have them.
+const OURS: [&str; 2] = ["tombolo-cli", "tombolo-broker"];
+
 /// The programs by their names.
 #[derive(Debug, Clone)]
 pub struct Programs(BTreeMap<String, PathBuf>);
@@ -18,31 +21,33 @@ impl Programs {
     /// # Errors
     /// They do not build.
     pub fn build() -> Result<Self> {
-        Self::cargo(&["--bins", "-p", "tombolo-cli", "-p", "tombolo-broker"])
+        Self::of(&cargo(&OURS, &["--bins"])?)
     }
 
-    /// Builds an example of a package, with what the package has for tests.
+    /// Builds an example of `package`, with what the package has for tests.
     ///
     /// # Errors
     /// It does not build.
     pub fn example(package: &str, name: &str) -> Result<Self> {
-        Self::cargo(&["--example", name, "-p", package, "--features", "testing"])
+        Self::of(&cargo(&[package], &["--example", name, "--features", "testing"])?)
     }
 
-    fn cargo(what: &[&str]) -> Result<Self> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut build = Command::new(cargo);
-        build.args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]).args(what);
-        build.arg("--manifest-path").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"));
-        let output = build.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("no cargo")?;
-        if !output.status.success() {
-            return Err(Error::new(format!("cargo build {}: {}", what.join(" "), output.status)));
-        }
-        let said = String::from_utf8_lossy(&output.stdout);
-        let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let built = lines.filter_map(|line| line["executable"].as_str().map(PathBuf::from));
+    fn of(lines: &[Value]) -> Result<Self> {
+        let built = lines.iter().filter_map(|line| line["executable"].as_str().map(PathBuf::from));
         let named = built.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), stripped(&path))));
         named.map(|(name, path)| Ok((name, path?))).collect::<Result<_>>().map(Self)
+    }
+
+    /// Builds a library of `package` as an archive called `name`, and says where it is: beside the programs, so that what they
+    /// have in common is built once.
+    ///
+    /// # Errors
+    /// It does not build, or is called otherwise.
+    pub fn archive(package: &str, name: &str) -> Result<PathBuf> {
+        let lines = cargo(&[OURS[0], OURS[1], package], &["--bins", "--lib"])?;
+        let files = lines.iter().filter_map(|line| line["filenames"].as_array()).flatten();
+        let found = files.filter_map(Value::as_str).map(PathBuf::from).find(|path| path.ends_with(name));
+        found.ok_or_else(|| Error::new(format!("{package} has no {name}")))
     }
 
     /// Where a program is.
@@ -52,6 +57,23 @@ impl Programs {
     pub fn path(&self, name: &str) -> Result<&Path> {
         self.0.get(name).map(PathBuf::as_path).ok_or_else(|| Error::new(format!("no program {name} was built")))
     }
+}
+
+/// Builds `what` of `packages`; what cargo says of it.
+fn cargo(packages: &[&str], what: &[&str]) -> Result<Vec<Value>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]).args(what);
+    for package in packages {
+        build.args(["-p", package]);
+    }
+    build.arg("--manifest-path").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"));
+    let output = build.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("no cargo")?;
+    if !output.status.success() {
+        return Err(Error::new(format!("{} do not build: {}", packages.join(" "), output.status)));
+    }
+    let said = String::from_utf8_lossy(&output.stdout);
+    Ok(said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
 /// A copy of a program without what tells about its source: a guest keeps its files in memory.

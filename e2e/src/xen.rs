@@ -4,7 +4,7 @@
 //! All of it is Debian's ([`packages`]), packed into one image for dom0 and one for every domU ([`images`]). The host
 //! talks to dom0 as to any guest, over the second serial line. A domU's agent listens at the virtual network, where
 //! dom0 joins it to a virtio-serial port ([`init`]), so that the host has a [`Control`](crate::control::Control) for
-//! each domain ([`host`]). [`trace`] tells what Xen
+//! each domain ([`host`]). [`vchan`] builds what speaks libxenvchan; [`trace`] tells what Xen
 //! itself counted, [`up`] keeps a pair for somebody who types.
 
 pub mod host;
@@ -13,3 +13,4 @@ pub mod init;
 pub mod packages;
 pub mod trace;
 pub mod up;
+pub mod vchan;

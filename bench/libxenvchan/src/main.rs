@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `bench-libxenvchan`: the benchmark of Tombolo between two machines, with Xen's own libxenvchan beside it in the same run.
+//! `bench-libxenvchan`: the benchmark of Tombolo between two machines, with Xen's own libxenvchan and
+//! libtombolo-vchan beside it in the same run.
 //! It measures no other way between processes: libxenvchan joins domains.
 #![deny(unsafe_code)]
 
@@ -19,6 +20,8 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    transport::add(vchan::Libxenvchan);
+    for library in [vchan::Library::Original, vchan::Library::Ours, vchan::Library::Wire] {
+        transport::add(library);
+    }
     tombolo_bench::role_main().unwrap_or_else(|| tombolo_bench::main(&Options::parse().bench))
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Xen's libxenvchan as a transport. The right end is the server and grants both rings; the left maps them.
+//! Xen's libxenvchan as a transport, and libtombolo-vchan in its place. The right end is the server and, by the layout of the
+//! original, grants both rings; the left maps them.
 //!
 //! # Safety
 //! An end is the address that one of the two openers returned and that was not null; it is used by one thread at a time and
@@ -15,19 +16,28 @@ use tombolo_bench::transport::{Card, Context, End, Namespaces, Wire};
 use tombolo_bench::{Error, Result};
 
 unsafe extern "C" {
-    fn bench_vchan_serve(client: c_int, path: *const c_char, ring: usize, blocking: c_int) -> *mut c_void;
-    fn bench_vchan_call(server: c_int, path: *const c_char, blocking: c_int) -> *mut c_void;
+    fn bench_vchan_serve(which: c_int, client: c_int, path: *const c_char, ring: usize, blocking: c_int) -> *mut c_void;
+    fn bench_vchan_call(which: c_int, server: c_int, path: *const c_char, blocking: c_int) -> *mut c_void;
     fn bench_vchan_write(vchan: *mut c_void, bytes: *const c_void, len: usize) -> c_int;
     fn bench_vchan_read(vchan: *mut c_void, bytes: *mut c_void, len: usize) -> c_int;
     fn bench_vchan_state(vchan: *mut c_void) -> c_int;
     fn bench_vchan_close(vchan: *mut c_void);
 }
 
-/// The library's rings.
-pub(crate) struct Libxenvchan;
+/// Whose library, and what it speaks.
+#[derive(Clone, Copy)]
+pub(crate) enum Library {
+    /// Debian's.
+    Original = 0,
+    /// Ours, over channels.
+    Ours = 1,
+    /// Ours, by the layout of the original.
+    Wire = 2,
+}
 
 /// What the right side offers one after the other.
 pub(crate) struct Host {
+    library: Library,
     path: CString,
     /// Made already, so that the left finds it.
     ready: Option<Side>,
@@ -68,13 +78,17 @@ impl Drop for Side {
     }
 }
 
-impl Wire for Libxenvchan {
+impl Wire for Library {
     type Host = Host;
     type End = Side;
 
     fn card(&self) -> Card {
         Card {
-            name: "libxenvchan",
+            name: match self {
+                Self::Original => "libxenvchan",
+                Self::Ours => "tombolo-vchan",
+                Self::Wire => "tombolo-wire",
+            },
             mode: Mode::Stream,
             variants: &[""],
             namespaces: Namespaces::Apart,
@@ -88,7 +102,7 @@ impl Wire for Libxenvchan {
     fn listen(&self, context: &Context) -> Result<(Host, String)> {
         let name = format!("bench-vchan-{}", std::process::id());
         let path = CString::new(format!("data/{name}")).map_err(|_| Error::Unsupported("a path with a zero".into()))?;
-        let mut host = Host { path, ready: None };
+        let mut host = Host { library: *self, path, ready: None };
         host.ready = Some(host.serve(context)?);
         Ok((host, name))
     }
@@ -102,7 +116,7 @@ impl Wire for Libxenvchan {
         let path = CString::new(format!("/local/domain/{server}/data/{name}"))
             .map_err(|_| Error::Unsupported("a path with a zero".into()))?;
         // SAFETY: (path) ends with a zero and lives through the call.
-        let end = unsafe { bench_vchan_call(server, path.as_ptr(), blocking(context)) };
+        let end = unsafe { bench_vchan_call(*self as c_int, server, path.as_ptr(), blocking(context)) };
         Side::new(end, "libxenvchan_client_init")
     }
 }
@@ -111,7 +125,7 @@ impl Host {
     fn serve(&self, context: &Context) -> Result<Side> {
         let client = peer(context)?;
         // SAFETY: (path) ends with a zero and lives through the call.
-        let end = unsafe { bench_vchan_serve(client, self.path.as_ptr(), context.job.ring, blocking(context)) };
+        let end = unsafe { bench_vchan_serve(self.library as c_int, client, self.path.as_ptr(), context.job.ring, blocking(context)) };
         Side::new(end, "libxenvchan_server_init")
     }
 }
@@ -160,7 +174,7 @@ impl End for Side {
         }
     }
 
-    /// The library knows no half close: who closes ends all. What was sent lies in the server's memory, the right end's.
+    /// The libraries know no half close: who closes ends all. What was sent lies in the server's memory, the right end's.
     fn finish(&mut self) -> Result<()> {
         self.close();
         Ok(())

@@ -3,6 +3,7 @@
 
 use std::{
     env,
+    os::unix::fs::PermissionsExt,
     path::PathBuf,
     process::{Command, Output},
 };
@@ -55,6 +56,33 @@ fn io_uring_is_kept_from_the_program_unless_it_is_allowed() {
     let before = before.lines().find(|line| line.starts_with("Seccomp:")).unwrap();
     assert_eq!(filters(&[]), "Seccomp:\t2\n");
     assert_eq!(filters(&["--allow-io-uring"]).trim_end(), before);
+}
+
+#[test]
+fn program_with_rights_of_its_file_keeps_them_and_one_line_says_that_it_stays_on_tcp() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("grep");
+    std::fs::copy("/bin/grep", &program).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    let words = [program.to_str().unwrap(), "-E", "NoNewPrivs|Seccomp:", "/proc/self/status"];
+    let plain = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    let (done, _folder) = run(&[], &words);
+    assert_eq!(done.stdout, plain.stdout);
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(said.contains("another user's rights") && said.lines().count() == 1, "{said}");
+}
+
+#[test]
+fn static_program_runs_and_one_line_says_that_it_stays_on_tcp() {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("static.c"), folder.path().join("static"));
+    std::fs::write(&source, "#include <stdio.h>\nint main(void) { puts(\"here\"); return 5; }\n").unwrap();
+    let made = Command::new("cc").args(["-static", "-o"]).arg(&program).arg(&source).status().unwrap();
+    assert!(made.success());
+    let (done, _folder) = run(&[], &[program.to_str().unwrap()]);
+    assert_eq!((done.status.code(), &done.stdout[..]), (Some(5), &b"here\n"[..]));
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert!(said.contains("linked statically") && said.lines().count() == 1, "{said}");
 }
 
 #[test]

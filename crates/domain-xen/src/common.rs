@@ -42,6 +42,15 @@ impl XenPieces {
         self.peer
     }
 
+    /// Whether there is a domain of the other's number; one that crashed and was kept still counts, and so does one that was
+    /// destroyed while pages of its are mapped.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn peer_is_there(&self) -> Result<bool> {
+        self.core.xen.is_there(self.peer)
+    }
+
     /// Zeroed pages that the peer may map and write, and this domain's mapping of them. Once that is gone, by whatever
     /// death, the kernel clears the byte at an offset and notifies a port, if they are given.
     ///

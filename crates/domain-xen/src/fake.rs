@@ -255,6 +255,10 @@ impl Hypervisor for FakeDomain {
         Ok(self.port(Some(free.ok_or(Error::PeerGone)?), peer)?)
     }
 
+    fn is_there(&self, peer: DomId) -> Result<bool> {
+        Ok(!self.world.store.below(&format!("/local/domain/{peer}")).is_empty())
+    }
+
     fn claim(&self, name: &str) -> Result<Option<OwnedFd>> {
         let mut state = lock(&self.world.state);
         let claims = match state.claims.remove(&self.id) {

@@ -52,6 +52,9 @@ pub(crate) trait Hypervisor: Send + Sync + Debug {
     /// A port bound to one that `peer` offers.
     fn bind_port(&self, peer: DomId, port: u32) -> Result<Arc<dyn Port>>;
 
+    /// Whether there is a domain `peer`: for one that was destroyed, once nobody maps anything of its any more.
+    fn is_there(&self, peer: DomId) -> Result<bool>;
+
     /// Claims `name` within this domain until the descriptor is closed, or nothing if it is claimed.
     fn claim(&self, name: &str) -> Result<Option<OwnedFd>>;
 }

@@ -187,6 +187,17 @@ impl Hypervisor for Xen {
         Channel::bind(1, &mut [pair(peer.into(), port)], 8)
     }
 
+    /// Xen tells a domain whose port 0, which is nobody's, cannot be bound from one that there is not; XenStore tells neither
+    /// to a domain without privileges.
+    fn is_there(&self, peer: DomId) -> Result<bool> {
+        let file = open(EVTCHN, OFlags::RDWR | OFlags::NONBLOCK)?;
+        match call(&file, b'E', 1, 8, &mut [pair(peer.into(), 0)]) {
+            Err(Errno::SRCH) => Ok(false),
+            Ok(_) | Err(Errno::INVAL) => Ok(true),
+            Err(error) => Err(Error::os("ioctl EVTCHN_BIND_INTERDOMAIN", error)),
+        }
+    }
+
     /// A lock on one byte of the device's file: it leaves nothing behind, and goes with whoever holds it.
     fn claim(&self, name: &str) -> Result<Option<OwnedFd>> {
         let file = open(GNTALLOC, OFlags::RDWR)?;

@@ -20,6 +20,9 @@ use crate::{errno, real};
 
 /// Not in libc's headers: `asm-generic/socket.h`.
 const SO_NETNS_COOKIE: c_int = 71;
+/// The same, since Linux 5.14: which buffers' sizes the program has set; and the bit of the one for sending.
+const SO_BUF_LOCK: c_int = 72;
+const SNDBUF_LOCK: u32 = 1;
 /// `linux/sockios.h`: bytes written and not yet acknowledged.
 const SIOCOUTQ: libc::c_ulong = 0x5411;
 /// `linux/tcp.h`: `struct tcp_info`. Where the state and the two counts stand, and how much of it must be there.
@@ -92,6 +95,14 @@ impl Kernel for Linux {
 
     fn counts(&self, fd: RawFd, dialled: bool) -> Option<Sample> {
         errno::kept(|| sample(fd, dialled))
+    }
+
+    fn holds(&self, fd: RawFd) -> Option<u64> {
+        let number = |name| option::<4>(fd, libc::SOL_SOCKET, name).map(|(value, _)| u32::from_ne_bytes(value));
+        errno::kept(|| {
+            let set = number(SO_BUF_LOCK)? & SNDBUF_LOCK != 0;
+            if set { number(libc::SO_SNDBUF).map(u64::from) } else { None }
+        })
     }
 
     fn push(&self, fd: RawFd) {

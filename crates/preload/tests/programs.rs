@@ -3,81 +3,15 @@
 //! program is said to be accelerated, at least 95 % of what it received came through shared memory. The canary runs
 //! them all with a library that does nothing: right data, and every one fails that share.
 
+#[macro_use]
 mod place;
 
-use std::{
-    fs,
-    path::PathBuf,
-    process::{Command, Stdio},
+use std::{fs, process::Stdio};
+
+use place::{
+    LONG, Place, SERVER, Started, random_file,
+    world::{CLIENTS, SERVERS, World, echo, interpreter, number_after, script},
 };
-
-use place::{Namespaces, Place, SERVER, Started, has, output, python, random_file};
-
-/// Bytes of a long stream.
-const LONG: usize = if cfg!(debug_assertions) { 24 << 20 } else { 96 << 20 };
-
-/// Two namespaces, and what programs there are started with.
-struct World {
-    place: Place,
-    namespaces: Namespaces,
-}
-
-const SERVERS: usize = 0;
-const CLIENTS: usize = 1;
-
-impl World {
-    /// `None`, and a skip that is said aloud, where something is missing.
-    fn new(test: &str, needs: &[&str], place: fn() -> Place) -> Option<Self> {
-        let namespaces = has(test, &[needs, &["ip", "python3"]].concat()).then(|| Namespaces::new(test)).flatten()?;
-        Some(Self { place: place(), namespaces })
-    }
-
-    fn command(&self, end: usize, words: &[&str]) -> Command {
-        let mut command = self.namespaces.bare(end, words[0]);
-        command.args(&words[1..]);
-        self.place.dress(&mut command);
-        command
-    }
-
-    /// A server, once somebody listens at `port`.
-    fn serve(&self, port: u16, words: &[&str]) -> Started {
-        let log = fs::File::create(self.place.path("server")).unwrap();
-        let server = Started::new(self.command(SERVERS, words).stderr(log.try_clone().unwrap()).stdout(log));
-        self.namespaces.wait_for(port);
-        server
-    }
-
-    /// Runs a client to its end, which must be a good one; what it printed.
-    fn ask(&self, words: &[&str]) -> String {
-        output(&mut self.command(CLIENTS, words), &self.place.path("client"))
-    }
-
-    /// A file with these words in it.
-    fn file(&self, name: &str, text: &str) -> String {
-        fs::write(self.place.path(name), text).unwrap();
-        self.text(name)
-    }
-
-    fn text(&self, name: &str) -> String {
-        self.place.path(name).to_str().unwrap().to_owned()
-    }
-}
-
-/// A script that stands beside this file.
-fn script(name: &str) -> String {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name).to_str().unwrap().to_owned()
-}
-
-fn interpreter() -> String {
-    python("").get_program().to_str().unwrap().to_owned()
-}
-
-/// What a program prints after `label`.
-fn number_after(text: &str, label: &str) -> u64 {
-    let rest = text.split_once(label).unwrap_or_else(|| panic!("no {label:?} in {text}")).1;
-    let digits: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();
-    digits.parse().unwrap_or_else(|_| panic!("no number after {label:?} in {text}"))
-}
 
 // ---- each asserts that the data is right, and says how many bytes must have been received
 
@@ -203,24 +137,15 @@ fn iperf3(world: &World) -> u64 {
     payload
 }
 
-fn echo(world: &World, server: &[&str], client: &[&str]) -> u64 {
-    let len = LONG.to_string();
-    let mut server = world.serve(7000, &[server, &["serve", SERVER, "7000"]].concat());
-    let said = world.ask(&[client, &["ask", SERVER, "7000", &len]].concat());
-    assert_eq!(number_after(&said, "whole:"), 4, "{said}");
-    server.terminate();
-    2 * LONG as u64
-}
-
 fn asyncio(world: &World) -> u64 {
     let words = [&interpreter()[..], &script("streams.py")[..]].map(str::to_owned);
     let words = [&words[0][..], &words[1]];
-    echo(world, &words, &words)
+    echo(world, &words, &words, LONG)
 }
 
 fn node(world: &World) -> u64 {
     let script = script("streams.js");
-    echo(world, &["node", &script], &["node", &script])
+    echo(world, &["node", &script], &["node", &script], LONG)
 }
 
 // ---- right data is enough
@@ -264,40 +189,9 @@ fn redis_cli(world: &World) {
     server.terminate();
 }
 
-macro_rules! correct {
-    ($($test:ident, $needs:expr, $run:ident;)*) => {
-        $(#[test]
-        fn $test() {
-            if let Some(world) = World::new(stringify!($test), &$needs, Place::new) {
-                $run(&world);
-            }
-        })*
-    };
-}
-
 correct! {
     curl_of_nginx_with_and_without_tls_gets_the_file, ["nginx", "curl", "openssl"], curl_of_nginx;
     redis_cli_gets_what_it_has_put, ["redis-server", "redis-cli"], redis_cli;
-}
-
-macro_rules! accelerated {
-    ($($test:ident, $needs:expr, $run:ident;)*) => {
-        $(#[test]
-        fn $test() {
-            let Some(world) = World::new(stringify!($test), &$needs, Place::new) else { return };
-            let payload = $run(&world);
-            world.place.accelerated(payload).unwrap();
-        })*
-
-        #[test]
-        fn canary_library_that_does_nothing_fails_the_share_of_every_program() {
-            let test = "canary_library_that_does_nothing_fails_the_share_of_every_program";
-            $(if let Some(world) = World::new(test, &[&$needs[..], &["cc"]].concat(), Place::idle) {
-                let payload = $run(&world);
-                assert!(world.place.accelerated(payload).is_err(), stringify!($run));
-            })*
-        }
-    };
 }
 
 accelerated! {

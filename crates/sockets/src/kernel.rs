@@ -32,6 +32,10 @@ pub trait Kernel: Send + Sync {
     fn cookie(&self, fd: RawFd) -> u64;
     /// The counts of a connection that this end `dialled`, or accepted; none where they cannot be told.
     fn counts(&self, fd: RawFd, dialled: bool) -> Option<Sample>;
+    /// How much the program would have held of what it sends; none where it has left that to the kernel.
+    fn holds(&self, _fd: RawFd) -> Option<u64> {
+        None
+    }
     /// Sends at once what the kernel holds back to fill a packet.
     fn push(&self, fd: RawFd);
     /// Receives; `peek` leaves the bytes where they are.

@@ -382,7 +382,7 @@ impl Exchange {
         }
         let proof = connection.with_history(|history| proof::answer(history, &proposal, &own));
         let message = Message::Answer { to: proposal.id, claim: own, proof };
-        let fresh = neighbour.offer(process, own.id, &message)?;
+        let fresh = neighbour.offer(process, connection, own.id, &message)?;
         self.by_id.insert(own.id, Arc::downgrade(connection));
         Ok(Box::new(Answered { proposal, own, proof, fresh, _claimed: claimed }))
     }
@@ -413,7 +413,8 @@ impl Exchange {
             proof::counts_fit(&peer, &now)?;
             let own_proof = connection.with_history(|history| proof::confirm(history, &claim, &peer, proof))?;
             let segment = segment.ok_or(Reason::Corrupt)?;
-            let fresh = neighbour.offer(process, claim.id, &Message::Confirm { to: peer.id, proof: own_proof })?;
+            let fresh =
+                neighbour.offer(process, &connection, claim.id, &Message::Confirm { to: peer.id, proof: own_proof })?;
             join(process, neighbour, &connection, fresh, segment)
         })();
         drop(claimed);
@@ -480,6 +481,9 @@ fn join(
     Ok(())
 }
 
+/// The smallest ring that a program can ask for by its buffer.
+const LEAST_RING: u64 = 4096;
+
 impl Neighbour {
     fn new(service: Option<String>, link: Box<dyn Link>) -> Self {
         Self { number: random_id(), service, link, line: None }
@@ -505,8 +509,18 @@ impl Neighbour {
     }
 
     /// Makes a segment and sends it with `message`.
-    fn offer(&mut self, process: &Process, id: u64, message: &Message) -> Result<(Fresh, Lease), Reason> {
-        let header = SegmentHeader::new(process.settings.ring, 0, 0, Features::NONE, id);
+    fn offer(
+        &mut self,
+        process: &Process,
+        connection: &Connection,
+        id: u64,
+        message: &Message,
+    ) -> Result<(Fresh, Lease), Reason> {
+        // A program that wants little to be under way gets a small ring.
+        let holds = process.kernel().holds(connection.fd());
+        let most = process.settings.ring;
+        let ring = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
+        let header = SegmentHeader::new(ring, 0, 0, Features::NONE, id);
         let lease = process.quota.take(header.segment_len).ok_or(Reason::Resources)?;
         let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
         let fresh = Fresh::new(segment, &header);

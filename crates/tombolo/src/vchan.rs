@@ -33,6 +33,32 @@ pub fn join(peer: u16, path: &str) -> Result<Halves> {
     join_in(&XEN, peer, path)
 }
 
+/// Whether there is a domain `peer`, of which nothing is mapped: nobody else tells of one that went before it came to its
+/// server, or without closing.
+///
+/// # Errors
+/// What the system says.
+pub fn is_there(peer: u16) -> io::Result<bool> {
+    is_there_in(&XEN, peer)
+}
+
+/// As [`is_there`], likewise.
+///
+/// # Errors
+/// As there.
+pub fn is_there_in(domain: &XenDomain, peer: u16) -> io::Result<bool> {
+    domain.pieces(peer).and_then(|pieces| pieces.peer_is_there()).map_err(io)
+}
+
+/// Whether the server still stands in XenStore that [`join`] found there: it goes with its domain.
+///
+/// # Errors
+/// What the system says.
+pub fn is_served(peer: u16, path: &str) -> io::Result<bool> {
+    let ground = Xen(XEN.pieces(peer).map_err(io)?);
+    tombolo_vchan_wire::is_served(&ground, &path.replace("{self}", &ground.0.own().to_string()))
+}
+
 /// As [`serve`], in a domain of a Xen that a test brings.
 ///
 /// # Errors

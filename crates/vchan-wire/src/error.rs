@@ -36,6 +36,9 @@ pub enum Error {
         /// Of the ring to write.
         write: usize,
     },
+    /// Another client is there: there is room for one.
+    #[error("the server at {0} has a client")]
+    Busy(String),
     /// There is no server.
     #[error("no server at {0}")]
     NotFound(String),

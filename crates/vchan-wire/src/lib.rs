@@ -22,4 +22,4 @@ mod sleep;
 pub use error::{Error, Result};
 pub use layout::{GRANTS_AT, NOTIFY_READ, NOTIFY_WRITE, ORDER_MAX, PAGE, Sizes, at};
 pub use pipe::{Live, Reader, Watch, Writer};
-pub use set_up::{Halves, Server, client};
+pub use set_up::{Halves, Server, client, is_served};

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! W-5, W-6. One ring, from either end.
 
-use std::{os::fd::BorrowedFd, sync::Arc};
+use std::{
+    os::fd::BorrowedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use crate::{
     Error, Result,
@@ -16,6 +22,8 @@ pub(crate) struct Common {
     pub page: Arc<dyn Shared>,
     pub sleep: Sleep,
     pub server: bool,
+    /// The peer's domain is gone, and with it whoever would have said so.
+    pub lost: AtomicBool,
 }
 
 /// Who is there.
@@ -32,6 +40,9 @@ pub enum Live {
 impl Common {
     /// W-5. What the peer's byte says; any other number is as good as being there.
     pub(crate) fn live(&self) -> Live {
+        if self.lost.load(Ordering::Relaxed) {
+            return Live::Gone;
+        }
         match self.page.load8(if self.server { at::CLIENT_LIVE } else { at::SERVER_LIVE }) {
             0 => Live::Gone,
             2 if self.server => Live::NotYet,
@@ -61,6 +72,18 @@ impl Watch {
     #[must_use]
     pub fn live(&self) -> Live {
         self.0.live()
+    }
+
+    /// The peer's domain is gone, which it could not say: from now on nobody is there. Who sleeps finds out at the next look.
+    pub fn lost(&self) {
+        self.0.lost.store(true, Ordering::Relaxed);
+        self.0.sleep.rung();
+    }
+
+    /// Whether that was said.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.0.lost.load(Ordering::Relaxed)
     }
 
     /// Forgets the event, so that the next one is heard.
@@ -205,17 +228,30 @@ impl Reader {
         if need > self.capacity() {
             return Err(Error::TooLarge { len: need, ring: self.capacity() });
         }
-        for fruitless in 0.. {
-            let since = self.common.sleep.count();
-            let live = self.live();
-            let there = self.available(need)?;
-            // Asked before: what it wrote before it went is there.
-            if there >= need || live == Live::Gone {
-                return Ok(there);
+        let mut fruitless = 0;
+        loop {
+            let there = self.wait_a_while(need, fruitless)?;
+            if there >= need || self.live() == Live::Gone {
+                return self.available(need);
             }
+            fruitless += 1;
+        }
+    }
+
+    /// As [`wait_for`](Self::wait_for), and half a second at most: there may be fewer. `fruitless` is how often that was so in
+    /// a row.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_a_while(&mut self, need: usize, fruitless: u32) -> Result<usize> {
+        let since = self.common.sleep.count();
+        let live = self.live();
+        let there = self.available(need)?;
+        // Asked before: what it wrote before it went is there.
+        if there < need && live != Live::Gone {
             self.common.sleep.sleep(since, fruitless)?;
         }
-        unreachable!("it waits for ever")
+        Ok(there)
     }
 
     /// The event channel's descriptor: polls readable until [`Watch::rung`].
@@ -295,16 +331,27 @@ impl Writer {
         if need > self.capacity() {
             return Err(Error::TooLarge { len: need, ring: self.capacity() });
         }
-        for fruitless in 0.. {
-            let since = self.common.sleep.count();
-            if self.live() == Live::Gone {
-                return Err(Error::Closed);
-            }
-            if self.room(need)? >= need {
-                return Ok(());
-            }
+        let mut fruitless = 0;
+        while self.wait_a_while(need, fruitless)? < need {
+            fruitless += 1;
+        }
+        Ok(())
+    }
+
+    /// As [`wait_for`](Self::wait_for), and half a second at most: there may be less room. `fruitless` is how often that was so
+    /// in a row.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_a_while(&mut self, need: usize, fruitless: u32) -> Result<usize> {
+        let since = self.common.sleep.count();
+        if self.live() == Live::Gone {
+            return Err(Error::Closed);
+        }
+        let room = self.room(need)?;
+        if room < need {
             self.common.sleep.sleep(since, fruitless)?;
         }
-        unreachable!("it waits for ever")
+        Ok(room)
     }
 }

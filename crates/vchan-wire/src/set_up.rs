@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! W-3, W-8. How the two ends meet: two nodes in a folder.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use crate::{
     Error, Result,
@@ -53,7 +53,12 @@ impl Server {
             Ok((ring, 0, order))
         };
         let (left, right) = (own(sizes.left)?, own(sizes.right)?);
-        let common = Arc::new(Common { page, sleep: Sleep::new(Arc::clone(&event)), server: true });
+        let common = Arc::new(Common {
+            page,
+            sleep: Sleep::new(Arc::clone(&event)),
+            server: true,
+            lost: AtomicBool::new(false),
+        });
         let halves = halves(Arc::clone(&common), left, right);
         // A client looks for the port last, and some watch that node alone.
         let nodes = [(REFERENCE, references[0].to_string()), (PORT, event.port().to_string())];
@@ -75,10 +80,18 @@ impl Drop for Server {
     }
 }
 
+/// Whether a server stands at `path`.
+///
+/// # Errors
+/// What the system says.
+pub fn is_served(ground: &dyn Ground, path: &str) -> std::io::Result<bool> {
+    Ok(ground.look_up(path, REFERENCE)?.is_some())
+}
+
 /// A client of the server at `path`.
 ///
 /// # Errors
-/// [`Error::NotFound`], [`Error::Corrupt`], and what the system says.
+/// [`Error::NotFound`], [`Error::Busy`], [`Error::Corrupt`], and what the system says.
 pub fn client(ground: &dyn Ground, path: &str) -> Result<Halves> {
     let number = |node| -> Result<u32> {
         let text = ground.look_up(path, node)?.ok_or_else(|| Error::NotFound(path.into()))?;
@@ -86,7 +99,15 @@ pub fn client(ground: &dyn Ground, path: &str) -> Result<Halves> {
         text.parse().ok().filter(|number| *number != 0).ok_or_else(|| Error::NotFound(path.into()))
     };
     let (reference, port) = (number(REFERENCE)?, number(PORT)?);
-    let event = ground.bind(port)?;
+    // Looked at without a word to the kernel: it would clear the other client's byte.
+    if ground.map(&[reference], true, None)?.load8(at::CLIENT_LIVE) == 1 {
+        return Err(Error::Busy(path.into()));
+    }
+    let event = ground.bind(port).map_err(|error| match error.kind() {
+        // The page is there and its port is taken: another client came at this moment.
+        std::io::ErrorKind::BrokenPipe => Error::Busy(path.into()),
+        _ => error.into(),
+    })?;
     let page = ground.map(&[reference], true, Some((at::CLIENT_LIVE, event.port())))?;
     // Each word is loaded once: the server may change it afterwards, to its own harm alone.
     let sizes = Sizes::decode(page.load32(at::ORDERS))?;
@@ -101,7 +122,7 @@ pub fn client(ground: &dyn Ground, path: &str) -> Result<Halves> {
     };
     let (left, right) = (theirs(sizes.left, true)?, theirs(sizes.right, false)?);
     debug_assert!([&left, &right].iter().all(|(memory, base, order)| base + (1 << order) <= memory.len().max(PAGE)));
-    let common = Arc::new(Common { page, sleep: Sleep::new(event), server: false });
+    let common = Arc::new(Common { page, sleep: Sleep::new(event), server: false, lost: AtomicBool::new(false) });
     let halves = halves(Arc::clone(&common), left, right);
     common.page.store8(at::CLIENT_LIVE, 1);
     common.page.set_bits(at::SERVER_NOTIFY, NOTIFY_WRITE);

@@ -49,6 +49,31 @@ fn original_reads(peer: &Original, len: usize) -> Vec<u8> {
 }
 
 #[test]
+fn w3_client_does_not_come_to_a_server_that_has_one() {
+    let world = World::new();
+    let (server, reader, writer) = serve(&world, 4096, 4096);
+    let first = Original::join(&world, PATH);
+    let second = client(&Domain(Arc::clone(&world)), PATH);
+    assert!(matches!(second, Err(Error::Busy(_))), "{second:?}");
+    assert_eq!(server.live(), Live::Here, "the first is still there");
+    drop(first);
+    drop((reader, writer));
+}
+
+#[test]
+fn w7_end_that_is_told_that_the_peers_domain_is_gone_waits_no_more() {
+    let world = World::new();
+    let (_server, mut reader, mut writer) = serve(&world, 4096, 4096);
+    let watch = reader.watch();
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| reader.wait_for(1).unwrap());
+        watch.lost();
+        assert_eq!(reads.join().unwrap(), 0);
+    });
+    assert!(watch.is_lost() && matches!(writer.wait_for(4096), Err(Error::Closed)));
+}
+
+#[test]
 fn w3_w5_w6_server_talks_to_the_original_both_ways_in_rings_of_every_size() {
     for (read, write) in SIZES {
         let world = World::new();

@@ -23,7 +23,7 @@ use tombolo::{Listener, Options, Stream};
 use crate::{
     backends,
     border::{Fault, Outcome},
-    hello, original,
+    domains, hello, original,
     place::{Place, Role},
     vchan::{Halves, Inner, Vchan, lock},
 };
@@ -71,10 +71,12 @@ impl Drop for Door {
 
 /// A server at `place`.
 pub(crate) fn serve(place: &Place, read_min: usize, write_min: usize) -> Outcome<Vchan> {
-    match place {
+    let vchan = match place {
         Place::Channel(address) => serve_at(address, read_min, write_min),
         Place::Original(peer, path) => original::serve(*peer, path, read_min, write_min),
-    }
+    }?;
+    domains::mind(place, &vchan.0)?;
+    Ok(vchan)
 }
 
 fn serve_at(address: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> {

@@ -9,6 +9,7 @@ use crate::{
     acceptor::{CLIENTS_RING, spawn},
     backends,
     border::{Fault, Outcome},
+    domains::{self, Domain},
     hello, original,
     place::{Place, Role},
     vchan::{Halves, Inner, Vchan},
@@ -19,14 +20,20 @@ const TURN: Duration = Duration::from_millis(200);
 
 /// A client of the server at `place`, which must be there.
 pub(crate) fn join(place: &Place) -> Outcome<Vchan> {
-    joined(meet(place, None, || true)?)
+    joined(place, meet(place, None, || true)?)
 }
 
-fn joined(halves: Halves) -> Outcome<Vchan> {
+fn joined(place: &Place, halves: Halves) -> Outcome<Vchan> {
     let vchan = Vchan::new(Role::Client, halves.0.capacity(), halves.1.capacity())?;
     vchan.0.deliver(Ok(halves));
     vchan.0.meet()?;
+    mind(place, &vchan.0)?;
     Ok(vchan)
+}
+
+/// Channels are told of such an end by their backend.
+fn mind(place: &Place, vchan: &Arc<Inner>) -> Outcome<()> {
+    if matches!(place, Place::Original(..)) { domains::mind(place, vchan) } else { Ok(()) }
 }
 
 /// Not there yet, or there and gone again.
@@ -39,10 +46,12 @@ pub(crate) fn join_later(place: Place) -> Outcome<Vchan> {
     let vchan = Vchan::new(Role::Client, 4096, CLIENTS_RING as usize)?;
     let waiting = Arc::downgrade(&vchan.0);
     spawn("vchan-joining", move || {
+        let mut domain = Domain::of(&place);
         while waiting.strong_count() > 0 {
             let met = meet(&place, Some(TURN), || waiting.strong_count() > 0);
             let Some(inner): Option<Arc<Inner>> = waiting.upgrade() else { return };
-            if !is_early(&met) {
+            if let Some(met) = in_time(met, &mut domain) {
+                let met = met.and_then(|halves| mind(&place, &inner).map(|()| halves));
                 return inner.deliver(met);
             }
         }
@@ -52,12 +61,20 @@ pub(crate) fn join_later(place: Place) -> Outcome<Vchan> {
 
 /// A client that waits for its server, however long that takes.
 pub(crate) fn join_in_time(place: &Place) -> Outcome<Vchan> {
+    let mut domain = Domain::of(place);
     loop {
-        let met = meet(place, Some(TURN), || true);
-        if !is_early(&met) {
-            return joined(met?);
+        if let Some(met) = in_time(meet(place, Some(TURN), || true), &mut domain) {
+            return joined(place, met?);
         }
     }
+}
+
+/// What came of looking for a server: nothing yet, where it may still come. Nobody waits for one whose domain is gone.
+fn in_time(met: Outcome<Halves>, domain: &mut Option<Domain>) -> Option<Outcome<Halves>> {
+    if !is_early(&met) {
+        return Some(met);
+    }
+    domain.as_mut().and_then(|domain| domain.is_gone().then(|| Err(domain.fault())))
 }
 
 fn meet(place: &Place, wait: Option<Duration>, wanted: impl Fn() -> bool) -> Outcome<Halves> {

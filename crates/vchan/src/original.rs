@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Peers that run the original, by its own layout.
 
-use std::os::fd::BorrowedFd;
+use std::{io, os::fd::BorrowedFd};
 
 use tombolo::vchan::{Error, Live, Reader, Watch, Writer};
 
@@ -20,6 +20,7 @@ impl From<Error> for Fault {
             Error::TooLarge { .. } => libc::EMSGSIZE,
             Error::Sizes { .. } => libc::EINVAL,
             Error::NotFound(_) => libc::ENOENT,
+            Error::Busy(_) => libc::EBUSY,
             Error::Ground(error) => {
                 let ours = error.get_ref().and_then(|inner| inner.downcast_ref::<tombolo::Error>());
                 ours.map_or(error.raw_os_error(), |ours| Some(ours.errno())).unwrap_or(libc::EIO)
@@ -62,6 +63,9 @@ impl Incoming for Reader {
     }
 
     fn end(&self) -> Fault {
+        if Reader::watch(self).is_lost() {
+            return Fault::new(libc::ECONNRESET, "the other end's domain is gone");
+        }
         Error::Closed.into()
     }
 
@@ -118,6 +122,16 @@ pub(crate) fn serve(peer: u16, path: &str, read_min: usize, write_min: usize) ->
     Ok(vchan)
 }
 
+/// Whether there is such a domain of Xen's.
+pub(crate) fn is_there(peer: u16) -> io::Result<bool> {
+    world::is_there(peer)
+}
+
+/// Whether the server still stands in XenStore to which a client came.
+pub(crate) fn is_served(peer: u16, path: &str) -> io::Result<bool> {
+    world::is_served(peer, path)
+}
+
 /// The way to a server that runs the original.
 pub(crate) fn meet(peer: u16, path: &str) -> Outcome<Halves> {
     Ok(boxed(world::join(peer, path)?))
@@ -125,23 +139,32 @@ pub(crate) fn meet(peer: u16, path: &str) -> Outcome<Halves> {
 
 #[cfg(not(feature = "testing"))]
 mod world {
-    pub(super) use tombolo::vchan::{join, serve};
+    pub(super) use tombolo::vchan::{is_served, is_there, join, serve};
 }
 
 /// In tests two domains of a Xen in this process: a server is in domain 5, a client in domain 7.
 #[cfg(feature = "testing")]
-mod world {
-    use std::sync::LazyLock;
+pub(crate) mod world {
+    use std::{io, sync::LazyLock};
 
-    use tombolo::vchan::{FakeXen, Halves, Result, Server, join_in, serve_in};
+    use tombolo::vchan::{FakeXen, Halves, Result, Server, is_there_in, join_in, serve_in};
 
     use crate::place::key;
 
-    static XEN: LazyLock<FakeXen> = LazyLock::new(FakeXen::new);
+    pub(crate) static XEN: LazyLock<FakeXen> = LazyLock::new(FakeXen::new);
 
     pub(super) fn serve(_: u16, path: &str, read_min: usize, write_min: usize) -> Result<(Server, Halves)> {
         let path = format!("data/vchan/7/{}", key(path).expect("checked before"));
         serve_in(&XEN.domain(5), 7, &path, read_min, write_min)
+    }
+
+    pub(super) fn is_there(peer: u16) -> io::Result<bool> {
+        is_there_in(&XEN.domain(5), peer)
+    }
+
+    /// Domain 5 is not destroyed in tests.
+    pub(super) fn is_served(_: u16, _: &str) -> io::Result<bool> {
+        Ok(true)
     }
 
     pub(super) fn join(_: u16, path: &str) -> Result<Halves> {

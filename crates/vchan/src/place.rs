@@ -65,6 +65,16 @@ impl fmt::Display for Place {
     }
 }
 
+impl Place {
+    /// The number of the peer's domain, where that is one of Xen's.
+    pub(crate) fn domain_of_xen(&self) -> Option<u16> {
+        match self {
+            Self::Channel(address) => address.strip_prefix("xen:")?.split('/').next()?.parse().ok(),
+            Self::Original(peer, _) => Some(*peer),
+        }
+    }
+}
+
 /// Where this end, in its role, meets `domain` for `path`.
 pub(crate) fn place(role: Role, domain: i32, path: &str) -> Outcome<Place> {
     Map::load()?.place(role, number(domain)?, path)

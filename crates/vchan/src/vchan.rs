@@ -65,6 +65,8 @@ pub(crate) struct Inner {
     has_arrival: AtomicBool,
     reading: Mutex<Reading>,
     writing: Mutex<Writing>,
+    /// The peer's domain is gone: nobody will come any more.
+    lost: AtomicBool,
     /// Why it is over.
     reason: Mutex<Fault>,
     /// A server's.
@@ -94,6 +96,7 @@ impl Vchan {
             has_arrival: AtomicBool::new(false),
             reading: Mutex::new(Reading::new(read)),
             writing: Mutex::new(Writing::new(write)),
+            lost: AtomicBool::new(false),
             reason: Mutex::new(Fault::new(libc::EPIPE, "the other end has closed")),
             door: Mutex::default(),
             original: OnceLock::new(),
@@ -142,6 +145,26 @@ impl Inner {
             };
             self.state.store(state, Ordering::Release);
         }
+    }
+
+    /// The peer's domain is gone, and nothing else has told.
+    pub(crate) fn peers_domain_is_gone(&self, fault: Fault) {
+        self.lost.store(true, Ordering::Release);
+        match self.original.get() {
+            // It closed before that.
+            Some(watch) if watch.live() == Live::Gone => {}
+            Some(watch) => {
+                *lock(&self.reason) = fault;
+                watch.lost();
+            }
+            None if self.state.load(Ordering::Acquire) == OPEN => return,
+            None => self.deliver(Err(fault)),
+        }
+        self.bell.ring();
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.role
     }
 
     /// The bell rang: where it is the original's event channel, it is to ring again.
@@ -391,7 +414,7 @@ impl Inner {
         }
         match self.state.load(Ordering::Acquire) {
             OPEN => self.wait_for_peer()?,
-            CLOSED if self.role == Role::Client => {
+            CLOSED if self.role == Role::Client || self.lost.load(Ordering::Acquire) => {
                 // What is left can still be read; after that there is nothing to wait for.
                 return if self.data_ready()? > 0 { Ok(()) } else { Err(lock(&self.reason).clone()) };
             }

@@ -116,8 +116,9 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "sockets",
         assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
-        command: "cargo test --release -p tombolo-preload --test sockets --test processes --test calls --test suites --test programs --test descriptors --test memory",
+        command: "cargo test --release -p tombolo-preload --test sockets --test processes --test calls --test suites --test programs --test services --test descriptors --test memory",
         limit: 15,
+        long: Some(90),
         gate: Gate::Canaries,
         ..BASE
     },

@@ -2,6 +2,9 @@
 //! What tests of unmodified programs have in common: where they run, what they are started with, what they leave behind.
 #![allow(dead_code, reason = "each test uses its part")]
 
+#[macro_use]
+pub mod world;
+
 use std::{
     env, fs,
     io::Write,
@@ -14,6 +17,9 @@ use std::{
 /// Far beyond what anything here takes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Bytes of a long stream.
+pub const LONG: usize = if cfg!(debug_assertions) { 24 << 20 } else { 96 << 20 };
+
 /// Where ends meet and what they leave behind.
 pub struct Place {
     folder: tempfile::TempDir,
@@ -21,11 +27,15 @@ pub struct Place {
 }
 
 impl Place {
-    /// With the library that cargo has built.
+    /// With the library that cargo has built; a copy, as what cargo builds may be for one user to read.
     pub fn new() -> Self {
-        let library = env::current_exe().unwrap().with_file_name("libtombolo_preload.so");
-        assert!(library.is_file(), "{} is not built", library.display());
-        Self::with(|_| library)
+        let built = env::current_exe().unwrap().with_file_name("libtombolo_preload.so");
+        assert!(built.is_file(), "{} is not built", built.display());
+        Self::with(|folder| {
+            let library = folder.join("preload.so");
+            fs::copy(built, &library).unwrap();
+            library
+        })
     }
 
     /// With a library that does nothing in its place.
@@ -154,12 +164,18 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Where a program is: in the path, with the system's daemons, or where Debian keeps PostgreSQL's.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut folders: Vec<_> = versions.map(|version| version.path().join("bin")).collect();
+    folders.extend(env::split_paths(&path).chain([PathBuf::from("/usr/sbin")]));
+    folders.into_iter().map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
 /// Whether the programs are here; if not, the test is skipped aloud.
 pub fn has(test: &str, programs: &[&str]) -> bool {
-    let missing = programs.iter().find(|program| {
-        let folders = env::var_os("PATH").unwrap_or_default();
-        !env::split_paths(&folders).any(|folder| folder.join(program).is_file())
-    });
+    let missing = programs.iter().find(|program| find(program).is_none());
     if let Some(program) = missing {
         let _ = writeln!(std::io::stderr(), "SKIP {test} (needs {program}): it is not installed");
     }
@@ -202,6 +218,7 @@ impl Namespaces {
             format!("-n {a} addr add {SERVER}/24 dev v0"),
             format!("-n {b} addr add 10.77.0.2/24 dev v1"),
             format!("-n {a} link set lo up"),
+            format!("-n {b} link set lo up"),
             format!("-n {a} link set v0 up"),
             format!("-n {b} link set v1 up"),
         ];
@@ -226,6 +243,10 @@ impl Namespaces {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.0[end]]).arg(program);
         command
+    }
+
+    pub fn name(&self, end: usize) -> &str {
+        &self.0[end]
     }
 
     /// Sockets of one of the two in a state of `/proc/net/tcp`, at their own `port`.

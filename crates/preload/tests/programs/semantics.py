@@ -8,9 +8,12 @@ listener.bind(("127.0.0.1", 0))
 listener.listen(64)
 
 
-def pair(family=None):
-    """Two connected ends that have talked enough to be joined."""
-    one = socket.create_connection(listener.getsockname())
+def pair(sndbuf=None):
+    """Two connected ends that have talked enough to be joined; the first with a buffer of its choice."""
+    one = socket.socket()
+    if sndbuf:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf)
+    one.connect(listener.getsockname())
     two, _ = listener.accept()
     for _ in range(8):
         one.sendall(b"ping")
@@ -82,6 +85,15 @@ def nonblocking():
     say("full", n, sent > 100000, select.select([], [a], [], 0)[1] == [])
     say("all of it", len(got(b, sent)) == sent)
     say("room again", select.select([], [a], [], 5)[1] == [a])
+
+
+def buffers():
+    a, b = pair(4096)
+    a.setblocking(False)
+    sent = 0
+    while isinstance(n := error(a.send, b"x" * 5000), int):
+        sent += n
+    say("a small buffer is soon full", 4000 < sent < 150000, len(got(b, sent)) == sent)
 
 
 def timeouts():
@@ -263,6 +275,6 @@ def processes():
 
 
 for part in (
-    blocking_and_partial, flags, nonblocking, timeouts, endings, readiness, epolls, descriptors, signals, processes,
+    blocking_and_partial, flags, nonblocking, buffers, timeouts, endings, readiness, epolls, descriptors, signals, processes,
 ):
     part()

@@ -180,3 +180,18 @@ fn storm_of_rings_does_not_keep_bytes_from_arriving() {
     }
     drop(storm);
 }
+
+#[test]
+fn w7_server_is_told_of_a_clients_domain_that_goes_before_it_came() {
+    use crate::{domains, original::world::XEN};
+    let server = acceptor::serve(&Place::Original(7, "data/vchan/7/1".into()), 4096, 4096).unwrap();
+    // One that is not there yet may come.
+    let _domain = XEN.domain(7);
+    eventually("it was asked for", || domains::was_seen(7));
+    assert_eq!(server.0.is_open(WAYS), WAITING);
+    XEN.destroy(7);
+    eventually("the end of the domain is told", || server.0.is_open(WAYS) == CLOSED);
+    let refused = server.0.read(&mut [0; 4], true, BLOCKING).unwrap_err();
+    assert!(refused.errno == libc::ECONNRESET && refused.text.contains("domain is gone"), "{}", refused.text);
+    assert_eq!(server.0.wait().unwrap_err().errno, libc::ECONNRESET, "nobody waits for ever");
+}

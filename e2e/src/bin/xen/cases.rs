@@ -6,6 +6,7 @@ mod doctor;
 mod faults;
 mod suite;
 mod transfer;
+mod vchan;
 
 use crate::rig::Rig;
 use tombolo_e2e::runner;
@@ -19,8 +20,8 @@ pub type Case = runner::Case<Rig>;
 /// boot. What leaves them odd comes last.
 pub fn all() -> impl Iterator<Item = &'static Case> {
     let more = if long() { suite::PVH_LONG } else { &[] };
-    let pv = [transfer::PV, doctor::PV, suite::PV, death::CASES];
-    pv.into_iter().chain([transfer::PVH, suite::PVH, more, faults::CASES]).flatten()
+    let pv = [transfer::PV, doctor::PV, suite::PV, vchan::PV, death::CASES];
+    pv.into_iter().chain([transfer::PVH, suite::PVH, more, vchan::PVH, faults::CASES]).flatten()
 }
 
 /// Whether there is time for what takes long.

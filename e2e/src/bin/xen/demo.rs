@@ -103,7 +103,7 @@ fn file(pair: &mut Pair) -> Result<String> {
 }
 
 /// The right end, in B.
-struct Serving {
+pub struct Serving {
     job: Job,
     via: [u16; 2],
     /// What was skipped or failed.
@@ -111,7 +111,8 @@ struct Serving {
 }
 
 impl Serving {
-    fn start(pair: &mut Pair) -> Result<Self> {
+    /// Starts it.
+    pub fn start(pair: &mut Pair) -> Result<Self> {
         let via = [pair.number("B"), pair.number("A")];
         let job = pair.start("B", &format!("exec {BENCH} --serve 10.9.0.2:{PORT} --via xen:{}", via[1]))?;
         let said = pair.at("B")?.line(job, within(60))?;
@@ -120,7 +121,7 @@ impl Serving {
     }
 
     /// What the driver in A prints on its standard output. A measurement that fails is told at the end, beside the others.
-    fn measure(&mut self, pair: &mut Pair, options: &str) -> Result<String> {
+    pub fn measure(&mut self, pair: &mut Pair, options: &str) -> Result<String> {
         let driver =
             format!("{BENCH} --peer 10.9.0.2:{PORT} --via xen:{} --json {options} >/tmp/out 2>/tmp/err", self.via[0]);
         let job = pair.start("A", &driver)?;
@@ -132,7 +133,8 @@ impl Serving {
         Ok(out + "\n")
     }
 
-    fn end(self, pair: &mut Pair) -> Result<String> {
+    /// Ends it; what it said of what did not go well.
+    pub fn end(self, pair: &mut Pair) -> Result<String> {
         pair.at("B")?.kill(self.job)?;
         pair.at("B")?.wait(self.job, within(60))?;
         Ok(self.said + "\n")
@@ -211,7 +213,7 @@ fn beyond<'a>(whole: &'a Share, none: &Share) -> (Vec<(&'a str, u64)>, u64) {
 }
 
 /// What A and B together did while something ran, by Xen's own count.
-fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<Share> {
+pub fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<Share> {
     let (packages, pair) = rig.traced()?;
     // Scheduling, without which nothing can be told of whom it is, and what paravirtualized guests ask for.
     let job = pair.start("dom0", "exec xentrace -D -S 256 -e 0x0022f000 /tmp/trace")?;
@@ -232,7 +234,7 @@ fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<Sha
 }
 
 /// The benchmark's own tables and charts of the lines.
-fn tables(rig: &Rig, to: &Path, ring: &str, lines: &str) -> Result<String> {
+pub fn tables(rig: &Rig, to: &Path, ring: &str, lines: &str) -> Result<String> {
     let (results, page) = (to.join(format!("ring-{ring}.jsonl")), to.join(format!("ring-{ring}")));
     fs::write(&results, lines)?;
     let mut report = Command::new(rig.tombolo()?);

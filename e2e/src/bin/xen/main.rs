@@ -6,12 +6,15 @@
 //!
 //! `xen demo FOLDER` moves a file, compares with TCP and libxenvchan, and leaves results, a text and charts in the folder.
 //!
+//! `xen vchan FOLDER` compares libtombolo-vchan with the original in the same way.
+//!
 //! `xen up [--pvh]` boots the pair and keeps it; then `xen run A COMMAND…`, `xen push A FILE [PATH]`, `xen log A`,
 //! `xen renew A` and `xen down`, where `A`, `B` and `dom0` are the domains.
 
 #![forbid(unsafe_code)]
 
 mod cases;
+mod compare;
 mod demo;
 mod rig;
 
@@ -48,6 +51,7 @@ fn run(words: &[&str]) -> Result<End> {
         ["up", "--pvh"] => up::up(Kind::Pvh, &[]),
         ["run" | "push" | "log" | "renew" | "down", ..] => return up::ask(words),
         ["demo", to] => demo::run(Path::new(to)),
+        ["vchan", to] => compare::run(Path::new(to)),
         ["--list"] => {
             cases::all().for_each(|case| println!("{}", case.name));
             Ok(())

@@ -17,6 +17,7 @@ use tombolo_e2e::runner::{self, Case, Lacking, Verdict};
 use tombolo_e2e::xen::host::{Host, Kind, Parts};
 use tombolo_e2e::xen::images::Extra;
 use tombolo_e2e::xen::packages::Packages;
+use tombolo_e2e::xen::vchan;
 
 /// Seconds for what takes one on an idle machine.
 const SOON: u64 = 120;
@@ -40,9 +41,11 @@ impl runner::Rig for Rig {
     const NEED: &'static str = "xen";
 
     fn prepare() -> std::result::Result<Self, Lacking> {
-        Self::with(|_| {
+        Self::with(|packages| {
+            let mut programs = vchan::programs(packages)?;
             let pair = Programs::example("tombolo-domain-xen", "pair")?;
-            Ok(vec![("bin/pair".into(), pair.path("pair")?.to_owned())])
+            programs.push(("bin/pair".into(), pair.path("pair")?.to_owned()));
+            Ok(programs)
         })
     }
 
@@ -80,7 +83,8 @@ impl Rig {
 
     /// The domains with the benchmark that knows libxenvchan.
     pub fn with_bench() -> Result<Self> {
-        let bench = |packages: &Packages| Ok(vec![(format!("bin/{}", demo::BENCH), demo::build(packages)?)]);
+        let bench =
+            |packages: &Packages| Ok(vec![(format!("bin/{}", demo::BENCH), demo::build(packages)?), vchan::shared()?]);
         Self::with(bench).map_err(|why| match why {
             Lacking::Need(why) => Error::new(why),
             Lacking::Fault(why) => why,

@@ -4,13 +4,15 @@
 use std::io::{self, ErrorKind};
 
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::{TcpStream, UnixStream, tcp, unix},
 };
 use tombolo::{
     Ending,
     tokio::{AsyncReadHalf, AsyncStream, AsyncWriteHalf},
 };
+
+use super::vchan;
 
 /// Bytes that are on their way in one direction, at most.
 const BUFFER: usize = 64 << 10;
@@ -50,12 +52,19 @@ impl From<AsyncStream> for End {
     }
 }
 
+impl From<vchan::Ends> for End {
+    fn from(ends: vchan::Ends) -> Self {
+        Self { source: Source::Vchan(Box::new(ends.source)), sink: Sink(Some(Drain::Vchan(ends.sink))) }
+    }
+}
+
 /// Where bytes come from.
 #[derive(Debug)]
 enum Source {
     Tcp(tcp::OwnedReadHalf),
     Unix(unix::OwnedReadHalf),
     Channel(Box<AsyncReadHalf>),
+    Vchan(Box<vchan::Incoming>),
 }
 
 impl Source {
@@ -65,6 +74,7 @@ impl Source {
             Self::Tcp(half) => half,
             Self::Unix(half) => half,
             Self::Channel(half) => &mut **half,
+            Self::Vchan(half) => return half.read(buffer).await,
         };
         let read = half.read(buffer).await?;
         match self {
@@ -84,14 +94,28 @@ enum Drain {
     Tcp(tcp::OwnedWriteHalf),
     Unix(unix::OwnedWriteHalf),
     Channel(Box<AsyncWriteHalf>),
+    Vchan(vchan::Outgoing),
 }
 
 impl Drain {
-    fn half(&mut self) -> &mut (dyn AsyncWrite + Unpin + Send) {
+    async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Self::Tcp(half) => half,
-            Self::Unix(half) => half,
-            Self::Channel(half) => &mut **half,
+            Self::Tcp(half) => half.write_all(bytes).await,
+            Self::Unix(half) => half.write_all(bytes).await,
+            Self::Channel(half) => half.write_all(bytes).await,
+            Self::Vchan(half) => half.write(bytes).await,
+        }
+    }
+
+    async fn finish(self) -> io::Result<()> {
+        match self {
+            Self::Tcp(mut half) => half.shutdown().await,
+            Self::Unix(mut half) => half.shutdown().await,
+            Self::Channel(mut half) => half.shutdown().await,
+            Self::Vchan(half) => {
+                half.finish();
+                Ok(())
+            }
         }
     }
 }
@@ -103,7 +127,7 @@ struct Sink(Option<Drain>);
 impl Sink {
     async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match &mut self.0 {
-            Some(drain) => drain.half().write_all(bytes).await,
+            Some(drain) => drain.write_all(bytes).await,
             None => Ok(()),
         }
     }
@@ -111,7 +135,7 @@ impl Sink {
     /// All was said.
     async fn finish(&mut self) -> io::Result<()> {
         match self.0.take() {
-            Some(mut drain) => drain.half().shutdown().await,
+            Some(drain) => drain.finish().await,
             None => Ok(()),
         }
     }
@@ -126,7 +150,7 @@ impl Drop for Sink {
                 half.forget();
             }
             Some(Drain::Channel(mut half)) => half.get_mut().abort(),
-            Some(Drain::Unix(_)) | None => {}
+            Some(Drain::Unix(_) | Drain::Vchan(_)) | None => {}
         }
     }
 }

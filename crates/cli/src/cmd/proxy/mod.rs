@@ -3,6 +3,7 @@
 
 mod join;
 mod place;
+mod vchan;
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -25,7 +26,8 @@ const BREATH: Duration = Duration::from_millis(100);
 /// Each client that connects at the one address is joined to a connection of its own to the other. Bytes go both ways;
 /// the end of one direction ends only that; a connection that breaks off, breaks off on the other side too.
 ///
-/// An ADDRESS is tcp:HOST:PORT, unix:PATH, or what `tombolo cat` takes: local:NAME or local:/path/to/socket.
+/// An ADDRESS is tcp:HOST:PORT, unix:PATH, or what `tombolo cat` takes: local:NAME or local:/path/to/socket. With a program
+/// that runs Xen's libxenvchan it is xen:DOMID/vchan:PATH; a path with {n} has room for many clients.
 ///
 /// Runs until it is interrupted. Exit codes: 1 if it cannot go on; 2 if the options make no sense or it cannot listen.
 #[derive(Debug, clap::Args)]
@@ -85,9 +87,10 @@ async fn serve(args: &Args, signals: &Signals) -> Result<()> {
             }
         };
         let (place, options, wait) = (args.connect.clone(), Arc::clone(&options), args.wait);
+        let most = args.clients as usize;
         clients.spawn(async move {
             let _seat = seat;
-            let joined = match place.connect(options, wait).await {
+            let joined = match place.connect(options, wait, most).await {
                 Ok(server) => join(client, server).await,
                 Err(error) => {
                     client.abort();

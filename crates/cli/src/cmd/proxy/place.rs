@@ -19,7 +19,10 @@ use tombolo::{
     tokio::{AsyncListener, AsyncStream},
 };
 
-use super::join::End;
+use super::{
+    join::End,
+    vchan::{Doors, Vchans},
+};
 
 /// An address of any kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,12 +30,16 @@ pub enum Place {
     Tcp(String),
     Unix(PathBuf),
     Channel(Address),
+    Vchans(Vchans),
 }
 
 impl FromStr for Place {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(vchans) = Vchans::parse(text) {
+            return vchans.map(Self::Vchans);
+        }
         match text.split_once(':') {
             Some(("tcp", rest)) => match rest.rsplit_once(':') {
                 Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Self::Tcp(rest.into())),
@@ -51,13 +58,14 @@ impl fmt::Display for Place {
             Self::Tcp(at) => write!(f, "tcp:{at}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
             Self::Channel(address) => address.fmt(f),
+            Self::Vchans(vchans) => vchans.fmt(f),
         }
     }
 }
 
 impl Place {
     /// Connects, waiting at most so long.
-    pub async fn connect(&self, options: Arc<Options>, wait: Duration) -> io::Result<End> {
+    pub async fn connect(&self, options: Arc<Options>, wait: Duration, most: usize) -> io::Result<End> {
         match self {
             Self::Tcp(at) => undelayed(time::timeout(wait, TcpStream::connect(at)).await??),
             Self::Unix(path) => Ok(time::timeout(wait, UnixStream::connect(path)).await??.into()),
@@ -65,6 +73,10 @@ impl Place {
                 let address = address.to_string();
                 let connect = move || tombolo::connect_with::<Stream>(&address, &options);
                 Ok(AsyncStream::new(task::spawn_blocking(connect).await??)?.into())
+            }
+            Self::Vchans(vchans) => {
+                let vchans = vchans.clone();
+                Ok(task::spawn_blocking(move || vchans.connect(wait, most)).await??.into())
             }
         }
     }
@@ -82,6 +94,7 @@ pub enum Listening {
     Tcp(TcpListener),
     Unix(UnixListener, Socket),
     Channel(AsyncListener<Stream>, Address),
+    Vchans(Doors),
 }
 
 impl Listening {
@@ -93,6 +106,7 @@ impl Listening {
                 let listener = tombolo::listen_with::<Stream>(&address.to_string(), options)?;
                 Self::Channel(AsyncListener::new(listener)?, address.clone())
             }
+            Place::Vchans(vchans) => Self::Vchans(Doors::open(vchans)?),
         })
     }
 
@@ -102,6 +116,7 @@ impl Listening {
             Self::Tcp(listener) => Place::Tcp(listener.local_addr().map_or_else(|_| "?".into(), |at| at.to_string())),
             Self::Unix(_, socket) => Place::Unix(socket.0.clone()),
             Self::Channel(_, address) => Place::Channel(address.clone()),
+            Self::Vchans(doors) => Place::Vchans(doors.place()),
         }
     }
 
@@ -110,6 +125,7 @@ impl Listening {
             Self::Tcp(listener) => undelayed(listener.accept().await?.0),
             Self::Unix(listener, _) => Ok(listener.accept().await?.0.into()),
             Self::Channel(listener, _) => Ok(AsyncStream::new(listener.accept().await?)?.into()),
+            Self::Vchans(doors) => Ok(doors.accept().await?.into()),
         }
     }
 }
@@ -147,8 +163,15 @@ mod tests {
 
     #[test]
     fn addresses_of_each_kind_are_told_apart_and_said_as_they_were() {
-        for text in ["tcp:127.0.0.1:80", "tcp:[::1]:0", "tcp:localhost:8080", "unix:/run/x", "local:web", "local:/a/b"]
-        {
+        for text in [
+            "tcp:127.0.0.1:80",
+            "tcp:[::1]:0",
+            "tcp:localhost:8080",
+            "unix:/run/x",
+            "local:web",
+            "local:/a/b",
+            "xen:7/vchan:a/b",
+        ] {
             assert_eq!(text.parse::<Place>().unwrap().to_string(), text);
         }
         for bad in ["", "tcp:", "tcp:80", "tcp:host:http", "tcp::80", "unix:", "x", "pigeon:x"] {

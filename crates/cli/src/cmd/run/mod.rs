@@ -65,7 +65,8 @@ pub fn run(args: &Args) -> Result<()> {
     // What the dead left is no reason not to run.
     let _ = sweep::sweep(&folder);
     let (name, arguments) = args.command.split_first().expect("clap requires one");
-    if let Some(why) = program::find(name).and_then(|path| program::cannot_be_preloaded(&path)) {
+    let obstacle = program::find(name).and_then(|path| program::obstacle(&path));
+    if let Some(why) = obstacle {
         tell(&format!("tombolo: {} {why}: its connections stay on TCP", name.display()));
     }
     let mut command = Command::new(name);
@@ -85,7 +86,8 @@ pub fn run(args: &Args) -> Result<()> {
         fs::create_dir_all(report).map_err(|source| Failure::Open { file: report.display().to_string(), source })?;
         command.env("TOMBOLO_SOCKETS_REPORT", absolute(report)?);
     }
-    if !args.allow_io_uring {
+    // What is forbidden here costs a program the rights that its file gives it, and without the library it is no matter.
+    if !args.allow_io_uring && obstacle != Some(program::Obstacle::Rights) {
         io_uring::forbid()?;
     }
     // Returns only where it could not become the program.

@@ -4,7 +4,8 @@
 use std::{
     env,
     ffi::OsStr,
-    fs::File,
+    fmt,
+    fs::{self, File},
     io::{Read, Seek, SeekFrom},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -19,13 +20,29 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Why the library will not be in the program; none if it will, as far as can be told.
-pub fn cannot_be_preloaded(path: &Path) -> Option<&'static str> {
-    let mut file = File::open(path).ok()?;
-    if file.metadata().ok()?.permissions().mode() & 0o6000 != 0 {
-        return Some("runs with another user's rights, so no library can be preloaded");
+/// Why the library will not be in a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obstacle {
+    Rights,
+    Static,
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rights => "runs with another user's rights, so no library can be preloaded",
+            Self::Static => "is linked statically, so no library can be preloaded",
+        })
     }
-    (is_static(&mut file) == Some(true)).then_some("is linked statically, so no library can be preloaded")
+}
+
+/// What keeps the library out of the program; none if nothing does, as far as can be told.
+pub fn obstacle(path: &Path) -> Option<Obstacle> {
+    let mode = fs::metadata(path).ok()?.permissions().mode();
+    if mode & 0o6000 != 0 {
+        return Some(Obstacle::Rights); // It may not be ours to read.
+    }
+    (is_static(&mut File::open(path).ok()?) == Some(true)).then_some(Obstacle::Static)
 }
 
 /// Whether an ELF file of 64 bits names no interpreter; none where it is something else.
@@ -52,8 +69,8 @@ mod tests {
 
     #[test]
     fn program_with_an_interpreter_can_be_preloaded_and_text_is_not_judged() {
-        assert_eq!(cannot_be_preloaded(&env::current_exe().unwrap()), None);
-        assert_eq!(cannot_be_preloaded(Path::new(file!())), None);
+        assert_eq!(obstacle(&env::current_exe().unwrap()), None);
+        assert_eq!(obstacle(Path::new(file!())), None);
     }
 
     #[test]
@@ -65,9 +82,9 @@ mod tests {
         (head[32], head[54], head[56]) = (64, 56, 1);
         head[64] = 1; // PT_LOAD
         std::fs::write(&path, &head).unwrap();
-        assert!(cannot_be_preloaded(&path).is_some_and(|why| why.contains("statically")));
+        assert_eq!(obstacle(&path), Some(Obstacle::Static));
         head[64] = 3;
         std::fs::write(&path, &head).unwrap();
-        assert_eq!(cannot_be_preloaded(&path), None);
+        assert_eq!(obstacle(&path), None);
     }
 }

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+// Echoes over Java's sockets: `Streams serve HOST PORT`, `Streams ask HOST PORT BYTES`, four at a time: two over
+// streams with two threads each, two over channels. The server takes all of them by one selector.
+import java.io.*;
+import java.net.*;
+import java.nio.ByteBuffer;
+import java.nio.channels.*;
+import java.util.*;
+
+public class Streams {
+    public static void main(String[] words) throws Exception {
+        InetSocketAddress address = new InetSocketAddress(words[1], Integer.parseInt(words[2]));
+        if (words[0].equals("serve")) {
+            serve(address);
+            return;
+        }
+        long size = Long.parseLong(words[3]) / 4;
+        List<Thread> threads = new ArrayList<>();
+        int[] whole = {0};
+        for (int n = 0; n < 4; n++) {
+            int seed = n;
+            Thread thread = new Thread(() -> {
+                try {
+                    if (seed < 2) overStreams(address, seed, size);
+                    else overChannels(address, seed, size);
+                    synchronized (whole) {
+                        whole[0]++;
+                    }
+                } catch (IOException | InterruptedException error) {
+                    error.printStackTrace();
+                }
+            });
+            thread.start();
+            threads.add(thread);
+        }
+        for (Thread thread : threads) thread.join();
+        System.out.println("whole: " + whole[0]);
+    }
+
+    static void serve(InetSocketAddress address) throws IOException {
+        Selector selector = Selector.open();
+        ServerSocketChannel listener = ServerSocketChannel.open();
+        listener.bind(address);
+        listener.configureBlocking(false);
+        listener.register(selector, SelectionKey.OP_ACCEPT);
+        while (true) {
+            selector.select();
+            for (Iterator<SelectionKey> keys = selector.selectedKeys().iterator(); keys.hasNext(); ) {
+                SelectionKey key = keys.next();
+                keys.remove();
+                if (key.isAcceptable()) {
+                    SocketChannel end = listener.accept();
+                    end.configureBlocking(false);
+                    end.register(selector, SelectionKey.OP_READ, ByteBuffer.allocateDirect(1 << 18));
+                } else {
+                    echo(key);
+                }
+            }
+        }
+    }
+
+    static void echo(SelectionKey key) throws IOException {
+        SocketChannel end = (SocketChannel) key.channel();
+        ByteBuffer bytes = (ByteBuffer) key.attachment();
+        boolean ended = key.isReadable() && end.read(bytes) < 0;
+        bytes.flip();
+        end.write(bytes);
+        while (ended && bytes.hasRemaining()) end.write(bytes);
+        bytes.compact();
+        if (ended) {
+            end.close();
+            return;
+        }
+        int write = bytes.position() > 0 ? SelectionKey.OP_WRITE : 0;
+        key.interestOps(write | (bytes.hasRemaining() ? SelectionKey.OP_READ : 0));
+    }
+
+    /** The bytes of a stream: a block that comes again and again, of no round length. */
+    static final class Pattern {
+        private final byte[] block = new byte[1_000_003];
+
+        Pattern(int seed) {
+            new Random(seed).nextBytes(block);
+        }
+
+        byte[] at(long from, int size) {
+            byte[] bytes = new byte[size];
+            for (int done = 0; done < size; ) {
+                int begin = (int) ((from + done) % block.length);
+                int n = Math.min(size - done, block.length - begin);
+                System.arraycopy(block, begin, bytes, done, n);
+                done += n;
+            }
+            return bytes;
+        }
+
+        void check(long from, byte[] came, int size) throws IOException {
+            if (!Arrays.equals(at(from, size), 0, size, came, 0, size)) throw new IOException("other bytes at " + from);
+        }
+    }
+
+    static int part(long at, long size) {
+        return (int) Math.min(1 + (at * 7919 & 0x3ffff), size - at);
+    }
+
+    /** One thread writes while another reads, both blocking. */
+    static void overStreams(InetSocketAddress address, int seed, long size) throws IOException, InterruptedException {
+        Pattern pattern = new Pattern(seed);
+        try (Socket end = new Socket(address.getAddress(), address.getPort())) {
+            Thread writer = new Thread(() -> {
+                try {
+                    OutputStream out = end.getOutputStream();
+                    for (long at = 0; at < size; at += part(at, size)) out.write(pattern.at(at, part(at, size)));
+                    end.shutdownOutput();
+                } catch (IOException error) {
+                    error.printStackTrace();
+                }
+            });
+            writer.start();
+            byte[] came = new byte[200_000];
+            InputStream in = end.getInputStream();
+            long at = 0;
+            for (int n; (n = in.read(came)) >= 0; at += n) pattern.check(at, came, n);
+            if (at != size) throw new EOFException(at + " of " + size + " bytes");
+            writer.join();
+        }
+    }
+
+    /** In turns, gathered from two buffers. */
+    static void overChannels(InetSocketAddress address, int seed, long size) throws IOException {
+        Pattern pattern = new Pattern(seed);
+        try (SocketChannel end = SocketChannel.open(address)) {
+            for (long at = 0, next; at < size; at = next) {
+                int n = part(at, size);
+                next = at + n;
+                byte[] sent = pattern.at(at, n);
+                ByteBuffer[] parts = {ByteBuffer.wrap(sent, 0, n / 3), ByteBuffer.wrap(sent, n / 3, n - n / 3)};
+                ByteBuffer back = ByteBuffer.allocate(n);
+                while (parts[1].hasRemaining()) end.write(parts);
+                while (back.hasRemaining()) if (end.read(back) < 0) throw new EOFException();
+                pattern.check(at, back.array(), n);
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Domains of Xen's that go without a word: before they came to their server, or where the layout of the original leaves
+//! nobody who could say so. A thread asks for them once a second, as long as there are any to ask for.
+//!
+//! Xen itself says which domains there are. One whose pages this end maps, as a client does its server's, lingers until they
+//! are unmapped; but what it had in XenStore is gone at once.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    acceptor::spawn,
+    border::{Fault, Outcome},
+    original,
+    place::{Place, Role},
+    vchan::{Inner, lock},
+};
+
+/// Time between two questions for one domain.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// One domain that is asked for.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    number: u16,
+    /// It was there once: one that is still to be created is waited for.
+    seen: bool,
+    asked: Option<Instant>,
+}
+
+impl Domain {
+    /// The domain of Xen's that the way to `place` leads to, if it does.
+    pub(crate) fn of(place: &Place) -> Option<Self> {
+        place.domain_of_xen().map(Self::new)
+    }
+
+    fn new(number: u16) -> Self {
+        Self { number, seen: false, asked: None }
+    }
+
+    /// Whether it was there and is no more, as far as that was asked within the last second.
+    pub(crate) fn is_gone(&mut self) -> bool {
+        if self.asked.is_some_and(|asked| asked.elapsed() < EVERY) {
+            return false;
+        }
+        self.asked = Some(Instant::now());
+        match original::is_there(self.number) {
+            Ok(true) => {
+                self.seen = true;
+                false
+            }
+            Ok(false) => self.seen,
+            // Nothing is known.
+            Err(_) => false,
+        }
+    }
+
+    pub(crate) fn fault(&self) -> Fault {
+        Fault::with(libc::ECONNRESET, format!("domain {} is gone", self.number))
+    }
+}
+
+/// A vchan whose peer's domain is looked after, and of a client where its server stands in XenStore.
+type Vchan = (Weak<Inner>, Option<String>);
+
+/// They by the numbers of the domains.
+#[derive(Debug, Default)]
+struct Minded {
+    domains: HashMap<u16, (Domain, Vec<Vchan>)>,
+    /// The process in which the thread runs, if it does.
+    runs: Option<u32>,
+}
+
+static MINDED: LazyLock<Mutex<Minded>> = LazyLock::new(Mutex::default);
+
+/// Looks after the domain that the way to `place` leads to, until it is gone or the vchan is closed.
+pub(crate) fn mind(place: &Place, vchan: &Arc<Inner>) -> Outcome<()> {
+    let Some(number) = place.domain_of_xen() else { return Ok(()) };
+    let mut minded = lock(&MINDED);
+    let (_, vchans) = minded.domains.entry(number).or_insert_with(|| (Domain::new(number), Vec::new()));
+    let server = match (vchan.role(), place) {
+        (Role::Client, Place::Original(_, path)) => Some(path.clone()),
+        _ => None,
+    };
+    vchans.push((Arc::downgrade(vchan), server));
+    if minded.runs != Some(std::process::id()) {
+        spawn("vchan-domains", look)?;
+        minded.runs = Some(std::process::id());
+    }
+    Ok(())
+}
+
+/// Whether that domain was found to be there.
+#[cfg(all(test, feature = "testing"))]
+pub(crate) fn was_seen(number: u16) -> bool {
+    lock(&MINDED).domains.get(&number).is_some_and(|(domain, _)| domain.seen)
+}
+
+fn look() {
+    loop {
+        let mut minded = lock(&MINDED);
+        let mut gone = Vec::new();
+        minded.domains.retain(|number, (domain, vchans)| {
+            let all = domain.is_gone();
+            let served = |server: &Option<String>| {
+                server.as_ref().is_none_or(|path| original::is_served(*number, path).unwrap_or(true))
+            };
+            vchans.retain(|(vchan, server)| {
+                let Some(vchan) = vchan.upgrade() else { return false };
+                let there = !all && served(server);
+                if !there {
+                    gone.push((vchan, domain.fault()));
+                }
+                there
+            });
+            !vchans.is_empty()
+        });
+        let idle = minded.domains.is_empty();
+        if idle {
+            minded.runs = None;
+        }
+        drop(minded);
+        gone.into_iter().for_each(|(vchan, fault)| vchan.peers_domain_is_gone(fault));
+        if idle {
+            return;
+        }
+        thread::park_timeout(EVERY);
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! libtombolo-vchan between two domUs: with itself, and by the layout of the original with Debian's libxenvchan.
+
+use super::{Case, Kind, Verdict};
+use crate::rig::{Pair, Rig};
+use std::time::Instant;
+use tombolo_e2e::control::Job;
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Result};
+use tombolo_e2e::lines::within;
+use tombolo_e2e::wire::End;
+use tombolo_e2e::xen::vchan::{ORIGINAL, OURS};
+
+pub const PV: &[Case] = &[
+    Case { name: "vchan_between_two_ends_of_ours", run: |rig| rings(rig, Kind::Pv, Which::Ours, Which::Ours) },
+    Case {
+        name: "vchan_wire_server_of_ours_client_of_the_original",
+        run: |rig| rings(rig, Kind::Pv, Which::Wire, Which::Original),
+    },
+    Case {
+        name: "vchan_wire_server_of_the_original_client_of_ours",
+        run: |rig| rings(rig, Kind::Pv, Which::Original, Which::Wire),
+    },
+    Case { name: "vchan_canary_spoiled_bytes_are_found", run: spoiled },
+    Case { name: "vchan_wire_either_side_killed_under_load_is_told_to_the_other", run: killed },
+    Case { name: "vchan_domain_that_is_destroyed_is_told_before_and_after_it_connects", run: destroyed },
+];
+pub const PVH: &[Case] = &[
+    Case {
+        name: "pvh_vchan_wire_server_of_ours_client_of_the_original",
+        run: |rig| short(rig, Which::Wire, Which::Original),
+    },
+    Case {
+        name: "pvh_vchan_wire_server_of_the_original_client_of_ours",
+        run: |rig| short(rig, Which::Original, Which::Wire),
+    },
+];
+
+/// How long an end may take to hear of the other's: a second is promised, the rest is for emulation on a loaded machine.
+const TOLD: u64 = 30;
+/// What each line may take.
+const SOON: u64 = 120;
+/// Rings, and the bytes each way that go through them several times.
+const RINGS: [(usize, usize); 3] = [(4 << 10, 200_000), (64 << 10, 1_000_000), (1 << 20, 4_000_000)];
+
+/// Whose library an end has, and what it speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Which {
+    /// Ours, and channels.
+    Ours,
+    /// Ours, by the layout of the original.
+    Wire,
+    /// Debian's.
+    Original,
+}
+
+impl Which {
+    fn command(self) -> String {
+        match self {
+            Self::Ours => format!("exec {OURS}"),
+            Self::Wire => {
+                format!("echo 'default xen:vchan:' >/tmp/wire.conf; TOMBOLO_VCHAN_CONF=/tmp/wire.conf exec {OURS}")
+            }
+            Self::Original => format!("exec {ORIGINAL}"),
+        }
+    }
+}
+
+/// Starts a server in A, whose first line says that it is there.
+fn serve(pair: &mut Pair, which: Which, path: &str, ring: usize, work: &str) -> Result<Job> {
+    let client = pair.number("B");
+    let job = pair.start("A", &format!("{} serve {client} data/{path} {ring} {work}", which.command()))?;
+    let line = pair.at("A")?.line(job, within(SOON)).context("a server in A")?;
+    ensure!(["serves", "waits"].contains(&line.trim()), "the server in A says {line}");
+    Ok(job)
+}
+
+/// Starts a client in B.
+fn join(pair: &mut Pair, which: Which, path: &str, ring: usize, work: &str) -> Result<Job> {
+    let server = pair.number("A");
+    pair.start("B", &format!("{} join {server} /local/domain/{server}/data/{path} {ring} {work}", which.command()))
+}
+
+/// Both ends do the same and come to the same end.
+fn exchange(pair: &mut Pair, server: Which, client: Which, ring: usize, work: &str) -> Result<()> {
+    let serving = serve(pair, server, "exchange", ring, work)?;
+    let joining = join(pair, client, "exchange", ring, work)?;
+    let what = format!("{server:?} serves {client:?}, rings of {ring}, {work}");
+    for (at, job) in [("B", joining), ("A", serving)] {
+        let said = pair.done(at, job).context(&what)?;
+        ensure!(said.contains("verified"), "{what}: {at} says {said}");
+    }
+    Ok(())
+}
+
+/// What ours publishes it takes away, and no grant stays mapped.
+fn check_clean(pair: &mut Pair, server: Which) -> Result<()> {
+    if server != Which::Original {
+        let nodes = pair.sh("dom0", "xenstore-ls -f /local/domain | grep data/exchange/ || true")?;
+        ensure!(nodes.is_empty(), "left in XenStore: {nodes}");
+    }
+    pair.check_clean()
+}
+
+fn rings(rig: &mut Rig, kind: Kind, server: Which, client: Which) -> Result<Verdict> {
+    let pair = rig.pair(kind)?;
+    for (ring, bytes) in RINGS {
+        exchange(pair, server, client, ring, &format!("both {bytes}"))?;
+    }
+    exchange(pair, server, client, 16 << 10, "turns 300000")?;
+    check_clean(pair, server)?;
+    Ok(Verdict::Done)
+}
+
+fn short(rig: &mut Rig, server: Which, client: Which) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pvh)?;
+    exchange(pair, server, client, 64 << 10, "both 500000")?;
+    check_clean(pair, server)?;
+    Ok(Verdict::Done)
+}
+
+/// The check of the cases above: a peer that spoils what it sends is found out.
+fn spoiled(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    let serving = serve(pair, Which::Wire, "spoiled", 4096, "both 100000")?;
+    let joining = join(pair, Which::Original, "spoiled", 4096, "cross 100000")?;
+    let output = pair.at("A")?.wait(serving, within(SOON))?;
+    ensure!(output.end == End::Code(3) && output.text.contains("instead of"), "spoiled bytes pass: {}", output.text);
+    pair.at("B")?.wait(joining, within(SOON))?;
+    Ok(Verdict::Done)
+}
+
+/// Waits until bytes flow.
+fn flows(pair: &mut Pair, at: &str, job: Job) -> Result<()> {
+    let line = pair.at(at)?.line(job, within(SOON)).context("nothing flows")?;
+    ensure!(line.trim() == "flows", "{at} says {line}");
+    Ok(())
+}
+
+/// The end that is left ends soon, and says that the other is gone.
+fn told(pair: &mut Pair, at: &str, job: Job) -> Result<()> {
+    let start = Instant::now();
+    let output = pair.at(at)?.wait(job, within(TOLD)).context("an end is not told of the other's")?;
+    println!("told after {:?}", start.elapsed());
+    ensure!(output.end == End::Code(0) && output.text.contains("open 0"), "{at}: {:?}: {}", output.end, output.text);
+    Ok(())
+}
+
+fn killed(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    for (server, client) in [(Which::Wire, Which::Original), (Which::Original, Which::Wire)] {
+        for victim in ["A", "B"] {
+            let serving = serve(pair, server, "killed", 64 << 10, "flow")?;
+            let joining = join(pair, client, "killed", 64 << 10, "flow")?;
+            flows(pair, "A", serving)?;
+            flows(pair, "B", joining)?;
+            let (dead, left, at) = if victim == "A" { (serving, joining, "B") } else { (joining, serving, "A") };
+            pair.at(victim)?.kill(dead)?;
+            told(pair, at, left).context(format!("{server:?} serves {client:?}, {victim} killed"))?;
+            pair.at(victim)?.wait(dead, within(TOLD))?;
+            // Who is killed leaves its nodes.
+            pair.sh("A", "xenstore-rm data/killed; true")?;
+        }
+    }
+    pair.check_clean()?;
+    Ok(Verdict::Done)
+}
+
+/// Two servers whose client has not come, and two whose client is there; then its domain goes.
+fn destroyed(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    let mut left =
+        vec![serve(pair, Which::Wire, "awaited", 4096, "await")?, serve(pair, Which::Ours, "awaited", 4096, "await")?];
+    for (server, client, path) in [(Which::Wire, Which::Original, "joined"), (Which::Ours, Which::Ours, "joined")] {
+        let serving = serve(pair, server, path, 16 << 10, "flow")?;
+        join(pair, client, path, 16 << 10, "flow")?;
+        flows(pair, "A", serving)?;
+        left.push(serving);
+    }
+    // The domain has been asked for once when another second has passed.
+    pair.sh("dom0", "usleep 2500000")?;
+    pair.host.destroy(1)?;
+    for (number, job) in left.into_iter().enumerate() {
+        told(pair, "A", job).context(format!("server {number}"))?;
+    }
+    pair.renew(1, Kind::Pv)?;
+    pair.check_clean()?;
+    Ok(Verdict::Done)
+}
