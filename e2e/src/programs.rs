@@ -8,6 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// The packages that have them.
+const OURS: [&str; 2] = ["tombolo-cli", "tombolo-broker"];
+
 /// The programs by their names.
 #[derive(Debug, Clone)]
 pub struct Programs(BTreeMap<String, PathBuf>);
@@ -18,18 +21,30 @@ impl Programs {
     /// # Errors
     /// They do not build.
     pub fn build() -> Result<Self> {
-        let lines = cargo("", &["--bins"])?;
+        Self::of(&cargo(&OURS, &["--bins"])?)
+    }
+
+    /// Builds an example of `package`, with what the package has for tests.
+    ///
+    /// # Errors
+    /// It does not build.
+    pub fn example(package: &str, name: &str) -> Result<Self> {
+        Self::of(&cargo(&[package], &["--example", name, "--features", "testing"])?)
+    }
+
+    fn of(lines: &[Value]) -> Result<Self> {
         let built = lines.iter().filter_map(|line| line["executable"].as_str().map(PathBuf::from));
         let named = built.filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), stripped(&path))));
         named.map(|(name, path)| Ok((name, path?))).collect::<Result<_>>().map(Self)
     }
 
-    /// Builds a library of `package` as an archive called `name`, and says where it is.
+    /// Builds a library of `package` as an archive called `name`, and says where it is: beside the programs, so that what they
+    /// have in common is built once.
     ///
     /// # Errors
     /// It does not build, or is called otherwise.
     pub fn archive(package: &str, name: &str) -> Result<PathBuf> {
-        let lines = cargo(package, &["--bins", "--lib"])?;
+        let lines = cargo(&[OURS[0], OURS[1], package], &["--bins", "--lib"])?;
         let files = lines.iter().filter_map(|line| line["filenames"].as_array()).flatten();
         let found = files.filter_map(Value::as_str).map(PathBuf::from).find(|path| path.ends_with(name));
         found.ok_or_else(|| Error::new(format!("{package} has no {name}")))
@@ -44,13 +59,12 @@ impl Programs {
     }
 }
 
-/// Builds the programs, and `more` beside them, so that what they have in common is built once; what cargo says of it.
-fn cargo(more: &str, what: &[&str]) -> Result<Vec<Value>> {
+/// Builds `what` of `packages`; what cargo says of it.
+fn cargo(packages: &[&str], what: &[&str]) -> Result<Vec<Value>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
     build.args(["build", "--release", "--quiet", "--message-format=json-render-diagnostics"]).args(what);
-    let packages = ["tombolo-cli", "tombolo-broker", more];
-    for package in packages.iter().filter(|package| !package.is_empty()) {
+    for package in packages {
         build.args(["-p", package]);
     }
     build.arg("--manifest-path").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"));

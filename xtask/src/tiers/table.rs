@@ -145,7 +145,7 @@ pub const TIERS: &[Tier] = &[
         name: "xen",
         assumes: "QEMU, xz, strip; Debian's archive or what was cached of it",
         command: "cargo run --quiet --package tombolo-e2e --bin xen",
-        limit: 15,
+        limit: 20,
         long: Some(90),
         gate: Gate::Canaries,
         needs: Some(Need::Xen),

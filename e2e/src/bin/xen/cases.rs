@@ -2,7 +2,9 @@
 //! The cases: what programs do in two domains, as their users would start them.
 
 mod death;
+mod doctor;
 mod faults;
+mod suite;
 mod transfer;
 mod vchan;
 
@@ -14,10 +16,15 @@ pub use tombolo_e2e::xen::host::Kind;
 /// A case.
 pub type Case = runner::Case<Rig>;
 
-/// Those of one kind of domains together: domains of another kind have to boot. What leaves them odd comes last.
-const CASES: [&[Case]; 6] = [transfer::PV, vchan::PV, death::CASES, transfer::PVH, vchan::PVH, faults::CASES];
-
-/// All cases in the order in which they run.
+/// All cases in the order in which they run: those of one kind of domains together, as domains of another kind have to
+/// boot. What leaves them odd comes last.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    CASES.into_iter().flatten()
+    let more = if long() { suite::PVH_LONG } else { &[] };
+    let pv = [transfer::PV, doctor::PV, suite::PV, vchan::PV, death::CASES];
+    pv.into_iter().chain([transfer::PVH, suite::PVH, more, vchan::PVH, faults::CASES]).flatten()
+}
+
+/// Whether there is time for what takes long.
+pub fn long() -> bool {
+    std::env::var_os("TOMBOLO_LONG").is_some_and(|long| long == "1")
 }

@@ -41,7 +41,12 @@ impl runner::Rig for Rig {
     const NEED: &'static str = "xen";
 
     fn prepare() -> std::result::Result<Self, Lacking> {
-        Self::with(vchan::programs)
+        Self::with(|packages| {
+            let mut programs = vchan::programs(packages)?;
+            let pair = Programs::example("tombolo-domain-xen", "pair")?;
+            programs.push(("bin/pair".into(), pair.path("pair")?.to_owned()));
+            Ok(programs)
+        })
     }
 
     fn run(&mut self, case: &Case<Self>) -> Result<Verdict> {

@@ -18,7 +18,10 @@ use rustix::{
 };
 use tombolo::{Deadline, Options, Stream};
 
-use super::guest::{self, Guest};
+use super::{
+    guest::{self, Guest},
+    xen,
+};
 use crate::{
     cmd::demo::Kind,
     memory::{self, Limit},
@@ -58,8 +61,8 @@ pub struct Facts {
     pub shm: bool,
     /// What there is of a virtual machine under QEMU.
     pub guest: Guest,
-    /// Xen's device nodes.
-    pub xen: Vec<String>,
+    /// What there is of a domain of Xen's.
+    pub xen: Option<xen::Domain>,
 }
 
 /// What the kernel has of the barriers that make writes cheap.
@@ -121,7 +124,7 @@ pub fn probe() -> Facts {
         },
         shm: Path::new("/dev/shm").is_dir(),
         guest: guest::probe(Path::new("/sys")),
-        xen: names(Path::new("/dev/xen")),
+        xen: xen::probe(),
     }
 }
 
@@ -226,13 +229,6 @@ fn quota() -> Option<(f64, PathBuf)> {
 fn quota_of(cpu_max: &str) -> Option<f64> {
     let (quota, period) = cpu_max.trim().split_once(' ')?;
     Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?)
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }
 
 #[cfg(test)]

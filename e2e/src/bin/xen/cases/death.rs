@@ -2,7 +2,7 @@
 //! Ends that die while bytes flow: programs that are killed, domains that are destroyed. Who is left gets what was
 //! published, is told soon, and nothing stays mapped.
 
-use super::{Case, Kind, Verdict};
+use super::{Case, Kind, Verdict, long};
 use crate::rig::{Pair, Rig};
 use std::time::{Duration, Instant};
 use tombolo_e2e::control::Job;
@@ -19,11 +19,6 @@ pub const CASES: &[Case] = &[
 
 /// How long the other end may take: one second is promised, the rest is for emulation on a loaded machine.
 const TOLD: u64 = 30;
-
-/// Whether to do much more of it.
-fn long() -> bool {
-    std::env::var_os("TOMBOLO_LONG").is_some_and(|long| long == "1")
-}
 
 /// Numbers that look random, the same in each run.
 fn pause_of(round: u32) -> Duration {

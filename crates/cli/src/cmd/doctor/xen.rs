@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a domain of Xen's needs: the drivers' devices, the right to open them, XenStore, grants that are left.
+
+use std::{fs, io::ErrorKind, path::Path};
+
+use super::findings::{Finding, Grade};
+
+/// The devices, each with the driver that makes it; XenStore's has none that can be loaded.
+const DEVICES: [(&str, Option<&str>); 4] = [
+    ("gntalloc", Some("xen-gntalloc")),
+    ("gntdev", Some("xen-gntdev")),
+    ("evtchn", Some("xen-evtchn")),
+    ("xenbus", None),
+];
+/// Pages of a channel with rings of the usual size: what one end grants.
+const CHANNEL: usize = 256 + 4;
+/// Where the driver keeps how many pages all programs together may grant.
+const LIMIT: &str = "/sys/module/xen_gntalloc/parameters/limit";
+
+/// How a device is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Device {
+    There,
+    Missing,
+    /// This user may not open it.
+    Denied,
+}
+
+/// What there is of Xen here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Domain {
+    /// It controls the others: dom0.
+    pub controls: bool,
+    /// How those of [`DEVICES`] are.
+    pub devices: [Device; 4],
+    /// The domain's number, a page that was granted, and an event channel; tried where all devices are there.
+    pub tried: Option<Result<u16, String>>,
+    /// Pages that all programs together may grant.
+    pub limit: Option<usize>,
+    /// Pages that programs hold granted, as far as this user may look.
+    pub granted: usize,
+}
+
+/// Looks at this domain; none: no Xen is under this kernel.
+pub fn probe() -> Option<Domain> {
+    let says = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let folder = Path::new("/dev/xen");
+    if says("/sys/hypervisor/type").trim() != "xen" && !folder.is_dir() {
+        return None;
+    }
+    let devices = DEVICES.map(|(name, _)| device(&folder.join(name)));
+    let there = devices == [Device::There; 4];
+    Some(Domain {
+        controls: says("/proc/xen/capabilities").contains("control_d"),
+        devices,
+        tried: there.then(|| tombolo::xen::try_out().map_err(|error| error.to_string())),
+        limit: says(LIMIT).trim().parse().ok(),
+        granted: granted(Path::new("/proc")),
+    })
+}
+
+fn device(path: &Path) -> Device {
+    match fs::File::options().read(true).write(true).open(path) {
+        Ok(_) => Device::There,
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => Device::Denied,
+        Err(_) => Device::Missing,
+    }
+}
+
+/// Pages of gntalloc that are mapped by anybody.
+fn granted(proc: &Path) -> usize {
+    let processes = fs::read_dir(proc).into_iter().flatten().flatten();
+    let maps = processes.filter_map(|entry| fs::read_to_string(entry.path().join("maps")).ok());
+    maps.map(|maps| maps.lines().filter_map(pages).sum::<usize>()).sum()
+}
+
+/// The pages of a line of `maps` that gntalloc gave: `7f00-7f10 rw-s 0 00:06 300   /dev/xen/gntalloc`.
+fn pages(line: &str) -> Option<usize> {
+    line.ends_with(" /dev/xen/gntalloc").then_some(())?;
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    let [start, end] = [start, end].map(|address| usize::from_str_radix(address, 16).ok());
+    Some((end? - start?) / 4096)
+}
+
+/// Judges it.
+pub fn xen(domain: Option<&Domain>) -> Finding {
+    let Some(domain) = domain else {
+        return Finding::new("xen", Grade::Info, "no Xen is under this kernel");
+    };
+    let wrong = |says: String| Finding::new("xen", Grade::Warning, says);
+    let those = |is: Device| {
+        let found = DEVICES.iter().zip(domain.devices).filter(move |(_, device)| *device == is);
+        found.map(|((name, driver), _)| (*name, *driver)).collect::<Vec<_>>()
+    };
+    let named = |devices: &[(&str, Option<&str>)]| devices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let (missing, denied) = (those(Device::Missing), those(Device::Denied));
+    if !missing.is_empty() {
+        let drivers: Vec<_> = missing.iter().filter_map(|(_, driver)| *driver).collect();
+        let remedy = match drivers.as_slice() {
+            [] => "a kernel with CONFIG_XEN_XENBUS_FRONTEND: apt install linux-image-amd64".into(),
+            drivers => format!("modprobe -a {}", drivers.join(" ")),
+        };
+        return wrong(format!("/dev/xen has no {}: no channels to other domains", named(&missing))).mend(remedy);
+    }
+    if !denied.is_empty() {
+        let paths: Vec<_> = denied.iter().map(|(name, _)| format!("/dev/xen/{name}")).collect();
+        return wrong(format!("this user may not open {} in /dev/xen", named(&denied)))
+            .mend(format!("run it as root, or: setfacl -m u:$USER:rw {}", paths.join(" ")));
+    }
+    let Some(Ok(number)) = &domain.tried else {
+        let why = domain.tried.as_ref().and_then(|tried| tried.as_ref().err()).map_or("", String::as_str);
+        return wrong(format!("grants, event channels or XenStore do not work: {why}")).mend(match domain.controls {
+            true => "systemctl start xenstored xen-init-dom0".to_owned(),
+            false => format!("echo 100000 > {LIMIT}; in dom0: xenstore-ls, and xl dmesg"),
+        });
+    };
+    let name = if domain.controls { "dom0, domain" } else { "domain" };
+    let (limit, granted) = (domain.limit.unwrap_or(0), domain.granted);
+    let left = limit.saturating_sub(granted);
+    let says = format!(
+        "{name} {number}: pages are granted and events sent; {granted} of {limit} pages are granted, room for {} ends \
+         of channels with rings of 1 MiB",
+        left / CHANNEL
+    );
+    if left < CHANNEL {
+        return wrong(says).mend(format!("echo {} > {LIMIT}", limit + 100_000));
+    }
+    Finding::new("xen", Grade::Ok, says)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn granted_pages_are_read_from_maps() {
+        let line = "7f1200000000-7f1200010000 rw-s 00000000 00:06 318                        /dev/xen/gntalloc";
+        assert_eq!((pages(line), pages(&line.replace("alloc", "dev")), pages("")), (Some(16), None, None));
+    }
+}

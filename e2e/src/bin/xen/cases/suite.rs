@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What every backend guarantees, and what hostile peers do, between two real domains: the example `pair` of
+//! `tombolo-domain-xen` is an agent in one, and runs its tests in the other.
+
+use super::{Case, Kind, Verdict, long};
+use crate::rig::{Pair, Rig};
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::Result;
+use tombolo_e2e::lines::within;
+use tombolo_e2e::wire::End;
+use tombolo_e2e::xen::init::address_of;
+
+pub const PV: &[Case] = &[
+    Case { name: "pv_conformance_of_two_domus", run: |rig| conformance(rig, Kind::Pv, "A", "B", BOTH) },
+    Case { name: "pv_conformance_of_a_domu_and_dom0", run: |rig| conformance(rig, Kind::Pv, "A", "dom0", HERE) },
+    Case { name: "pv_hostile_peers_harm_nobody_else", run: |rig| hostile(rig, Kind::Pv) },
+    Case { name: "suite_canary_of_domains_that_do_not_meet_fails", run: fails },
+];
+pub const PVH: &[Case] =
+    &[Case { name: "pvh_conformance_of_two_domus", run: |rig| conformance(rig, Kind::Pvh, "A", "B", HERE) }];
+/// What takes longer than a change may wait for.
+pub const PVH_LONG: &[Case] = &[
+    Case { name: "pvh_conformance_of_a_domu_and_dom0", run: |rig| conformance(rig, Kind::Pvh, "B", "dom0", BOTH) },
+    Case { name: "pvh_hostile_peers_harm_nobody_else", run: |rig| hostile(rig, Kind::Pvh) },
+];
+
+/// Which side listens, as `pair` names its tests; and how many tests that is at least.
+type Sides = (&'static str, usize);
+const BOTH: Sides = ("", 80);
+/// The side that runs the tests; the long form has both.
+const HERE: Sides = ("here::", 40);
+
+/// Where agents listen.
+const PORT: u16 = 7100;
+/// Seconds that one test may take.
+const TEST: u64 = 300;
+
+fn conformance(rig: &mut Rig, kind: Kind, here: &str, there: &str, sides: Sides) -> Result<Verdict> {
+    passes(rig.pair(kind)?, "suite", here, there, if long() { BOTH } else { sides })
+}
+
+/// All that hostile peers do.
+fn hostile(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
+    passes(rig.pair(kind)?, "hostile", "A", "B", ("", 20))
+}
+
+fn passes(pair: &mut Pair, tests: &str, here: &str, there: &str, (words, least): Sides) -> Result<Verdict> {
+    let (end, passed) = run(pair, tests, here, there, pair.number(there), words)?;
+    ensure!(end == End::Code(0) && passed >= least, "{end:?}, {passed} passed of at least {least}");
+    pair.check_clean()?;
+    Ok(Verdict::Done)
+}
+
+/// Runs those of `tests` with one of `words` in one domain against an agent in the other, which is taken to be domain
+/// `number`. Says how it ended and how many passed.
+fn run(pair: &mut Pair, tests: &str, here: &str, there: &str, number: u16, words: &str) -> Result<(End, usize)> {
+    let place = match there {
+        "A" => "1",
+        "B" => "2",
+        _ => "254",
+    };
+    let address = format!("{}:{PORT}", address_of(place));
+    let own = pair.number(here);
+    let agent = pair.start(there, &format!("exec pair agent {address} {own}"))?;
+    pair.at(there)?.line(agent, within(TEST))?;
+    let job = pair.start(here, &format!("exec pair {tests} {address} {number} {words} 2>&1"))?;
+    let control = pair.at(here)?;
+    let mut passed = 0;
+    while let Ok(line) = control.line(job, within(TEST)) {
+        passed += usize::from(line.starts_with("test ") && line.contains("... ok"));
+        if !line.contains("... ok") {
+            println!("{here}: {line}");
+        }
+    }
+    if !control.ended(job) {
+        control.kill(job)?;
+    }
+    let end = control.wait(job, within(TEST))?.end;
+    pair.at(there)?.kill(agent)?;
+    let said = pair.at(there)?.wait(agent, within(TEST))?;
+    if end != End::Code(0) {
+        println!("{there}: {}", said.text);
+    }
+    Ok((end, passed))
+}
+
+/// A suite whose tests cannot succeed does not.
+fn fails(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    let (end, passed) = run(pair, "suite", "A", "B", 0, "here::d4_any_number_of_rings_is_kept")?;
+    ensure!(end == End::Code(1), "{end:?} with {passed} passed, though the agent's domain is another");
+    Ok(Verdict::Done)
+}
