@@ -30,6 +30,10 @@ pub const HALVES: &[Half] = &[("rage::storm", guest_storm), ("rage::noise", gues
 const DOORBELL: usize = 12;
 /// Whom it tries to ring: the host's broker is 0, peers are behind 1.
 const PEERS: u32 = 16;
+/// How long it rings one of them.
+const STRETCH: Duration = Duration::from_secs(2);
+/// Held back so often, it was a storm that goes on, and not a moment's.
+const HELD: u64 = 32;
 /// How long, in seconds.
 const LONG: u64 = 10;
 /// What the host's broker may grow by, in KiB.
@@ -104,15 +108,21 @@ fn storm(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     links(site)?;
     let (before, used, began) = (storms(site)?, Use::of(site)?, Instant::now());
-    let job = start(&mut site.b, "rage::storm", &[&(3 * LONG).to_string()])?;
+    let job = start(&mut site.b, "rage::storm", &[&(9 * LONG).to_string()])?;
     line(&mut site.b, job, "ringing", within(60))?;
     let mut noted = String::new();
-    let said = until(within(60), || {
+    let said = until(within(8 * LONG), || {
         let rows = site.broker.list(&[]).unwrap_or_default();
         noted = rows.iter().filter_map(|row| row["note"].as_str()).collect::<Vec<_>>().join("; ");
         noted.contains("b rings a without end: its doorbell is taken away")
     });
-    said.context(format!("`link ls` says only: {noted}"))?;
+    if said.is_err() {
+        let counted = storms(site)? - before;
+        ensure!(counted < HELD, "interrupts were held back {counted} times, and `link ls` says only: {noted}");
+        heal(site)?;
+        let why = format!("emulation is too slow now: what b rang had to be held back only {counted} times");
+        return Ok(Verdict::Skip { need: "speed", why });
+    }
     println!("said after {:?}: {noted}", began.elapsed());
     transfer(site)?;
     used.is_bounded(site, began.elapsed())?;
@@ -120,7 +130,8 @@ fn storm(rig: &mut Rig) -> Result<Verdict> {
     ensure!(counted > before, "the module of a counts {before}, then {counted}");
     let doctor = site.a.sh("tombolo doctor || true", within(60))?;
     ensure!(doctor.contains("a peer rang without end"), "doctor does not say so:\n{doctor}");
-    site.b.wait(job, within(120))?.success()?;
+    site.b.kill(job)?;
+    site.b.wait(job, within(60))?;
     heal(site)?;
     Ok(Verdict::Done)
 }
@@ -200,16 +211,22 @@ fn end(args: &[String]) -> Result<Instant> {
     Ok(Instant::now() + Duration::from_secs(seconds))
 }
 
-/// Rings whomever there may be, as fast as it can.
+/// Rings whomever there may be as fast as it can, one after the other: what it knew of their numbers is gone with the
+/// broker, and all at once each would be rung too seldom to call it a storm.
 fn guest_storm(args: &[String]) -> Result<()> {
     let end = end(args)?;
     let registers: Vec<Mapping> = Raw::all()?.iter().filter_map(|device| device.window(0)).collect();
     println!("ringing");
     let mut rings = 0_u64;
     while Instant::now() < end {
-        for peer in (0..PEERS).flat_map(|peer| [peer; 8]) {
-            registers.iter().for_each(|registers| registers.store_register(DOORBELL, peer << 16));
-            rings += 1;
+        for peer in (2..PEERS).chain(0..2) {
+            let next = end.min(Instant::now() + STRETCH);
+            while Instant::now() < next {
+                for registers in registers.iter().flat_map(|registers| [registers; 256]) {
+                    registers.store_register(DOORBELL, peer << 16);
+                }
+                rings += 256;
+            }
         }
     }
     println!("rang {rings} times");
