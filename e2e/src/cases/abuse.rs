@@ -102,7 +102,7 @@ fn guest_invalid(args: &[String]) -> Result<()> {
 /// Fills what the guest writes, lets wild programs loose on a slice of it, and looks at the rest.
 fn abuse(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
-    let seconds = if std::env::var_os("TOMBOLO_LONG").is_some() { "600" } else { "10" };
+    let seconds = if super::long() { "600" } else { "10" };
     let fill = vec![0xa5; (REGION - PAGE) as usize];
     guest.own()?.write(PAGE, &fill)?;
     let limit = within(seconds.parse::<u64>()? + 120);

@@ -38,15 +38,11 @@ const SLICE: SliceArgs = SliceArgs {
 const STATE: u64 = SLICE.offset + 0x188;
 const ABORTED: u8 = 3;
 
-fn long() -> bool {
-    std::env::var_os("TOMBOLO_LONG").is_some()
-}
-
 /// Each program opens its state and is killed some time later, or before. Either way it is aborted, or was never open.
 fn kills(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     let mut opened = 0;
-    for round in 0..if long() { 2000 } else { 200_u64 } {
+    for round in 0..if super::long() { 2000 } else { 200_u64 } {
         guest.own()?.write(STATE, &[0])?;
         guest.quiet()?;
         let job = guest.start("churn::work", &[])?;
@@ -111,7 +107,7 @@ fn allocated() -> Result<Vec<String>> {
 /// Takes the three devices from the driver and gives them back, in turn, while programs use them and the host rings.
 fn rebinds(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
-    let rounds = if long() { "1000" } else { "40" };
+    let rounds = if super::long() { "1000" } else { "40" };
     let job = guest.start("churn::rebind", &[rounds])?;
     let done = loop {
         match guest.vm.line(job, Instant::now() + Duration::from_millis(2)) {

@@ -34,10 +34,6 @@ const ADDRESS: &str = "vm:b/flow";
 /// Numbers in a block.
 const BLOCK: usize = 512;
 
-fn long() -> bool {
-    std::env::var_os("TOMBOLO_LONG").is_some()
-}
-
 /// A pause of the test itself, where time has to pass.
 fn pass(time: Duration) {
     let end = Instant::now() + time;
@@ -215,7 +211,7 @@ fn until_life(site: &mut Site, flow: &Flow, life: &str) -> Result<()> {
 fn writers(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     let mut times = Vec::new();
-    for round in 0..if long() { 200 } else { 8_u64 } {
+    for round in 0..if super::long() { 200 } else { 8_u64 } {
         let flow = Flow::start(site)?;
         pass(moment(round));
         site.a.kill(flow.pour)?;
@@ -246,7 +242,7 @@ fn moment(round: u64) -> Duration {
 fn readers(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     let mut times = Vec::new();
-    for round in 0..if long() { 200 } else { 8_u64 } {
+    for round in 0..if super::long() { 200 } else { 8_u64 } {
         let flow = Flow::start(site)?;
         pass(moment(round));
         site.b.kill(flow.drink)?;
@@ -294,7 +290,7 @@ fn come_back(site: &mut Site) -> Result<()> {
 
 fn reset(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
-    for _ in 0..if long() { 10 } else { 1 } {
+    for _ in 0..if super::long() { 10 } else { 1 } {
         ends(site, "reset", |site| site.b.qmp.run("system_reset", &json!({})).map(drop))?;
         come_back(site)?;
     }
@@ -317,7 +313,7 @@ fn shut_down(rig: &mut Rig) -> Result<Verdict> {
 
 fn killed(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
-    for _ in 0..if long() { 20 } else { 1 } {
+    for _ in 0..if super::long() { 20 } else { 1 } {
         ends(site, "killed", |site| site.b.cut())?;
         renew(site)?;
     }

@@ -93,7 +93,7 @@ fn wait(args: &[String]) -> Result<()> {
 /// Programs that map and touch all the time: each must end by a signal, because a mapping that survives the device
 /// would let its program go on for ever. And what they write must not arrive after the device went.
 fn races(rig: &mut Rig) -> Result<Verdict> {
-    let rounds = if std::env::var_os("TOMBOLO_LONG").is_some() { 50 } else { 3 };
+    let rounds = if super::long() { 50 } else { 3 };
     for round in 0..rounds {
         let guest = rig.solo()?;
         let job = guest.start("unplug::race", &[])?;
