@@ -63,7 +63,7 @@ const HALVES: [&[Half]; 13] = [
 ];
 
 /// Those that only the long form runs: they need more of this machine than it may have to spare.
-const LONG: [&[Case]; 1] = [rage::LONG];
+const LONG_CASES: [&[Case]; 1] = [rage::LONG_CASES];
 
 /// Whether this is the long form.
 fn long() -> bool {
@@ -72,7 +72,7 @@ fn long() -> bool {
 
 /// All cases in the order in which they run.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    CASES.into_iter().chain(LONG.into_iter().filter(|_| long())).flatten()
+    CASES.into_iter().chain(LONG_CASES.into_iter().filter(|_| long())).flatten()
 }
 
 /// Runs a guest half.

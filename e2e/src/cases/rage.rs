@@ -23,7 +23,8 @@ pub const CASES: &[Case] = &[
     Case { name: "b5_machine_that_writes_whatever_it_can_reach_harms_only_its_own_links", run: noise },
     Case { name: "b14_machine_that_calls_ten_thousand_times_and_hangs_up_never_is_bounded", run: calls },
 ];
-pub const LONG: &[Case] = &[Case { name: "b8_machine_that_storms_doorbells_loses_them_and_it_is_said", run: storm }];
+pub const LONG_CASES: &[Case] =
+    &[Case { name: "b8_machine_that_storms_doorbells_loses_them_and_it_is_said", run: storm }];
 pub const HALVES: &[Half] = &[("rage::storm", guest_storm), ("rage::noise", guest_noise), ("rage::call", guest_call)];
 
 /// The doorbell register among a device's.
