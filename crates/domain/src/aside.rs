@@ -25,7 +25,7 @@ const HIGH: u64 = 16 << 10;
 const ROOM: u64 = 8 << 10;
 /// Numbers at the end of the program's own, where its limit cannot be lifted; and the least limit with that many to spare.
 const SPARE: u64 = 64;
-const SPARES: u64 = 4 << 10;
+const SPARES: u64 = 1 << 10;
 
 /// Whether this process keeps its descriptors aside.
 static KEEPS: AtomicBool = AtomicBool::new(false);
