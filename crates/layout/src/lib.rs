@@ -18,6 +18,7 @@ pub mod limits;
 pub mod local;
 pub mod private;
 pub mod record;
+pub mod roster;
 pub mod sockets;
 pub mod state;
 pub mod words;

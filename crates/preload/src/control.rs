@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Reason,
     connection::{Connection, Stage},
+    tuple::Tuple,
 };
 
 use crate::{
@@ -38,6 +39,10 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
     if fd >= 0 {
         // Somebody may have closed the number behind our back.
         drop(state::forget(fd));
+        let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
+        if stream && matches!(domain, libc::AF_INET | libc::AF_INET6) && matches!(protocol, 0 | libc::IPPROTO_TCP) {
+            state::made_stream(fd);
+        }
     }
     fd
 }
@@ -57,9 +62,9 @@ pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len
     answer
 }
 
-fn accepted(fd: c_int) -> c_int {
+fn accepted(listener: c_int, fd: c_int) -> c_int {
     if fd >= 0 {
-        errno::kept(|| state::accepted(fd));
+        errno::kept(|| state::accepted(listener, fd));
     }
     fd
 }
@@ -69,7 +74,7 @@ fn accepted(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     // SAFETY: (contract) the caller's promise.
-    accepted(unsafe { real::accept(fd, address, len) })
+    accepted(fd, unsafe { real::accept(fd, address, len) })
 }
 
 /// # Safety
@@ -77,7 +82,7 @@ pub unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, len: *
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
-    accepted(unsafe { real::accept4(fd, address, len, flags) })
+    accepted(fd, unsafe { real::accept4(fd, address, len, flags) })
 }
 
 /// # Safety
@@ -136,21 +141,37 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
 /// Moves a connection back to TCP for somebody who reads or writes past this library. Where the peer does not follow in
 /// time, or bytes are in shared memory that nobody will read, it ends with an error rather than lose them unnoticed.
 pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
-    if !connection.is_given_up() && !take_back(process, fd, connection, reason) && process.gives_up(connection) {
-        kernel::reset(fd);
+    hand_over_all(process, &[(fd, Arc::clone(connection))], reason);
+}
+
+/// The same for several, which together wait no longer than one.
+pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
+    for (fd, connection) in all {
+        process.leaves(connection, reason);
+        if connection.stage() == Stage::Joined {
+            connection.retreat(process.kernel(), *fd, reason);
+        }
+    }
+    let deadline = Instant::now() + PATIENCE;
+    for (fd, connection) in all {
+        if !connection.is_given_up()
+            && !take_back(process, *fd, connection, reason, deadline)
+            && process.gives_up(connection)
+        {
+            kernel::reset(*fd);
+        }
     }
 }
 
 /// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
 /// whether it is there.
-fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) -> bool {
-    process.leaves(connection, reason);
+fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason, deadline: Instant) -> bool {
     if connection.stage() != Stage::Joined {
         return true;
     }
     // Where the other end is in this process, this very thread may be what it would answer in.
-    let twin = state::connections().into_iter().find(|(_, other)| other.tuple == connection.tuple.mirrored());
-    let deadline = Instant::now() + PATIENCE;
+    let twin =
+        state::connections().into_iter().find(|(_, other)| other.tuple() == connection.tuple().map(Tuple::mirrored));
     while !connection.retreat(process.kernel(), fd, reason) {
         if Instant::now() >= deadline {
             return false;
@@ -167,6 +188,9 @@ fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason:
 /// What the peer wants from TCP and not from shared memory goes before the end. No longer than a while: TCP would lose
 /// it too where the peer does not read.
 fn settle(fd: RawFd, connection: &Connection) {
+    if connection.stage() != Stage::Joined {
+        return;
+    }
     let Some(process) = state::busy().filter(|_| state::is_owner()) else { return };
     let deadline = Instant::now() + PATIENCE;
     while connection.owes(process, fd) && Instant::now() < deadline {
@@ -190,7 +214,7 @@ fn closing(fd: RawFd) {
         return; // A child of vfork: what it closes is its own, the table is its parent's.
     }
     if let Some(Watched::Connection(connection)) = state::forget(fd) {
-        let other = state::other(fd, &connection);
+        let other = if connection.is_single() { None } else { state::other(fd, &connection) };
         if connection.closing(other) {
             settle(fd, &connection);
             epoll::forget(&connection);
@@ -433,6 +457,11 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     unsafe { wait(epfd, events, max, limit, mask, real) }
 }
 
+fn millis(left: Duration) -> c_int {
+    let whole = left.as_secs().saturating_mul(1000).saturating_add(left.subsec_nanos().div_ceil(1_000_000).into());
+    whole.min(i32::MAX as u64) as c_int
+}
+
 /// `real` is the call itself.
 ///
 /// # Safety
@@ -454,7 +483,7 @@ unsafe fn wait(
     let events = unsafe { slice::from_raw_parts_mut(events, max as usize) };
     let answer = epoll::wait(process, &set, events, limit, (!mask.is_null()).then_some(mask), |events, left| {
         // Rounded up: a wait that ends early would be begun again, and again.
-        let millis = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as c_int);
+        let millis = left.map_or(-1, millis);
         // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
         unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), events.len() as c_int, millis, mask) as isize }
     });

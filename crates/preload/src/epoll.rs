@@ -11,6 +11,7 @@
 //! connection waits no longer than that.
 
 mod entry;
+mod registry;
 
 use std::{
     os::fd::{AsRawFd, RawFd},
@@ -29,7 +30,10 @@ use tombolo::sockets::{
     spin,
 };
 
-use self::entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, RDHUP};
+use self::{
+    entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, RDHUP},
+    registry::Registry,
+};
 use crate::{control, errno, flow, poll::Mask, state, wait::BLIND};
 
 /// How long the kernel may go without being asked while shared memory alone keeps the program busy.
@@ -50,62 +54,17 @@ fn bells() -> u64 {
     tokens()
 }
 
-#[derive(Debug, Default)]
-struct Inner {
-    entries: Vec<Entry>,
-    /// By descriptor: where its entry is, plus one.
-    places: Vec<u32>,
-    next_token: u64,
-    turn: usize,
-}
-
-impl Inner {
-    fn find(&self, fd: RawFd, connection: &Arc<Connection>) -> Option<usize> {
-        let place = *self.places.get(usize::try_from(fd).ok()?)?;
-        let at = (place as usize).checked_sub(1)?;
-        // A registration outlives its descriptor while there is another of the same socket.
-        Arc::ptr_eq(&self.entries[at].connection, connection).then_some(at)
-    }
-
-    fn push(&mut self, fd: RawFd, connection: &Arc<Connection>) -> usize {
-        self.next_token += 1;
-        self.entries.push(Entry::new(fd, connection, tokens() + self.next_token));
-        self.place(self.entries.len() - 1);
-        self.entries.len() - 1
-    }
-
-    fn place(&mut self, at: usize) {
-        let fd = self.entries[at].fd as usize;
-        if self.places.len() <= fd {
-            self.places.resize(fd + 1, 0);
-        }
-        self.places[fd] = at as u32 + 1;
-    }
-
-    fn remove(&mut self, at: usize) {
-        let gone = self.entries.swap_remove(at);
-        self.places[gone.fd as usize] = 0;
-        if at < self.entries.len() {
-            self.place(at);
-        }
-    }
-
-    fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
-        self.entries.retain(keep);
-        self.places.clear();
-        (0..self.entries.len()).for_each(|at| self.place(at));
-    }
-}
-
 /// A set of the program's.
 #[derive(Debug, Default)]
 pub(crate) struct Set {
-    inner: Mutex<Inner>,
+    inner: Mutex<Registry>,
     /// Registrations of connections, and how many of them are wired.
     entries: AtomicUsize,
     wired: AtomicUsize,
     /// The bells are in it.
     bells: AtomicBool,
+    /// A bell rang, and those that rest were not looked at since.
+    rung: AtomicBool,
     /// Threads that are about to sleep in it, or do.
     sleepers: AtomicUsize,
     /// It is in another set, or polled: somebody else sleeps for it.
@@ -122,13 +81,13 @@ fn since() -> Instant {
 }
 
 impl Set {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Registry> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, inner: &Inner) {
-        self.entries.store(inner.entries.len(), Ordering::SeqCst);
-        self.wired.store(inner.entries.iter().filter(|entry| entry.wired).count(), Ordering::SeqCst);
+    fn count(&self, inner: &Registry) {
+        self.entries.store(inner.all().len(), Ordering::SeqCst);
+        self.wired.store(inner.all().iter().filter(|entry| entry.wired).count(), Ordering::SeqCst);
     }
 
     /// Something changed that those who sleep for this set did not see.
@@ -141,7 +100,7 @@ impl Set {
 
     /// Whether something is left in shared memory.
     fn stirs(&self) -> bool {
-        self.lock().entries.iter().any(|entry| entry.wired && entry.connection.stirs())
+        self.lock().all().iter().any(|entry| entry.wired && entry.connection.stirs())
     }
 
     /// Whether it is time to ask the kernel. Whoever is told so asks.
@@ -161,7 +120,7 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
         let mut inner = set.lock();
         let inner = &mut *inner;
         let mut touched = false;
-        for entry in &mut inner.entries {
+        for entry in inner.all_mut() {
             if Arc::ptr_eq(&entry.connection, connection) && !entry.wired {
                 if !wire_entry(process, epfd, &set, entry) {
                     process.leaves(connection, Reason::Usage);
@@ -246,12 +205,12 @@ pub(crate) fn change(
         match (operation, found, event) {
             (libc::EPOLL_CTL_DEL, Some(at), _) => inner.remove(at),
             (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, _, Some(event)) => {
-                let at = found.unwrap_or_else(|| inner.push(fd, connection));
-                inner.entries[at].ask(event);
+                let at = found.unwrap_or_else(|| inner.push(fd, connection, tokens()));
+                inner.wake(at).ask(event);
             }
             _ => {}
         }
-        set.entries.store(inner.entries.len(), Ordering::SeqCst);
+        set.entries.store(inner.all().len(), Ordering::SeqCst);
     }
     answer
 }
@@ -259,16 +218,16 @@ pub(crate) fn change(
 fn change_joined(
     process: &Process,
     set: &Set,
-    inner: &mut Inner,
+    inner: &mut Registry,
     connection: &Arc<Connection>,
     request: Request,
     found: Option<usize>,
 ) -> Result<(), Errno> {
     let Request { epfd, operation, fd, event } = request;
-    let present = found.filter(|at| !inner.entries[*at].absent);
+    let present = found.filter(|at| !inner.all()[*at].absent);
     match (operation, present, event) {
         (libc::EPOLL_CTL_DEL, Some(at), _) => {
-            inner.entries[at].absent = true;
+            inner.wake(at).absent = true;
             Ok(())
         }
         (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EXIST),
@@ -278,15 +237,16 @@ fn change_joined(
                 return Err(Errno::NOMEM);
             }
             if let Some(at) = found {
-                inner.entries[at].ask(event);
+                inner.wake(at).ask(event);
                 return Ok(());
             }
-            let at = inner.push(fd, connection);
-            let added = control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, token(&inner.entries[at]));
+            let at = inner.push(fd, connection, tokens());
+            let added = control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, token(&inner.all()[at]));
             match added {
                 Ok(()) => {
-                    inner.entries[at].ask(event);
-                    inner.entries[at].wire();
+                    let entry = inner.wake(at);
+                    entry.ask(event);
+                    entry.wire();
                 }
                 Err(_) => inner.remove(at),
             }
@@ -294,10 +254,10 @@ fn change_joined(
             added
         }
         (libc::EPOLL_CTL_MOD, Some(at), Some(event)) => {
-            if event.events & EXCLUSIVE != 0 || inner.entries[at].is_exclusive() {
+            if event.events & EXCLUSIVE != 0 || inner.all()[at].is_exclusive() {
                 return Err(Errno::INVAL);
             }
-            inner.entries[at].ask(event);
+            inner.wake(at).ask(event);
             Ok(())
         }
         (libc::EPOLL_CTL_DEL | libc::EPOLL_CTL_MOD, None, _) => Err(Errno::NOENT),
@@ -314,6 +274,7 @@ pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
 /// In a child made by fork: sets that have the parent's bells need its own.
 pub(crate) fn inherit(process: &Process, sets: &[(RawFd, Arc<Set>)]) {
     for (epfd, set) in sets {
+        set.lock().wake_all();
         if set.bells.swap(false, Ordering::SeqCst) {
             add_bells(process, *epfd, set);
         }
@@ -340,7 +301,7 @@ pub(crate) fn nested(process: &Process, set: &Set) {
         return;
     }
     errno::kept(|| {
-        let all: Vec<_> = set.lock().entries.iter().map(|entry| (entry.fd, Arc::clone(&entry.connection))).collect();
+        let all: Vec<_> = set.lock().wake_all().iter().map(|entry| (entry.fd, Arc::clone(&entry.connection))).collect();
         for (fd, connection) in &all {
             process.leaves(connection, Reason::Usage);
             // Says so to the peer at once: what it sends from now on comes over TCP.
@@ -405,6 +366,8 @@ pub(crate) fn wait(
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = if polls { timeout } else { left };
+        // Those that rest are looked at a moment later, if that was just done.
+        let owes = owes || joined && set.rung.load(Ordering::SeqCst);
         let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
         let slept = spin::asleep();
         let n = real(events, rest);
@@ -461,11 +424,12 @@ fn filter(process: &Process, set: &Set, events: &mut [epoll_event], n: usize) ->
         }
         if { event.u64 } == bells() {
             process.rang();
+            set.rung.store(true, Ordering::SeqCst);
             continue;
         }
         let inner = inner.get_or_insert_with(|| set.lock());
-        if let Some(entry) = inner.entries.iter_mut().find(|entry| entry.token == { event.u64 }) {
-            entry.said(event.events);
+        if let Some(at) = inner.all().iter().position(|entry| entry.token == { event.u64 }) {
+            inner.wake(at).said(event.events);
         }
     }
     kept
@@ -477,23 +441,20 @@ fn collect(process: &Process, set: &Set, events: &mut [epoll_event]) -> usize {
         return 0;
     }
     let mut inner = set.lock();
-    let Inner { entries, turn, .. } = &mut *inner;
-    // Each time from another one on, so that few places do not starve the last.
-    *turn = if *turn + 1 < entries.len() { *turn + 1 } else { 0 };
-    let (first, second) = entries.split_at_mut(*turn);
-    let ready = second.iter_mut().chain(first).filter_map(|entry| entry.take(process));
-    let mut found = 0;
-    // Room first: what is taken must be told.
-    for (place, event) in events.iter_mut().zip(ready) {
-        *place = event;
-        found += 1;
+    let now = || since().elapsed();
+    if set.rung.load(Ordering::SeqCst) && inner.is_due(now) {
+        // Before the look: what rings after it rings again.
+        set.rung.store(false, Ordering::SeqCst);
+        inner.wake_stirred();
     }
-    found
+    let stalls = process.stalls();
+    inner.wake_stalled(stalls);
+    inner.collect(process, events)
 }
 
 /// Says whether something is owed to a peer.
 fn arm(process: &Process, set: &Set) -> bool {
-    set.lock().entries.iter().fold(false, |owes, entry| owes | entry.arm(process))
+    set.lock().awake().iter().fold(false, |owes, entry| owes | entry.arm(process))
 }
 
 /// Gets on with the connections of a set that is waited for: those that were joined are prepared, those that stay on TCP
@@ -507,7 +468,7 @@ pub(crate) fn begin(process: &Process, set: &Set) {
         let mut inner = set.lock();
         inner.retain(|entry| entry.connection.stage() != Stage::Plain);
         set.count(&inner);
-        let unwired = inner.entries.iter().filter(|entry| !entry.wired && entry.connection.stage() == Stage::Joined);
+        let unwired = inner.all().iter().filter(|entry| !entry.wired && entry.connection.stage() == Stage::Joined);
         unwired.map(|entry| Arc::clone(&entry.connection)).collect()
     };
     for connection in &joined {

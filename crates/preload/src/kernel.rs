@@ -14,7 +14,10 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo::sockets::kernel::{Counts, Kernel, Sample};
+use tombolo::sockets::{
+    kernel::{Counts, Kernel, Sample},
+    tuple::Tuple,
+};
 
 use crate::{errno, real};
 
@@ -87,6 +90,10 @@ fn sample(fd: RawFd, dialled: bool) -> Option<Sample> {
 }
 
 impl Kernel for Linux {
+    fn tuple(&self, fd: RawFd) -> Option<Tuple> {
+        addresses(fd).map(|(own, peer)| Tuple::new(own, peer))
+    }
+
     fn cookie(&self, fd: RawFd) -> u64 {
         errno::kept(|| {
             option::<8>(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE).map_or(0, |(cookie, _)| u64::from_ne_bytes(cookie))
@@ -145,11 +152,16 @@ impl Kernel for Linux {
     }
 }
 
+/// Whether it is a TCP socket.
+pub(crate) fn is_tcp(fd: RawFd) -> bool {
+    let protocol = option::<4>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL);
+    protocol.is_some_and(|(protocol, _)| i32::from_ne_bytes(protocol) == libc::IPPROTO_TCP)
+}
+
 /// The two addresses of a connected TCP socket, own and peer's; none for anything else.
 pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
     errno::kept(|| {
-        let (protocol, _) = option::<4>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL)?;
-        if i32::from_ne_bytes(protocol) != libc::IPPROTO_TCP {
+        if !is_tcp(fd) {
             return None;
         }
         let fd = borrow(fd);

@@ -7,6 +7,7 @@
 
 use std::{
     ffi::{c_char, c_int, c_void},
+    os::fd::RawFd,
     ptr,
     sync::{
         Arc, Mutex, PoisonError,
@@ -135,13 +136,7 @@ pub(crate) fn leaving() {
     }
     errno::kept(|| {
         let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
-        for (fd, connection) in state::connections() {
-            let stays = rustix::io::fcntl_getfd(kernel::borrow(fd))
-                .is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC));
-            if stays {
-                control::hand_over(process, fd, &connection, Reason::Shared);
-            }
-        }
+        control::hand_over_all(process, &passed_on(), Reason::Shared);
         for (_, connection) in state::connections() {
             if !connection.depart() {
                 left.push(connection);
@@ -152,17 +147,97 @@ pub(crate) fn leaving() {
     });
 }
 
-/// A child of `vfork` becomes another program, whose standard streams may be connections of this one.
+/// Connections that another program gets with their descriptors.
+fn passed_on() -> Vec<(RawFd, Arc<Connection>)> {
+    let all = state::connections().into_iter();
+    all.filter(|(fd, connection)| connection.stage() != Stage::Plain && is_passed_on(*fd)).collect()
+}
+
+fn is_passed_on(fd: RawFd) -> bool {
+    rustix::io::fcntl_getfd(kernel::borrow(fd)).is_ok_and(|flags| !flags.contains(rustix::io::FdFlags::CLOEXEC))
+}
+
+/// A child of `vfork` becomes another program. Its descriptors are its own by now, and may be connections of this process by
+/// the numbers they have here, or as standard streams.
 fn handing_on() {
     let Some(process) = state::busy() else { return };
-    for stream in 0..=2 {
-        let Some((own, peer)) = kernel::addresses(stream) else { continue };
+    let all = state::connections();
+    let numbers = (0..=2).chain(all.iter().map(|(fd, _)| *fd));
+    let mut passed_on: Vec<(RawFd, Arc<Connection>)> = Vec::new();
+    for fd in numbers.filter(|fd| is_passed_on(*fd)) {
+        let Some((own, peer)) = kernel::addresses(fd) else { continue };
         let tuple = tombolo::sockets::tuple::Tuple::new(own, peer);
-        let same = |(_, one): &(_, Arc<Connection>)| one.tuple == tuple && one.stage() != Stage::Plain;
-        if let Some((_, connection)) = state::connections().into_iter().find(same) {
-            control::hand_over(process, stream, &connection, Reason::Shared);
+        let same = |(known, one): &&(RawFd, Arc<Connection>)| match one.tuple() {
+            Some(one) => one == tuple,
+            None => *known == fd,
+        };
+        let found = all.iter().find(same).filter(|(_, one)| one.stage() != Stage::Plain);
+        if let Some((_, connection)) =
+            found.filter(|(_, one)| passed_on.iter().all(|(_, other)| !Arc::ptr_eq(one, other)))
+        {
+            passed_on.push((fd, Arc::clone(connection)));
         }
     }
+    control::hand_over_all(process, &passed_on, Reason::Shared);
+}
+
+/// A program is about to be started by libc, which asks nobody: what it gets goes back to TCP first.
+fn spawning() {
+    if let Some(process) = state::busy().filter(|_| state::is_owner()) {
+        errno::kept(|| control::hand_over_all(process, &passed_on(), Reason::Shared));
+    }
+}
+
+/// # Safety
+/// As `posix_spawn(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_spawn(
+    pid: *mut pid_t,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    arguments: *const *mut c_char,
+    environment: *const *mut c_char,
+) -> c_int {
+    spawning();
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) }
+}
+
+/// # Safety
+/// As `posix_spawnp(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn posix_spawnp(
+    pid: *mut pid_t,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    arguments: *const *mut c_char,
+    environment: *const *mut c_char,
+) -> c_int {
+    spawning();
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::posix_spawnp(pid, file, actions, attributes, arguments, environment) }
+}
+
+/// # Safety
+/// As `system(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
+    if !command.is_null() {
+        spawning();
+    }
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::system(command) }
+}
+
+/// # Safety
+/// As `popen(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    spawning();
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::popen(command, mode) }
 }
 
 /// It did not go: there was no such program.

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo::sockets::{Process, Settings, aside, connection::Connection, rendezvous_in, tuple::Tuple};
+use tombolo::sockets::{Process, Settings, aside, connection::Connection, rendezvous_in};
 
 use crate::{epoll::Set, errno, kernel, life};
 
@@ -28,6 +28,11 @@ const DIALLED: u8 = 1;
 const ACCEPTED: u8 = 2;
 const CONNECTION: u8 = 3;
 const SET: u8 = 4;
+/// A TCP socket that the program made: one that it listens at, or that will be connected.
+const STREAM: u8 = 5;
+/// As above, and it is known that it is TCP.
+const DIALLED_STREAM: u8 = 6;
+const ACCEPTED_STREAM: u8 = 7;
 
 static KINDS: [AtomicU8; WATCHED] = [const { AtomicU8::new(NOTHING) }; WATCHED];
 static WATCH: RwLock<Vec<Option<Watched>>> = RwLock::new(Vec::new());
@@ -136,8 +141,8 @@ pub(crate) fn next_of_ours(first: u32) -> Option<u32> {
 #[inline]
 pub(crate) fn find(fd: RawFd) -> Option<Watched> {
     match kind(fd) {
-        NOTHING => None,
-        DIALLED | ACCEPTED => find_fresh(fd),
+        NOTHING | STREAM => None,
+        DIALLED | ACCEPTED | DIALLED_STREAM | ACCEPTED_STREAM => find_fresh(fd),
         _ => watched(fd),
     }
 }
@@ -163,19 +168,19 @@ pub(crate) fn set(fd: RawFd) -> Option<Arc<Set>> {
     }
 }
 
-/// The first call on a socket that moves bytes: only now is it worth knowing what it is.
+/// The first call on a socket that may move bytes. What its addresses are is asked when it has shown traffic.
 #[cold]
 fn find_fresh(fd: RawFd) -> Option<Watched> {
     let process = process()?;
-    let dialled = kind(fd) == DIALLED;
-    let Some((own, peer)) = kernel::addresses(fd) else {
-        // Not connected yet, or not for us. Who dials again is asked again.
+    let found = kind(fd);
+    if matches!(found, DIALLED | ACCEPTED) && !errno::kept(|| kernel::is_tcp(fd)) {
+        set_kind(fd, NOTHING);
         return None;
-    };
-    let connection = Arc::new(process.track(Tuple::new(own, peer), dialled, fd));
+    }
+    let connection = Arc::new(process.track(matches!(found, DIALLED | DIALLED_STREAM), fd));
     let mut table = WATCH.write().unwrap_or_else(PoisonError::into_inner);
     match kind(fd) {
-        DIALLED | ACCEPTED => Some(put(&mut table, fd, Watched::Connection(connection))),
+        now if now == found => Some(put(&mut table, fd, Watched::Connection(connection))),
         // Another thread was faster.
         CONNECTION => table.get(fd as usize).cloned().flatten(),
         _ => None,
@@ -195,19 +200,25 @@ fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
 
 /// The program connected `fd`, or began to.
 pub(crate) fn dialled(fd: RawFd) {
-    if process().is_some() && !matches!(kind(fd), CONNECTION | SET) {
+    let found = kind(fd);
+    if process().is_some() && !matches!(found, CONNECTION | SET) {
         began();
-        set_kind(fd, DIALLED);
+        set_kind(fd, if matches!(found, STREAM | DIALLED_STREAM) { DIALLED_STREAM } else { DIALLED });
     }
 }
 
-/// The program accepted `fd`.
-pub(crate) fn accepted(fd: RawFd) {
+/// The program accepted `fd` from `listener`.
+pub(crate) fn accepted(listener: RawFd, fd: RawFd) {
     if process().is_some() {
         began();
         forget(fd);
-        set_kind(fd, ACCEPTED);
+        set_kind(fd, if kind(listener) == STREAM { ACCEPTED_STREAM } else { ACCEPTED });
     }
+}
+
+/// The program made a TCP socket.
+pub(crate) fn made_stream(fd: RawFd) {
+    set_kind(fd, STREAM);
 }
 
 /// There is something to watch.
@@ -218,7 +229,8 @@ fn began() {
 /// Everything that two processes will have after a fork: all connections, and those sockets that turn out to be one.
 pub(crate) fn for_fork() -> Vec<Arc<Connection>> {
     for (fd, kind) in KINDS.iter().enumerate() {
-        if matches!(kind.load(Ordering::Relaxed), DIALLED | ACCEPTED) {
+        // What is not connected yet is nobody's yet.
+        if is_fresh(kind) && kernel::addresses(fd as RawFd).is_some() {
             find_fresh(fd as RawFd);
         }
     }
@@ -226,6 +238,10 @@ pub(crate) fn for_fork() -> Vec<Arc<Connection>> {
     all.sort_by_key(Arc::as_ptr);
     all.dedup_by_key(|connection| Arc::as_ptr(connection));
     all
+}
+
+fn is_fresh(kind: &AtomicU8) -> bool {
+    matches!(kind.load(Ordering::Relaxed), DIALLED | ACCEPTED | DIALLED_STREAM | ACCEPTED_STREAM)
 }
 
 /// Nobody changes the table while this is held.
@@ -236,7 +252,7 @@ pub(crate) fn hold() -> RwLockWriteGuard<'static, impl Sized> {
 /// Sockets that have moved no byte are left alone from now on.
 pub(crate) fn forget_fresh() {
     for kind in &KINDS {
-        if matches!(kind.load(Ordering::Relaxed), DIALLED | ACCEPTED) {
+        if is_fresh(kind) {
             kind.store(NOTHING, Ordering::Release);
         }
     }

@@ -37,3 +37,17 @@ fn thread_that_is_cancelled_in_a_call_leaves_the_connection_as_it_was() {
     assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
     assert!(place.log().contains("joined"), "{}", place.log());
 }
+
+#[test]
+fn programs_that_get_a_socket_by_any_way_hear_and_say_what_they_would_on_tcp() {
+    if !has("programs_that_get_a_socket_by_any_way_hear_and_say_what_they_would_on_tcp", &["python3", "sh"]) {
+        return;
+    }
+    let place = Place::new();
+    let plain = output(&mut python("inherits.py"), &place.path("plain"));
+    let mut command = python("inherits.py");
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
+    assert!(place.log().matches("goes back to TCP").count() >= 10, "{}", place.log());
+    assert!(!place.log().contains("ended:"), "{}", place.log());
+}

@@ -5,6 +5,8 @@
 //! both ends have found each other it gets its pipes, and from then on the calls come here. Or it is *plain* for good,
 //! for a [`Reason`].
 
+mod plain;
+
 use std::{
     io::{self, IoSlice, IoSliceMut},
     os::fd::RawFd,
@@ -22,11 +24,14 @@ use crate::{
     kernel::Kernel,
     negotiation::Talk,
     pipes::{Failed, Pipes, Read},
-    process::Process,
+    process::{Process, random_id},
     proof::{ENOUGH, History},
+    roster::{Roster, Row},
     switch::Carrier,
     tuple::Tuple,
 };
+
+pub use plain::Plain;
 
 /// One of the two directions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,16 +60,18 @@ pub enum Stage {
 /// One end of a connection. All descriptors of it in this process share this.
 #[derive(Debug)]
 pub struct Connection {
-    /// Its addresses.
-    pub tuple: Tuple,
     /// This end connected, the other accepted.
     pub dialled: bool,
-    /// Names this end (M-3).
-    pub(crate) id: u64,
+    /// Its addresses, and what names this end (M-3): found out when it is due.
+    identity: OnceLock<(Tuple, u64)>,
     stage: AtomicU8,
     reason: AtomicU16,
     /// Bytes that went over TCP through this library.
     counted: [AtomicU64; 2],
+    /// Bytes that went through the pipes.
+    piped: [AtomicU64; 2],
+    /// What is shown of it from outside, once it was due.
+    row: OnceLock<Option<Row>>,
     /// Threads inside a kernel call that moves bytes.
     inside: [AtomicU32; 2],
     pub(crate) history: Mutex<Option<Box<History>>>,
@@ -96,14 +103,15 @@ pub struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(tuple: Tuple, dialled: bool, id: u64, fd: RawFd) -> Self {
+    pub(crate) fn new(dialled: bool, fd: RawFd) -> Self {
         Self {
-            tuple,
             dialled,
-            id,
+            identity: OnceLock::new(),
             stage: AtomicU8::new(0),
             reason: AtomicU16::new(0),
             counted: [const { AtomicU64::new(0) }; 2],
+            piped: [const { AtomicU64::new(0) }; 2],
+            row: OnceLock::new(),
             inside: [const { AtomicU32::new(0) }; 2],
             history: Mutex::new(Some(Box::default())),
             remembers: [const { AtomicBool::new(true) }; 2],
@@ -124,6 +132,21 @@ impl Connection {
         }
     }
 
+    /// Its addresses, once they were asked for.
+    #[must_use]
+    pub fn tuple(&self) -> Option<Tuple> {
+        self.identity.get().map(|(tuple, _)| *tuple)
+    }
+
+    /// Its addresses and its number; none where it is no TCP connection.
+    pub(crate) fn identity(&self, kernel: &dyn Kernel) -> Option<(Tuple, u64)> {
+        if let Some(known) = self.identity.get() {
+            return Some(*known);
+        }
+        let tuple = kernel.tuple(self.fd())?;
+        Some(*self.identity.get_or_init(|| (tuple, random_id())))
+    }
+
     /// How far it is.
     #[inline]
     #[must_use]
@@ -141,6 +164,7 @@ impl Connection {
             let _ = self.stage.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
             *lock(&self.history) = None;
             self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
+            self.tell();
         }
     }
 
@@ -153,6 +177,7 @@ impl Connection {
             self.reason.store(reason as u16, Ordering::Relaxed);
             *lock(&self.history) = None;
             self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
+            self.tell();
         }
         news
     }
@@ -161,9 +186,34 @@ impl Connection {
     pub fn leave(&self, reason: Reason) {
         if !self.leaves.swap(true, Ordering::SeqCst) {
             self.reason.store(reason as u16, Ordering::Relaxed);
+            self.tell();
         }
         if let Some(family) = self.family() {
             family.leave();
+        }
+    }
+
+    // ---- what is shown
+
+    /// Shows it from now on to whoever looks from outside.
+    pub(crate) fn show(&self, roster: &Roster, tuple: Tuple) {
+        self.row.get_or_init(|| roster.show(self, tuple));
+    }
+
+    fn row(&self) -> Option<&Row> {
+        self.row.get()?.as_ref()
+    }
+
+    fn tell(&self) {
+        if let Some(row) = self.row() {
+            row.tell(self.stage(), self.reason());
+        }
+    }
+
+    /// In a child made by fork: what is shown of it is its parent's.
+    pub(crate) fn disown(&self) {
+        if let Some(row) = self.row() {
+            row.disown();
         }
     }
 
@@ -182,7 +232,8 @@ impl Connection {
     }
 
     /// The way to the peer's process is gone, perhaps with it: there will be no more rings, and no end is told but by TCP.
-    fn is_cut_off(&self) -> bool {
+    #[must_use]
+    pub fn is_cut_off(&self) -> bool {
         self.pipes.get().is_some_and(|pipes| pipes.line.is_gone())
     }
 
@@ -281,6 +332,12 @@ impl Connection {
         self.fd.store(fd, Ordering::Relaxed);
     }
 
+    /// Whether there is no other descriptor of it in this process.
+    #[must_use]
+    pub fn is_single(&self) -> bool {
+        self.descriptors.load(Ordering::Relaxed) == 1
+    }
+
     /// A descriptor of it is about to be closed; `other` is one that stays, if there is one. Says whether this is the
     /// last.
     pub fn closing(&self, other: Option<RawFd>) -> bool {
@@ -300,7 +357,7 @@ impl Connection {
         }
         // ORDER SeqCst: whoever joins stores the stage and then looks at `inside`; one of the two sees the other.
         self.inside[direction as usize].fetch_add(1, Ordering::SeqCst);
-        let plain = Plain { connection: self, direction };
+        let plain = Plain::new(self, direction);
         (self.stage() != Stage::Joined).then_some(plain)
     }
 
@@ -314,7 +371,23 @@ impl Connection {
 
     /// Says how many there were before.
     pub(crate) fn count(&self, direction: Direction, bytes: usize) -> u64 {
-        self.counter(direction).fetch_add(bytes as u64, Ordering::Relaxed)
+        let before = self.counter(direction).fetch_add(bytes as u64, Ordering::Relaxed);
+        if let Some(row) = self.row() {
+            row.count(direction, Carrier::Tcp, before + bytes as u64);
+        }
+        before
+    }
+
+    /// So many bytes went by one of the two ways; those over TCP were counted when they went.
+    #[inline]
+    fn moved(&self, process: &Process, direction: Direction, carrier: Carrier, bytes: usize) {
+        process.moved(direction, carrier, bytes);
+        if carrier == Carrier::Pipe {
+            let all = self.piped[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+            if let Some(row) = self.row() {
+                row.count(direction, carrier, all);
+            }
+        }
     }
 
     pub(crate) fn counted(&self, direction: Direction) -> u64 {
@@ -383,20 +456,25 @@ impl Connection {
         let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
         match pipes.send(self, process.kernel(), fd, from, process.wanted(self)) {
             Ok((n, carrier)) => {
-                process.moved(Direction::Out, carrier, n);
+                self.moved(process, Direction::Out, carrier, n);
                 if n < from.iter().map(|part| part.len()).sum() {
-                    self.stalls.fetch_add(1, Ordering::Relaxed);
+                    self.stalled(process);
                 }
                 Ok(n)
             }
             Err(Failed::Os(errno)) => {
                 if errno == Errno::AGAIN {
-                    self.stalls.fetch_add(1, Ordering::Relaxed);
+                    self.stalled(process);
                 }
                 Err(errno)
             }
             Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
         }
+    }
+
+    fn stalled(&self, process: &Process) {
+        self.stalls.fetch_add(1, Ordering::SeqCst);
+        process.stalls.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Receives what is there, by pipe or by TCP; 0 is the end. Never blocks.
@@ -408,7 +486,7 @@ impl Connection {
         match pipes.recv(self, process.kernel(), fd, to, read) {
             Ok((n, carrier)) => {
                 if read == Read::Take {
-                    process.moved(Direction::In, carrier, n);
+                    self.moved(process, Direction::In, carrier, n);
                 }
                 Ok(n)
             }
@@ -498,55 +576,4 @@ impl Connection {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A kernel call of the program that moves bytes, while it lasts.
-#[derive(Debug)]
-pub struct Plain<'a> {
-    connection: &'a Connection,
-    direction: Direction,
-}
-
-impl Plain<'_> {
-    /// The call moved these bytes: `n` of them, from or to the beginning of the parts.
-    pub fn moved<'p>(&self, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
-        let connection = self.connection;
-        let turn = self.direction as u8;
-        if connection.last.load(Ordering::Relaxed) != turn {
-            connection.last.store(turn, Ordering::Relaxed);
-            connection.turns.fetch_add(1, Ordering::Relaxed);
-        }
-        let position = connection.count(self.direction, n);
-        if connection.remembers[self.direction as usize].load(Ordering::Relaxed) {
-            self.remember(position, n, parts);
-        }
-    }
-
-    /// The call moved `n` bytes that nobody here saw.
-    pub fn moved_unseen(&self, n: usize) {
-        self.connection.remembers[self.direction as usize].store(false, Ordering::Relaxed);
-        self.moved(n, std::iter::empty());
-    }
-
-    fn remember<'p>(&self, mut position: u64, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
-        let mut guard = lock(&self.connection.history);
-        let Some(history) = guard.as_deref_mut() else { return };
-        let (mut left, mut wanted) = (n, true);
-        for part in parts {
-            let taken = &part[..part.len().min(left)];
-            left -= taken.len();
-            wanted &= match self.direction {
-                Direction::Out => history.sent(position, taken),
-                Direction::In => history.received(position, taken),
-            };
-            position += taken.len() as u64;
-        }
-        self.connection.remembers[self.direction as usize].store(wanted, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Plain<'_> {
-    fn drop(&mut self) {
-        self.connection.inside[self.direction as usize].fetch_sub(1, Ordering::SeqCst);
-    }
 }

@@ -21,6 +21,7 @@ use crate::{
 /// A process that is about to fork: everything is held still until it has.
 pub struct Forking<'a> {
     process: &'a Process,
+    all: &'a [Arc<Connection>],
     members: Vec<Member<'a>>,
     exchange: MutexGuard<'a, Exchange>,
     waiting: Waiting<'a>,
@@ -61,7 +62,7 @@ impl Process {
             let place = family.expect();
             members.push(Member { connection, place, talk, _history: history, _pipes: pipes });
         }
-        Ok(Forking { process: self, members, exchange, waiting })
+        Ok(Forking { process: self, all, members, exchange, waiting })
     }
 }
 
@@ -77,8 +78,10 @@ impl Forking<'_> {
 
     /// In the child: what the parent counted is the parent's, and so are its links and claims.
     pub fn child(self) {
-        let Self { process, members, mut exchange, waiting } = self;
+        let Self { process, all, members, mut exchange, waiting } = self;
         process.count_anew();
+        process.roster.forget();
+        all.iter().for_each(|connection| connection.disown());
         waiting.forget();
         for mut member in members {
             if let Some(family) = member.connection.family() {

@@ -9,6 +9,8 @@ use std::{
 use rustix::io::Errno;
 pub use tombolo_layout::sockets::Counts;
 
+use crate::tuple::Tuple;
+
 /// The kernel's counts of one end, all from one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sample {
@@ -28,6 +30,8 @@ impl Sample {
 
 /// Calls about a TCP socket. None blocks: where one would, it says [`Errno::AGAIN`].
 pub trait Kernel: Send + Sync {
+    /// Its two addresses, if it is a TCP connection.
+    fn tuple(&self, fd: RawFd) -> Option<Tuple>;
     /// The cookie of the socket's network namespace; 0 where it cannot be told.
     fn cookie(&self, fd: RawFd) -> u64;
     /// The counts of a connection that this end `dialled`, or accepted; none where they cannot be told.

@@ -33,6 +33,7 @@ mod process;
 pub mod proof;
 mod quota;
 mod reason;
+mod roster;
 pub mod spin;
 pub mod switch;
 pub mod tuple;

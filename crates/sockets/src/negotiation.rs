@@ -41,7 +41,7 @@ use crate::{
 /// How long a link to another process may take to be made. Its listener's backlog is long, so this is never waited for.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long the links are left alone once a connection has made its first calls.
-const PAUSE: Duration = Duration::from_micros(200);
+const PAUSE: Duration = Duration::from_millis(1);
 /// A connection that nobody claimed by its this many'th call is asked about no more.
 const CALLS: u64 = 1 << 20;
 
@@ -104,6 +104,11 @@ impl Process {
         if connection.stage() != Stage::Candidate || !connection.is_due(self.settings.after) {
             return;
         }
+        let Some((tuple, _)) = connection.identity(self.kernel()) else {
+            connection.stay_plain(Reason::Usage);
+            return;
+        };
+        connection.show(&self.roster, tuple);
         if !connection.is_alone() {
             self.wait_to_be_alone(connection, call);
             return;
@@ -151,13 +156,14 @@ impl Process {
         }
     }
 
-    fn describe(&self, connection: &Connection, id: u64) -> Result<Claim, Reason> {
+    fn describe(&self, connection: &Connection) -> Result<Claim, Reason> {
+        let (tuple, id) = connection.identity(self.kernel()).ok_or(Reason::Usage)?;
         let fd = connection.fd();
         let sample = self.kernel().counts(fd, connection.dialled).ok_or(Reason::Usage)?;
         Ok(Claim {
             id,
             cookie: self.kernel().cookie(fd),
-            addresses: [connection.tuple.own, connection.tuple.peer],
+            addresses: [tuple.own, tuple.peer],
             known: connection.with_history(proof::History::known),
             counts: sample.counts,
             nonce: random(),
@@ -184,23 +190,26 @@ impl Exchange {
 
     /// Takes back the claim of a connection that nobody came for.
     pub(crate) fn withdraw(&mut self, connection: &Connection, talk: &mut Talk) {
-        self.by_tuple.remove(&connection.tuple);
+        if let Some(tuple) = connection.tuple() {
+            self.by_tuple.remove(&tuple);
+        }
         *talk = Talk::Silent;
     }
 
     fn advance(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<(), Reason> {
+        let (tuple, id) = connection.identity(process.kernel()).ok_or(Reason::Usage)?;
         let mut talk = lock(&connection.talk);
-        match (&*talk, connection.tuple.role()) {
+        match (&*talk, tuple.role()) {
             (_, None) => Err(Reason::Usage),
             (Talk::Silent, Some(Role::Waiting)) => {
                 let claims = self.claims(process)?;
                 let service = self.service(process)?;
-                let claimed = self.claim(process, &claims, connection.tuple, Role::Waiting, &service)?;
-                self.by_tuple.insert(connection.tuple, Arc::downgrade(connection));
+                let claimed = self.claim(process, &claims, tuple, Role::Waiting, &service)?;
+                self.by_tuple.insert(tuple, Arc::downgrade(connection));
                 *talk = Talk::Claimed { _claimed: claimed };
                 Ok(())
             }
-            (Talk::Silent, Some(Role::Seeking)) => self.seek(process, connection, &mut talk),
+            (Talk::Silent, Some(Role::Seeking)) => self.seek(process, connection, (tuple, id), &mut talk),
             _ => Ok(()),
         }
     }
@@ -234,23 +243,29 @@ impl Exchange {
         Err(Reason::Ambiguous)
     }
 
-    fn seek(&mut self, process: &Process, connection: &Arc<Connection>, talk: &mut Talk) -> Result<(), Reason> {
+    fn seek(
+        &mut self,
+        process: &Process,
+        connection: &Arc<Connection>,
+        (tuple, id): (Tuple, u64),
+        talk: &mut Talk,
+    ) -> Result<(), Reason> {
         let claims = self.claims(process)?;
-        let Some(service) = claims.find(connection.tuple) else { return Ok(()) };
-        if claims.is_contested(connection.tuple) {
+        let Some(service) = claims.find(tuple) else { return Ok(()) };
+        if claims.is_contested(tuple) {
             return Err(Reason::Ambiguous);
         }
         let own_service = self.service(process)?;
         let Some(index) = self.dial(process, &service)? else {
             // Its process died: the claim means nothing.
-            claims.bury(connection.tuple, Role::Waiting, &service);
+            claims.bury(tuple, Role::Waiting, &service);
             return Ok(());
         };
-        let claimed = self.claim(process, &claims, connection.tuple, Role::Seeking, &own_service)?;
-        let claim = process.describe(connection, connection.id)?;
+        let claimed = self.claim(process, &claims, tuple, Role::Seeking, &own_service)?;
+        let claim = process.describe(connection)?;
         let neighbour = &mut self.neighbours[index];
         neighbour.link.send(&Message::Propose(claim).encode(), None).map_err(|_| Reason::PeerGone)?;
-        self.by_id.insert(connection.id, Arc::downgrade(connection));
+        self.by_id.insert(id, Arc::downgrade(connection));
         *talk = Talk::Proposed { claim, link: neighbour.number, _claimed: claimed };
         Ok(())
     }
@@ -330,7 +345,9 @@ impl Exchange {
 
     fn forget(&mut self, connection: &Connection, id: u64) {
         self.by_id.remove(&id);
-        self.by_tuple.remove(&connection.tuple);
+        if let Some(tuple) = connection.tuple() {
+            self.by_tuple.remove(&tuple);
+        }
     }
 
     fn proposed(&mut self, process: &Process, neighbour: &mut Neighbour, proposal: Claim) -> Result<(), (u64, Reason)> {
@@ -356,7 +373,8 @@ impl Exchange {
             }
             Err(reason) => {
                 drop(talk);
-                self.forget(&connection, connection.id);
+                let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
+                self.forget(&connection, id);
                 process.stays(&connection, reason);
                 Err((to, reason))
             }
@@ -371,13 +389,14 @@ impl Exchange {
         proposal: Claim,
         claimed: Claimed,
     ) -> Result<Box<Answered>, Reason> {
-        let own = process.describe(connection, connection.id)?;
+        let own = process.describe(connection)?;
         proof::compare(&own, &proposal)?;
         proof::counts_fit(&proposal, &own)?;
         if !process.settings.loopback && proof::same_namespace(&own, &proposal) {
             return Err(Reason::Loopback);
         }
-        if self.claims(process)?.is_contested(connection.tuple) {
+        let claims = self.claims(process)?;
+        if connection.tuple().is_none_or(|tuple| claims.is_contested(tuple)) {
             return Err(Reason::Ambiguous);
         }
         let proof = connection.with_history(|history| proof::answer(history, &proposal, &own));
@@ -407,7 +426,7 @@ impl Exchange {
         };
         drop(talk);
         let joined = (|| {
-            let now = process.describe(&connection, claim.id)?;
+            let now = process.describe(&connection)?;
             proof::compare(&claim, &peer)?;
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;

@@ -33,8 +33,8 @@ use crate::{
     negotiation::Exchange,
     pipes::{Broken, Line},
     quota::Quota,
+    roster::Roster,
     switch::Carrier,
-    tuple::Tuple,
 };
 
 /// What a user can set.
@@ -78,11 +78,14 @@ pub struct Process {
     pub(crate) rendezvous: Box<dyn Rendezvous>,
     pub(crate) exchange: Mutex<Exchange>,
     pub(crate) quota: Quota,
+    pub(crate) roster: Roster,
     hub: Mutex<Option<Arc<Hub>>>,
     waiters: Mutex<Vec<Aside>>,
     /// Somebody took an edge of the bells, which may have told of a message or of a peer that is gone.
     rung: AtomicBool,
     pub(crate) counters: Counters,
+    /// Sends of all connections that found no room.
+    pub(crate) stalls: AtomicU64,
     begun: Instant,
     /// When the links were last listened to, in microseconds since then.
     heard: AtomicU64,
@@ -157,6 +160,7 @@ impl Process {
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
             quota: Quota::new(settings.memory),
+            roster: Roster::default(),
             settings,
             kernel,
             rendezvous,
@@ -165,6 +169,7 @@ impl Process {
             waiters: Mutex::default(),
             rung: AtomicBool::new(false),
             counters: Counters::default(),
+            stalls: AtomicU64::new(0),
             begun: Instant::now(),
             heard: AtomicU64::new(0),
         }
@@ -176,6 +181,12 @@ impl Process {
         self.counters.joined.load(Ordering::SeqCst) + self.counters.stayed.load(Ordering::SeqCst)
     }
 
+    /// Sends of all connections that found no room so far.
+    #[must_use]
+    pub fn stalls(&self) -> u64 {
+        self.stalls.load(Ordering::SeqCst)
+    }
+
     /// The kernel's calls.
     pub fn kernel(&self) -> &dyn Kernel {
         &*self.kernel
@@ -184,8 +195,8 @@ impl Process {
     /// A new connection that this end `dialled` or accepted. It begins on TCP; whether anybody is at the other end to
     /// join is found out later.
     #[must_use]
-    pub fn track(&self, tuple: Tuple, dialled: bool, fd: RawFd) -> Connection {
-        Connection::new(tuple, dialled, random_id(), fd)
+    pub fn track(&self, dialled: bool, fd: RawFd) -> Connection {
+        Connection::new(dialled, fd)
     }
 
     /// Where both directions of a connection should be now.
@@ -335,7 +346,8 @@ impl Process {
 
     pub(crate) fn log(&self, connection: &Connection, what: &str) {
         let Some(path) = &self.settings.log else { return };
-        let line = format!("tombolo {}: {} {what}\n", std::process::id(), connection.tuple);
+        let Some((tuple, _)) = connection.identity(&*self.kernel) else { return };
+        let line = format!("tombolo {}: {tuple} {what}\n", std::process::id());
         // A log that cannot be written is no reason to disturb the program.
         let open = std::fs::OpenOptions::new().append(true).create(true).open(path);
         let _ = open.and_then(|mut file| io::Write::write_all(&mut file, line.as_bytes()));

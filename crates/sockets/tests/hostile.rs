@@ -6,17 +6,22 @@
 use std::{
     fs,
     io::{IoSlice, IoSliceMut},
-    os::fd::RawFd,
+    os::fd::{OwnedFd, RawFd},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use rustix::io::Errno;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{OFlags, fcntl_setfl},
+    io::Errno,
+    process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open},
+};
 use tombolo_domain::{Deadline, Link, Rendezvous, Slot};
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
     Features, SegmentHeader,
-    sockets::{BOUNDARY, Claim, Counts, FOLLOWED, MOVES, Message, Proof},
+    sockets::{Address, BOUNDARY, Claim, Counts, FOLLOWED, MOVES, Message, Proof},
     words,
 };
 use tombolo_mem::{OwnControl, OwnWord};
@@ -36,9 +41,20 @@ const SENT: &[u8] = b"what the victim sent to the other end of its connection";
 const RECEIVED: &[u8] = b"what the victim received from there, which a liar has not seen";
 
 /// A kernel for which everything is as it should be.
-struct Calm;
+struct Calm(Tuple);
+
+/// The descriptor of another connection of a victim, whose ports are the next ones.
+const SECOND: RawFd = -2;
+
+fn next(tuple: Tuple) -> Tuple {
+    let up = |address: Address| Address { port: address.port + 1, ..address };
+    Tuple { own: up(tuple.own), peer: up(tuple.peer) }
+}
 
 impl Kernel for Calm {
+    fn tuple(&self, fd: RawFd) -> Option<Tuple> {
+        Some(if fd == SECOND { next(self.0) } else { self.0 })
+    }
     fn cookie(&self, _: RawFd) -> u64 {
         7
     }
@@ -89,6 +105,7 @@ struct Victim {
     folder: tempfile::TempDir,
     process: Process,
     connection: Arc<Connection>,
+    tuple: Tuple,
 }
 
 impl Victim {
@@ -106,15 +123,27 @@ impl Victim {
             report: None,
         };
         let domain = LocalDomain::in_folder(folder.path());
-        let process = Process::new(settings, Box::new(Calm), Box::new(domain));
         let (low, high) = ("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap());
         let tuple = if waits { Tuple::new(low, high) } else { Tuple::new(high, low) };
-        let connection = Arc::new(process.track(tuple, !waits, -1));
+        let process = Process::new(settings, Box::new(Calm(tuple)), Box::new(domain));
+        let connection = Self::begun(&process, !waits, -1);
+        Self { folder, process, connection, tuple }
+    }
+
+    /// A connection over which something has passed.
+    fn begun(process: &Process, dialled: bool, fd: RawFd) -> Arc<Connection> {
+        let connection = Arc::new(process.track(dialled, fd));
         for (direction, bytes) in [(Direction::Out, SENT), (Direction::In, RECEIVED)] {
             connection.plain(direction).unwrap().moved(bytes.len(), [bytes].into_iter());
         }
         connection.set_wired();
-        Self { folder, process, connection }
+        connection
+    }
+
+    /// Turns to its second connection.
+    fn second(&mut self) {
+        self.tuple = next(self.tuple);
+        self.connection = Self::begun(&self.process, self.connection.dialled, SECOND);
     }
 
     /// A call of its program.
@@ -125,7 +154,7 @@ impl Victim {
     }
 
     fn claim_file(&self, ending: &str) -> std::path::PathBuf {
-        self.folder.path().join("claims").join(format!("{}.{ending}", self.connection.tuple.key()))
+        self.folder.path().join("claims").join(format!("{}.{ending}", self.tuple.key()))
     }
 }
 
@@ -158,7 +187,7 @@ impl Liar {
         let seen = |bytes: &[u8]| if knows { bytes.to_vec() } else { vec![b'?'; bytes.len()] };
         history.sent(0, &seen(RECEIVED));
         history.received(0, &seen(SENT));
-        let tuple = victim.connection.tuple;
+        let tuple = victim.tuple;
         let claim = Claim {
             id: 0x1234,
             cookie: 7,
@@ -338,4 +367,66 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
         victim.connection.finish();
     }
     assert!(bytes > 0 && errors > 0, "{bytes} bytes, {errors} streams ended: the lies did not reach anything");
+}
+
+/// Copies of the bells in this process that another has as well.
+fn shared_bells() -> Vec<OwnedFd> {
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let all =
+        fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let shared = all.filter(|fd: &RawFd| {
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+        info.lines().any(|line| line.starts_with("eventfd-semaphore:") && line.ends_with('1'))
+    });
+    shared.filter_map(|fd| pidfd_getfd(&own, fd, PidfdGetfdFlags::empty()).ok()).collect()
+}
+
+/// Leaves a bell as a liar likes it: full or not, and blocking who calls it without care.
+fn spoil(bell: &OwnedFd, random: &mut Random) {
+    // What is set here is set for all who have it.
+    fcntl_setfl(bell, OFlags::NONBLOCK).unwrap();
+    for _ in 0..random.below(4) {
+        let value = [u64::MAX - 1, 1, 0, random.next()][random.below(4)];
+        let _ = rustix::io::write(bell, &value.to_ne_bytes());
+        let _ = rustix::io::read(bell, &mut [0; 8]);
+    }
+    fcntl_setfl(bell, OFlags::empty()).unwrap();
+}
+
+#[test]
+fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
+    let mut victim = Victim::new(true);
+    let (_liar, joined) = talk(&victim, true, true, None);
+    assert!(joined);
+    let first = Arc::clone(&victim.connection);
+    let spoilt = shared_bells();
+    assert!(spoilt.len() >= 4, "{} bells", spoilt.len());
+    victim.second();
+    let (honest, joined) = talk(&victim, true, true, None);
+    assert!(joined);
+    let bell = honest.link.doorbell().unwrap();
+    let limit = |time: Duration| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: 0 };
+    let mut random = Random(7);
+    for turn in 0..300 {
+        spoilt.iter().for_each(|bell| spoil(bell, &mut random));
+        let since = Instant::now();
+        let waiter = victim.process.waiter().unwrap();
+        for one in [&first, &victim.connection] {
+            one.arm(true, true);
+            let _ = one.send(&victim.process, -1, &[IoSlice::new(&[0; 100])]);
+        }
+        let rung = |patience| {
+            let mut one = [PollFd::from_borrowed_fd(waiter.fd(), PollFlags::IN)];
+            poll(&mut one, Some(&limit(patience))) == Ok(1)
+        };
+        // What the liar rang is heard, and forgotten.
+        while rung(Duration::ZERO) {
+            waiter.forget();
+            victim.process.before_sleep();
+        }
+        assert!(since.elapsed() < SOON, "turn {turn}: a call waited");
+        bell.ring(Slot::Data);
+        assert!(rung(SOON), "turn {turn}: an honest ring was not heard");
+        waiter.forget();
+    }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo ls`: the channels and listeners of this kernel.
+//! `tombolo ls`: the channels, accelerated TCP connections and listeners of this kernel.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::{
     failure::Result,
     human,
-    inspect::{self, Channel, Counted, End, Half, Listener, Mode, Pulse, State, Summary, View},
+    inspect::{self, Bytes, Carried, Channel, Counted, End, Half, Listener, Mode, Pulse, Socket, State, Summary, View},
     output,
 };
 
@@ -16,7 +16,8 @@ use crate::{
 ///
 /// Finds the channels of all programs that this user may look into, through /proc; the programs are not asked and take
 /// no notice. For each: where its two ends met, who is at them, how it fares, and for both directions the ring, what is in
-/// it, and what the two ends counted. Then the sockets in the folder of services (for root: of all users), with those that
+/// it, and what the two ends counted. Then the TCP connections of programs under `tombolo run`, with the bytes that went by each
+/// path and why they are on TCP if they are. Then the sockets in the folder of services (for root: of all users), with those that
 /// nobody listens at any more.
 ///
 /// Exit codes: 0 if it was possible to look, whatever was found; 1 if not; 2 if the options make no sense or a FOLDER
@@ -50,6 +51,7 @@ impl Folders {
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Line<'a> {
     Channel(&'a Channel),
+    Socket(&'a Socket),
     Listener(&'a Listener),
     Summary(&'a Summary),
 }
@@ -63,6 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// Prints all there is to say, a line for each thing.
 pub fn json(view: &View) -> Result<()> {
     view.channels.iter().try_for_each(|channel| output::json(&Line::Channel(channel)))?;
+    view.sockets.iter().try_for_each(|socket| output::json(&Line::Socket(socket)))?;
     view.listeners.iter().try_for_each(|listener| output::json(&Line::Listener(listener)))?;
     output::json(&Line::Summary(&view.summary))
 }
@@ -73,6 +76,11 @@ fn text(view: &View) -> String {
         lines.push("no channels".into());
     }
     lines.push(String::new());
+    if !view.sockets.is_empty() {
+        lines.push("TCP connections".into());
+        lines.extend(view.sockets.iter().map(socket));
+        lines.push(String::new());
+    }
     if !view.listeners.is_empty() {
         lines.push("listeners".into());
         lines.extend(view.listeners.iter().map(listener));
@@ -91,6 +99,9 @@ pub fn remarks(summary: &Summary) -> Vec<String> {
     }
     if summary.broken > 0 {
         lines.push(format!("{} pieces of memory are called tombolo and are no segments", summary.broken));
+    }
+    if summary.unlisted > 0 {
+        lines.push(format!("{} TCP connections are not listed: their processes have too many", summary.unlisted));
     }
     lines
 }
@@ -138,6 +149,24 @@ fn counters(counted: &Counted) -> String {
     )
 }
 
+fn socket(socket: &Socket) -> String {
+    let Socket { pid, command, own, peer, .. } = socket;
+    let bytes = |bytes: Bytes| format!("{} shared, {} TCP", human::bytes(bytes.shared), human::bytes(bytes.tcp));
+    let (sent, received) = (bytes(socket.sent), bytes(socket.received));
+    format!("  {own} - {peer}  {pid} {command}  {}  sent {sent}  received {received}", carried(socket))
+}
+
+/// What carries a connection, and why if that is TCP.
+pub fn carried(socket: &Socket) -> String {
+    let how = match socket.state {
+        Carried::Candidate => "TCP so far",
+        Carried::Shared => "shared memory",
+        Carried::Leaving => "back to TCP",
+        Carried::Tcp => "TCP",
+    };
+    socket.reason.map_or(how.into(), |reason| format!("{how}: {reason}"))
+}
+
 fn listener(listener: &Listener) -> String {
     let Listener { address, user, .. } = listener;
     let who = match (&listener.state, listener.pid, &listener.command) {
@@ -169,11 +198,12 @@ mod tests {
 
     #[test]
     fn what_could_not_be_seen_is_said() {
-        let summary = Summary { processes: 7, hidden: 3, broken: 1 };
+        let summary = Summary { processes: 7, hidden: 3, broken: 1, unlisted: 2 };
         let lines = remarks(&summary);
         assert_eq!(lines[0], "3 of 10 processes could not be looked into; root sees all");
         assert!(lines[1].contains("no segments"));
-        assert!(remarks(&Summary { hidden: 0, broken: 0, ..summary }).is_empty());
+        assert!(lines[2].starts_with("2 TCP connections"));
+        assert!(remarks(&Summary { hidden: 0, broken: 0, unlisted: 0, ..summary }).is_empty());
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod channel;
 mod listener;
 mod process;
 mod segment;
+mod socket;
 
 use std::path::PathBuf;
 
@@ -16,6 +17,7 @@ use serde::Serialize;
 
 pub use channel::{Channel, Counted, End, Half, Mode, Pipe, State};
 pub use listener::{Listener, Pulse, known_folders};
+pub use socket::{Bytes, Carried, Socket};
 
 use crate::failure::Result;
 
@@ -23,6 +25,7 @@ use crate::failure::Result;
 #[derive(Debug, Serialize)]
 pub struct View {
     pub channels: Vec<Channel>,
+    pub sockets: Vec<Socket>,
     pub listeners: Vec<Listener>,
     pub summary: Summary,
 }
@@ -36,13 +39,16 @@ pub struct Summary {
     pub hidden: u64,
     /// Memory that is called a segment and is none.
     pub broken: u64,
+    /// TCP connections under `tombolo run` that had no room in their processes' lists.
+    pub unlisted: u64,
 }
 
 /// Looks at everything, and for listeners in these folders.
 pub fn look(folders: &[PathBuf]) -> Result<View> {
     let scan = process::scan()?;
     let (channels, broken) = channel::find(&scan)?;
+    let (sockets, unlisted) = socket::find(&scan)?;
     let listeners = listener::find(folders, &scan)?;
-    let summary = Summary { processes: scan.looked_into, hidden: scan.hidden, broken };
-    Ok(View { channels, listeners, summary })
+    let summary = Summary { processes: scan.looked_into, hidden: scan.hidden, broken, unlisted };
+    Ok(View { channels, sockets, listeners, summary })
 }

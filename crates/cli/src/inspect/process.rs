@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use tombolo_layout::local::MEMORY;
+use tombolo_layout::{local::MEMORY, roster};
 
 use crate::failure::{Failure, Result};
 
@@ -42,11 +42,22 @@ pub struct Mapping {
     pub writable: bool,
 }
 
+/// A process that keeps a list of its TCP connections, and the descriptor that leads there.
+#[derive(Debug)]
+pub struct Keeper {
+    pub pid: u32,
+    pub command: String,
+    pub user: Option<String>,
+    pub fd: u32,
+}
+
 /// What `/proc` shows to this user.
 #[derive(Debug, Default)]
 pub struct Scan {
     /// Those that hold segments.
     pub holders: Vec<Process>,
+    /// Those that keep lists of connections.
+    pub keepers: Vec<Keeper>,
     pub looked_into: u64,
     pub hidden: u64,
     /// Who has which socket open.
@@ -70,6 +81,7 @@ pub fn scan() -> Result<Scan> {
         }
     }
     scan.holders.sort_by_key(|process| process.pid);
+    scan.keepers.sort_by_key(|keeper| keeper.pid);
     Ok(scan)
 }
 
@@ -77,6 +89,7 @@ pub fn scan() -> Result<Scan> {
 #[derive(Default)]
 struct Descriptors {
     memories: Vec<(u32, String)>,
+    lists: Vec<u32>,
     sockets: Vec<u64>,
 }
 
@@ -86,13 +99,17 @@ impl Scan {
         if let Ok(network) = fs::read_link(format!("/proc/{pid}/ns/net")) {
             self.networks.entry(network.to_string_lossy().into_owned()).or_insert(pid);
         }
-        if found.memories.is_empty() && found.sockets.is_empty() {
+        if found.memories.is_empty() && found.lists.is_empty() && found.sockets.is_empty() {
             return;
         }
         let status = Status::of(pid);
         for socket in found.sockets {
             self.sockets.entry(socket).or_insert_with(|| (pid, status.command.clone()));
         }
+        self.keepers.extend(found.lists.into_iter().map(|fd| {
+            let user = status.uid.map(|uid| name_of(uid, users));
+            Keeper { pid, command: status.command.clone(), user, fd }
+        }));
         if !found.memories.is_empty() {
             let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
             self.holders.push(Process {
@@ -117,6 +134,10 @@ fn descriptors(pid: u32) -> io::Result<Descriptors> {
         let target = target.to_string_lossy();
         if let Some(name) = memory_name(&target) {
             found.memories.push((fd, name.into()));
+        } else if target.strip_prefix("/memfd:").and_then(|rest| rest.strip_suffix(" (deleted)"))
+            == Some(roster::MEMORY)
+        {
+            found.lists.push(fd);
         } else if let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
             found.sockets.extend(inode.parse::<u64>());
         }

@@ -4,7 +4,10 @@
 use std::{os::fd::RawFd, sync::Arc};
 
 use libc::{POLLOUT, POLLRDHUP, epoll_event};
-use tombolo::sockets::{Process, connection::Connection};
+use tombolo::sockets::{
+    Process,
+    connection::{Connection, Stage},
+};
 
 pub(super) const IN: u32 = libc::EPOLLIN as u32;
 pub(super) const OUT: u32 = libc::EPOLLOUT as u32;
@@ -33,6 +36,8 @@ pub(super) struct Entry {
     spent: bool,
     /// What the kernel said and does not take back: errors and hang-ups.
     sticky: u32,
+    /// What had arrived when it was last asked whether it rests.
+    rested: Option<u64>,
     /// For `EPOLLET`: something new since it was last reported.
     edge: bool,
     arrived: u64,
@@ -51,6 +56,7 @@ impl Entry {
             token,
             spent: false,
             sticky: 0,
+            rested: None,
             edge: true,
             arrived: 0,
             stalls: 0,
@@ -89,6 +95,38 @@ impl Entry {
         self.connection.set_quiet(false);
         self.sticky |= events & (RDHUP | ALWAYS);
         self.edge = true;
+    }
+
+    /// Whether nothing has come since this was last asked, nothing is to be told, and a bell will tell when that changes.
+    pub fn rests(&mut self, process: &Process) -> bool {
+        let (arrived, stalls) = (self.connection.arrived(), self.connection.stalls());
+        if self.rested.replace(arrived) != Some(arrived) || !self.wired || self.connection.stage() != Stage::Joined {
+            return false;
+        }
+        if self.is_watched() {
+            let ready = self.look(process);
+            if ready != 0 && self.is_news(ready, arrived, stalls) || !self.connection.is_quiet() {
+                return false;
+            }
+            if self.writes() && self.connection.is_writable() != Some(true) {
+                return false;
+            }
+            self.connection.arm(self.reads(), false);
+        }
+        // What came before the peer could know is seen now.
+        !self.connection.stirs() && !self.is_stirred() && !self.is_stalled() && !self.connection.owes(process, self.fd)
+    }
+
+    /// Of one that rests: whether its peer may have rung. Something came, whoever read it; something is asked for; or the
+    /// peer is gone.
+    pub fn is_stirred(&self) -> bool {
+        let connection = &self.connection;
+        self.rested != Some(connection.arrived()) || connection.is_asked() || connection.is_cut_off()
+    }
+
+    /// Whether its program found no room since it was last told that there is some, and wants to be told.
+    pub fn is_stalled(&self) -> bool {
+        self.writes() && self.connection.stalls() != self.stalls
     }
 
     /// Before a sleep: asks the peer to ring for what is waited for. Says whether something is owed to it that nobody

@@ -70,6 +70,9 @@ impl Place {
         let mut total = (0, 0);
         for report in fs::read_dir(self.path("reports")).unwrap() {
             let text = fs::read_to_string(report.unwrap().path()).unwrap();
+            if text.is_empty() {
+                continue; // Of a process that was killed before it could write its first.
+            }
             let report: serde_json::Value = serde_json::from_str(&text).unwrap();
             total.0 += report["received_tcp"].as_u64().unwrap();
             total.1 += report["received_shared"].as_u64().unwrap();

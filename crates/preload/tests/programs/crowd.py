@@ -124,10 +124,10 @@ def revoked(address):
         with socket.create_connection(address) as end:
             for round in range(10):
                 turn(end, round, 1000)
-            late, size, sent, got = random.randrange(8_000_000), 12_000_000, 0, 0
+            late, size, sent, got, held = random.randrange(8_000_000), 12_000_000, 0, 0, False
             end.setblocking(False)
             while got < size:
-                readable, writable, _ = select.select([end], [end] if sent < size else [], [], 60)
+                readable, writable, _ = select.select([end], [end] if sent < size and not held else [], [], 60)
                 assert readable or writable, f"nothing moves at {sent} and {got}"
                 try:
                     if writable:
@@ -145,6 +145,11 @@ def revoked(address):
                         if int(name) >= LIMIT and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                             cut += libc.shutdown(int(name), 2) == 0
                     assert cut, "there was nothing to cut"
+                    held = True
+                if held and got == sent:
+                    # Both ends come to rest for a moment, and hear of it.
+                    assert select.select([end], [], [], 0.2)[0] == []
+                    held = False
 
 
 listener = socket.create_server(("127.0.0.1", 0), backlog=4096)

@@ -14,18 +14,18 @@ use serde::Serialize;
 
 use crate::{
     failure::{Failure, Result},
-    inspect::{self, Channel, Summary},
+    inspect::{self, Channel, Socket, Summary},
     output,
     signals::{self, Signals},
 };
 
-use rates::{Measured, Meter, Rates};
+use rates::{Measured, Meter, Paths, Rates};
 use screen::{Event, Screen};
 use table::{Sort, Table};
 
 /// Show the channels of this machine live: rates, fill, sleeps, notifications
 ///
-/// One line for each direction of each channel. Keys: q quits; r, c, f, s, n, u, p, a, i sort by rate, calls, fill,
+/// One line for each direction of each channel, then one for each TCP connection of programs under `tombolo run`. Keys: q quits; r, c, f, s, n, u, p, a, i sort by rate, calls, fill,
 /// sleeps, notifications sent, notifications unneeded, spins that paid, age, id; the same key again turns the order round;
 /// j, k, arrows and page keys scroll.
 ///
@@ -61,6 +61,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 /// One look at everything, with what happened since the last.
 struct Look {
     channels: Vec<Measured>,
+    sockets: Vec<(Socket, Option<Paths>)>,
     summary: Summary,
     /// Since the last.
     seconds: f64,
@@ -71,7 +72,8 @@ impl Look {
     fn take(meter: &mut Meter) -> Result<Self> {
         let view = inspect::look(&[])?;
         let (seconds, channels) = meter.measure(view.channels, Instant::now());
-        Ok(Self { channels, summary: view.summary, seconds })
+        let sockets = meter.measure_sockets(view.sockets, seconds);
+        Ok(Self { channels, sockets, summary: view.summary, seconds })
     }
 }
 
@@ -97,6 +99,12 @@ enum Line<'a> {
         /// For each of the pipes; `null` where nothing is known from before.
         rates: Option<[Rates; 2]>,
     },
+    Socket {
+        #[serde(flatten)]
+        socket: &'a Socket,
+        /// Bytes a second by each path, both directions; `null` where nothing is known from before.
+        rates: Option<Paths>,
+    },
     Summary {
         #[serde(flatten)]
         summary: &'a Summary,
@@ -115,6 +123,9 @@ fn print(args: &Args) -> Result<()> {
         if args.json {
             for (channel, rates) in &look.channels {
                 output::json(&Line::Channel { channel, rates: *rates })?;
+            }
+            for (socket, rates) in &look.sockets {
+                output::json(&Line::Socket { socket, rates: *rates })?;
             }
             output::json(&Line::Summary { summary: &look.summary, seconds: look.seconds })?;
         } else {

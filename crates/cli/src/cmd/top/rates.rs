@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! From two looks at a pipe, what happened in between.
 
-use std::{collections::HashMap, time::Instant};
+use std::{collections::HashMap, net::SocketAddr, time::Instant};
 
 use serde::Serialize;
 
-use crate::inspect::{Channel, Counted, Pipe};
+use crate::inspect::{Channel, Counted, Pipe, Socket};
 
 /// What a pipe's two ends did, for each second.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
@@ -25,9 +25,20 @@ type Totals = [u64; 6];
 /// A channel and the rates of its pipes; none where it was not there before.
 pub type Measured = (Channel, Option<[Rates; 2]>);
 
+/// Bytes of a TCP connection for each second, both directions.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
+pub struct Paths {
+    pub shared: f64,
+    pub tcp: f64,
+}
+
+/// Whose end of a TCP connection.
+type EndOf = (u32, SocketAddr, SocketAddr);
+
 /// Remembers the last look.
 #[derive(Default)]
 pub struct Meter {
+    sockets: HashMap<EndOf, [u64; 2]>,
     last: Option<(Instant, HashMap<u64, [Totals; 2]>)>,
 }
 
@@ -48,6 +59,23 @@ impl Meter {
             (channel, rates)
         });
         (seconds, measured.collect())
+    }
+
+    /// The same for TCP connections.
+    pub fn measure_sockets(&mut self, sockets: Vec<Socket>, seconds: f64) -> Vec<(Socket, Option<Paths>)> {
+        let before = std::mem::take(&mut self.sockets);
+        let measured = sockets.into_iter().map(|socket| {
+            let end = (socket.pid, socket.own, socket.peer);
+            let sum = |a: u64, b: u64| a.saturating_add(b);
+            let now = [sum(socket.sent.shared, socket.received.shared), sum(socket.sent.tcp, socket.received.tcp)];
+            self.sockets.insert(end, now);
+            let rates = before.get(&end).map(|before| {
+                let rate = |at: usize| now[at].saturating_sub(before[at]) as f64 / seconds.max(1e-6);
+                Paths { shared: rate(0), tcp: rate(1) }
+            });
+            (socket, rates)
+        });
+        measured.collect()
     }
 }
 

@@ -69,6 +69,19 @@ const NUMBERS: usize = 2;
 const LAST: &str = "AGE      ADDRESS";
 const KEYS: &str = "q quit  sort: r rate  c calls  f fill  s sleeps  n sent  u unneeded  p spins  a age  i id";
 
+/// TCP connections under `tombolo run`, the busiest first.
+fn sockets(look: &Look) -> Vec<String> {
+    let mut all: Vec<_> = look.sockets.iter().map(|(socket, rates)| (socket, rates.unwrap_or_default())).collect();
+    all.sort_by(|(_, a), (_, b)| (b.shared + b.tcp).total_cmp(&(a.shared + a.tcp)));
+    let rows = all.iter().map(|(socket, rates)| {
+        let (shared, tcp) = (human::rate(rates.shared), human::rate(rates.tcp));
+        let (who, how) = (format!("{} {}", socket.pid, socket.command), ls::carried(socket));
+        format!("{who:<23} {shared:>12} {tcp:>12} {} - {}  {how}", socket.own, socket.peer)
+    });
+    let header = format!("{:<23} {:>12} {:>12} CONNECTION", "PROGRAM", "SHARED", "TCP");
+    if all.is_empty() { Vec::new() } else { [header].into_iter().chain(rows).collect() }
+}
+
 /// How the rows are ordered and scrolled.
 #[derive(Debug)]
 pub struct Table {
@@ -146,6 +159,7 @@ impl Table {
         let totals = format!("channels {channels}  rate {total}  memory {memory}  {remarks}");
         let mut lines = vec![totals.trim_end().into(), self.header()];
         lines.extend(rows.iter().map(|row| row.text(width)));
+        lines.extend(sockets(look));
         lines
     }
 
@@ -239,7 +253,8 @@ mod tests {
     fn look() -> Look {
         let rates = |bytes| Some([Rates { bytes, ..Rates::default() }; 2]);
         let channels = vec![(channel(1, 4096), rates(5.0)), (channel(2, 0), rates(9.0)), (channel(3, 2048), None)];
-        Look { channels, summary: Summary { processes: 1, hidden: 2, broken: 0 }, seconds: 1.0 }
+        let summary = Summary { processes: 1, hidden: 2, broken: 0, unlisted: 0 };
+        Look { channels, sockets: Vec::new(), summary, seconds: 1.0 }
     }
 
     fn order(table: &Table) -> Vec<u64> {

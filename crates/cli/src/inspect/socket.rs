@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-11. TCP connections of programs under `tombolo run`, from the lists that their processes keep of them.
+
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    os::fd::AsFd,
+};
+
+use serde::Serialize;
+use tombolo::sockets::Reason;
+use tombolo_layout::{
+    roster::{self, HIDDEN, LEN, MAGIC, ROWS, Row, Stage, WORDS},
+    sockets::Address,
+};
+use tombolo_mem::{PeerSegment, PeerWord};
+
+use super::{
+    process::Scan,
+    segment::{Opener, identity},
+};
+use crate::failure::Result;
+
+/// One end of a TCP connection.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Socket {
+    pub pid: u32,
+    pub command: String,
+    pub user: Option<String>,
+    pub own: SocketAddr,
+    pub peer: SocketAddr,
+    pub state: Carried,
+    /// Why it is on TCP, or on its way there.
+    pub reason: Option<&'static str>,
+    pub sent: Bytes,
+    pub received: Bytes,
+}
+
+/// How it is carried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Carried {
+    /// By TCP, while the other end is looked for.
+    Candidate,
+    /// By shared memory.
+    Shared,
+    /// It was joined, and goes back to TCP.
+    Leaving,
+    /// By TCP, for good.
+    Tcp,
+}
+
+/// Bytes of one direction by each path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Bytes {
+    pub tcp: u64,
+    pub shared: u64,
+}
+
+/// All that are listed, and how many had no room in a list.
+pub fn find(scan: &Scan) -> Result<(Vec<Socket>, u64)> {
+    let opener = Opener::new()?;
+    let mut seen = HashSet::new();
+    let (mut all, mut hidden) = (Vec::new(), 0_u64);
+    for keeper in &scan.keepers {
+        // A process that ended meanwhile, or memory that is merely called so.
+        let Ok(fd) = opener.open(&format!("/proc/{}/fd/{}", keeper.pid, keeper.fd)) else { continue };
+        if tombolo_mem::check_sealed(fd.as_fd(), LEN as u64) != Ok(LEN)
+            || !identity(&fd).is_ok_and(|id| seen.insert(id))
+        {
+            continue;
+        }
+        let Ok(list) = PeerSegment::map(fd.as_fd(), LEN) else { continue };
+        let word = |at| list.word(at).load_acquire().hint();
+        if word(0) != MAGIC {
+            continue;
+        }
+        hidden = hidden.saturating_add(word(HIDDEN));
+        all.extend((0..ROWS).filter_map(|at| {
+            let row = row(|place| word(roster::place(at, place)))?;
+            let [own, peer] = row.addresses.map(socket_address);
+            let [sent, received] = [0, 2].map(|at| Bytes { tcp: row.counts[at], shared: row.counts[at + 1] });
+            let (command, user) = (keeper.command.clone(), keeper.user.clone());
+            let reason = row.reason.map(|reason| Reason::from_number(reason).words());
+            Some(Socket { pid: keeper.pid, command, user, own, peer, state: state(&row), reason, sent, received })
+        }));
+    }
+    all.sort_by_key(|socket| (socket.pid, socket.own, socket.peer));
+    Ok((all, hidden))
+}
+
+/// A row that was not another one meanwhile.
+fn row(word: impl Fn(usize) -> u64) -> Option<Row> {
+    let serial = word(0);
+    let row = Row::decode(std::array::from_fn::<_, { WORDS - 1 }, _>(|at| word(at + 1)))?;
+    (serial != 0 && word(0) == serial).then_some(row)
+}
+
+fn state(row: &Row) -> Carried {
+    match (row.stage, row.reason) {
+        (Stage::Candidate, _) => Carried::Candidate,
+        (Stage::Joined, None) => Carried::Shared,
+        (Stage::Joined, Some(_)) => Carried::Leaving,
+        (Stage::Plain, _) => Carried::Tcp,
+    }
+}
+
+fn socket_address(address: Address) -> SocketAddr {
+    SocketAddr::new(IpAddr::V6(Ipv6Addr::from(address.host)).to_canonical(), address.port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s11_row_that_became_another_one_is_not_shown() {
+        let words = [7, 80 << 16 | 4000, 0, 0, 0, 0, 0, 1, 2, 3, 4];
+        assert_eq!(row(|at| words[at]).unwrap().counts, [1, 2, 3, 4]);
+        let asked = std::cell::Cell::new(0);
+        let changes = |at: usize| {
+            asked.set(asked.get() + 1);
+            words[at] + u64::from(at == 0 && asked.get() > 1)
+        };
+        assert_eq!(row(changes), None);
+        assert_eq!(row(|at| if at == 0 { 0 } else { words[at] }), None, "no connection");
+    }
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The registrations of a set. Those of which nothing was heard for long *rest*: their peers are asked to ring, and until a
+//! bell rings nobody looks at them, so that a wait costs what is busy and not what there is.
+
+use std::{os::fd::RawFd, sync::Arc, time::Duration};
+
+use libc::epoll_event;
+use tombolo::sockets::{Process, connection::Connection};
+
+use super::entry::Entry;
+
+/// After a ring those that rest are looked at, but no more often than this for each: a look costs a tenth of it.
+const PACE: Duration = Duration::from_micros(1);
+
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    /// Those that are awake come first.
+    entries: Vec<Entry>,
+    awake: usize,
+    /// By descriptor: where its entry is, plus one.
+    places: Vec<u32>,
+    next_token: u64,
+    turn: usize,
+    /// When those that rest were last looked at.
+    looked: Duration,
+    /// [`Process::stalls`] then.
+    stalls: u64,
+}
+
+impl Registry {
+    pub fn all(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    pub fn all_mut(&mut self) -> &mut [Entry] {
+        &mut self.entries
+    }
+
+    pub fn awake(&self) -> &[Entry] {
+        &self.entries[..self.awake]
+    }
+
+    pub fn find(&self, fd: RawFd, connection: &Arc<Connection>) -> Option<usize> {
+        let place = *self.places.get(usize::try_from(fd).ok()?)?;
+        let at = (place as usize).checked_sub(1)?;
+        // A registration outlives its descriptor while there is another of the same socket.
+        Arc::ptr_eq(&self.entries[at].connection, connection).then_some(at)
+    }
+
+    /// A new one, awake, with one of the tokens after `tokens`.
+    pub fn push(&mut self, fd: RawFd, connection: &Arc<Connection>, tokens: u64) -> usize {
+        self.next_token += 1;
+        self.entries.push(Entry::new(fd, connection, tokens + self.next_token));
+        let last = self.entries.len() - 1;
+        self.place(last);
+        self.wake(last);
+        self.awake - 1
+    }
+
+    fn place(&mut self, at: usize) {
+        let fd = self.entries[at].fd as usize;
+        if self.places.len() <= fd {
+            self.places.resize(fd + 1, 0);
+        }
+        self.places[fd] = at as u32 + 1;
+    }
+
+    fn swap(&mut self, a: usize, b: usize) {
+        self.entries.swap(a, b);
+        self.place(a);
+        self.place(b);
+    }
+
+    pub fn remove(&mut self, mut at: usize) {
+        if at < self.awake {
+            self.awake -= 1;
+            self.swap(at, self.awake);
+            at = self.awake;
+        }
+        let gone = self.entries.swap_remove(at);
+        self.places[gone.fd as usize] = 0;
+        if at < self.entries.len() {
+            self.place(at);
+        }
+    }
+
+    pub fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
+        let rest = self.entries.split_off(self.awake);
+        self.entries.retain(&keep);
+        self.awake = self.entries.len();
+        self.entries.extend(rest.into_iter().filter(|entry| keep(entry)));
+        self.places.clear();
+        (0..self.entries.len()).for_each(|at| self.place(at));
+    }
+
+    /// It is looked at from now on.
+    pub fn wake(&mut self, mut at: usize) -> &mut Entry {
+        if at >= self.awake {
+            self.swap(at, self.awake);
+            at = self.awake;
+            self.awake += 1;
+        }
+        &mut self.entries[at]
+    }
+
+    pub fn wake_all(&mut self) -> &[Entry] {
+        self.awake = self.entries.len();
+        &self.entries
+    }
+
+    /// Whether those that rest may be looked at again.
+    pub fn is_due(&mut self, now: impl Fn() -> Duration) -> bool {
+        let rest = (self.entries.len() - self.awake) as u32;
+        if rest == 0 {
+            return true;
+        }
+        let now = now();
+        let due = now.saturating_sub(self.looked) >= PACE * rest;
+        if due {
+            self.looked = now;
+        }
+        due
+    }
+
+    /// Wakes those for which somebody may have rung.
+    pub fn wake_stirred(&mut self) {
+        for at in self.awake..self.entries.len() {
+            if self.entries[at].is_stirred() {
+                self.wake(at);
+            }
+        }
+    }
+
+    /// Wakes those whose program found no room since, for it waits for some.
+    pub fn wake_stalled(&mut self, stalls: u64) {
+        if stalls == self.stalls {
+            return;
+        }
+        self.stalls = stalls;
+        for at in self.awake..self.entries.len() {
+            if self.entries[at].is_stalled() {
+                self.wake(at);
+            }
+        }
+    }
+
+    /// Finds those that are ready by now, and tells of them. One that is not costs a load.
+    pub fn collect(&mut self, process: &Process, events: &mut [epoll_event]) -> usize {
+        // Each time from another one on, so that few places do not starve the last.
+        self.turn = if self.turn + 1 < self.awake { self.turn + 1 } else { 0 };
+        let (first, second) = self.entries[..self.awake].split_at_mut(self.turn);
+        let ready = second.iter_mut().chain(first).filter_map(|entry| entry.take(process));
+        let mut found = 0;
+        // Room first: what is taken must be told.
+        for (place, event) in events.iter_mut().zip(ready) {
+            *place = event;
+            found += 1;
+        }
+        // Who waits for one alone rests with it; who is busy with others leaves it.
+        if found > 0 {
+            self.rest(process);
+        }
+        found
+    }
+
+    /// Lets one go to rest, if its time has come: one at a time, as each costs a fence.
+    fn rest(&mut self, process: &Process) {
+        if self.turn < self.awake && self.entries[self.turn].rests(process) {
+            self.awake -= 1;
+            self.swap(self.turn, self.awake);
+        }
+    }
+}

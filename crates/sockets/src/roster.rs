@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-11. What this process shows of its connections to whoever looks from outside: memory that others can map and nobody
+//! else can write. What cannot be had for it is not shown.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use tombolo_domain::aside::Aside;
+use tombolo_layout::roster::{self, COUNTS, HIDDEN, LEN, MAGIC, MEMORY, ROWS, STATE, WORDS};
+use tombolo_mem::{MappedOwnWord, OwnControl, OwnWord};
+
+use crate::{
+    Reason,
+    connection::{Connection, Direction, Stage},
+    process::lock,
+    switch::Carrier,
+    tuple::Tuple,
+};
+
+/// The list of a process, made when there is something to show.
+#[derive(Debug, Default)]
+pub(crate) struct Roster(Mutex<Option<Option<Arc<List>>>>);
+
+#[derive(Debug)]
+struct List {
+    control: OwnControl,
+    free: Mutex<Vec<u16>>,
+    serial: AtomicU64,
+    /// What leads others to the memory.
+    _shown: Aside,
+}
+
+/// The row of one connection; it goes with this.
+#[derive(Debug)]
+pub(crate) struct Row {
+    list: Arc<List>,
+    at: u16,
+    state: MappedOwnWord,
+    counts: [MappedOwnWord; 4],
+    /// In a child made by fork the row is its parent's.
+    own: AtomicBool,
+}
+
+impl List {
+    fn new() -> Option<Self> {
+        let (segment, fd) = tombolo_mem::create_sealed(MEMORY, LEN).ok()?;
+        let shown = Aside::new(fd).ok()?;
+        let (control, _) = segment.split(LEN);
+        control.word(0).store_release(MAGIC);
+        Some(Self {
+            control,
+            free: Mutex::new((0..ROWS as u16).rev().collect()),
+            serial: AtomicU64::new(0),
+            _shown: shown,
+        })
+    }
+}
+
+impl Roster {
+    /// Shows `connection` from now on, if there is room.
+    pub fn show(&self, connection: &Connection, tuple: Tuple) -> Option<Row> {
+        let list = lock(&self.0).get_or_insert_with(|| List::new().map(Arc::new)).clone()?;
+        let Some(at) = lock(&list.free).pop() else {
+            let hidden = list.control.word(HIDDEN);
+            hidden.store_release(hidden.load() + 1);
+            return None;
+        };
+        let word = |word| list.control.word(roster::place(at.into(), word));
+        let shown = roster::Row {
+            addresses: [tuple.own, tuple.peer],
+            stage: roster::Stage::Candidate,
+            reason: None,
+            counts: [connection.counted(Direction::Out), 0, connection.counted(Direction::In), 0],
+        };
+        for (value, place) in shown.encode().into_iter().zip(1..WORDS) {
+            word(place).store_release(value);
+        }
+        word(0).store_release(list.serial.fetch_add(1, Ordering::Relaxed) + 1);
+        let (state, counts) = (word(STATE), std::array::from_fn(|count| word(COUNTS + count)));
+        Some(Row { at, state, counts, own: AtomicBool::new(true), list })
+    }
+
+    /// In a child made by fork: the list is its parent's.
+    pub fn forget(&self) {
+        *lock(&self.0) = None;
+    }
+}
+
+impl Row {
+    /// What is told of the connection changed.
+    pub fn tell(&self, stage: Stage, reason: Option<Reason>) {
+        let stage = match stage {
+            Stage::Candidate => roster::Stage::Candidate,
+            Stage::Joined => roster::Stage::Joined,
+            Stage::Plain => roster::Stage::Plain,
+        };
+        if self.is_own() {
+            self.state.store_release(roster::state(stage, reason.map(|reason| reason as u16)));
+        }
+    }
+
+    /// So many bytes went one way by now.
+    #[inline]
+    pub fn count(&self, direction: Direction, carrier: Carrier, bytes: u64) {
+        if self.is_own() {
+            self.counts[2 * direction as usize + carrier as usize].store_release(bytes);
+        }
+    }
+
+    fn is_own(&self) -> bool {
+        self.own.load(Ordering::Relaxed)
+    }
+
+    /// In a child made by fork: the row is its parent's.
+    pub fn disown(&self) {
+        self.own.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Row {
+    fn drop(&mut self) {
+        if self.is_own() {
+            self.list.control.word(roster::place(self.at.into(), 0)).store_release(0);
+            lock(&self.list.free).push(self.at);
+        }
+    }
+}
