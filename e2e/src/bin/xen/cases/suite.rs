@@ -17,7 +17,7 @@ pub const PV: &[Case] = &[
     Case { name: "suite_canary_of_domains_that_do_not_meet_fails", run: fails },
 ];
 pub const PVH: &[Case] =
-    &[Case { name: "pvh_conformance_of_two_domus", run: |rig| conformance(rig, Kind::Pvh, "A", "B", HERE) }];
+    &[Case { name: "pvh_conformance_of_two_domus", run: |rig| conformance(rig, Kind::Pvh, "A", "B") }];
 /// What takes longer than a change may wait for.
 pub const PVH_LONG: &[Case] = &[
     Case { name: "pvh_conformance_of_a_domu_and_dom0", run: |rig| conformance(rig, Kind::Pvh, "B", "dom0") },
