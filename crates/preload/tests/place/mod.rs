@@ -189,7 +189,7 @@ pub fn python(script: &str) -> Command {
     // Debian's own: what stands before it in the path may be a wrapper that is not it.
     let debian = Path::new("/usr/bin/python3");
     let mut command = Command::new(if debian.is_file() { debian } else { Path::new("python3") });
-    command.arg("-u").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(script));
+    command.arg("-uB").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(script));
     command
 }
 

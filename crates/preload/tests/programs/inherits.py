@@ -4,21 +4,10 @@ reads from it and writes to it; what the two ends hear is printed."""
 
 import array, ctypes, os, socket, sys
 
+from ends import pair
+
 libc = ctypes.CDLL(None, use_errno=True)
 LIBRARY = os.environ.get("LD_PRELOAD")
-
-
-def pair():
-    listener = socket.create_server(("127.0.0.1", 0))
-    a = socket.create_connection(listener.getsockname())
-    b, _ = listener.accept()
-    for _ in range(40):
-        for x, y in ((a, b), (b, a)):
-            x.sendall(b"w" * 500)
-            left = 500
-            while left:
-                left -= len(y.recv(left))
-    return a, b
 
 
 def script(fd):
