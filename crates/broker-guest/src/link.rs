@@ -21,6 +21,15 @@ use crate::{
 /// The host is not told more often that a peer rings without end.
 const STORM_AGAIN: Duration = Duration::from_secs(1);
 
+/// A call that was accepted, for a program that listens.
+#[derive(Debug)]
+struct Accepted {
+    made: Made,
+    listener: u64,
+    service: Name,
+    descriptors: Vec<OwnedFd>,
+}
+
 /// A link and the calls on it.
 #[derive(Debug)]
 pub(crate) struct Link<R> {
@@ -32,6 +41,8 @@ pub(crate) struct Link<R> {
     pub sockets: BTreeMap<u32, OwnedFd>,
     /// Calls whose program closed the socket, or had one of an earlier broker, and may have the slices still.
     pub departing: BTreeSet<u32>,
+    /// Calls that were accepted and of which who listens is still to hear.
+    accepted: Vec<Accepted>,
     /// Who waits for the answer to which call, and for what.
     pub waiting: BTreeMap<u32, (u64, Name)>,
     /// When the host was told last that the peer rings without end.
@@ -52,6 +63,7 @@ impl<R: Region> Link<R> {
             calls,
             sockets: BTreeMap::new(),
             departing: BTreeSet::new(),
+            accepted: Vec::new(),
             waiting: BTreeMap::new(),
             stormed: None,
             leaving: false,
@@ -137,20 +149,19 @@ impl<R: Region> Link<R> {
             return Err(No(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
         }
         let listening = Doing::Listening(service.clone());
-        let Some(listener) = programs.values().find(|program| program.doing == listening) else {
+        let Some((listener, program)) = programs.iter().find(|(_, program)| program.doing == listening) else {
             return Err(No(code::NOT_FOUND, format!("nobody listens at {service}")));
         };
-        let user = listener.user;
+        let user = program.user;
         self.calls.room_for(user)?;
         let made = self.calls.asked(serial, theirs, channel)?;
         let given = (|| -> io::Result<OwnedFd> {
             let Some((region, _)) = &mut self.memory else { return Err(io::ErrorKind::NotFound.into()) };
             region.clear(made.own.0, made.own.1)?;
             let (ours, socket) = program::call_socket()?;
-            let slices = region.slices(&made)?;
+            let descriptors = [socket].into_iter().chain(region.slices(&made)?).collect();
             region.keep(&made, ours.as_fd())?;
-            let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
-            listener.state(serial, (self.told.peer.clone(), service), &made, false, &descriptors)?;
+            self.accepted.push(Accepted { made, listener: *listener, service, descriptors });
             Ok(ours)
         })();
         match given {
@@ -165,11 +176,28 @@ impl<R: Region> Link<R> {
                     region.bequeath(&made);
                 }
                 self.calls.forget(serial);
-                let gone = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
-                let code = if gone { code::NOT_FOUND } else { code::QUOTA };
-                Err(No(code, format!("the listener cannot take the call: {error}")))
+                Err(No(code::QUOTA, format!("slices cannot be made: {error}")))
             }
         }
+    }
+
+    /// Tells those who listen of calls that were accepted, after the peer was told: it need not wait for what they do
+    /// about it. A call that cannot be told is over. True if the peer is to hear of one.
+    pub(crate) fn tell_listeners(&mut self, programs: &BTreeMap<u64, Program>) -> bool {
+        let mut over = false;
+        for Accepted { made, listener, service, descriptors } in std::mem::take(&mut self.accepted) {
+            let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+            let peer = self.told.peer.clone();
+            let told = programs.get(&listener).ok_or_else(|| io::ErrorKind::NotFound.into()).and_then(|listener| {
+                listener.state(made.serial, (peer, service), &made, false, &descriptors)
+            });
+            if told.is_err() {
+                self.sockets.remove(&made.serial);
+                self.finish(made.serial);
+                over = true;
+            }
+        }
+        over
     }
 
     /// Gives the program that called what it asked for.
@@ -275,6 +303,7 @@ impl<R: Region> Link<R> {
     /// The host took the link back.
     pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
         self.leaving = true;
+        self.accepted.clear();
         self.fail_waiting(programs, "the link is taken away");
         self.sockets.keys().for_each(|serial| self.tell_close(*serial));
         if let Some((region, _)) = &mut self.memory {
