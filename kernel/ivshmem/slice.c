@@ -10,8 +10,11 @@
 
 #include "tombolo.h"
 
-/* How many pages one fault maps, at most: those around it. */
-#define FAULT_AROUND	512UL
+/*
+ * How many pages one fault maps, at most: those around it. Few, for each costs
+ * something when a channel begins, and a byte or two may be all it carries.
+ */
+#define FAULT_AROUND	16UL
 
 static const __le32 *peer_mark(const struct slice *slice, unsigned int channel)
 {

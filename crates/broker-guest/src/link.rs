@@ -188,9 +188,10 @@ impl<R: Region> Link<R> {
         for Accepted { made, listener, service, descriptors } in std::mem::take(&mut self.accepted) {
             let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
             let peer = self.told.peer.clone();
-            let told = programs.get(&listener).ok_or_else(|| io::ErrorKind::NotFound.into()).and_then(|listener| {
-                listener.state(made.serial, (peer, service), &made, false, &descriptors)
-            });
+            let told = programs
+                .get(&listener)
+                .ok_or_else(|| io::ErrorKind::NotFound.into())
+                .and_then(|listener| listener.state(made.serial, (peer, service), &made, false, &descriptors));
             if told.is_err() {
                 self.sockets.remove(&made.serial);
                 self.finish(made.serial);
@@ -305,9 +306,115 @@ impl<R: Region> Link<R> {
         self.leaving = true;
         self.accepted.clear();
         self.fail_waiting(programs, "the link is taken away");
-        self.sockets.keys().for_each(|serial| self.tell_close(*serial));
+        // First, so that programs hear that it was taken away, and not that the peer closed.
         if let Some((region, _)) = &mut self.memory {
             region.hang_up();
         }
+        self.sockets.keys().for_each(|serial| self.tell_close(*serial));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use tombolo_control::{Boxes, SLICES_AT};
+
+    use super::*;
+    use crate::devices::Pages;
+
+    /// Memory of a link of which nothing is kept but whose end was told.
+    #[derive(Debug, Default)]
+    struct Nothing(Vec<u32>);
+
+    impl Boxes for Nothing {
+        fn load(&mut self, _offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+            bytes.fill(0);
+            Ok(())
+        }
+
+        fn store(&mut self, _offset: usize, _bytes: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Pages for Nothing {
+        fn ring(&self) {}
+        fn drain(&self) {}
+    }
+
+    impl Region for Nothing {
+        type Pages = Self;
+
+        fn pages(&mut self) -> &mut Self {
+            self
+        }
+
+        fn fd(&self) -> BorrowedFd<'_> {
+            unreachable!("nobody waits")
+        }
+
+        fn set_bell(&mut self, _bell: u16) {}
+
+        fn clear(&mut self, _offset: u64, _len: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn slices(&mut self, _made: &Made) -> io::Result<Vec<OwnedFd>> {
+            Ok(Vec::new())
+        }
+
+        fn held(&mut self) -> io::Result<Vec<Made>> {
+            Ok(Vec::new())
+        }
+
+        fn departures(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+
+        fn bequeath(&mut self, made: &Made) {
+            self.0.push(made.serial);
+        }
+
+        fn hang_up(&mut self) {}
+    }
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn v2_call_of_a_listener_that_has_gone_is_over_once_it_was_accepted() {
+        let place = || "04.0".parse().unwrap();
+        let told = Told {
+            link: 1,
+            generation: 1,
+            peer: name("b"),
+            own: place(),
+            theirs: place(),
+            size: 1 << 20,
+            side: 0,
+            bell: 2,
+            vectors: 1,
+            rules: vec![(Way::In, "*".parse().unwrap())],
+            life: Life::Running,
+        };
+        let mut link = Link::<Nothing>::new(told, 4096);
+        let mut boxes = Nothing::default();
+        let peer = Peer::begin(1, name("a"), name("b"), [0; 16], &mut boxes).unwrap();
+        link.memory = Some((boxes, peer));
+        let (_ours, theirs) = program::call_socket().unwrap();
+        let mut listener = Program::new(theirs).unwrap();
+        listener.doing = Doing::Listening(name("s"));
+
+        let mut programs = BTreeMap::from([(7, listener)]);
+        let call = Heard::Connect(2, name("s"), (SLICES_AT, 4096), 1);
+        link.understand(call, &mut programs).unwrap();
+        assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::Up), "accepted");
+        programs.clear();
+        assert!(link.tell_listeners(&programs), "there is Close to be said");
+        assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::ClosedHere));
+        assert_eq!(link.memory.as_ref().map(|(region, _)| &region.0), Some(&vec![2]), "its state is closed");
+        assert!(link.sockets.is_empty() && !link.tell_listeners(&programs), "and that was all");
     }
 }
