@@ -277,9 +277,9 @@ fn taken_away(rig: &mut Rig) -> Result<Verdict> {
         let of_a = line(&mut site.a, flow.pour, "ended", within(60)).context("the writer hears nothing")?;
         let of_b = line(&mut site.b, flow.drink, "ended", within(60)).context("the reader hears nothing")?;
         times.push(start.elapsed());
-        // Who hears of it last may see first that the other has gone.
+        // Who hears of it last may see first that the other closed, or has gone.
         for ended in [&of_a, &of_b] {
-            let known = ["revoked", "the peer is gone", "ProcessGone"].iter().any(|word| ended.contains(word));
+            let known = ["revoked", "the peer is gone", "ProcessGone", "Closed"].iter().any(|word| ended.contains(word));
             ensure!(known, "round {round}: {ended}");
             revoked += u32::from(ended.contains("revoked"));
         }
