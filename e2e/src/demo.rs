@@ -45,14 +45,15 @@ pub struct Effort {
     runs: u32,
     /// Seconds of a sample.
     seconds: f64,
-    /// Mebibytes that cross in 32 KiB writes.
+    /// Mebibytes that cross in 32 KiB writes, and how often.
     volume: u64,
+    times: u32,
 }
 
 /// For a table that means something.
-pub const FULL: Effort = Effort { runs: 5, seconds: 0.3, volume: 1024 };
+pub const FULL: Effort = Effort { runs: 5, seconds: 0.3, volume: 1024, times: 5 };
 /// To see that all of it works.
-pub const QUICK: Effort = Effort { runs: 2, seconds: 0.1, volume: 64 };
+pub const QUICK: Effort = Effort { runs: 2, seconds: 0.1, volume: 64, times: 1 };
 
 /// Within this a link is to be up, in milliseconds.
 const LINK_UP: Goal = Goal::Most(1000.0);
@@ -96,7 +97,7 @@ pub fn run(rig: &Rig, effort: Effort, parts: &[&str]) -> Result<()> {
         knock::show(&mut site, &mut goals)?;
     }
     if wanted("volume") {
-        volume::show(&mut site, effort.volume << 20, &mut goals)?;
+        volume::show(&mut site, effort.volume << 20, effort.times, &mut goals)?;
     }
     println!("{goals}");
     site.finish()

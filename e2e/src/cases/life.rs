@@ -5,14 +5,13 @@
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
 use crate::site::{At, Site, line, start};
-use rustix::event::poll;
-use rustix::time::Timespec;
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tombolo::{Deadline, Options, Stream};
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::guest::pass;
 use tombolo_e2e::lines::within;
 
 pub const CASES: &[Case] = &[
@@ -34,14 +33,6 @@ const SEEN: Duration = Duration::from_secs(1);
 const ADDRESS: &str = "vm:b/flow";
 /// Numbers in a block.
 const BLOCK: usize = 512;
-
-/// A pause of the test itself, where time has to pass.
-fn pass(time: Duration) {
-    let end = Instant::now() + time;
-    while let Some(left) = end.checked_duration_since(Instant::now()) {
-        _ = poll(&mut [], Timespec::try_from(left).ok().as_ref());
-    }
-}
 
 /// Writes numbers for ever, and says how far it is. Ends well when it is told of an end.
 fn pour(args: &[String]) -> Result<()> {
@@ -279,7 +270,8 @@ fn taken_away(rig: &mut Rig) -> Result<Verdict> {
         times.push(start.elapsed());
         // Who hears of it last may see first that the other closed, or has gone.
         for ended in [&of_a, &of_b] {
-            let known = ["revoked", "the peer is gone", "ProcessGone", "Closed"].iter().any(|word| ended.contains(word));
+            let known =
+                ["revoked", "the peer is gone", "ProcessGone", "Closed"].iter().any(|word| ended.contains(word));
             ensure!(known, "round {round}: {ended}");
             revoked += u32::from(ended.contains("revoked"));
         }

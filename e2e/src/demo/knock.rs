@@ -8,20 +8,26 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 use tombolo::{Options, Stream};
 use tombolo_e2e::error::{Error, Result};
+use tombolo_e2e::guest::pass;
 use tombolo_e2e::lines::within;
 
 const TIMES: &str = "200";
 /// In milliseconds.
 const GOAL: Goal = Goal::Most(2.0);
-/// The smallest rings there are, and those that one gets who asks for none.
-const RINGS: [(&str, &str); 2] = [("4096", "rings of 4 KiB"), ("1048576", "rings of 1 MiB")];
+/// Bytes of a ring, milliseconds of rest before each time, and what that is: the smallest rings, those that one gets who asks for
+/// none, and these one after the other, while both sides still clear away what was before.
+const SERIES: [(&str, &str, &str); 3] = [
+    ("4096", "20", "rings of 4 KiB"),
+    ("1048576", "20", "rings of 1 MiB"),
+    ("1048576", "0", "rings of 1 MiB, without a rest in between"),
+];
 
 /// Prints the medians of some set-ups from a to b.
 pub fn show(site: &mut Site, goals: &mut Goals) -> Result<()> {
-    for (ring, named) in RINGS {
-        let listener = start(&mut site.b, "knock::open", &["vm:b/door", TIMES, ring])?;
+    for (ring, rest, named) in SERIES {
+        let listener = start(&mut site.b, "knock::open", &["vm:b/door", TIMES, ring, rest])?;
         word(&mut site.b, listener, "listening")?;
-        let knocker = start(&mut site.a, "knock::knock", &["vm:b/door", TIMES, ring])?;
+        let knocker = start(&mut site.a, "knock::knock", &["vm:b/door", TIMES, ring, rest])?;
         let median = word(&mut site.a, knocker, "median")?;
         site.a.wait(knocker, within(60))?.success()?;
         site.b.wait(listener, within(60))?.success()?;
@@ -33,17 +39,30 @@ pub fn show(site: &mut Site, goals: &mut Goals) -> Result<()> {
     Ok(())
 }
 
-fn arguments(args: &[String]) -> Result<(&str, usize, Options)> {
-    let [address, times, ring] = args else { return Err(Error::new("an address and two numbers are needed")) };
-    Ok((address, times.parse()?, Options::new().ring_size(ring.parse()?)))
+struct Knocks<'a> {
+    address: &'a str,
+    count: usize,
+    options: Options,
+    rest: Duration,
+}
+
+impl<'a> Knocks<'a> {
+    fn of(args: &'a [String]) -> Result<Self> {
+        let [address, count, ring, rest] = args else {
+            return Err(Error::new("an address and three numbers are needed"));
+        };
+        let (options, rest) = (Options::new().ring_size(ring.parse()?), Duration::from_millis(rest.parse()?));
+        Ok(Self { address, count: count.parse()?, options, rest })
+    }
 }
 
 /// Connects again and again, each time with a byte there and back, and prints the median of the connecting.
 pub fn knock(args: &[String]) -> Result<()> {
-    let (address, count, options) = arguments(args)?;
+    let Knocks { address, count, options, rest } = Knocks::of(args)?;
     let options = options.wait_for_listener(Duration::from_secs(60));
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
+        pass(rest);
         let start = Instant::now();
         let mut stream = tombolo::connect_with::<Stream>(address, &options)?;
         times.push(start.elapsed());
@@ -58,7 +77,7 @@ pub fn knock(args: &[String]) -> Result<()> {
 
 /// Answers a byte on so many connections.
 pub fn open(args: &[String]) -> Result<()> {
-    let (address, count, options) = arguments(args)?;
+    let Knocks { address, count, options, .. } = Knocks::of(args)?;
     let mut listener = tombolo::listen_with::<Stream>(address, &options)?;
     println!("listening");
     for _ in 0..count {

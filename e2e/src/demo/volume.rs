@@ -45,13 +45,17 @@ type Row = (&'static str, fn(&Taken) -> f64, usize, Option<Goal>);
 const BROKERS: Goal = Goal::Most(1.0);
 
 /// Moves the volume both ways and prints the table.
-pub fn show(site: &mut Site, volume: u64, goals: &mut Goals) -> Result<()> {
+pub fn show(site: &mut Site, volume: u64, times: u32, goals: &mut Goals) -> Result<()> {
     let idle = idle(site)?;
-    let ours = taken(site, "vm:b/volume", volume, idle)?;
     let place = format!("{}:{}", site.addresses[1], super::PORT + 1);
-    let theirs = taken(site, &place, volume, idle)?;
-    let title = format!("{} MiB from a to b in writes of {} KiB", volume >> 20, WRITE >> 10);
-    println!("{title:<58} {:>12} {:>12} {:>9}", "Tombolo", "TCP", "times");
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    // In turn, so that what else goes on here comes to both.
+    for _ in 0..times {
+        ours.push(taken(site, "vm:b/volume", volume, idle)?);
+        theirs.push(taken(site, &place, volume, idle)?);
+    }
+    let title = format!("{} MiB from a to b in writes of {} KiB, {times} times", volume >> 20, WRITE >> 10);
+    println!("{title:<58} {:>26} {:>30} {:>9}", "Tombolo (least to most)", "TCP (least to most)", "times");
     let rows: [Row; 8] = [
         ("seconds", |it| it.seconds, 2, None),
         ("stores to the doorbell, kicks of virtio", |it| it.kicks, 0, None),
@@ -63,18 +67,30 @@ pub fn show(site: &mut Site, volume: u64, goals: &mut Goals) -> Result<()> {
         ("processor seconds of the host's brokers", |it| it.brokers, 2, None),
     ];
     for (what, of, digits, goal) in rows {
-        let (ours, theirs) = (of(&ours), of(&theirs));
-        let times = if ours > 0.0 { format!("{:.1}", theirs / ours) } else { String::new() };
-        let goal = goals.beside(what, theirs / ours, goal);
-        println!("{what:<58} {ours:>12.digits$} {theirs:>12.digits$} {times:>9}  {goal}");
+        let (ours, theirs) = (spread(&ours, of), spread(&theirs, of));
+        let cell = |[median, least, most]: [f64; 3]| format!("{median:.digits$} ({least:.digits$} to {most:.digits$})");
+        let ratio = theirs[0] / ours[0];
+        let times = if ours[0] > 0.0 { format!("{ratio:.1}") } else { String::new() };
+        let goal = goals.beside(what, ratio, goal);
+        println!("{what:<58} {:>26} {:>30} {times:>9}  {goal}", cell(ours), cell(theirs));
     }
-    for (end, counted) in ["sender", "receiver"].iter().zip(&ours.ends) {
-        println!("{end}: {counted}");
+    let brokers: f64 = ours.iter().map(|it| it.brokers).sum();
+    let machines: f64 = ours.iter().map(|it| it.machines).sum();
+    let share = 100.0 * brokers / (machines + brokers);
+    for it in &ours {
+        println!("{:.2} s: sender {}; receiver {}", it.seconds, it.ends[0], it.ends[1]);
     }
-    let share = 100.0 * ours.brokers / (ours.machines + ours.brokers);
     let goal = goals.beside("percent of the processor time that brokers took", share, Some(BROKERS));
     println!("brokers on the host: {share:.2} % of the processor time ({goal})\n");
     Ok(())
+}
+
+/// Median, least and most.
+fn spread(all: &[Taken], of: fn(&Taken) -> f64) -> [f64; 3] {
+    let mut values: Vec<f64> = all.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    let at = |place: usize| values.get(place).copied().unwrap_or(f64::NAN);
+    [at(values.len() / 2), at(0), at(values.len().saturating_sub(1))]
 }
 
 /// Context switches of both machines in a second in which nothing is asked of them.
