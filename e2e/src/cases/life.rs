@@ -269,9 +269,9 @@ fn taken_away(rig: &mut Rig) -> Result<Verdict> {
         let of_b = line(&mut site.b, flow.drink, "ended", within(60)).context("the reader hears nothing")?;
         times.push(start.elapsed());
         // Who hears of it last may see first that the other closed, or has gone.
-        for ended in [&of_a, &of_b] {
+        for ended in [of_a, of_b].map(|ended| ended.to_lowercase()) {
             let known =
-                ["revoked", "the peer is gone", "ProcessGone", "Closed"].iter().any(|word| ended.contains(word));
+                ["revoked", "the peer is gone", "processgone", "closed"].iter().any(|word| ended.contains(word));
             ensure!(known, "round {round}: {ended}");
             revoked += u32::from(ended.contains("revoked"));
         }
