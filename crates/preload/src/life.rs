@@ -48,14 +48,14 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     let parent = std::process::id();
     errno::set(before);
     let answer = fork();
+    if answer > 0 {
+        // What is not connected yet, or came meanwhile, is the child's: before another thread takes it for its own.
+        state::forget_fresh();
+    }
     drop((left, table, set_locks));
     errno::kept(|| {
         if std::process::id() == parent {
             held.parent(u32::try_from(answer).ok());
-            if answer > 0 {
-                // What is not connected yet is the child's.
-                state::forget_fresh();
-            }
         } else {
             state::set_owner();
             held.child();
