@@ -180,6 +180,14 @@ fn handing_on() {
     control::hand_over_all(process, &passed_on, Reason::Shared);
 }
 
+/// A child of `vfork` closes what may be the other end of one that it keeps for another program: while it has both, that
+/// one goes back to TCP.
+pub(crate) fn closing_in_child(fd: RawFd) {
+    if state::connections().iter().any(|(known, one)| *known == fd && one.stage() == Stage::Joined) {
+        handing_on();
+    }
+}
+
 /// A program is about to be started by libc, which asks nobody: what it gets goes back to TCP first.
 fn spawning() {
     if let Some(process) = state::busy().filter(|_| state::is_owner()) {

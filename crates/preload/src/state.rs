@@ -158,7 +158,7 @@ pub(crate) fn next_of_ours(first: u32) -> Option<u32> {
 pub(crate) fn find(fd: RawFd) -> Option<Watched> {
     match kind(fd) {
         NOTHING | STREAM => None,
-        DIALLED | ACCEPTED | DIALLED_STREAM | ACCEPTED_STREAM => find_fresh(fd),
+        fresh if is_fresh(fresh) => find_fresh(fd, fresh),
         _ => watched(fd),
     }
 }
@@ -184,13 +184,13 @@ pub(crate) fn set(fd: RawFd) -> Option<Arc<Set>> {
     }
 }
 
-/// The first call on a socket that may move bytes. What its addresses are is asked when it has shown traffic.
+/// The first call on a socket that may move bytes, and that was `found` to be fresh. What its addresses are is asked when it
+/// has shown traffic.
 #[cold]
-fn find_fresh(fd: RawFd) -> Option<Watched> {
+fn find_fresh(fd: RawFd, found: u8) -> Option<Watched> {
     let process = process()?;
-    let found = kind(fd);
     if matches!(found, DIALLED | ACCEPTED) && !errno::kept(|| kernel::is_tcp(fd)) {
-        set_kind(fd, NOTHING);
+        forget_if(fd, found);
         return None;
     }
     let connection = Arc::new(process.track(matches!(found, DIALLED | DIALLED_STREAM), fd));
@@ -201,6 +201,11 @@ fn find_fresh(fd: RawFd) -> Option<Watched> {
         CONNECTION => table.get(fd as usize).cloned().flatten(),
         _ => None,
     }
+}
+
+/// Nothing is known of `fd`, unless another thread has found out more meanwhile.
+fn forget_if(fd: RawFd, found: u8) {
+    let _ = KINDS[fd as usize].compare_exchange(found, NOTHING, Ordering::SeqCst, Ordering::SeqCst);
 }
 
 fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
@@ -249,9 +254,10 @@ pub(crate) struct Table(RwLockWriteGuard<'static, Vec<Option<Watched>>>);
 /// have them.
 pub(crate) fn hold_for_fork() -> Table {
     for (fd, kind) in KINDS.iter().enumerate() {
+        let found = kind.load(Ordering::Acquire);
         // What is not connected yet is nobody's yet.
-        if is_fresh(kind.load(Ordering::Relaxed)) && kernel::addresses(fd as RawFd).is_some() {
-            find_fresh(fd as RawFd);
+        if is_fresh(found) && kernel::addresses(fd as RawFd).is_some() {
+            find_fresh(fd as RawFd, found);
         }
     }
     Table(write())
@@ -281,11 +287,10 @@ fn is_fresh(kind: u8) -> bool {
 
 /// Sockets that have moved no byte are left alone from now on.
 pub(crate) fn forget_fresh() {
-    for kind in &KINDS {
-        // Another thread may just make a connection of it.
-        let now = kind.load(Ordering::Relaxed);
-        if is_fresh(now) {
-            let _ = kind.compare_exchange(now, NOTHING, Ordering::SeqCst, Ordering::SeqCst);
+    for (fd, kind) in KINDS.iter().enumerate() {
+        let found = kind.load(Ordering::Relaxed);
+        if is_fresh(found) {
+            forget_if(fd as RawFd, found);
         }
     }
 }

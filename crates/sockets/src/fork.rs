@@ -14,7 +14,7 @@ use crate::{
     connection::{Connection, Stage},
     family::Place,
     negotiation::{Exchange, Talk},
-    pipes::{Line, Still},
+    pipes::{Line, Pipes, Still},
     process::{Process, Waiting, lock},
     proof::History,
     spin,
@@ -37,7 +37,7 @@ struct Member<'a> {
     talk: MutexGuard<'a, Talk>,
     _history: MutexGuard<'a, Option<Box<History>>>,
     _identity: MutexGuard<'a, Option<(Tuple, u64)>>,
-    _pipes: Option<Still<'a>>,
+    _still: Option<Still<'a>>,
 }
 
 impl std::fmt::Debug for Forking<'_> {
@@ -59,10 +59,14 @@ impl Process {
         for connection in all {
             let mut talk = lock(&connection.talk);
             let history = lock(&connection.history);
-            let (mut place, mut pipes) = (None, None);
+            // Before the family takes over what was counted: what is read meanwhile would be missing there.
+            let mut still = connection.pipes.get().map(Pipes::still);
+            let mut place = None;
             if connection.stage() != Stage::Plain {
                 let family = connection.found_family()?;
-                pipes = connection.pipes.get().map(|pipes| pipes.hold(family)).transpose()?;
+                if let (Some(pipes), Some(still)) = (connection.pipes.get(), &mut still) {
+                    pipes.hand_on(still, family)?;
+                }
                 // Two processes will have it; it is claimed again by the one that is left.
                 if matches!(*talk, Talk::Claimed { .. }) {
                     exchange.withdraw(connection, &mut talk);
@@ -70,7 +74,7 @@ impl Process {
                 place = Some(family.expect());
             }
             let identity = lock(&connection.identity);
-            members.push(Member { connection, place, talk, _history: history, _identity: identity, _pipes: pipes });
+            members.push(Member { connection, place, talk, _history: history, _identity: identity, _still: still });
         }
         Ok(Forking { process: self, all, members, exchange, waiting })
     }
