@@ -21,7 +21,7 @@ use tombolo::sockets::{
 };
 
 use crate::{
-    epoll, errno, flow, kernel, real,
+    epoll, errno, flow, kernel, life, real,
     state::{self, Watched},
 };
 
@@ -177,7 +177,9 @@ fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason:
             return false;
         }
         if let Some((fd, other)) = &twin {
-            other.owes(process, *fd);
+            // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
+            let there = state::is_owner() || process.kernel().tuple(*fd) == other.tuple();
+            other.owes(process, if there { *fd } else { -1 });
         }
         // The peer rings for nothing here: it only moves.
         let _ = crate::poll::kernel(&mut [], Some(Duration::from_millis(1)), None);
@@ -210,8 +212,13 @@ fn refused(errno: c_int) -> c_int {
 
 /// The program gives up what `fd` is.
 fn closing(fd: RawFd) {
-    if !state::is_known(fd) || !state::is_owner() {
-        return; // A child of vfork: what it closes is its own, the table is its parent's.
+    if !state::is_known(fd) {
+        return;
+    }
+    if !state::is_owner() {
+        // A child of vfork: what it closes is its own, the table is its parent's.
+        life::closing_in_child(fd);
+        return;
     }
     if let Some(Watched::Connection(connection)) = state::forget(fd) {
         let other = if connection.is_single() { None } else { state::other(fd, &connection) };

@@ -266,8 +266,9 @@ fn change_joined(
     }
 }
 
-/// Nobody changes these sets while this is held.
+/// Nobody changes these sets while this is held, nor is in the middle of a first use of anything here.
 pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
+    let _ = (tokens(), since());
     sets.iter().map(|(_, set)| set.lock()).collect()
 }
 

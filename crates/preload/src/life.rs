@@ -28,6 +28,7 @@ use crate::{control, epoll, errno, kernel, real, state};
 /// Does `fork`, which returns in two processes, or in the child alone (`daemon`).
 fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     let Some(process) = state::busy().filter(|_| state::is_owner()) else {
+        let _begun = state::beginning();
         let answer = fork();
         if answer == 0 {
             state::inherit();
@@ -35,25 +36,26 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
         return answer;
     };
     let before = errno::get();
-    let all = state::for_fork();
-    let sets = state::sets();
-    let table = state::hold();
+    // In the order in which calls take them: a set's thread moves bytes, one that moves bytes waits for no set.
+    let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    let table = state::hold_for_fork();
+    let (all, sets) = (table.all(), table.sets());
+    let set_locks = epoll::hold(&sets);
     let Ok(held) = process.before_fork(&all) else {
         errno::set(libc::ENOMEM);
         return -1;
     };
-    let set_locks = epoll::hold(&sets);
     let parent = std::process::id();
     errno::set(before);
     let answer = fork();
-    drop((table, set_locks));
+    if answer > 0 {
+        // What is not connected yet, or came meanwhile, is the child's: before another thread takes it for its own.
+        state::forget_fresh();
+    }
+    drop((left, table, set_locks));
     errno::kept(|| {
         if std::process::id() == parent {
             held.parent(u32::try_from(answer).ok());
-            if answer > 0 {
-                // What is not connected yet is the child's.
-                state::forget_fresh();
-            }
         } else {
             state::set_owner();
             held.child();
@@ -135,13 +137,10 @@ pub(crate) fn leaving() {
         return;
     }
     errno::kept(|| {
-        let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
         control::hand_over_all(process, &passed_on(), Reason::Shared);
-        for (_, connection) in state::connections() {
-            if !connection.depart() {
-                left.push(connection);
-            }
-        }
+        let all = state::connections().into_iter().map(|(_, connection)| connection);
+        let left: Vec<_> = all.filter(|connection| !connection.depart()).collect();
+        LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(left);
         process.end();
         state::left();
     });
@@ -179,6 +178,14 @@ fn handing_on() {
         }
     }
     control::hand_over_all(process, &passed_on, Reason::Shared);
+}
+
+/// A child of `vfork` closes what may be the other end of one that it keeps for another program: while it has both, that
+/// one goes back to TCP.
+pub(crate) fn closing_in_child(fd: RawFd) {
+    if state::connections().iter().any(|(known, one)| *known == fd && one.stage() == Stage::Joined) {
+        handing_on();
+    }
 }
 
 /// A program is about to be started by libc, which asks nobody: what it gets goes back to TCP first.

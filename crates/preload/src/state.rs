@@ -8,7 +8,7 @@ use std::{
     os::fd::RawFd,
     path::PathBuf,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
+        Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU8, AtomicU32, Ordering},
     },
     time::Duration,
@@ -55,17 +55,33 @@ pub(crate) enum Watched {
 /// This process, if the environment asks for it.
 pub(crate) fn process() -> Option<&'static Process> {
     static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
-    PROCESS
-        .get_or_init(|| {
-            errno::kept(|| {
-                let settings = settings()?;
-                set_owner();
-                aside::keep();
-                let rendezvous = rendezvous_in(&settings.folder);
-                Some(Process::new(settings, Box::new(kernel::Linux), rendezvous))
-            })
-        })
-        .as_ref()
+    if let Some(known) = PROCESS.get() {
+        return known.as_ref();
+    }
+    errno::kept(|| {
+        let _table = write();
+        let first = || {
+            let settings = settings()?;
+            set_owner();
+            aside::keep();
+            let rendezvous = rendezvous_in(&settings.folder);
+            Some(Process::new(settings, Box::new(kernel::Linux), rendezvous))
+        };
+        PROCESS.get_or_init(first).as_ref()
+    })
+}
+
+fn write() -> RwLockWriteGuard<'static, Vec<Option<Watched>>> {
+    WATCH.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read() -> RwLockReadGuard<'static, Vec<Option<Watched>>> {
+    WATCH.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// While this process knows of nothing yet: held before a fork, it keeps another thread from beginning meanwhile.
+pub(crate) fn beginning() -> Option<impl Sized> {
+    (OWNER.load(Ordering::Relaxed) == 0).then(write)
 }
 
 /// What `tombolo run` put into the environment. Numbers that make no sense are as good as none: a program must not fail
@@ -116,7 +132,7 @@ fn set_kind(fd: RawFd, kind: u8) {
 }
 
 fn watched(fd: RawFd) -> Option<Watched> {
-    WATCH.read().unwrap_or_else(PoisonError::into_inner).get(fd as usize).cloned().flatten()
+    read().get(fd as usize).cloned().flatten()
 }
 
 /// Whether there is anything about `fd` to forget.
@@ -142,7 +158,7 @@ pub(crate) fn next_of_ours(first: u32) -> Option<u32> {
 pub(crate) fn find(fd: RawFd) -> Option<Watched> {
     match kind(fd) {
         NOTHING | STREAM => None,
-        DIALLED | ACCEPTED | DIALLED_STREAM | ACCEPTED_STREAM => find_fresh(fd),
+        fresh if is_fresh(fresh) => find_fresh(fd, fresh),
         _ => watched(fd),
     }
 }
@@ -168,23 +184,28 @@ pub(crate) fn set(fd: RawFd) -> Option<Arc<Set>> {
     }
 }
 
-/// The first call on a socket that may move bytes. What its addresses are is asked when it has shown traffic.
+/// The first call on a socket that may move bytes, and that was `found` to be fresh. What its addresses are is asked when it
+/// has shown traffic.
 #[cold]
-fn find_fresh(fd: RawFd) -> Option<Watched> {
+fn find_fresh(fd: RawFd, found: u8) -> Option<Watched> {
     let process = process()?;
-    let found = kind(fd);
     if matches!(found, DIALLED | ACCEPTED) && !errno::kept(|| kernel::is_tcp(fd)) {
-        set_kind(fd, NOTHING);
+        forget_if(fd, found);
         return None;
     }
     let connection = Arc::new(process.track(matches!(found, DIALLED | DIALLED_STREAM), fd));
-    let mut table = WATCH.write().unwrap_or_else(PoisonError::into_inner);
+    let mut table = write();
     match kind(fd) {
         now if now == found => Some(put(&mut table, fd, Watched::Connection(connection))),
         // Another thread was faster.
         CONNECTION => table.get(fd as usize).cloned().flatten(),
         _ => None,
     }
+}
+
+/// Nothing is known of `fd`, unless another thread has found out more meanwhile.
+fn forget_if(fd: RawFd, found: u8) {
+    let _ = KINDS[fd as usize].compare_exchange(found, NOTHING, Ordering::SeqCst, Ordering::SeqCst);
 }
 
 fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
@@ -226,34 +247,50 @@ fn began() {
     let _ = STAGE.compare_exchange(IDLE, BUSY, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Everything that two processes will have after a fork: all connections, and those sockets that turn out to be one.
-pub(crate) fn for_fork() -> Vec<Arc<Connection>> {
+/// The table, held while the process forks.
+pub(crate) struct Table(RwLockWriteGuard<'static, Vec<Option<Watched>>>);
+
+/// Nobody changes the table while this is held. All sockets that turn out to be connections are in it: two processes will
+/// have them.
+pub(crate) fn hold_for_fork() -> Table {
     for (fd, kind) in KINDS.iter().enumerate() {
+        let found = kind.load(Ordering::Acquire);
         // What is not connected yet is nobody's yet.
-        if is_fresh(kind) && kernel::addresses(fd as RawFd).is_some() {
-            find_fresh(fd as RawFd);
+        if is_fresh(found) && kernel::addresses(fd as RawFd).is_some() {
+            find_fresh(fd as RawFd, found);
         }
     }
-    let mut all: Vec<_> = connections().into_iter().map(|(_, connection)| connection).collect();
-    all.sort_by_key(Arc::as_ptr);
-    all.dedup_by_key(|connection| Arc::as_ptr(connection));
-    all
+    Table(write())
 }
 
-fn is_fresh(kind: &AtomicU8) -> bool {
-    matches!(kind.load(Ordering::Relaxed), DIALLED | ACCEPTED | DIALLED_STREAM | ACCEPTED_STREAM)
+impl Table {
+    /// Each connection once.
+    pub fn all(&self) -> Vec<Arc<Connection>> {
+        let mut all: Vec<_> = connections_in(&self.0).into_iter().map(|(_, connection)| connection).collect();
+        all.sort_by_key(Arc::as_ptr);
+        all.dedup_by_key(|connection| Arc::as_ptr(connection));
+        all
+    }
+
+    /// Each set once, with one of its descriptors.
+    pub fn sets(&self) -> Vec<(RawFd, Arc<Set>)> {
+        let mut sets = sets_in(&self.0);
+        sets.sort_by_key(|(_, set)| Arc::as_ptr(set));
+        sets.dedup_by_key(|(_, set)| Arc::as_ptr(set));
+        sets
+    }
 }
 
-/// Nobody changes the table while this is held.
-pub(crate) fn hold() -> RwLockWriteGuard<'static, impl Sized> {
-    WATCH.write().unwrap_or_else(PoisonError::into_inner)
+fn is_fresh(kind: u8) -> bool {
+    matches!(kind, DIALLED | ACCEPTED | DIALLED_STREAM | ACCEPTED_STREAM)
 }
 
 /// Sockets that have moved no byte are left alone from now on.
 pub(crate) fn forget_fresh() {
-    for kind in &KINDS {
-        if is_fresh(kind) {
-            kind.store(NOTHING, Ordering::Release);
+    for (fd, kind) in KINDS.iter().enumerate() {
+        let found = kind.load(Ordering::Relaxed);
+        if is_fresh(found) {
+            forget_if(fd as RawFd, found);
         }
     }
 }
@@ -263,7 +300,7 @@ pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
     if kind(fd) == NOTHING {
         return None;
     }
-    let mut table = WATCH.write().unwrap_or_else(PoisonError::into_inner);
+    let mut table = write();
     set_kind(fd, NOTHING);
     table.get_mut(fd as usize).and_then(Option::take)
 }
@@ -271,7 +308,7 @@ pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
 /// The program made an epoll set.
 pub(crate) fn made_set(fd: RawFd) {
     if process().is_some() && (0..WATCHED as RawFd).contains(&fd) {
-        let mut table = WATCH.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = write();
         put(&mut table, fd, Watched::Set(Arc::default()));
     }
 }
@@ -281,7 +318,7 @@ pub(crate) fn duplicated(from: RawFd, to: RawFd) {
     match find(from) {
         Some(Watched::Connection(connection)) if (0..WATCHED as RawFd).contains(&to) => {
             connection.opened(to);
-            put(&mut WATCH.write().unwrap_or_else(PoisonError::into_inner), to, Watched::Connection(connection));
+            put(&mut write(), to, Watched::Connection(connection));
         }
         Some(Watched::Connection(connection)) => {
             // A descriptor that the table cannot hold would be read behind our back.
@@ -290,7 +327,7 @@ pub(crate) fn duplicated(from: RawFd, to: RawFd) {
             }
         }
         Some(Watched::Set(set)) if (0..WATCHED as RawFd).contains(&to) => {
-            put(&mut WATCH.write().unwrap_or_else(PoisonError::into_inner), to, Watched::Set(set));
+            put(&mut write(), to, Watched::Set(set));
         }
         Some(Watched::Set(_)) => {}
         None => set_kind(to, kind(from)),
@@ -299,7 +336,7 @@ pub(crate) fn duplicated(from: RawFd, to: RawFd) {
 
 /// Another descriptor than `fd` of the same connection.
 pub(crate) fn other(fd: RawFd, connection: &Arc<Connection>) -> Option<RawFd> {
-    let table = WATCH.read().unwrap_or_else(PoisonError::into_inner);
+    let table = read();
     table.iter().enumerate().find_map(|(at, watched)| match watched {
         Some(Watched::Connection(other)) if at as RawFd != fd && Arc::ptr_eq(other, connection) => Some(at as RawFd),
         _ => None,
@@ -308,7 +345,10 @@ pub(crate) fn other(fd: RawFd, connection: &Arc<Connection>) -> Option<RawFd> {
 
 /// All connections that are watched, each with one of its descriptors.
 pub(crate) fn connections() -> Vec<(RawFd, Arc<Connection>)> {
-    let table = WATCH.read().unwrap_or_else(PoisonError::into_inner);
+    connections_in(&read())
+}
+
+fn connections_in(table: &[Option<Watched>]) -> Vec<(RawFd, Arc<Connection>)> {
     let all = table.iter().enumerate().filter_map(|(at, watched)| match watched {
         Some(Watched::Connection(connection)) => Some((at as RawFd, Arc::clone(connection))),
         _ => None,
@@ -318,7 +358,10 @@ pub(crate) fn connections() -> Vec<(RawFd, Arc<Connection>)> {
 
 /// All epoll sets that are watched, with their descriptors.
 pub(crate) fn sets() -> Vec<(RawFd, Arc<Set>)> {
-    let table = WATCH.read().unwrap_or_else(PoisonError::into_inner);
+    sets_in(&read())
+}
+
+fn sets_in(table: &[Option<Watched>]) -> Vec<(RawFd, Arc<Set>)> {
     let all = table.iter().enumerate().filter_map(|(at, watched)| match watched {
         Some(Watched::Set(set)) => Some((at as RawFd, Arc::clone(set))),
         _ => None,

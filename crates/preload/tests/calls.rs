@@ -5,7 +5,7 @@ mod place;
 
 use std::process::Command;
 
-use place::{Place, has, output, python};
+use place::{Place, built, has, output, python};
 
 #[test]
 fn seldom_calls_give_what_they_give_without_the_library() {
@@ -27,15 +27,26 @@ fn thread_that_is_cancelled_in_a_call_leaves_the_connection_as_it_was() {
         return;
     }
     let place = Place::new();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/cancel.c");
-    let program = place.path("cancel");
-    let built = Command::new("cc").args(["-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(source).status();
-    assert!(built.unwrap().success());
+    let program = built(&place, "cancel.c");
     let plain = output(&mut Command::new(&program), &place.path("plain"));
     let mut command = Command::new(&program);
     place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
     assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
     assert!(place.log().contains("joined"), "{}", place.log());
+}
+
+#[test]
+fn end_that_another_program_keeps_alone_gets_and_gives_what_was_under_way() {
+    if !has("end_that_another_program_keeps_alone_gets_and_gives_what_was_under_way", &["python3"]) {
+        return;
+    }
+    let place = Place::new();
+    let plain = output(&mut python("kept.py"), &place.path("plain"));
+    let mut command = python("kept.py");
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
+    assert!(place.log().matches("joined").count() >= 12, "{}", place.log());
+    assert!(!place.log().contains("ended:"), "{}", place.log());
 }
 
 #[test]

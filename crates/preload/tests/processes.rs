@@ -3,7 +3,9 @@
 
 mod place;
 
-use place::{Place, has, output, python};
+use std::process::Command;
+
+use place::{Place, built, has, output, python};
 
 const SIZE: u64 = 3_000_000;
 
@@ -53,6 +55,20 @@ fn s9_child_that_leaves_the_socket_alone_does_not_slow_its_parent() {
 #[test]
 fn server_that_forks_for_each_caller_is_joined() {
     shared("serves", 8 * SIZE);
+}
+
+#[test]
+fn process_whose_threads_serve_and_call_while_it_forks_waits_for_nobody() {
+    if !has("process_whose_threads_serve_and_call_while_it_forks_waits_for_nobody", &["cc"]) {
+        return;
+    }
+    for _ in 0..runs(4, 100) {
+        let place = Place::new();
+        let mut command = Command::new(built(&place, "busy.c"));
+        place.dress(command.arg("50").env("TOMBOLO_SOCKETS_AFTER", "0"));
+        assert_eq!(output(&mut command, &place.path("out")), "done\n", "{}", place.log());
+        assert!(place.log().contains("joined") && !place.log().contains("broken"), "{}", place.log());
+    }
 }
 
 #[test]

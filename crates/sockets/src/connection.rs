@@ -63,7 +63,7 @@ pub struct Connection {
     /// This end connected, the other accepted.
     pub dialled: bool,
     /// Its addresses, and what names this end (M-3): found out when it is due.
-    identity: OnceLock<(Tuple, u64)>,
+    pub(crate) identity: Mutex<Option<(Tuple, u64)>>,
     stage: AtomicU8,
     reason: AtomicU16,
     /// Bytes that went over TCP through this library.
@@ -106,7 +106,7 @@ impl Connection {
     pub(crate) fn new(dialled: bool, fd: RawFd) -> Self {
         Self {
             dialled,
-            identity: OnceLock::new(),
+            identity: Mutex::default(),
             stage: AtomicU8::new(0),
             reason: AtomicU16::new(0),
             counted: [const { AtomicU64::new(0) }; 2],
@@ -135,16 +135,16 @@ impl Connection {
     /// Its addresses, once they were asked for.
     #[must_use]
     pub fn tuple(&self) -> Option<Tuple> {
-        self.identity.get().map(|(tuple, _)| *tuple)
+        lock(&self.identity).map(|(tuple, _)| tuple)
     }
 
     /// Its addresses and its number; none where it is no TCP connection.
     pub(crate) fn identity(&self, kernel: &dyn Kernel) -> Option<(Tuple, u64)> {
-        if let Some(known) = self.identity.get() {
-            return Some(*known);
+        let mut known = lock(&self.identity);
+        if known.is_none() {
+            *known = kernel.tuple(self.fd()).map(|tuple| (tuple, random_id()));
         }
-        let tuple = kernel.tuple(self.fd())?;
-        Some(*self.identity.get_or_init(|| (tuple, random_id())))
+        *known
     }
 
     /// How far it is.
@@ -210,8 +210,9 @@ impl Connection {
         }
     }
 
-    /// In a child made by fork: what is shown of it is its parent's.
+    /// In a child made by fork: what is shown of it is its parent's, and so are the calls that others were in.
     pub(crate) fn disown(&self) {
+        self.inside.iter().for_each(|inside| inside.store(0, Ordering::SeqCst));
         if let Some(row) = self.row() {
             row.disown();
         }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What happens to a process's connections when it forks.
 //!
-//! Nobody of the process is inside anything here while it forks, so the child finds all of it whole. A joined connection
+//! Nobody of the process is inside anything here while it forks, so the child finds all of it whole: each lock is held, and
+//! what is made at its first use is made before, or under one of those locks. A joined connection
 //! goes on in both processes by turns. One that is not joined yet can be joined again once a single process has it.
 
 use std::{
@@ -13,9 +14,11 @@ use crate::{
     connection::{Connection, Stage},
     family::Place,
     negotiation::{Exchange, Talk},
-    pipes::{Line, Still},
+    pipes::{Line, Pipes, Still},
     process::{Process, Waiting, lock},
     proof::History,
+    spin,
+    tuple::Tuple,
 };
 
 /// A process that is about to fork: everything is held still until it has.
@@ -29,10 +32,12 @@ pub struct Forking<'a> {
 
 struct Member<'a> {
     connection: &'a Arc<Connection>,
-    place: Place,
+    /// None for one that stays on TCP.
+    place: Option<Place>,
     talk: MutexGuard<'a, Talk>,
     _history: MutexGuard<'a, Option<Box<History>>>,
-    _pipes: Option<Still<'a>>,
+    _identity: MutexGuard<'a, Option<(Tuple, u64)>>,
+    _still: Option<Still<'a>>,
 }
 
 impl std::fmt::Debug for Forking<'_> {
@@ -47,20 +52,29 @@ impl Process {
     /// # Errors
     /// Where there is no memory for what the two processes will have in common.
     pub fn before_fork<'a>(&'a self, all: &'a [Arc<Connection>]) -> io::Result<Forking<'a>> {
+        spin::prepare();
         let mut exchange = lock(&self.exchange);
         let waiting = self.hold_waiting();
         let mut members = Vec::with_capacity(all.len());
-        for connection in all.iter().filter(|connection| connection.stage() != Stage::Plain) {
+        for connection in all {
             let mut talk = lock(&connection.talk);
             let history = lock(&connection.history);
-            let family = connection.found_family()?;
-            let pipes = connection.pipes.get().map(|pipes| pipes.hold(family)).transpose()?;
-            // Two processes will have it; it is claimed again by the one that is left.
-            if matches!(*talk, Talk::Claimed { .. }) {
-                exchange.withdraw(connection, &mut talk);
+            // Before the family takes over what was counted: what is read meanwhile would be missing there.
+            let mut still = connection.pipes.get().map(Pipes::still);
+            let mut place = None;
+            if connection.stage() != Stage::Plain {
+                let family = connection.found_family()?;
+                if let (Some(pipes), Some(still)) = (connection.pipes.get(), &mut still) {
+                    pipes.hand_on(still, family)?;
+                }
+                // Two processes will have it; it is claimed again by the one that is left.
+                if matches!(*talk, Talk::Claimed { .. }) {
+                    exchange.withdraw(connection, &mut talk);
+                }
+                place = Some(family.expect());
             }
-            let place = family.expect();
-            members.push(Member { connection, place, talk, _history: history, _pipes: pipes });
+            let identity = lock(&connection.identity);
+            members.push(Member { connection, place, talk, _history: history, _identity: identity, _still: still });
         }
         Ok(Forking { process: self, all, members, exchange, waiting })
     }
@@ -70,8 +84,8 @@ impl Forking<'_> {
     /// In the parent: this is the child, or there is none.
     pub fn parent(self, child: Option<u32>) {
         for member in &self.members {
-            if let Some(family) = member.connection.family() {
-                family.born(member.place, child);
+            if let (Some(family), Some(place)) = (member.connection.family(), member.place) {
+                family.born(place, child);
             }
         }
     }
@@ -84,10 +98,10 @@ impl Forking<'_> {
         all.iter().for_each(|connection| connection.disown());
         waiting.forget();
         for mut member in members {
-            if let Some(family) = member.connection.family() {
-                family.born(member.place, Some(std::process::id()));
+            if let (Some(family), Some(place)) = (member.connection.family(), member.place) {
+                family.born(place, Some(std::process::id()));
+                *member.talk = Talk::Silent;
             }
-            *member.talk = Talk::Silent;
         }
         let lines = exchange.inherit();
         process.listen_anew(&lines);

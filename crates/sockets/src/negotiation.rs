@@ -104,25 +104,25 @@ impl Process {
         if connection.stage() != Stage::Candidate || !connection.is_due(self.settings.after) {
             return;
         }
+        // Less and less often: a peer that is not there costs next to nothing.
+        let pace = if call <= 1024 { 8 } else { 64 };
+        if call > 64 && call % pace != 0 {
+            return;
+        }
+        let Ok(mut exchange) = self.exchange.try_lock() else { return };
         let Some((tuple, _)) = connection.identity(self.kernel()) else {
             connection.stay_plain(Reason::Usage);
             return;
         };
         connection.show(&self.roster, tuple);
         if !connection.is_alone() {
-            self.wait_to_be_alone(connection, call);
-            return;
-        }
-        // Less and less often: a peer that is not there costs next to nothing.
-        let pace = if call <= 1024 { 8 } else { 64 };
-        if call > 64 && call % pace != 0 {
+            wait_to_be_alone(connection, call);
             return;
         }
         if call > CALLS {
             self.stays(connection, Reason::NoPeer);
             return;
         }
-        let Ok(mut exchange) = self.exchange.try_lock() else { return };
         let said = exchange.advance(self, connection);
         // One look at the links is for all connections.
         if call <= 64 || self.has_not_heard_for(PAUSE) {
@@ -132,15 +132,6 @@ impl Process {
         if let Err(reason) = said {
             self.stays(connection, reason);
             *lock(&connection.talk) = Talk::Done;
-        }
-    }
-
-    /// Another process has the socket too: whoever is left will have it to itself. One that was killed does not say so.
-    fn wait_to_be_alone(&self, connection: &Connection, call: u64) {
-        if call % 64 == 0
-            && let Some(family) = connection.family()
-        {
-            family.bury();
         }
     }
 
@@ -479,6 +470,15 @@ impl Exchange {
         self.forget(&connection, to);
         *lock(&connection.talk) = Talk::Done;
         process.leaves(&connection, reason);
+    }
+}
+
+/// Another process has the socket too: whoever is left will have it to itself. One that was killed does not say so.
+fn wait_to_be_alone(connection: &Connection, call: u64) {
+    if call % 64 == 0
+        && let Some(family) = connection.family()
+    {
+        family.bury();
     }
 }
 

@@ -241,15 +241,13 @@ impl Pipes {
         Ok(result)
     }
 
-    /// Before a fork: nobody uses either direction while this is held, and the child finds both as they are now.
-    pub fn hold(&self, family: &Family) -> std::io::Result<Still<'_>> {
-        let mut still = self.still();
+    /// Before a fork, with both directions held still: the child finds them as they are now.
+    pub fn hand_on(&self, still: &mut Still<'_>, family: &Family) -> std::io::Result<()> {
         if let Some(base) = still.tx.recalled {
             family.set_recalled(base);
         }
         self.leave(family, &mut *still.tx)?;
-        self.leave(family, &mut *still.rx)?;
-        Ok(still)
+        self.leave(family, &mut *still.rx)
     }
 
     fn leave<H: Half>(&self, family: &Family, half: &mut H) -> std::io::Result<()> {
@@ -490,7 +488,9 @@ impl Pipes {
     pub fn close(&self, connection: &Connection) -> bool {
         let _ = self.turn(connection, &self.tx, |tx| tx.writer.close());
         let unread = self.turn(connection, &self.rx, |rx| {
-            let unread = matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
+            // What was recalled comes over TCP, to whoever has the socket then.
+            let reads = rx.receiver.reads_pipe();
+            let unread = reads && matches!(rx.reader.ready(1), Ok(true)) && rx.reader.available() > 0;
             rx.reader.close();
             unread
         });

@@ -23,6 +23,11 @@ const LOOKS: u32 = 32;
 static BUDGET: AtomicU32 = AtomicU32::new(BEGIN);
 static CPUS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
 
+/// Finds out now what the first wait would: a child made by fork finds it whole.
+pub(crate) fn prepare() {
+    LazyLock::force(&CPUS);
+}
+
 /// Looks until `found`, or until the budget is spent.
 pub fn until(found: impl FnMut() -> bool) -> bool {
     let budget = BUDGET.load(Ordering::Relaxed);

@@ -212,6 +212,12 @@ impl Receiver {
         news.then(|| self.word())
     }
 
+    /// Whether what is in the pipe is this end's to read there.
+    #[must_use]
+    pub fn reads_pipe(&self) -> bool {
+        self.carrier() == Carrier::Pipe && !self.recalls()
+    }
+
     fn recalls(&self) -> bool {
         self.carrier() == Carrier::Pipe && self.ready
     }

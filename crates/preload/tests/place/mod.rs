@@ -193,6 +193,15 @@ pub fn python(script: &str) -> Command {
     command
 }
 
+/// A program in C, built where the test is.
+pub fn built(place: &Place, source: &str) -> PathBuf {
+    let program = place.path(source.trim_end_matches(".c"));
+    let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs")).join(source);
+    let cc = Command::new("cc").args(["-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(source).status();
+    assert!(cc.unwrap().success());
+    program
+}
+
 pub fn output(command: &mut Command, to: &Path) -> String {
     let file = fs::File::create(to).unwrap();
     let status = Started::new(command.stdout(file)).finish();
