@@ -59,14 +59,8 @@ pub fn run(to: &Path, parts: &[&str]) -> Result<()> {
     let unknown = parts.iter().find(|part| !PARTS.contains(part));
     ensure!(unknown.is_none(), "no part is called {}; there are {}", unknown.unwrap_or(&""), PARTS.join(", "));
     let wanted = |part| parts.is_empty() || parts.contains(&part);
-    ensure!(!to.join("xen.txt").exists(), "{} has results already: choose another folder", to.display());
-    fs::create_dir_all(to).context(to.display())?;
-    let mut rig = Rig::with_bench()?;
+    let mut rig = Rig::for_results(to, "xen.txt")?;
     let pair = rig.pair(Kind::Pv)?;
-    for domain in ["A", "B"] {
-        // Rings that keep messages of 1 MiB apart take four of them.
-        pair.sh(domain, "echo 16384 > /sys/module/xen_gntalloc/parameters/limit")?;
-    }
     // What is known already is kept also if something later fails.
     let mut text = Text { all: String::new(), to: to.join("xen.txt") };
     if wanted("file") {

@@ -18,9 +18,7 @@ const ALL: u64 = 600;
 
 /// Opens so many from A to B; what A says of it.
 pub fn show(pair: &mut Pair, count: usize) -> Result<String> {
-    for domain in ["A", "B"] {
-        pair.sh(domain, "echo 16384 > /sys/module/xen_gntalloc/parameters/limit")?;
-    }
+    pair.grant_more()?;
     let [a, b] = ["A", "B"].map(|name| pair.number(name));
     let agent = "ulimit -n 65536; exec /agent";
     let listener = pair.start("B", &format!("{agent} hold xen:{a}/many {count}"))?;

@@ -3,17 +3,20 @@
 //! connect. Who is left gets what was published, is told soon, and nothing stays mapped.
 
 use super::{Case, Kind, Verdict, long};
+use crate::flow::pause_of;
 use crate::rig::{Pair, Rig};
 use std::time::{Duration, Instant};
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
-use tombolo_e2e::error::{Context, Result};
+use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::wire::End;
 
 pub const CASES: &[Case] = &[
     Case { name: "sender_killed_under_load_is_told_to_the_receiver", run: senders },
     Case { name: "receiver_killed_under_load_is_told_to_the_sender", run: receivers },
+    Case { name: "senders_killed_under_load_take_nothing_back", run: |rig| reaped(rig, "flow") },
+    Case { name: "receivers_killed_under_load_are_told_to_one_sender", run: |rig| reaped(rig, "sip") },
     Case { name: "caller_killed_at_any_step_of_connect_harms_no_listener", run: |rig| steps(rig, "caller") },
     Case { name: "listener_killed_at_any_step_of_connect_is_told_to_the_caller", run: |rig| steps(rig, "listener") },
     Case { name: "domain_destroyed_under_load_is_told_to_the_other", run: destroyed },
@@ -24,12 +27,6 @@ pub const CASES: &[Case] = &[
 const TOLD: u64 = 30;
 /// Seconds that all deaths between steps may take.
 const STEPS: u64 = 1500;
-
-/// Numbers that look random, the same in each run.
-fn pause_of(round: u32) -> Duration {
-    let mixed = (round + 1).wrapping_mul(2_654_435_761) >> 16;
-    Duration::from_millis(u64::from(mixed % 700))
-}
 
 /// A stream of numbered lines from `from` to `to`, until somebody dies: the sender's job, and the receiver's.
 fn flow(pair: &mut Pair, from: &str, to: &str) -> Result<(Job, Job)> {
@@ -52,7 +49,7 @@ fn pass(pair: &mut Pair, time: Duration) -> Result<()> {
 /// How many bytes the sender says that it published.
 fn noted(pair: &mut Pair, at: &str) -> Result<u64> {
     let text = pair.sh(at, "cat /tmp/noted")?;
-    Ok(text.trim().parse().context(text)?)
+    text.trim().parse().context(text)
 }
 
 /// What has arrived are the first numbers, in order, up to some byte, which is not before the last that was published.
@@ -67,7 +64,7 @@ fn check_arrived(pair: &mut Pair, at: &str, published: u64) -> Result<()> {
     Ok(())
 }
 
-/// How long it took until the ends that were left had ended.
+/// How long it took until the ends that were left knew.
 struct Told(Vec<Duration>);
 
 impl Told {
@@ -84,14 +81,14 @@ impl Told {
     fn say(mut self, what: &str) {
         self.0.sort();
         let (count, most) = (self.0.len(), self.0.last().copied().unwrap_or_default());
-        println!("{count} {what}: the other end had ended after {:.0?} (median), {most:.0?} (most)", self.0[count / 2]);
+        println!("{count} {what}: the other end knew after {:.0?} (median), {most:.0?} (most)", self.0[count / 2]);
     }
 }
 
 fn senders(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     let mut ends = Told(Vec::new());
-    for round in 0..if long() { 100 } else { 3 } {
+    for round in 0..3 {
         let (sender, receiver) = flow(pair, "A", "B")?;
         pass(pair, pause_of(round))?;
         pair.at("A")?.kill(sender)?;
@@ -108,7 +105,7 @@ fn senders(rig: &mut Rig) -> Result<Verdict> {
 fn receivers(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     let mut ends = Told(Vec::new());
-    for round in 0..if long() { 100 } else { 3 } {
+    for round in 0..3 {
         let (sender, receiver) = flow(pair, "A", "B")?;
         pass(pair, pause_of(round))?;
         pair.at("B")?.kill(receiver)?;
@@ -155,12 +152,35 @@ fn destroyed(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
+/// Programs of A are killed, one after the other; a program of B is at the other end of all of them.
+fn reaped(rig: &mut Rig, role: &str) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    let count = if long() { 100 } else { 5 };
+    let (a, b) = (pair.number("A"), pair.number("B"));
+    let left = pair.start("B", &format!("exec /agent outlive {role} xen:{a}/reaped {count}"))?;
+    let reaper = pair.start("A", &format!("exec /agent reap {role} xen:{b}/reaped {count}"))?;
+    let noted = pair.at("A")?.wait(reaper, within(TOLD * count))?.success().context("who kills")?;
+    let arrived = pair.at("B")?.wait(left, within(TOLD))?.success().context("who is left")?;
+    let (mut ends, mut all) = (Told(Vec::new()), 0);
+    for (noted, arrived) in noted.lines().zip(arrived.lines()) {
+        let (bytes, silence) = arrived.split_once(' ').ok_or_else(|| Error::new(arrived))?;
+        let (noted, bytes): (u64, u64) = (noted.parse()?, bytes.parse()?);
+        ensure!(role != "flow" || bytes >= noted, "{noted} bytes were published, {bytes} arrived");
+        ends.0.push(Duration::from_micros(silence.parse()?));
+        all += bytes;
+    }
+    ensure!(ends.0.len() as u64 == count, "{} of {count} ends", ends.0.len());
+    pair.check_clean()?;
+    ends.say(&format!("killed ({role}), {} MB", all / 1_000_000));
+    Ok(Verdict::Done)
+}
+
 /// One process after the other dies in B, each some system calls later on its way into a channel; A has one that outlives all
 /// of them.
 fn steps(rig: &mut Rig, role: &str) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     // Both before and after calls: an odd number of stops.
-    let every = if long() { 1 } else { 15 };
+    let every = if long() { 3 } else { 25 };
     let (a, b) = (pair.number("A"), pair.number("B"));
     let left = pair.start("A", &format!("exec pair outlive {role} {b} steps 2>&1"))?;
     pair.at("A")?.line(left, within(TOLD))?;
