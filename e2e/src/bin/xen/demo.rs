@@ -220,7 +220,7 @@ fn volume(rig: &mut Rig, server: &mut Serving, lines: &mut String) -> Result<Str
         let kinds: Vec<String> = kinds.iter().take(6).map(|(kind, count)| format!("{kind} {count}")).collect();
         writeln!(
             text,
-            "{transport:<14}{total:>8} hypercalls ({}); {} with the start of its processes\n{:>22} switches; {switches}",
+            "{transport:<14}{total:>8} hypercalls ({}); {} with the start of its processes\n{:>22} switches; {switches} with it",
             kinds.join(", "),
             whole.total(),
             switches.saturating_sub(without)

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
-use tombolo::{Options, Stream};
+use tombolo::{Ending, Options, Stream};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::until;
@@ -70,16 +70,18 @@ fn pour(mut stream: Stream, mut published: impl FnMut(u64) -> Result<()>) -> Res
     }
 }
 
-/// Receives until that fails, and checks each byte; how many there were is told to `received`.
+/// Receives until the end, and checks each byte; how many there were is told to `received`.
 fn drain(mut stream: Stream, mut received: impl FnMut(u64) -> Result<()>) -> Result<Error> {
+    let (half, _) = stream.split();
     let (mut lines, mut expected, mut all) = (Lines::default(), Vec::new(), 0);
     let mut bytes = vec![0; 16 * CHUNK];
     loop {
-        let read = match stream.read(&mut bytes) {
-            Ok(0) => return Err(Error::new("a sender that was killed closed in good order")),
-            Ok(read) => read,
-            Err(why) => return Ok(Error::from(why)),
-        };
+        let read = half.read(&mut bytes)?;
+        if read == 0 {
+            let how = half.ending();
+            ensure!(how != Some(Ending::Closed), "a sender that was killed closed in good order");
+            return Ok(Error::new(format!("the end after {all} bytes: {how:?}")));
+        }
         while expected.len() < read {
             expected.extend(lines.chunk());
         }
@@ -109,7 +111,12 @@ pub fn reap(role: &str, address: &str, count: &str) -> Result<()> {
     for round in 0..count.parse()? {
         _ = fs::remove_file(note);
         let mut child = Command::new("/proc/self/exe").args([role, address, note]).spawn()?;
-        let flows = until(Instant::now() + WAIT, || Note::read(note).is_some());
+        let mut ended = None;
+        let flows = until(Instant::now() + WAIT, || {
+            ended = child.try_wait().ok().flatten();
+            ended.is_some() || Note::read(note).is_some()
+        });
+        ensure!(ended.is_none(), "{role} ended before it was killed: {ended:?}");
         thread::park_timeout(pause_of(round));
         child.kill()?;
         child.wait()?;
