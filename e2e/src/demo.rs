@@ -2,6 +2,7 @@
 //! `make vm-demo`: two machines and their host, a file from one to the other, and how fast that is beside the network
 //! that they have. Everything in the tables is measured in the machines that the file crossed between, in this run.
 
+mod goals;
 pub mod knock;
 mod table;
 pub mod volume;
@@ -9,6 +10,7 @@ pub mod volume;
 use crate::cases::Half;
 use crate::rig::Rig;
 use crate::site::{At, Purpose, Site, line};
+use goals::{Goal, Goals};
 use std::io::Write;
 use std::process::Stdio;
 use std::time::Instant;
@@ -43,14 +45,18 @@ pub struct Effort {
     runs: u32,
     /// Seconds of a sample.
     seconds: f64,
-    /// Mebibytes that cross in 32 KiB writes.
+    /// Mebibytes that cross in 32 KiB writes, and how often.
     volume: u64,
+    times: u32,
 }
 
 /// For a table that means something.
-pub const FULL: Effort = Effort { runs: 5, seconds: 0.3, volume: 1024 };
+pub const FULL: Effort = Effort { runs: 5, seconds: 0.3, volume: 1024, times: 5 };
 /// To see that all of it works.
-pub const QUICK: Effort = Effort { runs: 2, seconds: 0.1, volume: 64 };
+pub const QUICK: Effort = Effort { runs: 2, seconds: 0.1, volume: 64, times: 1 };
+
+/// Within this a link is to be up, in milliseconds.
+const LINK_UP: Goal = Goal::Most(1000.0);
 
 /// What there is to show once the machines are up.
 pub const PARTS: [&str; 4] = ["file", "speed", "setup", "volume"];
@@ -68,7 +74,8 @@ pub fn run(rig: &Rig, effort: Effort, parts: &[&str]) -> Result<()> {
     let start = Instant::now();
     let mut site = Site::boot(rig, Purpose::Measuring)?;
     println!("booted in {:.1} s\n", start.elapsed().as_secs_f64());
-    join(&mut site)?;
+    let mut goals = Goals::default();
+    join(&mut site, &mut goals)?;
     if wanted("file") {
         file(&mut site)?;
     }
@@ -81,17 +88,18 @@ pub fn run(rig: &Rig, effort: Effort, parts: &[&str]) -> Result<()> {
         return site.finish();
     }
     if wanted("speed") {
-        let lines = measure(&mut site, effort)?;
+        let lines = measure(&mut site, effort, &mut goals)?;
         if let Some(path) = std::env::var_os("TOMBOLO_DEMO_LINES") {
             std::fs::write(&path, lines.join("\n") + "\n").context(path.to_string_lossy())?;
         }
     }
     if wanted("setup") {
-        knock::show(&mut site)?;
+        knock::show(&mut site, &mut goals)?;
     }
     if wanted("volume") {
-        volume::show(&mut site, effort.volume << 20)?;
+        volume::show(&mut site, effort.volume << 20, effort.times, &mut goals)?;
     }
+    println!("{goals}");
     site.finish()
 }
 
@@ -101,13 +109,13 @@ fn say(place: &str, command: &str) {
 }
 
 /// Gives the machines memory to share, with each other and with the host.
-fn join(site: &mut Site) -> Result<()> {
+fn join(site: &mut Site, goals: &mut Goals) -> Result<()> {
     for other in ["b", "host"] {
         say("host", &format!("tombolo link add a {other}"));
         let start = Instant::now();
         site.link("a", other)?;
         let up = start.elapsed().as_secs_f64() * 1000.0;
-        println!("  up after {up:.0} ms");
+        println!("  up after {up:.0} ms ({})", goals.beside("a link is up, ms", up, Some(LINK_UP)));
     }
     print!("{}", site.broker.link(&["ls"])?);
     println!();
@@ -141,11 +149,11 @@ fn file(site: &mut Site) -> Result<()> {
 }
 
 /// Measures from a to b and from a to the host; the lines of all that was measured.
-fn measure(site: &mut Site, effort: Effort) -> Result<Vec<String>> {
+fn measure(site: &mut Site, effort: Effort, goals: &mut Goals) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     let server = site.b.start(&["tombolo", "bench", "--serve", &place(&site.addresses[1]), "--via", "vm:b"])?;
     word(&mut site.b, server, SERVING)?;
-    lines.extend(pair(site, "a to b", "vm:b", &site.addresses[1].clone(), effort)?);
+    lines.extend(pair(site, &table::BETWEEN, "vm:b", &site.addresses[1].clone(), effort, goals)?);
     site.b.kill(server)?;
 
     let (host, enter) = match &site.network {
@@ -157,7 +165,7 @@ fn measure(site: &mut Site, effort: Effort) -> Result<Vec<String>> {
     let mut said = server.stderr.take().map(Console::of).ok_or_else(|| Error::new("no standard error"))?;
     let serves = || said.text().iter().any(|line| line.starts_with(SERVING));
     until(within(60), serves).context("the host's end of the measurement")?;
-    lines.extend(pair(site, "a to its host", "vm:host", &host, effort)?);
+    lines.extend(pair(site, &table::TO_HOST, "vm:host", &host, effort, goals)?);
     server.end()?;
     Ok(lines)
 }
@@ -167,7 +175,15 @@ fn place(address: &str) -> String {
 }
 
 /// Measures between a and another place, and prints the table.
-fn pair(site: &mut Site, title: &str, via: &str, address: &str, effort: Effort) -> Result<Vec<String>> {
+fn pair(
+    site: &mut Site,
+    pair: &table::Pair,
+    via: &str,
+    address: &str,
+    effort: Effort,
+    goals: &mut Goals,
+) -> Result<Vec<String>> {
+    let title = pair.title;
     let place = place(address);
     let (runs, seconds) = (effort.runs.to_string(), effort.seconds.to_string());
     let common = ["tombolo", "bench", "--json", "--peer", &place, "--via", via, "--transport", "tombolo,tcp"];
@@ -182,7 +198,7 @@ fn pair(site: &mut Site, title: &str, via: &str, address: &str, effort: Effort) 
         let output = site.a.wait(job, within(900))?.success().context(format!("measuring {title}"))?;
         lines.extend(output.lines().filter(|line| line.starts_with('{')).map(str::to_owned));
     }
-    print!("{}", Table::of(title, &lines)?);
+    print!("{}", Table::of(pair, &lines)?.show(goals));
     println!();
     // Each line says between whom: the file may hold several pairs.
     Ok(lines.into_iter().map(|line| line.replacen('{', &format!("{{\"pair\":\"{title}\","), 1)).collect())

@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::time::Timespec;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use sys::{LinkArgs, SliceArgs};
 
 /// Seconds that udev or the PCI bus may need to show a device.
@@ -117,6 +117,14 @@ pub fn until(deadline: Instant, mut is_true: impl FnMut() -> bool) -> Result<()>
         _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 2_000_000 }));
     }
     Ok(())
+}
+
+/// Lets time pass, where a test itself needs that.
+pub fn pass(time: Duration) {
+    let end = Instant::now() + time;
+    while let Some(left) = end.checked_duration_since(Instant::now()) {
+        _ = poll(&mut [], Timespec::try_from(left).ok().as_ref());
+    }
 }
 
 /// What is to be polled of a descriptor, without waiting longer than to the deadline.

@@ -228,6 +228,7 @@ pub struct Vm {
     /// How commands get there.
     pub control: Control,
     process: Process,
+    stderr: Option<Console>,
     fdsets: u64,
 }
 
@@ -273,7 +274,7 @@ impl Boot {
         let Self { name, mut process, stderr, mut console, control, qmp, log, deadline } = self;
         let up = Qmp::open(qmp).and_then(|qmp| Ok((qmp, Control::open(control.try_clone()?, control, deadline)?)));
         match up {
-            Ok((qmp, control)) => Ok(Vm { name, console, qmp, log, control, process, fdsets: 0 }),
+            Ok((qmp, control)) => Ok(Vm { name, console, qmp, log, control, process, stderr, fdsets: 0 }),
             Err(why) => {
                 process.end()?;
                 let said = stderr.map(|mut said| said.tail(5)).unwrap_or_default();
@@ -436,6 +437,13 @@ impl Vm {
     /// It does not die.
     pub fn cut(&mut self) -> Result<()> {
         self.process.end()
+    }
+
+    /// How QEMU ended and what it said, if it ended by itself.
+    pub fn ended(&mut self) -> Option<String> {
+        let status = self.process.try_wait().ok()??;
+        let said = self.stderr.as_mut().map(|said| said.tail(5)).unwrap_or_default();
+        Some(format!("QEMU of {} ended by itself: {status}\n    {said}\n    {}", self.name, self.console.tail(10)))
     }
 
     /// Ends the machine, and fails if its console tells of a fault.

@@ -170,8 +170,10 @@ impl Site {
             text += &self.broker.link(&[&["ls"], what].concat()).unwrap_or_else(|why| format!("{why}\n"));
         }
         for at in [At::A, At::B] {
-            let Some(job) = self.brokers[at as usize] else { continue };
+            let job = self.brokers[at as usize];
             let vm = self.vm(at);
+            text += &vm.ended().map(|why| why + "\n").unwrap_or_default();
+            let Some(job) = job else { continue };
             while vm.line(job, Instant::now()).is_ok() {}
             text += &format!("the broker of {}:\n    {}\n", vm.name, vm.printed(job).join("\n    "));
         }
@@ -193,7 +195,8 @@ impl Site {
 
     /// Takes all links away, and waits until the machines have let go.
     pub fn unlink(&mut self) -> Result<()> {
-        for row in self.broker.list(&[])? {
+        // Those that leave already cannot be taken away again.
+        for row in self.broker.list(&[])?.iter().filter(|row| row["state"] != "leaving") {
             let end = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
             self.broker.link(&["rm", &end("a"), &end("b")])?;
         }

@@ -27,6 +27,7 @@ static void link_free(struct link *link)
 	if (link->bell_node)
 		fput(link->bell_node);
 	mutex_destroy(&link->lock);
+	kvfree(link->dirty);
 	kfree(link);
 }
 
@@ -143,6 +144,47 @@ static long link_ring_other(struct link *link, const struct tombolo_ring __user 
 	return err;
 }
 
+/* Bytes of our part from @from to before @to may be written from now on. */
+void tombolo_link_soil(struct link *link, u64 from, u64 to)
+{
+	unsigned long page;
+
+	for (page = PHYS_PFN(from); page < PHYS_PFN(PAGE_ALIGN(to)); page++)
+		set_bit(page, link->dirty);
+	/* With link_clear(): it sees the bit, or what it writes is there before the mapping is. */
+	smp_mb();
+}
+
+static long link_clear(struct link *link, const struct tombolo_range __user *user)
+{
+	const struct part *part = &link->own;
+	struct tombolo_range range;
+	unsigned long page, end;
+	long err = -ENODEV;
+	int idx;
+
+	if (copy_from_user(&range, user, sizeof(range)))
+		return -EFAULT;
+	if (!range.length || !PAGE_ALIGNED(range.offset) || !PAGE_ALIGNED(range.length) ||
+	    range.offset >= part->length || range.length > part->length - range.offset)
+		return -EINVAL;
+
+	page = PHYS_PFN(range.offset);
+	end = page + PHYS_PFN(range.length);
+	idx = srcu_read_lock(&tombolo_life);
+	if (tombolo_is_alive(part->dev)) {
+		for_each_set_bit_from(page, link->dirty, end) {
+			clear_bit(page, link->dirty);
+			smp_mb__after_atomic();
+			memset(part->dev->mem + part->offset + PFN_PHYS(page), 0, PAGE_SIZE);
+			cond_resched();
+		}
+		err = 0;
+	}
+	srcu_read_unlock(&tombolo_life, idx);
+	return err;
+}
+
 static long link_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct view *view = file->private_data;
@@ -157,6 +199,8 @@ static long link_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 		return 0;
 	case TOMBOLO_IOC_RING:
 		return link_ring_other(view->link, (void __user *)arg);
+	case TOMBOLO_IOC_CLEAR:
+		return link_clear(view->link, (void __user *)arg);
 	default:
 		return -ENOTTY;
 	}
@@ -262,6 +306,14 @@ static struct link *link_make(struct file *node, const struct tombolo_link *arg)
 	if (!part_is_valid(&link->own) || !part_is_valid(&link->peer) ||
 	    parts_overlap(&link->own, &link->peer))
 		goto err_free;
+
+	err = -ENOMEM;
+	link->dirty = kvcalloc(BITS_TO_LONGS(PHYS_PFN(link->own.length)), sizeof(*link->dirty),
+			       GFP_KERNEL_ACCOUNT);
+	if (!link->dirty)
+		goto err_free;
+	/* What it was used for before nobody knows. */
+	bitmap_fill(link->dirty, PHYS_PFN(link->own.length));
 	return link;
 
 err_free:

@@ -10,8 +10,11 @@
 
 #include "tombolo.h"
 
-/* How many pages one fault maps, at most: those around it. */
-#define FAULT_AROUND	512UL
+/*
+ * How many pages one fault maps, at most: those around it. Few, for each costs
+ * something when a channel begins, and a byte or two may be all it carries.
+ */
+#define FAULT_AROUND	16UL
 
 static const __le32 *peer_mark(const struct slice *slice, unsigned int channel)
 {
@@ -209,6 +212,15 @@ static long slice_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	}
 }
 
+/* From @at to before @end of @vma the slice may be written from now on. */
+static void slice_soil(struct slice *slice, struct vm_area_struct *vma, unsigned long at,
+		       unsigned long end)
+{
+	u64 from = slice->is.offset + PFN_PHYS(vma->vm_pgoff) + (at - vma->vm_start);
+
+	tombolo_link_soil(slice->link, from, from + (end - at));
+}
+
 /*
  * Pages are mapped here and not by mmap, and only while the device lives:
  * tombolo_remove() says why. vmf_insert_pfn() takes the memory type that
@@ -228,6 +240,8 @@ static vm_fault_t slice_fault(struct vm_fault *vmf)
 	int idx = srcu_read_lock(&tombolo_life);
 
 	if (tombolo_is_alive(dev)) {
+		if (slice->writable)
+			slice_soil(slice, vma, at, end);
 		result = vmf_insert_pfn(vma, vmf->address & PAGE_MASK,
 					pfn + PHYS_PFN(vmf->address - vma->vm_start));
 		for (; result == VM_FAULT_NOPAGE && at < end; at += PAGE_SIZE)
@@ -274,9 +288,14 @@ static void slice_bequeath(struct slice *slice)
 	if (slice->is.below && tombolo_is_alive(part->dev)) {
 		u8 *mem = part->dev->mem + part->offset + slice->is.offset;
 
-		for (i = 0; i < ARRAY_SIZE(slice->is.state); i++)
-			if (READ_ONCE(mem[slice->is.state[i]]) < slice->is.below)
-				WRITE_ONCE(mem[slice->is.state[i]], slice->is.closed);
+		for (i = 0; i < ARRAY_SIZE(slice->is.state); i++) {
+			u64 at = slice->is.offset + slice->is.state[i];
+
+			if (READ_ONCE(mem[slice->is.state[i]]) >= slice->is.below)
+				continue;
+			tombolo_link_soil(slice->link, at, at + 1);
+			WRITE_ONCE(mem[slice->is.state[i]], slice->is.closed);
+		}
 	}
 	srcu_read_unlock(&tombolo_life, idx);
 	if (slice->is.channels)

@@ -100,6 +100,7 @@ struct link {
 	unsigned int count;
 	u32 departures;
 	DECLARE_BITMAP(channels, TOMBOLO_CHANNELS);
+	unsigned long *dirty;	/* pages of our part that may not be zero */
 	wait_queue_head_t wq;
 	bool hung_up;		/* written under vector->lock */
 };
@@ -147,6 +148,7 @@ void tombolo_ring(struct tombolo *bell, u32 whom);
 bool tombolo_vector_storms(struct vector *vector);
 
 /* link.c */
+void tombolo_link_soil(struct link *link, u64 from, u64 to);
 long tombolo_link_open(struct file *node, const struct tombolo_link __user *arg);
 void tombolo_link_put(struct link *link);
 void tombolo_links_revoke(struct tombolo *dev);

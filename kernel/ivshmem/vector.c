@@ -19,13 +19,17 @@
 
 #include <linux/io.h>
 #include <linux/jiffies.h>
+#include <linux/module.h>
 #include <linux/slab.h>
 
 #include "tombolo.h"
 
 #define REG_DOORBELL	12
 
-#define BUDGET		1024
+static unsigned int budget = 1024;
+module_param(budget, uint, 0644);
+MODULE_PARM_DESC(budget, "what interrupts of a vector may cost within a tick: 1 each, 16 if it woke nobody");
+
 #define COST_USEFUL	1
 #define COST_NEEDLESS	16
 #define PENALTY_MAX	(HZ / 4)
@@ -52,7 +56,7 @@ static void vector_charge(struct vector *vector, unsigned int cost)
 		vector->spent = 0;
 	}
 	vector->spent += cost;
-	if (vector->spent <= BUDGET || vector->stopping)
+	if (vector->spent <= READ_ONCE(budget) || vector->stopping)
 		return;
 
 	if (!vector->penalty || time_after(jiffies, vector->last_storm + HZ))

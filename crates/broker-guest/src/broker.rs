@@ -174,8 +174,12 @@ impl<D: Devices> Broker<D> {
             Who::Stop | Who::Boxes => {}
             Who::Door => self.let_in(),
             Who::Program(id) => {
-                if self.hear_program(id).is_err() {
-                    self.dismiss(id);
+                for _ in 0..TURN {
+                    match self.hear_program(id) {
+                        Ok(true) => {}
+                        Ok(false) => break,
+                        Err(_) => return self.dismiss(id),
+                    }
                 }
             }
             Who::Call(link, generation, serial) => {
@@ -299,6 +303,11 @@ impl<D: Devices> Broker<D> {
     fn hear_peer(&mut self, number: u32) -> bool {
         let Self { links, programs, .. } = self;
         let Some(link) = links.get_mut(&number).filter(|link| !link.leaving) else { return false };
+        let more = Self::converse(link, programs);
+        link.tell_listeners(programs) | more
+    }
+
+    fn converse(link: &mut Link<D::Region>, programs: &mut BTreeMap<u64, Program>) -> bool {
         let Some((region, _)) = &mut link.memory else { return false };
         region.pages().drain();
         for _ in 0..TURN {
@@ -347,11 +356,10 @@ impl<D: Devices> Broker<D> {
         }
     }
 
-    /// V-1. What a program wants. An error ends the conversation.
-    fn hear_program(&mut self, id: u64) -> io::Result<()> {
-        let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
-        let Some(said) = program.receive()? else { return Ok(()) };
-        let refuse = |No(code, why): No| Message::Refuse { code, reason: why.into() };
+    /// V-1. What a program wants, or false if it said nothing. An error ends the conversation.
+    fn hear_program(&mut self, id: u64) -> io::Result<bool> {
+        let Some(program) = self.programs.get_mut(&id) else { return Ok(false) };
+        let Some(said) = program.receive()? else { return Ok(false) };
         let said = match said {
             Ok(said) => said,
             Err(fault) => {
@@ -360,7 +368,12 @@ impl<D: Devices> Broker<D> {
             }
         };
         program.asked = said.serial;
-        match (&program.doing, said.message) {
+        self.answer(id, said.message).map(|()| true)
+    }
+
+    fn answer(&mut self, id: u64, message: Message) -> io::Result<()> {
+        let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
+        match (&program.doing, message) {
             (Doing::New, Message::Hello { version_min, version_max, .. }) => {
                 let Some(name) = self.name.clone() else { return Ok(()) };
                 if version_min > VERSION || version_max < VERSION {
@@ -424,6 +437,10 @@ impl<D: Devices> Broker<D> {
         link.waiting.insert(made.serial, (id, service));
         Ok((*number, made.serial))
     }
+}
+
+fn refuse(No(code, why): No) -> Message {
+    Message::Refuse { code, reason: why.into() }
 }
 
 /// A number that is not 0.

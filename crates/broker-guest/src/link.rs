@@ -21,6 +21,15 @@ use crate::{
 /// The host is not told more often that a peer rings without end.
 const STORM_AGAIN: Duration = Duration::from_secs(1);
 
+/// A call that was accepted, for a program that listens.
+#[derive(Debug)]
+struct Accepted {
+    made: Made,
+    listener: u64,
+    service: Name,
+    descriptors: Vec<OwnedFd>,
+}
+
 /// A link and the calls on it.
 #[derive(Debug)]
 pub(crate) struct Link<R> {
@@ -32,6 +41,8 @@ pub(crate) struct Link<R> {
     pub sockets: BTreeMap<u32, OwnedFd>,
     /// Calls whose program closed the socket, or had one of an earlier broker, and may have the slices still.
     pub departing: BTreeSet<u32>,
+    /// Calls that were accepted and of which who listens is still to hear.
+    accepted: Vec<Accepted>,
     /// Who waits for the answer to which call, and for what.
     pub waiting: BTreeMap<u32, (u64, Name)>,
     /// When the host was told last that the peer rings without end.
@@ -52,6 +63,7 @@ impl<R: Region> Link<R> {
             calls,
             sockets: BTreeMap::new(),
             departing: BTreeSet::new(),
+            accepted: Vec::new(),
             waiting: BTreeMap::new(),
             stormed: None,
             leaving: false,
@@ -137,20 +149,19 @@ impl<R: Region> Link<R> {
             return Err(No(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
         }
         let listening = Doing::Listening(service.clone());
-        let Some(listener) = programs.values().find(|program| program.doing == listening) else {
+        let Some((listener, program)) = programs.iter().find(|(_, program)| program.doing == listening) else {
             return Err(No(code::NOT_FOUND, format!("nobody listens at {service}")));
         };
-        let user = listener.user;
+        let user = program.user;
         self.calls.room_for(user)?;
         let made = self.calls.asked(serial, theirs, channel)?;
         let given = (|| -> io::Result<OwnedFd> {
             let Some((region, _)) = &mut self.memory else { return Err(io::ErrorKind::NotFound.into()) };
             region.clear(made.own.0, made.own.1)?;
             let (ours, socket) = program::call_socket()?;
-            let slices = region.slices(&made)?;
+            let descriptors = [socket].into_iter().chain(region.slices(&made)?).collect();
             region.keep(&made, ours.as_fd())?;
-            let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
-            listener.state(serial, (self.told.peer.clone(), service), &made, false, &descriptors)?;
+            self.accepted.push(Accepted { made, listener: *listener, service, descriptors });
             Ok(ours)
         })();
         match given {
@@ -165,11 +176,29 @@ impl<R: Region> Link<R> {
                     region.bequeath(&made);
                 }
                 self.calls.forget(serial);
-                let gone = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
-                let code = if gone { code::NOT_FOUND } else { code::QUOTA };
-                Err(No(code, format!("the listener cannot take the call: {error}")))
+                Err(No(code::QUOTA, format!("slices cannot be made: {error}")))
             }
         }
+    }
+
+    /// Tells those who listen of calls that were accepted, after the peer was told: it need not wait for what they do
+    /// about it. A call that cannot be told is over. True if the peer is to hear of one.
+    pub(crate) fn tell_listeners(&mut self, programs: &BTreeMap<u64, Program>) -> bool {
+        let mut over = false;
+        for Accepted { made, listener, service, descriptors } in std::mem::take(&mut self.accepted) {
+            let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+            let peer = self.told.peer.clone();
+            let told = programs
+                .get(&listener)
+                .ok_or_else(|| io::ErrorKind::NotFound.into())
+                .and_then(|listener| listener.state(made.serial, (peer, service), &made, false, &descriptors));
+            if told.is_err() {
+                self.sockets.remove(&made.serial);
+                self.finish(made.serial);
+                over = true;
+            }
+        }
+        over
     }
 
     /// Gives the program that called what it asked for.
@@ -275,10 +304,117 @@ impl<R: Region> Link<R> {
     /// The host took the link back.
     pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
         self.leaving = true;
+        self.accepted.clear();
         self.fail_waiting(programs, "the link is taken away");
-        self.sockets.keys().for_each(|serial| self.tell_close(*serial));
+        // First, so that programs hear that it was taken away, and not that the peer closed.
         if let Some((region, _)) = &mut self.memory {
             region.hang_up();
         }
+        self.sockets.keys().for_each(|serial| self.tell_close(*serial));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use tombolo_control::{Boxes, SLICES_AT};
+
+    use super::*;
+    use crate::devices::Pages;
+
+    /// Memory of a link of which nothing is kept but whose end was told.
+    #[derive(Debug, Default)]
+    struct Nothing(Vec<u32>);
+
+    impl Boxes for Nothing {
+        fn load(&mut self, _offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+            bytes.fill(0);
+            Ok(())
+        }
+
+        fn store(&mut self, _offset: usize, _bytes: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Pages for Nothing {
+        fn ring(&self) {}
+        fn drain(&self) {}
+    }
+
+    impl Region for Nothing {
+        type Pages = Self;
+
+        fn pages(&mut self) -> &mut Self {
+            self
+        }
+
+        fn fd(&self) -> BorrowedFd<'_> {
+            unreachable!("nobody waits")
+        }
+
+        fn set_bell(&mut self, _bell: u16) {}
+
+        fn clear(&mut self, _offset: u64, _len: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn slices(&mut self, _made: &Made) -> io::Result<Vec<OwnedFd>> {
+            Ok(Vec::new())
+        }
+
+        fn held(&mut self) -> io::Result<Vec<Made>> {
+            Ok(Vec::new())
+        }
+
+        fn departures(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+
+        fn bequeath(&mut self, made: &Made) {
+            self.0.push(made.serial);
+        }
+
+        fn hang_up(&mut self) {}
+    }
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn v2_call_of_a_listener_that_has_gone_is_over_once_it_was_accepted() {
+        let place = || "04.0".parse().unwrap();
+        let told = Told {
+            link: 1,
+            generation: 1,
+            peer: name("b"),
+            own: place(),
+            theirs: place(),
+            size: 1 << 20,
+            side: 0,
+            bell: 2,
+            vectors: 1,
+            rules: vec![(Way::In, "*".parse().unwrap())],
+            life: Life::Running,
+        };
+        let mut link = Link::<Nothing>::new(told, 4096);
+        let mut boxes = Nothing::default();
+        let peer = Peer::begin(1, name("a"), name("b"), [0; 16], &mut boxes).unwrap();
+        link.memory = Some((boxes, peer));
+        let (_ours, theirs) = program::call_socket().unwrap();
+        let mut listener = Program::new(theirs).unwrap();
+        listener.doing = Doing::Listening(name("s"));
+
+        let mut programs = BTreeMap::from([(7, listener)]);
+        let call = Heard::Connect(2, name("s"), (SLICES_AT, 4096), 1);
+        link.understand(call, &mut programs).unwrap();
+        assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::Up), "accepted");
+        programs.clear();
+        assert!(link.tell_listeners(&programs), "there is Close to be said");
+        assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::ClosedHere));
+        assert_eq!(link.memory.as_ref().map(|(region, _)| &region.0), Some(&vec![2]), "its state is closed");
+        assert!(link.sockets.is_empty() && !link.tell_listeners(&programs), "and that was all");
     }
 }

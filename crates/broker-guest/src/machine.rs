@@ -51,7 +51,7 @@ impl Machine {
         let bell = Node::bell()?;
         let vectors = u16::try_from(bell.info()?.vectors).map_err(io::Error::other)?;
         let link = bell.link(OWN_PAGE, &bell, HOST_PAGE, &bell, (HOST_BELL, HOST_VECTOR), HOST_VECTOR)?;
-        let host = ModuleBoxes::open(&link, OWN_PAGE.1)?;
+        let host = ModuleBoxes::open(&link)?;
         let arrivals = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         // A node that udev has not given to the group yet comes a second time.
         inotify::add_watch(&arrivals, NODES, inotify::WatchFlags::CREATE | inotify::WatchFlags::ATTRIB)?;
@@ -98,7 +98,7 @@ impl Devices for Machine {
         let (whole, vector, wait) =
             ((0, told.size), vector_of(told.link, told.vectors), vector_of(told.link, self.vectors));
         let link = own.link(whole, &theirs, whole, &self.bell, (told.bell, vector), wait)?;
-        ModuleRegion::begin(link, told.size, vector)
+        ModuleRegion::begin(link, vector)
     }
 }
 
@@ -130,8 +130,8 @@ fn came(events: &OwnedFd) -> epoll::EventFlags {
 }
 
 impl ModuleRegion {
-    fn begin(link: ModuleLink, size: u64, vector: u16) -> io::Result<Self> {
-        let boxes = ModuleBoxes::open(&link, size)?;
+    fn begin(link: ModuleLink, vector: u16) -> io::Result<Self> {
+        let boxes = ModuleBoxes::open(&link)?;
         let (departures, alarm) = (once(&link, epoll::EventFlags::IN)?, once(&link, epoll::EventFlags::PRI)?);
         Ok(Self { link, boxes, vector, departures, alarm })
     }
@@ -170,7 +170,7 @@ impl Region for ModuleRegion {
     }
 
     fn clear(&mut self, offset: u64, len: u64) -> io::Result<()> {
-        self.boxes.clear(offset, len)
+        self.link.clear(offset, len)
     }
 
     fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {

@@ -5,11 +5,11 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Child, World};
+use common::World;
 use tombolo_control::Life;
 use tombolo_domain::{
     Link, Rendezvous,
-    conformance::{Fixture, Mortal},
+    conformance::{Actor, Fixture, Mortal},
 };
 
 tombolo_domain::conformance!(Two(Arc::new(World::new())));
@@ -39,15 +39,15 @@ impl Fixture for Two {
     }
 
     fn mortal(&self) -> Option<Box<dyn Mortal>> {
-        let (child, link) = self.0.mortal();
-        Some(Box::new(Peer { world: self.0.clone(), child, link }))
+        let (actor, link) = self.0.mortal();
+        Some(Box::new(Peer { world: self.0.clone(), actor, link }))
     }
 }
 
 /// A peer whose whole machine is paused, and which is killed alone.
 struct Peer {
     world: Arc<World>,
-    child: Child,
+    actor: Actor,
     link: Box<dyn Link>,
 }
 
@@ -57,16 +57,16 @@ impl Mortal for Peer {
     }
 
     fn pause(&mut self) {
-        self.child.stop();
+        self.actor.stop();
         self.world.live(Life::Paused);
     }
 
     fn resume(&mut self) {
-        self.child.go_on();
+        self.actor.go_on();
         self.world.live(Life::Running);
     }
 
     fn kill(&mut self) {
-        self.child.kill();
+        self.actor.kill();
     }
 }

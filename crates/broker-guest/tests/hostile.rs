@@ -9,13 +9,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{ALL, FakeRegion, LINK, Machine, accept, eventually, name, patience, ring, told};
+use common::{ALL, FakeRegion, LINK, Machine, accept, name, patience, ring, told};
 use tombolo_broker_guest::{
     calls::Made,
     devices::{Pages, Region},
 };
 use tombolo_control::{Event, Life, Message, NO_BELL, Path, SLICES_AT, Said, Session, Side, VERSION, Way, code};
-use tombolo_domain::{Deadline, Error, Link, Rendezvous, conformance, wait_readable};
+use tombolo_domain::{
+    Deadline, Error, Link, Rendezvous,
+    conformance::{self, eventually},
+    wait_readable,
+};
 use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
 
 #[test]

@@ -204,6 +204,20 @@ impl Broker {
                 note,
             });
         }
+        let accounts = self.config.accounts.iter();
+        let accounts = accounts.map(|(name, user)| (name.as_str(), format!("programs of user {user} here")));
+        let host = (self.config.host.as_str(), "programs of root and of the broker's user here".to_owned());
+        for (name, who) in accounts.chain([host]) {
+            rows.push(Message::DomainRow {
+                name: crate::broker::name(name),
+                life: self.life(name),
+                slots_used: 0,
+                slots: 0,
+                memory_used: self.book.memory_of(name),
+                memory: 0,
+                note: self.trouble(name).unwrap_or(who).into(),
+            });
+        }
         rows.push(Message::Done {});
         rows
     }

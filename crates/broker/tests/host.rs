@@ -10,13 +10,16 @@ use std::{
 };
 
 use common::{
-    host::{Actor, World, accept, patience},
+    host::{World, accept, patience},
     until,
 };
 use tombolo_broker::local::relay::ring;
 use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
 use tombolo_control::{Message, code};
-use tombolo_domain::{Error, Life, Rendezvous, conformance};
+use tombolo_domain::{
+    Error, Life, Rendezvous,
+    conformance::{self, Actor},
+};
 
 #[test]
 fn child_process() {
@@ -29,11 +32,11 @@ mod suite {
 
     use tombolo_domain::{
         Link, Rendezvous,
-        conformance::{Fixture, Mortal},
+        conformance::{Actor, Fixture, Mortal},
     };
 
     use crate::common::{
-        host::{Actor, World, accept, patience},
+        host::{World, accept, patience},
         until,
     };
 

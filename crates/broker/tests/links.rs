@@ -427,6 +427,24 @@ fn b17_quotas_and_slots_are_told_before_they_are_hit() {
 }
 
 #[test]
+fn accounts_and_the_host_are_listed_with_the_domains() {
+    let daemon = Daemon::start(&format!("[account.alice]\nuser = 4711\n{TRIO}"));
+    let rows: Vec<_> = daemon.client().domains();
+    let row = |wanted: &str| {
+        rows.iter().find_map(|row| match row {
+            Message::DomainRow { name, life, slots, memory, note, .. } if name.as_str() == wanted => {
+                Some((*life, *slots, *memory, note.to_string()))
+            }
+            _ => None,
+        })
+    };
+    let here = |note: &str| Some((Life::Running, 0, 0, note.to_owned()));
+    assert_eq!(row("alice"), here("programs of user 4711 here"));
+    assert_eq!(row("host"), here("programs of root and of the broker's user here"));
+    assert!(row("a").is_some_and(|(_, slots, memory, _)| slots > 0 && memory > 0), "{rows:?}");
+}
+
+#[test]
 fn b8_link_with_the_host_has_a_region_each_way_and_a_doorbell_of_its_own() {
     let daemon = Daemon::start(TRIO);
     let mut a = Vm::start(&daemon, "a");

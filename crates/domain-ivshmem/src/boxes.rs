@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-3. The brokers' own part of a link: a box in the first page of each side, event channel 0, and the rest of the own
-//! part as far as no program has it.
+//! B-3. The brokers' own part of a link: a box in the first page of each side, and event channel 0.
 
 use std::{
     io,
@@ -31,20 +30,20 @@ pub struct ModuleBoxes {
 }
 
 impl ModuleBoxes {
-    /// Takes the brokers' part of a link of which the own part has `len` bytes.
+    /// Takes the brokers' part of a link.
     ///
     /// # Errors
     /// Another broker has it, or what the kernel says.
-    pub fn open(link: &ModuleLink, len: u64) -> io::Result<Self> {
+    pub fn open(link: &ModuleLink) -> io::Result<Self> {
         let taken = |error: io::Error| match error.kind() {
             io::ErrorKind::ResourceBusy => io::Error::new(error.kind(), "another broker serves this machine"),
             _ => error,
         };
-        let own = link.slice(SliceArgs { length: len, channels: 1, ..SliceArgs::default() }).map_err(taken)?;
+        let own = link.slice(SliceArgs { length: PAGE, channels: 1, ..SliceArgs::default() }).map_err(taken)?;
         rustix::fs::fcntl_setfl(&own, OFlags::NONBLOCK)?;
         let theirs = link.slice(SliceArgs { length: PAGE, flags: SLICE_PEER, ..SliceArgs::default() })?;
         let peer = PeerSegment::map_revocable(theirs.as_fd(), 0, PAGE as usize, ())?;
-        let part = OwnMemory::new(own, 0, len);
+        let part = OwnMemory::new(own, 0, PAGE);
         let (own, message) = part.map(0, PAGE as usize)?.split(WORDS);
         Ok(Self { part, own, message, peer })
     }
@@ -63,17 +62,6 @@ impl ModuleBoxes {
     /// Forgets rings of before.
     pub fn drain(&self) {
         let _ = rustix::io::read(self.part.fd(), &mut [0; 8]);
-    }
-
-    /// Makes `len` bytes of the own part from `offset` on zero. No program has them.
-    ///
-    /// # Errors
-    /// They are not in the part, or mapped here, or the device is gone.
-    pub fn clear(&self, offset: u64, len: u64) -> io::Result<()> {
-        let bytes = usize::try_from(len).map_err(io::Error::other)?;
-        let (control, mut data) = self.part.map(offset, bytes)?.split(0);
-        data.slice_mut(0, bytes).fill(0);
-        present(control.is_lost())
     }
 }
 

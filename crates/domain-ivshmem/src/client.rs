@@ -87,8 +87,9 @@ struct Call {
 }
 
 impl Client {
-    /// Reaches the broker and says Hello.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    /// Reaches the broker and says Hello. What it answers is to be heard ([`greeted`](Self::greeted)) before any other
+    /// answer, but a question may be asked before.
+    fn reach(path: &Path) -> Result<Self> {
         let absent = |error: Errno| Error::Os {
             call: "connect",
             path: Some(path.display().to_string()),
@@ -112,13 +113,24 @@ impl Client {
 
         let name: Name = "program".parse().expect("a name");
         let domain = name.clone();
-        let mut client = Self { socket, domain, half: None };
+        let client = Self { socket, domain, half: None };
         let (boot, epoch) = ([0; 16], 0);
         client.say(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })?;
-        match client.answer(0, Deadline::after(PATIENCE), "the broker")? {
-            (Message::Hello { name, .. }, _) => client.domain = name,
+        Ok(client)
+    }
+
+    fn greeted(&mut self) -> Result<()> {
+        match self.answer(0, Deadline::after(PATIENCE), "the broker")? {
+            (Message::Hello { name, .. }, _) => self.domain = name,
             _ => return Err(malformed("B-15", "the broker does not answer Hello")),
         }
+        Ok(())
+    }
+
+    /// Reaches the broker and is greeted.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let mut client = Self::reach(path)?;
+        client.greeted()?;
         Ok(client)
     }
 
@@ -162,13 +174,17 @@ impl Client {
         }
     }
 
-    /// Calls a service of another domain.
-    pub(crate) fn connect(mut self, peer: Name, service: Name, deadline: Deadline) -> Result<VmLink> {
+    /// Calls a service of another domain, by the broker at `path`.
+    pub(crate) fn connect(path: &Path, peer: Name, service: Name, deadline: Deadline) -> Result<VmLink> {
         let address = format!("vm:{peer}/{service}");
         let (offset, len, channel) = (0, 0, 0);
-        self.say(1, Message::Connect { peer: peer.clone(), service, offset, len, channel })?;
-        let (connect, _) = self.answer(1, deadline, &address)?;
-        let (accept, descriptors) = self.answer(1, deadline, &address)?;
+        let mut client = Self::reach(path)?;
+        // At once: each time that one waits for the other costs two switches between them.
+        let asked = client.say(1, Message::Connect { peer: peer.clone(), service, offset, len, channel });
+        client.greeted()?;
+        asked?;
+        let (connect, _) = client.answer(1, deadline, &address)?;
+        let (accept, descriptors) = client.answer(1, deadline, &address)?;
         Call { connect, accept, descriptors }.begin(peer.as_str().into(), true)
     }
 

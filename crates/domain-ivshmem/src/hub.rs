@@ -115,12 +115,13 @@ impl Hub {
     /// Hears what the broker and the device have to say, and how the peer fares after that.
     pub(crate) fn life(&self) -> Life {
         let mut known = self.known();
-        self.hear(&mut known);
+        // Before the broker, which says Close of a link that was taken away as well.
         if let Some(device) = self.port.hang_up().filter(|_| known.hangs_up && client::hung_up(self.port.own().fd())) {
             self.unwatch(device);
             known.hangs_up = false;
             self.end(&mut known, Life::Revoked);
         }
+        self.hear(&mut known);
         if self.own.is_lost() || self.peer.is_lost() {
             self.end(&mut known, Life::Revoked);
         }

@@ -33,11 +33,7 @@ mod port;
 mod sys;
 pub mod uapi;
 
-use std::{
-    env,
-    os::fd::BorrowedFd,
-    path::{Path, PathBuf},
-};
+use std::{env, os::fd::BorrowedFd, path::PathBuf};
 
 use tombolo_control::Name;
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
@@ -76,10 +72,9 @@ impl VmDomain {
         Self { broker: Some(socket.into()) }
     }
 
-    fn broker(&self) -> Result<Client> {
+    fn broker(&self) -> PathBuf {
         let named = || env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty()).map(PathBuf::from);
-        let path = self.broker.clone().or_else(named);
-        Client::open(path.as_deref().unwrap_or(Path::new(BROKER)))
+        self.broker.clone().or_else(named).unwrap_or_else(|| BROKER.into())
     }
 }
 
@@ -98,7 +93,7 @@ impl Rendezvous for VmDomain {
 
     fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
         let (domain, name) = parse(service)?;
-        let mut client = self.broker()?;
+        let mut client = Client::open(&self.broker())?;
         if domain.is_some_and(|domain| domain != *client.domain()) {
             let why = "the broker here calls this machine by another name: leave out what is before the `/`";
             return Err(Error::BadService { service: service.into(), why });
@@ -112,7 +107,7 @@ impl Rendezvous for VmDomain {
             let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
             return Err(Error::BadService { service: service.into(), why });
         };
-        Ok(Box::new(self.broker()?.connect(domain, name, deadline)?))
+        Ok(Box::new(Client::connect(&self.broker(), domain, name, deadline)?))
     }
 }
 

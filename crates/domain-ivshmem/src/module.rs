@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     sys,
-    uapi::{self, Info, LinkArgs, RingArgs, SliceArgs},
+    uapi::{self, Info, LinkArgs, RangeArgs, RingArgs, SliceArgs},
 };
 
 /// Where the kernel shows devices of the module's kind.
@@ -155,6 +155,14 @@ impl ModuleLink {
     /// It was hung up, or unplugged.
     pub fn ring_other(&self, ring: (u16, u16)) -> io::Result<()> {
         Ok(sys::ring(self.0.as_fd(), RingArgs { peer: ring.0, vector: ring.1 })?)
+    }
+
+    /// Makes `length` bytes of the own part from `offset` on zero. No program has them.
+    ///
+    /// # Errors
+    /// They are not whole pages of the part, or it is unplugged.
+    pub fn clear(&self, offset: u64, length: u64) -> io::Result<()> {
+        Ok(sys::clear(self.0.as_fd(), RangeArgs { offset, length })?)
     }
 
     /// The peer is gone: ends all waits.

@@ -20,7 +20,7 @@ use rustix::{
 };
 use tombolo_mem::OwnSegment;
 
-use crate::uapi::{self, EventfdArgs, Info, LinkArgs, RingArgs, SliceArgs, SlicesArgs};
+use crate::uapi::{self, EventfdArgs, Info, LinkArgs, RangeArgs, RingArgs, SliceArgs, SlicesArgs};
 
 /// Any call: its number and its argument, which the kernel may read and write.
 struct Call<T> {
@@ -85,6 +85,10 @@ pub(crate) fn hang_up(link: BorrowedFd<'_>) -> Result<()> {
 
 pub(crate) fn ring(link: BorrowedFd<'_>, args: RingArgs) -> Result<()> {
     call(link, uapi::IOC_RING, args).map(drop)
+}
+
+pub(crate) fn clear(link: BorrowedFd<'_>, args: RangeArgs) -> Result<()> {
+    call(link, uapi::IOC_CLEAR, args).map(drop)
 }
 
 pub(crate) fn eventfd(slice: BorrowedFd<'_>, channel: u32, event: BorrowedFd<'_>) -> Result<()> {
@@ -182,5 +186,6 @@ mod tests {
         assert!(slice(file.as_fd(), SliceArgs::default()).is_err());
         assert!(slices(file.as_fd(), &mut []).is_err());
         assert_eq!(ring(file.as_fd(), RingArgs::default()), Err(Errno::NOTTY));
+        assert_eq!(clear(file.as_fd(), RangeArgs::default()), Err(Errno::NOTTY));
     }
 }

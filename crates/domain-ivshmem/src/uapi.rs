@@ -101,6 +101,13 @@ mirror! {
         /// Zero.
         reserved: u32,
     }
+    /// A range of this domain's part.
+    RangeArgs = "tombolo_range" {
+        /// Within the part.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    }
     /// Where an event channel's rings go.
     EventfdArgs = "tombolo_eventfd" {
         /// 0 is the slice's first.
@@ -111,7 +118,7 @@ mirror! {
 }
 
 /// The version of the interface.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Where a part's marks begin.
 pub const MARKS_OFFSET: u32 = 0x800;
 /// Event channels of a link.
@@ -150,6 +157,7 @@ pub(crate) const IOC_SLICES: u32 = opcode(Way::Both, 3, size_of::<SlicesArgs>())
 pub(crate) const IOC_HANG_UP: u32 = opcode(Way::None, 4, 0);
 pub(crate) const IOC_EVENTFD: u32 = opcode(Way::Write, 5, size_of::<EventfdArgs>());
 pub(crate) const IOC_RING: u32 = opcode(Way::Write, 6, size_of::<RingArgs>());
+pub(crate) const IOC_CLEAR: u32 = opcode(Way::Write, 7, size_of::<RangeArgs>());
 
 #[cfg(test)]
 mod tests {
@@ -224,6 +232,7 @@ mod tests {
             ("TOMBOLO_IOC_HANG_UP", "_IO(TOMBOLO_IOC_MAGIC, 4)".into()),
             ("TOMBOLO_IOC_EVENTFD", "_IOW(TOMBOLO_IOC_MAGIC, 5, struct tombolo_eventfd)".into()),
             ("TOMBOLO_IOC_RING", "_IOW(TOMBOLO_IOC_MAGIC, 6, struct tombolo_ring)".into()),
+            ("TOMBOLO_IOC_CLEAR", "_IOW(TOMBOLO_IOC_MAGIC, 7, struct tombolo_range)".into()),
         ];
         for (name, here) in numbers {
             let there = defined(header, name);

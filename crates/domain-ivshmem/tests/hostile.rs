@@ -5,9 +5,12 @@ mod support;
 
 use std::os::fd::OwnedFd;
 
-use support::{SLICE, World, accept, eventually};
+use support::{SLICE, World, accept};
 use tombolo_control::{Life as Told, SLICES_AT};
-use tombolo_domain::{Error, Life, Link, Received, Rendezvous, Slot, Woken, conformance};
+use tombolo_domain::{
+    Error, Life, Link, Received, Rendezvous, Slot, Woken,
+    conformance::{self, eventually},
+};
 use tombolo_mem::{OwnWord, PeerWord};
 
 /// A good end in `a`, and the slice of its peer in `b`, to be written at will.

@@ -13,6 +13,7 @@ mod deadline;
 mod error;
 mod mapped;
 mod notify;
+mod pause;
 mod private;
 mod reader;
 mod slip;

@@ -19,6 +19,7 @@ use crate::{
     Corrupt, Counters, Error, Ordering,
     carrier::PeerCarrier,
     notify::Ringer,
+    pause::pause,
     slip::Slip,
     wait::{Side, Waits},
 };
@@ -211,7 +212,7 @@ impl<M: Mem> Reader<M> {
     fn await_step(&mut self) -> Result<bool, Error> {
         self.release();
         for _ in 0..MOMENT {
-            M::pause();
+            pause::<M>();
             self.load_tail()?;
             if self.available() != 0 {
                 return Ok(true);

@@ -5,6 +5,8 @@
 
 use tombolo_mem::Mem;
 
+use crate::pause::pause;
+
 /// Longest hold-back, in pauses: some 10 µs, what it takes where the two CPUs do not share a cache.
 const MOST: u32 = 512;
 /// Length of a trial while none is in force. A shorter one would not see the next line arrive from a distant CPU.
@@ -36,7 +38,7 @@ impl Slip {
             }
         }
         for _ in 0..self.pauses.max(TRIAL) {
-            M::pause();
+            pause::<M>();
         }
         true
     }

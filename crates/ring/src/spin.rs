@@ -10,7 +10,7 @@ use std::{
 
 use tombolo_mem::Mem;
 
-use crate::{Deadline, Error};
+use crate::{Deadline, Error, pause::pause};
 
 /// Budget to begin with, and to come back to when short waits are seen again.
 const BEGIN: Duration = Duration::from_micros(20);
@@ -99,7 +99,7 @@ impl Spin {
         let mut last = None;
         loop {
             for _ in 0..self.looks {
-                M::pause();
+                pause::<M>();
                 if look()? {
                     return Ok(true);
                 }
@@ -174,7 +174,7 @@ impl Spin {
 }
 
 /// How long a look at the clock takes.
-fn clock() -> Duration {
+pub(crate) fn clock() -> Duration {
     static TOOK: OnceLock<Duration> = OnceLock::new();
     *TOOK.get_or_init(|| {
         let look = || Instant::now().elapsed();

@@ -131,6 +131,10 @@ fn rebinds(rig: &mut Rig) -> Result<Verdict> {
 fn rebind(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let rounds: u32 = rest.first().map_or(Ok(1), |rounds| rounds.parse())?;
+    // What was plugged in just now may not have its driver yet, and cannot be taken from it.
+    for device in [&ends.own, &ends.peer, &ends.bell] {
+        node_name(device)?;
+    }
     let stop = "/tmp/stop";
     _ = fs::remove_file(stop);
     let start = |seed: &str| -> Result<_> {

@@ -5,14 +5,13 @@
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
 use crate::site::{At, Site, line, start};
-use rustix::event::poll;
-use rustix::time::Timespec;
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tombolo::{Deadline, Options, Stream};
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::guest::pass;
 use tombolo_e2e::lines::within;
 
 pub const CASES: &[Case] = &[
@@ -21,6 +20,7 @@ pub const CASES: &[Case] = &[
     Case { name: "paused_machine_is_said_to_be_paused", run: paused },
     Case { name: "killed_writer_is_seen_and_nothing_published_is_lost", run: writers },
     Case { name: "killed_reader_is_seen", run: readers },
+    Case { name: "v7_link_taken_away_under_programs_is_an_error_and_a_new_one_serves", run: taken_away },
     Case { name: "machine_that_is_reset_is_gone_and_comes_back", run: reset },
     Case { name: "machine_that_panics_is_gone_and_comes_back", run: panics },
     Case { name: "machine_that_is_shut_down_is_gone", run: shut_down },
@@ -33,14 +33,6 @@ const SEEN: Duration = Duration::from_secs(1);
 const ADDRESS: &str = "vm:b/flow";
 /// Numbers in a block.
 const BLOCK: usize = 512;
-
-/// A pause of the test itself, where time has to pass.
-fn pass(time: Duration) {
-    let end = Instant::now() + time;
-    while let Some(left) = end.checked_duration_since(Instant::now()) {
-        _ = poll(&mut [], Timespec::try_from(left).ok().as_ref());
-    }
-}
 
 /// Writes numbers for ever, and says how far it is. Ends well when it is told of an end.
 fn pour(args: &[String]) -> Result<()> {
@@ -85,7 +77,13 @@ fn drink(args: &[String]) -> Result<()> {
     println!("ready");
     let (mut bytes, mut kept, mut next, mut said) = (vec![0; 1 << 16], 0, 0_u64, Instant::now());
     loop {
-        let got = stream.split().0.read_until(&mut bytes[kept..], Deadline::after(Duration::from_secs(120)))?;
+        let got = match stream.split().0.read_until(&mut bytes[kept..], Deadline::after(Duration::from_secs(120))) {
+            Err(why) if why.to_string().contains("revoked") => {
+                println!("ended {why}; {next} read");
+                return Ok(());
+            }
+            got => got?,
+        };
         if got == 0 {
             let ending = stream.split().0.ending();
             println!("ended {ending:?}; {next} read");
@@ -253,6 +251,39 @@ fn readers(rig: &mut Rig) -> Result<Verdict> {
         site.a.wait(flow.pour, within(60))?.success()?;
         site.b.wait(flow.drink, within(60))?;
     }
+    in_time(&mut times, SEEN)?;
+    Ok(Verdict::Done)
+}
+
+/// Takes a link away while numbers flow. Both programs get an error or the end, in time, and end by themselves; the devices go,
+/// and a new link serves new programs.
+fn taken_away(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    let (mut times, mut revoked) = (Vec::new(), 0);
+    for round in 0..if super::long() { 50 } else { 3_u64 } {
+        let flow = Flow::start(site)?;
+        pass(moment(round));
+        let start = Instant::now();
+        site.broker.link(&["rm", "a", "b"])?;
+        let of_a = line(&mut site.a, flow.pour, "ended", within(60)).context("the writer hears nothing")?;
+        let of_b = line(&mut site.b, flow.drink, "ended", within(60)).context("the reader hears nothing")?;
+        times.push(start.elapsed());
+        // Who hears of it last may see first that the other closed, or has gone.
+        for ended in [of_a, of_b].map(|ended| ended.to_lowercase()) {
+            let known =
+                ["revoked", "the peer is gone", "processgone", "closed"].iter().any(|word| ended.contains(word));
+            ensure!(known, "round {round}: {ended}");
+            revoked += u32::from(ended.contains("revoked"));
+        }
+        site.a.wait(flow.pour, within(60))?.success()?;
+        site.b.wait(flow.drink, within(60))?.success()?;
+        site.unlink()?;
+        ensure!(site.ends().is_err(), "round {round}: the devices are still there");
+        site.link("a", "b")?;
+        small_file(site)?;
+    }
+    println!("{revoked} of {} were told that it was revoked", 2 * times.len());
+    ensure!(revoked > 0, "nobody was told what happened");
     in_time(&mut times, SEEN)?;
     Ok(Verdict::Done)
 }

@@ -30,7 +30,7 @@ fn describes(rig: &mut Rig) -> Result<Verdict> {
 fn describe(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let (bell, own) = (sys::info(open_node(&ends.bell)?)?, sys::info(open_node(&ends.own)?)?);
-    ensure!(bell.version == 1 && own.version == 1, "{bell:?} {own:?}");
+    ensure!(bell.version == 2 && own.version == 2, "{bell:?} {own:?}");
     ensure!(bell.flags & sys::INFO_BELL != 0 && bell.vectors == 4, "{bell:?}");
     ensure!(own.flags & sys::INFO_BELL == 0 && own.vectors == 0, "{own:?}");
     ensure!(own.size == crate::rig::REGION && own.reserved == [0; 3], "{own:?}");

@@ -19,6 +19,7 @@ pub const CASES: &[Case] = &[
     Case { name: "slice_bytes_reach_the_peer", run: bytes },
     Case { name: "read_only_slice_cannot_become_writable", run: read_only },
     Case { name: "store_to_a_read_only_slice_is_a_sigsegv", run: stores },
+    Case { name: "d1_range_that_is_cleared_is_zero_and_its_neighbours_stay", run: cleared },
     Case { name: "memory_is_write_back", run: write_back },
 ];
 pub const HALVES: &[Half] = &[
@@ -26,6 +27,8 @@ pub const HALVES: &[Half] = &[
     ("mapping::bytes", guest_bytes),
     ("mapping::read_only", guest_read_only),
     ("mapping::store", guest_store),
+    ("mapping::soil", guest_soil),
+    ("mapping::clear", guest_clear),
     ("mapping::write_back", guest_write_back),
 ];
 
@@ -123,6 +126,70 @@ fn guest_store(args: &[String]) -> Result<()> {
     let args = if peer { PEER } else { SliceArgs { flags: sys::SLICE_READ_ONLY, ..OWN } };
     let mapping = Mapping::readable(ends.link()?.slice(&args)?, PAGE)?;
     mapping.store(0, mapping.load(0) + 1);
+    Ok(())
+}
+
+/// Five pages, of which the second to the fourth are a slice: bytes stand in all of them, some written before the driver knew
+/// of the link, some by a program, the last by the driver at a program's end.
+fn cleared(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let page = |number: u64| SOILED.offset - PAGE as u64 + number * PAGE as u64;
+    let host = |guest: &Guest, number| Ok::<_, Error>(guest.own()?.read(page(number), 1)?[0]);
+    (0..5).try_for_each(|number| guest.own()?.write(page(number), &[5]))?;
+    guest.run("mapping::clear", &["all"])?;
+    let seen: Vec<u8> = (0..5).map(|number| host(guest, number)).collect::<Result<_>>()?;
+    ensure!(seen == [5, 0, 0, 0, 5], "what was there before: {seen:?}");
+
+    // As long as the link is, it knows what was written.
+    let job = guest.start("mapping::clear", &["keep"])?;
+    ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
+    guest.run("mapping::soil", &[])?;
+    let seen: Vec<u8> = (1..4).map(|number| host(guest, number)).collect::<Result<_>>()?;
+    ensure!(seen == [9, 0, u8::try_from(SOILED.closed)?], "a program wrote and ended: {seen:?}");
+    guest.run("mapping::clear", &["again"])?;
+    let seen: Vec<u8> = (0..5).map(|number| host(guest, number)).collect::<Result<_>>()?;
+    ensure!(seen == [5, 0, 0, 0, 5], "what programs wrote: {seen:?}");
+    // What nobody can have written is left alone, and so costs nothing: the host put it there behind the driver's back.
+    guest.own()?.write(page(2), &[6])?;
+    guest.run("mapping::clear", &["again"])?;
+    ensure!(host(guest, 2)? == 6, "a page that nobody wrote was cleared");
+    guest.vm.kill(job)?;
+    guest.vm.wait(job, within(60)).map(drop)?;
+    Ok(Verdict::Done)
+}
+
+/// Three pages, the state in the last.
+const SOILED: SliceArgs = SliceArgs {
+    offset: 16 * PAGE as u64,
+    length: 3 * PAGE as u64,
+    below: 2,
+    closed: 3,
+    state: [2 * PAGE as u32; 2],
+    ..OWN
+};
+
+/// Writes the first page, and leaves the last to the driver.
+fn guest_soil(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    Mapping::writable(link.slice(&SOILED)?, PAGE)?.store(0, 9);
+    Ok(())
+}
+
+fn guest_clear(args: &[String]) -> Result<()> {
+    let (ends, rest) = Ends::from_args(args)?;
+    let link = ends.link()?;
+    let whole = PAGE as u64;
+    for (offset, length) in [(0, 0), (1, whole), (0, whole - 1), (REGION, whole), (0, REGION + whole), (whole, REGION)]
+    {
+        ensure!(errno(sys::clear(&link.0, offset, length)) == Some(Errno::INVAL), "{length} at {offset} are cleared");
+    }
+    sys::clear(&link.0, SOILED.offset, SOILED.length)?;
+    if rest.first().is_some_and(|what| what == "keep") {
+        println!("ready");
+        loop {
+            std::thread::park();
+        }
+    }
     Ok(())
 }
 

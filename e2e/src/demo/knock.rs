@@ -1,39 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How long it takes to agree on a channel over a link that is there.
 
+use super::goals::{Goal, Goals};
 use super::word;
 use crate::site::{Site, start};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 use tombolo::{Options, Stream};
 use tombolo_e2e::error::{Error, Result};
+use tombolo_e2e::guest::pass;
 use tombolo_e2e::lines::within;
 
 const TIMES: &str = "200";
+/// In milliseconds.
+const GOAL: Goal = Goal::Most(2.0);
+/// Bytes of a ring, milliseconds of rest before each time, and what that is: the smallest rings, those that one gets who asks for
+/// none, and these one after the other, while both sides still clear away what was before.
+const SERIES: [(&str, &str, &str); 3] = [
+    ("4096", "20", "rings of 4 KiB"),
+    ("1048576", "20", "rings of 1 MiB"),
+    ("1048576", "0", "rings of 1 MiB, without a rest in between"),
+];
 
-/// Prints the median of some set-ups from a to b.
-pub fn show(site: &mut Site) -> Result<()> {
-    let listener = start(&mut site.b, "knock::open", &["vm:b/door", TIMES])?;
-    word(&mut site.b, listener, "listening")?;
-    let knocker = start(&mut site.a, "knock::knock", &["vm:b/door", TIMES])?;
-    let median = word(&mut site.a, knocker, "median")?;
-    site.a.wait(knocker, within(60))?.success()?;
-    site.b.wait(listener, within(60))?.success()?;
-    println!("channel set-up over a link that is there, {TIMES} times: median {median} ms\n");
+/// Prints the medians of some set-ups from a to b.
+pub fn show(site: &mut Site, goals: &mut Goals) -> Result<()> {
+    for (ring, rest, named) in SERIES {
+        let listener = start(&mut site.b, "knock::open", &["vm:b/door", TIMES, ring, rest])?;
+        word(&mut site.b, listener, "listening")?;
+        let knocker = start(&mut site.a, "knock::knock", &["vm:b/door", TIMES, ring, rest])?;
+        let median = word(&mut site.a, knocker, "median")?;
+        site.a.wait(knocker, within(60))?.success()?;
+        site.b.wait(listener, within(60))?.success()?;
+        let what = format!("channel set-up over a link that is there, {named}, ms");
+        let goal = goals.beside(&what, median.parse()?, Some(GOAL));
+        println!("{what}, {TIMES} times: median {median} ({goal})");
+    }
+    println!();
     Ok(())
 }
 
-fn arguments(args: &[String]) -> Result<(&str, usize)> {
-    let [address, times] = args else { return Err(Error::new("an address and a number are needed")) };
-    Ok((address, times.parse()?))
+struct Knocks<'a> {
+    address: &'a str,
+    count: usize,
+    options: Options,
+    rest: Duration,
+}
+
+impl<'a> Knocks<'a> {
+    fn of(args: &'a [String]) -> Result<Self> {
+        let [address, count, ring, rest] = args else {
+            return Err(Error::new("an address and three numbers are needed"));
+        };
+        let (options, rest) = (Options::new().ring_size(ring.parse()?), Duration::from_millis(rest.parse()?));
+        Ok(Self { address, count: count.parse()?, options, rest })
+    }
 }
 
 /// Connects again and again, each time with a byte there and back, and prints the median of the connecting.
 pub fn knock(args: &[String]) -> Result<()> {
-    let (address, count) = arguments(args)?;
-    let options = Options::new().ring_size(4096).wait_for_listener(Duration::from_secs(60));
+    let Knocks { address, count, options, rest } = Knocks::of(args)?;
+    let options = options.wait_for_listener(Duration::from_secs(60));
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
+        pass(rest);
         let start = Instant::now();
         let mut stream = tombolo::connect_with::<Stream>(address, &options)?;
         times.push(start.elapsed());
@@ -48,8 +77,8 @@ pub fn knock(args: &[String]) -> Result<()> {
 
 /// Answers a byte on so many connections.
 pub fn open(args: &[String]) -> Result<()> {
-    let (address, count) = arguments(args)?;
-    let mut listener = tombolo::listen_with::<Stream>(address, &Options::new().ring_size(4096))?;
+    let Knocks { address, count, options, .. } = Knocks::of(args)?;
+    let mut listener = tombolo::listen_with::<Stream>(address, &options)?;
     println!("listening");
     for _ in 0..count {
         let mut stream = listener.accept()?;

@@ -1,9 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Tombolo beside TCP, from the lines of `tombolo bench --json`.
 
+use super::goals::{Goal, Goals};
 use serde_json::Value;
-use std::fmt::{self, Display, Formatter};
 use tombolo_e2e::error::Result;
+
+/// Two places, and how many times better than TCP it is to be between them: of a throughput by the size of a write, of a
+/// round trip by how an end waits.
+#[derive(Debug)]
+pub struct Pair {
+    pub title: &'static str,
+    throughput: fn(u64) -> Option<f64>,
+    round_trip: fn(&str) -> Option<f64>,
+}
+
+/// Between two machines.
+pub const BETWEEN: Pair = Pair {
+    title: "a to b",
+    throughput: |size| Some(if size <= 4 << 10 { 8.0 } else { 6.0 }),
+    round_trip: |wait| Some(if wait == "spin" { 200.0 } else { 4.0 }),
+};
+/// From a machine to its host.
+pub const TO_HOST: Pair =
+    Pair { title: "a to its host", throughput: |size| (size == 16 << 10).then_some(4.2), round_trip: |_| None };
 
 /// A question and the two answers.
 #[derive(Debug, PartialEq)]
@@ -13,6 +32,7 @@ struct Row {
     ours: [f64; 3],
     theirs: [f64; 3],
     unit: Unit,
+    goal: Option<Goal>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +46,7 @@ enum Unit {
 /// What was measured between two places.
 #[derive(Debug)]
 pub struct Table {
-    title: String,
+    title: &'static str,
     rows: Vec<Row>,
 }
 
@@ -35,7 +55,7 @@ impl Table {
     ///
     /// # Errors
     /// A line is none of a measurement.
-    pub fn of(title: &str, lines: &[String]) -> Result<Self> {
+    pub fn of(pair: &Pair, lines: &[String]) -> Result<Self> {
         let mut rows: Vec<Row> = Vec::new();
         let values = lines.iter().map(|line| serde_json::from_str(line)).collect::<serde_json::Result<Vec<Value>>>()?;
         let of = |transport: &'static str| {
@@ -45,15 +65,34 @@ impl Table {
             let same = |line: &&Value| ["test", "size", "wait"].iter().all(|key| line[key] == ours[key]);
             let Some(theirs) = of("tcp").find(same) else { continue };
             let numbers = |line: &Value| ["median", "min", "max"].map(|key| line[key].as_f64().unwrap_or(f64::NAN));
-            let size = size(ours["size"].as_u64().unwrap_or(0));
-            let (question, unit) = match ours["wait"].as_str() {
-                Some("spin") => (format!("round trip of {size}, spinning"), Unit::Time),
-                Some(_) => (format!("round trip of {size}, sleeping"), Unit::Time),
-                None => (format!("throughput, {size}"), Unit::Rate),
+            let bytes = ours["size"].as_u64().unwrap_or(0);
+            let size = size(bytes);
+            let (question, unit, goal) = match ours["wait"].as_str() {
+                Some("spin") => (format!("round trip of {size}, spinning"), Unit::Time, (pair.round_trip)("spin")),
+                Some(wait) => (format!("round trip of {size}, sleeping"), Unit::Time, (pair.round_trip)(wait)),
+                None => (format!("throughput, {size}"), Unit::Rate, (pair.throughput)(bytes)),
             };
-            rows.push(Row { question, ours: numbers(ours), theirs: numbers(theirs), unit });
+            let goal = goal.map(Goal::Least);
+            rows.push(Row { question, ours: numbers(ours), theirs: numbers(theirs), unit, goal });
         }
-        Ok(Self { title: title.to_owned(), rows })
+        Ok(Self { title: pair.title, rows })
+    }
+
+    /// The table, with the goals beside.
+    #[must_use]
+    pub fn show(&self, goals: &mut Goals) -> String {
+        let title = self.title;
+        let mut text =
+            format!("{title:<30} {:>30} {:>30} {:>9}\n", "Tombolo (least to most)", "TCP, virtio-net", "times");
+        for row in &self.rows {
+            let cell = |[median, least, most]: [f64; 3]| {
+                format!("{} ({} to {})", show(median, row.unit), show(least, row.unit), show(most, row.unit))
+            };
+            let (question, ratio) = (&row.question, row.ratio());
+            let goal = goals.beside(&format!("{title}, {question}"), ratio, row.goal);
+            text += &format!("{question:<30} {:>30} {:>30} {ratio:>9.1}  {goal}\n", cell(row.ours), cell(row.theirs));
+        }
+        text
     }
 }
 
@@ -90,19 +129,6 @@ fn show(value: f64, unit: Unit) -> String {
     format!("{value:.digits$} {name}")
 }
 
-impl Display for Table {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<30} {:>30} {:>30} {:>9}", self.title, "Tombolo (least to most)", "TCP, virtio-net", "times")?;
-        for row in &self.rows {
-            let cell = |[median, least, most]: [f64; 3]| {
-                format!("{} ({} to {})", show(median, row.unit), show(least, row.unit), show(most, row.unit))
-            };
-            writeln!(f, "{:<30} {:>30} {:>30} {:>9.1}", row.question, cell(row.ours), cell(row.theirs), row.ratio())?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,10 +143,16 @@ mod tests {
             r#"{"test":"latency","transport":"tcp","mode":"stream","size":1,"wait":"spin","median":1e5,"min":1,"max":1}"#,
             r#"{"test":"latency","transport":"tcp","mode":"stream","size":1,"wait":"sleep","median":2,"min":1,"max":1}"#,
         ];
-        let table = Table::of("a to b", &lines.map(str::to_owned)).unwrap();
+        let table = Table::of(&BETWEEN, &lines.map(str::to_owned)).unwrap();
         let ratios: Vec<f64> = table.rows.iter().map(Row::ratio).collect();
         assert_eq!(ratios, [8.0, 200.0]);
         assert_eq!(table.rows[1].question, "round trip of 1 B, spinning");
-        assert!(table.to_string().contains("800 MB/s"), "{table}");
+        let mut goals = Goals::default();
+        let text = table.show(&mut goals);
+        assert!(text.contains("800 MB/s") && text.matches(": met").count() == 2, "{text}");
+        assert!(goals.to_string().starts_with("2 of 2"), "{goals}");
+        let worse = lines.map(|line| line.replace("1e8", "2e8").replace("1e5", "1e4"));
+        let text = Table::of(&BETWEEN, &worse).unwrap().show(&mut goals);
+        assert_eq!(text.matches(": MISSED").count(), 2, "{text}");
     }
 }

@@ -215,6 +215,14 @@ pub fn hang_up(link: impl AsFd) -> Result<()> {
     call(link, 0, 4, [(); 0]).map(drop)
 }
 
+/// `TOMBOLO_IOC_CLEAR`: from where, how much.
+///
+/// # Errors
+/// The driver refuses.
+pub fn clear(link: impl AsFd, offset: u64, length: u64) -> Result<()> {
+    call(link, WRITE, 7, [offset, length]).map(drop)
+}
+
 /// `TOMBOLO_IOC_RING`: whom, at which vector.
 ///
 /// # Errors

@@ -65,6 +65,12 @@
  *	rung; marks are counted all the same, and a peer that polls or reads
  *	finds them. ENODEV: hung up, or unplugged.
  *
+ * TOMBOLO_IOC_CLEAR   makes a range of our part zero, in whole pages, for the
+ *	next slice of it; the maker sees to it that nobody has one. It costs as
+ *	much as there was to write: pages that no slice had writable since they
+ *	were cleared are left alone. EINVAL: the range is empty, not of whole
+ *	pages or not within the part. ENODEV: unplugged.
+ *
  * TOMBOLO_IOC_HANG_UP   the peer is gone. Waiters on all slices are told, rings
  *	do nothing from now on, memory stays mapped. There is no way back.
  *
@@ -107,8 +113,8 @@
 #include <linux/ioctl.h>
 #include <linux/types.h>
 
-/* Changes only if an old program would be misled. */
-#define TOMBOLO_UAPI_VERSION	1
+/* Changes if a program would be misled by a driver of before, or miss something. */
+#define TOMBOLO_UAPI_VERSION	2
 
 #define TOMBOLO_MARKS_OFFSET	0x800
 #define TOMBOLO_CHANNELS	512	/* of a link */
@@ -173,6 +179,11 @@ struct tombolo_slices {
 	__u32 reserved;		/* 0 */
 };
 
+struct tombolo_range {
+	__u64 offset;		/* within our part */
+	__u64 length;
+};
+
 struct tombolo_eventfd {
 	__u32 channel;		/* 0 is the first of the slice */
 	__s32 fd;
@@ -186,5 +197,6 @@ struct tombolo_eventfd {
 #define TOMBOLO_IOC_HANG_UP	_IO(TOMBOLO_IOC_MAGIC, 4)
 #define TOMBOLO_IOC_EVENTFD	_IOW(TOMBOLO_IOC_MAGIC, 5, struct tombolo_eventfd)
 #define TOMBOLO_IOC_RING	_IOW(TOMBOLO_IOC_MAGIC, 6, struct tombolo_ring)
+#define TOMBOLO_IOC_CLEAR	_IOW(TOMBOLO_IOC_MAGIC, 7, struct tombolo_range)
 
 #endif /* _UAPI_TOMBOLO_IVSHMEM_H */

@@ -5,10 +5,9 @@
 
 use std::{
     collections::BTreeMap,
-    env, io,
+    io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path as File, PathBuf},
-    process::{self, Command, Stdio},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -20,7 +19,6 @@ use rustix::{
     event::EventfdFlags,
     fs::{MemfdFlags, Mode, OFlags},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
-    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
 };
 use tombolo_broker_guest::{
     broker::{Broker, Settings},
@@ -29,7 +27,11 @@ use tombolo_broker_guest::{
     host::Told,
 };
 use tombolo_control::{BOX_LEN, Boxes, Event, Life, Message, Name, Path, Said, Session, VERSION, Way};
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous, conformance, wait_readable};
+use tombolo_domain::{
+    Deadline, Link, Listener, Rendezvous,
+    conformance::{self, Actor, eventually},
+    wait_readable,
+};
 use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
 
 /// Bytes of a region of the link: sparse, so that they cost nothing before they are used.
@@ -401,93 +403,45 @@ impl World {
     }
 
     /// A peer in another process, and this side's link to it.
-    pub fn mortal(&self) -> (Child, Box<dyn Link>) {
+    pub fn mortal(&self) -> (Actor, Box<dyn Link>) {
         let service = self.service();
         let mut listener = self.a.domain.listen(&service).expect("a fresh service is free");
-        let child = Child::start("mortal", &self.b.socket, &service);
-        (child, accept(&mut *listener))
+        let actor = Actor::start("mortal", &self.b.socket, &service);
+        (actor, accept(&mut *listener))
     }
 
     /// A peer in another process that writes without end.
-    pub fn streaming(&self, service: &str) -> Child {
-        Child::start("stream", &self.b.socket, service)
+    pub fn streaming(&self, service: &str) -> Actor {
+        Actor::start("stream", &self.b.socket, service)
     }
 
     pub fn stale(&self) -> String {
         let service = self.service();
-        let mut child = Child::start("listen", &self.a.socket, &service);
+        let mut actor = Actor::start("listen", &self.a.socket, &service);
         let found = || self.b.domain.connect(&service, patience()).is_ok();
         eventually("the listener is there", found);
-        child.kill();
+        actor.kill();
         eventually("the listener is gone", || !found());
         service
     }
 }
 
-const ROLE: &str = "TOMBOLO_TEST_ROLE";
-
-/// A process of this test, killed at the latest when the test ends.
-pub struct Child(process::Child);
-
-impl Child {
-    fn start(role: &str, socket: &File, service: &str) -> Self {
-        let child = Command::new(env::current_exe().expect("a test knows its own binary"))
-            .args(["--exact", "child_process", "--nocapture"])
-            .env(ROLE, format!("{role} {} {service}", socket.display()))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        Self(child.expect("a test can start itself"))
-    }
-
-    /// Stops it, and waits until it does.
-    pub fn stop(&self) {
-        let pid = Pid::from_child(&self.0);
-        kill_process(pid, Signal::STOP).expect("it is ours");
-        waitpid(Some(pid), WaitOptions::UNTRACED).expect("it is ours");
-    }
-
-    /// Lets it go on.
-    pub fn go_on(&self) {
-        kill_process(Pid::from_child(&self.0), Signal::CONT).expect("it is ours");
-    }
-
-    /// Kills it and waits for its end.
-    pub fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 /// What a child does; nothing in the parent. Call it from the test `child_process`.
 pub fn play() {
-    let Ok(told) = env::var(ROLE) else { return };
-    let told: Vec<_> = told.split(' ').collect();
-    let domain = VmDomain::through(told[1]);
-    match told[0] {
-        "mortal" => conformance::mortal_peer(domain.connect(told[2], Deadline::NEVER).expect("the parent listens")),
-        "stream" => {
-            let backends = tombolo_channel::Backends::new().with(domain);
-            let address = format!("vm:{}", told[2]).parse().expect("an address");
-            let mut stream: tombolo_channel::Stream =
-                backends.connect(&address, &Default::default()).expect("it listens");
-            while std::io::Write::write_all(&mut stream, &[7; 4096]).is_ok() {}
-        }
-        "listen" => {
-            let _listener = domain.listen(told[2]).expect("the service is free");
-            loop {
-                thread::park();
-            }
-        }
-        other => panic!("no such role: {other}"),
+    let Some(part) = conformance::part() else { return };
+    let domain = VmDomain::through(&part.place);
+    match &*part.role {
+        "stream" => stream(domain, &part.service),
+        _ => part.play(&domain),
     }
+}
+
+/// Writes without end.
+fn stream(domain: VmDomain, service: &str) {
+    let backends = tombolo_channel::Backends::new().with(domain);
+    let address = format!("vm:{service}").parse().expect("an address");
+    let mut stream: tombolo_channel::Stream = backends.connect(&address, &Default::default()).expect("it listens");
+    while std::io::Write::write_all(&mut stream, &[7; 4096]).is_ok() {}
 }
 
 pub fn patience() -> Deadline {
@@ -496,13 +450,4 @@ pub fn patience() -> Deadline {
 
 pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
-}
-
-/// Waits for a condition that nothing tells of.
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = patience();
-    while !condition() {
-        assert!(!deadline.expired(), "never came true: {what}");
-        thread::yield_now();
-    }
 }

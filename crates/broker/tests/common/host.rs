@@ -3,10 +3,9 @@
 //! of the guest is a thread of this one, over what a QEMU was given. The host's own relay plays the kernel module.
 
 use std::{
-    env, io,
+    io,
     os::fd::{AsFd, OwnedFd},
-    path::{Path, PathBuf},
-    process::{self, Command, Stdio},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -14,10 +13,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use rustix::{
-    net::SocketType,
-    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
-};
+use rustix::net::SocketType;
 use tombolo_broker::{
     broker::program_socket,
     local::{
@@ -155,72 +151,22 @@ impl World {
     }
 }
 
-const ROLE: &str = "TOMBOLO_TEST_ROLE";
-
-/// A process of this test, killed at the latest when the test ends.
-pub struct Actor(process::Child);
-
-impl Actor {
-    pub fn start(role: &str, socket: &Path, service: &str) -> Self {
-        let child = Command::new(env::current_exe().expect("a test knows its own binary"))
-            .args(["--exact", "child_process", "--nocapture"])
-            .env(ROLE, format!("{role} {} {service}", socket.display()))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        Self(child.expect("a test can start itself"))
-    }
-
-    pub fn stop(&self) {
-        let pid = Pid::from_child(&self.0);
-        kill_process(pid, Signal::STOP).expect("it is ours");
-        waitpid(Some(pid), WaitOptions::UNTRACED).expect("it is ours");
-    }
-
-    pub fn go_on(&self) {
-        kill_process(Pid::from_child(&self.0), Signal::CONT).expect("it is ours");
-    }
-
-    pub fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Actor {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 /// What a child does; nothing in the parent. Call it from the test `child_process`.
 pub fn play() {
-    use tombolo_domain::Rendezvous;
-    let Ok(told) = env::var(ROLE) else { return };
-    let told: Vec<_> = told.split(' ').collect();
-    let domain = VmDomain::through(told[1]);
-    match told[0] {
-        "mortal" => conformance::mortal_peer(domain.connect(told[2], Deadline::NEVER).expect("the parent listens")),
-        "mortal-listener" => {
-            let mut listener = domain.listen(told[2]).expect("the service is free");
-            conformance::mortal_peer(accept(&mut *listener));
-        }
-        "listen" => {
-            let _listener = domain.listen(told[2]).expect("the service is free");
-            loop {
-                thread::park();
-            }
-        }
-        "stream" => {
-            let backends = tombolo_channel::Backends::new().with(domain);
-            let address = format!("vm:{}", told[2]).parse().expect("an address");
-            let mut stream: tombolo_channel::Stream =
-                backends.connect(&address, &Default::default()).expect("it listens");
-            while io::Write::write_all(&mut stream, &[7; 4096]).is_ok() {}
-        }
-        other => panic!("no such role: {other}"),
+    let Some(part) = conformance::part() else { return };
+    let domain = VmDomain::through(&part.place);
+    match &*part.role {
+        "stream" => stream(domain, &part.service),
+        _ => part.play(&domain),
     }
+}
+
+/// Writes without end.
+fn stream(domain: VmDomain, service: &str) {
+    let backends = tombolo_channel::Backends::new().with(domain);
+    let address = format!("vm:{service}").parse().expect("an address");
+    let mut stream: tombolo_channel::Stream = backends.connect(&address, &Default::default()).expect("it listens");
+    while std::io::Write::write_all(&mut stream, &[7; 4096]).is_ok() {}
 }
 
 pub fn patience() -> Deadline {

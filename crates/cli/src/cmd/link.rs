@@ -237,9 +237,10 @@ fn table(what: What, rows: &[Message]) -> Vec<String> {
             Message::DomainRow { name, life, slots_used, slots, memory_used, memory, note } => cells.push(vec![
                 name.to_string(),
                 life_name(*life).into(),
-                format!("{slots_used}/{slots}"),
+                // The host and its accounts have neither slots nor a quota.
+                if *slots == 0 { "-".into() } else { format!("{slots_used}/{slots}") },
                 human::bytes(*memory_used),
-                human::bytes(*memory),
+                if *memory == 0 { "-".into() } else { human::bytes(*memory) },
                 note.to_string(),
             ]),
             _ => {}

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 pub use channel::{Channel, Counted, End, Half, Mode, Pipe, State};
 pub use listener::{Listener, Pulse, known_folders};
+pub use process::{known_groups, known_users, name_of};
 pub use socket::{Bytes, Carried, Socket};
 
 use crate::failure::Result;

@@ -69,7 +69,7 @@ pub struct Scan {
 /// Looks at all processes that this user may look into.
 pub fn scan() -> Result<Scan> {
     let unreadable = |source| Failure::Read { file: "/proc".into(), source };
-    let users = users(&fs::read_to_string("/etc/passwd").unwrap_or_default());
+    let users = known_users();
     let mut scan = Scan::default();
     for entry in fs::read_dir("/proc").map_err(unreadable)? {
         let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()) else { continue };
@@ -224,6 +224,11 @@ pub fn known_users() -> HashMap<u32, String> {
     users(&fs::read_to_string("/etc/passwd").unwrap_or_default())
 }
 
+/// The groups of this machine by number: their file begins each line as that of the users does.
+pub fn known_groups() -> HashMap<u32, String> {
+    users(&fs::read_to_string("/etc/group").unwrap_or_default())
+}
+
 /// Text that strangers chose, without what a terminal would act on.
 pub fn printable(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '?' } else { char }).collect()
@@ -263,6 +268,7 @@ mod tests {
 
     #[test]
     fn user_without_a_name_is_a_number() {
+        assert_eq!(name_of(0, &known_groups()), "root");
         let users = users("root:x:0:0::/root:/bin/sh\nbroken\n");
         assert_eq!((name_of(0, &users).as_str(), name_of(7, &users).as_str()), ("root", "7"));
     }

@@ -5,12 +5,10 @@
 
 use std::{
     collections::BTreeMap,
-    env,
     io::{self, IoSlice},
     mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    process::{self, Command, Stdio},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -25,10 +23,12 @@ use rustix::{
         AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
         SocketFlags, SocketType,
     },
-    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
 };
 use tombolo_control::{Life, MESSAGE_MAX, Message, Name, Path, SLICES_AT, Said, VERSION, code};
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous, conformance};
+use tombolo_domain::{
+    Deadline, Link, Listener, Rendezvous,
+    conformance::{self, Actor, eventually},
+};
 use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
 
 /// Bytes of a slice: sparse, so that they cost nothing before they are used.
@@ -158,22 +158,22 @@ impl World {
 
     pub fn stale(&self) -> String {
         let service = self.service();
-        let mut child = Child::start("listen", &self.socket("a"), &service);
+        let mut actor = Actor::start("listen", &self.socket("a"), &service);
         let there = |wanted| {
             eventually("the listener comes or goes", || self.state().listeners.contains_key(&service) == wanted)
         };
         there(true);
-        child.kill();
+        actor.kill();
         there(false);
         service
     }
 
     /// A peer in another process, and this side's link to it.
-    pub fn mortal(&self) -> (Child, Box<dyn Link>) {
+    pub fn mortal(&self) -> (Actor, Box<dyn Link>) {
         let service = self.service();
         let mut listener = self.a.listen(&service).expect("a fresh service is free");
-        let child = Child::start("mortal", &self.socket("b"), &service);
-        (child, accept(&mut *listener))
+        let actor = Actor::start("mortal", &self.socket("b"), &service);
+        (actor, accept(&mut *listener))
     }
 }
 
@@ -285,63 +285,10 @@ fn call(
     Ok(())
 }
 
-const ROLE: &str = "TOMBOLO_TEST_ROLE";
-
-/// A process of this test, killed at the latest when the test ends.
-pub struct Child(process::Child);
-
-impl Child {
-    fn start(role: &str, socket: &std::path::Path, service: &str) -> Self {
-        let child = Command::new(env::current_exe().expect("a test knows its own binary"))
-            .args(["--exact", "child_process", "--nocapture"])
-            .env(ROLE, format!("{role} {} {service}", socket.display()))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        Self(child.expect("a test can start itself"))
-    }
-
-    /// Stops it, and waits until it does.
-    pub fn stop(&self) {
-        let pid = Pid::from_child(&self.0);
-        kill_process(pid, Signal::STOP).expect("it is ours");
-        waitpid(Some(pid), WaitOptions::UNTRACED).expect("it is ours");
-    }
-
-    /// Lets it go on.
-    pub fn go_on(&self) {
-        kill_process(Pid::from_child(&self.0), Signal::CONT).expect("it is ours");
-    }
-
-    /// Kills it and waits for its end.
-    pub fn kill(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 /// What a child does; nothing in the parent. Call it from the test `child_process`.
 pub fn play() {
-    let Ok(told) = env::var(ROLE) else { return };
-    let told: Vec<_> = told.split(' ').collect();
-    let domain = VmDomain::through(told[1]);
-    match told[0] {
-        "mortal" => conformance::mortal_peer(domain.connect(told[2], Deadline::NEVER).expect("the parent listens")),
-        "listen" => {
-            let _listener = domain.listen(told[2]).expect("the service is free");
-            loop {
-                thread::park();
-            }
-        }
-        other => panic!("no such role: {other}"),
-    }
+    let Some(part) = conformance::part() else { return };
+    part.play(&VmDomain::through(&part.place));
 }
 
 pub fn patience() -> Deadline {
@@ -350,13 +297,4 @@ pub fn patience() -> Deadline {
 
 pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
-}
-
-/// Waits for a condition that nothing tells of.
-pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = patience();
-    while !condition() {
-        assert!(!deadline.expired(), "never came true: {what}");
-        thread::yield_now();
-    }
 }

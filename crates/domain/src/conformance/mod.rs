@@ -33,6 +33,7 @@
 //! ```
 //! In a backend's `tests/conformance.rs` the last two lines are `tombolo_domain::conformance!(Harsh::new());`.
 
+mod actor;
 mod control;
 mod doorbell;
 mod life;
@@ -41,6 +42,7 @@ pub mod remote;
 mod rendezvous;
 mod support;
 
+pub use actor::{Actor, Part, eventually, part};
 pub use control::*;
 pub use doorbell::*;
 pub use life::*;

@@ -5,7 +5,7 @@ use tombolo_layout::{limits::RECORD_ALIGN, record};
 use tombolo_mem::Mem;
 
 use super::Reader;
-use crate::{Corrupt, Error};
+use crate::{Corrupt, Error, pause::pause};
 
 /// Pauses after which a record that is still being written is left for later, unless so many bytes came: a
 /// writer that drips them holds a call up no longer than these bytes at a slow pace.
@@ -74,7 +74,7 @@ impl<M: Mem> Reader<M> {
                 return Ok(false);
             }
             patience -= 1;
-            M::pause();
+            pause::<M>();
             self.look_at_tail()?;
         }
     }

@@ -6,7 +6,7 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path};
 use rustix::fs::Access;
 
 use super::findings::{Finding, Grade};
-use crate::cmd::link;
+use crate::{cmd::link, inspect};
 
 /// The kernel module's name as a driver.
 const DRIVER: &str = "tombolo_ivshmem";
@@ -73,7 +73,9 @@ pub fn probe(sys: &Path) -> Guest {
 fn closed(node: &Path) -> Option<String> {
     rustix::fs::access(node, Access::READ_OK | Access::WRITE_OK).err()?;
     let of = fs::metadata(node).ok()?;
-    Some(format!("{} is for user {} and group {}", node.display(), of.uid(), of.gid()))
+    let user = inspect::name_of(of.uid(), &inspect::known_users());
+    let group = inspect::name_of(of.gid(), &inspect::known_groups());
+    Some(format!("{} is for user {user} and group {group}", node.display()))
 }
 
 /// What the module shows below the device at `folder`.

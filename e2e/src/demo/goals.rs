@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What is asked of the figures that are shown, and which of it was met.
+
+use std::fmt::{self, Display, Formatter};
+
+/// What a figure is to be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Goal {
+    /// This or more.
+    Least(f64),
+    /// This or less.
+    Most(f64),
+}
+
+/// Nothing that is no number meets one.
+impl Goal {
+    fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::Least(least) => value >= least,
+            Self::Most(most) => value <= most,
+        }
+    }
+}
+
+impl Display for Goal {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Least(least) => write!(f, "at least {least}"),
+            Self::Most(most) => write!(f, "at most {most}"),
+        }
+    }
+}
+
+/// The figures of which something was asked.
+#[derive(Debug, Default)]
+pub struct Goals {
+    met: usize,
+    missed: Vec<String>,
+}
+
+impl Goals {
+    /// What stands beside a figure: nothing if nothing is asked of it.
+    pub fn beside(&mut self, what: &str, value: f64, goal: Option<Goal>) -> String {
+        let Some(goal) = goal else { return String::new() };
+        if goal.is_met(value) {
+            self.met += 1;
+            return format!("{goal}: met");
+        }
+        self.missed.push(format!("{what}: {value:.1}, {goal}"));
+        format!("{goal}: MISSED")
+    }
+}
+
+impl Display for Goals {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} of {} goals met", self.met, self.met + self.missed.len())?;
+        self.missed.iter().try_for_each(|missed| writeln!(f, "  missed: {missed}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goals_are_met_or_missed_and_counted() {
+        let mut goals = Goals::default();
+        for (value, goal, met) in [
+            (8.0, Goal::Least(8.0), true),
+            (7.9, Goal::Least(8.0), false),
+            (f64::INFINITY, Goal::Least(8.0), true),
+            (f64::NAN, Goal::Least(8.0), false),
+            (1.9, Goal::Most(2.0), true),
+            (2.1, Goal::Most(2.0), false),
+            (f64::NAN, Goal::Most(2.0), false),
+        ] {
+            let said = goals.beside("it", value, Some(goal));
+            assert_eq!(said.ends_with(": met"), met, "{value}: {said}");
+        }
+        assert_eq!(goals.beside("it", 1.0, None), "");
+        let text = goals.to_string();
+        assert!(text.starts_with("3 of 7 goals met\n") && text.matches("missed: it: ").count() == 4, "{text}");
+    }
+}
