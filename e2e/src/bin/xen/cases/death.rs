@@ -18,10 +18,13 @@ pub const CASES: &[Case] = &[
     Case { name: "senders_killed_under_load_take_nothing_back", run: |rig| reaped(rig, "flow") },
     Case { name: "receivers_killed_under_load_are_told_to_one_sender", run: |rig| reaped(rig, "sip") },
     Case { name: "caller_killed_at_any_step_of_connect_harms_no_listener", run: |rig| steps(rig, "caller") },
-    Case { name: "listener_killed_at_any_step_of_connect_is_told_to_the_caller", run: |rig| steps(rig, "listener") },
     Case { name: "domain_destroyed_under_load_is_told_to_the_other", run: destroyed },
     Case { name: "death_canary_bytes_that_got_lost_are_missed", run: lost },
 ];
+
+/// What takes longer than a change may wait for.
+pub const LONG: &[Case] =
+    &[Case { name: "listener_killed_at_any_step_of_connect_is_told_to_the_caller", run: |rig| steps(rig, "listener") }];
 
 /// How long the other end may take: one second is promised, the rest is for emulation on a loaded machine.
 const TOLD: u64 = 30;
