@@ -122,6 +122,8 @@ struct Watched {
     store: Mutex<Store>,
     /// The thread has something to look at.
     kick: OwnedFd,
+    /// The thread looks again before long, kicked or not.
+    looks: AtomicBool,
     over: AtomicBool,
     peers: Mutex<HashMap<DomId, Weak<PeerDomain>>>,
     ends: Mutex<Vec<Weak<End>>>,
@@ -155,6 +157,7 @@ impl Core {
             own,
             store: Mutex::new(Store::new(xen.store()?)),
             kick: eventfd()?,
+            looks: AtomicBool::new(false),
             over: AtomicBool::new(false),
             peers: Mutex::default(),
             ends: Mutex::default(),
@@ -244,7 +247,10 @@ impl Core {
         ends.retain(|end| end.strong_count() > 0);
         ends.push(Arc::downgrade(end));
         drop(ends);
-        ring(&self.watched.kick);
+        // Nobody has to look after one that was answered.
+        if end.peer.get().is_none() {
+            self.watched.look_soon();
+        }
     }
 
     pub(crate) fn add_listener(&self, knocks: &Arc<Knocks>) {
@@ -256,7 +262,7 @@ impl Core {
     /// D-13. Keeps memory until its peer lets go of it.
     pub(crate) fn keep(&self, memory: Quarantined) {
         lock(&self.watched.quarantine).push(memory);
-        ring(&self.watched.kick);
+        self.watched.look_soon();
     }
 
     /// Lets go of what the peers let go of.
@@ -279,6 +285,13 @@ impl Drop for Core {
 }
 
 impl Watched {
+    /// Has the thread look, after there is something to look at: one that has a timeout need not be woken for it.
+    fn look_soon(&self) {
+        if !self.looks.load(Ordering::SeqCst) {
+            ring(&self.kick);
+        }
+    }
+
     /// Until the [`Core`] is gone, or XenStore: then no domain's end is seen any more.
     fn run(&self) {
         let Ok(fd) = lock(&self.store).fd().try_clone_to_owned() else { return };
@@ -286,7 +299,10 @@ impl Watched {
         loop {
             self.sweep();
             lock(&self.doors).retain(|_, door| door.page.state() == at::OPEN);
+            // ORDER SeqCst: whatever is not seen below comes after this, and kicks.
+            self.looks.store(false, Ordering::SeqCst);
             let looks = self.knocks_somewhere() || !lock(&self.quarantine).is_empty();
+            self.looks.store(looks, Ordering::SeqCst);
             let timeout = if looks { every.as_ref() } else { None };
             let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
             let _interrupted = rustix::event::poll(&mut fds, timeout);

@@ -93,6 +93,12 @@ impl FakeXen {
         lock(&self.0.state).limit = pages;
     }
 
+    /// The reference that the next page to be granted has.
+    #[must_use]
+    pub fn next_reference(&self) -> u32 {
+        lock(&self.0.state).last + 1
+    }
+
     /// Grants that there are.
     #[must_use]
     pub fn grants(&self) -> usize {

@@ -6,12 +6,12 @@ use std::{sync::Arc, thread, time::Duration};
 
 use tombolo_domain::{Deadline, Result};
 use tombolo_layout::xen as at;
-use tombolo_mem::{OwnControl, OwnWord, PeerSegment, PeerWord};
+use tombolo_mem::{OwnControl, OwnWord, PeerWord};
 
 use crate::{
     core::folder,
     hypervisor::{DomId, Grants, Hypervisor, Port},
-    page::mark_of,
+    page::{PeerMessage, PeerPage, mark_of},
     store::Store,
 };
 
@@ -31,7 +31,7 @@ pub struct Hostile {
 #[derive(Default)]
 struct Kept {
     _pages: Vec<(Arc<dyn Grants>, OwnControl)>,
-    _mapped: Vec<PeerSegment>,
+    _mapped: Vec<PeerPage>,
     _port: Option<Arc<dyn Port>>,
 }
 
@@ -61,7 +61,7 @@ struct Line {
 struct Joined {
     mailbox: Page,
     port: Arc<dyn Port>,
-    theirs: PeerSegment,
+    theirs: PeerPage,
 }
 
 /// How long a victim may take to answer.
@@ -143,6 +143,8 @@ pub const CALLERS: [(&str, Act); 18] = [
             endless.set(at, u64::from(own) << 32 | u64::from(own));
         }
         let lists = [(own, 16), (own, 4000), (empty.reference(), 3), (empty.reference(), 1 << 20), (0x7fff_ffff, 1)];
+        // Small ones, whose references in the mailbox are nobody's; one more than can stand there, and very many more.
+        let lists = lists.into_iter().chain([(0, 24), (0, 25), (0, 1 << 20)]);
         for (number, (list, pages)) in (0..).zip(lists) {
             let name = at::SegmentName { list, pages, place: number, generation: 1 };
             it.send(&joined, number.into(), at::MessageHead { len: 1, segment: Some(name) });
@@ -224,18 +226,19 @@ pub const CALLERS: [(&str, Act); 18] = [
         let joined = it.join(service, 0)?;
         let mut received = 0;
         while !deadline.expired() && received < 4 {
-            let base = at::AT_MESSAGES + received as usize * at::MESSAGE_STRIDE;
-            if joined.theirs.word(at::AT_SENT).load_acquire().hint() <= received {
+            if joined.theirs.word(at::AT_SENT).hint() <= received {
                 pause();
                 continue;
             }
-            let words = [0, 8, 16].map(|offset| joined.theirs.word(base + offset).load_acquire().hint());
-            if let Ok(at::MessageHead { segment: Some(name), .. }) = at::MessageHead::decode(words) {
-                let list = it.xen.map(it.peer, &[name.list], None, Box::new(()))?;
-                let words = (0..name.pages.div_ceil(2) as usize).map(|at| list.word(8 + 8 * at).load_acquire().hint());
-                let references: Vec<u32> = words.flat_map(|word| [word as u32, (word >> 32) as u32]).collect();
-                let pages = &references[..name.pages as usize];
-                let _mapped = vec![it.xen.map(it.peer, pages, None, Box::new(()))?];
+            if let Ok(PeerMessage { segment: Some(name), references, .. }) = joined.theirs.message(received) {
+                let pages = match name.list {
+                    0 => references,
+                    list => {
+                        let list = PeerPage::unchecked(it.xen.map(it.peer, &[list], None, Box::new(()))?);
+                        list.references(8, name.pages as usize).collect()
+                    }
+                };
+                let _mapped = vec![PeerPage::unchecked(it.xen.map(it.peer, &pages, None, Box::new(()))?)];
                 it.kept.push(Kept { _mapped, ..Kept::default() });
             }
             received += 1;
@@ -425,7 +428,7 @@ impl Hostile {
         mailbox.set(at::AT_LINE, line);
         self.knock_with(service, &mailbox)?;
         let reference = self.answer(service, mailbox.reference())?;
-        let theirs = self.xen.map(self.peer, &[reference], None, Box::new(()))?;
+        let theirs = PeerPage::unchecked(self.xen.map(self.peer, &[reference], None, Box::new(()))?);
         mailbox.set(at::AT_JOINED, 1);
         Ok(Joined { mailbox, port, theirs })
     }

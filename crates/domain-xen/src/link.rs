@@ -18,7 +18,7 @@ use crate::{
     end::{End, lock},
     line,
     memory::{self, Seen, Token},
-    page::{PeerPage, malformed},
+    page::{PeerMessage, PeerPage, malformed},
     place::Place,
 };
 
@@ -113,7 +113,7 @@ impl XenLink {
     }
 
     /// The next message, if there is one.
-    fn take(&mut self) -> Result<Option<(MessageHead, Vec<u8>)>> {
+    fn take(&mut self) -> Result<Option<PeerMessage>> {
         let Some(peer) = self.end.peer.get().cloned() else { return Ok(None) };
         if self.waiting(&peer)? == 0 {
             return Ok(None);
@@ -182,7 +182,8 @@ impl Link for XenLink {
                 remedy: "the peer does not read them: close the link or wait for it",
             });
         }
-        self.end.own.put_message(self.sent, MessageHead { len, segment: token.map(|token| token.name) }, message);
+        let head = MessageHead { len, segment: token.map(|token| token.name) };
+        self.end.own.put_message(self.sent, head, token.map_or(&[], Token::references), message);
         self.sent = self.sent.wrapping_add(1);
         if let Some(token) = token {
             token.mark_sent();
@@ -201,11 +202,11 @@ impl Link for XenLink {
         self.again = false;
         self.end.look();
         self.join()?;
-        let Some((head, message)) = self.take()? else {
+        let Some(PeerMessage { segment, references, message }) = self.take()? else {
             return if over { Err(Error::PeerGone) } else { Ok(None) };
         };
-        let segment = match head.segment {
-            Some(name) => Some(self.seen.open(&self.core, &self.end, name, max_segment)?),
+        let segment = match segment {
+            Some(name) => Some(self.seen.open(&self.core, &self.end, name, references, max_segment)?),
             None => None,
         };
         Ok(Some(Received { message, segment }))

@@ -47,11 +47,12 @@ impl XenListener {
         grants.when_gone(at::AT_STATE, None)?;
         let segment = grants.map(0, 1)?;
         let door = OwnPage::new(segment, at::DOOR_MAGIC, 0);
-        door.set(at::AT_JOINED, mark_of(&place.service));
         let domain = core.peer(place.peer)?;
         let knocks = Knocks::new(place.peer, &place.service)?;
         let lines = Lines::new(knocks.fd())?;
         core.add_listener(&knocks);
+        // Not before knocks are heard: the node that a dead listener left may have led somebody to this very page.
+        door.set(at::AT_JOINED, mark_of(&place.service));
         let node = format!("{}/{}", core.own_folder(place.peer)?, place.service);
         lock(&core.store).write(&node, &reference.to_string())?;
         let (answers, pid) = (vec![None; at::ANSWERS], std::process::id());

@@ -11,14 +11,14 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo_domain::{Error, Result};
-use tombolo_layout::xen::{AT_RELEASED, LIST_REFS, PAGE, PLACES, SegmentName};
-use tombolo_mem::{OwnSegment, OwnWord, PeerSegment, PeerWord};
+use tombolo_layout::xen::{AT_RELEASED, LIST_REFS, PAGE, PLACES, REFERENCES, SegmentName};
+use tombolo_mem::{OwnSegment, OwnWord, PeerSegment};
 
 use crate::{
     core::Core,
     end::{End, lock},
     hypervisor::Grants,
-    page::malformed,
+    page::{PeerPage, malformed, words_of},
 };
 
 /// What is inside an offer: the right to map a segment. Dropped, it is taken back, as soon as that is possible.
@@ -35,6 +35,12 @@ impl Token {
     /// Whether it is `end`'s, and was not sent before.
     pub(crate) fn may_go(&self, end: &Arc<End>) -> bool {
         Arc::ptr_eq(&self.end, end) && !self.sent.load(Ordering::Relaxed)
+    }
+
+    /// The references that go with its message: those of a small segment.
+    pub(crate) fn references(&self) -> &[u32] {
+        let small = self.grants.as_ref().filter(|_| self.name.list == 0);
+        small.map_or(&[], |grants| grants.references())
     }
 
     pub(crate) fn mark_sent(&self) {
@@ -69,7 +75,7 @@ impl fmt::Debug for Quarantined {
 impl Quarantined {
     /// Whether the peer let go of it.
     pub(crate) fn is_free(&self) -> bool {
-        let released = |page: &crate::page::PeerPage| {
+        let released = |page: &PeerPage| {
             // A lie frees nothing: what is mapped the kernel keeps.
             page.word(AT_RELEASED + 8 * usize::from(self.name.place)).hint() == u64::from(self.name.generation)
         };
@@ -121,19 +127,19 @@ pub(crate) fn allocate(core: &Arc<Core>, end: &Arc<End>, len: usize) -> Result<(
     if len == 0 || len % PAGE != 0 {
         return Err(Error::os("allocate", Errno::INVAL));
     }
-    let lists = pages.div_ceil(LIST_REFS);
+    // The references of a small segment go with the message: a page less to grant, and to map.
+    let lists = if pages <= REFERENCES { 0 } else { pages.div_ceil(LIST_REFS) };
     let grants = core.xen.grant(end.domain.id, lists + pages)?;
     let (list_refs, refs) = grants.references().split_at(lists);
-    for (index, refs) in refs.chunks(LIST_REFS).enumerate() {
+    for (index, (refs, _)) in refs.chunks(LIST_REFS).zip(list_refs).enumerate() {
         let (words, _no_data) = Arc::clone(&grants).map(index, 1)?.split(PAGE);
         let next = list_refs.get(index + 1).copied().unwrap_or(0);
         words.word(0).store_release(next.into());
-        for (at, two) in refs.chunks(2).enumerate() {
-            let word = u64::from(two[0]) | two.get(1).map_or(0, |second| u64::from(*second) << 32);
+        for (at, word) in words_of(refs).enumerate() {
             words.word(8 + 8 * at).store_release(word);
         }
     }
-    let list = list_refs[0];
+    let list = list_refs.first().copied().unwrap_or(0);
     let segment = Arc::clone(&grants).map(lists, pages)?;
     let (place, generation) = lock(&end.places).take()?;
     let name = SegmentName { list, pages: pages as u32, place, generation };
@@ -153,7 +159,14 @@ impl Default for Seen {
 
 impl Seen {
     /// Maps what the peer sent, if it is what it should be; else lets go of it.
-    pub(crate) fn open(&mut self, core: &Core, end: &Arc<End>, name: SegmentName, max: u64) -> Result<PeerSegment> {
+    pub(crate) fn open(
+        &mut self,
+        core: &Core,
+        end: &Arc<End>,
+        name: SegmentName,
+        small: Vec<u32>,
+        max: u64,
+    ) -> Result<PeerSegment> {
         let last = &mut self.0[usize::from(name.place)];
         if name.generation <= *last {
             return Err(malformed("X-7", format!("segment {} of place {} came before", name.generation, name.place)));
@@ -164,7 +177,7 @@ impl Seen {
         if size > max {
             return Err(malformed("X-7", format!("segment of {size} bytes, where at most {max} may be")));
         }
-        let references = read_list(core, end, name)?;
+        let references = if name.list == 0 { small } else { read_list(core, end, name)? };
         core.xen.map(end.domain.id, &references, Some(end.port_number()), Box::new(guard))
     }
 }
@@ -177,11 +190,10 @@ fn read_list(core: &Core, end: &End, name: SegmentName) -> Result<Vec<u32>> {
         if list == 0 {
             return Err(malformed("X-7", format!("list of {} pages ends {left} too early", name.pages)));
         }
-        let page = core.xen.map(end.domain.id, &[list], None, Box::new(()))?;
-        list = page.word(0).load_acquire().hint() as u32;
+        let page = PeerPage::unchecked(core.xen.map(end.domain.id, &[list], None, Box::new(()))?);
+        list = page.word(0).hint() as u32;
         let count = left.min(LIST_REFS);
-        let words = (0..count.div_ceil(2)).map(|index| page.word(8 + 8 * index).load_acquire().hint());
-        references.extend(words.flat_map(|word| [word as u32, (word >> 32) as u32]).take(count));
+        references.extend(page.references(8, count));
         left -= count;
     }
     Ok(references)

@@ -29,8 +29,11 @@ impl OwnPage {
         self.set(at::AT_STATE, at::CLOSED);
     }
 
-    /// Writes a message to where the `number`th goes, and says that it is there.
-    pub(crate) fn put_message(&self, number: u64, head: at::MessageHead, message: &[u8]) {
+    /// Writes a message to where the `number`th goes, with the references of a small segment, and says that it is there.
+    pub(crate) fn put_message(&self, number: u64, head: at::MessageHead, references: &[u32], message: &[u8]) {
+        for (index, word) in words_of(references).enumerate() {
+            self.set(references_at(number) + 8 * index, word);
+        }
         let base = message_at(number);
         for (index, word) in head.encode().into_iter().enumerate() {
             self.set(base + 8 * index, word);
@@ -66,6 +69,11 @@ impl PeerPage {
         Ok((page, port))
     }
 
+    /// A page of which nothing is asked: that of a list has no head.
+    pub(crate) fn unchecked(segment: PeerSegment) -> Self {
+        Self(segment)
+    }
+
     pub(crate) fn word(&self, offset: usize) -> Untrusted<u64> {
         self.0.word(offset).load_acquire()
     }
@@ -75,18 +83,44 @@ impl PeerPage {
         self.word(at::AT_STATE).hint() & 0xff
     }
 
-    /// The head and the bytes of the `number`th message.
-    pub(crate) fn message(&self, number: u64) -> Result<(at::MessageHead, Vec<u8>)> {
+    /// `count` references that stand from `offset` on, each loaded once.
+    pub(crate) fn references(&self, offset: usize, count: usize) -> impl Iterator<Item = u32> {
+        let words = (0..count.div_ceil(2)).map(move |index| self.word(offset + 8 * index).hint());
+        words.flat_map(|word| [word as u32, (word >> 32) as u32]).take(count)
+    }
+
+    /// The `number`th message.
+    pub(crate) fn message(&self, number: u64) -> Result<PeerMessage> {
         let base = message_at(number);
         let words = [0, 1, 2].map(|index| self.word(base + 8 * index).hint());
         let head = at::MessageHead::decode(words).map_err(|what| malformed("X-6", what))?;
+        let small = head.segment.filter(|name| name.list == 0).map_or(0, |name| name.pages as usize);
+        let references = self.references(references_at(number), small).collect();
         let len = usize::from(head.len);
         debug_assert!(len <= CONTROL_MESSAGE_MAX, "decoded");
         let words = (0..len.div_ceil(8)).map(|index| self.word(base + at::MESSAGE_HEAD + 8 * index).hint());
         let mut message: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         message.truncate(len);
-        Ok((head, message))
+        Ok(PeerMessage { segment: head.segment, references, message })
     }
+}
+
+/// What came in a message.
+#[derive(Debug)]
+pub(crate) struct PeerMessage {
+    pub segment: Option<at::SegmentName>,
+    /// Those of a small segment's pages.
+    pub references: Vec<u32>,
+    pub message: Vec<u8>,
+}
+
+/// References, two in a word.
+pub(crate) fn words_of(references: &[u32]) -> impl Iterator<Item = u64> {
+    references.chunks(2).map(|two| u64::from(two[0]) | two.get(1).map_or(0, |second| u64::from(*second) << 32))
+}
+
+const fn references_at(number: u64) -> usize {
+    at::AT_REFERENCES + (number % at::MESSAGES) as usize * at::REFERENCES * 4
 }
 
 const fn message_at(number: u64) -> usize {

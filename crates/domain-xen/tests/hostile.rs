@@ -76,6 +76,29 @@ fn x5_listener_whose_node_is_garbage_is_not_found() {
 }
 
 #[test]
+fn x5_door_that_the_node_of_a_dead_listener_leads_to_hears_knocks() {
+    for round in 0..200 {
+        let xen = FakeXen::new();
+        drop(pair(&xen));
+        // References are used again: the next listener's door has the one that the last one's had.
+        xen.write_node(5, "/local/domain/5/data/tombolo/7/door", &xen.next_reference().to_string());
+        let seven = xen.domain(7);
+        let caller = std::thread::spawn(move || {
+            loop {
+                match seven.connect("5/door", patience()) {
+                    Err(Error::NotFound(_)) => {}
+                    link => return link.expect("a door"),
+                }
+            }
+        });
+        let mut listener = xen.domain(5).listen("7/door").expect("free");
+        let heard = conformance::wait_for(&mut *listener, patience(), |it| it.fd(), |it| it.accept());
+        assert!(heard.is_ok(), "round {round}: nobody heard the knock");
+        caller.join().expect("it did not panic");
+    }
+}
+
+#[test]
 fn x1_x4_nothing_but_the_folders_is_left_when_all_are_gone() {
     let xen = FakeXen::new();
     for _ in 0..3 {

@@ -14,6 +14,7 @@
 //! 040  messages received
 //! 080  64 words: for each place, the last generation that this end unmapped or refused
 //! 400  8 messages of 288 bytes: head, place of the segment, two words reserved, 256 bytes of message
+//! d00  8 lists of 24 references of four bytes: of the pages of a small segment that comes with the message
 //! ```
 //!
 //! A *door* is one page of a listener: magic, version, state as above, from 040 on the references of 24 lines that it
@@ -71,6 +72,10 @@ pub const MESSAGES: u64 = 8;
 pub const MESSAGE_STRIDE: usize = 288;
 /// X-6. Bytes of a message's head.
 pub const MESSAGE_HEAD: usize = 32;
+/// X-7. Where the references of small segments stand, those that come with one message after those of another.
+pub const AT_REFERENCES: usize = 0xd00;
+/// X-7. Pages of a segment whose references stand there.
+pub const REFERENCES: usize = 24;
 /// X-7. Segments of one end that are offered or still mapped at a time.
 pub const PLACES: usize = 64;
 /// X-5. Answers that fit into a door.
@@ -85,7 +90,7 @@ pub const LIST_REFS: usize = PAGE / 4 - 2;
 /// X-7. How a segment is named in a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentName {
-    /// Reference of the first page of the list of its pages.
+    /// Reference of the first page of the list of its pages; 0 where the references stand in the mailbox.
     pub list: u32,
     /// Pages of the segment itself, at least one.
     pub pages: u32,
@@ -142,7 +147,8 @@ impl MessageHead {
         }
         let name =
             SegmentName { list: pages as u32, pages: (pages >> 32) as u32, place, generation: generation as u32 };
-        if usize::from(place) >= PLACES || name.list == 0 || name.pages == 0 || name.generation == 0 {
+        let listed = name.list != 0 || name.pages as usize <= REFERENCES;
+        if usize::from(place) >= PLACES || !listed || name.pages == 0 || name.generation == 0 {
             return Err("a segment has no place, no page, no list or no generation");
         }
         Ok(Self { len, segment: Some(name) })
@@ -155,8 +161,10 @@ mod tests {
 
     #[test]
     fn x6_head_is_what_was_encoded() {
-        let name = SegmentName { list: 77, pages: 17, place: 63, generation: 5 };
-        for head in [MessageHead { len: 256, segment: None }, MessageHead { len: 0, segment: Some(name) }] {
+        let name = SegmentName { list: 77, pages: 1700, place: 63, generation: 5 };
+        let small = SegmentName { list: 0, pages: 24, place: 0, generation: 1 };
+        for segment in [None, Some(name), Some(small)] {
+            let head = MessageHead { len: 256, segment };
             assert_eq!(MessageHead::decode(head.encode()), Ok(head));
         }
     }
@@ -171,7 +179,7 @@ mod tests {
             [first | 1 << 17, pages, generation],
             [first | 64 << 24, pages, generation],
             [first, pages & 0xffff_ffff, generation],
-            [first, pages >> 32 << 32, generation],
+            [first, 25 << 32, generation],
             [first, pages, 0],
             [first, pages, 1 << 32],
             [1, 1, 0],
@@ -186,7 +194,8 @@ mod tests {
     fn x3_parts_of_a_page_do_not_overlap() {
         const {
             assert!(AT_RELEASED + 8 * PLACES <= AT_MESSAGES);
-            assert!(AT_MESSAGES + MESSAGES as usize * MESSAGE_STRIDE <= PAGE);
+            assert!(AT_MESSAGES + MESSAGES as usize * MESSAGE_STRIDE == AT_REFERENCES);
+            assert!(AT_REFERENCES + MESSAGES as usize * REFERENCES * 4 == PAGE);
             assert!(MESSAGE_HEAD + crate::limits::CONTROL_MESSAGE_MAX == MESSAGE_STRIDE);
             assert!(AT_ANSWERS + 8 * ANSWERS == PAGE);
             assert!(AT_KNOCKS + 8 * KNOCKS == PAGE);

@@ -6,6 +6,8 @@
 //! pair suite ADDRESS OTHER [WORD...]  the conformance suite against the agent, each side listening once
 //! pair hostile ADDRESS OTHER [WORD..] what hostile peers do, done by the agent's domain to this one
 //! pair deaths ADDRESS OTHER COUNT     kills COUNT processes of the agent's domain, each at another moment under load
+//! pair outlive ROLE OTHER SERVICE     meets all those whom `kill` kills, in the other domain
+//! pair kill ROLE OTHER SERVICE EVERY  kills a caller or listener at every so many stops between two steps of connect
 //! pair open ADDRESS OTHER COUNT RING  that many channels at once, and how fast they open
 //! pair bell ADDRESS OTHER COUNT       round trips of an event channel: to a sleeper, and through a thread to a sleeper
 //! ```
@@ -16,6 +18,7 @@ mod bell;
 mod deaths;
 mod link;
 mod many;
+mod steps;
 mod tests;
 
 use std::process::ExitCode;
@@ -32,6 +35,9 @@ fn main() -> ExitCode {
             many::run(address, other, count.parse().expect("a number"), ring.parse().expect("a number"))
         }
         ["bell", address, other, count] => bell::run(address, other, count.parse().expect("a number")),
+        ["outlive", role, other, service] => steps::outlive(role, other, service),
+        ["kill", role, other, service, every] => steps::kill(role, other, service, every.parse().expect("a number")),
+        ["step", role, other, service, word] => steps::step(role, other, service, word),
         ["actor", role, service, other] => actors::play(role, service, other),
         _ => {
             eprintln!("usage: see the first lines of this program");

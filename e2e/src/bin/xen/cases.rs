@@ -19,8 +19,8 @@ pub type Case = runner::Case<Rig>;
 /// All cases in the order in which they run: those of one kind of domains together, as domains of another kind have to
 /// boot. What leaves them odd comes last.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    let more = if long() { suite::PVH_LONG } else { &[] };
-    let pv = [transfer::PV, doctor::PV, suite::PV, vchan::PV, death::CASES];
+    let (deaths, more) = if long() { (death::LONG, suite::PVH_LONG) } else { Default::default() };
+    let pv = [transfer::PV, doctor::PV, suite::PV, vchan::PV, death::CASES, deaths];
     pv.into_iter().chain([transfer::PVH, suite::PVH, more, vchan::PVH, faults::CASES]).flatten()
 }
 

@@ -7,8 +7,7 @@ use crate::rig::Rig;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
-use tombolo_e2e::ensure;
-use tombolo_e2e::error::{Context, Result};
+use tombolo_e2e::error::Result;
 use tombolo_e2e::runner;
 use tombolo_e2e::xen::host::Kind;
 
@@ -23,14 +22,8 @@ const COUNTED: [usize; 3] = [64, 1024, 4096];
 
 /// All of it; lines of JSON, the text and charts go to the folder `to`.
 pub fn run(to: &Path) -> Result<()> {
-    ensure!(!to.join("vchan.txt").exists(), "{} has results already: choose another folder", to.display());
-    fs::create_dir_all(to).context(to.display())?;
-    let mut rig = Rig::with_bench()?;
-    let pair = rig.pair(Kind::Pv)?;
-    for domain in ["A", "B"] {
-        pair.sh(domain, "echo 16384 > /sys/module/xen_gntalloc/parameters/limit")?;
-    }
-    let mut server = Serving::start(pair)?;
+    let mut rig = Rig::for_results(to, "vchan.txt")?;
+    let mut server = Serving::start(rig.pair(Kind::Pv)?)?;
     let mut text = String::new();
     for ring in ["64KiB", "1MiB"] {
         let mut lines = String::new();

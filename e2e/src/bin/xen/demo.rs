@@ -5,6 +5,7 @@
 //! Rates, round trips and context switches are the benchmark's, whose two ends run in the two domUs. CPU time is Xen's own
 //! account of its domains; hypercalls are counted by `xentrace` in runs of their own.
 
+use crate::many;
 use crate::rig::{Pair, Rig};
 use std::fmt::Write;
 use std::fs;
@@ -46,43 +47,69 @@ pub fn build(packages: &Packages) -> Result<PathBuf> {
     Ok(target.join("release").join(BENCH))
 }
 
-/// All of it; lines of JSON, the text and charts go to the folder `to`.
-pub fn run(to: &Path) -> Result<()> {
-    ensure!(!to.join("xen.txt").exists(), "{} has results already: choose another folder", to.display());
-    fs::create_dir_all(to).context(to.display())?;
-    let mut rig = Rig::with_bench()?;
+/// What there is to show, in this order.
+const PARTS: [&str; 5] = ["file", "speed", "setup", "cpu", "volume"];
+/// The sizes of rings that are compared.
+const RINGS: [&str; 2] = ["64KiB", "1MiB"];
+/// Channels that are open at once.
+const MANY: usize = 1000;
+
+/// The parts that are asked for, all if none is; lines of JSON, the text and charts go to the folder `to`.
+pub fn run(to: &Path, parts: &[&str]) -> Result<()> {
+    let unknown = parts.iter().find(|part| !PARTS.contains(part));
+    ensure!(unknown.is_none(), "no part is called {}; there are {}", unknown.unwrap_or(&""), PARTS.join(", "));
+    let wanted = |part| parts.is_empty() || parts.contains(&part);
+    let mut rig = Rig::for_results(to, "xen.txt")?;
     let pair = rig.pair(Kind::Pv)?;
-    for domain in ["A", "B"] {
-        // Rings that keep messages of 1 MiB apart take four of them.
-        pair.sh(domain, "echo 16384 > /sys/module/xen_gntalloc/parameters/limit")?;
+    // What is known already is kept also if something later fails.
+    let mut text = Text { all: String::new(), to: to.join("xen.txt") };
+    if wanted("file") {
+        text.add(&file(pair)?)?;
     }
-    let mut text = file(pair)?;
-    print!("{text}");
     let mut server = Serving::start(pair)?;
-    let mut reports = Vec::new();
-    for ring in ["64KiB", "1MiB"] {
-        let mut lines = String::new();
-        for (test, options) in TABLES {
-            eprintln!("{test}, rings of {ring}");
-            let options = format!("--test {test} {options} --ring {ring} --transport {}", TRANSPORTS.join(","));
-            lines += &server.measure(pair, &options)?;
+    let mut lines = [String::new(), String::new()];
+    if wanted("speed") {
+        for (ring, lines) in RINGS.iter().zip(&mut lines) {
+            for (test, options) in TABLES {
+                eprintln!("{test}, rings of {ring}");
+                let options = format!("--test {test} {options} --ring {ring} --transport {}", TRANSPORTS.join(","));
+                *lines += &server.measure(pair, &options)?;
+            }
+            fs::write(to.join(format!("ring-{ring}.jsonl")), &*lines)?;
         }
-        // Kept also if something later fails.
-        fs::write(to.join(format!("ring-{ring}.jsonl")), &lines)?;
-        reports.push((ring, lines));
     }
-    text += &bulk(pair, &mut server)?;
-    let mut lines = String::new();
-    text += &volume(&mut rig, &mut server, &mut lines)?;
+    if wanted("setup") {
+        eprintln!("set-up");
+        text.add(&format!("{}\n", many::show(pair, MANY)?))?;
+    }
+    if wanted("cpu") {
+        text.add(&bulk(pair, &mut server)?)?;
+    }
+    if wanted("volume") {
+        text.add(&volume(&mut rig, &mut server, &mut lines[1])?)?;
+    }
     let pair = rig.pair(Kind::Pv)?;
     pair.host.check()?;
-    text += &server.end(pair)?;
-    for (ring, before) in reports {
-        text += &tables(&rig, to, ring, &(before + &lines))?;
+    text.add(&server.end(pair)?)?;
+    for (ring, lines) in RINGS.iter().zip(&lines).filter(|(_, lines)| !lines.is_empty()) {
+        text.add(&tables(&rig, to, ring, lines)?)?;
     }
-    fs::write(to.join("xen.txt"), &text)?;
-    println!("{text}\nLines of JSON, charts and this text are in {}.", to.display());
+    println!("Lines of JSON, charts and this text are in {}.", to.display());
     runner::Rig::finish(rig)
+}
+
+/// What there is to say, printed and kept.
+struct Text {
+    all: String,
+    to: PathBuf,
+}
+
+impl Text {
+    fn add(&mut self, more: &str) -> Result<()> {
+        print!("{more}");
+        self.all += more;
+        fs::write(&self.to, &self.all).context(self.to.display())
+    }
 }
 
 /// Moves a file and compares its checksums.
@@ -193,7 +220,7 @@ fn volume(rig: &mut Rig, server: &mut Serving, lines: &mut String) -> Result<Str
         let kinds: Vec<String> = kinds.iter().take(6).map(|(kind, count)| format!("{kind} {count}")).collect();
         writeln!(
             text,
-            "{transport:<14}{total:>8} hypercalls ({}); {} with the start of its processes\n{:>22} switches; {switches}",
+            "{transport:<14}{total:>8} hypercalls ({}); {} with the start of its processes\n{:>22} switches; {switches} with it",
             kinds.join(", "),
             whole.total(),
             switches.saturating_sub(without)

@@ -4,7 +4,8 @@
 //! `xen [NAME...]` runs the cases whose names contain one of the words, `xen --list` names them all. It prints what
 //! libtest would.
 //!
-//! `xen demo FOLDER` moves a file, compares with TCP and libxenvchan, and leaves results, a text and charts in the folder.
+//! `xen demo FOLDER [PART...]` moves a file, compares with TCP and libxenvchan, and leaves results, a text and charts in the
+//! folder; its parts are `file`, `speed`, `setup`, `cpu` and `volume`.
 //!
 //! `xen vchan FOLDER` compares libtombolo-vchan with the original in the same way.
 //!
@@ -16,6 +17,8 @@
 mod cases;
 mod compare;
 mod demo;
+mod flow;
+mod many;
 mod rig;
 
 use std::path::Path;
@@ -47,10 +50,16 @@ fn run(words: &[&str]) -> Result<End> {
     match words {
         ["flush"] => Ok(()),
         ["plug", place, domid] => init::plug(place, domid),
+        ["flow", address, note] => flow::send(address, note),
+        ["sip", address, note] => flow::take(address, note),
+        ["reap", role, address, count] => flow::reap(role, address, count),
+        ["outlive", role, address, count] => flow::outlive(role, address, count),
+        ["open", address, count] => many::open(address, count),
+        ["hold", address, count] => many::hold(address, count),
         ["up"] => up::up(Kind::Pv, &[]),
         ["up", "--pvh"] => up::up(Kind::Pvh, &[]),
         ["run" | "push" | "log" | "renew" | "down", ..] => return up::ask(words),
-        ["demo", to] => demo::run(Path::new(to)),
+        ["demo", to, parts @ ..] => demo::run(Path::new(to), parts),
         ["vchan", to] => compare::run(Path::new(to)),
         ["--list"] => {
             cases::all().for_each(|case| println!("{}", case.name));

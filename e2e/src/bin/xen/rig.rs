@@ -4,6 +4,7 @@
 
 use crate::demo;
 use std::collections::BTreeSet;
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tombolo_e2e::control::{Control, Job};
@@ -82,13 +83,22 @@ impl Rig {
     }
 
     /// The domains with the benchmark that knows libxenvchan.
-    pub fn with_bench() -> Result<Self> {
+    fn with_bench() -> Result<Self> {
         let bench =
             |packages: &Packages| Ok(vec![(format!("bin/{}", demo::BENCH), demo::build(packages)?), vchan::shared()?]);
         Self::with(bench).map_err(|why| match why {
             Lacking::Need(why) => Error::new(why),
             Lacking::Fault(why) => why,
         })
+    }
+
+    /// The same, with a pair that runs, for results that go to the folder `to`, where there is no `text` yet.
+    pub fn for_results(to: &Path, text: &str) -> Result<Self> {
+        ensure!(!to.join(text).exists(), "{} has results already: choose another folder", to.display());
+        fs::create_dir_all(to).context(to.display())?;
+        let mut rig = Self::with_bench()?;
+        rig.pair(Kind::Pv)?.grant_more()?;
+        Ok(rig)
     }
 
     /// `tombolo` for this machine.
@@ -125,6 +135,13 @@ impl Pair {
         self.host.create_pair(kind)?;
         self.grants = self.mapped()?;
         Ok(())
+    }
+
+    /// Lets programs of both domUs grant more pages than anything here wants: rings that keep messages of 1 MiB apart take
+    /// four of them, and there may be a thousand channels.
+    pub fn grant_more(&mut self) -> Result<()> {
+        let raise = |name| self.sh(name, "echo 16384 > /sys/module/xen_gntalloc/parameters/limit");
+        ["A", "B"].map(raise).into_iter().try_for_each(|raised| raised.map(drop))
     }
 
     /// Makes a domU anew that was destroyed, in the same place.

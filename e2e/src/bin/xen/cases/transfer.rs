@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Files from one domain to another, by `tombolo cat`.
+//! Files from one domain to another, by `tombolo cat`; many channels at once.
 
-use super::{Case, Kind, Verdict};
+use super::{Case, Kind, Verdict, long};
+use crate::many;
 use crate::rig::{Pair, Rig};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
@@ -11,6 +12,7 @@ pub const PV: &[Case] = &[
     Case { name: "pv_file_arrives_whole_in_the_other_domu", run: |rig| files(rig, Kind::Pv, "A", "B") },
     Case { name: "pv_file_arrives_whole_in_dom0", run: |rig| files(rig, Kind::Pv, "A", "dom0") },
     Case { name: "pv_file_arrives_whole_from_dom0", run: |rig| files(rig, Kind::Pv, "dom0", "B") },
+    Case { name: "pv_many_channels_are_open_at_once", run: at_once },
     Case { name: "transfer_canary_file_that_was_changed_is_told_apart", run: changed },
     Case { name: "transfer_canary_grants_that_are_mapped_are_seen", run: seen },
 ];
@@ -76,6 +78,14 @@ fn changed(rig: &mut Rig) -> Result<Verdict> {
     arrived(pair, "B", sum)?;
     pair.sh("B", "printf X >> /tmp/got")?;
     ensure!(arrived(pair, "B", sum).is_err(), "a changed file passes for what was sent");
+    Ok(Verdict::Done)
+}
+
+/// As many channels as a domain's event channels allow, in the long form; all of them are in use at once, and none is left.
+fn at_once(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    println!("{}", many::show(pair, if long() { 1000 } else { 100 })?.trim());
+    pair.check_clean()?;
     Ok(Verdict::Done)
 }
 
