@@ -227,6 +227,12 @@ impl Inner {
     #[inline]
     pub(crate) fn meet(&self) -> Outcome<()> {
         self.look_who_is_there();
+        self.meet_arrival()
+    }
+
+    /// As [`meet`](Self::meet), where it makes no difference who is there.
+    #[inline]
+    fn meet_arrival(&self) -> Outcome<()> {
         if self.has_arrival() {
             self.meet_now()?;
             if !self.polled.load(Ordering::Acquire) {
@@ -315,12 +321,14 @@ impl Inner {
             return Ok(0);
         }
         loop {
-            self.meet()?;
+            self.meet_arrival()?;
             let mut reading = self.reading.lock();
             let took = reading.take(to, whole, self.polled.load(Ordering::Acquire));
             match took {
                 Ok(Took::Bytes(len)) => return Ok(len),
                 Ok(Took::Wait) if ways.blocking => reading.wait_for(if whole { to.len() } else { 1 })?,
+                // In the layout of the original an event has to be asked for, and then there may be something after all.
+                Ok(Took::Wait) if self.is_original() && !whole && reading.grew()? => {}
                 Ok(Took::Wait) => return Ok(0),
                 Ok(Took::Nobody) => {
                     drop(reading);
@@ -335,6 +343,7 @@ impl Inner {
                 Ok(Took::End(why)) if self.is_original() => {
                     drop(reading);
                     *lock(&self.reason) = why;
+                    self.look_who_is_there();
                     self.goes_on(ways)?;
                     if !ways.blocking {
                         return Ok(0);
