@@ -462,8 +462,11 @@ impl Inner {
             }
         }
         self.fd()?;
+        // Whoever polled the descriptor and found it readable does not wait, though it were for nothing: to look makes a half
+        // quiet again. After the look it is taken as well, so that the descriptor is quiet when this returns.
+        let rang = self.bell.take();
         let grew = self.data_grew()? || (wants_room && self.room_grew()?);
-        if !self.bell.take() && !grew {
+        if !self.bell.take() && !grew && !rang {
             self.bell.wait()?;
         }
         self.heard();
