@@ -282,10 +282,10 @@ fn report_interrupted_leaves_the_lines_so_far_and_they_can_be_rendered() {
     let dir = desk.path("out");
     let mut driver =
         place.start(&format!("--report {} --quick --transport tombolo,pipe,tcp-veth --seconds 0.05", dir.display()));
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(300);
     let measured = || fs::read_to_string(dir.join("results.jsonl")).unwrap_or_default();
     while !measured().contains("\"transport\":\"pipe\"") {
-        assert!(Instant::now() < deadline, "no results after a minute");
+        assert!(Instant::now() < deadline, "no results after five minutes");
         std::thread::yield_now();
     }
     kill_process(Pid::from_child(&driver), Signal::INT).unwrap();

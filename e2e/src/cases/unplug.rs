@@ -30,7 +30,8 @@ pub const HALVES: &[Half] = &[
     ("unplug::unbind", unbind),
 ];
 
-const SIGBUS: i32 = 7;
+/// What the store into memory that was taken away brings.
+pub const SIGBUS: i32 = 7;
 const SLICE: SliceArgs = SliceArgs {
     cookie: 1,
     offset: 0x10000,
