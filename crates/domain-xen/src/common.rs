@@ -161,7 +161,7 @@ impl XenPort {
         let mut events = [MaybeUninit::uninit(); 1];
         let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
         match epoll::wait(&self.set, &mut events, Some(&limit)) {
-            Ok((rang, _)) if rang.is_empty() => Ok(()),
+            Ok(([], _)) => Ok(()),
             Ok(_) => {
                 self.port.clear();
                 Ok(())
