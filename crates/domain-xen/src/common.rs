@@ -6,9 +6,13 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
+    time::Duration,
 };
 
-use rustix::event::{Timespec, epoll};
+use rustix::{
+    event::{Timespec, epoll},
+    io::Errno,
+};
 use tombolo_domain::{Error, Result};
 use tombolo_mem::CommonSegment;
 
@@ -147,6 +151,24 @@ impl XenPort {
         let mut events = [MaybeUninit::uninit(); 1];
         let _ = epoll::wait(&self.set, &mut events, Some(&Timespec::default()));
         self.port.clear();
+    }
+
+    /// Waits for an event, `limit` at most, and forgets it.
+    ///
+    /// # Errors
+    /// What `epoll_wait` says.
+    pub fn wait(&self, limit: Duration) -> std::io::Result<()> {
+        let mut events = [MaybeUninit::uninit(); 1];
+        let limit = Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+        match epoll::wait(&self.set, &mut events, Some(&limit)) {
+            Ok(([], _)) => Ok(()),
+            Ok(_) => {
+                self.port.clear();
+                Ok(())
+            }
+            Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Polls readable from an event until it is cleared.

@@ -5,6 +5,7 @@ use std::{
     io,
     os::fd::BorrowedFd,
     sync::{Arc, LazyLock},
+    time::Duration,
 };
 
 #[cfg(feature = "testing")]
@@ -181,5 +182,8 @@ impl Event for Port {
     }
     fn clear(&self) {
         self.0.clear();
+    }
+    fn wait(&self, limit: Duration) -> io::Result<()> {
+        self.0.wait(limit)
     }
 }

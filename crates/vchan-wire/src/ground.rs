@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What this layout needs of the world: memory that both ends write, an event channel, and a place to meet.
 
-use std::{fmt::Debug, io, os::fd::BorrowedFd, sync::Arc};
+use std::{fmt::Debug, io, os::fd::BorrowedFd, sync::Arc, time::Duration};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+};
 
 /// Memory that both ends map, and that the peer may change at any time. Offsets beyond its end are faults of the caller.
 ///
@@ -41,6 +46,20 @@ pub trait Event: Send + Sync + Debug {
     fn fd(&self) -> BorrowedFd<'_>;
     /// Forgets the event, so that the next one is heard.
     fn clear(&self);
+    /// Waits for an event, `limit` at most, and forgets it. May come back early.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn wait(&self, limit: Duration) -> io::Result<()> {
+        let limit = Timespec::try_from(limit).ok();
+        let fd = self.fd();
+        match rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], limit.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => self.clear(),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
 }
 
 /// One domain's way to another.

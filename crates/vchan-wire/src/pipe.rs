@@ -13,7 +13,7 @@ use crate::{
     Error, Result,
     ground::Shared,
     layout::{NOTIFY_READ, NOTIFY_WRITE, at},
-    sleep::Sleep,
+    sleep::{Sleep, Spin},
 };
 
 /// What both halves of an end share.
@@ -142,6 +142,7 @@ impl Ring {
 pub struct Reader {
     common: Arc<Common>,
     ring: Ring,
+    spin: Spin,
 }
 
 /// The half that writes.
@@ -149,6 +150,7 @@ pub struct Reader {
 pub struct Writer {
     common: Arc<Common>,
     ring: Ring,
+    spin: Spin,
 }
 
 /// A ring's memory, where it begins there, and its order.
@@ -172,7 +174,8 @@ pub(crate) fn halves(common: Arc<Common>, left: Place, right: Place) -> (Reader,
         lie: None,
     };
     let (read, write) = (ring(reads, reader_at), ring(writes, writer_at));
-    (Reader { common: Arc::clone(&common), ring: read }, Writer { common, ring: write })
+    let reader = Reader { common: Arc::clone(&common), ring: read, spin: Spin::new() };
+    (reader, Writer { common, ring: write, spin: Spin::new() })
 }
 
 impl Reader {
@@ -213,7 +216,9 @@ impl Reader {
         let (start, first) = self.ring.pieces(len);
         let (one, two) = to[..len].split_at_mut(first);
         self.ring.memory.copy_out(start, one);
-        self.ring.memory.copy_out(self.ring.base, two);
+        if !two.is_empty() {
+            self.ring.memory.copy_out(self.ring.base, two);
+        }
         self.ring.own = self.ring.own.wrapping_add(len as u32);
         self.common.page.store32(self.ring.own_at, self.ring.own);
         self.common.tell(NOTIFY_READ);
@@ -244,6 +249,10 @@ impl Reader {
     /// # Errors
     /// As there.
     pub fn wait_a_while(&mut self, need: usize, fruitless: u32) -> Result<usize> {
+        let (page, ring) = (&*self.common.page, &mut self.ring);
+        if self.spin.run(|| Ok::<_, Error>(ring.ahead(page, 0)? as usize >= need))? {
+            return self.available(need);
+        }
         let since = self.common.sleep.count();
         let live = self.live();
         let there = self.available(need)?;
@@ -316,7 +325,9 @@ impl Writer {
         let (start, first) = self.ring.pieces(len);
         let (one, two) = bytes[..len].split_at(first);
         self.ring.memory.copy_in(start, one);
-        self.ring.memory.copy_in(self.ring.base, two);
+        if !two.is_empty() {
+            self.ring.memory.copy_in(self.ring.base, two);
+        }
         self.ring.own = self.ring.own.wrapping_add(len as u32);
         self.common.page.store32(self.ring.own_at, self.ring.own);
         self.common.tell(NOTIFY_WRITE);
@@ -344,10 +355,18 @@ impl Writer {
     /// # Errors
     /// As there.
     pub fn wait_a_while(&mut self, need: usize, fruitless: u32) -> Result<usize> {
-        let since = self.common.sleep.count();
+        // With a little more room than is needed both ends come to copy at the same time. A reader may wait for more than that
+        // leaves it, so nobody sleeps for it.
+        let (page, ring) = (&*self.common.page, &mut self.ring);
+        let (size, worthwhile) = (ring.size, need.max(ring.size as usize / 4));
+        let found = self.spin.run(|| Ok::<_, Error>(ring.ahead(page, size)? as usize >= worthwhile))?;
         if self.live() == Live::Gone {
             return Err(Error::Closed);
         }
+        if found {
+            return self.space();
+        }
+        let since = self.common.sleep.count();
         let room = self.room(need)?;
         if room < need {
             self.common.sleep.sleep(since, fruitless)?;

@@ -24,5 +24,6 @@ mod place;
 mod pointers;
 mod qubes;
 mod side;
+mod turn;
 mod vchan;
 mod xen;

@@ -39,15 +39,12 @@ impl From<Error> for Fault {
 
 impl Incoming for Reader {
     fn read(&mut self, to: &mut [u8]) -> Outcome<Option<usize>> {
-        // Asked first: what the peer wrote before it went is there.
-        let gone = self.live() == Live::Gone;
         match Reader::read(self, to)? {
-            0 if gone => Ok(Some(0)),
-            // Asked for an event, there may be something after all.
-            0 if Reader::available(self, 1)? == 0 => Ok(None),
-            0 => Ok(Some(Reader::read(self, to)?)),
-            len => Ok(Some(len)),
+            0 => {}
+            len => return Ok(Some(len)),
         }
+        // What the peer wrote before it went is there.
+        if self.live() == Live::Gone { Ok(Some(Reader::read(self, to)?)) } else { Ok(None) }
     }
 
     fn available(&mut self, need: usize) -> Outcome<usize> {

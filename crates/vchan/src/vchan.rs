@@ -26,6 +26,7 @@ use crate::{
     border::{Fault, Outcome},
     place::Role,
     side::{Incoming, Outgoing},
+    turn::{Turn, Turns},
 };
 use reading::{Reading, Took};
 use writing::Writing;
@@ -63,8 +64,8 @@ pub(crate) struct Inner {
     arrival: Mutex<Option<Outcome<Halves>>>,
     arrived: Condvar,
     has_arrival: AtomicBool,
-    reading: Mutex<Reading>,
-    writing: Mutex<Writing>,
+    reading: Turns<Reading>,
+    writing: Turns<Writing>,
     /// The peer's domain is gone: nobody will come any more.
     lost: AtomicBool,
     /// Why it is over.
@@ -94,8 +95,8 @@ impl Vchan {
             arrival: Mutex::default(),
             arrived: Condvar::new(),
             has_arrival: AtomicBool::new(false),
-            reading: Mutex::new(Reading::new(read)),
-            writing: Mutex::new(Writing::new(write)),
+            reading: Turns::new(Reading::new(read)),
+            writing: Turns::new(Writing::new(write)),
             lost: AtomicBool::new(false),
             reason: Mutex::new(Fault::new(libc::EPIPE, "the other end has closed")),
             door: Mutex::default(),
@@ -107,7 +108,7 @@ impl Vchan {
 
     /// Bytes of both rings, the one that is read first.
     pub(crate) fn sizes(&self) -> (usize, usize) {
-        (lock(&self.0.reading).size(), lock(&self.0.writing).size())
+        (self.0.reading.lock().size(), self.0.writing.lock().size())
     }
 }
 
@@ -118,8 +119,8 @@ impl Drop for Vchan {
         inner.state.store(CLOSED, Ordering::Release);
         drop(lock(&inner.door).take());
         drop(lock(&inner.arrival).take());
-        let from = lock(&inner.reading).take_half();
-        let to = lock(&inner.writing).take_half();
+        let from = inner.reading.lock().take_half();
+        let to = inner.writing.lock().take_half();
         drop((from, to));
         drop(lock(&inner.server).take());
     }
@@ -226,6 +227,12 @@ impl Inner {
     #[inline]
     pub(crate) fn meet(&self) -> Outcome<()> {
         self.look_who_is_there();
+        self.meet_arrival()
+    }
+
+    /// As [`meet`](Self::meet), where it makes no difference who is there.
+    #[inline]
+    fn meet_arrival(&self) -> Outcome<()> {
         if self.has_arrival() {
             self.meet_now()?;
             if !self.polled.load(Ordering::Acquire) {
@@ -247,7 +254,7 @@ impl Inner {
 
     #[cold]
     fn meet_now(&self) -> Outcome<()> {
-        let (mut reading, mut writing) = (lock(&self.reading), lock(&self.writing));
+        let (mut reading, mut writing) = (self.reading.lock(), self.writing.lock());
         let arrival = lock(&self.arrival).take();
         let met = self.begin(arrival, &mut reading, &mut writing);
         // Last: until then whoever sees that somebody came waits here for the new state.
@@ -314,12 +321,14 @@ impl Inner {
             return Ok(0);
         }
         loop {
-            self.meet()?;
-            let mut reading = lock(&self.reading);
+            self.meet_arrival()?;
+            let mut reading = self.reading.lock();
             let took = reading.take(to, whole, self.polled.load(Ordering::Acquire));
             match took {
                 Ok(Took::Bytes(len)) => return Ok(len),
                 Ok(Took::Wait) if ways.blocking => reading.wait_for(if whole { to.len() } else { 1 })?,
+                // In the layout of the original an event has to be asked for, and then there may be something after all.
+                Ok(Took::Wait) if self.is_original() && !whole && reading.grew()? => {}
                 Ok(Took::Wait) => return Ok(0),
                 Ok(Took::Nobody) => {
                     drop(reading);
@@ -334,6 +343,7 @@ impl Inner {
                 Ok(Took::End(why)) if self.is_original() => {
                     drop(reading);
                     *lock(&self.reason) = why;
+                    self.look_who_is_there();
                     self.goes_on(ways)?;
                     if !ways.blocking {
                         return Ok(0);
@@ -346,7 +356,7 @@ impl Inner {
                     drop(reading);
                     self.note_end(why);
                     // One who is writing finds it out for itself.
-                    if let Ok(mut writing) = self.writing.try_lock() {
+                    if let Some(mut writing) = self.writing.try_lock() {
                         drop(writing.take_half());
                     }
                 }
@@ -363,7 +373,7 @@ impl Inner {
         loop {
             self.meet()?;
             self.goes_on(ways)?;
-            let mut writing = lock(&self.writing);
+            let mut writing = self.writing.lock();
             let rest = &bytes[done..];
             let polled = self.polled.load(Ordering::Acquire).then_some(&self.bell);
             match writing.put(rest, whole, polled) {
@@ -390,7 +400,7 @@ impl Inner {
     }
 
     /// Writing failed: says so, or waits for the next client where a server persists.
-    fn stop_writing(&self, mut writing: MutexGuard<'_, Writing>, fault: Fault, ways: Ways) -> Outcome<()> {
+    fn stop_writing(&self, mut writing: Turn<'_, Writing>, fault: Fault, ways: Ways) -> Outcome<()> {
         if self.is_original() {
             drop(writing);
             if fault.errno != libc::EPIPE || !ways.persist {
@@ -433,7 +443,7 @@ impl Inner {
     /// With the news that somebody came that of its first bytes may have been taken as well: who goes on to poll is told again.
     fn ring_for_data(&self) -> Outcome<()> {
         if self.polled.load(Ordering::Acquire)
-            && let Ok(mut reading) = self.reading.try_lock()
+            && let Some(mut reading) = self.reading.try_lock()
             && reading.grew()?
         {
             self.bell.ring();
@@ -442,18 +452,21 @@ impl Inner {
     }
 
     fn wait_for_peer(&self) -> Outcome<()> {
-        let wants_room = lock(&self.writing).wants_room();
+        let wants_room = self.writing.lock().wants_room();
         let original = self.is_original();
         if !self.polled.load(Ordering::Acquire) && !wants_room && !original {
             // Nobody but this call is to be woken, and for one thing only: the half itself waits best.
-            let mut reading = lock(&self.reading);
+            let mut reading = self.reading.lock();
             if reading.can_grow() {
                 return reading.wait_for_more();
             }
         }
         self.fd()?;
+        // Whoever polled the descriptor and found it readable does not wait, though it were for nothing: to look makes a half
+        // quiet again. After the look it is taken as well, so that the descriptor is quiet when this returns.
+        let rang = self.bell.take();
         let grew = self.data_grew()? || (wants_room && self.room_grew()?);
-        if !self.bell.take() && !grew {
+        if !self.bell.take() && !grew && !rang {
             self.bell.wait()?;
         }
         self.heard();
@@ -461,18 +474,18 @@ impl Inner {
     }
 
     fn data_grew(&self) -> Outcome<bool> {
-        lock(&self.reading).grew()
+        self.reading.lock().grew()
     }
 
     fn room_grew(&self) -> Outcome<bool> {
-        lock(&self.writing).grew(&self.bell)
+        self.writing.lock().grew(&self.bell)
     }
 
     /// Looks whether the peer is still there.
     fn look(&self) {
         if self.state.load(Ordering::Acquire) == OPEN
             && !self.is_original()
-            && let Ok(mut reading) = self.reading.try_lock()
+            && let Some(mut reading) = self.reading.try_lock()
         {
             match reading.ended() {
                 Ok(None) => {}
@@ -502,7 +515,7 @@ impl Inner {
     pub(crate) fn buffer_space(&self) -> Outcome<usize> {
         self.meet()?;
         let polled = self.polled.load(Ordering::Acquire).then_some(&self.bell);
-        let Ok(mut writing) = self.writing.try_lock() else { return Ok(0) };
+        let Some(mut writing) = self.writing.try_lock() else { return Ok(0) };
         match writing.look(polled) {
             Ok(room) => Ok(room),
             Err(fault) => {
@@ -516,7 +529,7 @@ impl Inner {
     /// The descriptor that polls readable when [`wait`](Self::wait) would not block.
     pub(crate) fn fd(&self) -> Outcome<RawFd> {
         if !self.polled.swap(true, Ordering::AcqRel)
-            && let Ok(mut reading) = self.reading.try_lock()
+            && let Some(mut reading) = self.reading.try_lock()
         {
             reading.hear(&self.bell)?;
         }

@@ -5,11 +5,13 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
+        mpsc,
     },
     thread,
     time::{Duration, Instant},
 };
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tombolo::{Options, ReadHalf, Stream, WriteHalf};
 
 use super::*;
@@ -87,6 +89,40 @@ fn lie_of_the_peers_is_an_error_and_not_a_vchan_that_stops() {
     assert!(told.text.contains("R-7"), "{}", told.text);
     assert_eq!(server.0.is_open(WAYS), CLOSED);
     assert_eq!(server.0.read(&mut bytes, false, BLOCKING).unwrap_err(), told, "and the reason stays");
+}
+
+#[test]
+fn wait_does_not_block_where_the_descriptor_is_readable() {
+    let (_pair, server, _reader, mut writer) = pair(4096, 4096);
+    server.0.fd().unwrap();
+    let readable = || {
+        let bell = server.0.bell.fd();
+        rustix::event::poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
+    };
+    for round in 0..200 {
+        let (done, is_done) = mpsc::channel();
+        thread::scope(|scope| {
+            // A read that may wait takes rings, and owes the descriptor a look.
+            let reading = scope.spawn(|| server.0.read(&mut [0; 4], false, BLOCKING).unwrap());
+            writer.try_write(b"news").unwrap();
+            assert_eq!(reading.join().unwrap(), 4);
+            let rang = readable();
+            let waiting = rang.then(|| {
+                scope.spawn(|| {
+                    server.0.wait().unwrap();
+                    done.send(()).unwrap();
+                })
+            });
+            if waiting.is_some() {
+                let waited = is_done.recv_timeout(SOON);
+                if waited.is_err() {
+                    server.0.bell.ring();
+                }
+                assert!(waited.is_ok(), "round {round}: it was readable, and wait blocks");
+                assert_eq!(server.0.data_ready().unwrap(), 0);
+            }
+        });
+    }
 }
 
 #[test]

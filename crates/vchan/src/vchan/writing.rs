@@ -52,9 +52,8 @@ impl Writing {
     /// Writes what there is room for, or all or nothing. Where somebody polls and that was not all, the bell rings for room.
     #[inline]
     pub(super) fn put(&mut self, bytes: &[u8], whole: bool, polled: Option<&Bell>) -> Outcome<usize> {
-        let size = self.size();
-        if whole && bytes.len() > size {
-            let text = format!("{} bytes at once, where the ring has {size}", bytes.len());
+        if whole && bytes.len() > self.size() {
+            let text = format!("{} bytes at once, where the ring has {}", bytes.len(), self.size());
             return Err(Fault::with(libc::EMSGSIZE, text));
         }
         let Some(to) = &mut self.to else { return Ok(self.stage(bytes, whole)) };

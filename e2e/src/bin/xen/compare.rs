@@ -33,11 +33,14 @@ pub fn run(to: &Path) -> Result<()> {
             lines += &server.measure(rig.pair(Kind::Pv)?, &options)?;
         }
         text += &demo::tables(&rig, to, ring, &lines)?;
+        // Kept also if something later fails.
+        fs::write(to.join("so-far.txt"), &text)?;
     }
     text += &events(&mut rig, &mut server)?;
     let pair = rig.pair(Kind::Pv)?;
     pair.host.check()?;
     text += &server.end(pair)?;
+    fs::rename(to.join("so-far.txt"), to.join("vchan.txt"))?;
     fs::write(to.join("vchan.txt"), &text)?;
     println!("{text}\nLines of JSON, charts and this text are in {}.", to.display());
     runner::Rig::finish(rig)

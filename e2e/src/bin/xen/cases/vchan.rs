@@ -22,6 +22,7 @@ pub const PV: &[Case] = &[
         run: |rig| rings(rig, Kind::Pv, Which::Original, Which::Wire),
     },
     Case { name: "vchan_canary_spoiled_bytes_are_found", run: spoiled },
+    Case { name: "vchan_proxies_join_tcp_clients_and_a_server_of_two_domains", run: proxied },
     Case { name: "vchan_wire_either_side_killed_under_load_is_told_to_the_other", run: killed },
     Case { name: "vchan_domain_that_is_destroyed_is_told_before_and_after_it_connects", run: destroyed },
 ];
@@ -161,6 +162,39 @@ fn killed(rig: &mut Rig) -> Result<Verdict> {
             // Who is killed leaves its nodes.
             pair.sh("A", "xenstore-rm data/killed; true")?;
         }
+    }
+    pair.check_clean()?;
+    Ok(Verdict::Done)
+}
+
+/// Several clients at once in B, a server in A, and between them two proxies and a vchan for each client.
+fn proxied(rig: &mut Rig) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    let (a, b) = (pair.number("A"), pair.number("B"));
+    pair.sh("A", "mkdir -p /tmp/www; dd if=/dev/urandom of=/tmp/www/file bs=64k count=8 2>/dev/null")?;
+    let sum = pair.sh("A", "sha256sum </tmp/www/file")?;
+    let server = pair.start("A", "exec httpd -f -p 127.0.0.1:8080 -h /tmp/www")?;
+    let proxies = [
+        ("A", format!("--listen xen:{b}/vchan:data/web-{{n}} --connect tcp:127.0.0.1:8080")),
+        (
+            "B",
+            format!("--listen tcp:127.0.0.1:8000 --connect xen:{a}/vchan:/local/domain/{a}/data/web-{{n}} --wait 60"),
+        ),
+    ];
+    let mut jobs = vec![("A", server)];
+    for (at, ends) in proxies {
+        let job = pair.start(at, &format!("exec tombolo proxy {ends}"))?;
+        let line = pair.at(at)?.line(job, within(SOON)).context("a proxy")?;
+        ensure!(line.contains("joined to"), "the proxy in {at} says {line}");
+        jobs.push((at, job));
+    }
+    let fetch = "for i in 1 2 3; do wget -q -O /tmp/got$i http://127.0.0.1:8000/file & done; wait; \
+                 for i in 1 2 3; do sha256sum </tmp/got$i; done; rm /tmp/got*";
+    let got = pair.sh("B", fetch)?;
+    ensure!(got.lines().filter(|line| line.trim() == sum.trim()).count() == 3, "{got} came instead of {sum}");
+    for (at, job) in jobs {
+        pair.at(at)?.kill(job)?;
+        pair.at(at)?.wait(job, within(TOLD))?;
     }
     pair.check_clean()?;
     Ok(Verdict::Done)

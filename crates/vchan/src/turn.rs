@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A mutex that costs the one thread that always takes it no locked instruction.
+//!
+//! A small message takes some twelve nanoseconds without a lock, and the two locked instructions of a mutex take as long again.
+//! Nearly always it is one thread that reads, and one that writes. So whoever comes often enough becomes the *favourite*: it says
+//! that it is inside with a plain store, and looks whether it still is the favourite. Anybody else takes that away first, has the
+//! kernel pass a fence on all CPUs that run this process (`membarrier`), and then looks whether it is inside: one of both sees
+//! the other. Where the kernel has no such fence, there is no favourite, and this is a mutex.
+#![allow(unsafe_code)]
+
+use std::{
+    cell::UnsafeCell,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    sync::{
+        Condvar, LazyLock, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence},
+    },
+};
+
+use rustix::thread::{MembarrierCommand, membarrier};
+
+use crate::vchan::lock;
+
+/// One thread that comes so often in a row becomes the favourite.
+const OFTEN: u32 = 32;
+/// Nobody is the favourite.
+const NOBODY: usize = 0;
+
+/// Something that one thread at a time may use.
+#[derive(Debug)]
+pub(crate) struct Turns<T> {
+    /// Who comes without being the favourite holds this. Inside: who came last, and how often in a row.
+    others: Mutex<(usize, u32)>,
+    left: Condvar,
+    favourite: AtomicUsize,
+    /// The favourite, or who just was it, is inside.
+    inside: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: (shared access) `value` is reached only through a `Turn`, of which there is one at a time: see `lock`; (other
+// threads) what is inside may go from one to the next.
+unsafe impl<T: Send> Sync for Turns<T> {}
+
+/// What somebody uses, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn<'a, T> {
+    of: &'a Turns<T>,
+    way: Way<'a>,
+    /// It is left by the thread that took it.
+    _stays: PhantomData<*const ()>,
+}
+
+/// How somebody came in.
+#[derive(Debug)]
+enum Way<'a> {
+    Favourite(usize),
+    Other(MutexGuard<'a, (usize, u32)>),
+}
+
+/// A number that no other living thread has, and that is not [`NOBODY`].
+fn me() -> usize {
+    thread_local!(static PLACE: u8 = const { 0 });
+    PLACE.try_with(|place| std::ptr::from_ref(place).addr()).unwrap_or(NOBODY)
+}
+
+/// Whether there may be favourites: registered with the kernel once.
+fn may_favour() -> bool {
+    static REGISTERED: LazyLock<bool> =
+        LazyLock::new(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok());
+    *REGISTERED
+}
+
+impl<T> Turns<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            others: Mutex::default(),
+            left: Condvar::new(),
+            favourite: AtomicUsize::new(NOBODY),
+            inside: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Waits for its turn.
+    #[inline]
+    pub(crate) fn lock(&self) -> Turn<'_, T> {
+        self.enter().unwrap_or_else(|| self.wait())
+    }
+
+    /// Its turn, if that is now.
+    pub(crate) fn try_lock(&self) -> Option<Turn<'_, T>> {
+        if let Some(turn) = self.enter() {
+            return Some(turn);
+        }
+        let others = match self.others.try_lock() {
+            Ok(others) => others,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        // ORDER: Acquire; pairs with the Release in `leave`.
+        (self.take_back() && !self.inside.load(Ordering::Acquire)).then(|| self.turn(Way::Other(others)))
+    }
+
+    fn turn<'a>(&'a self, way: Way<'a>) -> Turn<'a, T> {
+        Turn { of: self, way, _stays: PhantomData }
+    }
+
+    /// The favourite's way.
+    #[inline]
+    fn enter(&self) -> Option<Turn<'_, T>> {
+        let me = me();
+        // What others did inside is seen: this thread became the favourite when it had their mutex.
+        if self.favourite.load(Ordering::Relaxed) != me || self.inside.load(Ordering::Relaxed) {
+            return None;
+        }
+        // ORDER: Relaxed; with the compiler kept in order, the kernel's fence in `take_back` is what makes either this store
+        // seen there, or the load below see that it was taken back.
+        self.inside.store(true, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        if self.favourite.load(Ordering::Relaxed) == me {
+            return Some(self.turn(Way::Favourite(me)));
+        }
+        self.leave(me);
+        None
+    }
+
+    /// The favourite leaves, or who was it when it came.
+    #[inline]
+    fn leave(&self, me: usize) {
+        // ORDER: Release; pairs with the Acquire of who waits for it.
+        self.inside.store(false, Ordering::Release);
+        compiler_fence(Ordering::SeqCst);
+        // As in `enter`: either this sees that somebody took it back, or they see that nobody is inside.
+        if self.favourite.load(Ordering::Relaxed) != me {
+            self.tell();
+        }
+    }
+
+    /// Who found the favourite inside holds the mutex until it sleeps.
+    #[cold]
+    fn tell(&self) {
+        drop(lock(&self.others));
+        self.left.notify_all();
+    }
+
+    #[cold]
+    fn wait(&self) -> Turn<'_, T> {
+        let mut others = lock(&self.others);
+        loop {
+            // Again after each sleep: somebody may have become the favourite meanwhile.
+            assert!(self.take_back(), "the kernel has no fence (membarrier) any more");
+            // ORDER: Acquire; pairs with the Release in `leave`.
+            if !self.inside.load(Ordering::Acquire) {
+                break;
+            }
+            others = self.left.wait(others).unwrap_or_else(PoisonError::into_inner);
+        }
+        let (last, often) = *others;
+        let me = me();
+        *others = if last == me { (me, often.saturating_add(1)) } else { (me, 0) };
+        self.turn(Way::Other(others))
+    }
+
+    /// With the mutex: from here on there is no favourite, and `inside` says whether who was it is there. `false` where that
+    /// cannot be known.
+    fn take_back(&self) -> bool {
+        let favourite = self.favourite.swap(NOBODY, Ordering::SeqCst);
+        if favourite == NOBODY || membarrier(MembarrierCommand::PrivateExpedited).is_ok() {
+            return true;
+        }
+        // Nothing is known of it, so it stays.
+        self.favourite.store(favourite, Ordering::SeqCst);
+        false
+    }
+}
+
+impl<T> Deref for Turn<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: (aliasing) it is this turn until it is dropped, and a `&mut` needs `&mut` of it.
+        unsafe { &*self.of.value.get() }
+    }
+}
+
+impl<T> DerefMut for Turn<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: (aliasing) it is this turn until it is dropped, and this borrows it uniquely.
+        unsafe { &mut *self.of.value.get() }
+    }
+}
+
+impl<T> Drop for Turn<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        match &mut self.way {
+            Way::Favourite(me) => self.of.leave(*me),
+            // Not before it leaves: else it could come in twice.
+            Way::Other(others) if others.1 >= OFTEN && may_favour() => {
+                others.1 = 0;
+                self.of.favourite.store(others.0, Ordering::Relaxed);
+            }
+            Way::Other(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::{Barrier, mpsc},
+        thread,
+    };
+
+    use super::*;
+
+    fn become_favourite<T>(turns: &Turns<T>) {
+        for _ in 0..2 * OFTEN {
+            drop(turns.lock());
+        }
+        assert_eq!(turns.favourite.load(Ordering::Relaxed), if may_favour() { me() } else { NOBODY });
+    }
+
+    #[test]
+    fn turns_never_overlap_whoever_is_the_favourite() {
+        let (turns, begin) = (&Turns::new(0u64), &Barrier::new(2));
+        // One comes all the time and is the favourite; the other takes that away again and again, at any moment.
+        let add = move |pause: u32| {
+            begin.wait();
+            for _ in 0..200_000 / (1 + pause) {
+                let mut turn = turns.lock();
+                let before = *turn;
+                std::hint::black_box(&mut *turn);
+                *turn = before + 1;
+                drop(turn);
+                for _ in 0..pause {
+                    std::hint::spin_loop();
+                }
+            }
+            200_000 / (1 + u64::from(pause))
+        };
+        let added = thread::scope(|scope| {
+            let adding = [scope.spawn(move || add(0)), scope.spawn(move || add(99))];
+            adding.map(|adding| adding.join().unwrap()).iter().sum::<u64>()
+        });
+        assert_eq!(*turns.lock(), added);
+    }
+
+    #[test]
+    fn favourite_who_stays_inside_is_waited_for_and_not_disturbed() {
+        let (turns, (leave, told)) = (&Turns::new(0), mpsc::channel::<()>());
+        let (inside, is_inside) = mpsc::channel();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                become_favourite(turns);
+                let mut turn = turns.lock();
+                assert!(turns.try_lock().is_none(), "not even the favourite comes in twice");
+                inside.send(()).unwrap();
+                told.recv().unwrap();
+                *turn += 1;
+            });
+            is_inside.recv().unwrap();
+            assert!(turns.try_lock().is_none());
+            let waiting = scope.spawn(|| *turns.lock());
+            leave.send(()).unwrap();
+            assert_eq!(waiting.join().unwrap(), 1);
+        });
+    }
+
+    #[test]
+    fn nobody_comes_in_twice_on_the_way_to_be_the_favourite() {
+        let turns = Turns::new(());
+        for _ in 0..4 * OFTEN {
+            let turn = turns.lock();
+            assert!(turns.try_lock().is_none());
+            drop(turn);
+        }
+        thread::scope(|scope| scope.spawn(|| assert!(turns.try_lock().is_some())).join().unwrap());
+    }
+}
