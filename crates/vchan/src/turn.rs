@@ -6,6 +6,9 @@
 //! that it is inside with a plain store, and looks whether it still is the favourite. Anybody else takes that away first, has the
 //! kernel pass a fence on all CPUs that run this process (`membarrier`), and then looks whether it is inside: one of both sees
 //! the other. Where the kernel has no such fence, there is no favourite, and this is a mutex.
+//!
+//! Only one thread is ever the favourite of a mutex, from the first time on: one that was it may be on its way in for as long as
+//! it likes before it says so and sees that it is it no more, and would wipe out what the next one says.
 #![allow(unsafe_code)]
 
 use std::{
@@ -30,13 +33,23 @@ const NOBODY: usize = 0;
 /// Something that one thread at a time may use.
 #[derive(Debug)]
 pub(crate) struct Turns<T> {
-    /// Who comes without being the favourite holds this. Inside: who came last, and how often in a row.
-    others: Mutex<(usize, u32)>,
+    /// Who comes without being the favourite holds this.
+    others: Mutex<Others>,
     left: Condvar,
     favourite: AtomicUsize,
-    /// The favourite, or who just was it, is inside.
+    /// The favourite, or who just was it, is inside. Nobody else ever stores here.
     inside: AtomicBool,
     value: UnsafeCell<T>,
+}
+
+/// What those know who come without being the favourite.
+#[derive(Debug)]
+struct Others {
+    /// Who came last, and how often in a row.
+    last: usize,
+    often: u32,
+    /// Who may be the favourite; anybody, at first.
+    chosen: usize,
 }
 
 // SAFETY: (shared access) `value` is reached only through a `Turn`, of which there is one at a time: see `lock`; (other
@@ -56,13 +69,13 @@ pub(crate) struct Turn<'a, T> {
 #[derive(Debug)]
 enum Way<'a> {
     Favourite(usize),
-    Other(MutexGuard<'a, (usize, u32)>),
+    Other(MutexGuard<'a, Others>),
 }
 
 /// A number that no other living thread has, and that is not [`NOBODY`].
 fn me() -> usize {
     thread_local!(static PLACE: u8 = const { 0 });
-    PLACE.try_with(|place| std::ptr::from_ref(place).addr()).unwrap_or(NOBODY)
+    PLACE.with(|place| std::ptr::from_ref(place).addr())
 }
 
 /// Whether there may be favourites: registered with the kernel once.
@@ -72,10 +85,16 @@ fn may_favour() -> bool {
     *REGISTERED
 }
 
+impl Others {
+    fn may_choose(&self) -> bool {
+        self.often >= OFTEN && (self.chosen == NOBODY || self.chosen == self.last)
+    }
+}
+
 impl<T> Turns<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
-            others: Mutex::default(),
+            others: Mutex::new(Others { last: NOBODY, often: 0, chosen: NOBODY }),
             left: Condvar::new(),
             favourite: AtomicUsize::new(NOBODY),
             inside: AtomicBool::new(false),
@@ -157,9 +176,9 @@ impl<T> Turns<T> {
             }
             others = self.left.wait(others).unwrap_or_else(PoisonError::into_inner);
         }
-        let (last, often) = *others;
         let me = me();
-        *others = if last == me { (me, often.saturating_add(1)) } else { (me, 0) };
+        others.often = if others.last == me { others.often.saturating_add(1) } else { 0 };
+        others.last = me;
         self.turn(Way::Other(others))
     }
 
@@ -200,9 +219,10 @@ impl<T> Drop for Turn<'_, T> {
         match &mut self.way {
             Way::Favourite(me) => self.of.leave(*me),
             // Not before it leaves: else it could come in twice.
-            Way::Other(others) if others.1 >= OFTEN && may_favour() => {
-                others.1 = 0;
-                self.of.favourite.store(others.0, Ordering::Relaxed);
+            Way::Other(others) if others.may_choose() && may_favour() => {
+                others.often = 0;
+                others.chosen = others.last;
+                self.of.favourite.store(others.chosen, Ordering::Relaxed);
             }
             Way::Other(_) => {}
         }
@@ -248,6 +268,17 @@ mod tests {
             adding.map(|adding| adding.join().unwrap()).iter().sum::<u64>()
         });
         assert_eq!(*turns.lock(), added);
+    }
+
+    #[test]
+    fn nobody_follows_a_favourite_who_may_be_on_its_way_in() {
+        let turns = Turns::new(());
+        become_favourite(&turns);
+        thread::scope(|scope| {
+            scope.spawn(|| (0..4 * OFTEN).for_each(|_| drop(turns.lock())));
+        });
+        assert_eq!(turns.favourite.load(Ordering::Relaxed), NOBODY);
+        become_favourite(&turns);
     }
 
     #[test]

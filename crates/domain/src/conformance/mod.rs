@@ -105,8 +105,8 @@ pub trait Mortal {
     fn kill(&mut self);
 }
 
-/// What a [`Mortal`] peer does: it sends [`TESTAMENT`] with a segment that holds it, then echoes every message and
-/// rings both slots, until the other side is gone.
+/// What a [`Mortal`] peer does: it sends [`TESTAMENT`] with a segment that holds it, then echoes every message, counts that
+/// in the segment's tail and rings both slots, until the other side is gone.
 ///
 /// # Blocking
 /// Until then.
