@@ -166,24 +166,29 @@ impl Session {
         }
         self.asked.retain(|device, _| devices.contains(device));
         for memory in memories.iter().filter(|name| !names.contains(name.as_str()) && !devices.contains(*name)) {
-            note(
-                &mut trouble,
-                self.qmp.execute("object-del", json!({ "id": format!("{MEMORY}{memory}") }), None).await,
-            )?;
+            note(&mut trouble, self.drop_memory(memory).await)?;
         }
         for plug in wanted.plugs.iter().filter(|plug| !devices.contains(&plug.name)) {
-            if !memories.contains(&plug.name) && note(&mut trouble, self.add_memory(plug).await)?.is_none() {
+            // QEMU 7.2 ends itself if memory whose first device the guest never used gets a second one (an assertion in
+            // `qemu_ram_set_idstr`), and the memory cannot be made anew, for it is sealed.
+            if memories.contains(&plug.name) {
+                trouble = Some("its guest has ejected a region: remove the link and add it again".into());
                 continue;
             }
             let Some((bus, slot)) = self.free_slots().await?.first().cloned() else {
                 trouble = Some("no slot is free for a region".into());
                 break;
             };
+            if note(&mut trouble, self.add_memory(plug).await)?.is_none() {
+                continue;
+            }
             let device = json!({
                 "driver": "ivshmem-plain", "id": format!("{DEVICE}{}", plug.name),
                 "memdev": format!("{MEMORY}{}", plug.name), "bus": bus, "addr": slot,
             });
-            note(&mut trouble, self.qmp.execute("device_add", device, None).await)?;
+            if note(&mut trouble, self.qmp.execute("device_add", device, None).await)?.is_none() {
+                note(&mut trouble, self.drop_memory(&plug.name).await)?;
+            }
         }
         let mut places = BTreeMap::new();
         for device in self.names("/machine/peripheral", DEVICE).await? {
@@ -202,6 +207,10 @@ impl Session {
         let list = self.qmp.execute("qom-list", json!({ "path": path }), None).await?;
         let names = list.as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
         Ok(names.filter_map(|name| name.strip_prefix(prefix)).map(String::from).collect())
+    }
+
+    async fn drop_memory(&mut self, name: &str) -> Result<Value, Error> {
+        self.qmp.execute("object-del", json!({ "id": format!("{MEMORY}{name}") }), None).await
     }
 
     async fn add_memory(&mut self, plug: &Plug) -> Result<Value, Error> {

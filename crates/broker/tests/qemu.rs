@@ -69,6 +69,7 @@ impl Qemu {
         let log = fs::File::create(daemon.file(&format!("{name}.log"))).unwrap();
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
         let stream = until("QEMU listens", || UnixStream::connect(&control).ok());
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut qemu = Self { child, own: BufReader::new(stream) };
         qemu.execute("qmp_capabilities");
         qemu
@@ -243,6 +244,45 @@ fn b12_real_guests_that_reset_panic_or_shut_down_are_gone() {
     // The canary: the same firmware, and a disk that does nothing, for longer than the others took.
     assert_eq!(life(&daemon, "idle"), Life::Running);
     drop(idle);
+}
+
+/// The guest's firmware never used them, and to QEMU they have their names for ever.
+#[test]
+fn b10_guest_that_ejects_its_regions_is_told_of_and_its_qemu_lives() {
+    if skipped("b10_guest_that_ejects_its_regions_is_told_of_and_its_qemu_lives") {
+        return;
+    }
+    let config = "[domain.a]\n[domain.b]\n[[allow]]\nfrom = \"a\"\nto = \"b\"\nservice = \"*\"\n";
+    let daemon = Daemon::start(config);
+    let disk = daemon.file("a.disk");
+    // The two last slots, by turns and without end, to the register that ejects.
+    let eject = [
+        0x66, 0xb8, 0x00, 0x00, 0x00, 0x80, 0xba, 0x08, 0xae, 0x66, 0xef, 0x66, 0x35, 0x00, 0x00, 0x00, 0xc0, 0xeb,
+        0xf6,
+    ];
+    fs::write(&disk, sector(&eject)).unwrap();
+    let drive = format!("file={},format=raw,if=ide", disk.display());
+    let mut a = Qemu::start_with(&daemon, "a", "pc", &["-drive", &drive]);
+    let mut b = Qemu::start(&daemon, "b", "pc");
+    a.execute("cont");
+    daemon.client().link("a", "b");
+    let noted = |what: &str| {
+        let rows = daemon.client().links();
+        rows.iter()
+            .any(|row| matches!(row, Message::LinkRow { note, .. } if note.as_str().contains(what)))
+            .then_some(())
+    };
+    until("it is said", || noted("ejected a region"));
+    a.execute("stop");
+
+    assert_eq!(daemon.client().ask(remove("a", "b")), []);
+    until("the regions are given back", || {
+        b.execute("system_reset");
+        daemon.client().links().is_empty().then_some(())
+    });
+    daemon.client().link("a", "b");
+    until("the link is up", || is_up(&daemon));
+    assert_eq!(a.regions(), ["r--s", "rw-s"]);
 }
 
 /// Why the order of B-10 is as it is, and that nothing in it can be left out.

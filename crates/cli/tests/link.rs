@@ -68,7 +68,7 @@ fn links_are_added_shown_and_removed() {
         (Some("web"), Some("waiting"), Some(65536))
     );
     let (_, out, _) = link("ls --domains");
-    assert!(out.contains("db      gone  2/2"), "{out}");
+    assert!(out.contains("db      gone     2/2") && out.contains("host    running  -"), "{out}");
     assert_eq!(link("rm db web").0, 0);
     assert_eq!(link("ls --json").1, "");
 }
