@@ -277,7 +277,7 @@ fn b10_guest_that_ejects_its_regions_is_told_of_and_its_qemu_lives() {
 
     assert_eq!(daemon.client().ask(remove("a", "b")), []);
     until("the regions are given back", || {
-        b.execute("system_reset");
+        [&mut a, &mut b].map(|qemu| qemu.execute("system_reset"));
         daemon.client().links().is_empty().then_some(())
     });
     daemon.client().link("a", "b");

@@ -221,7 +221,9 @@ fn proxy_that_is_terminated_leaves_no_socket_and_breaks_its_connections_off() {
         let (on_channel, _) = proxy(&place.address(), &at, "");
         let mut client = UnixStream::connect(place.path("front")).unwrap();
         client.write_all(b"hello").unwrap();
-        let served = patient(listener.accept().unwrap().0);
+        let mut served = patient(listener.accept().unwrap().0);
+        // The kernel connects before the proxy has heard of it.
+        served.read_exact(&mut [0; 5]).unwrap();
         for running in [on_unix, on_channel] {
             running.signal(signal);
             assert_eq!(running.end().status.signal(), Some(signal.as_raw()));
