@@ -149,7 +149,8 @@ impl<R: Region> Link<R> {
             return Err(No(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
         }
         let listening = Doing::Listening(service.clone());
-        let Some((listener, program)) = programs.iter().find(|(_, program)| program.doing == listening) else {
+        let listens = |program: &Program| program.doing == listening && !program.has_left();
+        let Some((listener, program)) = programs.iter().find(|(_, program)| listens(program)) else {
             return Err(No(code::NOT_FOUND, format!("nobody listens at {service}")));
         };
         let user = program.user;

@@ -10,6 +10,7 @@ use std::{
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::{
+    event::{PollFd, PollFlags, Timespec},
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -132,6 +133,13 @@ impl Program {
     /// It is gone, or does not read.
     pub fn answer(&self, message: Message) -> io::Result<()> {
         send(self.socket.as_fd(), self.asked, message, &[])
+    }
+
+    /// Whether it has closed its end: what it does is over, though the broker has not come to it yet.
+    pub fn has_left(&self) -> bool {
+        let now = Timespec::default();
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
     /// V-2. States a call: to its caller, or to who listens.

@@ -89,7 +89,7 @@ pub async fn keep(path: PathBuf, board: Board, mut wanted: watch::Receiver<Wante
         let error = match Qmp::connect(&path).await {
             Ok(qmp) => {
                 pause = TRY_AGAIN[0];
-                let mut session = Session { qmp, board, asked: BTreeMap::new() };
+                let mut session = Session { qmp, board, asked: BTreeMap::new(), plugged: BTreeSet::new() };
                 match session.run(&mut wanted, &tell).await {
                     Ok(()) => return,
                     Err(error) => error,
@@ -111,6 +111,8 @@ struct Session {
     board: Board,
     /// Devices whose guest was asked to let go, and when.
     asked: BTreeMap<String, Instant>,
+    /// Regions that are wanted and have been plugged.
+    plugged: BTreeSet<String>,
 }
 
 impl Session {
@@ -168,10 +170,13 @@ impl Session {
         for memory in memories.iter().filter(|name| !names.contains(name.as_str()) && !devices.contains(*name)) {
             note(&mut trouble, self.drop_memory(memory).await)?;
         }
+        self.plugged.extend(devices.iter().cloned());
+        self.plugged.retain(|name| names.contains(name.as_str()));
         for plug in wanted.plugs.iter().filter(|plug| !devices.contains(&plug.name)) {
             // QEMU 7.2 ends itself if memory whose first device the guest never used gets a second one (an assertion in
-            // `qemu_ram_set_idstr`), and the memory cannot be made anew, for it is sealed.
-            if memories.contains(&plug.name) {
+            // `qemu_ram_set_idstr`), and the memory cannot be made anew, for it is sealed. It is not sealed yet where an
+            // earlier broker died before it plugged it.
+            if self.plugged.contains(&plug.name) {
                 trouble = Some("its guest has ejected a region: remove the link and add it again".into());
                 continue;
             }
@@ -179,6 +184,9 @@ impl Session {
                 trouble = Some("no slot is free for a region".into());
                 break;
             };
+            if memories.contains(&plug.name) {
+                note(&mut trouble, self.drop_memory(&plug.name).await)?;
+            }
             if note(&mut trouble, self.add_memory(plug).await)?.is_none() {
                 continue;
             }
@@ -186,8 +194,9 @@ impl Session {
                 "driver": "ivshmem-plain", "id": format!("{DEVICE}{}", plug.name),
                 "memdev": format!("{MEMORY}{}", plug.name), "bus": bus, "addr": slot,
             });
-            if note(&mut trouble, self.qmp.execute("device_add", device, None).await)?.is_none() {
-                note(&mut trouble, self.drop_memory(&plug.name).await)?;
+            match note(&mut trouble, self.qmp.execute("device_add", device, None).await)? {
+                Some(_) => _ = self.plugged.insert(plug.name.clone()),
+                None => _ = note(&mut trouble, self.drop_memory(&plug.name).await)?,
             }
         }
         let mut places = BTreeMap::new();
