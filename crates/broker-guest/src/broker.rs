@@ -25,7 +25,7 @@ const PROGRAMS_MAX: usize = 256;
 const PROGRAMS_OF_ONE: usize = 128;
 /// Most messages that are heard of one side before the others' turn.
 const TURN: usize = 32;
-/// How often devices are looked for that are not there yet, where nothing tells of them, and late programs.
+/// How often devices are looked for that are not there yet, where nothing tells of them.
 const AGAIN: Duration = Duration::from_millis(50);
 
 /// How often all the same where something tells of them.
@@ -52,8 +52,14 @@ pub struct Settings {
 enum Who {
     Stop,
     Door,
-    /// A broker rang, or slices went; [`Broker::settle`] looks.
-    Boxes,
+    /// The host's broker rang.
+    Host,
+    /// The peer's broker rang, of which link.
+    Peer(u32),
+    /// Interrupts of a link had to be held back.
+    Alarm(u32),
+    /// Slices went, or a device came; [`Broker::settle`] looks.
+    Devices,
     Program(u64),
     /// Of which link, in which generation, which call.
     Call(u32, u32, u32),
@@ -104,12 +110,10 @@ impl<D: Devices> Broker<D> {
 
     /// Programs that took too long to say what they want, and those that the host keeps waiting.
     fn send_away(&mut self) {
-        let early = if self.name.is_some() { Duration::ZERO } else { EARLY };
-        let now = Instant::now() + early;
-        let unnamed = self.name.is_none();
+        let (now, unnamed) = (self.now(), self.name.is_none());
         self.programs.retain(|_, program| {
-            let late = program.is_late(now);
-            if late && unnamed {
+            let late = program.late_at().is_some_and(|at| now >= at);
+            if late && unnamed && program.doing != Doing::Idle {
                 let reason =
                     "the host's broker says nothing: is tombolod running there, and has it this machine?".into();
                 // What it said is taken: what is left unread when a socket closes hides the answer.
@@ -120,10 +124,15 @@ impl<D: Devices> Broker<D> {
         });
     }
 
+    /// What the time is as to programs.
+    fn now(&self) -> Instant {
+        Instant::now() + if self.name.is_some() { Duration::ZERO } else { EARLY }
+    }
+
     /// Who has something to say; none if it is over.
     fn wait(&self, stop: BorrowedFd<'_>, busy: bool) -> io::Result<Option<Vec<Who>>> {
         let mut fds = vec![(Who::Stop, stop)];
-        if self.programs.len() < PROGRAMS_MAX {
+        if self.programs.len() < PROGRAMS_MAX || self.idle(|_| true).is_some() {
             fds.push((Who::Door, self.door.fd()));
         }
         for link in self.links.values().chain(&self.old) {
@@ -131,32 +140,27 @@ impl<D: Devices> Broker<D> {
             let who = |serial: &u32| Who::Call(number, generation, *serial);
             fds.extend(link.sockets.iter().map(|(serial, socket)| (who(serial), socket.as_fd())));
             if let Some((region, _)) = link.memory.as_ref().filter(|_| !link.departing.is_empty()) {
-                fds.extend(region.departures().map(|fd| (Who::Boxes, fd)));
+                fds.extend(region.departures().map(|fd| (Who::Devices, fd)));
             }
         }
         if self.name.is_some() {
             fds.extend(self.programs.iter().map(|(id, program)| (Who::Program(*id), program.fd())));
         }
-        fds.push((Who::Boxes, self.devices.fd()));
-        if self.links.values().any(|link| link.memory.is_none()) {
-            fds.extend(self.devices.arrivals().map(|fd| (Who::Boxes, fd)));
+        fds.push((Who::Host, self.devices.fd()));
+        let absent = self.links.values().any(|link| link.memory.is_none());
+        if absent {
+            fds.extend(self.devices.arrivals().map(|fd| (Who::Devices, fd)));
         }
-        let regions = self.links.values().filter(|link| !link.leaving).filter_map(|link| link.memory.as_ref());
-        for (region, _) in regions {
-            fds.push((Who::Boxes, region.fd()));
-            fds.extend(region.alarm().map(|fd| (Who::Boxes, fd)));
+        for (number, link) in self.links.iter().filter(|(_, link)| !link.leaving) {
+            let Some((region, _)) = &link.memory else { continue };
+            fds.push((Who::Peer(*number), region.fd()));
+            fds.extend(region.alarm().map(|fd| (Who::Alarm(*number), fd)));
         }
 
-        let waits = |program: &Program| matches!(program.doing, Doing::New | Doing::Greeted);
-        let absent = self.links.values().any(|link| link.memory.is_none());
-        let soon = self.programs.values().any(waits) || absent && self.devices.arrivals().is_none();
-        let timeout = if busy {
-            Some(BREATH)
-        } else if soon {
-            Some(AGAIN)
-        } else {
-            absent.then_some(PATIENCE)
-        };
+        let again = absent.then(|| if self.devices.arrivals().is_none() { AGAIN } else { PATIENCE });
+        let (late, now) = (self.programs.values().filter_map(Program::late_at).min(), self.now());
+        let late = late.map(|at| at.saturating_duration_since(now));
+        let timeout = [busy.then_some(BREATH), again, late].into_iter().flatten().min();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let mut polled: Vec<_> = fds.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         match poll(&mut polled, timeout.as_ref()) {
@@ -171,7 +175,19 @@ impl<D: Devices> Broker<D> {
 
     fn hear(&mut self, who: Who) {
         match who {
-            Who::Stop | Who::Boxes => {}
+            Who::Stop | Who::Devices => {}
+            // What they rang for is looked for in any case.
+            Who::Host => self.devices.host().drain(),
+            Who::Peer(number) => {
+                if let Some((region, _)) = self.links.get_mut(&number).and_then(|link| link.memory.as_mut()) {
+                    region.pages().drain();
+                }
+            }
+            Who::Alarm(number) => {
+                if self.links.get_mut(&number).is_some_and(|link| link.is_stormed(Instant::now())) {
+                    self.host.storm(number);
+                }
+            }
             Who::Door => self.let_in(),
             Who::Program(id) => {
                 for _ in 0..TURN {
@@ -194,7 +210,6 @@ impl<D: Devices> Broker<D> {
     /// Hears host and peers, opens what is there to open, and forgets what is over. True if there may be more.
     fn settle(&mut self) -> io::Result<bool> {
         let mut news = Vec::new();
-        self.devices.host().drain();
         let (ring, mut busy) = self.host.turn(self.devices.host(), TURN, &mut news)?;
         if ring {
             self.devices.host().ring();
@@ -210,12 +225,6 @@ impl<D: Devices> Broker<D> {
             busy |= self.hear_peer(number);
         }
         let (host, mut said) = (&mut self.host, false);
-        for (number, link) in &mut self.links {
-            if link.is_stormed(Instant::now()) {
-                host.storm(*number);
-                said = true;
-            }
-        }
         let mut keep = |link: &Link<D::Region>| {
             let gone = link.leaving && link.sockets.is_empty() && link.departing.is_empty();
             if gone {
@@ -308,8 +317,7 @@ impl<D: Devices> Broker<D> {
     }
 
     fn converse(link: &mut Link<D::Region>, programs: &mut BTreeMap<u64, Program>) -> bool {
-        let Some((region, _)) = &mut link.memory else { return false };
-        region.pages().drain();
+        let (mut changed, mut busy) = (false, true);
         for _ in 0..TURN {
             let Some((region, peer)) = &mut link.memory else { return false };
             let (heard, ring, more) = match peer.turn(region.pages()) {
@@ -320,9 +328,7 @@ impl<D: Devices> Broker<D> {
                     return true;
                 }
             };
-            if ring {
-                region.pages().ring();
-            }
+            changed |= ring;
             if let Some(Err(No(_, why))) = heard.map(|heard| link.understand(heard, programs))
                 && let Some((_, peer)) = &mut link.memory
             {
@@ -332,19 +338,33 @@ impl<D: Devices> Broker<D> {
                 link.fail_waiting(programs, "its broker is not heard until it begins anew");
             }
             if !more {
-                return false;
+                busy = false;
+                break;
             }
         }
-        true
+        // Once for all of it: a ring interrupts the other machine.
+        if let Some((region, _)) = link.memory.as_mut().filter(|_| changed) {
+            region.pages().ring();
+        }
+        busy
     }
 
     fn let_in(&mut self) {
         let Ok(program) = self.door.next().and_then(Program::new) else { return };
         let of_user = self.programs.values().filter(|it| it.user == program.user).count();
-        if of_user < PROGRAMS_OF_ONE {
-            self.number += 1;
-            self.programs.insert(self.number, program);
+        let full = (of_user >= PROGRAMS_OF_ONE, self.programs.len() >= PROGRAMS_MAX);
+        if full != (false, false) {
+            let Some(idle) = self.idle(|it| !full.0 || it.user == program.user) else { return };
+            self.programs.remove(&idle);
         }
+        self.number += 1;
+        self.programs.insert(self.number, program);
+    }
+
+    /// Who of `those` has had nothing to ask for longest: it loses nothing when it is sent away.
+    fn idle(&self, those: impl Fn(&Program) -> bool) -> Option<u64> {
+        let idle = self.programs.iter().filter(|(_, program)| program.doing == Doing::Idle && those(program));
+        idle.min_by_key(|(_, program)| program.late_at()).map(|(id, _)| *id)
     }
 
     /// A program that is gone, or whose conversation is over.
@@ -383,7 +403,7 @@ impl<D: Devices> Broker<D> {
                 let (epoch, boot) = (0, [0; 16]);
                 program.answer(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })
             }
-            (Doing::Greeted, Message::Listen { service }) => {
+            (Doing::Greeted | Doing::Idle, Message::Listen { service }) => {
                 let taken = self.programs.values().any(|it| it.doing == Doing::Listening(service.clone()));
                 let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
                 if taken {
@@ -392,16 +412,21 @@ impl<D: Devices> Broker<D> {
                 program.doing = Doing::Listening(service);
                 program.answer(Message::Done {})
             }
-            (Doing::Greeted, Message::Connect { peer, service, .. }) => {
+            (Doing::Greeted | Doing::Idle, Message::Connect { peer, service, .. }) => {
                 let called = self.call(id, &peer, service);
                 let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
                 match called {
                     Ok((link, serial)) => program.doing = Doing::Calling(link, serial),
-                    Err(no) => program.answer(refuse(no))?,
+                    Err(no) => {
+                        program.rest();
+                        program.answer(refuse(no))?;
+                    }
                 }
                 Ok(())
             }
-            (Doing::Greeted, _) => program.answer(refuse(No(code::UNSUPPORTED, "this is a guest's broker".into()))),
+            (Doing::Greeted | Doing::Idle, _) => {
+                program.answer(refuse(No(code::UNSUPPORTED, "this is a guest's broker".into())))
+            }
             _ => {
                 program.answer(refuse(No(code::MALFORMED, "Hello comes first, and one question at a time".into())))?;
                 Err(io::ErrorKind::InvalidData.into())

@@ -27,7 +27,6 @@ struct Accepted {
     made: Made,
     listener: u64,
     service: Name,
-    descriptors: Vec<OwnedFd>,
 }
 
 /// A link and the calls on it.
@@ -51,6 +50,8 @@ pub(crate) struct Link<R> {
     pub leaving: bool,
     /// That its memory cannot be opened yet was said.
     complained: bool,
+    /// That a call could not be given to who listens was said.
+    failed: bool,
 }
 
 impl<R: Region> Link<R> {
@@ -68,6 +69,7 @@ impl<R: Region> Link<R> {
             stormed: None,
             leaving: false,
             complained: false,
+            failed: false,
         }
     }
 
@@ -156,46 +158,32 @@ impl<R: Region> Link<R> {
         let user = program.user;
         self.calls.room_for(user)?;
         let made = self.calls.asked(serial, theirs, channel)?;
-        let given = (|| -> io::Result<OwnedFd> {
-            let Some((region, _)) = &mut self.memory else { return Err(io::ErrorKind::NotFound.into()) };
-            region.clear(made.own.0, made.own.1)?;
-            let (ours, socket) = program::call_socket()?;
-            let descriptors = [socket].into_iter().chain(region.slices(&made)?).collect();
-            region.keep(&made, ours.as_fd())?;
-            self.accepted.push(Accepted { made, listener: *listener, service, descriptors });
-            Ok(ours)
-        })();
-        match given {
-            Ok(ours) => {
-                self.calls.belongs(serial, user);
-                self.sockets.insert(serial, ours);
-                self.tell_life();
-                Ok(made)
-            }
-            Err(error) => {
-                if let Some((region, _)) = &mut self.memory {
-                    region.bequeath(&made);
-                }
-                self.calls.forget(serial);
-                Err(No(code::QUOTA, format!("slices cannot be made: {error}")))
-            }
+        let cleared = match &mut self.memory {
+            Some((region, _)) => region.clear(made.own.0, made.own.1),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        if let Err(error) = cleared {
+            self.calls.forget(serial);
+            return Err(No(code::FAILED, format!("the link's memory cannot be reached: {error}")));
         }
+        self.calls.belongs(serial, user);
+        self.accepted.push(Accepted { made, listener: *listener, service });
+        Ok(made)
     }
 
-    /// Tells those who listen of calls that were accepted, after the peer was told: it need not wait for what they do
-    /// about it. A call that cannot be told is over. True if the peer is to hear of one.
+    /// Tells those who listen of calls that were accepted, after the peer was told: it need not wait for what is made for
+    /// them, and for what they do about it. A call that cannot be told is over. True if the peer is to hear of one.
     pub(crate) fn tell_listeners(&mut self, programs: &BTreeMap<u64, Program>) -> bool {
         let mut over = false;
-        for Accepted { made, listener, service, descriptors } in std::mem::take(&mut self.accepted) {
-            let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-            let peer = self.told.peer.clone();
-            let told = programs
-                .get(&listener)
-                .ok_or_else(|| io::ErrorKind::NotFound.into())
-                .and_then(|listener| listener.state(made.serial, (peer, service), &made, false, &descriptors));
-            if told.is_err() {
-                self.sockets.remove(&made.serial);
-                self.finish(made.serial);
+        for Accepted { made, listener, service } in std::mem::take(&mut self.accepted) {
+            let serial = made.serial;
+            if let Err(error) = self.hand(&made, service, (listener, serial), false, programs) {
+                let left = [io::ErrorKind::NotFound, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+                // Once: the peer may call as often as it likes.
+                if !left.contains(&error.kind()) && !std::mem::replace(&mut self.failed, true) {
+                    crate::log(&format!("a call of {} cannot be given to who listens: {error}", self.told.peer));
+                }
+                self.finish(serial);
                 over = true;
             }
         }
@@ -205,18 +193,33 @@ impl<R: Region> Link<R> {
     /// Gives the program that called what it asked for.
     fn give(&mut self, made: &Made, programs: &mut BTreeMap<u64, Program>) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let (id, service) = self.waiting.get(&made.serial).ok_or_else(gone)?;
-        let program = programs.get_mut(id).ok_or_else(gone)?;
+        let (id, service) = self.waiting.get(&made.serial).cloned().ok_or_else(gone)?;
+        let asked = programs.get(&id).ok_or_else(gone)?.asked;
+        self.hand(made, service, (id, asked), true, programs)?;
+        self.waiting.remove(&made.serial);
+        programs.get_mut(&id).ok_or_else(gone)?.rest();
+        Ok(())
+    }
+
+    /// V-2. States a call to a program under a serial, with all that it needs.
+    fn hand(
+        &mut self,
+        made: &Made,
+        service: Name,
+        (id, serial): (u64, u32),
+        caller: bool,
+        programs: &BTreeMap<u64, Program>,
+    ) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let program = programs.get(&id).ok_or_else(gone)?;
         let (region, _) = self.memory.as_mut().ok_or_else(gone)?;
         let (ours, socket) = program::call_socket()?;
         let slices = region.slices(made)?;
         region.keep(made, ours.as_fd())?;
         let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
-        program.state(program.asked, (self.told.peer.clone(), service.clone()), made, true, &descriptors)?;
-        program.doing = Doing::Greeted;
-        self.waiting.remove(&made.serial);
+        program.state(serial, (self.told.peer.clone(), service), made, caller, &descriptors)?;
+        self.tell_life_to(&ours);
         self.sockets.insert(made.serial, ours);
-        self.tell_life();
         Ok(())
     }
 
@@ -224,7 +227,7 @@ impl<R: Region> Link<R> {
     fn refuse(&mut self, serial: u32, No(code, why): No, programs: &mut BTreeMap<u64, Program>) {
         let Some((id, _)) = self.waiting.remove(&serial) else { return };
         if let Some(program) = programs.get_mut(&id) {
-            program.doing = Doing::Greeted;
+            program.rest();
             let _ = program.answer(Message::Refuse { code, reason: why.into() });
         }
     }
@@ -239,13 +242,21 @@ impl<R: Region> Link<R> {
 
     /// Tells all programs with calls on this link how the peer's machine fares.
     pub(crate) fn tell_life(&self) {
-        if self.told.life == Life::Unknown {
-            return;
+        if self.told.life != Life::Unknown {
+            self.sockets.values().for_each(|socket| self.say_life(socket));
         }
-        for socket in self.sockets.values() {
-            let (link, generation, life) = (self.told.link, self.told.generation, self.told.life);
-            let _ = program::send(socket.as_fd(), 0, Message::Life { link, generation, life }, &[]);
+    }
+
+    /// V-7. The same for a call that begins: that the machine runs goes without saying.
+    fn tell_life_to(&self, socket: &OwnedFd) {
+        if !matches!(self.told.life, Life::Unknown | Life::Running) {
+            self.say_life(socket);
         }
+    }
+
+    fn say_life(&self, socket: &OwnedFd) {
+        let (link, generation, life) = (self.told.link, self.told.generation, self.told.life);
+        let _ = program::send(socket.as_fd(), 0, Message::Life { link, generation, life }, &[]);
     }
 
     /// A program closed its call's socket, or says something on it, which it has no reason to.

@@ -77,6 +77,8 @@ pub enum Doing {
     New,
     /// It said Hello.
     Greeted,
+    /// Its question was answered. It may ask another, for a while and as long as there is room.
+    Idle,
     /// It waits for calls to a service.
     Listening(Name),
     /// It waits for the answer to its call: which link, which serial there.
@@ -93,8 +95,8 @@ pub struct Program {
     pub doing: Doing,
     /// The serial of its question.
     pub asked: u32,
-    /// Until when it has to have said what it wants.
-    pub deadline: Instant,
+    /// Until when it has to have said what it wants, or wants besides.
+    deadline: Instant,
 }
 
 impl Program {
@@ -113,10 +115,15 @@ impl Program {
         self.socket.as_fd()
     }
 
-    /// Whether it has been silent for too long.
+    /// Until when it has to say something, if it has to.
     #[must_use]
-    pub fn is_late(&self, now: Instant) -> bool {
-        matches!(self.doing, Doing::New | Doing::Greeted) && now >= self.deadline
+    pub fn late_at(&self) -> Option<Instant> {
+        matches!(self.doing, Doing::New | Doing::Greeted | Doing::Idle).then_some(self.deadline)
+    }
+
+    /// Its question was answered.
+    pub fn rest(&mut self) {
+        (self.doing, self.deadline) = (Doing::Idle, Instant::now() + PATIENCE);
     }
 
     /// Its next message, none while there is none.

@@ -5,7 +5,8 @@ use std::{
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -16,6 +17,7 @@ use rustix::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
         SocketFlags, SocketType,
     },
+    process::{Gid, Pid, Uid},
 };
 use tombolo_control::{MESSAGE_MAX, Message, Name, Path as Way, Said, VERSION, channel_is_sound, code};
 use tombolo_domain::{Deadline, Error, Result, wait_readable};
@@ -69,10 +71,37 @@ pub(crate) fn hung_up(fd: BorrowedFd<'_>) -> bool {
     matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(1)) && polled[0].revents().contains(PollFlags::HUP)
 }
 
+/// Who one is to a broker, which knows it from when the socket was connected.
+type Who = (Pid, Uid, Gid);
+
+fn myself() -> Who {
+    (rustix::process::getpid(), rustix::process::geteuid(), rustix::process::getegid())
+}
+
+/// V-1. A conversation whose last question was answered, for the next one. Neither a child made by fork nor who has become
+/// another user meanwhile asks in it.
+#[derive(Debug, Default)]
+pub(crate) struct Idle(Mutex<Option<(PathBuf, Who, Client)>>);
+
+impl Idle {
+    fn take(&self, path: &Path) -> Option<Client> {
+        let (reached, who, client) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        (reached == path && who == myself()).then_some(client)
+    }
+
+    fn keep(&self, path: &Path, client: Client) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((path.into(), myself(), client));
+    }
+}
+
 /// A conversation with the broker.
 #[derive(Debug)]
 pub(crate) struct Client {
     socket: OwnedFd,
+    /// That of the last question; 0 was Hello.
+    serial: u32,
+    /// Whether the last call was not answered yet.
+    calling: bool,
     /// What the broker calls this domain.
     domain: Name,
     /// The first part of a call that was stated, until the second comes.
@@ -113,7 +142,7 @@ impl Client {
 
         let name: Name = "program".parse().expect("a name");
         let domain = name.clone();
-        let client = Self { socket, domain, half: None };
+        let client = Self { socket, serial: 0, calling: false, domain, half: None };
         let (boot, epoch) = ([0; 16], 0);
         client.say(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })?;
         Ok(client)
@@ -155,6 +184,7 @@ impl Client {
         loop {
             match receive(self.socket.as_fd())? {
                 Some((Said { message: Message::Refuse { code, reason }, .. }, _)) => {
+                    self.calling = false;
                     return Err(refused(code, reason.as_str(), address));
                 }
                 Some((said, descriptors)) if said.serial == serial => return Ok((said.message, descriptors)),
@@ -174,18 +204,47 @@ impl Client {
         }
     }
 
-    /// Calls a service of another domain, by the broker at `path`.
-    pub(crate) fn connect(path: &Path, peer: Name, service: Name, deadline: Deadline) -> Result<VmLink> {
+    /// Calls a service of another domain, by the broker at `path`, in the conversation that is idle if there is one.
+    pub(crate) fn connect(path: &Path, idle: &Idle, peer: &Name, service: Name, deadline: Deadline) -> Result<VmLink> {
         let address = format!("vm:{peer}/{service}");
         let (offset, len, channel) = (0, 0, 0);
-        let mut client = Self::reach(path)?;
-        // At once: each time that one waits for the other costs two switches between them.
-        let asked = client.say(1, Message::Connect { peer: peer.clone(), service, offset, len, channel });
-        client.greeted()?;
-        asked?;
-        let (connect, _) = client.answer(1, deadline, &address)?;
-        let (accept, descriptors) = client.answer(1, deadline, &address)?;
-        Call { connect, accept, descriptors }.begin(peer.as_str().into(), true)
+        let question = Message::Connect { peer: peer.clone(), service, offset, len, channel };
+        let again = idle.take(path).and_then(|mut client| {
+            client.ask(question.clone()).ok()?;
+            match client.stated(&address, deadline) {
+                // The broker let it go before it heard of this, or is gone.
+                Err(Error::PeerGone) => None,
+                stated => Some((client, stated)),
+            }
+        });
+        let (client, stated) = match again {
+            Some(answered) => answered,
+            None => {
+                let mut client = Self::reach(path)?;
+                // At once: each time that one waits for the other costs two switches between them.
+                let asked = client.ask(question);
+                client.greeted()?;
+                let stated = asked.and_then(|()| client.stated(&address, deadline));
+                (client, stated)
+            }
+        };
+        if !client.calling {
+            idle.keep(path, client);
+        }
+        stated?.begin(peer.as_str().into(), true)
+    }
+
+    fn ask(&mut self, question: Message) -> Result<()> {
+        (self.serial, self.calling) = (self.serial.wrapping_add(1).max(1), true);
+        self.say(self.serial, question)
+    }
+
+    /// What the broker states of the call that was asked for.
+    fn stated(&mut self, address: &str, deadline: Deadline) -> Result<Call> {
+        let (connect, _) = self.answer(self.serial, deadline, address)?;
+        let (accept, descriptors) = self.answer(self.serial, deadline, address)?;
+        self.calling = false;
+        Ok(Call { connect, accept, descriptors })
     }
 
     /// The next call for the service that is listened to.
@@ -257,6 +316,68 @@ mod tests {
     use rustix::{event::EventfdFlags, fs::MemfdFlags};
 
     use super::*;
+
+    /// A broker that refuses as many questions in each conversation as is said, and then ends it.
+    fn refuse_all(door: &OwnedFd, conversations: &[u32]) {
+        for questions in conversations {
+            let program = rustix::net::accept_with(door, SocketFlags::CLOEXEC).unwrap();
+            let hear = || {
+                assert!(wait_readable(program.as_fd(), Deadline::after(PATIENCE)).unwrap(), "nothing is asked");
+                receive(program.as_fd()).unwrap().unwrap().0
+            };
+            let say = |serial, message| rustix::io::write(&program, &Said { serial, message }.encode()).unwrap();
+            let hello = hear();
+            assert!(matches!(hello.message, Message::Hello { .. }), "{hello:?}");
+            say(0, hello.message);
+            for serial in 1..=*questions {
+                let question = hear();
+                assert!(
+                    matches!(question.message, Message::Connect { .. }) && question.serial == serial,
+                    "{question:?}"
+                );
+                say(serial, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() });
+            }
+        }
+    }
+
+    #[test]
+    fn v1_next_call_is_asked_for_in_the_same_conversation_while_that_lasts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("broker.sock");
+        let flags = SocketFlags::CLOEXEC;
+        let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&door, 1).unwrap();
+        let idle = Idle::default();
+        let ask = |path: &Path| {
+            let deadline = Deadline::after(PATIENCE);
+            Client::connect(path, &idle, &"b".parse().unwrap(), "s".parse().unwrap(), deadline).unwrap_err()
+        };
+        std::thread::scope(|scope| {
+            // The third question finds the conversation ended.
+            scope.spawn(|| refuse_all(&door, &[2, 1]));
+            for _ in 0..3 {
+                let error = ask(&path);
+                assert!(matches!(error, Error::NotFound(_)), "{error}");
+            }
+        });
+        // Another broker is not asked in it, and who is somebody else by now does not ask in it.
+        let elsewhere = folder.path().join("none");
+        assert!(matches!(ask(&elsewhere), Error::Os { call: "connect", .. }) && idle.take(&path).is_none());
+        let client = |who| {
+            let (socket, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
+            let domain = "a".parse().unwrap();
+            let client = Client { socket: socket.into(), serial: 0, calling: false, domain, half: None };
+            *idle.0.lock().unwrap() = Some((path.clone(), who, client));
+        };
+        let (process, user, group) = myself();
+        client((process, user, group));
+        assert!(idle.take(&path).is_some());
+        for who in [(Pid::INIT, user, group), (process, Uid::from_raw(4_000_000), group)] {
+            client(who);
+            assert!(idle.take(&path).is_none(), "{who:?}");
+        }
+    }
 
     /// A statement with as many eventfds, which would do if nothing else is changed.
     fn call(events: usize, change: impl Fn(&mut Message, &mut Message)) -> Result<VmLink> {

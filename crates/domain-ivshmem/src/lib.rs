@@ -33,12 +33,12 @@ mod port;
 mod sys;
 pub mod uapi;
 
-use std::{env, os::fd::BorrowedFd, path::PathBuf};
+use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 
 use tombolo_control::Name;
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
 
-use crate::client::Client;
+use crate::client::{Client, Idle};
 pub use crate::{
     boxes::ModuleBoxes,
     mailbox::{CLOSED, STATE_AT},
@@ -57,19 +57,20 @@ const BROKER: &str = "/run/tombolo/broker.sock";
 #[derive(Clone, Debug, Default)]
 pub struct VmDomain {
     broker: Option<PathBuf>,
+    idle: Arc<Idle>,
 }
 
 impl VmDomain {
     /// The broker whose socket the environment names, looked up at each call.
     #[must_use]
-    pub const fn new() -> Self {
-        Self { broker: None }
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// The broker at `socket`.
     #[must_use]
     pub fn through(socket: impl Into<PathBuf>) -> Self {
-        Self { broker: Some(socket.into()) }
+        Self { broker: Some(socket.into()), idle: Arc::default() }
     }
 
     fn broker(&self) -> PathBuf {
@@ -107,7 +108,7 @@ impl Rendezvous for VmDomain {
             let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
             return Err(Error::BadService { service: service.into(), why });
         };
-        Ok(Box::new(Client::connect(&self.broker(), domain, name, deadline)?))
+        Ok(Box::new(Client::connect(&self.broker(), &self.idle, &domain, name, deadline)?))
     }
 }
 
