@@ -107,7 +107,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "stress",
         assumes: "two CPUs; membarrier, else skipped",
-        command: "cargo test --release --workspace --all-features --test stress",
+        command: "cargo test --release --workspace --all-features --no-fail-fast --test stress",
         long: Some(60),
         again: Some("-- --exact"),
         ..BASE
@@ -122,7 +122,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "sockets",
         assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
-        command: "cargo test --release -p tombolo-preload --test sockets --test processes --test calls --test suites --test programs --test services --test descriptors --test memory",
+        command: "cargo test --release -p tombolo-preload --no-fail-fast --test sockets --test processes --test calls --test suites --test programs --test services --test descriptors --test memory",
         limit: 15,
         long: Some(90),
         gate: Gate::Canaries,
@@ -205,6 +205,9 @@ mod tests {
     fn tiers_that_look_for_what_is_rare_have_one_try() {
         for tier in TIERS.iter().filter(|tier| tier.again.is_some()) {
             assert!(!["loom", "hostile", "crash", "asan", "fuzz"].contains(&tier.name), "{}", tier.name);
+            // What comes after the first failure would never run.
+            let stops = tier.command.contains(" test ") && !tier.command.contains("--no-fail-fast");
+            assert!(!stops, "{} stops at the first failure", tier.name);
         }
     }
 
