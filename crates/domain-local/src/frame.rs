@@ -14,7 +14,7 @@ use rustix::{
         SendFlags,
     },
 };
-use tombolo_domain::{Error, Result, aside};
+use tombolo_domain::{Error, Result};
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
     local::{DATAGRAM_MAX, DESCRIPTORS_MAX, Head},
@@ -79,7 +79,8 @@ pub(crate) fn send(socket: BorrowedFd<'_>, head: Head, message: &[u8], descripto
     }
 }
 
-fn is_empty(socket: BorrowedFd<'_>) -> bool {
+/// Whether no datagram has come.
+pub(crate) fn is_empty(socket: BorrowedFd<'_>) -> bool {
     rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT | RecvFlags::PEEK) == Err(Errno::AGAIN)
 }
 
@@ -89,12 +90,9 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<Datagram>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    if aside::keeps() && is_empty(socket) {
-        return Ok(None); // No limit is lifted for nothing.
-    }
     let mut resets = 0;
     let received = loop {
-        match aside::lifted(|| rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags)) {
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
             Ok(received) => break received,
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return Ok(None),

@@ -37,7 +37,10 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
-use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result, aside::Aside};
+use tombolo_domain::{
+    Deadline, Error, Link, Listener, Rendezvous, Result,
+    aside::{self, Aside},
+};
 
 use crate::{link::LocalLink, listener::LocalListener, place::Place};
 
@@ -81,23 +84,28 @@ impl Rendezvous for LocalDomain {
     }
 
     fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(LocalListener::new(Place::find(service, self.folder.as_deref())?)?))
+        let place = Place::find(service, self.folder.as_deref())?;
+        Ok(Box::new(aside::lifted(|| LocalListener::new(place))?))
     }
 
     fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
         let place = Place::find(service, self.folder.as_deref())?;
-        let folder = place.folder_to_connect()?;
-        let address = place.address(&folder)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(|error| Error::os("socket", error))?;
-        match rustix::net::connect(&socket, &address) {
-            Ok(()) => {}
-            Err(Errno::AGAIN) => connect_patiently(&socket, &address, &place, deadline)?,
-            Err(error) => return Err(place.refused(error)),
-        }
-        Ok(Box::new(LocalLink::new(socket)?))
+        aside::lifted(|| connect(&place, deadline))
     }
+}
+
+fn connect(place: &Place, deadline: Deadline) -> Result<Box<dyn Link>> {
+    let folder = place.folder_to_connect()?;
+    let address = place.address(&folder)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(|error| Error::os("socket", error))?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => {}
+        Err(Errno::AGAIN) => connect_patiently(&socket, &address, place, deadline)?,
+        Err(error) => return Err(place.refused(error)),
+    }
+    Ok(Box::new(LocalLink::new(socket)?))
 }
 
 /// L-12. The listener's backlog is full. The kernel wakes a *blocking* connect when there is room, and the send timeout

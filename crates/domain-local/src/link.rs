@@ -6,7 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, Slot, aside::Aside};
+use tombolo_domain::{
+    Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, Slot,
+    aside::{self, Aside},
+};
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
     local::{BELLS, DESCRIPTORS_MAX, Head, MEMFD_NAME_MAX, MEMORY},
@@ -56,9 +59,19 @@ impl LocalLink {
         if let Some(own) = &self.own {
             return Ok(Arc::clone(own));
         }
-        let own = Arc::new([Bell::new(self.socket.as_fd())?, Bell::new(self.socket.as_fd())?]);
+        let socket = self.socket.as_fd();
+        let own = aside::lifted(|| Ok(Arc::new([Bell::new(socket)?, Bell::new(socket)?])))?;
         self.own = Some(Arc::clone(&own));
         Ok(own)
+    }
+
+    fn take(&mut self, max_segment: u64) -> Result<Option<Received>> {
+        let Some(mut datagram) = frame::receive(self.socket.as_fd())? else { return Ok(None) };
+        let received = self.open(&mut datagram, max_segment);
+        if received.is_err() {
+            frame::discard(datagram.descriptors);
+        }
+        received.map(Some)
     }
 
     /// Believes a datagram, or not. What is left of its descriptors is not needed any more.
@@ -153,12 +166,10 @@ impl Link for LocalLink {
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
-        let Some(mut datagram) = frame::receive(self.socket.as_fd())? else { return Ok(None) };
-        let received = self.open(&mut datagram, max_segment);
-        if received.is_err() {
-            frame::discard(datagram.descriptors);
+        if aside::keeps() && frame::is_empty(self.socket.as_fd()) {
+            return Ok(None); // No limit is lifted for nothing.
         }
-        received.map(Some)
+        aside::lifted(|| self.take(max_segment))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

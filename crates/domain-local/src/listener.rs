@@ -7,11 +7,15 @@ use std::{
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec},
     fs::{AtFlags, FileType, FlockOperation, Mode},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
-use tombolo_domain::{Deadline, Error, Link, Listener, Result, aside::Aside};
+use tombolo_domain::{
+    Deadline, Error, Link, Listener, Result,
+    aside::{self, Aside},
+};
 
 use crate::{link::LocalLink, place::Place};
 
@@ -64,6 +68,25 @@ impl LocalListener {
 
 impl Listener for LocalListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+        if aside::keeps() && !self.is_knocked_at() {
+            return Ok(None); // No limit is lifted for nothing.
+        }
+        aside::lifted(|| self.take())
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl LocalListener {
+    fn is_knocked_at(&self) -> bool {
+        let mut one = [PollFd::new(&self.socket, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut one, Some(&now)) != Ok(0)
+    }
+
+    fn take(&self) -> Result<Option<Box<dyn Link>>> {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => return Ok(Some(Box::new(LocalLink::of_listener(socket, &self.place.shown())?))),
@@ -72,10 +95,6 @@ impl Listener for LocalListener {
                 Err(error) => return Err(Error::os("accept", error)),
             }
         }
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }
 

@@ -6,6 +6,7 @@
 //! many there are), and [`is_aside`] tells whoever stands in for `close` what is not the program's to close.
 
 use std::{
+    cell::Cell,
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     sync::{
@@ -34,6 +35,11 @@ static ASIDE: [AtomicU64; ((HIGH + 2 * ROOM) / 64) as usize] =
     [const { AtomicU64::new(0) }; ((HIGH + 2 * ROOM) / 64) as usize];
 /// Held while the process's limit is not what the program set.
 static LIMIT: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    /// What the program set, while this thread has lifted it.
+    static BEFORE: Cell<Option<u64>> = const { Cell::new(None) };
+}
 
 /// From now on descriptors are put aside: this process is another program's.
 pub fn keep() {
@@ -79,7 +85,7 @@ impl Aside {
     /// # Errors
     /// `MFILE` where there is no number to spare.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        if !KEEPS.load(Ordering::Relaxed) {
+        if !keeps() {
             return Ok(Self(fd));
         }
         let moved = place(&fd)?;
@@ -112,9 +118,10 @@ impl AsRawFd for Aside {
 }
 
 /// Does `f`, which opens descriptors for a moment, while the process may have more than the program's limit allows: at that
-/// limit the program must not lose one, nor this library a message.
+/// limit no thread of the program must miss one, nor this library a message. It may do so again inside, and
+/// takes no lock that others hold when they begin this.
 pub fn lifted<T>(f: impl FnOnce() -> T) -> T {
-    let _lifted = KEEPS.load(Ordering::Relaxed).then(Lifted::new).flatten();
+    let _lifted = (keeps() && BEFORE.get().is_none()).then(Lifted::new).flatten();
     f()
 }
 
@@ -141,12 +148,15 @@ impl Lifted {
             let current = maximum.map_or(now + ROOM, |most| most.min(now + ROOM));
             current > now && setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: *maximum }).is_ok()
         };
-        [before.maximum, most].iter().any(lifts).then_some(Self { before, _held: held })
+        let done = [before.maximum, most].iter().any(lifts);
+        BEFORE.set(done.then_some(now));
+        done.then_some(Self { before, _held: held })
     }
 }
 
 impl Drop for Lifted {
     fn drop(&mut self) {
+        BEFORE.set(None);
         // Back to what is lower can always be gone.
         let _ = setrlimit(Resource::Nofile, self.before);
     }
@@ -154,11 +164,9 @@ impl Drop for Lifted {
 
 /// A copy of `fd` at a number that is not missed.
 fn place(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
-    if let Some(lifted) = Lifted::new() {
-        return rustix::io::fcntl_dupfd_cloexec(fd, lifted.before.current.unwrap_or(HIGH) as RawFd);
-    }
-    match getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) {
-        now if now < SPARES => Err(Errno::MFILE),
-        now => rustix::io::fcntl_dupfd_cloexec(fd, (now - SPARE).min(HIGH) as RawFd),
-    }
+    lifted(|| match (BEFORE.get(), getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)) {
+        (Some(before), _) => rustix::io::fcntl_dupfd_cloexec(fd, before as RawFd),
+        (None, now) if now < SPARES => Err(Errno::MFILE),
+        (None, now) => rustix::io::fcntl_dupfd_cloexec(fd, (now - SPARE).min(HIGH) as RawFd),
+    })
 }

@@ -16,7 +16,7 @@ use libc::{epoll_event, sigset_t, sockaddr, socklen_t};
 use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Reason,
-    connection::{Connection, Stage},
+    connection::{Connection, Stage, Way},
     tuple::Tuple,
 };
 
@@ -158,7 +158,7 @@ pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)],
             && !take_back(process, *fd, connection, reason, deadline)
             && process.gives_up(connection)
         {
-            kernel::reset(*fd);
+            process.kernel().reset(*fd);
         }
     }
 }
@@ -172,9 +172,11 @@ fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason:
     // Where the other end is in this process, this very thread may be what it would answer in.
     let twin =
         state::connections().into_iter().find(|(_, other)| other.tuple() == connection.tuple().map(Tuple::mirrored));
-    while !connection.retreat(process.kernel(), fd, reason) {
-        if Instant::now() >= deadline {
-            return false;
+    loop {
+        match connection.retreat(process.kernel(), fd, reason) {
+            Way::Done => return true,
+            Way::Long if Instant::now() < deadline => {}
+            Way::Long | Way::Lost => return false,
         }
         if let Some((fd, other)) = &twin {
             // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
@@ -184,18 +186,23 @@ fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason:
         // The peer rings for nothing here: it only moves.
         let _ = crate::poll::kernel(&mut [], Some(Duration::from_millis(1)), None);
     }
-    true
 }
 
-/// What the peer wants from TCP and not from shared memory goes before the end. No longer than a while: TCP would lose
-/// it too where the peer does not read.
+/// What the peer wants from TCP and not from shared memory goes before the end. That waits for a peer which does not read no
+/// longer than a while, and then the end is a reset.
 fn settle(fd: RawFd, connection: &Connection) {
     if connection.stage() != Stage::Joined {
         return;
     }
     let Some(process) = state::busy().filter(|_| state::is_owner()) else { return };
     let deadline = Instant::now() + PATIENCE;
-    while connection.owes(process, fd) && Instant::now() < deadline {
+    while connection.owes(process, fd) {
+        if Instant::now() >= deadline {
+            if !connection.is_cut_off() && process.gives_up(connection) {
+                process.kernel().reset(fd);
+            }
+            return;
+        }
         let mut one = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
         let _ = crate::poll::kernel(&mut one, Some(Duration::from_millis(10)), None);
     }

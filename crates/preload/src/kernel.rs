@@ -150,6 +150,13 @@ impl Kernel for Linux {
         errno::kept(|| unsafe { real::poll(&raw mut one, 1, 0) });
         one.revents
     }
+
+    fn reset(&self, fd: RawFd) {
+        let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+        let len = size_of::<libc::sockaddr>() as libc::socklen_t;
+        // SAFETY: (valid) the address is there for the call; that it has no family is what disconnects.
+        errno::kept(|| unsafe { real::connect(fd, &raw const nowhere, len) });
+    }
 }
 
 /// Whether it is a TCP socket.
@@ -180,13 +187,6 @@ pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
 pub(crate) fn patience(fd: RawFd, send: bool) -> Option<std::time::Duration> {
     use rustix::net::sockopt::{Timeout, socket_timeout};
     socket_timeout(borrow(fd), if send { Timeout::Send } else { Timeout::Recv }).ok().flatten()
-}
-
-/// Ends a connection here and now, with a reset for the peer.
-pub(crate) fn reset(fd: RawFd) {
-    let nowhere = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
-    // SAFETY: (valid) the address is there for the call; that it has no family is what disconnects.
-    let _ = unsafe { real::connect(fd, &raw const nowhere, size_of::<libc::sockaddr>() as libc::socklen_t) };
 }
 
 /// Makes the coming close a reset, as TCP does where bytes were left unread.

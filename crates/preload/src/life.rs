@@ -17,7 +17,7 @@ use std::{
 
 use libc::pid_t;
 use tombolo::sockets::{
-    Reason,
+    Reason, aside,
     connection::{Connection, Stage},
 };
 
@@ -188,11 +188,13 @@ pub(crate) fn closing_in_child(fd: RawFd) {
     }
 }
 
-/// A program is about to be started by libc, which asks nobody: what it gets goes back to TCP first.
-fn spawning() {
+/// A program is about to be started by libc, which asks nobody: what it gets goes back to TCP first. Its limit of descriptors is
+/// what this program set, if what this gives is held until it runs.
+fn spawning() -> impl Sized {
     if let Some(process) = state::busy().filter(|_| state::is_owner()) {
         errno::kept(|| control::hand_over_all(process, &passed_on(), Reason::Shared));
     }
+    aside::hold()
 }
 
 /// # Safety
@@ -206,7 +208,7 @@ pub unsafe extern "C-unwind" fn posix_spawn(
     arguments: *const *mut c_char,
     environment: *const *mut c_char,
 ) -> c_int {
-    spawning();
+    let _limit = spawning();
     // SAFETY: (contract) the caller's promise.
     unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) }
 }
@@ -222,7 +224,7 @@ pub unsafe extern "C-unwind" fn posix_spawnp(
     arguments: *const *mut c_char,
     environment: *const *mut c_char,
 ) -> c_int {
-    spawning();
+    let _limit = spawning();
     // SAFETY: (contract) the caller's promise.
     unsafe { real::posix_spawnp(pid, file, actions, attributes, arguments, environment) }
 }
@@ -232,7 +234,7 @@ pub unsafe extern "C-unwind" fn posix_spawnp(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
     if !command.is_null() {
-        spawning();
+        drop(spawning()); // The command may take long.
     }
     // SAFETY: (contract) the caller's promise.
     unsafe { real::system(command) }
@@ -242,7 +244,7 @@ pub unsafe extern "C-unwind" fn system(command: *const c_char) -> c_int {
 /// As `popen(3)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-    spawning();
+    let _limit = spawning();
     // SAFETY: (contract) the caller's promise.
     unsafe { real::popen(command, mode) }
 }

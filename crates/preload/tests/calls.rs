@@ -50,6 +50,27 @@ fn end_that_another_program_keeps_alone_gets_and_gives_what_was_under_way() {
 }
 
 #[test]
+fn s2_end_of_a_stream_that_tcp_cannot_carry_any_more_comes_whole_or_as_a_reset() {
+    if !has("s2_end_of_a_stream_that_tcp_cannot_carry_any_more_comes_whole_or_as_a_reset", &["python3"]) {
+        return;
+    }
+    let place = Place::new();
+    let plain = output(&mut python("ended.py"), &place.path("plain"));
+    assert_eq!(plain, "spawned whole thanks\npassed whole thanks\nnested whole thanks\nexecuted whole thanks\n");
+    let mut command = python("ended.py");
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    let with = output(&mut command, &place.path("with"));
+    let said: Vec<_> = with.lines().zip(plain.lines()).collect();
+    assert_eq!(said.len(), 4, "{with}");
+    for (with, plain) in said {
+        let reset = plain.replace("whole thanks", "reset reset");
+        let may_be_reset = !plain.starts_with("nested");
+        assert!(with == plain || may_be_reset && with == reset, "{with}: {}", place.log());
+    }
+    assert!(place.log().matches("joined").count() >= 8, "{}", place.log());
+}
+
+#[test]
 fn programs_that_get_a_socket_by_any_way_hear_and_say_what_they_would_on_tcp() {
     if !has("programs_that_get_a_socket_by_any_way_hear_and_say_what_they_would_on_tcp", &["python3", "sh"]) {
         return;

@@ -10,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tombolo_domain::aside;
+
 use crate::tuple::{Role, Tuple};
 
 /// The folder of claims.
@@ -66,28 +68,33 @@ impl Claims {
     /// [`NotClaimed::Taken`] where somebody has.
     pub fn claim(&self, tuple: Tuple, role: Role, service: &str) -> Result<Claimed, NotClaimed> {
         let file = self.file(tuple, role);
-        let mut open = match fs::File::create_new(&file) {
-            Ok(open) => open,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(NotClaimed::Taken(fs::read_to_string(&file).unwrap_or_default()));
-            }
-            Err(error) => return Err(NotClaimed::Io(error)),
-        };
-        let claimed = Claimed { file, contest: self.contest(tuple), process: std::process::id() };
-        open.write_all(service.as_bytes()).map_err(NotClaimed::Io)?;
-        Ok(claimed)
+        aside::lifted(|| {
+            let mut open = match fs::File::create_new(&file) {
+                Ok(open) => open,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    return Err(NotClaimed::Taken(fs::read_to_string(&file).unwrap_or_default()));
+                }
+                Err(error) => return Err(NotClaimed::Io(error)),
+            };
+            let claimed = Claimed { file, contest: self.contest(tuple), process: std::process::id() };
+            open.write_all(service.as_bytes()).map_err(NotClaimed::Io)?;
+            Ok(claimed)
+        })
     }
 
     /// The service at which the waiting end can be reached, if it has claimed the connection.
     #[must_use]
     pub fn find(&self, tuple: Tuple) -> Option<String> {
-        fs::read_to_string(self.file(tuple, Role::Waiting)).ok().filter(|service| !service.is_empty())
+        let file = self.file(tuple, Role::Waiting);
+        // Most often there is none yet, and no limit is lifted for nothing.
+        let read = file.exists().then(|| aside::lifted(|| fs::read_to_string(file).ok()));
+        read.flatten().filter(|service| !service.is_empty())
     }
 
     /// Says that a second end claims this connection.
     pub fn contest_it(&self, tuple: Tuple) {
         // A folder that takes no file takes no second claim either.
-        let _ = fs::File::create(self.contest(tuple));
+        let _ = aside::lifted(|| fs::File::create(self.contest(tuple)).map(drop));
     }
 
     /// Whether more than one end claims this connection.
@@ -99,7 +106,7 @@ impl Claims {
     /// Takes away the claim of a process that died: one that still names `service`.
     pub fn bury(&self, tuple: Tuple, role: Role, service: &str) {
         let file = self.file(tuple, role);
-        if fs::read_to_string(&file).is_ok_and(|named| named == service) {
+        if aside::lifted(|| fs::read_to_string(&file)).is_ok_and(|named| named == service) {
             let _ = fs::remove_file(file);
         }
     }

@@ -31,6 +31,7 @@ use crate::{
     tuple::Tuple,
 };
 
+pub use crate::pipes::Way;
 pub use plain::Plain;
 
 /// One of the two directions.
@@ -557,10 +558,10 @@ impl Connection {
         self.pipes.get().is_some_and(|pipes| pipes.owes(self, process.kernel(), fd))
     }
 
-    /// Moves towards TCP, with what is in the pipe; says whether both directions are there.
-    pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> bool {
+    /// Moves towards TCP, with what is in the pipe.
+    pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> Way {
         self.leave(reason);
-        self.pipes.get().is_none_or(|pipes| pipes.retreat(self, kernel, fd))
+        self.pipes.get().map_or(Way::Done, |pipes| pipes.retreat(self, kernel, fd))
     }
 
     /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.

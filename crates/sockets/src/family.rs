@@ -11,6 +11,7 @@ use std::{
 };
 
 use rustix::process::{Pid, PidfdFlags};
+use tombolo_domain::aside;
 use tombolo_layout::private;
 use tombolo_mem::{Common, Held};
 use tombolo_ring::Record;
@@ -226,14 +227,14 @@ fn own_pid() -> u64 {
 /// Whether the process has ended, waited for or not. Where that cannot be told, it has not.
 fn is_dead(pid: u64) -> bool {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
-    match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+    aside::lifted(|| match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(fd) => {
             let mut one = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
             let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
             matches!(rustix::event::poll(&mut one, Some(&now)), Ok(1))
         }
         Err(error) => error == rustix::io::Errno::SRCH,
-    }
+    })
 }
 
 #[cfg(test)]

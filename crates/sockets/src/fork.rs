@@ -10,6 +10,8 @@ use std::{
     sync::{Arc, MutexGuard, Weak, atomic::Ordering},
 };
 
+use tombolo_domain::aside;
+
 use crate::{
     connection::{Connection, Stage},
     family::Place,
@@ -28,6 +30,8 @@ pub struct Forking<'a> {
     members: Vec<Member<'a>>,
     exchange: MutexGuard<'a, Exchange>,
     waiting: Waiting<'a>,
+    /// The child's limit is what the program set. Taken last, as everywhere.
+    limit: MutexGuard<'static, ()>,
 }
 
 struct Member<'a> {
@@ -76,7 +80,7 @@ impl Process {
             let identity = lock(&connection.identity);
             members.push(Member { connection, place, talk, _history: history, _identity: identity, _still: still });
         }
-        Ok(Forking { process: self, all, members, exchange, waiting })
+        Ok(Forking { process: self, all, members, exchange, waiting, limit: aside::hold() })
     }
 }
 
@@ -92,7 +96,8 @@ impl Forking<'_> {
 
     /// In the child: what the parent counted is the parent's, and so are its links and claims.
     pub fn child(self) {
-        let Self { process, all, members, mut exchange, waiting } = self;
+        let Self { process, all, members, mut exchange, waiting, limit } = self;
+        drop(limit);
         process.count_anew();
         process.roster.forget();
         all.iter().for_each(|connection| connection.disown());

@@ -54,4 +54,6 @@ pub trait Kernel: Send + Sync {
     fn send(&self, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno>;
     /// What `poll` says of the socket now, of these events.
     fn poll(&self, fd: RawFd, events: i16) -> i16;
+    /// Ends the connection here and now, with a reset for the peer.
+    fn reset(&self, fd: RawFd);
 }

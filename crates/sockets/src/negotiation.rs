@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo_domain::{Deadline, Error, Link, Listener, Slot};
+use tombolo_domain::{Deadline, Error, Link, Listener, Slot, aside};
 use tombolo_layout::{
     Features, SegmentHeader, limits,
     sockets::{Claim, Message, Proof},
@@ -541,12 +541,15 @@ impl Neighbour {
         let ring = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
         let header = SegmentHeader::new(ring, 0, 0, Features::NONE, id);
         let lease = process.quota.take(header.segment_len).ok_or(Reason::Resources)?;
-        let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
-        let fresh = Fresh::new(segment, &header);
-        let sent = self.link.send(&message.encode(), Some(&offer));
-        self.link.retire(None, offer);
-        sent.map_err(|_| Reason::PeerGone)?;
-        Ok((fresh, lease))
+        // The segment has a descriptor until the peer has been sent one.
+        aside::lifted(|| {
+            let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
+            let fresh = Fresh::new(segment, &header);
+            let sent = self.link.send(&message.encode(), Some(&offer));
+            self.link.retire(None, offer);
+            sent.map_err(|_| Reason::PeerGone)?;
+            Ok((fresh, lease))
+        })
     }
 
     fn lost(&self) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The two directions of a connection that has shared memory beside TCP.
 
+mod back;
 mod half;
 mod io;
 
@@ -19,7 +20,7 @@ use tombolo_layout::{
     sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
     words,
 };
-use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnWord, PeerSegment, PeerWord};
+use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, PeerSegment, PeerWord};
 use tombolo_ring::{Corrupt, Error, Fresh, Mode, Reader, Side, Writer};
 
 use crate::{
@@ -31,6 +32,8 @@ use crate::{
 };
 use half::Half;
 use io::{Reading, Sending};
+
+pub use back::Way;
 
 /// What the connections between two processes have in common.
 #[derive(Debug)]
@@ -277,8 +280,7 @@ impl Pipes {
     ) -> Result<(usize, Carrier), Failed> {
         self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
             connection.recount(kernel, fd, Direction::Out);
-            tx.ended |= connection.has_ended_sending();
-            let carrier = tx.steer(connection, kernel, fd, wanted)?;
+            let carrier = self.steer(tx, connection, kernel, fd, wanted)?;
             if tx.pay(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));
             }
@@ -300,17 +302,6 @@ impl Pipes {
     /// Whether nobody will ever read what is in the pipe: the path to the peer is gone, and TCP says that the peer is too.
     fn is_over(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
         self.line.is_gone() && kernel.poll(fd, ENDED) & ENDED != 0
-    }
-
-    /// S-10. The path to the peer is gone: back to TCP. Says whether the peer has to follow before that can be done, which nobody
-    /// will ring for.
-    fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        let left = self.turn(connection, &self.tx, |tx| {
-            tx.ended |= self.is_over(kernel, fd);
-            let _ = tx.steer(connection, kernel, fd, Carrier::Tcp);
-            tx.pay(connection, kernel, fd).unwrap_or(false) || !tx.ended && tx.sender.carrier() == Carrier::Pipe
-        });
-        left.unwrap_or(false)
     }
 
     /// Reads what is there; 0 is the end.
@@ -352,43 +343,16 @@ impl Pipes {
                     self.read_to.store(BROKEN, Ordering::Relaxed);
                     Err(Failed::Broken(broken))
                 }
-                Err(failed) => Err(failed),
+                Err(failed) => {
+                    rx.error = None; // The program hears it.
+                    Err(failed)
+                }
             }
         })?;
         if matches!(received, Err(Failed::Os(Errno::AGAIN))) {
             self.comply(connection, kernel, fd);
         }
         received
-    }
-
-    /// The peer may need TCP, and this end's program may be about to wait for it: moves now, not at its next send.
-    fn comply(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
-        if !self.is_asked() {
-            return;
-        }
-        let moved = self.turn(connection, &self.tx, |tx| {
-            let before = tx.sender.carrier();
-            let now = tx.steer(connection, kernel, fd, Carrier::Tcp);
-            // What fails here fails again where the program hears of it.
-            let _ = tx.pay(connection, kernel, fd);
-            now.is_ok_and(|now| now != before)
-        });
-        self.ring_if(matches!(moved, Ok(true)));
-    }
-
-    /// S-2. Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left.
-    pub fn owes(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        if self.line.is_gone() {
-            return self.turn_back(connection, kernel, fd);
-        }
-        if !self.is_asked() {
-            return false;
-        }
-        let left = self.turn(connection, &self.tx, |tx| {
-            let _ = tx.steer(connection, kernel, fd, Carrier::Tcp);
-            tx.pay(connection, kernel, fd).unwrap_or(false)
-        });
-        left.unwrap_or(false)
     }
 
     /// Whether the peer asks for TCP.
@@ -462,28 +426,6 @@ impl Pipes {
         [tx, rx].map(|carrier| carrier.unwrap_or(Carrier::Tcp))
     }
 
-    /// Moves what this end sends to TCP if that can be done now, and asks for the same the other way. Says whether both
-    /// are there.
-    pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        let _ = self.turn(connection, &self.tx, |tx| tx.steer(connection, kernel, fd, Carrier::Tcp));
-        let _ = self.turn(connection, &self.rx, |rx| {
-            rx.reader.hand_back();
-            if let Some(word) = rx.receiver.recall() {
-                // ORDER S-2: Release; pairs with the Acquire in Sending::followed. The head is published.
-                rx.followed.store_release(word);
-            }
-        });
-        let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
-        let done = self.carriers(connection) == [Carrier::Tcp; 2];
-        if done {
-            // What is left in the pipe was recalled, and is nothing to look for.
-            self.read_to.store(self.arrived(), Ordering::Relaxed);
-        }
-        // The peer may sleep: what is asked of it is no position that it waits for.
-        self.ring_if(!done);
-        done
-    }
-
     /// The last descriptor of this end is about to be closed. Says whether bytes are left unread: then TCP would reset.
     pub fn close(&self, connection: &Connection) -> bool {
         let _ = self.turn(connection, &self.tx, |tx| tx.writer.close());
@@ -533,24 +475,6 @@ impl Rx {
 }
 
 impl Tx {
-    /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.
-    fn pay(&mut self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> Result<bool, Failed> {
-        let Some(base) = self.recalled.filter(|_| self.sender.carrier() == Carrier::Tcp) else { return Ok(false) };
-        loop {
-            let from = connection.counted(Direction::Out).wrapping_sub(base);
-            if self.writer.position().wrapping_sub(from) as i64 <= 0 {
-                return Ok(false);
-            }
-            let mut bytes = Vec::new();
-            self.writer.unread_from(from, &mut bytes)?;
-            match kernel.send(fd, &[IoSlice::new(&bytes)]) {
-                Ok(n) => connection.count(Direction::Out, n),
-                Err(Errno::AGAIN) => return Ok(true),
-                Err(errno) => return Err(Failed::Os(errno)),
-            };
-        }
-    }
-
     /// Says whether others of this end sleep on another target.
     fn arm(&mut self, connection: &Connection) -> bool {
         let need = self.writer.capacity() / 4;

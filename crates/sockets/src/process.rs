@@ -95,7 +95,6 @@ pub struct Process {
 pub(crate) struct Waiting<'a> {
     hub: MutexGuard<'a, Option<Arc<Hub>>>,
     waiters: MutexGuard<'a, Vec<Aside>>,
-    _limit: MutexGuard<'static, ()>,
 }
 
 impl Waiting<'_> {
@@ -141,7 +140,7 @@ impl Hub {
 
 /// An epoll instance of ours.
 fn instance() -> io::Result<Aside> {
-    Aside::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)
+    aside::lifted(|| Aside::new(epoll::create(epoll::CreateFlags::CLOEXEC)?))
 }
 
 fn watch(epoll: &Aside, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
@@ -215,7 +214,7 @@ impl Process {
     fn hub(&self) -> Option<Arc<Hub>> {
         let mut hub = lock(&self.hub);
         if hub.is_none() {
-            *hub = Hub::new().ok().map(Arc::new);
+            *hub = aside::lifted(Hub::new).ok().map(Arc::new);
         }
         hub.clone()
     }
@@ -235,7 +234,7 @@ impl Process {
     }
 
     pub(crate) fn hold_waiting(&self) -> Waiting<'_> {
-        Waiting { waiters: lock(&self.waiters), hub: lock(&self.hub), _limit: aside::hold() }
+        Waiting { waiters: lock(&self.waiters), hub: lock(&self.hub) }
     }
 
     /// In a child made by fork: hears the bells that the connections it inherited need. Where there are no descriptors
@@ -349,8 +348,8 @@ impl Process {
         let Some((tuple, _)) = connection.identity(&*self.kernel) else { return };
         let line = format!("tombolo {}: {tuple} {what}\n", std::process::id());
         // A log that cannot be written is no reason to disturb the program.
-        let open = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        let _ = open.and_then(|mut file| io::Write::write_all(&mut file, line.as_bytes()));
+        let open = || std::fs::OpenOptions::new().append(true).create(true).open(path);
+        let _ = aside::lifted(|| io::Write::write_all(&mut open()?, line.as_bytes()));
     }
 
     /// Every 64 MiB, and every 256 calls.
@@ -386,12 +385,10 @@ impl Process {
         line.push('}');
         // Of one length always and written at once, over the last: whoever is killed leaves a whole line.
         let line = format!("{line:REPORT_LEN$}\n");
-        let open = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(folder.join(format!("{pid}.json")));
-        let _ = open.and_then(|mut file| io::Write::write_all(&mut file, line.as_bytes()));
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create(true).truncate(false);
+        let open = || options.open(folder.join(format!("{pid}.json")));
+        let _ = aside::lifted(|| io::Write::write_all(&mut open()?, line.as_bytes()));
     }
 
     /// In a child made by fork: what the parent counted is the parent's.

@@ -14,6 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tombolo_domain::aside;
+
 use crate::process::lock;
 
 /// For so long an answer of the cgroups is good.
@@ -76,7 +78,10 @@ impl Quota {
         let now = Instant::now();
         let (until, room) = match *left {
             Some((until, room)) if now < until && bytes <= room => (until, room),
-            _ => (now + GOOD, room(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")) / PART),
+            _ => {
+                let room = || room(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"));
+                (now + GOOD, aside::lifted(room) / PART)
+            }
         };
         let granted = bytes <= room;
         *left = Some((until, if granted { room - bytes } else { room }));

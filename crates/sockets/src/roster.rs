@@ -7,7 +7,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use tombolo_domain::aside::Aside;
+use tombolo_domain::aside::{self, Aside};
 use tombolo_layout::roster::{self, COUNTS, HIDDEN, LEN, MAGIC, MEMORY, ROWS, STATE, WORDS};
 use tombolo_mem::{MappedOwnWord, OwnControl, OwnWord};
 
@@ -61,7 +61,7 @@ impl List {
 impl Roster {
     /// Shows `connection` from now on, if there is room.
     pub fn show(&self, connection: &Connection, tuple: Tuple) -> Option<Row> {
-        let list = lock(&self.0).get_or_insert_with(|| List::new().map(Arc::new)).clone()?;
+        let list = lock(&self.0).get_or_insert_with(|| aside::lifted(List::new).map(Arc::new)).clone()?;
         let Some(at) = lock(&list.free).pop() else {
             let hidden = list.control.word(HIDDEN);
             hidden.store_release(hidden.load() + 1);

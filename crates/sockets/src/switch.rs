@@ -288,14 +288,16 @@ impl Receiver {
     /// One look at the pipe; `None` as above.
     fn receive_pipe<I: Incoming>(&mut self, io: &mut I) -> Result<Option<Found>, I::Error> {
         if self.recalls() {
-            if !self.behind(io)? {
+            let ended = !self.behind(io)? && io.look_at_tcp()? == Found::End;
+            let moved = self.behind(io)?;
+            if !moved && !ended {
                 return Ok(Some(Found::Nothing));
             }
-            if io.boundary() == io.position() {
+            if moved && io.boundary() == io.position() {
                 self.follow(io);
                 return Ok(None);
             }
-            // It moved before it was asked: then what it sent into the pipe is to be read there.
+            // It moved before it was asked, or sends no more: then what it sent into the pipe is to be read there.
         }
         if let Some(n) = io.read_pipe()? {
             return Ok(Some(Found::Bytes(n)));

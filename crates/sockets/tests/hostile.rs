@@ -71,6 +71,7 @@ impl Kernel for Calm {
     fn poll(&self, _: RawFd, _: i16) -> i16 {
         0
     }
+    fn reset(&self, _: RawFd) {}
 }
 
 fn counts(written: &[u8], received: &[u8]) -> Counts {

@@ -114,7 +114,7 @@ impl Incoming for Reading<'_, '_> {
         if self.read == Read::Look {
             return self.look_at_tcp();
         }
-        if let Some(error) = self.error.take() {
+        if let Some(error) = *self.error {
             return Err(Failed::Os(error));
         }
         match self.kernel.recv(self.fd, self.to, self.read == Read::Peek) {
@@ -126,31 +126,27 @@ impl Incoming for Reading<'_, '_> {
                 Ok(Found::Bytes(n))
             }
             Err(Errno::AGAIN) => Ok(Found::Nothing),
-            Err(error) => Err(Failed::Os(error)),
+            Err(error) => {
+                // The kernel says it once; there may be something to read before the program must hear it.
+                *self.error = Some(error);
+                Err(Failed::Os(error))
+            }
         }
     }
 
     fn look_at_tcp(&mut self) -> Result<Found, Failed> {
-        match *self.error {
-            Some(_) if self.read == Read::Look => return Ok(Found::End),
-            Some(error) => {
-                *self.error = None;
-                return Err(Failed::Os(error));
+        if self.error.is_none() {
+            match self.kernel.recv(self.fd, &mut [IoSliceMut::new(&mut [0])], true) {
+                Ok(0) => return Ok(Found::End),
+                Ok(n) => return Ok(Found::Bytes(n)),
+                Err(Errno::AGAIN) => return Ok(Found::Nothing),
+                // As above.
+                Err(error) => *self.error = Some(error),
             }
-            None => {}
         }
-        match self.kernel.recv(self.fd, &mut [IoSliceMut::new(&mut [0])], true) {
-            Ok(0) => Ok(Found::End),
-            Ok(n) => Ok(Found::Bytes(n)),
-            Err(Errno::AGAIN) => Ok(Found::Nothing),
-            Err(error) => {
-                if self.read != Read::Look {
-                    return Err(Failed::Os(error));
-                }
-                // The kernel says it once; the read to come must still hear it.
-                *self.error = Some(error);
-                Ok(Found::End)
-            }
+        match *self.error {
+            Some(error) if self.read != Read::Look => Err(Failed::Os(error)),
+            _ => Ok(Found::End),
         }
     }
 
