@@ -60,22 +60,37 @@ unsafe impl<T: Send> Sync for Turns<T> {}
 #[derive(Debug)]
 pub(crate) struct Turn<'a, T> {
     of: &'a Turns<T>,
-    way: Way<'a>,
+    way: Way<'a, T>,
     /// It is left by the thread that took it.
     _stays: PhantomData<*const ()>,
 }
 
 /// How somebody came in.
 #[derive(Debug)]
-enum Way<'a> {
-    Favourite(usize),
+enum Way<'a, T> {
+    Favourite(#[allow(dead_code, reason = "it leaves when it is dropped")] Inside<'a, T>),
     Other(MutexGuard<'a, Others>),
 }
 
+/// The favourite is inside, until this is dropped.
+#[derive(Debug)]
+struct Inside<'a, T> {
+    of: &'a Turns<T>,
+    me: usize,
+}
+
+impl<T> Drop for Inside<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.of.leave(self.me);
+    }
+}
+
 /// A number that no other living thread has, and that is not [`NOBODY`].
+#[inline]
 fn me() -> usize {
-    thread_local!(static PLACE: u8 = const { 0 });
-    PLACE.with(|place| std::ptr::from_ref(place).addr())
+    // SAFETY: (always allowed) it reads a number of the thread that calls.
+    unsafe { libc::pthread_self() as usize }
 }
 
 /// Whether there may be favourites: registered with the kernel once.
@@ -105,13 +120,13 @@ impl<T> Turns<T> {
     /// Waits for its turn.
     #[inline]
     pub(crate) fn lock(&self) -> Turn<'_, T> {
-        self.enter().unwrap_or_else(|| self.wait())
+        self.enter().map_or_else(|| self.wait(), |inside| self.turn(Way::Favourite(inside)))
     }
 
     /// Its turn, if that is now.
     pub(crate) fn try_lock(&self) -> Option<Turn<'_, T>> {
-        if let Some(turn) = self.enter() {
-            return Some(turn);
+        if let Some(inside) = self.enter() {
+            return Some(self.turn(Way::Favourite(inside)));
         }
         let others = match self.others.try_lock() {
             Ok(others) => others,
@@ -122,13 +137,14 @@ impl<T> Turns<T> {
         (self.take_back() && !self.inside.load(Ordering::Acquire)).then(|| self.turn(Way::Other(others)))
     }
 
-    fn turn<'a>(&'a self, way: Way<'a>) -> Turn<'a, T> {
+    #[inline]
+    fn turn<'a>(&'a self, way: Way<'a, T>) -> Turn<'a, T> {
         Turn { of: self, way, _stays: PhantomData }
     }
 
-    /// The favourite's way.
+    /// The favourite's way: who is it and finds nobody inside comes in.
     #[inline]
-    fn enter(&self) -> Option<Turn<'_, T>> {
+    fn enter(&self) -> Option<Inside<'_, T>> {
         let me = me();
         // What others did inside is seen: this thread became the favourite when it had their mutex.
         if self.favourite.load(Ordering::Relaxed) != me || self.inside.load(Ordering::Relaxed) {
@@ -139,10 +155,18 @@ impl<T> Turns<T> {
         self.inside.store(true, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         if self.favourite.load(Ordering::Relaxed) == me {
-            return Some(self.turn(Way::Favourite(me)));
+            return Some(Inside { of: self, me });
         }
         self.leave(me);
         None
+    }
+
+    /// Does `act` if this is the favourite and nobody is inside.
+    #[inline]
+    pub(crate) fn favourite<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let _inside = self.enter()?;
+        // SAFETY: (aliasing) it is the favourite's turn until `_inside` is dropped, and `act` can keep nothing of it.
+        Some(act(unsafe { &mut *self.value.get() }))
     }
 
     /// The favourite leaves, or who was it when it came.
@@ -217,7 +241,7 @@ impl<T> Drop for Turn<'_, T> {
     #[inline]
     fn drop(&mut self) {
         match &mut self.way {
-            Way::Favourite(me) => self.of.leave(*me),
+            Way::Favourite(_) => {}
             // Not before it leaves: else it could come in twice.
             Way::Other(others) if others.may_choose() && may_favour() => {
                 others.often = 0;
