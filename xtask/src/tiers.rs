@@ -89,23 +89,30 @@ fn run_tier(tier: &Tier, long: bool, required: &Required, root: &Path) -> Result
         };
         return Ok(Row { name: tier.name, verdict, took: start.elapsed(), tally });
     }
-    let mut tally = Tally::new(required.clone());
-    let mut words = tier.command.split_whitespace();
-    let mut command = Command::new(words.next().unwrap_or("cargo"));
-    command.args(words).envs(tier.env.iter().copied()).current_dir(root);
-    let minutes = match tier.long.filter(|_| long) {
-        Some(minutes) => {
+    let long = tier.long.filter(|_| long);
+    let limit = Duration::from_secs(60 * long.unwrap_or(tier.limit));
+    let run = |words: &[&str], tally: &mut Tally| {
+        let mut all = tier.command.split_whitespace().chain(words.iter().copied());
+        let mut command = Command::new(all.next().unwrap_or("cargo"));
+        command.args(all).envs(tier.env.iter().copied()).current_dir(root).env_remove("TOMBOLO_LONG");
+        if long.is_some() {
             command.env("TOMBOLO_LONG", "1");
-            minutes
         }
-        None => {
-            command.env_remove("TOMBOLO_LONG");
-            tier.limit
-        }
+        runner::run(&mut command, limit, |line| tally.line(line))
+            .map_err(|e| format!("{}: cannot run `{}`: {e}", tier.name, tier.command))
     };
-    let limit = Duration::from_secs(60 * minutes);
-    let ran = runner::run(&mut command, limit, |line| tally.line(line))
-        .map_err(|e| format!("{}: cannot run `{}`: {e}", tier.name, tier.command))?;
+    let mut tally = Tally::new(required.clone());
+    let mut ran = run(&[], &mut tally)?;
+    if let (Some(between), Some(names), End::Exited(_)) = (tier.again, tally.repeatable(), &ran.end) {
+        println!("\n==> {}, once more: {}", tier.name, names.join(", "));
+        let words: Vec<&str> = between.split_whitespace().chain(names).collect();
+        let mut again = Tally::new(required.clone());
+        let ran_again = run(&words, &mut again)?;
+        if tally.repeat(&again) {
+            ran.end = ran_again.end;
+            ran.strays.extend(ran_again.strays);
+        }
+    }
     let verdict = judge(tier.gate, &ran, limit, &tally);
     Ok(Row { name: tier.name, verdict, took: start.elapsed(), tally })
 }
@@ -161,9 +168,13 @@ fn summary(rows: &[Row]) -> (String, bool) {
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
     for row in rows {
         let (word, why) = match &row.verdict {
-            Verdict::Passed => ("ok", ""),
-            Verdict::Failed(why) => ("FAILED", why.as_str()),
-            Verdict::Skipped(why) => ("SKIPPED", why.as_str()),
+            Verdict::Passed => ("ok", String::new()),
+            Verdict::Failed(why) => ("FAILED", why.clone()),
+            Verdict::Skipped(why) => ("SKIPPED", why.clone()),
+        };
+        let why = match row.tally.repeated() {
+            [] => why,
+            names => format!("{why} PASSED ONLY WHEN RUN ONCE MORE: {}", names.join(", ")).trim_start().to_owned(),
         };
         let counts = match row.tally.total() {
             0 => String::new(),
@@ -243,6 +254,7 @@ mod tests {
         assert!(!passed);
         assert!(text.ends_with("\n2 passed, 1 failed, 1 skipped\n"), "{text}");
         let (text, passed) = summary(&rows[..2]);
+        assert!(!text.contains("ONCE MORE"), "{text}");
         assert!(passed && text.ends_with("\n2 passed, 0 failed, 1 skipped\n"), "{text}");
     }
 

@@ -18,6 +18,9 @@ pub struct Tier {
     pub gate: Gate,
     pub runs: Runs,
     pub needs: Option<Need>,
+    /// What stands between the command and the names of the tests that failed, where they are run once more, alone. Not where
+    /// what is looked for may be rare.
+    pub again: Option<&'static str>,
 }
 
 /// What a tier must show besides a good exit code.
@@ -49,6 +52,7 @@ const BASE: Tier = Tier {
     gate: Gate::Tests,
     runs: Runs::Always,
     needs: None,
+    again: None,
 };
 
 /// All tiers in the order in which they run.
@@ -81,6 +85,7 @@ pub const TIERS: &[Tier] = &[
         assumes: "Linux, no privileges, loopback",
         command: "cargo test --workspace --all-features --no-fail-fast --test *",
         limit: 30,
+        again: Some("-- --exact"),
         ..BASE
     },
     Tier { name: "examples", command: "cargo test --workspace --all-features --doc", ..BASE },
@@ -102,8 +107,9 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "stress",
         assumes: "two CPUs; membarrier, else skipped",
-        command: "cargo test --release --workspace --all-features --test stress",
+        command: "cargo test --release --workspace --all-features --no-fail-fast --test stress",
         long: Some(60),
+        again: Some("-- --exact"),
         ..BASE
     },
     Tier {
@@ -116,10 +122,11 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "sockets",
         assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
-        command: "cargo test --release -p tombolo-preload --test sockets --test processes --test calls --test suites --test programs --test services --test descriptors --test memory",
+        command: "cargo test --release -p tombolo-preload --no-fail-fast --test sockets --test processes --test calls --test suites --test programs --test services --test descriptors --test memory",
         limit: 15,
         long: Some(90),
         gate: Gate::Canaries,
+        again: Some("-- --exact"),
         ..BASE
     },
     Tier {
@@ -139,6 +146,7 @@ pub const TIERS: &[Tier] = &[
         long: Some(60),
         gate: Gate::Canaries,
         needs: Some(Need::Vm),
+        again: Some("--"),
         ..BASE
     },
     Tier {
@@ -149,6 +157,7 @@ pub const TIERS: &[Tier] = &[
         long: Some(90),
         gate: Gate::Canaries,
         needs: Some(Need::Xen),
+        again: Some("--"),
         ..BASE
     },
     Tier {
@@ -189,6 +198,16 @@ mod tests {
         for tier in TIERS {
             assert!(!tier.name.is_empty() && tier.command.starts_with("cargo "), "{}", tier.name);
             assert!(tier.long.is_none_or(|long| long >= tier.limit), "{}", tier.name);
+        }
+    }
+
+    #[test]
+    fn tiers_that_look_for_what_is_rare_have_one_try() {
+        for tier in TIERS.iter().filter(|tier| tier.again.is_some()) {
+            assert!(!["loom", "hostile", "crash", "asan", "fuzz"].contains(&tier.name), "{}", tier.name);
+            // What comes after the first failure would never run.
+            let stops = tier.command.contains(" test ") && !tier.command.contains("--no-fail-fast");
+            assert!(!stops, "{} stops at the first failure", tier.name);
         }
     }
 

@@ -4,6 +4,9 @@
 use super::need::Required;
 use std::fmt;
 
+/// More failed tests than this are not run once more: that many do not depend on chance.
+const REPEATED: usize = 3;
+
 /// What a tier's tests said, read line by line from libtest's output.
 ///
 /// A test that cannot run here prints `SKIP name (needs thing): why` on standard error and returns. libtest takes
@@ -19,6 +22,8 @@ pub struct Tally {
     canaries: u64,
     names: Vec<String>,
     failures: Vec<String>,
+    /// Names of the tests that failed at first and passed when they ran once more, alone.
+    repeated: Vec<String>,
     required: Required,
 }
 
@@ -96,6 +101,31 @@ impl Tally {
     /// All that was counted.
     pub fn total(&self) -> u64 {
         self.passed() + self.failed() + self.skipped()
+    }
+
+    /// Names of the tests that failed, if they are few enough to be run once more, and nothing else failed.
+    pub fn repeatable(&self) -> Option<Vec<&str>> {
+        let few = (1..=REPEATED).contains(&self.failures.len()) && self.failed == self.failures.len() as u64;
+        few.then(|| self.failures.iter().map(|name| name.split(" - ").next().unwrap_or(name)).collect())
+    }
+
+    /// Takes in what became of the failed tests when they ran once more: if each has passed now, none has failed. True if so.
+    pub fn repeat(&mut self, again: &Self) -> bool {
+        let passed: Vec<&str> = again.proofs().collect();
+        let all = again.failed() == 0 && self.failures.iter().all(|name| passed.contains(&name.as_str()));
+        if all {
+            self.passed += self.failed;
+            self.failed = 0;
+            self.canaries += again.canaries;
+            self.names.extend_from_slice(&self.failures);
+            self.repeated.append(&mut self.failures);
+        }
+        all
+    }
+
+    /// Names of the tests that passed only when they ran once more.
+    pub fn repeated(&self) -> &[String] {
+        &self.repeated
     }
 
     /// Passed tests with `canary` in their name.
@@ -176,6 +206,38 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         let tally = read("userns");
         assert_eq!(tally.to_string(), "2 passed, 2 failed, 1 skipped");
         assert_eq!(tally.failures()[1], "SKIP r7_reader_waits (needs userns): off here");
+    }
+
+    fn tally(output: &str) -> Tally {
+        let mut tally = Tally::default();
+        output.lines().for_each(|line| tally.line(line));
+        tally
+    }
+
+    #[test]
+    fn test_that_passes_when_it_runs_once_more_has_passed_and_is_named() {
+        let mut tally = read("");
+        assert_eq!(tally.repeatable().unwrap(), ["wrong"]);
+        assert!(tally.repeat(&self::tally("test wrong ... ok\ntest result: ok. 1 passed; 0 failed; 0 ignored\n")));
+        assert_eq!(tally.to_string(), "3 passed, 0 failed, 2 skipped");
+        assert_eq!((tally.repeated(), tally.failures()), (&["wrong".to_owned()][..], &[][..]));
+        assert!(tally.proofs().any(|name| name == "wrong"));
+    }
+
+    #[test]
+    fn canary_test_that_fails_twice_or_does_not_run_again_has_failed() {
+        for again in ["test wrong ... FAILED\ntest result: FAILED. 0 passed; 1 failed\n", "", "test other ... ok\n"] {
+            let mut tally = read("");
+            assert!(!tally.repeat(&self::tally(again)), "{again}");
+            assert_eq!(tally.to_string(), "2 passed, 1 failed, 2 skipped");
+        }
+        let skipped = tally("SKIP wrong (needs root): no\ntest wrong ... ok\n");
+        assert!(!read("").repeat(&skipped));
+        // What is required and missing, a failure without a name, and many failures are not matters of chance.
+        assert_eq!(read("userns").repeatable(), None);
+        assert_eq!(tally("test result: FAILED. 0 passed; 1 failed\n").repeatable(), None);
+        let many = "test a ... FAILED\n".repeat(4) + "test result: FAILED. 0 passed; 4 failed\n";
+        assert_eq!(tally(&many).repeatable(), None);
     }
 
     #[test]
