@@ -60,6 +60,22 @@ impl Receiving {
         }
     }
 
+    /// Reads what is there, all of `to` or nothing if `whole`, if that is short work and nothing else is to be done first: how
+    /// many bytes.
+    #[inline]
+    pub(crate) fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
+        if self.calls + 1 >= CALLS_PER_LOOK {
+            return 0;
+        }
+        let done = self.reader.read_at_once(to, whole);
+        if done > 0 {
+            self.calls += 1;
+            self.ring_if_owed();
+            self.waiter.settle();
+        }
+        done
+    }
+
     /// Does `call`, waiting for something until `deadline`; `None` is the end of file. Whoever has both halves lets the
     /// other do what the peer may be waiting for before this one waits.
     #[inline]
@@ -241,6 +257,7 @@ impl Receiving {
     }
 
     /// Hands back what was read, so that a peer that waits for space can go on.
+    #[inline]
     pub(crate) fn release(&mut self) -> Result<()> {
         self.reader.hand_back();
         self.ring_if_owed();

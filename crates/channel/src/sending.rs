@@ -54,6 +54,16 @@ impl Sending {
         }
     }
 
+    /// Writes all of `bytes` if that is known to be possible and nothing else is to be done first: says whether.
+    #[inline]
+    pub(crate) fn write_at_once(&mut self, bytes: &[u8]) -> bool {
+        let done = !self.gone && !self.move_.is_under_way() && self.writer.write_at_once(bytes);
+        if done {
+            self.after();
+        }
+        done
+    }
+
     /// Does `call`, waiting for room until `deadline`; whoever has both halves lets the other do what the peer may be
     /// waiting for before this one waits.
     #[inline]

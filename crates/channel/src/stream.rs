@@ -108,6 +108,13 @@ impl ReadHalf {
         })
     }
 
+    /// Reads what is there, all of `buffer` or nothing if `whole`, where that is short work: how many bytes. Of 0
+    /// [`try_read`](Self::try_read) knows more: it may find some, or why there are none. The shortest way there is.
+    #[inline]
+    pub fn read_at_once(&mut self, buffer: &mut [u8], whole: bool) -> usize {
+        self.0.read_at_once(buffer, whole)
+    }
+
     /// As [`read_until`](Self::read_until), into several buffers in turn.
     ///
     /// # Errors
@@ -132,6 +139,7 @@ impl ReadHalf {
     ///
     /// # Errors
     /// None today.
+    #[inline]
     pub fn release(&mut self) -> Result<()> {
         self.0.release()
     }
@@ -262,6 +270,14 @@ impl WriteHalf {
     #[inline]
     pub fn try_write(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
         self.0.attempt(|writer| writer.write(bytes), || 1)
+    }
+
+    /// Writes all of `bytes`, which may be some KiB at most, if that is known to be possible without a look at the peer: says
+    /// whether. If not, [`try_write`](Self::try_write) may do it, or knows why not. The shortest way there is.
+    #[inline]
+    #[must_use]
+    pub fn write_at_once(&mut self, bytes: &[u8]) -> bool {
+        self.0.write_at_once(bytes)
     }
 
     /// As [`write_until`](Self::write_until), from several buffers in turn.

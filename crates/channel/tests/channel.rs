@@ -34,6 +34,40 @@ on_every_backend! {
         });
     }
 
+    fn shortest_way_and_the_long_one_make_one_stream(world) {
+        let (server, client) = world.streams();
+        let ((mut read, _keep), (_keep2, mut write)) = (server.into_split(), client.into_split());
+        let data = noise(1 << 20, 3);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut at_once = 0;
+                for piece in data.chunks(97) {
+                    if write.write_at_once(piece) {
+                        at_once += 1;
+                    } else {
+                        write.write_all(piece).unwrap();
+                    }
+                }
+                assert!(at_once > 0, "the shortest way is never taken");
+                write.close();
+            });
+            let (mut got, mut buffer) = (Vec::new(), [0; 60]);
+            loop {
+                let whole = got.len() % 2 == 0;
+                let len = match read.read_at_once(&mut buffer, whole) {
+                    0 => read.read(&mut buffer).unwrap(),
+                    len => { assert!(!whole || len == 60); len }
+                };
+                if len == 0 {
+                    break;
+                }
+                got.extend_from_slice(&buffer[..len]);
+            }
+            assert!(got == data);
+        });
+        assert_eq!((read.read_at_once(&mut [0; 9], false), read.ending()), (0, Some(Ending::Closed)));
+    }
+
     fn r22_messages_arrive_whole_apart_and_in_order(world) {
         let (server, client) = world.pair_with::<Messages>(&Options::new().ring_size(64 << 10));
         let (mut sender, _keep) = client.into_split();

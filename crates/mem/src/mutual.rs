@@ -60,14 +60,22 @@ impl CommonSegment {
         self.mapping.len() == 0
     }
 
+    #[inline(always)]
     fn at(&self, offset: usize, len: usize, align: usize, writes: bool) -> *mut u8 {
-        assert!(self.writable || !writes, "a store to memory that is mapped read-only");
-        assert!(
-            offset % align == 0 && offset <= self.len() && len <= self.len() - offset,
-            "{len} bytes at {offset:#x}"
-        );
+        let all = self.len();
+        if (writes && !self.writable) || offset % align != 0 || offset > all || len > all - offset {
+            self.refuse(offset, len);
+        }
         // SAFETY: (in bounds) just checked.
         unsafe { self.mapping.base().add(offset) }.as_ptr()
+    }
+
+    /// Kept out of the way of the fast paths.
+    #[cold]
+    #[inline(never)]
+    fn refuse(&self, offset: usize, len: usize) -> ! {
+        let how = if self.writable { "" } else { ", or a store to memory that is mapped read-only" };
+        panic!("{len} bytes at {offset:#x} of {:#x}{how}", self.len());
     }
 
     #[inline]

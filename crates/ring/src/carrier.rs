@@ -41,7 +41,7 @@ impl<M: Mem> OwnCarrier<M> {
         self.data.put_word(self.offset(position), word);
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn copy_in(&mut self, position: u64, bytes: &[u8]) {
         let offset = self.offset(position);
         if bytes.len() <= self.capacity as usize - offset {
@@ -99,7 +99,7 @@ impl<M: Mem> PeerCarrier<M> {
         self.data.word(self.offset(position))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn copy_out(&self, position: u64, to: &mut [u8]) {
         let offset = self.offset(position);
         if to.len() <= self.capacity as usize - offset {

@@ -32,6 +32,8 @@ const PREFETCH_UP_TO: u64 = 1 << 10;
 const SLIP_BELOW: u64 = 8 << 10;
 /// A read that has this much waits a moment for the next step of a large write, rather than hand out a part of it.
 const BULK: usize = 8 << 10;
+/// More than this may come in steps.
+const SHORT_WORK: u64 = BULK as u64 - 1;
 /// That moment, in pauses: what the writer takes to copy a step.
 const MOMENT: u32 = 32;
 
@@ -140,6 +142,24 @@ impl<M: Mem> Reader<M> {
             return Ok(Some(to.len()));
         }
         self.read_in_steps(to)
+    }
+
+    /// Reads what is there into `to`, all of that or nothing if `whole`, where that is short work: how many bytes. Of 0
+    /// [`read`](Self::read) knows more: it may find some, or why there are none.
+    #[inline]
+    pub fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
+        let len = to.len() as u64;
+        if len > SHORT_WORK.min(self.release_step) || (len > self.available() && self.look_at_tail().is_err()) {
+            return 0;
+        }
+        let there = len.min(self.available());
+        if there == 0 || (whole && there < len) {
+            return 0;
+        }
+        self.carrier.copy_out(self.head, &mut to[..there as usize]);
+        self.advance(there);
+        self.records += 1;
+        there as usize
     }
 
     /// Reads into `parts` in order; see [`read`](Self::read).
@@ -432,11 +452,13 @@ impl<M: Mem> Reader<M> {
 
     /// Hands back all that was read, now: for one who has the other pipe to wait on. Otherwise it is done in steps, and
     /// before this reader waits.
+    #[inline]
     pub fn hand_back(&mut self) {
         self.release();
     }
 
     /// Hands space back: publishes the head and looks whether the writer sleeps for it.
+    #[inline]
     fn release(&mut self) {
         if self.head != self.released {
             self.publish_head();
@@ -445,6 +467,7 @@ impl<M: Mem> Reader<M> {
         }
     }
 
+    #[inline]
     fn publish_head(&mut self) {
         self.released = self.head;
         // ORDER R-5: Release; pairs with the Acquire in Writer::look_at_head. These bytes were copied out.

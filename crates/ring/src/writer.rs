@@ -148,16 +148,24 @@ impl<M: Mem> Writer<M> {
     /// [`Error::Closed`] where the reader wants no more, [`Error::Corrupt`] where the reader's words are impossible.
     #[inline]
     pub fn write(&mut self, bytes: &[u8]) -> Result<Option<usize>, Error> {
-        let len = bytes.len() as u64;
-        if len <= self.limit.wrapping_sub(self.tail) && len <= STEPPED_FROM {
-            self.check_open()?;
-            self.carrier.copy_in(self.tail, bytes);
-            self.publish(len);
-            self.prepare(len);
-            self.records += 1;
+        if self.write_at_once(bytes) {
             return Ok(Some(bytes.len()));
         }
         self.write_in_steps(bytes)
+    }
+
+    /// Writes all of `bytes` where that is short work: says whether. If not, [`write`](Self::write) knows more.
+    #[inline(always)]
+    pub fn write_at_once(&mut self, bytes: &[u8]) -> bool {
+        let len = bytes.len() as u64;
+        if len > self.limit.wrapping_sub(self.tail) || len > STEPPED_FROM || !self.is_open() {
+            return false;
+        }
+        self.carrier.copy_in(self.tail, bytes);
+        self.publish(len);
+        self.prepare(len);
+        self.records += 1;
+        true
     }
 
     /// Writes of `parts` in order as much as there is room for; see [`write`](Self::write).
@@ -448,11 +456,13 @@ impl<M: Mem> Writer<M> {
     /// Refuses to write to a reader who closed. The word stands on the line that `notify` looks at, so this is cheap.
     #[inline]
     fn check_open(&mut self) -> Result<(), Error> {
+        if self.is_open() { Ok(()) } else { self.check_open_slow() }
+    }
+
+    #[inline]
+    fn is_open(&self) -> bool {
         // ORDER R-15: Relaxed; the word stands for itself. A change takes the slow path, which loads it with Acquire.
-        if self.alert || self.reader_state.load_relaxed().hint() != self.reader_word {
-            return self.check_open_slow();
-        }
-        Ok(())
+        !self.alert && self.reader_state.load_relaxed().hint() == self.reader_word
     }
 
     #[cold]

@@ -29,9 +29,11 @@ enum Size {
 #[derive(Clone, Debug)]
 enum Op {
     Write(Size),
+    WriteAtOnce(Size),
     WriteVectored(Vec<Size>),
     Reserve(Size, Size),
     Read(Size),
+    ReadAtOnce(Size, bool),
     ReadVectored(Vec<Size>),
     Peek(Size),
     /// The next step of a move to a ring of so many bytes.
@@ -54,9 +56,11 @@ fn size() -> impl Strategy<Value = Size> {
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => size().prop_map(Op::Write),
+        2 => size().prop_map(Op::WriteAtOnce),
         2 => prop::collection::vec(size(), 0..4).prop_map(Op::WriteVectored),
         2 => (size(), size()).prop_map(|(reserved, committed)| Op::Reserve(reserved, committed)),
         6 => size().prop_map(Op::Read),
+        2 => (size(), any::<bool>()).prop_map(|(size, whole)| Op::ReadAtOnce(size, whole)),
         2 => prop::collection::vec(size(), 0..4).prop_map(Op::ReadVectored),
         2 => size().prop_map(Op::Peek),
         3 => select(vec![4096, 8192, 65_536]).prop_map(Op::Move),
@@ -124,6 +128,13 @@ impl Model {
                 let bytes = self.bytes(*size);
                 self.write(&[&bytes]);
             }
+            Op::WriteAtOnce(size) if !self.messages => {
+                let bytes = self.bytes(*size);
+                self.write_at_once(&bytes);
+            }
+            Op::ReadAtOnce(size, whole) if !self.messages => self.read_at_once(self.len(*size), *whole),
+            // Records have no such way.
+            Op::WriteAtOnce(_) | Op::ReadAtOnce(..) => {}
             Op::WriteVectored(sizes) => {
                 let parts: Vec<Vec<u8>> = sizes.iter().map(|size| self.bytes(*size)).collect();
                 self.write(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>());
@@ -188,6 +199,24 @@ impl Model {
                 None => assert!(!self.stream.is_empty() || self.unread_head(), "an empty ring refuses"),
             }
         }
+    }
+
+    fn write_at_once(&mut self, bytes: &[u8]) {
+        let room = self.writer.capacity().saturating_sub(self.writer.in_flight());
+        // The long way has to have seen what the reader says of itself.
+        self.writer.write(&[]).unwrap();
+        if self.writer.write_at_once(bytes) {
+            self.written(bytes);
+        } else {
+            assert!(bytes.len() as u64 > room.min(16 << 10), "{} bytes refused where {room} fit", bytes.len());
+        }
+    }
+
+    fn read_at_once(&mut self, len: usize, whole: bool) {
+        let mut buffer = vec![0; len];
+        let done = self.reader.read_at_once(&mut buffer, whole);
+        assert!(!whole || done == 0 || done == len);
+        assert_eq!(buffer[..done], self.stream.drain(..done).collect::<Vec<_>>());
     }
 
     /// The reader read more than it handed back, so the writer knows less room than there is.

@@ -6,6 +6,7 @@ mod common;
 
 use common::{Pair, pair};
 use std::io::IoSlice;
+use tombolo_ring::Error;
 
 #[test]
 fn r5_stream_comes_out_as_it_went_in_across_the_wrap() {
@@ -46,4 +47,25 @@ fn r22_records_come_out_whole_and_apart() {
         assert_eq!(out[..len], record);
     }
     assert_eq!(reader.recv(&mut out), Ok(None));
+}
+
+#[test]
+fn what_is_done_at_once_is_done_whole_or_left_to_the_long_way() {
+    let Pair { mut writer, mut reader, .. } = pair(4096, false);
+    let mut out = [0; 4096];
+    assert_eq!(reader.read_at_once(&mut out[..4], false), 0, "nothing is there");
+    assert!(!writer.write_at_once(b"?"), "the reader was not seen yet");
+    assert_eq!(writer.write(b"seven"), Ok(Some(5)));
+    assert!(writer.write_at_once(b" b"));
+    assert_eq!(reader.read_at_once(&mut out[..8], true), 0, "one byte too few");
+    assert_eq!(reader.read_at_once(&mut out[..8], false), 7);
+    assert_eq!(out[..7], *b"seven b");
+    assert!(writer.write_at_once(&[1; 4000]) && !writer.write_at_once(&[2; 90]), "89 bytes are free");
+    assert_eq!(reader.read_at_once(&mut out[..4000], true), 0, "more than a step is no short work");
+    assert_eq!(reader.read(&mut out), Ok(Some(4000)));
+    assert!(!writer.write_at_once(&[2; 90]), "the reader is not looked at");
+    assert_eq!(writer.write(&[2; 90]), Ok(Some(90)));
+    reader.close();
+    assert!(!writer.write_at_once(&[3]), "nobody reads it");
+    assert_eq!(writer.write(&[3]), Err(Error::Closed));
 }

@@ -5,7 +5,7 @@ use std::{
     os::fd::BorrowedFd,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, Ordering, fence},
     },
 };
 
@@ -57,7 +57,11 @@ impl Common {
 
     /// W-6. Sends an event if the peer asked for one.
     fn tell(&self, bit: u8) {
-        if self.page.clear_bits(if self.server { at::SERVER_NOTIFY } else { at::CLIENT_NOTIFY }, bit) & bit != 0 {
+        // What was published before this is seen by a peer who asks after it, or its question is seen here. Looked at first:
+        // to write costs more, and nearly always nobody asked.
+        fence(Ordering::SeqCst);
+        let asked = if self.server { at::SERVER_NOTIFY } else { at::CLIENT_NOTIFY };
+        if self.page.load8(asked) & bit != 0 && self.page.clear_bits(asked, bit) & bit != 0 {
             self.sleep.event.notify();
         }
     }
@@ -209,9 +213,23 @@ impl Reader {
     /// # Errors
     /// [`Error::Corrupt`].
     pub fn read(&mut self, to: &mut [u8]) -> Result<usize> {
-        let len = (self.ring.ahead(&*self.common.page, 0)? as usize).min(to.len());
+        let there = self.ring.ahead(&*self.common.page, 0)? as usize;
+        Ok(self.take(there, to))
+    }
+
+    /// Reads what is there, all of `to` or nothing if `whole`: how many bytes. Of 0 [`read`](Self::read) knows more.
+    pub fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
+        match self.ring.ahead(&*self.common.page, 0) {
+            Ok(there) if !whole || there as usize >= to.len() => self.take(there as usize, to),
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn take(&mut self, there: usize, to: &mut [u8]) -> usize {
+        let len = there.min(to.len());
         if len == 0 {
-            return Ok(0);
+            return 0;
         }
         let (start, first) = self.ring.pieces(len);
         let (one, two) = to[..len].split_at_mut(first);
@@ -222,7 +240,7 @@ impl Reader {
         self.ring.own = self.ring.own.wrapping_add(len as u32);
         self.common.page.store32(self.ring.own_at, self.ring.own);
         self.common.tell(NOTIFY_READ);
-        Ok(len)
+        len
     }
 
     /// Waits until `need` bytes are there or no more will come: how many are.
@@ -318,9 +336,22 @@ impl Writer {
     /// # Errors
     /// [`Error::Corrupt`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize> {
-        let len = self.space()?.min(bytes.len());
+        let room = self.space()?;
+        Ok(self.put(room, bytes))
+    }
+
+    /// Writes all of `bytes` if the peer is there and there is room: says whether. If not, [`write`](Self::write) and
+    /// [`live`](Self::live) know why.
+    pub fn write_at_once(&mut self, bytes: &[u8]) -> bool {
+        self.live() == Live::Here
+            && self.space().is_ok_and(|room| room >= bytes.len() && self.put(room, bytes) == bytes.len())
+    }
+
+    #[inline]
+    fn put(&mut self, room: usize, bytes: &[u8]) -> usize {
+        let len = room.min(bytes.len());
         if len == 0 {
-            return Ok(0);
+            return 0;
         }
         let (start, first) = self.ring.pieces(len);
         let (one, two) = bytes[..len].split_at(first);
@@ -331,7 +362,7 @@ impl Writer {
         self.ring.own = self.ring.own.wrapping_add(len as u32);
         self.common.page.store32(self.ring.own_at, self.ring.own);
         self.common.tell(NOTIFY_WRITE);
-        Ok(len)
+        len
     }
 
     /// Waits until there is room for `need` bytes at once.

@@ -79,30 +79,36 @@ pub(crate) fn last() -> *const libc::c_char {
 
 /// Runs the body of an exported function: nothing unwinds into the caller. What went wrong goes to `errno` and
 /// [`last`], and the caller gets `failed`.
+#[inline]
 pub(crate) fn guard<T>(failed: T, body: impl FnOnce() -> Outcome<T>) -> T {
     guard_with(failed, body, |_| {})
 }
 
 /// As [`guard`], for calls that set something up: why that failed is also told to `tell`.
+#[inline]
 pub(crate) fn guard_with<T>(failed: T, body: impl FnOnce() -> Outcome<T>, tell: impl FnOnce(&Fault)) -> T {
     // Unwind safety: all that a panic could leave half done is behind a mutex, which is poisoned then.
-    let fault = match catch_unwind(AssertUnwindSafe(body)) {
+    match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(done)) => return done,
-        Ok(Err(fault)) => fault,
+        Ok(Err(fault)) => note(&fault, tell),
         Err(payload) => {
-            let fault = Fault::panicked(&*payload);
+            note(&Fault::panicked(&*payload), tell);
             // Its destructor is foreign code as well.
             std::mem::forget(payload);
-            fault
         }
-    };
-    let _ = catch_unwind(AssertUnwindSafe(|| tell(&fault)));
+    }
+    failed
+}
+
+#[cold]
+#[inline(never)]
+fn note(fault: &Fault, tell: impl FnOnce(&Fault)) {
+    let _ = catch_unwind(AssertUnwindSafe(|| tell(fault)));
     let text = fault.text.split('\0').next().unwrap_or_default();
     let text = CString::new(text).unwrap_or_default();
     // A thread that is ending may have lost its last error already.
     let _ = LAST.try_with(|last| last.replace(text.into()));
     Errno::from_raw(fault.errno).set();
-    failed
 }
 
 /// Says on standard error why nothing was set up, as the original does by default.

@@ -38,6 +38,10 @@ impl From<Error> for Fault {
 }
 
 impl Incoming for Reader {
+    fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
+        Reader::read_at_once(self, to, whole)
+    }
+
     fn read(&mut self, to: &mut [u8]) -> Outcome<Option<usize>> {
         match Reader::read(self, to)? {
             0 => {}
@@ -80,6 +84,10 @@ impl Incoming for Reader {
 }
 
 impl Outgoing for Writer {
+    fn write_at_once(&mut self, bytes: &[u8]) -> bool {
+        Writer::write_at_once(self, bytes)
+    }
+
     fn write(&mut self, bytes: &[u8]) -> Outcome<Option<usize>> {
         Ok(Some(Writer::write(self, bytes)?).filter(|len| *len > 0))
     }

@@ -9,6 +9,9 @@ use crate::border::{Fault, Outcome};
 
 /// The half that reads.
 pub(crate) trait Incoming: Send + Debug {
+    /// Reads what is there, all of `to` or nothing if `whole`, and hands the space back at once, where that is short work: how
+    /// many bytes. Of 0 `read` knows more.
+    fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize;
     /// Reads what is there, and hands the space back at once; `None` while there is nothing, 0 once nothing will come.
     fn read(&mut self, to: &mut [u8]) -> Outcome<Option<usize>>;
     /// How many bytes are there. Where there are fewer than `need`, the descriptor tells once there are so many, or once
@@ -31,6 +34,8 @@ pub(crate) trait Incoming: Send + Debug {
 
 /// The half that writes.
 pub(crate) trait Outgoing: Send + Debug {
+    /// Writes all of `bytes` if there is somebody to read them and known to be room: says whether. If not, `write` knows more.
+    fn write_at_once(&mut self, bytes: &[u8]) -> bool;
     /// Writes what there is room for; `None` where there is none.
     fn write(&mut self, bytes: &[u8]) -> Outcome<Option<usize>>;
     /// Whether there is room for `need` bytes at once, looked at only if it was not known.
@@ -45,7 +50,15 @@ pub(crate) trait Outgoing: Send + Debug {
 }
 
 impl Incoming for ReadHalf {
-    #[inline]
+    fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
+        let done = ReadHalf::read_at_once(self, to, whole);
+        if done > 0 {
+            // As in `read`. What may go wrong is found by the next call as well.
+            let _ = self.release();
+        }
+        done
+    }
+
     fn read(&mut self, to: &mut [u8]) -> Outcome<Option<usize>> {
         let read = self.try_read(to)?;
         // The peer may sleep for as little as this, and this end may not come back for long.
@@ -84,12 +97,14 @@ impl Incoming for ReadHalf {
 }
 
 impl Outgoing for WriteHalf {
-    #[inline]
+    fn write_at_once(&mut self, bytes: &[u8]) -> bool {
+        WriteHalf::write_at_once(self, bytes)
+    }
+
     fn write(&mut self, bytes: &[u8]) -> Outcome<Option<usize>> {
         Ok(self.try_write(bytes)?)
     }
 
-    #[inline]
     fn fits(&mut self, need: usize) -> Outcome<bool> {
         Ok(self.try_reserve(need)?.is_some())
     }

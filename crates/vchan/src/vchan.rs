@@ -77,6 +77,8 @@ pub(crate) struct Inner {
     server: Mutex<Option<Server>>,
     /// Of a client that waits for its server: polls readable once that is decided.
     watch: Mutex<Option<OwnedFd>>,
+    /// There is one.
+    joining: AtomicBool,
 }
 
 /// A panic elsewhere leaves what is inside as usable as it was: each step of it is whole.
@@ -103,6 +105,7 @@ impl Vchan {
             original: OnceLock::new(),
             server: Mutex::default(),
             watch: Mutex::default(),
+            joining: AtomicBool::new(false),
         })))
     }
 
@@ -197,13 +200,15 @@ impl Inner {
     /// A descriptor that polls readable once the server was found, or cannot be; it is closed by [`finish`](Self::finish).
     pub(crate) fn watch(&self) -> Outcome<RawFd> {
         let mut watch = lock(&self.watch);
+        self.joining.store(true, Ordering::Release);
         let fd = watch.insert(eventfd(self.has_arrival().into(), EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         Ok(fd.as_raw_fd())
     }
 
     /// Whether the program has not heard yet what became of its search for a server.
+    #[inline]
     pub(crate) fn is_joining(&self) -> bool {
-        lock(&self.watch).is_some()
+        self.joining.load(Ordering::Acquire)
     }
 
     /// Says whether the server was found.
@@ -214,6 +219,7 @@ impl Inner {
             }
             self.meet()?;
             drop(lock(&self.watch).take());
+            self.joining.store(false, Ordering::Release);
         }
         Ok(true)
     }
@@ -316,7 +322,27 @@ impl Inner {
     }
 
     /// Reads what there is, or all of `to` or nothing. 0 where there is too little and the call is not to wait.
+    #[inline]
     pub(crate) fn read(&self, to: &mut [u8], whole: bool, ways: Ways) -> Outcome<usize> {
+        match self.read_at_once(to, whole) {
+            0 => self.read_at_length(to, whole, ways),
+            len => Ok(len),
+        }
+    }
+
+    /// What nearly every call comes to: there are bytes, and nobody else has to do with them. Where somebody polls, less than
+    /// was asked for is no short work.
+    #[inline(always)]
+    fn read_at_once(&self, to: &mut [u8], whole: bool) -> usize {
+        if self.has_arrival() {
+            return 0;
+        }
+        let whole = whole || self.polled.load(Ordering::Acquire);
+        self.reading.favourite(|reading| reading.take_at_once(to, whole)).unwrap_or(0)
+    }
+
+    #[inline(never)]
+    fn read_at_length(&self, to: &mut [u8], whole: bool, ways: Ways) -> Outcome<usize> {
         if to.is_empty() {
             return Ok(0);
         }
@@ -365,7 +391,20 @@ impl Inner {
     }
 
     /// Writes what there is room for, or all of `bytes` or nothing; where it may wait always all of them.
+    #[inline]
     pub(crate) fn write(&self, bytes: &[u8], whole: bool, ways: Ways) -> Outcome<usize> {
+        if self.write_at_once(bytes) { Ok(bytes.len()) } else { self.write_at_length(bytes, whole, ways) }
+    }
+
+    /// What nearly every call comes to: somebody is there, and there is room.
+    #[inline(always)]
+    fn write_at_once(&self, bytes: &[u8]) -> bool {
+        let may = !bytes.is_empty() && !self.has_arrival() && self.state.load(Ordering::Acquire) == OPEN;
+        may && self.writing.favourite(|writing| writing.put_at_once(bytes)).unwrap_or(false)
+    }
+
+    #[inline(never)]
+    fn write_at_length(&self, bytes: &[u8], whole: bool, ways: Ways) -> Outcome<usize> {
         if bytes.is_empty() {
             return Ok(0);
         }

@@ -36,6 +36,18 @@ fn w3_w8_both_spellings_work_by_the_layout_of_the_original() {
     tries(&PLAIN, "original.c", "original", &Map::original());
 }
 
+/// Sizes around those at which a call takes another way: what is short work, and what comes in steps.
+#[test]
+fn calls_of_every_size_bring_what_was_sent_and_tell_of_the_end() {
+    let program = PLAIN.program("calls.c", "calls");
+    for map in [Map::local(), Map::harsh(), Map::original()] {
+        for size in ["1", "64", "129", "4096", "8191", "8192", "16384", "16385", "65536"] {
+            must(PLAIN.command(&program, &map).args([size, "200"]));
+        }
+        assert_eq!(map.left(), [""; 0], "something stayed behind");
+    }
+}
+
 #[test]
 fn both_spellings_are_clean_under_sanitizers() {
     if has_sanitizers("both_spellings_are_clean_under_sanitizers") {

@@ -66,8 +66,19 @@ impl Reading {
         Ok(())
     }
 
-    /// Reads, and where somebody polls has the bell ring for more if this was all.
+    /// Reads what is there, or all or nothing, where that is short work: how many bytes. Of 0 [`take`](Self::take) knows more.
     #[inline]
+    pub(super) fn take_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
+        match &mut self.from {
+            Some(from) if self.left.is_empty() => {
+                self.seen = 0;
+                from.read_at_once(to, whole)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Reads, and where somebody polls has the bell ring for more if this was all.
     pub(super) fn take(&mut self, to: &mut [u8], whole: bool, polled: bool) -> Outcome<Took> {
         if !self.left.is_empty() {
             return self.take_left(to, whole);

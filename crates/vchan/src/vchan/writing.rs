@@ -49,8 +49,17 @@ impl Writing {
         self.to.take()
     }
 
-    /// Writes what there is room for, or all or nothing. Where somebody polls and that was not all, the bell rings for room.
+    /// Writes all of `bytes` where that is short work: says whether. If not, [`put`](Self::put) knows more.
     #[inline]
+    pub(super) fn put_at_once(&mut self, bytes: &[u8]) -> bool {
+        let done = self.to.as_mut().is_some_and(|to| to.write_at_once(bytes));
+        if done {
+            self.wants = None;
+        }
+        done
+    }
+
+    /// Writes what there is room for, or all or nothing. Where somebody polls and that was not all, the bell rings for room.
     pub(super) fn put(&mut self, bytes: &[u8], whole: bool, polled: Option<&Bell>) -> Outcome<usize> {
         if whole && bytes.len() > self.size() {
             let text = format!("{} bytes at once, where the ring has {}", bytes.len(), self.size());

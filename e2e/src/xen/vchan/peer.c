@@ -8,6 +8,7 @@
  * WORK is one of
  *   both BYTES    sends so many bytes and checks as many that come, without blocking; says "verified"
  *   turns BYTES   likewise, the client first and then the server, by calls that block
+ *   packets COUNT sends and checks packets of many sizes there and back, by the calls that take all or nothing
  *   flow          sends and checks until the other end is gone; says "flows" once bytes have come, and then how it ended
  *   await         waits for a client or for the end of all hope, by the descriptor, and says which
  *   cross BYTES   likewise as `both`, and spoils what it sends: the canary of the other end's check
@@ -128,6 +129,47 @@ static void turns(unsigned long long bytes)
     SAY("verified %llu bytes each way\n", bytes);
 }
 
+/* A packet as a whole, by waiting until there is room. */
+static void put(struct flow *flow, int len)
+{
+    int room, sent;
+    make(flow, out, len);
+    do {
+        room = libxenvchan_buffer_space(vchan);
+        sent = libxenvchan_send(vchan, out, len);
+    } while (sent == 0 && room < len && libxenvchan_wait(vchan) == 0);
+    if (sent != len)
+        fail("a packet that fits is not sent");
+}
+
+static void get(struct flow *flow, int len)
+{
+    int ready, got;
+    make(flow, want, len);
+    do {
+        ready = libxenvchan_data_ready(vchan);
+        got = libxenvchan_recv(vchan, in, len);
+    } while (got == 0 && ready < len && libxenvchan_wait(vchan) == 0);
+    if (got != len || memcmp(in, want, len))
+        fail("a packet that is there does not come as it was sent");
+}
+
+static void packets(unsigned long long count)
+{
+    struct flow to = flow(serves, ~0ull), from = flow(!serves, ~0ull);
+    for (unsigned long long number = 0; number < count; number++) {
+        int len = 1 + number * 37 % 4000;
+        if (!serves)
+            put(&to, len);
+        get(&from, len);
+        if (serves)
+            put(&to, len);
+    }
+    if (libxenvchan_data_ready(vchan) != 0)
+        fail("there is more than was sent");
+    SAY("verified %llu packets each way\n", count);
+}
+
 static void flows(void)
 {
     struct flow to = flow(serves, ~0ull), from = flow(!serves, ~0ull);
@@ -178,6 +220,8 @@ int main(int argc, char **argv)
     }
     if (strcmp(work, "turns") == 0)
         turns(strtoull(argv[6], NULL, 10));
+    else if (strcmp(work, "packets") == 0)
+        packets(strtoull(argv[6], NULL, 10));
     else if (strcmp(work, "flow") == 0)
         flows();
     else if (strcmp(work, "await") == 0)

@@ -109,6 +109,7 @@ fn rings(rig: &mut Rig, kind: Kind, server: Which, client: Which) -> Result<Verd
         exchange(pair, server, client, ring, &format!("both {bytes}"))?;
     }
     exchange(pair, server, client, 16 << 10, "turns 300000")?;
+    exchange(pair, server, client, 16 << 10, "packets 300")?;
     check_clean(pair, server)?;
     Ok(Verdict::Done)
 }
