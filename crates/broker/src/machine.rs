@@ -89,7 +89,8 @@ pub async fn keep(path: PathBuf, board: Board, mut wanted: watch::Receiver<Wante
         let error = match Qmp::connect(&path).await {
             Ok(qmp) => {
                 pause = TRY_AGAIN[0];
-                let mut session = Session { qmp, board, asked: BTreeMap::new(), plugged: BTreeSet::new() };
+                let (asked, plugged, used) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+                let mut session = Session { qmp, board, asked, plugged, used };
                 match session.run(&mut wanted, &tell).await {
                     Ok(()) => return,
                     Err(error) => error,
@@ -113,6 +114,8 @@ struct Session {
     asked: BTreeMap<String, Instant>,
     /// Regions that are wanted and have been plugged.
     plugged: BTreeSet<String>,
+    /// Where regions were plugged, the last one at the end.
+    used: Vec<(String, String)>,
 }
 
 impl Session {
@@ -180,7 +183,7 @@ impl Session {
                 trouble = Some("its guest has ejected a region: remove the link and add it again".into());
                 continue;
             }
-            let Some((bus, slot)) = self.free_slots().await?.first().cloned() else {
+            let Some(place) = self.slot().await? else {
                 trouble = Some("no slot is free for a region".into());
                 break;
             };
@@ -192,10 +195,14 @@ impl Session {
             }
             let device = json!({
                 "driver": "ivshmem-plain", "id": format!("{DEVICE}{}", plug.name),
-                "memdev": format!("{MEMORY}{}", plug.name), "bus": bus, "addr": slot,
+                "memdev": format!("{MEMORY}{}", plug.name), "bus": place.0, "addr": place.1,
             });
             match note(&mut trouble, self.qmp.execute("device_add", device, None).await)? {
-                Some(_) => _ = self.plugged.insert(plug.name.clone()),
+                Some(_) => {
+                    self.plugged.insert(plug.name.clone());
+                    self.used.retain(|used| *used != place);
+                    self.used.push(place);
+                }
                 None => _ = note(&mut trouble, self.drop_memory(&plug.name).await)?,
             }
         }
@@ -233,6 +240,14 @@ impl Session {
         // QEMU opened it once more; the one that was passed is not needed.
         self.qmp.execute("remove-fd", json!({ "fdset-id": set }), None).await?;
         made
+    }
+
+    /// Where a region goes: of the free slots one that was never used, or not for longest. A guest is told once more of each device
+    /// that it is still to let go whenever it is told of another, so it may eject what is in a slot that became free a moment ago.
+    async fn slot(&mut self) -> Result<Option<(String, String)>, Error> {
+        let free = self.free_slots().await?;
+        let last = |place: &(String, String)| self.used.iter().position(|used| used == place).map_or(0, |at| at + 1);
+        Ok(free.into_iter().min_by_key(last))
     }
 
     /// Where a device could go: the bus and the slot, as `device_add` wants them.

@@ -395,6 +395,26 @@ fn b13_link_that_no_rule_allows_is_refused_with_the_remedy() {
 }
 
 #[test]
+fn b10_slot_that_became_free_is_not_used_at_once() {
+    let daemon = Daemon::start(TRIO);
+    let (a, _b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    let slots = || -> Vec<String> { a.qmp.state().devices.values().map(|(_, slot)| slot.clone()).collect() };
+    let mut used = Vec::new();
+    for turn in 0..16 {
+        daemon.client().link("a", "b");
+        until("the link is up", || is_up(&daemon));
+        let now = slots();
+        assert_eq!(now.len(), 2);
+        // 28 of them, two a link: the fifteenth begins again with those of the first.
+        let first = used.len().saturating_sub(26);
+        assert!(now.iter().all(|slot| !used[first..].contains(slot)), "{turn}: {now:?} after {used:?}");
+        used.extend(now);
+        assert_eq!(daemon.client().ask(remove("a", "b")), []);
+        until("the link is gone", || daemon.client().links().is_empty().then_some(()));
+    }
+}
+
+#[test]
 fn b17_quotas_and_slots_are_told_before_they_are_hit() {
     let all = "[[allow]]\nfrom = \"*\"\nto = \"*\"\nservice = \"*\"\n";
     let config = format!(

@@ -2,6 +2,7 @@
 //! `tombolo link` against a broker, which runs in threads of this process and ends with it.
 
 use std::{
+    io::Write,
     path::Path,
     process::{Command, Output},
     thread,
@@ -99,4 +100,39 @@ fn snippets_are_what_qemu_and_libvirt_read() {
     assert!(out.contains("-device ivshmem-doorbell,") && out.contains("pcie-root-port,id=tombolo-p-1"), "{out}");
     let (_, out, _) = link(broker.path(), "snippet web --libvirt");
     assert!(out.contains("<model type='ivshmem-doorbell'/>") && out.contains("<qemu:commandline>"), "{out}");
+}
+
+const SCHEMA: &str = "/usr/share/libvirt/schemas/domain.rng";
+
+/// What libvirt's schema has against a domain with a snippet; none: there is no schema here, or nothing that reads it.
+fn schemas_verdict(devices: &str, rest: &str) -> Option<Result<(), String>> {
+    let xml = format!(
+        "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><name>web</name><memory>65536</memory>\
+         <os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os><devices>{devices}</devices>{rest}</domain>"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("domain.xml");
+    std::fs::write(&file, xml).unwrap();
+    let reader = Command::new("xmllint").args(["--noout", "--relaxng", SCHEMA]).arg(file).output();
+    let Output { status, stderr, .. } = reader.ok().filter(|_| Path::new(SCHEMA).exists())?;
+    Some(if status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&stderr).into_owned()) })
+}
+
+#[test]
+fn snippet_is_what_libvirts_schema_allows() {
+    let test = "snippet_is_what_libvirts_schema_allows";
+    let broker = broker();
+    for domain in ["web", "db"] {
+        let (code, out, err) = link(broker.path(), &format!("snippet {domain} --libvirt"));
+        assert_eq!(code, 0, "{err}");
+        let (devices, rest) = out.split_at(out.find("<!-- this goes").unwrap());
+        let Some(verdict) = schemas_verdict(devices, rest) else {
+            let why = format!("no {SCHEMA} or no xmllint: `apt install libvirt0 libxml2-utils`");
+            let _ = writeln!(std::io::stderr(), "SKIP {test} (needs libvirt): {why}");
+            return;
+        };
+        assert_eq!(verdict, Ok(()), "{out}");
+        let canary = schemas_verdict(&devices.replace("ivshmem-doorbell", "ivshmem-doorball"), rest);
+        assert!(canary.is_some_and(|verdict| verdict.is_err()), "the schema allows anything");
+    }
 }
