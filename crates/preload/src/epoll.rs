@@ -189,10 +189,21 @@ pub(crate) fn change(
     if connection.stage() == Stage::Plain {
         return real();
     }
+    if connection.stage() == Stage::Joined
+        && operation == libc::EPOLL_CTL_ADD
+        && event.is_some_and(|event| event.events & EXCLUSIVE != 0)
+    {
+        // The kernel lets nobody change such a registration: it is the program's own.
+        errno::kept(|| control::hand_over(process, fd, connection, Reason::Usage));
+        return real();
+    }
     let mut guard = set.lock();
     let inner = &mut *guard;
     let found = inner.find(fd, connection);
     if connection.stage() == Stage::Joined && connection.is_wired() {
+        if found.is_none() && operation != libc::EPOLL_CTL_ADD {
+            return real(); // None, or one of the program's own.
+        }
         let answer = change_joined(process, set, inner, connection, request, found);
         drop(guard);
         if answer.is_ok() && operation != libc::EPOLL_CTL_DEL {
@@ -232,7 +243,7 @@ fn change_joined(
         }
         (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EXIST),
         (libc::EPOLL_CTL_ADD, None, Some(event)) => {
-            if event.events & EXCLUSIVE != 0 || !add_bells(process, epfd, set) {
+            if !add_bells(process, epfd, set) {
                 process.leaves(connection, Reason::Usage);
                 return Err(Errno::NOMEM);
             }

@@ -15,7 +15,7 @@ use tombolo::sockets::{
 };
 
 use crate::{
-    epoll, errno, kernel,
+    control, epoll, errno, kernel,
     wait::{self, Wanted},
 };
 
@@ -117,6 +117,11 @@ pub(crate) fn send(
             process.moved_plain(Direction::Out, n as usize);
         }
         return n;
+    }
+    if flags & libc::MSG_OOB != 0 {
+        // Among the bytes of a pipe it would be one of them.
+        errno::kept(|| control::hand_over(process, fd, connection, Reason::Usage));
+        return real();
     }
     if flags & (KERNEL_ONLY | libc::MSG_ZEROCOPY) != 0 {
         errno::kept(|| process.leaves(connection, Reason::Usage));

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, pollfd};
+use libc::{POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, pollfd};
 use rustix::io::Errno;
 use tombolo::sockets::{Process, connection::Connection, spin};
 
@@ -124,7 +124,7 @@ fn look(process: &Process, fds: &mut [pollfd], joined: &[Joined]) -> bool {
             let writable = room.unwrap_or_else(|| process.kernel().poll(entry.fd, POLLOUT) & WRITE != 0);
             ready |= if writable { entry.events & WRITE } else { 0 };
         }
-        entry.revents = ready | entry.revents & (POLLERR | POLLHUP);
+        entry.revents = ready | entry.revents & !(READ | WRITE);
         any |= entry.revents != 0;
     }
     any

@@ -33,6 +33,13 @@ def got(end, n):
     return data
 
 
+def there(end, n):
+    """Waits until so much has come."""
+    count = array.array("i", [0])
+    while count[0] < n:
+        fcntl.ioctl(end, termios.FIONREAD, count)
+
+
 def say(name, *what):
     print(name, *what, flush=True)
 
@@ -274,7 +281,66 @@ def processes():
     os.waitpid(child, 0)
 
 
+def options():
+    """What a socket is told, and what it tells."""
+    a, b = pair()
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 50000))
+    sent = 0
+    while isinstance(n := error(a.send, b"x" * 100000), int):
+        sent += n
+    say("send timeout", n, len(got(b, sent)) == sent)
+    for name, value in (("KEEPIDLE", 7), ("KEEPINTVL", 3), ("KEEPCNT", 5), ("NODELAY", 1)):
+        a.setsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_" + name), value)
+        say(name, a.getsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_" + name)))
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    b.sendall(b"kept alive")
+    say("keep-alive", got(a, 10), a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+    a, b = pair()
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 10))
+    a.sendall(b"lingers")
+    a.close()
+    say("closed with time to linger", got(b, 10), b.recv(1))
+
+
+def looks():
+    """Flags that leave bytes, or throw them away."""
+    a, b = pair()
+    b.sendall(b"0123456789")
+    there(a, 10)
+    say("peek for all", a.recv(10, socket.MSG_PEEK | socket.MSG_WAITALL), a.recv(4, socket.MSG_WAITALL))
+    say("peek after", a.recv(100, socket.MSG_PEEK), a.recv(100))
+    say("nothing to peek", error(a.recv, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    threading.Timer(0.05, b.sendall, (b"late",)).start()
+    say("peek waits", a.recv(1, socket.MSG_PEEK), got(a, 4))
+    b.shutdown(socket.SHUT_WR)
+    say("peek at the end", a.recv(1, socket.MSG_PEEK), a.recv(1, socket.MSG_PEEK | socket.MSG_WAITALL), a.recv(1))
+
+
+def exclusive():
+    a, b = pair()
+    ep = select.epoll()
+    ep.register(a, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+    b.sendall(b"one")
+    say("exclusive", len(ep.poll(5)), got(a, 3), len(ep.poll(0)))
+    b.sendall(b"two")
+    say("exclusive again", len(ep.poll(5)), got(a, 3), error(ep.modify, a, select.EPOLLIN))
+
+
+def urgent():
+    a, b = pair()
+    b.sendall(b"before")
+    b.send(b"!", socket.MSG_OOB)
+    poll = select.poll()
+    poll.register(a, select.POLLPRI)
+    say("urgent", [e for _, e in poll.poll(5000)], error(a.recv, 1, socket.MSG_OOB))
+    b.sendall(b"after")
+    say("and the rest", got(a, 6), got(a, 5))
+    a.sendall(b"back")
+    say("and back", got(b, 4))
+
+
 for part in (
+    options, looks, exclusive, urgent,
     blocking_and_partial, flags, nonblocking, buffers, timeouts, endings, readiness, epolls, descriptors, signals, processes,
 ):
     part()
