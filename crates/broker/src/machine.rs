@@ -84,14 +84,16 @@ pub enum News {
 
 /// Keeps a QEMU as it should be until `wanted` is dropped.
 pub async fn keep(path: PathBuf, board: Board, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
-    let mut pause = TRY_AGAIN[0];
+    let (mut pause, mut plugged) = (TRY_AGAIN[0], BTreeSet::new());
     loop {
         let error = match Qmp::connect(&path).await {
             Ok(qmp) => {
                 pause = TRY_AGAIN[0];
-                let (asked, plugged, used) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+                let (asked, used) = (BTreeMap::new(), Vec::new());
                 let mut session = Session { qmp, board, asked, plugged, used };
-                match session.run(&mut wanted, &tell).await {
+                let ran = session.run(&mut wanted, &tell).await;
+                plugged = session.plugged;
+                match ran {
                     Ok(()) => return,
                     Err(error) => error,
                 }
@@ -112,7 +114,7 @@ struct Session {
     board: Board,
     /// Devices whose guest was asked to let go, and when.
     asked: BTreeMap<String, Instant>,
-    /// Regions that are wanted and have been plugged.
+    /// Regions that are wanted and have been plugged, into this QEMU or one before it.
     plugged: BTreeSet<String>,
     /// Where regions were plugged, the last one at the end.
     used: Vec<(String, String)>,
@@ -179,7 +181,7 @@ impl Session {
             // QEMU 7.2 ends itself if memory whose first device the guest never used gets a second one (an assertion in
             // `qemu_ram_set_idstr`), and the memory cannot be made anew, for it is sealed. It is not sealed yet where an
             // earlier broker died before it plugged it.
-            if self.plugged.contains(&plug.name) {
+            if self.plugged.contains(&plug.name) && memories.contains(&plug.name) {
                 trouble = Some("its guest has ejected a region: remove the link and add it again".into());
                 continue;
             }
@@ -208,8 +210,12 @@ impl Session {
         }
         let mut places = BTreeMap::new();
         for device in self.names("/machine/peripheral", DEVICE).await? {
-            let place = self.place(&device).await?;
-            places.insert(device, place);
+            match self.place(&device).await {
+                Ok(place) => _ = places.insert(device, place),
+                // The guest has ejected it meanwhile: an event says so too.
+                Err(Error::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
         }
         let free = self.free_slots().await?.len() as u16;
         let mut holds = self.names("/objects", MEMORY).await?;
