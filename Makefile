@@ -27,7 +27,7 @@ sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo between two
 	@cargo build --release -p tombolo-cli -p tombolo-preload
 	@tools/sockets.py $(ROWS)
 
-test: toolchain ## install what the tests need, run all tiers (half an hour on 2 cores)
+test: toolchain ## install what the tests need, run all tiers (some 40 minutes on 2 cores)
 	@tools/install-deps.sh
 	@cargo xtask test
 

@@ -24,6 +24,9 @@ pub struct Tally {
     failures: Vec<String>,
     /// Names of the tests that failed at first and passed when they ran once more, alone.
     repeated: Vec<String>,
+    /// Programs that began to test, and that said how it went. One that crashed has not.
+    begun: u64,
+    ended: u64,
     required: Required,
 }
 
@@ -41,7 +44,10 @@ impl Tally {
     /// Takes in one line of output.
     pub fn line(&mut self, line: &str) {
         if let Some(result) = line.strip_prefix("test result: ") {
+            self.ended += 1;
             self.add_totals(result);
+        } else if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
+            self.begun += 1;
         } else if let Some((name, end)) = line.strip_prefix("test ").and_then(|l| l.rsplit_once(" ... ")) {
             self.add_test(name, end);
         } else if let Some(skip) = line.strip_prefix("SKIP ") {
@@ -106,7 +112,8 @@ impl Tally {
     /// Names of the tests that failed, if they are few enough to be run once more, and nothing else failed.
     pub fn repeatable(&self) -> Option<Vec<&str>> {
         let few = (1..=REPEATED).contains(&self.failures.len()) && self.failed == self.failures.len() as u64;
-        few.then(|| self.failures.iter().map(|name| name.split(" - ").next().unwrap_or(name)).collect())
+        (few && self.begun <= self.ended)
+            .then(|| self.failures.iter().map(|name| name.split(" - ").next().unwrap_or(name)).collect())
     }
 
     /// Takes in what became of the failed tests when they ran once more: if each has passed now, none has failed. True if so.
@@ -233,9 +240,11 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         }
         let skipped = tally("SKIP wrong (needs root): no\ntest wrong ... ok\n");
         assert!(!read("").repeat(&skipped));
-        // What is required and missing, a failure without a name, and many failures are not matters of chance.
+        // What is required and missing, a failure without a name, a crash, and many failures are not matters of chance.
         assert_eq!(read("userns").repeatable(), None);
         assert_eq!(tally("test result: FAILED. 0 passed; 1 failed\n").repeatable(), None);
+        let crashed = "running 1 test\ntest a ... FAILED\ntest result: FAILED. 0 passed; 1 failed\nrunning 2 tests\n";
+        assert_eq!(tally(crashed).repeatable(), None);
         let many = "test a ... FAILED\n".repeat(4) + "test result: FAILED. 0 passed; 4 failed\n";
         assert_eq!(tally(&many).repeatable(), None);
     }
