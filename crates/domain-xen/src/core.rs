@@ -43,50 +43,59 @@ pub(crate) fn folder(owner: DomId, reader: DomId) -> String {
 pub(crate) struct Knocks {
     pub peer: DomId,
     pub service: String,
-    queue: Mutex<VecDeque<u32>>,
+    waiting: Mutex<Waiting>,
     event: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    references: VecDeque<u32>,
+    /// The descriptor polls readable.
+    told: bool,
 }
 
 impl Knocks {
     pub(crate) fn new(peer: DomId, service: &str) -> Result<Arc<Self>> {
-        let queue = Mutex::default();
-        Ok(Arc::new(Self { peer, service: service.into(), queue, event: eventfd()? }))
+        let waiting = Mutex::default();
+        Ok(Arc::new(Self { peer, service: service.into(), waiting, event: eventfd()? }))
     }
 
+    /// Somebody knocked; the listener hears of it from its [`tell`](Self::tell).
     pub(crate) fn push(&self, reference: u32) {
-        let mut queue = lock(&self.queue);
+        let queue = &mut lock(&self.waiting).references;
         if queue.len() < KNOCKS_MAX && !queue.contains(&reference) {
             queue.push_back(reference);
-            ring(&self.event);
+        }
+    }
+
+    /// Has the descriptor say whether there is somebody.
+    pub(crate) fn tell(&self) {
+        let mut waiting = lock(&self.waiting);
+        let some = !waiting.references.is_empty();
+        if std::mem::replace(&mut waiting.told, some) != some {
+            if some {
+                ring(&self.event);
+            } else {
+                let _ = rustix::io::read(&self.event, &mut [0; 8]);
+            }
         }
     }
 
     /// Has the listener look, though nobody knocked.
     fn wake(&self) {
+        let mut waiting = lock(&self.waiting);
+        waiting.told = true;
         ring(&self.event);
     }
 
     /// The first of them, who stays.
     pub(crate) fn first(&self) -> Option<u32> {
-        let queue = lock(&self.queue);
-        if queue.is_empty() {
-            self.quiet();
-        }
-        queue.front().copied()
+        lock(&self.waiting).references.front().copied()
     }
 
     /// Forgets the first of them.
     pub(crate) fn pop(&self) {
-        let mut queue = lock(&self.queue);
-        queue.pop_front();
-        if queue.is_empty() {
-            self.quiet();
-        }
-    }
-
-    /// With the queue locked and empty.
-    fn quiet(&self) {
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        lock(&self.waiting).references.pop_front();
     }
 
     /// Polls readable while there is somebody.
@@ -348,6 +357,7 @@ impl Watched {
             .find(|listener| listener.service == service && folder(listener.peer, self.own) == folder_of);
         if let Some(listener) = listener {
             listener.push(reference);
+            listener.tell();
         }
         true
     }

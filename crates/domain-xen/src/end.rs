@@ -16,7 +16,7 @@ use crate::{
     hypervisor::{DomId, Hypervisor, Port},
     memory::Places,
     page::{OwnPage, PeerPage},
-    waker::{Once, Waker},
+    waker::Waker,
 };
 
 /// A lock whose holders do not leave it in disorder when they panic.
@@ -61,9 +61,11 @@ pub(crate) struct End {
     pid: u32,
     closed: AtomicBool,
     vanished: AtomicBool,
-    ended: Once,
-    slots: [Waker; 2],
+    ended: AtomicBool,
+    /// Made when the other end has something to do.
+    slots: OnceLock<[Waker; 2]>,
     pub control: Waker,
+    service: String,
 }
 
 impl End {
@@ -78,9 +80,6 @@ impl End {
         let reference = grants.references()[0];
         grants.when_gone(at::AT_STATE, Some(port.number()))?;
         let own = OwnPage::new(grants.map(0, 1)?, at::MAILBOX_MAGIC, port.number());
-        own.put_board(domain.id, service);
-        let ended = Once::new()?;
-        let waker = || Waker::new(&port, &ended);
         Ok(Arc::new(Self {
             domain: Arc::clone(domain),
             own,
@@ -92,9 +91,10 @@ impl End {
             pid: std::process::id(),
             closed: AtomicBool::new(false),
             vanished: AtomicBool::new(false),
-            slots: [waker()?, waker()?],
-            control: waker()?,
-            ended,
+            ended: AtomicBool::new(false),
+            slots: OnceLock::new(),
+            control: Waker::new(&port)?,
+            service: service.into(),
             port,
         }))
     }
@@ -160,8 +160,37 @@ impl End {
             if self.is_ours() && self.life().is_gone() {
                 self.own.set(at::AT_BOARD, at::board_head(self.domain.id, true));
             }
-            self.ended.happen();
+            self.wake_all();
         }
+    }
+
+    /// What need not be there before the first message went: the sleepers' places, and what tools read.
+    pub(crate) fn complete(&self) -> Result<()> {
+        if self.slots.get().is_none() {
+            let _ = self.slots.set([Waker::new(&self.port)?, Waker::new(&self.port)?]);
+            self.own.put_board(self.domain.id, &self.service);
+            // ORDER SeqCst: with `wake_all`, which stores and loads the other way round.
+            if self.ended.load(Ordering::SeqCst) {
+                self.ended.store(false, Ordering::SeqCst);
+                self.wake_all();
+            }
+        }
+        Ok(())
+    }
+
+    /// Wakes whoever sleeps here, now and from now on.
+    fn wake_all(&self) {
+        if !self.ended.swap(true, Ordering::SeqCst) {
+            let all = self.slots.get().into_iter().flatten().chain([&self.control]);
+            if !all.fold(true, |done, waker| waker.end() && done) {
+                // The next look tries again.
+                self.ended.store(false, Ordering::SeqCst);
+            }
+        }
+    }
+
+    fn slot(&self, slot: Slot) -> &Waker {
+        &self.slots.get().expect("made before a doorbell is given out")[slot.index()]
     }
 
     /// Bytes that were retired and that the peer may still map.
@@ -188,7 +217,7 @@ impl End {
         self.closed.store(true, Ordering::Release);
         self.own.close();
         self.port.notify();
-        self.ended.happen();
+        self.wake_all();
     }
 }
 
@@ -199,17 +228,17 @@ impl Doorbell for End {
     }
 
     fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {
-        self.slots[slot.index()].wait(deadline, || self.look())
+        self.slot(slot).wait(deadline, || self.look())
     }
 
     fn drain(&self, slot: Slot) {
-        self.slots[slot.index()].drain();
+        self.slot(slot).drain();
         self.look();
     }
 
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
         self.look();
-        self.slots[slot.index()].fd()
+        self.slot(slot).fd()
     }
 }
 
@@ -227,6 +256,7 @@ mod tests {
         let page = there.map(5, &[end.reference], None, Box::new(())).unwrap();
         let (page, _port) = PeerPage::new(page, at::MAILBOX_MAGIC).unwrap();
         let says = |offset| page.word(offset).hint();
+        end.complete().unwrap();
         assert_eq!(at::board_of(says(at::AT_BOARD)), Some((7, false)));
         let name = [0, 8, 16].map(|offset| says(at::AT_NAME + offset).to_le_bytes()).concat();
         assert_eq!(name, *b"a-web_1234\0\0\0\0\0\0\0\0\0\0\0\0\0\0");

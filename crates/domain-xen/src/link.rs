@@ -189,7 +189,7 @@ impl Link for XenLink {
             token.mark_sent();
         }
         self.end.notify();
-        Ok(())
+        self.end.complete()
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
@@ -217,7 +217,9 @@ impl Link for XenLink {
     }
 
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
-        (self.received > 0).then(|| Arc::clone(&self.end) as Arc<dyn Doorbell>)
+        // One that never sent anything may have none for want of descriptors.
+        let there = self.received > 0 && self.end.complete().is_ok();
+        there.then(|| Arc::clone(&self.end) as Arc<dyn Doorbell>)
     }
 
     fn life(&self) -> Life {

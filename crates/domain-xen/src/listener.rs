@@ -104,6 +104,19 @@ impl XenListener {
 
 impl Listener for XenListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+        let accepted = self.accept_first();
+        self.knocks.tell();
+        accepted
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.lines.fd()
+    }
+}
+
+impl XenListener {
+    /// The first of those who knocked who gets a link.
+    fn accept_first(&mut self) -> Result<Option<Box<dyn Link>>> {
         self.lines.hear(&self.domain, &self.door, |reference| self.knocks.push(reference));
         for _ in 0..TRIES {
             let Some(reference) = self.knocks.first() else { return Ok(None) };
@@ -132,10 +145,6 @@ impl Listener for XenListener {
         }
         // The descriptor says that there are more.
         Ok(None)
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.lines.fd()
     }
 }
 

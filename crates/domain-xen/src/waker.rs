@@ -11,7 +11,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -29,21 +29,8 @@ use crate::hypervisor::Port;
 const RUNG: u64 = 0;
 const ENDED: u64 = 1;
 
-/// Something that happens once and is never taken back; its descriptor polls readable from then on.
-#[derive(Debug)]
-pub(crate) struct Once(OwnedFd);
-
-impl Once {
-    pub(crate) fn new() -> Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        rustix::event::eventfd(0, flags).map(Self).map_err(|error| Error::os("eventfd", error))
-    }
-
-    pub(crate) fn happen(&self) {
-        // The counter is never read, and full is as good as one.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-}
+/// What polls readable always: put into a sleeper's set, it says that the end came. One does for all.
+static SIGN: OnceLock<OwnedFd> = OnceLock::new();
 
 /// One sleeper's place.
 #[derive(Debug)]
@@ -57,14 +44,15 @@ pub(crate) struct Waker {
 }
 
 impl Waker {
-    pub(crate) fn new(port: &Arc<dyn Port>, ended: &Once) -> Result<Self> {
+    pub(crate) fn new(port: &Arc<dyn Port>) -> Result<Self> {
+        if SIGN.get().is_none() {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            // Who comes second drops its own.
+            let _ = SIGN.set(rustix::event::eventfd(1, flags).map_err(|error| Error::os("eventfd", error))?);
+        }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
-        let watch = |fd: BorrowedFd<'_>, about, flags| {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags)
-                .map_err(|error| Error::os("epoll_ctl", error))
-        };
-        watch(port.fd(), RUNG, epoll::EventFlags::OUT | epoll::EventFlags::ET)?;
-        watch(ended.0.as_fd(), ENDED, epoll::EventFlags::IN)?;
+        let (data, flags) = (epoll::EventData::new_u64(RUNG), epoll::EventFlags::OUT | epoll::EventFlags::ET);
+        epoll::add(&epoll, port.fd(), data, flags).map_err(|error| Error::os("epoll_ctl", error))?;
         let port = Arc::clone(port);
         Ok(Self { epoll, port, taken: AtomicBool::new(false), polled: AtomicBool::new(false) })
     }
@@ -109,6 +97,17 @@ impl Waker {
             self.put_back();
         }
         self.epoll.as_fd()
+    }
+
+    /// Tells that the end came, from now on. Says whether that could be done; if not, its sleeper is woken and looks again.
+    pub(crate) fn end(&self) -> bool {
+        let sign = SIGN.get().expect("made with the first sleeper's place");
+        let done = epoll::add(&self.epoll, sign, epoll::EventData::new_u64(ENDED), epoll::EventFlags::IN);
+        let done = matches!(done, Ok(()) | Err(Errno::EXIST));
+        if !done {
+            self.put_back();
+        }
+        done
     }
 
     /// Puts an event on the list, as if one had come.

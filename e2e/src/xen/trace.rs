@@ -9,17 +9,21 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
+/// Exits that are hypercalls.
+pub const VMMCALL: &str = "VMEXIT_VMMCALL";
+
 /// What one domain did in a trace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Its hypercalls by kind.
+    /// Its hypercalls by kind; of one with hardware's virtualization the exits to Xen by reason, of which [`VMMCALL`] are
+    /// hypercalls.
     pub hypercalls: BTreeMap<String, u64>,
     /// How often one of its CPUs was given a real one.
     pub switches: u64,
 }
 
 impl Share {
-    /// All its hypercalls.
+    /// All its hypercalls, or exits.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.hypercalls.values().sum()
@@ -32,7 +36,7 @@ impl Share {
 /// It is none.
 pub fn analyze(packages: &Packages, trace: &Path) -> Result<BTreeMap<u16, Share>> {
     let mut command = Command::new(packages.program("xenalyze")?);
-    command.env("LD_LIBRARY_PATH", packages.root.join(LIBRARIES)).arg("--summary").arg(trace);
+    command.env("LD_LIBRARY_PATH", packages.root.join(LIBRARIES)).args(["--svm-mode", "--summary"]).arg(trace);
     let output = command.output().context("xenalyze")?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "xenalyze: {}: {said}", output.status);
@@ -54,6 +58,10 @@ fn parse(text: &str) -> BTreeMap<u16, Share> {
         match words[..] {
             ["running:", times, ..] if in_cpu => share.switches += times.parse().unwrap_or(0),
             ["hypercall", _] => in_calls = true,
+            // ` VMEXIT_HLT    56  2.25s …`; what an exit was about stands below, further in.
+            [reason, count, ..] if line.starts_with(" VMEXIT_") => {
+                *share.hypercalls.entry(reason.to_owned()).or_default() += count.parse::<u64>().unwrap_or(0);
+            }
             // `evtchn_op [32]: 1170`, or with a space after the bracket.
             [kind, .., count] if in_calls && line.starts_with("    ") && line.contains("]:") => {
                 *share.hypercalls.entry(kind.to_owned()).or_default() += count.parse::<u64>().unwrap_or(0);
@@ -74,9 +82,11 @@ mod tests {
             -- v0 --\n Runstates:\n   running:    2601 52.81s 48 {20|12|39}\n  runnable:    1601 27.95s 4 {1|2|3}\n\
             PV events:\n  page_fault  433\n  hypercall  1173\n    mmu_update                   [ 1]:      3\n\
             \x20   evtchn_op                    [32]:   1170\n  hypercall (subcall)  176\n\
-            \x20   other                        [32]:   9\n|-- Domain 2 --|\n-- v0 --\n   running:    7 5s 4 {2|1|3}\n";
+            \x20   other                        [32]:   9\n|-- Domain 2 --|\n-- v0 --\n   running:    7 5s 4 {2|1|3}\n\
+            Exit reasons:\n VMEXIT_CPUID    76  0.00s  0.04% 52730 cyc {3|3|1}\n   cpuid       76  0.00s  0.04% 52730 cyc {3|3|1}\n\
+            \x20VMEXIT_VMMCALL  601  0.42s 11.01% 1677638 cyc {7|1|4}\nGuest interrupt counts:\n  [243] 226\n";
         let shares = parse(text);
         assert_eq!((shares[&1].total(), shares[&1].switches, shares[&1].hypercalls["mmu_update"]), (1173, 2601, 3));
-        assert_eq!((shares[&2].total(), shares[&2].switches), (0, 7));
+        assert_eq!((shares[&2].total(), shares[&2].switches, shares[&2].hypercalls[VMMCALL]), (677, 7, 601));
     }
 }

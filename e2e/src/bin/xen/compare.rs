@@ -22,7 +22,7 @@ const COUNTED: [usize; 3] = [64, 1024, 4096];
 
 /// All of it; lines of JSON, the text and charts go to the folder `to`.
 pub fn run(to: &Path) -> Result<()> {
-    let mut rig = Rig::for_results(to, "vchan.txt")?;
+    let mut rig = Rig::for_results(to, "vchan.txt", Kind::Pv)?;
     let mut server = Serving::start(rig.pair(Kind::Pv)?)?;
     let mut text = String::new();
     for ring in ["64KiB", "1MiB"] {

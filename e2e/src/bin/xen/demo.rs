@@ -55,12 +55,12 @@ const RINGS: [&str; 2] = ["64KiB", "1MiB"];
 const MANY: usize = 1000;
 
 /// The parts that are asked for, all if none is; lines of JSON, the text and charts go to the folder `to`.
-pub fn run(to: &Path, parts: &[&str]) -> Result<()> {
+pub fn run(to: &Path, kind: Kind, parts: &[&str]) -> Result<()> {
     let unknown = parts.iter().find(|part| !PARTS.contains(part));
     ensure!(unknown.is_none(), "no part is called {}; there are {}", unknown.unwrap_or(&""), PARTS.join(", "));
     let wanted = |part| parts.is_empty() || parts.contains(&part);
-    let mut rig = Rig::for_results(to, "xen.txt")?;
-    let pair = rig.pair(Kind::Pv)?;
+    let mut rig = Rig::for_results(to, "xen.txt", kind)?;
+    let pair = rig.pair(kind)?;
     // What is known already is kept also if something later fails.
     let mut text = Text { all: String::new(), to: to.join("xen.txt") };
     if wanted("file") {
@@ -86,9 +86,9 @@ pub fn run(to: &Path, parts: &[&str]) -> Result<()> {
         text.add(&bulk(pair, &mut server)?)?;
     }
     if wanted("volume") {
-        text.add(&volume(&mut rig, &mut server, &mut lines[1])?)?;
+        text.add(&volume(&mut rig, kind, &mut server, &mut lines[1])?)?;
     }
-    let pair = rig.pair(Kind::Pv)?;
+    let pair = rig.pair(kind)?;
     pair.host.check()?;
     text.add(&server.end(pair)?)?;
     for (ring, lines) in RINGS.iter().zip(&lines).filter(|(_, lines)| !lines.is_empty()) {
@@ -200,27 +200,28 @@ fn bulk(pair: &mut Pair, server: &mut Serving) -> Result<String> {
 
 /// Hypercalls and switches of CPUs for 1 GiB in writes of 32 KiB, beyond what the same run without these bytes takes: its
 /// processes start, map their memory and end. The lines tell the guests' context switches.
-fn volume(rig: &mut Rig, server: &mut Serving, lines: &mut String) -> Result<String> {
-    let mut text =
-        "1 GiB in writes of 32 KiB: hypercalls of both domUs, by kind, and times that a CPU was given to one; the same run with \
+fn volume(rig: &mut Rig, kind: Kind, server: &mut Serving, lines: &mut String) -> Result<String> {
+    let what = if kind == Kind::Pv { "hypercalls" } else { "exits" };
+    let mut text = format!(
+        "1 GiB in writes of 32 KiB: {what} of both domUs, by kind, and times that a CPU was given to one; the same run with \
          32 KiB in place of 1 GiB is subtracted\n"
-            .to_owned();
+    );
     for transport in TRANSPORTS {
         eprintln!("hypercalls: {transport}");
         let options = |volume| {
             format!("--test switches --volume {volume} --size 32KiB --runs 1 --ring 1MiB --transport {transport}")
         };
-        *lines += &server.measure(rig.pair(Kind::Pv)?, &options("1GiB"))?;
+        *lines += &server.measure(rig.pair(kind)?, &options("1GiB"))?;
         // As a stream and as messages, with Nagle's algorithm and without: both ways are run, so each gets half.
         let half = options(if transport == "libxenvchan" { "1GiB" } else { "512MiB" });
         let whole = trace(rig, |pair| server.measure(pair, &half).map(drop))?;
         let none = trace(rig, |pair| server.measure(pair, &options("32KiB")).map(drop))?;
         let (switches, without) = (whole.switches, none.switches);
         let (kinds, total) = beyond(&whole, &none);
-        let kinds: Vec<String> = kinds.iter().take(6).map(|(kind, count)| format!("{kind} {count}")).collect();
+        let kinds: Vec<String> = kinds.iter().take(6).map(|(name, count)| format!("{name} {count}")).collect();
         writeln!(
             text,
-            "{transport:<14}{total:>8} hypercalls ({}); {} with the start of its processes\n{:>22} switches; {switches} with it",
+            "{transport:<14}{total:>8} {what} ({}); {} with the start of its processes\n{:>22} switches; {switches} with it",
             kinds.join(", "),
             whole.total(),
             switches.saturating_sub(without)
@@ -242,8 +243,8 @@ fn beyond<'a>(whole: &'a Share, none: &Share) -> (Vec<(&'a str, u64)>, u64) {
 /// What A and B together did while something ran, by Xen's own count.
 pub fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result<Share> {
     let (packages, pair) = rig.traced()?;
-    // Scheduling, without which nothing can be told of whom it is, and what paravirtualized guests ask for.
-    let job = pair.start("dom0", "exec xentrace -D -S 256 -e 0x0022f000 /tmp/trace")?;
+    // Scheduling, without which nothing can be told of whom it is, what paravirtualized guests ask for, and why others leave for Xen.
+    let job = pair.start("dom0", "exec xentrace -D -S 256 -e 0x002af000 /tmp/trace")?;
     pair.sh("dom0", "until [ -s /tmp/trace ]; do :; done")?;
     run(pair)?;
     pair.sh("dom0", "killall -INT xentrace")?;

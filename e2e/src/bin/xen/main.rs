@@ -4,7 +4,7 @@
 //! `xen [NAME...]` runs the cases whose names contain one of the words, `xen --list` names them all. It prints what
 //! libtest would.
 //!
-//! `xen demo FOLDER [PART...]` moves a file, compares with TCP and libxenvchan, and leaves results, a text and charts in the
+//! `xen demo FOLDER [--pvh] [PART...]` moves a file, compares with TCP and libxenvchan, and leaves results, a text and charts in the
 //! folder; its parts are `file`, `speed`, `setup`, `cpu` and `volume`.
 //!
 //! `xen vchan FOLDER` compares libtombolo-vchan with the original in the same way.
@@ -60,7 +60,8 @@ fn run(words: &[&str]) -> Result<End> {
         ["up"] => up::up(Kind::Pv, &[]),
         ["up", "--pvh"] => up::up(Kind::Pvh, &[]),
         ["run" | "push" | "log" | "renew" | "down", ..] => return up::ask(words),
-        ["demo", to, parts @ ..] => demo::run(Path::new(to), parts),
+        ["demo", to, "--pvh", parts @ ..] => demo::run(Path::new(to), Kind::Pvh, parts),
+        ["demo", to, parts @ ..] => demo::run(Path::new(to), Kind::Pv, parts),
         ["vchan", to] => compare::run(Path::new(to)),
         ["--list"] => {
             cases::all().for_each(|case| println!("{}", case.name));

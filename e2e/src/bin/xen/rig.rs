@@ -93,11 +93,11 @@ impl Rig {
     }
 
     /// The same, with a pair that runs, for results that go to the folder `to`, where there is no `text` yet.
-    pub fn for_results(to: &Path, text: &str) -> Result<Self> {
+    pub fn for_results(to: &Path, text: &str, kind: Kind) -> Result<Self> {
         ensure!(!to.join(text).exists(), "{} has results already: choose another folder", to.display());
         fs::create_dir_all(to).context(to.display())?;
         let mut rig = Self::with_bench()?;
-        rig.pair(Kind::Pv)?.grant_more()?;
+        rig.pair(kind)?.grant_more()?;
         Ok(rig)
     }
 
