@@ -457,6 +457,26 @@ mod tests {
     }
 
     #[test]
+    fn b18_call_that_was_accepted_unheard_ends_with_its_program() {
+        for over in [false, true] {
+            let (mut calls, theirs) = (Calls::new(0, REGION, SLICE), (SLICES_AT, SLICE));
+            let asked = calls.ask().unwrap();
+            assert_eq!(calls.forgotten(), [asked.serial]);
+            assert_ne!(calls.ask().unwrap().own, asked.own, "its program may have it still");
+            let told = Made { theirs, ..asked };
+            assert_eq!(calls.resumed(told, over), Ok(Resumed::AsItWas));
+            assert!(calls.close(asked.serial), "Close is said: the peer has it");
+            assert_eq!(calls.get(asked.serial).is_some(), !over);
+        }
+        // A broker that begins has a call of which its own slice alone is known, and learns the rest.
+        let mut calls = Calls::new(0, REGION, SLICE);
+        let whole = Made { serial: 1, own: (SLICES_AT, SLICE), theirs: (SLICES_AT, SLICE), channel: 1 };
+        calls.restore(Made { theirs: (0, 0), ..whole });
+        assert_eq!(calls.resumed(whole, false), Ok(Resumed::Agreed(whole)));
+        assert_eq!(calls.resumed(whole, false), Ok(Resumed::AsItWas));
+    }
+
+    #[test]
     fn b14_call_given_up_before_its_answer_ends_with_it() {
         let [mut a, mut b] = pair();
         let asked = a.ask().unwrap();

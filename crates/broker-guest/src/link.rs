@@ -195,7 +195,10 @@ impl<R: Region> Link<R> {
             let left = [io::ErrorKind::NotFound, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
             // Once: the peer may call as often as it likes.
             if !left.contains(&error.kind()) && !std::mem::replace(&mut self.failed, true) {
-                crate::log(&format!("a call between here and {} cannot be given to its program: {error}", self.told.peer));
+                crate::log(&format!(
+                    "a call between here and {} cannot be given to its program: {error}",
+                    self.told.peer
+                ));
             }
             if let Some(caller) = programs.get_mut(&fresh.program).filter(|it| it.doing == Doing::Calling) {
                 caller.refuse(No(code::FAILED, format!("slices cannot be made: {error}")));

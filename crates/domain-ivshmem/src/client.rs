@@ -372,8 +372,7 @@ mod tests {
     /// A call that was stated with as many eventfds and by this channel, and the broker's end of its socket.
     fn call(events: usize, channel: u16) -> Result<(VmLink, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let mut descriptors = vec![theirs, memory()];
         descriptors.extend((0..events).map(|_| rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
         let [peer, service]: [Name; 2] = ["a", "s"].map(|name| name.parse().unwrap());

@@ -58,13 +58,7 @@ struct Known {
 }
 
 impl Hub {
-    pub(crate) fn new(
-        port: Arc<Port>,
-        own: OwnPage,
-        peer: PeerPage,
-        socket: OwnedFd,
-        address: String,
-    ) -> Result<Self> {
+    pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd, address: String) -> Result<Self> {
         let over = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::os("eventfd", error))?;
         let wait = |bell: usize| -> rustix::io::Result<OwnedFd> {

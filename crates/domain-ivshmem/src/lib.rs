@@ -38,14 +38,14 @@ use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 use tombolo_control::Name;
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
 
-use crate::{
-    client::{Client, Idle},
-    link::VmLink,
-};
 pub use crate::{
     boxes::ModuleBoxes,
     mailbox::{CLOSED, STATE_AT},
     port::BELLS,
+};
+use crate::{
+    client::{Client, Idle},
+    link::VmLink,
 };
 
 /// The part of an address before the colon.

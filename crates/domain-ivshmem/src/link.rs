@@ -8,9 +8,7 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo_domain::{
-    Deadline, Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, wait_readable,
-};
+use tombolo_domain::{Deadline, Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, wait_readable};
 use tombolo_layout::limits::{CONTROL_MESSAGE_MAX, PAGE};
 use tombolo_mem::OwnSegment;
 
