@@ -345,6 +345,17 @@ def urgent():
     say("and the rest", got(a, 6), got(a, 5))
     a.sendall(b"back")
     say("and back", got(b, 4))
+    # Somebody who waits for nothing else, in a set, while there are bytes before them.
+    for edge in (0, select.EPOLLET):
+        a, b = pair()
+        ep = select.epoll()
+        ep.register(a, select.EPOLLPRI | edge)
+        b.sendall(b"before")
+        there(a, 6)
+        say("nothing urgent", ep.poll(0))
+        b.send(b"?", socket.MSG_OOB)
+        say("urgent in a set", [e for _, e in ep.poll(5)], [e for _, e in ep.poll(0)], error(a.recv, 1, socket.MSG_OOB))
+        say("and no more", [e for _, e in ep.poll(0)], got(a, 6))
 
 
 for part in (
