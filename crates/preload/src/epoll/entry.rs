@@ -212,8 +212,9 @@ impl Entry {
         }
         self.connection.set_quiet(false);
         if !self.connection.stirs() {
+            // An error is gone once the program has asked for it.
             let said = process.kernel().poll(self.fd, POLLRDHUP) as u16;
-            self.sticky |= u32::from(said) & (RDHUP | ALWAYS);
+            self.sticky = u32::from(said) & (RDHUP | ALWAYS);
         }
         IN | RDNORM | self.sticky
     }
