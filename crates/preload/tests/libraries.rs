@@ -19,6 +19,9 @@ use place::{
 /// A user without rights: libuv refuses to be tested with all of them.
 const NOBODY: u32 = 65534;
 
+/// Those that call an address outside of this machine, and depend on what the network says to that.
+const OUTSIDE: [&str; 2] = ["tcp_close_while_connecting", "tcp_connect_timeout"];
+
 /// A project's sources and the program that its tests are, built; they go with the folder.
 struct Built {
     _folder: tempfile::TempDir,
@@ -74,7 +77,7 @@ fn libuvs_own_tests_are_the_same() {
     let options = ["-DCMAKE_BUILD_TYPE=Release", "-DLIBUV_BUILD_TESTS=ON"];
     let built = Built::new("libuvs_own_tests_are_the_same", "libuv1", &options, "uv_run_tests", "uv_run_tests");
     if let Some(built) = built {
-        suite::same("libuv", 50, |place, dress| of_libuv(&built.run(place, dress)));
+        suite::same("libuv", 80, |place, dress| of_libuv(&built.run(place, dress)));
     }
 }
 
@@ -95,7 +98,8 @@ fn of_libuv(said: &str) -> Results {
         let result = result.trim_end_matches(|c: char| c.is_ascii_digit() || c == ' ');
         let (test, skipped) = test.split_once(" # ").map_or((test, false), |(test, _)| (test, true));
         let result = if skipped { "skipped" } else { result };
-        matches!(result, "ok" | "not ok" | "skipped").then(|| (test.to_owned(), result.to_owned()))
+        (matches!(result, "ok" | "not ok" | "skipped") && !OUTSIDE.contains(&test))
+            .then(|| (test.to_owned(), result.to_owned()))
     };
     said.lines().filter_map(one).collect()
 }
