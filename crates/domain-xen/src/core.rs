@@ -269,12 +269,6 @@ impl Core {
     pub(crate) fn sweep(&self) {
         self.watched.sweep();
     }
-
-    /// Bytes that the peer of `end` may still map.
-    pub(crate) fn quarantined(&self, end: &Arc<End>) -> u64 {
-        let quarantine = lock(&self.watched.quarantine);
-        quarantine.iter().filter(|it| Arc::ptr_eq(&it.end, end)).map(|it| it.len as u64).sum()
-    }
 }
 
 impl Drop for Core {

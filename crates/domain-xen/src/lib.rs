@@ -149,7 +149,7 @@ impl Rendezvous for XenDomain {
         let (place, core) = self.place(service)?;
         let domain = core.peer(place.peer)?;
         let door = open_door(&core, &place)?;
-        let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?)?;
+        let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?, &place.service)?;
         end.own.set(at::AT_WANTED, mark_of(&place.service));
         end.own.set(at::AT_LINE, door.line.as_ref().map_or(0, |line| line.reference.into()));
         *lock(&end.door) = Some(door.page.clone());

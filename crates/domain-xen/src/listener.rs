@@ -47,6 +47,7 @@ impl XenListener {
         grants.when_gone(at::AT_STATE, None)?;
         let segment = grants.map(0, 1)?;
         let door = OwnPage::new(segment, at::DOOR_MAGIC, 0);
+        door.set(at::AT_FOR, at::board_head(place.peer, false) | u64::from(reference) << 32);
         let domain = core.peer(place.peer)?;
         let knocks = Knocks::new(place.peer, &place.service)?;
         let lines = Lines::new(knocks.fd())?;
@@ -88,7 +89,7 @@ impl XenListener {
         }
         let line = page.word(at::AT_LINE).hint() as u32;
         let port = self.core.xen.bind_port(self.domain.id, port)?;
-        let end = End::new(&*self.core.xen, &self.domain, port)?;
+        let end = End::new(&*self.core.xen, &self.domain, port, &self.knocks.service)?;
         let _ = end.peer.set(page);
         let _ = end.peer_reference.set(reference);
         // Before the answer: who hears that knows whether it can knock by its line the next time.

@@ -4,11 +4,10 @@
 use std::fmt;
 
 use tombolo_domain::{Error, Result};
+use tombolo_layout::xen::NAME_MAX;
 
 use crate::hypervisor::DomId;
 
-/// Longest name.
-const NAME_MAX: usize = 64;
 /// Xen's numbers beyond this have meanings of their own.
 const DOMID_MAX: DomId = 0x7fef;
 

@@ -55,6 +55,7 @@ fn run(words: &[&str]) -> Result<End> {
         ["reap", role, address, count] => flow::reap(role, address, count),
         ["outlive", role, address, count] => flow::outlive(role, address, count),
         ["open", address, count] => many::open(address, count),
+        ["keep", address, word] => cases::shown::keep(address, word),
         ["hold", address, count] => many::hold(address, count),
         ["up"] => up::up(Kind::Pv, &[]),
         ["up", "--pvh"] => up::up(Kind::Pvh, &[]),
