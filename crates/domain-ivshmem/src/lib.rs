@@ -38,11 +38,14 @@ use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 use tombolo_control::Name;
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
 
-use crate::client::{Client, Idle};
 pub use crate::{
     boxes::ModuleBoxes,
     mailbox::{CLOSED, STATE_AT},
     port::BELLS,
+};
+use crate::{
+    client::{Client, Idle},
+    link::VmLink,
 };
 
 /// The part of an address before the colon.
@@ -71,6 +74,14 @@ impl VmDomain {
     #[must_use]
     pub fn through(socket: impl Into<PathBuf>) -> Self {
         Self { broker: Some(socket.into()), idle: Arc::default() }
+    }
+
+    fn call(&self, service: &str, deadline: Deadline) -> Result<VmLink> {
+        let (Some(domain), name) = parse(service)? else {
+            let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
+            return Err(Error::BadService { service: service.into(), why });
+        };
+        Client::connect(&self.broker(), &self.idle, &domain, name, deadline)
     }
 
     fn broker(&self) -> PathBuf {
@@ -104,11 +115,14 @@ impl Rendezvous for VmDomain {
     }
 
     fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
-        let (Some(domain), name) = parse(service)? else {
-            let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
-            return Err(Error::BadService { service: service.into(), why });
-        };
-        Ok(Box::new(Client::connect(&self.broker(), &self.idle, &domain, name, deadline)?))
+        let link = self.call(service, deadline)?;
+        link.settle(deadline)?;
+        Ok(Box::new(link))
+    }
+
+    /// V-2. What this end says at once is there when the peer looks first.
+    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+        Ok(Box::new(self.call(service, deadline)?))
     }
 }
 
