@@ -182,7 +182,9 @@ impl End {
     fn wake_all(&self) {
         if !self.ended.swap(true, Ordering::SeqCst) {
             let all = self.slots.get().into_iter().flatten().chain([&self.control]);
-            if !all.fold(true, |done, waker| waker.end() && done) {
+            // All of them are woken, whatever becomes of one.
+            let failed = all.filter(|waker| !waker.end()).count();
+            if failed > 0 {
                 // The next look tries again.
                 self.ended.store(false, Ordering::SeqCst);
             }

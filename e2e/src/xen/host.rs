@@ -132,7 +132,7 @@ impl Host {
         let config = format!(
             "name=\"{name}\"\ntype=\"{kind}\"\nkernel=\"/share/vmlinux\"\nramdisk=\"/share/domu.cpio\"\n\
              extra=\"console=hvc0 mitigations=off panic=-1 {variable}={address}\"\nmemory=384\nvcpus=1\ncpus=\"{cpu}\"\n\
-             tsc_mode=\"native\"\non_crash=\"preserve\"\n\
+             tsc_mode=\"native\"\non_crash=\"preserve\"\non_reboot=\"preserve\"\n\
              vif=[\"mac=00:16:3e:00:00:0{number},bridge={bridge},script=/bin/true\"]\n{more}\n",
             variable = init::ADDRESS,
         );
