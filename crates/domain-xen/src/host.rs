@@ -119,7 +119,8 @@ impl XenHost {
     /// What XenStore says; [`Error::Limit`] where they are too many for one message of it.
     pub fn domains(&mut self) -> Result<BTreeMap<u16, String>> {
         let mut domains = BTreeMap::new();
-        for id in ids(&mut self.store, DOMAINS)? {
+        let there = ids(&mut self.store, DOMAINS)?;
+        for &id in &there {
             let path = name_of(id);
             if self.watched.insert(id) {
                 self.store.watch(&path)?;
@@ -133,7 +134,7 @@ impl XenHost {
                 None => {}
             }
         }
-        let gone: Vec<DomId> = self.watched.extract_if(.., |id| !domains.contains_key(id)).collect();
+        let gone: Vec<DomId> = self.watched.extract_if(.., |id| !there.contains(id)).collect();
         for id in gone {
             self.store.unwatch(&name_of(id))?;
         }

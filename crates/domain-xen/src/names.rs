@@ -147,7 +147,7 @@ pub(crate) struct Names {
     turn: Mutex<()>,
     /// All was read once.
     loaded: AtomicBool,
-    /// Rung when something changed.
+    /// Rung when it changed who may come.
     ears: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
@@ -170,9 +170,12 @@ impl Names {
 
     /// Takes notice of a change.
     pub(crate) fn hear(&self, store: &mut Store, path: &str) -> Result<()> {
-        match path.strip_prefix(&self.folder).and_then(|rest| rest.strip_prefix('/')) {
+        let changed = match path.strip_prefix(&self.folder).and_then(|rest| rest.strip_prefix('/')) {
             Some(node) if lock(&self.told).there => self.read(store, node)?,
             _ => self.load(store)?,
+        };
+        if !changed {
+            return Ok(());
         }
         lock(&self.ears).retain(|ear| ear.upgrade().inspect(|ear| ring(ear)).is_some());
         Ok(())
@@ -186,22 +189,23 @@ impl Names {
         Ok(lock(&self.told).there)
     }
 
-    /// Reads all that is told.
-    fn load(&self, store: &mut Store) -> Result<()> {
+    /// Reads all that is told; says whether it changed who may come.
+    fn load(&self, store: &mut Store) -> Result<bool> {
         let nodes = store.folder(&self.folder)?;
         lock(&self.told).there = nodes.is_some();
         let nodes = nodes.unwrap_or_default();
         let known: Vec<DomId> = lock(&self.told).records.keys().copied().collect();
         let gone = known.iter().map(DomId::to_string).filter(|node| !nodes.contains(node));
+        let mut changed = false;
         for node in nodes.iter().cloned().chain(gone) {
-            self.read(store, &node)?;
+            changed |= self.read(store, &node)?;
         }
         self.loaded.store(true, Ordering::Release);
-        Ok(())
+        Ok(changed)
     }
 
-    /// Reads one node.
-    fn read(&self, store: &mut Store, node: &str) -> Result<()> {
+    /// Reads one node, likewise.
+    fn read(&self, store: &mut Store, node: &str) -> Result<bool> {
         let _turn = lock(&self.turn);
         let mut value = || store.read(&format!("{}/{node}", self.folder));
         if node == OWN {
@@ -216,13 +220,16 @@ impl Names {
             }
         } else if let Some(id) = domid(node).filter(|id| *id != self.own) {
             let record = value()?.and_then(|text| Record::parse(&text));
+            let callers = |record: &Record| (record.view.ours.clone(), record.pair);
+            let now = record.as_ref().map(callers);
             let mut told = lock(&self.told);
-            match record {
-                Some(record) => drop(told.records.insert(id, record)),
-                None => drop(told.records.remove(&id)),
-            }
+            let before = match record {
+                Some(record) => told.records.insert(id, record),
+                None => told.records.remove(&id),
+            };
+            return Ok(before.as_ref().map(callers) != now);
         }
-        Ok(())
+        Ok(false)
     }
 
     /// The broker's page, which dom0 grants; dom0 itself cannot map it.
@@ -277,7 +284,7 @@ impl Names {
         told.records.iter().filter(|(_, record)| may(record)).map(|(id, record)| (*id, record.pair)).collect()
     }
 
-    /// A descriptor that polls readable after a change.
+    /// A descriptor that polls readable after it changed who may come.
     pub(crate) fn ear(&self) -> Result<Arc<OwnedFd>> {
         let ear = Arc::new(eventfd()?);
         lock(&self.ears).push(Arc::downgrade(&ear));
