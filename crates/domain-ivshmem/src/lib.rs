@@ -73,9 +73,25 @@ impl VmDomain {
         Self { broker: Some(socket.into()), idle: Arc::default() }
     }
 
-    fn broker(&self) -> PathBuf {
+    /// Whether somebody said which broker is to be asked.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        self.named().is_some()
+    }
+
+    /// Whether there is a socket where the broker is to be asked.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.broker().exists()
+    }
+
+    fn named(&self) -> Option<PathBuf> {
         let named = || env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty()).map(PathBuf::from);
-        self.broker.clone().or_else(named).unwrap_or_else(|| BROKER.into())
+        self.broker.clone().or_else(named)
+    }
+
+    fn broker(&self) -> PathBuf {
+        self.named().unwrap_or_else(|| BROKER.into())
     }
 }
 

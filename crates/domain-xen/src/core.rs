@@ -306,6 +306,7 @@ impl Watched {
         let every = Timespec::try_from(LOOK_EVERY).ok();
         // Where it cannot be watched, no more is known of names than was read.
         let _ = lock(&self.store).watch(self.names.folder());
+        ring(&self.kick);
         loop {
             self.sweep();
             lock(&self.doors).retain(|_, door| door.page.state() == at::OPEN);

@@ -102,7 +102,12 @@ impl XenHost {
             if fired.is_empty() {
                 return Ok(changed);
             }
-            let spoke: Vec<DomId> = self.quiet.iter().copied().filter(|id| fired.iter().any(|path| path.starts_with(&channels_of(*id)))).collect();
+            let spoke: Vec<DomId> = self
+                .quiet
+                .iter()
+                .copied()
+                .filter(|id| fired.iter().any(|path| path.starts_with(&channels_of(*id))))
+                .collect();
             changed |= fired.iter().any(|path| path.starts_with('@') || path.ends_with("/name"));
             for id in spoke {
                 if !self.store.list(&channels_of(id))?.is_empty() {
@@ -247,7 +252,11 @@ impl XenHost {
 fn fitting(mut record: Record) -> Record {
     while record.to_string().len() > RECORD_MAX {
         let View { ours, theirs, .. } = &mut record.view;
-        if ours.len() > theirs.len() { ours.pop() } else { theirs.pop() };
+        if ours.len() > theirs.len() {
+            ours.pop()
+        } else {
+            theirs.pop()
+        };
     }
     record
 }

@@ -14,9 +14,9 @@ mod core;
 mod end;
 #[cfg(feature = "testing")]
 mod fake;
+mod host;
 #[cfg(feature = "testing")]
 pub mod hostile;
-mod host;
 mod hypervisor;
 mod line;
 mod link;

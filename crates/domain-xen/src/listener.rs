@@ -58,7 +58,18 @@ impl XenListener {
         let node = format!("{}/{}", core.own_folder(place.peer)?, place.service);
         lock(&core.store).write(&node, &reference.to_string())?;
         let (answers, pid) = (vec![None; at::ANSWERS], std::process::id());
-        Ok(Self { core: Arc::clone(core), domain, door, knocks, lines, answers, node, pair: place.pair, _claim: claim, pid })
+        Ok(Self {
+            core: Arc::clone(core),
+            domain,
+            door,
+            knocks,
+            lines,
+            answers,
+            node,
+            pair: place.pair,
+            _claim: claim,
+            pid,
+        })
     }
 
     /// Forgets those who have heard their answer, or never will.

@@ -89,7 +89,9 @@ impl Rendezvous for XenNames {
         };
         let core = self.told()?;
         let Some((peer, record)) = core.names().find(&domain) else {
-            let what = format!("vm:{service} (`xl list` has no `{domain}`, or no [[allow]] of dom0's tombolod for it and here)");
+            let what = format!(
+                "vm:{service} (`xl list` has no `{domain}`, or no [[allow]] of dom0's tombolod for it and here)"
+            );
             return Err(Error::NotFound(what));
         };
         if !record.view.theirs.iter().any(|pattern| pattern.matches(&name)) {

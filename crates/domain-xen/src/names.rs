@@ -59,8 +59,7 @@ pub enum State {
 }
 
 impl State {
-    const ALL: [(&str, Self); 3] =
-        [("running", Self::Running), ("paused", Self::Paused), ("unknown", Self::Unknown)];
+    const ALL: [(&str, Self); 3] = [("running", Self::Running), ("paused", Self::Paused), ("unknown", Self::Unknown)];
 }
 
 /// What one domain may know of another.
@@ -340,7 +339,11 @@ mod tests {
     #[test]
     fn x20_number_of_a_domain_is_digits_in_range() {
         assert_eq!(["0", "7", "32751"].map(domid), [0, 7, 32751].map(Some));
-        assert!(["", "+7", "07", "00", "32752", "65536", "99999999999", "7 ", "alive", "-1"].iter().all(|bad| domid(bad).is_none()));
+        assert!(
+            ["", "+7", "07", "00", "32752", "65536", "99999999999", "7 ", "alive", "-1"]
+                .iter()
+                .all(|bad| domid(bad).is_none())
+        );
     }
 
     proptest! {

@@ -71,7 +71,10 @@ mod tests {
 
     #[test]
     fn x1_service_is_a_domain_and_a_name() {
-        assert_eq!(Place::parse("0/web-1_A").unwrap(), Place { peer: 0, service: "web-1_A".into(), pair: Pair::default() });
+        assert_eq!(
+            Place::parse("0/web-1_A").unwrap(),
+            Place { peer: 0, service: "web-1_A".into(), pair: Pair::default() }
+        );
         assert_eq!(Place::parse("32751/a").unwrap().shown(), "xen:32751/a");
         let long = format!("1/{}", "n".repeat(65));
         for bad in

@@ -192,7 +192,8 @@ fn x21_number_that_another_domain_has_by_now_leads_nowhere() {
 #[test]
 fn x21_numbers_outlive_the_broker_and_change_with_a_domain() {
     let (xen, mut host) = world();
-    let told = |xen: &FakeXen| [(5, 7), (7, 5)].map(|(id, of)| xen.node(id, &format!("/local/domain/{id}/tombolo/{of}")));
+    let told =
+        |xen: &FakeXen| [(5, 7), (7, 5)].map(|(id, of)| xen.node(id, &format!("/local/domain/{id}/tombolo/{of}")));
     let first = told(&xen);
     let numbers = |record: &Option<String>| {
         let record = record.as_ref().expect("told");
