@@ -153,7 +153,9 @@ impl XenHost {
     }
 
     fn forget(&mut self, id: DomId) -> Result<()> {
-        (self.told.remove(&id), self.names.remove(&id), self.pages.remove(&id));
+        self.told.remove(&id);
+        self.names.remove(&id);
+        self.pages.remove(&id);
         if self.quiet.remove(&id) {
             self.store.unwatch(&channels_of(id))?;
         }
