@@ -29,12 +29,12 @@ pub fn apart() -> Result<Vec<Extra>> {
     Ok(vec![build(XENS, &[])?, build(QUBES, &["-DQUBES"])?])
 }
 
-/// The command by which one end of them is started where a shell is, once `map` says where domains are.
+/// The command by which a shell starts one end of them, with a map that says where domains are.
 #[must_use]
-pub fn tries(program: &str, map: &str, role: &str, peer: u16, own: u16) -> String {
+pub fn tries(program: &str, map: &str, role: &str, peer: u16, own: u16, many: u16) -> String {
     format!(
         "echo '{map}' >/tmp/{program}-{role}.conf; \
-         TOMBOLO_VCHAN_CONF=/tmp/{program}-{role}.conf exec {program} {role} {peer} {own}"
+         TOMBOLO_VCHAN_CONF=/tmp/{program}-{role}.conf exec {program} {role} {peer} {own} {many}"
     )
 }
 

@@ -27,6 +27,8 @@ pub const CASES: &[Case] = &[
 /// Which number each machine and the host have.
 const MAP: &str = "domain 1 vm:a\ndomain 2 vm:b\ndomain 3 vm:host";
 const HOST: u16 = 3;
+/// A link of the default size holds seven channels.
+const MANY: u16 = 5;
 /// What a program may take, on a machine that has other things to do.
 const PATIENCE: u64 = 120;
 
@@ -34,7 +36,7 @@ fn machines(rig: &mut Rig, program: &str, server: (At, u16), client: (At, u16)) 
     let site = rig.site()?;
     site.link("a", "b")?;
     let mut start = |role, at: (At, u16), peer: u16| {
-        let command = tries(program, &format!("self {}\n{MAP}", at.1), role, peer, at.1);
+        let command = tries(program, &format!("self {}\n{MAP}", at.1), role, peer, at.1, MANY);
         site.vm(at.0).start(&["sh", "-c", &command])
     };
     let (serving, joining) = (start("serve", server, client.1)?, start("join", client, server.1)?);
@@ -57,10 +59,10 @@ fn host(rig: &mut Rig) -> Result<Verdict> {
         let found = programs.iter().find(|(name, _)| name.ends_with(program));
         let (_, path) = found.ok_or_else(|| Error::new(format!("no {program}")))?;
         let mut command = tied(&[], path);
-        command.args([ours, "1", &HOST.to_string()]).env("TOMBOLO_VCHAN_CONF", &map);
+        command.args([ours, "1", &HOST.to_string(), &MANY.to_string()]).env("TOMBOLO_VCHAN_CONF", &map);
         command.env("TOMBOLO_BROKER", site.broker.socket()).stdout(Stdio::null());
         let mut here = Process::start(&mut command)?;
-        let there = tries(program, &format!("self 1\n{MAP}"), theirs, HOST, 1);
+        let there = tries(program, &format!("self 1\n{MAP}"), theirs, HOST, 1, MANY);
         let job = site.a.start(&["sh", "-c", &there])?;
         let said = site.a.wait(job, within(PATIENCE))?.success().context(program)?;
         ensure!(said.contains(TRIED), "{program} in the machine says {said}");

@@ -44,6 +44,8 @@ pub const PVH: &[Case] = &[
 const TOLD: u64 = 30;
 /// What each line may take.
 const SOON: u64 = 120;
+/// More vchans at once than the original can have.
+const MANY: u16 = 30;
 /// Rings, and the bytes each way that go through them several times.
 const RINGS: [(usize, usize); 3] = [(4 << 10, 200_000), (64 << 10, 1_000_000), (1 << 20, 4_000_000)];
 
@@ -111,8 +113,8 @@ fn functions(rig: &mut Rig, program: &str) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
     for (map, server, client) in [("default xen", "A", "B"), ("default xen:vchan:", "B", "A")] {
         let (serves, joins) = (pair.number(server), pair.number(client));
-        let serving = pair.start(server, &tries(program, map, "serve", joins, serves))?;
-        let joining = pair.start(client, &tries(program, map, "join", serves, joins))?;
+        let serving = pair.start(server, &tries(program, map, "serve", joins, serves, MANY))?;
+        let joining = pair.start(client, &tries(program, map, "join", serves, joins, MANY))?;
         for (at, job) in [(client, joining), (server, serving)] {
             let said = pair.done(at, job).context(format!("{program}, {map}"))?;
             ensure!(said.contains(TRIED), "{program}, {map}: {at} says {said}");
