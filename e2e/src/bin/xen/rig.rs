@@ -11,12 +11,13 @@ use tombolo_e2e::control::{Control, Job};
 use tombolo_e2e::debian::Archive;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::image::Extra;
 use tombolo_e2e::lines::within;
 use tombolo_e2e::programs::Programs;
 use tombolo_e2e::qemu;
 use tombolo_e2e::runner::{self, Case, Lacking, Verdict};
+use tombolo_e2e::vchan as ours;
 use tombolo_e2e::xen::host::{Host, Kind, Parts};
-use tombolo_e2e::xen::images::Extra;
 use tombolo_e2e::xen::packages::Packages;
 use tombolo_e2e::xen::vchan;
 
@@ -44,6 +45,7 @@ impl runner::Rig for Rig {
     fn prepare() -> std::result::Result<Self, Lacking> {
         Self::with(|packages| {
             let mut programs = vchan::programs(packages)?;
+            programs.extend(ours::apart()?);
             let pair = Programs::example("tombolo-domain-xen", "pair")?;
             programs.push(("bin/pair".into(), pair.path("pair")?.to_owned()));
             Ok(programs)
