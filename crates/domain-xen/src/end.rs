@@ -15,6 +15,7 @@ use tombolo_layout::xen as at;
 use crate::{
     hypervisor::{DomId, Hypervisor, Port},
     memory::Places,
+    names::Names,
     page::{OwnPage, PeerPage},
     waker::Waker,
 };
@@ -32,9 +33,14 @@ pub(crate) struct PeerDomain {
     pub seen: AtomicBool,
     /// It was destroyed.
     pub gone: AtomicBool,
+    names: Arc<Names>,
 }
 
 impl PeerDomain {
+    pub(crate) fn new(id: DomId, names: &Arc<Names>) -> Self {
+        Self { id, seen: AtomicBool::new(false), gone: AtomicBool::new(false), names: Arc::clone(names) }
+    }
+
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
@@ -119,8 +125,14 @@ impl End {
 
     /// How the peer fares.
     pub(crate) fn life(&self) -> Life {
+        //
+        self.end().unwrap_or_else(|| self.domain.names.life(self.domain.id))
+    }
+
+    /// How the peer ended, if it did.
+    fn end(&self) -> Option<Life> {
         if self.domain.is_gone() {
-            return Life::DomainGone;
+            return Some(Life::DomainGone);
         }
         let open = match self.peer.get() {
             Some(peer) => peer.state() == at::OPEN,
@@ -129,12 +141,12 @@ impl End {
                 state == Some(at::OPEN) || self.answer().is_some()
             }
         };
-        if open { Life::Unknown } else { Life::ProcessGone }
+        (!open).then_some(Life::ProcessGone)
     }
 
     /// Whether the peer, or this end itself, will do nothing more.
     pub(crate) fn is_over(&self) -> bool {
-        self.closed.load(Ordering::Acquire) || self.life().is_gone()
+        self.closed.load(Ordering::Acquire) || self.end().is_some()
     }
 
     /// Whether the peer maps nothing of this end's any more, whatever it says.
@@ -253,7 +265,7 @@ mod tests {
     fn x12_mailbox_says_for_tools_who_the_peer_is_and_what_it_may_still_map() {
         let xen = FakeXen::new();
         let (here, there) = (xen.domain(5).xen, xen.domain(7).xen);
-        let domain = Arc::new(PeerDomain { id: 7, seen: AtomicBool::new(true), gone: AtomicBool::new(false) });
+        let domain = Arc::new(PeerDomain::new(7, &Arc::new(Names::new(&here, 5))));
         let end = End::new(&*here, &domain, here.offer_port(7).unwrap(), "a-web_1234").unwrap();
         let page = there.map(5, &[end.reference], None, Box::new(())).unwrap();
         let (page, _port) = PeerPage::new(page, at::MAILBOX_MAGIC).unwrap();

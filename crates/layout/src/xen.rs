@@ -11,6 +11,7 @@
 //! 020  messages sent
 //! 028  of an end that knocks: which service it wants
 //! 030  of an end that knocks: reference of the line by which its process will knock from now on, or 0
+//! 038  of ends that were named by dom0's broker: the number that this one has to show
 //! 040  messages received
 //! 080  64 words: for each place, the last generation that this end unmapped or refused
 //! 280  the board, for tools of the owner's domain: peer, quarantine, age, name
@@ -18,7 +19,7 @@
 //! d00  8 lists of 24 references of four bytes: of the pages of a small segment that comes with the message
 //! ```
 //!
-//! A *door* is one page of a listener: magic, version, state as above, from 040 on the references of 24 lines that it
+//! A *door* is one page of a listener: magic, version, state as above, at 038 the number that it has to show, from 040 on the references of 24 lines that it
 //! listens to, and from 100 on 480 answers. A *line* is one page of a process that knocks: magic, version, port, state as
 //! above, and from 100 on 480 knocks.
 
@@ -28,6 +29,8 @@ pub const MAILBOX_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENM");
 pub const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXEND");
 /// X-3. First word of a line: "TMBLXENL".
 pub const LINE_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENL");
+/// X-22. First word of the page by which dom0's broker shows that it lives: "TMBLXENB".
+pub const BROKER_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENB");
 /// X-3. The version that this is.
 pub const VERSION: u32 = 1;
 /// Bytes of a page, whatever the machine's own page size.
@@ -45,6 +48,8 @@ pub const AT_JOINED: usize = 0x018;
 pub const AT_WANTED: usize = 0x028;
 /// X-11. Where an end that knocks says which line its process has.
 pub const AT_LINE: usize = 0x030;
+/// X-21. Where a door, and an end that knocks, show the number that dom0's broker gave for the pair, or 0.
+pub const AT_PAIR: usize = 0x038;
 /// X-6. Where an end counts what it sent.
 pub const AT_SENT: usize = 0x020;
 /// X-6. Where an end counts what it received.
@@ -236,7 +241,7 @@ mod tests {
             assert!(AT_ANSWERS + 8 * ANSWERS == PAGE);
             assert!(AT_KNOCKS + 8 * KNOCKS == PAGE);
             assert!(AT_LINES > AT_STATE && AT_LINES + 8 * LINES == AT_ANSWERS);
-            assert!(AT_LINE > AT_WANTED && AT_LINE < AT_RECEIVED);
+            assert!(AT_LINE > AT_WANTED && AT_PAIR > AT_LINE && AT_PAIR < AT_RECEIVED && AT_PAIR < AT_LINES);
         }
     }
 }
