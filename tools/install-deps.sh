@@ -26,6 +26,10 @@ if ! ls /usr/lib/*/libelf.so.1 >/dev/null 2>&1; then # What builds kernel module
     missing="$missing libelf1"
 fi
 want sparse sparse "the kernel module is not checked by sparse"
+want xmllint libxml2-utils "what is generated for libvirt is not checked by its schema"
+if ! [ -e /usr/share/libvirt/schemas/domain.rng ]; then # With libvirt's library; its daemon is not wanted.
+    missing="$missing libvirt0"
+fi
 want python3 "python3 python3-requests" "most tests of sockets are skipped"
 if command -v python3 >/dev/null && ! python3 -c 'import test.test_ftplib' 2>/dev/null; then # CPython's own tests.
     missing="$missing libpython3.11-testsuite"
