@@ -161,11 +161,9 @@ impl Drop for Started {
 }
 
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    // The long forms have programs that do ten times as much.
-    let patience = PATIENCE * if env::var_os("TOMBOLO_LONG").is_some() { 10 } else { 1 };
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within {patience:?}");
+        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
         thread::park_timeout(Duration::from_millis(5));
     }
 }
