@@ -58,8 +58,13 @@ pub(crate) fn receive(
         errno::kept(|| process.leaves(connection, Reason::Usage));
         return real();
     }
+    answer(|| joined_receive(process, connection, fd, to, flags))
+}
+
+/// What a call that was made here answers; it changes `errno` only where it failed.
+fn answer(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     let before = errno::get();
-    let answer = errno::answer(joined_receive(process, connection, fd, to, flags));
+    let answer = errno::answer(call());
     if answer >= 0 {
         errno::set(before);
     }
@@ -84,26 +89,22 @@ pub(crate) fn discard(
         }
         return n;
     }
-    let before = errno::get();
-    let mut room = vec![0; len.min(DISCARD)];
-    let mut done = 0;
-    let answer = loop {
-        let part = room.len().min(len - done);
-        match joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut room[..part])], flags) {
-            Ok(n) => done += n,
-            Err(errno) if done == 0 => break Err(errno),
-            Err(_) => break Ok(done),
+    answer(|| {
+        let mut room = vec![0; len.min(DISCARD)];
+        let mut done = 0;
+        loop {
+            let part = room.len().min(len - done);
+            match joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut room[..part])], flags) {
+                Ok(n) => done += n,
+                Err(errno) if done == 0 => return Err(errno),
+                Err(_) => return Ok(done),
+            }
+            let all = flags & libc::MSG_WAITALL != 0 && flags & LOOKS == 0;
+            if !all || done % DISCARD != 0 || done == len || part == 0 {
+                return Ok(done);
+            }
         }
-        let all = flags & libc::MSG_WAITALL != 0 && flags & LOOKS == 0;
-        if !all || done % DISCARD != 0 || done == len || part == 0 {
-            break Ok(done);
-        }
-    };
-    let answer = errno::answer(answer);
-    if answer >= 0 {
-        errno::set(before);
-    }
-    answer
+    })
 }
 
 fn joined_receive(
@@ -169,16 +170,13 @@ pub(crate) fn send(
     if flags & (KERNEL_ONLY | libc::MSG_ZEROCOPY) != 0 {
         errno::kept(|| process.leaves(connection, Reason::Usage));
     }
-    let before = errno::get();
-    let sent = joined_send(process, connection, fd, from, flags);
-    if sent == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
-        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::PIPE);
-    }
-    let answer = errno::answer(sent);
-    if answer >= 0 {
-        errno::set(before);
-    }
-    answer
+    answer(|| {
+        let sent = joined_send(process, connection, fd, from, flags);
+        if sent == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::PIPE);
+        }
+        sent
+    })
 }
 
 fn joined_send(

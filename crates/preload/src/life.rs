@@ -197,37 +197,27 @@ fn spawning() -> impl Sized {
     aside::hold()
 }
 
-/// # Safety
-/// As `posix_spawn(3)`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn posix_spawn(
-    pid: *mut pid_t,
-    path: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    arguments: *const *mut c_char,
-    environment: *const *mut c_char,
-) -> c_int {
-    let _limit = spawning();
-    // SAFETY: (contract) the caller's promise.
-    unsafe { real::posix_spawn(pid, path, actions, attributes, arguments, environment) }
+macro_rules! spawns {
+    ($($name:ident)*) => {$(
+        /// # Safety
+        /// As `posix_spawn(3)`.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name(
+            pid: *mut pid_t,
+            program: *const c_char,
+            actions: *const c_void,
+            attributes: *const c_void,
+            arguments: *const *mut c_char,
+            environment: *const *mut c_char,
+        ) -> c_int {
+            let _limit = spawning();
+            // SAFETY: (contract) the caller's promise.
+            unsafe { real::$name(pid, program, actions, attributes, arguments, environment) }
+        }
+    )*};
 }
 
-/// # Safety
-/// As `posix_spawnp(3)`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn posix_spawnp(
-    pid: *mut pid_t,
-    file: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    arguments: *const *mut c_char,
-    environment: *const *mut c_char,
-) -> c_int {
-    let _limit = spawning();
-    // SAFETY: (contract) the caller's promise.
-    unsafe { real::posix_spawnp(pid, file, actions, attributes, arguments, environment) }
-}
+spawns! { posix_spawn posix_spawnp }
 
 /// # Safety
 /// As `system(3)`.

@@ -141,10 +141,9 @@ fn thousand_connections_at_once_are_joined_and_leave_nothing_behind() {
 #[test]
 fn short_connections_one_after_the_other_arrive_whole_and_leave_nothing_behind() {
     if has("short_connections_one_after_the_other_arrive_whole_and_leave_nothing_behind", &["python3"]) {
-        for seed in 0..runs(2, 50) {
-            let (tcp, shared) = crowd("short", 2000, seed);
-            assert!(tcp > 0 && shared > 0, "{shared} bytes shared, {tcp} over TCP");
-        }
+        // Descriptors, files and memory of both processes are counted after a tenth, and are no more at the end.
+        let (tcp, shared) = crowd("short", runs(10_000, 50_000), 0);
+        assert!(tcp > 0 && shared > 0, "{shared} bytes shared, {tcp} over TCP");
     }
 }
 

@@ -97,7 +97,6 @@ fn mpi(world: &World) -> u64 {
 fn java(world: &World) -> u64 {
     let script = script("Streams.java");
     let words = ["java", "-Xmx256m", &script];
-    // Much of it is under way in socket buffers before a stream has moved.
     echo(world, &words, &words, 400_000_000)
 }
 

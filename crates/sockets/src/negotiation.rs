@@ -15,6 +15,7 @@
 
 use std::{
     collections::HashMap,
+    hash::Hash,
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
@@ -196,7 +197,7 @@ impl Exchange {
                 let claims = self.claims(process)?;
                 let service = self.service(process)?;
                 let claimed = self.claim(process, &claims, tuple, Role::Waiting, &service)?;
-                self.by_tuple.insert(tuple, Arc::downgrade(connection));
+                remember(&mut self.by_tuple, tuple, connection);
                 *talk = Talk::Claimed { _claimed: claimed };
                 Ok(())
             }
@@ -256,7 +257,7 @@ impl Exchange {
         let claim = process.describe(connection)?;
         let neighbour = &mut self.neighbours[index];
         neighbour.link.send(&Message::Propose(claim).encode(), None).map_err(|_| Reason::PeerGone)?;
-        self.by_id.insert(id, Arc::downgrade(connection));
+        remember(&mut self.by_id, id, connection);
         *talk = Talk::Proposed { claim, link: neighbour.number, _claimed: claimed };
         Ok(())
     }
@@ -393,7 +394,7 @@ impl Exchange {
         let proof = connection.with_history(|history| proof::answer(history, &proposal, &own));
         let message = Message::Answer { to: proposal.id, claim: own, proof };
         let fresh = neighbour.offer(process, connection, own.id, &message)?;
-        self.by_id.insert(own.id, Arc::downgrade(connection));
+        remember(&mut self.by_id, own.id, connection);
         Ok(Box::new(Answered { proposal, own, proof, fresh, _claimed: claimed }))
     }
 
@@ -471,6 +472,16 @@ impl Exchange {
         *lock(&connection.talk) = Talk::Done;
         process.leaves(&connection, reason);
     }
+}
+
+/// Puts a connection where it is found again. Many are closed before they have found each other: those that have gone make room
+/// before there is made more.
+fn remember<K: Eq + Hash>(all: &mut HashMap<K, Weak<Connection>>, key: K, connection: &Arc<Connection>) {
+    if all.len() == all.capacity() {
+        all.retain(|_, connection| connection.strong_count() > 0);
+        all.reserve(all.len() + 1);
+    }
+    all.insert(key, Arc::downgrade(connection));
 }
 
 /// Another process has the socket too: whoever is left will have it to itself. One that was killed does not say so.

@@ -103,14 +103,22 @@ public class Streams {
         return (int) Math.min(1 + (at * 7919 & 0x3ffff), size - at);
     }
 
+    static final int GREETING = 40 * 500;
+
     /** One thread writes while another reads, both blocking. */
     static void overStreams(InetSocketAddress address, int seed, long size) throws IOException, InterruptedException {
         Pattern pattern = new Pattern(seed);
         try (Socket end = new Socket(address.getAddress(), address.getPort())) {
+            InputStream in = end.getInputStream();
+            OutputStream out = end.getOutputStream();
+            // In turns to begin with: what is under way in socket buffers when a stream moves is chance, and can be much.
+            for (int at = 0; at < GREETING; at += 500) {
+                out.write(pattern.at(at, 500));
+                pattern.check(at, in.readNBytes(500), 500);
+            }
             Thread writer = new Thread(() -> {
                 try {
-                    OutputStream out = end.getOutputStream();
-                    for (long at = 0; at < size; at += part(at, size)) out.write(pattern.at(at, part(at, size)));
+                    for (long at = GREETING; at < size; at += part(at, size)) out.write(pattern.at(at, part(at, size)));
                     end.shutdownOutput();
                 } catch (IOException error) {
                     error.printStackTrace();
@@ -118,8 +126,7 @@ public class Streams {
             });
             writer.start();
             byte[] came = new byte[200_000];
-            InputStream in = end.getInputStream();
-            long at = 0;
+            long at = GREETING;
             for (int n; (n = in.read(came)) >= 0; at += n) pattern.check(at, came, n);
             if (at != size) throw new EOFException(at + " of " + size + " bytes");
             writer.join();
