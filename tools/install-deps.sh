@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 # Installs what the tests need and is missing: Debian packages if we are root or sudo asks nothing, components of
 # the Rust toolchain if there is a rustup. What cannot be installed is named, with what will be skipped for want of
-# it; the tests say so again. With --nightly also the toolchain that has AddressSanitizer.
+# it; the tests say so again. With --nightly also the toolchain that has AddressSanitizer; with --long what the long
+# forms build from Debian's sources with.
 set -eu
 
 missing=
@@ -25,6 +26,10 @@ if ! ls /usr/lib/*/libelf.so.1 >/dev/null 2>&1; then # What builds kernel module
     missing="$missing libelf1"
 fi
 want sparse sparse "the kernel module is not checked by sparse"
+want xmllint libxml2-utils "what is generated for libvirt is not checked by its schema"
+if ! [ -e /usr/share/libvirt/schemas/domain.rng ]; then # With libvirt's library; its daemon is not wanted.
+    missing="$missing libvirt0"
+fi
 want python3 "python3 python3-requests" "most tests of sockets are skipped"
 if command -v python3 >/dev/null && ! python3 -c 'import test.test_ftplib' 2>/dev/null; then # CPython's own tests.
     missing="$missing libpython3.11-testsuite"
@@ -47,6 +52,13 @@ want javac default-jdk-headless "$programs"
 want scp openssh-client "$programs"
 if ! [ -x /usr/sbin/sshd ]; then
     missing="$missing openssh-server"
+fi
+
+if [ "${1-}" = --long ]; then
+    others="the tests of libuv and libevent are skipped"
+    want dpkg-source dpkg-dev "$others"
+    want cmake cmake "$others"
+    [ -f /usr/include/openssl/ssl.h ] || missing="$missing libssl-dev"
 fi
 
 if [ -n "$missing" ]; then

@@ -194,7 +194,10 @@ impl<D: Devices> Broker<D> {
                     match self.hear_program(id) {
                         Ok(true) => {}
                         Ok(false) => break,
-                        Err(_) => return self.dismiss(id),
+                        Err(_) => {
+                            self.programs.remove(&id);
+                            return;
+                        }
                     }
                 }
             }
@@ -313,7 +316,7 @@ impl<D: Devices> Broker<D> {
         let Self { links, programs, .. } = self;
         let Some(link) = links.get_mut(&number).filter(|link| !link.leaving) else { return false };
         let more = Self::converse(link, programs);
-        link.tell_listeners(programs) | more
+        link.tell_programs(programs) | more
     }
 
     fn converse(link: &mut Link<D::Region>, programs: &mut BTreeMap<u64, Program>) -> bool {
@@ -367,15 +370,6 @@ impl<D: Devices> Broker<D> {
         idle.min_by_key(|(_, program)| program.late_at()).map(|(id, _)| *id)
     }
 
-    /// A program that is gone, or whose conversation is over.
-    fn dismiss(&mut self, id: u64) {
-        let Some(Program { doing: Doing::Calling(link, serial), .. }) = self.programs.remove(&id) else { return };
-        if let Some(link) = self.links.get_mut(&link) {
-            link.waiting.remove(&serial);
-            link.calls.close(serial);
-        }
-    }
-
     /// V-1. What a program wants, or false if it said nothing. An error ends the conversation.
     fn hear_program(&mut self, id: u64) -> io::Result<bool> {
         let Some(program) = self.programs.get_mut(&id) else { return Ok(false) };
@@ -416,11 +410,8 @@ impl<D: Devices> Broker<D> {
                 let called = self.call(id, &peer, service);
                 let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
                 match called {
-                    Ok((link, serial)) => program.doing = Doing::Calling(link, serial),
-                    Err(no) => {
-                        program.rest();
-                        program.answer(refuse(no))?;
-                    }
+                    Ok(()) => program.doing = Doing::Calling,
+                    Err(no) => program.refuse(no),
                 }
                 Ok(())
             }
@@ -435,11 +426,10 @@ impl<D: Devices> Broker<D> {
     }
 
     /// B-14. Asks the peer for a call.
-    fn call(&mut self, id: u64, peer: &Name, service: Name) -> Result<(u32, u32), No> {
+    fn call(&mut self, id: u64, peer: &Name, service: Name) -> Result<(), No> {
         let no = |code, why: String| Err(No(code, why));
-        let user = self.programs.get(&id).map_or(0, |program| program.user);
-        let Some((number, link)) = self.links.iter_mut().find(|(_, link)| link.told.peer == *peer && !link.leaving)
-        else {
+        let Some(program) = self.programs.get(&id) else { return Ok(()) };
+        let Some(link) = self.links.values_mut().find(|link| link.told.peer == *peer && !link.leaving) else {
             return no(code::NOT_FOUND, format!("there is no link with {peer}"));
         };
         if !link.told.allows(Way::Out, &service) {
@@ -448,19 +438,10 @@ impl<D: Devices> Broker<D> {
         if link.told.life == Life::DomainGone {
             return no(code::NOT_FOUND, format!("the machine {peer} is gone"));
         }
-        let Some((region, broker)) = link.memory.as_mut().filter(|(_, broker)| broker.is_there()) else {
+        if !link.memory.as_ref().is_some_and(|(_, broker)| broker.is_there()) {
             return no(code::NOT_FOUND, format!("the broker of {peer} is not there yet"));
-        };
-        link.calls.room_for(user)?;
-        let made = link.calls.ask()?;
-        if let Err(error) = region.clear(made.own.0, made.own.1) {
-            link.calls.forget(made.serial);
-            return no(code::FAILED, format!("the link's memory cannot be reached: {error}"));
         }
-        broker.connect(&made, service.clone());
-        link.calls.belongs(made.serial, user);
-        link.waiting.insert(made.serial, (id, service));
-        Ok((*number, made.serial))
+        link.call(id, program, service)
     }
 }
 

@@ -35,8 +35,10 @@ pub struct Made {
 pub enum Stage {
     /// Connect was sent.
     Asked,
-    /// Connect was sent, and the program did not wait.
+    /// Connect was sent, and the program does not wait.
     GivenUp,
+    /// The peer refused, or forgot that it was asked. The program may have its slice still.
+    Refused,
     /// Both sides agreed.
     Up,
     /// This side said Close.
@@ -50,6 +52,8 @@ pub enum Stage {
 pub enum Resumed {
     /// Nothing.
     AsItWas,
+    /// The peer agreed, and how it did was not known here: the program that asked is to be told.
+    Agreed(Made),
     /// The peer's side is over: the program that has it is to be told.
     ClosedThere,
     /// It is over on both sides.
@@ -156,7 +160,7 @@ impl Calls {
         Ok(made)
     }
 
-    /// The peer accepted. What was agreed; none if the program did not wait, and then Close is to be said.
+    /// The peer accepted. What was agreed; none if the program does not wait: then the call is to be ended.
     ///
     /// # Errors
     /// It was not asked, or says what cannot be.
@@ -167,20 +171,18 @@ impl Calls {
         };
         made.theirs = theirs;
         let agreed = (*stage == Stage::Asked).then_some(*made);
-        *stage = if agreed.is_some() { Stage::Up } else { Stage::ClosedHere };
+        *stage = Stage::Up;
         Ok(agreed)
     }
 
-    /// The peer refused; whether anybody waits for that.
+    /// The peer refused; whether anybody waits for that. The call is to be closed once no program has its slice.
     ///
     /// # Errors
     /// It was not asked.
     pub fn refused(&mut self, serial: u32) -> Result<bool, No> {
-        match self.calls.get(&serial) {
+        match self.calls.get_mut(&serial) {
             Some((_, stage @ (Stage::Asked | Stage::GivenUp))) => {
-                let waits = *stage == Stage::Asked;
-                self.calls.remove(&serial);
-                Ok(waits)
+                Ok(std::mem::replace(stage, Stage::Refused) == Stage::Asked)
             }
             _ => no(code::MALFORMED, format!("call {serial} was not asked for (B-14)")),
         }
@@ -193,6 +195,10 @@ impl Calls {
             Stage::Up => *stage = Stage::ClosedHere,
             Stage::ClosedThere => drop(self.calls.remove(&serial)),
             // Close is said to an Accept: a peer that refuses knows of no call.
+            Stage::Refused => {
+                self.calls.remove(&serial);
+                return false;
+            }
             Stage::Asked => {
                 *stage = Stage::GivenUp;
                 return false;
@@ -225,16 +231,21 @@ impl Calls {
         }
     }
 
-    /// B-18. The peer's broker began anew: both sides forget what was asked, and what was said of calls since. Those who
-    /// wait for an answer.
+    /// B-18. The peer's broker began anew: both sides forget what was asked, and what was said of calls since. Those that
+    /// were asked for are refused now.
     pub fn forgotten(&mut self) -> Vec<u32> {
-        let asked = |stage: Stage| matches!(stage, Stage::Asked | Stage::GivenUp);
-        let serials = self.iter().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial).collect();
-        self.calls.retain(|_, (_, stage)| !asked(*stage));
-        for (_, stage) in self.calls.values_mut().filter(|(_, stage)| *stage == Stage::ClosedThere) {
-            *stage = Stage::Up;
+        let mut refused = Vec::new();
+        for (serial, (_, stage)) in &mut self.calls {
+            match *stage {
+                Stage::Asked | Stage::GivenUp => {
+                    *stage = Stage::Refused;
+                    refused.push(*serial);
+                }
+                Stage::ClosedThere => *stage = Stage::Up,
+                Stage::Refused | Stage::Up | Stage::ClosedHere => {}
+            }
         }
-        serials
+        refused
     }
 
     /// B-18. The peer has this call, and on its side it is open or over. What it does not know of it is 0.
@@ -271,6 +282,7 @@ impl Calls {
         if !agree(made.own, told.own) || !agree(made.theirs, told.theirs) || !same_channel {
             return no(code::MALFORMED, format!("call {serial} is another one (B-18)"));
         }
+        let unknown = made.theirs.1 == 0;
         let known = |known: Range, told: Range| if known.1 == 0 { told } else { known };
         (made.own, made.theirs) = (known(made.own, told.own), known(made.theirs, told.theirs));
         made.channel = made.channel.max(told.channel);
@@ -283,7 +295,13 @@ impl Calls {
                 self.calls.remove(&serial);
                 Ok(Resumed::Ended)
             }
+            // It was accepted after all, which was not heard here.
+            (Stage::Refused, over) => {
+                *stage = if over { Stage::ClosedThere } else { Stage::Up };
+                Ok(Resumed::AsItWas)
+            }
             (Stage::Asked | Stage::GivenUp, _) => no(code::MALFORMED, format!("call {serial} is not agreed (B-18)")),
+            (Stage::Up, false) if unknown => Ok(Resumed::Agreed(*made)),
             _ => Ok(Resumed::AsItWas),
         }
     }
@@ -439,12 +457,33 @@ mod tests {
     }
 
     #[test]
+    fn b18_call_that_was_accepted_unheard_ends_with_its_program() {
+        for over in [false, true] {
+            let (mut calls, theirs) = (Calls::new(0, REGION, SLICE), (SLICES_AT, SLICE));
+            let asked = calls.ask().unwrap();
+            assert_eq!(calls.forgotten(), [asked.serial]);
+            assert_ne!(calls.ask().unwrap().own, asked.own, "its program may have it still");
+            let told = Made { theirs, ..asked };
+            assert_eq!(calls.resumed(told, over), Ok(Resumed::AsItWas));
+            assert!(calls.close(asked.serial), "Close is said: the peer has it");
+            assert_eq!(calls.get(asked.serial).is_some(), !over);
+        }
+        // A broker that begins has a call of which its own slice alone is known, and learns the rest.
+        let mut calls = Calls::new(0, REGION, SLICE);
+        let whole = Made { serial: 1, own: (SLICES_AT, SLICE), theirs: (SLICES_AT, SLICE), channel: 1 };
+        calls.restore(Made { theirs: (0, 0), ..whole });
+        assert_eq!(calls.resumed(whole, false), Ok(Resumed::Agreed(whole)));
+        assert_eq!(calls.resumed(whole, false), Ok(Resumed::AsItWas));
+    }
+
+    #[test]
     fn b14_call_given_up_before_its_answer_ends_with_it() {
         let [mut a, mut b] = pair();
         let asked = a.ask().unwrap();
         assert!(!a.close(asked.serial));
         let answer = b.asked(asked.serial, asked.own, asked.channel).unwrap();
         assert_eq!(a.accepted(asked.serial, answer.own), Ok(None));
+        assert!(a.close(asked.serial));
         assert!(b.closed(asked.serial).unwrap().is_some());
         assert!(b.close(asked.serial));
         assert_eq!(a.closed(asked.serial), Ok(None));

@@ -63,13 +63,20 @@ pub trait Region {
     /// The memory cannot be reached.
     fn clear(&mut self, offset: u64, len: u64) -> io::Result<()>;
 
-    /// What a program gets of a call, in the order of V-2, without the socket.
+    /// What a program gets of its own side of a call, in the order of V-2, without the socket.
     ///
     /// # Errors
     /// What the system says.
-    fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>>;
+    fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>>;
 
-    /// B-16. Puts this broker's end of a program's call socket where a later broker finds it, if there is such a place.
+    /// The peer's slice.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn theirs(&mut self, made: &Made) -> io::Result<OwnedFd>;
+
+    /// B-16. Puts this broker's end of a program's call socket where a later broker finds it, if there is such a place; once
+    /// more when the peer agreed.
     ///
     /// # Errors
     /// What the system says.

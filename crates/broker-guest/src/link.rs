@@ -21,11 +21,13 @@ use crate::{
 /// The host is not told more often that a peer rings without end.
 const STORM_AGAIN: Duration = Duration::from_secs(1);
 
-/// A call that was accepted, for a program that listens.
+/// A call of which its program is still to hear: that which asked for it, or that which listens.
 #[derive(Debug)]
-struct Accepted {
-    made: Made,
-    listener: u64,
+struct Fresh {
+    serial: u32,
+    program: u64,
+    /// As what it is told of it.
+    told_as: u32,
     service: Name,
 }
 
@@ -40,17 +42,15 @@ pub(crate) struct Link<R> {
     pub sockets: BTreeMap<u32, OwnedFd>,
     /// Calls whose program closed the socket, or had one of an earlier broker, and may have the slices still.
     pub departing: BTreeSet<u32>,
-    /// Calls that were accepted and of which who listens is still to hear.
-    accepted: Vec<Accepted>,
-    /// Who waits for the answer to which call, and for what.
-    pub waiting: BTreeMap<u32, (u64, Name)>,
+    /// Those whose peer is told, and whose program is not.
+    fresh: Vec<Fresh>,
     /// When the host was told last that the peer rings without end.
     stormed: Option<Instant>,
     /// The host took it back.
     pub leaving: bool,
     /// That its memory cannot be opened yet was said.
     complained: bool,
-    /// That a call could not be given to who listens was said.
+    /// That a call could not be given to its program was said.
     failed: bool,
 }
 
@@ -64,8 +64,7 @@ impl<R: Region> Link<R> {
             calls,
             sockets: BTreeMap::new(),
             departing: BTreeSet::new(),
-            accepted: Vec::new(),
-            waiting: BTreeMap::new(),
+            fresh: Vec::new(),
             stormed: None,
             leaving: false,
             complained: false,
@@ -91,13 +90,15 @@ impl<R: Region> Link<R> {
                 for serial in self.calls.forgotten() {
                     self.refuse(serial, No(code::NOT_FOUND, "its broker began anew".into()), programs);
                 }
-                let calls: Vec<_> = self.calls.iter().map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
+                let known = self.calls.iter().filter(|(_, stage)| *stage != Stage::Refused);
+                let calls: Vec<_> = known.map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
                 if let Some((_, peer)) = &mut self.memory {
                     peer.recount(&calls);
                 }
             }
             Heard::Call(told, is_over) => match self.calls.resumed(told, is_over)? {
                 Resumed::AsItWas | Resumed::Ended => {}
+                Resumed::Agreed(made) => self.agree(&made),
                 Resumed::ClosedThere => self.tell_close(told.serial),
                 Resumed::Lost(made) => {
                     if let Some((region, _)) = &mut self.memory {
@@ -115,18 +116,15 @@ impl<R: Region> Link<R> {
                 };
             }
             Heard::Accept(serial, theirs) => match self.calls.accepted(serial, theirs)? {
-                Some(made) => {
-                    if let Err(error) = self.give(&made, programs) {
-                        self.refuse(serial, No(code::FAILED, format!("slices cannot be made: {error}")), programs);
-                        self.finish(serial);
-                    }
-                }
-                None => self.say_close(serial),
+                Some(made) => self.agree(&made),
+                None => self.end_unless_out(serial),
             },
             Heard::Refuse(0, ..) => {}
             Heard::Refuse(serial, code, reason) => {
                 if self.calls.refused(serial)? {
                     self.refuse(serial, No(code, reason.as_str().into()), programs);
+                } else {
+                    self.end_unless_out(serial);
                 }
             }
             Heard::Close(serial) => {
@@ -152,89 +150,128 @@ impl<R: Region> Link<R> {
         }
         let listening = Doing::Listening(service.clone());
         let listens = |program: &Program| program.doing == listening && !program.has_left();
-        let Some((listener, program)) = programs.iter().find(|(_, program)| listens(program)) else {
+        let Some((id, program)) = programs.iter().find(|(_, program)| listens(program)) else {
             return Err(No(code::NOT_FOUND, format!("nobody listens at {service}")));
         };
-        let user = program.user;
-        self.calls.room_for(user)?;
+        self.calls.room_for(program.user)?;
         let made = self.calls.asked(serial, theirs, channel)?;
+        self.begin(made, Fresh { serial, program: *id, told_as: serial, service }, program.user)
+    }
+
+    /// B-14. A program of `user` calls: what the peer is to be asked.
+    pub(crate) fn call(&mut self, id: u64, program: &Program, service: Name) -> Result<(), No> {
+        self.calls.room_for(program.user)?;
+        let made = self.calls.ask()?;
+        let fresh = Fresh { serial: made.serial, program: id, told_as: program.asked, service: service.clone() };
+        self.begin(made, fresh, program.user)?;
+        if let Some((_, peer)) = &mut self.memory {
+            peer.connect(&made, service);
+        }
+        Ok(())
+    }
+
+    /// Clears the memory of a new call.
+    fn begin(&mut self, made: Made, fresh: Fresh, user: u32) -> Result<Made, No> {
         let cleared = match &mut self.memory {
             Some((region, _)) => region.clear(made.own.0, made.own.1),
             None => Err(io::ErrorKind::NotFound.into()),
         };
         if let Err(error) = cleared {
-            self.calls.forget(serial);
+            self.calls.forget(made.serial);
             return Err(No(code::FAILED, format!("the link's memory cannot be reached: {error}")));
         }
-        self.calls.belongs(serial, user);
-        self.accepted.push(Accepted { made, listener: *listener, service });
+        self.calls.belongs(made.serial, user);
+        self.fresh.push(fresh);
         Ok(made)
     }
 
-    /// Tells those who listen of calls that were accepted, after the peer was told: it need not wait for what is made for
-    /// them, and for what they do about it. A call that cannot be told is over. True if the peer is to hear of one.
-    pub(crate) fn tell_listeners(&mut self, programs: &BTreeMap<u64, Program>) -> bool {
+    /// Tells programs of the calls that they asked for, and of those that were accepted for them, after the peer was told: it
+    /// need not wait for what is made for them, and for what they do about it. A call that cannot be told is over. True if
+    /// the peer is to hear of one.
+    pub(crate) fn tell_programs(&mut self, programs: &mut BTreeMap<u64, Program>) -> bool {
         let mut over = false;
-        for Accepted { made, listener, service } in std::mem::take(&mut self.accepted) {
-            let serial = made.serial;
-            if let Err(error) = self.hand(&made, service, (listener, serial), false, programs) {
-                let left = [io::ErrorKind::NotFound, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
-                // Once: the peer may call as often as it likes.
-                if !left.contains(&error.kind()) && !std::mem::replace(&mut self.failed, true) {
-                    crate::log(&format!("a call of {} cannot be given to who listens: {error}", self.told.peer));
-                }
-                self.finish(serial);
-                over = true;
+        for fresh in std::mem::take(&mut self.fresh) {
+            let Err(error) = self.hand(&fresh, programs) else { continue };
+            let left = [io::ErrorKind::NotFound, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+            // Once: the peer may call as often as it likes.
+            if !left.contains(&error.kind()) && !std::mem::replace(&mut self.failed, true) {
+                crate::log(&format!(
+                    "a call between here and {} cannot be given to its program: {error}",
+                    self.told.peer
+                ));
             }
+            if let Some(caller) = programs.get_mut(&fresh.program).filter(|it| it.doing == Doing::Calling) {
+                caller.refuse(No(code::FAILED, format!("slices cannot be made: {error}")));
+            }
+            self.finish(fresh.serial);
+            over = true;
         }
         over
     }
 
-    /// Gives the program that called what it asked for.
-    fn give(&mut self, made: &Made, programs: &mut BTreeMap<u64, Program>) -> io::Result<()> {
+    /// V-2. States a call to its program, with what it needs of its own, and that it is accepted if it is.
+    fn hand(&mut self, fresh: &Fresh, programs: &mut BTreeMap<u64, Program>) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let (id, service) = self.waiting.get(&made.serial).cloned().ok_or_else(gone)?;
-        let asked = programs.get(&id).ok_or_else(gone)?.asked;
-        self.hand(made, service, (id, asked), true, programs)?;
-        self.waiting.remove(&made.serial);
-        programs.get_mut(&id).ok_or_else(gone)?.rest();
-        Ok(())
-    }
-
-    /// V-2. States a call to a program under a serial, with all that it needs.
-    fn hand(
-        &mut self,
-        made: &Made,
-        service: Name,
-        (id, serial): (u64, u32),
-        caller: bool,
-        programs: &BTreeMap<u64, Program>,
-    ) -> io::Result<()> {
-        let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let program = programs.get(&id).ok_or_else(gone)?;
+        let program = programs.get_mut(&fresh.program).ok_or_else(gone)?;
         let (region, _) = self.memory.as_mut().ok_or_else(gone)?;
+        let (made, stage) = self.calls.get(fresh.serial).ok_or_else(gone)?;
         let (ours, socket) = program::call_socket()?;
-        let slices = region.slices(made)?;
-        region.keep(made, ours.as_fd())?;
-        let descriptors: Vec<_> = [&socket].into_iter().chain(&slices).map(AsFd::as_fd).collect();
-        program.state(serial, (self.told.peer.clone(), service), made, caller, &descriptors)?;
+        let own = region.own(&made)?;
+        region.keep(&made, ours.as_fd())?;
+        if stage == Stage::Up {
+            program::accept(&ours, made.theirs, &region.theirs(&made)?)?;
+        }
+        let descriptors: Vec<_> = [&socket].into_iter().chain(&own).map(AsFd::as_fd).collect();
+        program.state(fresh.told_as, (self.told.peer.clone(), fresh.service.clone()), &made, &descriptors)?;
+        if program.doing == Doing::Calling {
+            program.rest();
+        }
         self.tell_life_to(&ours);
         self.sockets.insert(made.serial, ours);
         Ok(())
     }
 
+    /// V-2. The peer agreed to a call: gives its slice to the program that asked. One that is not told of the call yet is
+    /// told both then.
+    fn agree(&mut self, made: &Made) {
+        let (Some((region, _)), Some(socket)) = (&mut self.memory, self.sockets.get(&made.serial)) else { return };
+        let given = region
+            .keep(made, socket.as_fd())
+            .and_then(|()| region.theirs(made))
+            .and_then(|theirs| program::accept(socket, made.theirs, &theirs));
+        if let Err(error) = given {
+            let reason = format!("slices cannot be made: {error}").into();
+            // One that has gone is heard of by its socket.
+            let _ = program::send(socket.as_fd(), 0, Message::Refuse { code: code::FAILED, reason }, &[]);
+        }
+    }
+
     /// Tells the program that waits for a call that it does not get it.
     fn refuse(&mut self, serial: u32, No(code, why): No, programs: &mut BTreeMap<u64, Program>) {
-        let Some((id, _)) = self.waiting.remove(&serial) else { return };
-        if let Some(program) = programs.get_mut(&id) {
-            program.rest();
-            let _ = program.answer(Message::Refuse { code, reason: why.into() });
+        if let Some(socket) = self.sockets.get(&serial) {
+            let _ = program::send(socket.as_fd(), 0, Message::Refuse { code, reason: why.into() }, &[]);
+            return;
+        }
+        if let Some(at) = self.fresh.iter().position(|fresh| fresh.serial == serial) {
+            let caller = programs.get_mut(&self.fresh.remove(at).program);
+            if let Some(caller) = caller.filter(|it| it.doing == Doing::Calling) {
+                caller.refuse(No(code, why));
+            }
+        }
+        self.end_unless_out(serial);
+    }
+
+    /// Ends a call that nobody wants, unless a program may have its slices: then it ends with these.
+    fn end_unless_out(&mut self, serial: u32) {
+        if !self.sockets.contains_key(&serial) && !self.departing.contains(&serial) {
+            self.finish(serial);
         }
     }
 
     /// Tells all who wait for an answer of the peer that none will come.
     pub(crate) fn fail_waiting(&mut self, programs: &mut BTreeMap<u64, Program>, why: &str) {
-        for serial in self.waiting.keys().copied().collect::<Vec<_>>() {
+        let asked = self.calls.iter().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial);
+        for serial in asked.collect::<Vec<_>>() {
             self.calls.close(serial);
             self.refuse(serial, No(code::NOT_FOUND, why.into()), programs);
         }
@@ -283,7 +320,8 @@ impl<R: Region> Link<R> {
 
     pub(crate) fn finish(&mut self, serial: u32) {
         let Some((made, stage)) = self.calls.get(serial) else { return };
-        if let Some((region, _)) = self.memory.as_mut().filter(|_| matches!(stage, Stage::Up | Stage::ClosedThere)) {
+        let ended = matches!(stage, Stage::GivenUp | Stage::ClosedHere);
+        if let Some((region, _)) = self.memory.as_mut().filter(|_| !ended) {
             region.bequeath(&made);
         }
         if self.calls.close(serial) {
@@ -316,8 +354,8 @@ impl<R: Region> Link<R> {
     /// The host took the link back.
     pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
         self.leaving = true;
-        self.accepted.clear();
         self.fail_waiting(programs, "the link is taken away");
+        self.fresh.clear();
         // First, so that programs hear that it was taken away, and not that the peer closed.
         if let Some((region, _)) = &mut self.memory {
             region.hang_up();
@@ -372,8 +410,12 @@ mod tests {
             Ok(())
         }
 
-        fn slices(&mut self, _made: &Made) -> io::Result<Vec<OwnedFd>> {
+        fn own(&mut self, _made: &Made) -> io::Result<Vec<OwnedFd>> {
             Ok(Vec::new())
+        }
+
+        fn theirs(&mut self, _made: &Made) -> io::Result<OwnedFd> {
+            Err(io::ErrorKind::NotFound.into())
         }
 
         fn held(&mut self) -> io::Result<Vec<Made>> {
@@ -424,9 +466,9 @@ mod tests {
         link.understand(call, &mut programs).unwrap();
         assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::Up), "accepted");
         programs.clear();
-        assert!(link.tell_listeners(&programs), "there is Close to be said");
+        assert!(link.tell_programs(&mut programs), "there is Close to be said");
         assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::ClosedHere));
         assert_eq!(link.memory.as_ref().map(|(region, _)| &region.0), Some(&vec![2]), "its state is closed");
-        assert!(link.sockets.is_empty() && !link.tell_listeners(&programs), "and that was all");
+        assert!(link.sockets.is_empty() && !link.tell_programs(&mut programs), "and that was all");
     }
 }

@@ -173,11 +173,14 @@ impl Region for ModuleRegion {
         self.link.clear(offset, len)
     }
 
-    fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
+    fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
+        Ok(vec![self.own_slice(made)?])
+    }
+
+    fn theirs(&mut self, made: &Made) -> io::Result<OwnedFd> {
         let (offset, length) = made.theirs;
-        let theirs =
-            SliceArgs { cookie: made.serial.into(), offset, length, flags: SLICE_PEER, ..SliceArgs::default() };
-        Ok(vec![self.own_slice(made)?, self.link.slice(theirs)?])
+        let cookie = made.serial.into();
+        self.link.slice(SliceArgs { cookie, offset, length, flags: SLICE_PEER, ..SliceArgs::default() })
     }
 
     fn held(&mut self) -> io::Result<Vec<Made>> {

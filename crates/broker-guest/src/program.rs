@@ -19,7 +19,7 @@ use rustix::{
 };
 use tombolo_control::{Fault, MESSAGE_MAX, Message, Name, Path, Said};
 
-use crate::calls::Made;
+use crate::calls::{Made, No, Range};
 
 /// Where programs come in.
 #[derive(Debug)]
@@ -81,8 +81,8 @@ pub enum Doing {
     Idle,
     /// It waits for calls to a service.
     Listening(Name),
-    /// It waits for the answer to its call: which link, which serial there.
-    Calling(u32, u32),
+    /// It called, and is about to be answered.
+    Calling,
 }
 
 /// A connected program.
@@ -149,6 +149,12 @@ impl Program {
         rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
+    /// Answers its question by why not. One that does not read it is gone, or will be sent away.
+    pub fn refuse(&mut self, No(code, why): No) {
+        self.rest();
+        let _ = self.answer(Message::Refuse { code, reason: why.into() });
+    }
+
     /// V-2. States a call: to its caller, or to who listens.
     ///
     /// # Errors
@@ -158,14 +164,19 @@ impl Program {
         serial: u32,
         (peer, service): (Name, Name),
         made: &Made,
-        caller: bool,
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
-        let (calling, called) = if caller { (made.own, made.theirs) } else { (made.theirs, made.own) };
-        let connect = Message::Connect { peer, service, offset: calling.0, len: calling.1, channel: made.channel };
-        send(self.socket.as_fd(), serial, connect, &[])?;
-        send(self.socket.as_fd(), serial, Message::Accept { offset: called.0, len: called.1 }, descriptors)
+        let ((offset, len), channel) = (made.own, made.channel);
+        send(self.socket.as_fd(), serial, Message::Connect { peer, service, offset, len, channel }, descriptors)
     }
+}
+
+/// V-2. Says on a call's socket that the peer agreed, and gives its slice.
+///
+/// # Errors
+/// Nobody is there, or does not read.
+pub fn accept(socket: &OwnedFd, (offset, len): Range, theirs: &OwnedFd) -> io::Result<()> {
+    send(socket.as_fd(), 0, Message::Accept { offset, len }, &[theirs.as_fd()])
 }
 
 /// A socket for one call: the broker's side, and the program's.

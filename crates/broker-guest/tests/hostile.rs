@@ -281,6 +281,55 @@ fn b14_peer_that_never_answers_costs_the_caller_its_deadline() {
 }
 
 #[test]
+fn v2_what_a_caller_says_before_the_peer_accepts_is_there_when_it_looks() {
+    let mut victim = Victim::greeted(&ALL);
+    let mut link = victim.a.domain.knock("b/x", patience()).unwrap();
+    let (_own, offer) = link.allocate(4096).unwrap();
+    link.send(b"hello", Some(&offer)).unwrap();
+    let Said { serial, message: Message::Connect { offset, .. } } = victim.liar.next() else { panic!("it asks") };
+    let mut entry = [0; 0x25];
+    rustix::io::pread(&victim.liar.region.pages.peer, &mut entry, offset + 0x400).unwrap();
+    assert_eq!((entry[..2].as_ref(), entry[0x20..].as_ref()), (&[5, 0][..], &b"hello"[..]));
+    assert!(matches!(link.recv(0), Ok(None)), "nobody answered");
+
+    victim.liar.say(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
+    // An answer as the peer's program would put it into its mailbox.
+    let answer = [&[2, 0][..], &[0; 0x1e], b"ok"].concat();
+    let head = [&b"TOMBOLO\0"[..], &1u64.to_le_bytes()].concat();
+    for (at, bytes) in [(0, &head[..]), (0x400, &answer), (0x100, &1u64.to_le_bytes())] {
+        rustix::io::pwrite(&victim.liar.region.pages.own, bytes, SLICES_AT + at).unwrap();
+    }
+    assert_eq!(conformance::receive(&mut *link, patience()).unwrap().message, b"ok");
+}
+
+#[test]
+fn b14_slice_of_a_refused_call_is_nobody_elses_before_its_program_let_go() {
+    let mut victim = Victim::greeted(&ALL);
+    let knock = |victim: &mut Victim| {
+        let link = victim.a.domain.knock("b/x", patience()).unwrap();
+        let said = victim.liar.next();
+        let Message::Connect { offset, len, channel, .. } = said.message else { panic!("{said:?}") };
+        victim.liar.say(said.serial, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() });
+        (link, Made { serial: said.serial, own: (offset, len), theirs: (0, 0), channel })
+    };
+    let (mut link, made) = knock(&mut victim);
+    let refused = conformance::receive(&mut *link, patience());
+    assert!(matches!(refused, Err(Error::NotFound(_))), "{refused:?}");
+    let (_other, meanwhile) = knock(&mut victim);
+    assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
+    // Its socket is closed, but it, or a child of it, has the slice still.
+    victim.held.lock().unwrap().push(made);
+    drop(link);
+    let (_third, meanwhile) = knock(&mut victim);
+    assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
+    victim.held.lock().unwrap().clear();
+    victim.liar.region.pages.ring();
+    eventually("the slice is free again", || knock(&mut victim).1.own == made.own);
+    // The peer knows of none of them: that one is over is not its business.
+    victim.liar.is_heard();
+}
+
+#[test]
 fn b8_peer_that_rings_without_end_is_told_to_the_host() {
     let mut victim = Victim::greeted(&ALL);
     let storm = Message::Storm { link: LINK };

@@ -9,7 +9,7 @@ use std::{
 };
 
 use common::World;
-use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
+use tombolo_channel::{Backends, Ending, Error, Messages, Options, Stream};
 
 #[test]
 fn child_process() {
@@ -68,6 +68,22 @@ fn v1_messages_between_machines_stay_apart_and_sleepers_wake() {
             assert_eq!(replies.recv(&mut answer).unwrap(), Some(4));
             assert_eq!(answer[..4], round.to_le_bytes());
         }
+    });
+}
+
+#[test]
+fn v2_refusal_that_comes_late_is_waited_out_by_who_waits_for_a_listener() {
+    let world = World::new();
+    let [a, b] = backends(&world);
+    let address: tombolo_channel::Address = format!("vm:{}", world.service()).parse().unwrap();
+    let refused = b.connect::<Stream>(&address, &Options::new());
+    assert!(matches!(&refused, Err(Error::Domain(tombolo_domain::Error::NotFound(_)))), "{refused:?}");
+    let patient = Options::new().wait_for_listener(std::time::Duration::from_secs(30));
+    thread::scope(|scope| {
+        let caller = scope.spawn(|| b.connect::<Stream>(&address, &patient));
+        let mut listener = a.listen::<Stream>(&address, &Options::new()).unwrap();
+        listener.accept().unwrap();
+        caller.join().unwrap().unwrap();
     });
 }
 

@@ -95,17 +95,16 @@ impl Backends {
         let backend = self.of(address)?;
         let patience = Deadline::after(options.connect_timeout.unwrap_or_default());
         let mut pause = KNOCK.0;
-        let link = loop {
-            let deadline = Deadline::after(options.handshake_timeout);
-            match backend.connect(address.service(), deadline) {
-                Err(DomainError::NotFound(_)) if !patience.expired() => {
+        loop {
+            let knocked = backend.knock(address.service(), Deadline::after(options.handshake_timeout));
+            match knocked.map_err(Error::from).and_then(|link| introduce(link, C::MESSAGES, options)) {
+                Err(Error::Domain(DomainError::NotFound(_))) if !patience.expired() => {
                     thread::park_timeout(pause.min(patience.remaining().unwrap_or(pause)));
                     pause = (pause * 2).min(KNOCK.1);
                 }
-                other => break other?,
+                other => return other.map(C::from_halves),
             }
-        };
-        introduce(link, C::MESSAGES, options).map(C::from_halves)
+        }
     }
 
     /// Begins to listen at `address`.

@@ -104,15 +104,6 @@ pub(crate) struct Client {
     calling: bool,
     /// What the broker calls this domain.
     domain: Name,
-    /// The first part of a call that was stated, until the second comes.
-    half: Option<(Said, Vec<OwnedFd>)>,
-}
-
-/// A call that the broker stated: the caller's part and the part of who accepted.
-struct Call {
-    connect: Message,
-    accept: Message,
-    descriptors: Vec<OwnedFd>,
 }
 
 impl Client {
@@ -142,7 +133,7 @@ impl Client {
 
         let name: Name = "program".parse().expect("a name");
         let domain = name.clone();
-        let client = Self { socket, serial: 0, calling: false, domain, half: None };
+        let client = Self { socket, serial: 0, calling: false, domain };
         let (boot, epoch) = ([0; 16], 0);
         client.say(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })?;
         Ok(client)
@@ -204,7 +195,8 @@ impl Client {
         }
     }
 
-    /// Calls a service of another domain, by the broker at `path`, in the conversation that is idle if there is one.
+    /// Calls a service of another domain, by the broker at `path`, in the conversation that is idle if there is one. The peer
+    /// may not have accepted yet.
     pub(crate) fn connect(path: &Path, idle: &Idle, peer: &Name, service: Name, deadline: Deadline) -> Result<VmLink> {
         let address = format!("vm:{peer}/{service}");
         let (offset, len, channel) = (0, 0, 0);
@@ -231,7 +223,7 @@ impl Client {
         if !client.calling {
             idle.keep(path, client);
         }
-        stated?.begin(peer.as_str().into(), true)
+        stated
     }
 
     fn ask(&mut self, question: Message) -> Result<()> {
@@ -240,25 +232,17 @@ impl Client {
     }
 
     /// What the broker states of the call that was asked for.
-    fn stated(&mut self, address: &str, deadline: Deadline) -> Result<Call> {
-        let (connect, _) = self.answer(self.serial, deadline, address)?;
-        let (accept, descriptors) = self.answer(self.serial, deadline, address)?;
+    fn stated(&mut self, address: &str, deadline: Deadline) -> Result<VmLink> {
+        let (statement, descriptors) = self.answer(self.serial, deadline, address)?;
         self.calling = false;
-        Ok(Call { connect, accept, descriptors })
+        begin(statement, descriptors)
     }
 
     /// The next call for the service that is listened to.
     pub(crate) fn accept(&mut self) -> Result<Option<VmLink>> {
         while let Some((said, descriptors)) = receive(self.socket.as_fd())? {
-            match (self.half.take(), &said.message) {
-                (_, Message::Connect { .. }) => self.half = Some((said, descriptors)),
-                (Some((first, _)), Message::Accept { .. }) if first.serial == said.serial => {
-                    let Message::Connect { peer, .. } = &first.message else { unreachable!("only calls are kept") };
-                    let peer = peer.as_str().into();
-                    let call = Call { connect: first.message, accept: said.message, descriptors };
-                    return call.begin(peer, false).map(Some);
-                }
-                _ => {}
+            if matches!(said.message, Message::Connect { .. }) {
+                return begin(said.message, descriptors).map(Some);
             }
         }
         Ok(None)
@@ -269,32 +253,24 @@ impl Client {
     }
 }
 
-impl Call {
-    /// V-2. The caller's slice stands in Connect, that of who accepts in Accept.
-    fn begin(self, peer: String, caller: bool) -> Result<VmLink> {
-        let (
-            Message::Connect { offset: from, len: from_len, channel, .. },
-            Message::Accept { offset: to, len: to_len },
-        ) = (self.connect, self.accept)
-        else {
-            return Err(malformed("V-2", "a call is stated by Connect and Accept"));
-        };
-        if !channel_is_sound(channel) {
-            return Err(malformed("V-3", format!("a call with event channel {channel}")));
-        }
-        let (calling, called) = ((from, from_len), (to, to_len));
-        let (own, theirs) = if caller { (calling, called) } else { (called, calling) };
-        let mut descriptors = self.descriptors;
-        if descriptors.is_empty() {
-            return Err(malformed("V-2", "a call without descriptors"));
-        }
-        let socket = descriptors.remove(0);
-        VmLink::new(Port::new(descriptors, own, theirs)?, socket, peer)
+/// V-2. A call that the broker stated, with this end's side of it.
+fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmLink> {
+    let Message::Connect { peer, service, offset, len, channel } = statement else {
+        return Err(malformed("V-2", "a call is stated by Connect"));
+    };
+    if !channel_is_sound(channel) {
+        return Err(malformed("V-3", format!("a call with event channel {channel}")));
     }
+    if descriptors.is_empty() {
+        return Err(malformed("V-2", "a call without descriptors"));
+    }
+    let socket = descriptors.remove(0);
+    let address = format!("vm:{peer}/{service}");
+    VmLink::new(Port::new(descriptors, (offset, len))?, socket, peer.as_str().into(), address)
 }
 
 /// B-15. What a refusal means.
-fn refused(code: u16, reason: &str, address: &str) -> Error {
+pub(crate) fn refused(code: u16, reason: &str, address: &str) -> Error {
     match code {
         code::NOT_FOUND => Error::NotFound(address.into()),
         code::EXISTS => Error::InUse(address.into()),
@@ -313,7 +289,12 @@ fn refused(code: u16, reason: &str, address: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use rustix::{event::EventfdFlags, fs::MemfdFlags};
+    use rustix::{
+        event::EventfdFlags,
+        fs::MemfdFlags,
+        net::{SendAncillaryBuffer, SendAncillaryMessage},
+    };
+    use tombolo_domain::Link as _;
 
     use super::*;
 
@@ -367,7 +348,7 @@ mod tests {
         let client = |who| {
             let (socket, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
             let domain = "a".parse().unwrap();
-            let client = Client { socket: socket.into(), serial: 0, calling: false, domain, half: None };
+            let client = Client { socket: socket.into(), serial: 0, calling: false, domain };
             *idle.0.lock().unwrap() = Some((path.clone(), who, client));
         };
         let (process, user, group) = myself();
@@ -379,45 +360,75 @@ mod tests {
         }
     }
 
-    /// A statement with as many eventfds, which would do if nothing else is changed.
-    fn call(events: usize, change: impl Fn(&mut Message, &mut Message)) -> Result<VmLink> {
-        let (len, at) = (8192, 4096);
-        let memory = || {
-            let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
-            rustix::fs::ftruncate(&memory, at + len).unwrap();
-            memory
-        };
-        let (ours, _theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
-        let mut descriptors = vec![ours.into(), memory(), memory()];
+    const AT: u64 = 4096;
+    const LEN: u64 = 8192;
+
+    fn memory() -> OwnedFd {
+        let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, AT + LEN).unwrap();
+        memory
+    }
+
+    /// A call that was stated with as many eventfds and by this channel, and the broker's end of its socket.
+    fn call(events: usize, channel: u16) -> Result<(VmLink, OwnedFd)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let mut descriptors = vec![theirs, memory()];
         descriptors.extend((0..events).map(|_| rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
         let [peer, service]: [Name; 2] = ["a", "s"].map(|name| name.parse().unwrap());
-        let mut connect = Message::Connect { peer, service, offset: at, len, channel: 4 };
-        let mut accept = Message::Accept { offset: at, len };
-        change(&mut connect, &mut accept);
-        Call { connect, accept, descriptors }.begin("a".into(), true)
+        let connect = Message::Connect { peer, service, offset: AT, len: LEN, channel };
+        begin(connect, descriptors).map(|link| (link, ours))
+    }
+
+    fn tell(socket: &OwnedFd, message: Message, memories: &[OwnedFd]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors: Vec<_> = memories.iter().map(AsFd::as_fd).collect();
+        assert!(descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+        let bytes = Said { serial: 0, message }.encode();
+        rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).unwrap();
     }
 
     #[test]
     fn v2_other_number_of_descriptors_is_refused() {
-        assert!(call(6, |_, _| {}).is_ok());
         for events in [1, 5, 7, 12] {
-            assert!(matches!(call(events, |_, _| {}), Err(Error::Malformed { clause: "V-2", .. })), "{events}");
+            assert!(matches!(call(events, 4), Err(Error::Malformed { clause: "V-2", .. })), "{events}");
         }
-        // Two slices alone are the kernel module's, which these are not.
-        assert!(matches!(call(0, |_, _| {}), Err(Error::Os { .. })));
-        let swapped = call(6, std::mem::swap);
-        assert!(matches!(swapped, Err(Error::Malformed { clause: "V-2", .. })));
+        // A slice alone is the kernel module's, which this is not.
+        assert!(matches!(call(0, 4), Err(Error::Os { .. })));
+        let accept = Message::Accept { offset: AT, len: LEN };
+        for memories in [0, 2] {
+            let (mut link, broker) = call(6, 4).unwrap();
+            assert!(matches!(link.recv(0), Ok(None)), "not accepted yet");
+            tell(&broker, accept.clone(), &Vec::from_iter((0..memories).map(|_| memory())));
+            assert!(matches!(link.recv(0), Err(Error::Malformed { clause: "V-2", .. })), "{memories}");
+            assert!(matches!(link.recv(0), Err(Error::PeerGone)), "and that was all");
+        }
+        let (mut link, broker) = call(6, 4).unwrap();
+        tell(&broker, accept.clone(), &[memory()]);
+        assert!(matches!(link.recv(0), Ok(None)), "accepted");
+        tell(&broker, accept, &[memory()]);
+        link.life();
+        assert!(matches!(link.recv(0), Err(Error::Malformed { clause: "V-2", .. })), "accepted twice");
+    }
+
+    #[test]
+    fn v2_refusal_of_a_call_that_was_stated_is_the_error_that_it_means() {
+        let (link, broker) = call(6, 4).unwrap();
+        tell(&broker, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() }, &[]);
+        let error = link.settle(Deadline::after(PATIENCE)).unwrap_err();
+        assert!(matches!(&error, Error::NotFound(address) if address == "vm:a/s"), "{error}");
+        // And so is the death of the broker before anybody accepted: nobody will.
+        let (mut link, broker) = call(6, 4).unwrap();
+        drop(broker);
+        assert!(matches!(link.recv(0), Err(Error::PeerGone)));
+        assert!(matches!(link.settle(Deadline::after(PATIENCE)), Err(Error::PeerGone)));
     }
 
     #[test]
     fn v3_event_channel_that_no_call_may_have_is_refused() {
         for wrong in [0, 2, 509, 511, u16::MAX] {
-            let called = call(6, |connect, _| {
-                if let Message::Connect { channel, .. } = connect {
-                    *channel = wrong;
-                }
-            });
-            assert!(matches!(called, Err(Error::Malformed { clause: "V-3", .. })), "{wrong}");
+            assert!(matches!(call(6, wrong), Err(Error::Malformed { clause: "V-3", .. })), "{wrong}");
         }
     }
 }

@@ -23,8 +23,8 @@ use tombolo_domain::{Deadline, Doorbell, Error, Life, Result, Slot, Woken};
 
 use crate::{
     client,
-    mailbox::{OwnPage, PeerPage},
-    port::{BELLS, Port},
+    mailbox::{self, OwnPage, PeerPage},
+    port::{BELLS, Port, Range},
 };
 
 /// What an event is about. A ring comes before an end.
@@ -41,6 +41,8 @@ pub(crate) struct Hub {
     /// Readable for good once nothing more comes.
     over: OwnedFd,
     is_over: AtomicBool,
+    /// What was called, for people.
+    address: String,
     known: Mutex<Known>,
 }
 
@@ -51,10 +53,12 @@ struct Known {
     /// None once the broker is gone, or has nothing more to say.
     socket: Option<OwnedFd>,
     hangs_up: bool,
+    /// Why there is no peer, until that was asked for.
+    refused: Option<Error>,
 }
 
 impl Hub {
-    pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd) -> Result<Self> {
+    pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd, address: String) -> Result<Self> {
         let over = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::os("eventfd", error))?;
         let wait = |bell: usize| -> rustix::io::Result<OwnedFd> {
@@ -71,8 +75,9 @@ impl Hub {
         };
         let make = |bell| wait(bell).map_err(|error| Error::os("epoll_ctl", error));
         let waits = [make(0)?, make(1)?, make(2)?];
-        let known = Known { life: Life::Running, socket: Some(socket), hangs_up: port.hang_up().is_some() };
-        Ok(Self { port, own, peer, waits, over, is_over: false.into(), known: Mutex::new(known) })
+        let hangs_up = port.hang_up().is_some();
+        let known = Known { life: Life::Running, socket: Some(socket), hangs_up, refused: None };
+        Ok(Self { port, own, peer, waits, over, is_over: false.into(), address, known: Mutex::new(known) })
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -81,6 +86,30 @@ impl Hub {
 
     pub(crate) fn port(&self) -> &Port {
         &self.port
+    }
+
+    /// Why nothing more comes.
+    pub(crate) fn ending(&self) -> Error {
+        let refused = self.known().refused.take();
+        match refused {
+            Some(why) => why,
+            None if self.life() == Life::Revoked => Error::Revoked,
+            None => Error::PeerGone,
+        }
+    }
+
+    /// V-2. The peer accepted.
+    fn accepted(&self, descriptors: Vec<OwnedFd>, at: Range) -> Result<()> {
+        self.port.accepted(descriptors, at)?;
+        let page = usize::try_from(mailbox::LEN).expect("a page");
+        self.peer.accepted(self.port.map_peer(0, page, ())?);
+        Ok(())
+    }
+
+    /// There will be no peer.
+    fn refuse(&self, known: &mut Known, why: Error) {
+        known.refused = Some(why);
+        self.end(known, Life::ProcessGone);
     }
 
     /// This end gave the link up: nobody waits for it any more.
@@ -134,7 +163,15 @@ impl Hub {
         while let Some(socket) = &known.socket {
             match client::receive(socket.as_fd()) {
                 Ok(None) => return,
-                Ok(Some((said, _))) => match said.message {
+                Ok(Some((said, descriptors))) => match said.message {
+                    Message::Accept { offset, len } => {
+                        if let Err(error) = self.accepted(descriptors, (offset, len)) {
+                            self.refuse(known, error);
+                        }
+                    }
+                    Message::Refuse { code, reason } if !self.peer.is_there() => {
+                        self.refuse(known, client::refused(code, reason.as_str(), &self.address));
+                    }
                     Message::Life { life: tombolo_control::Life::DomainGone, .. } => self.end(known, Life::DomainGone),
                     Message::Life { .. } if self.is_over.load(Ordering::Acquire) => {}
                     Message::Life { life: tombolo_control::Life::Running, .. } => known.life = Life::Running,
@@ -144,9 +181,12 @@ impl Hub {
                     _ => {}
                 },
                 // The broker is gone. The call goes on (V-7), and nobody can tell how the peer fares.
-                Err(_) => {
+                Err(error) => {
                     self.unwatch(socket.as_fd());
                     known.socket = None;
+                    if !self.peer.is_there() {
+                        self.refuse(known, error);
+                    }
                     if !self.is_over.load(Ordering::Acquire) {
                         known.life = Life::Unknown;
                     }

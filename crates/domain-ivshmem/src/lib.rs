@@ -38,11 +38,14 @@ use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 use tombolo_control::Name;
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
 
-use crate::client::{Client, Idle};
 pub use crate::{
     boxes::ModuleBoxes,
     mailbox::{CLOSED, STATE_AT},
     port::BELLS,
+};
+use crate::{
+    client::{Client, Idle},
+    link::VmLink,
 };
 
 /// The part of an address before the colon.
@@ -73,9 +76,33 @@ impl VmDomain {
         Self { broker: Some(socket.into()), idle: Arc::default() }
     }
 
-    fn broker(&self) -> PathBuf {
+    /// Whether somebody said which broker is to be asked.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        self.named().is_some()
+    }
+
+    /// Whether there is a socket where the broker is to be asked.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.broker().exists()
+    }
+
+    fn call(&self, service: &str, deadline: Deadline) -> Result<VmLink> {
+        let (Some(domain), name) = parse(service)? else {
+            let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
+            return Err(Error::BadService { service: service.into(), why });
+        };
+        Client::connect(&self.broker(), &self.idle, &domain, name, deadline)
+    }
+
+    fn named(&self) -> Option<PathBuf> {
         let named = || env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty()).map(PathBuf::from);
-        self.broker.clone().or_else(named).unwrap_or_else(|| BROKER.into())
+        self.broker.clone().or_else(named)
+    }
+
+    fn broker(&self) -> PathBuf {
+        self.named().unwrap_or_else(|| BROKER.into())
     }
 }
 
@@ -104,11 +131,14 @@ impl Rendezvous for VmDomain {
     }
 
     fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
-        let (Some(domain), name) = parse(service)? else {
-            let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
-            return Err(Error::BadService { service: service.into(), why });
-        };
-        Ok(Box::new(Client::connect(&self.broker(), &self.idle, &domain, name, deadline)?))
+        let link = self.call(service, deadline)?;
+        link.settle(deadline)?;
+        Ok(Box::new(link))
+    }
+
+    /// V-2. What this end says at once is there when the peer looks first.
+    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+        Ok(Box::new(self.call(service, deadline)?))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result};
+use tombolo_domain::{Deadline, Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, wait_readable};
 use tombolo_layout::limits::{CONTROL_MESSAGE_MAX, PAGE};
 use tombolo_mem::OwnSegment;
 
@@ -31,12 +31,11 @@ pub(crate) struct VmLink {
 }
 
 impl VmLink {
-    /// Begins a call that the broker stated, with its socket for it.
-    pub(crate) fn new(port: Port, socket: OwnedFd, peer: String) -> Result<Self> {
+    /// Begins a call of `address` that the broker stated, with its socket for it.
+    pub(crate) fn new(port: Port, socket: OwnedFd, peer: String, address: String) -> Result<Self> {
         let page = usize::try_from(mailbox::LEN).expect("a page");
-        let theirs = PeerPage::new(port.map_peer(0, page, ())?);
-        let mailbox = Mailbox::new(port.map_own(0, page)?, theirs);
-        let hub = Hub::new(Arc::new(port), mailbox.own().clone(), mailbox.peer().clone(), socket)?;
+        let mailbox = Mailbox::new(port.map_own(0, page)?, PeerPage::default());
+        let hub = Hub::new(Arc::new(port), mailbox.own().clone(), mailbox.peer().clone(), socket, address)?;
         Ok(Self { hub: Arc::new(hub), mailbox, pool: Pool::default(), mapped: Mapped::default(), peer, heard: false })
     }
 
@@ -45,11 +44,21 @@ impl VmLink {
         if self.hub.life() == Life::Revoked { Error::Revoked } else { error }
     }
 
-    /// What the end is told as, once nothing more comes.
-    fn ending(&self) -> Error {
-        match self.hub.life() {
-            Life::Revoked => Error::Revoked,
-            _ => Error::PeerGone,
+    /// Waits until the peer has accepted.
+    pub(crate) fn settle(&self, deadline: Deadline) -> Result<()> {
+        loop {
+            self.hub.life();
+            if self.hub.is_over() {
+                return Err(self.hub.ending());
+            }
+            if self.mailbox.peer().is_there() {
+                return Ok(());
+            }
+            // Whatever is said is looked for in any case.
+            self.hub.port().drain(CONTROL);
+            if !wait_readable(self.hub.fd(CONTROL), deadline)? {
+                return Err(Error::TimedOut);
+            }
         }
     }
 }
@@ -86,7 +95,7 @@ impl Link for VmLink {
         let token = offer.map(|offer| offer.token::<Token>().ok_or_else(foreign)).transpose()?;
         let passed = token.map(|token| self.pool.pass(token).ok_or_else(foreign)).transpose()?;
         if self.hub.is_over() || matches!(self.hub.life(), Life::Revoked | Life::ProcessGone | Life::DomainGone) {
-            return Err(self.ending());
+            return Err(self.hub.ending());
         }
         self.mailbox.send(message, passed).map_err(|error| self.or_revoked(error))?;
         if let Some(token) = token {
@@ -97,11 +106,14 @@ impl Link for VmLink {
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
+        if !self.mailbox.peer().is_there() {
+            self.hub.life();
+        }
         // Asked before the mailbox is looked into: what was sent before the end comes before it.
         let over = self.hub.is_over();
         let Some((message, passed)) = self.mailbox.recv().map_err(|error| self.or_revoked(error))? else {
             if over || matches!(self.hub.life(), Life::Revoked) {
-                return Err(self.ending());
+                return Err(self.hub.ending());
             }
             self.hub.drain(CONTROL);
             if self.mailbox.waits().map_err(|error| self.or_revoked(error))? || self.hub.is_over() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! V-4, V-5. The first page of a slice: what one end says to the other, and which of the other's segments it let go.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tombolo_domain::{Error, Result};
 use tombolo_layout::{
@@ -68,32 +68,37 @@ impl OwnPage {
     }
 }
 
-/// The peer's page.
-#[derive(Clone, Debug)]
-pub(crate) struct PeerPage(PeerSegment);
+/// The peer's page, once it accepted: before that it has said nothing, taken nothing and let nothing go.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PeerPage(Arc<OnceLock<PeerSegment>>);
 
 impl PeerPage {
-    pub(crate) fn new(page: PeerSegment) -> Self {
-        Self(page)
+    /// It accepted. Once it has, nothing changes any more.
+    pub(crate) fn accepted(&self, page: PeerSegment) {
+        let _ = self.0.set(page);
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        self.0.get().is_some()
     }
 
     /// Whether its end is over. Any state beyond those of an end that is not counts: what stands there after the kernel
     /// closed it cannot be less.
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.word(STATE_AT as usize).load_acquire().hint() >= CLOSED.into()
+        self.word(STATE_AT as usize).is_some_and(|state| state.load_acquire().hint() >= CLOSED.into())
     }
 
     /// V-6. The number of the last segment of `handle` that the peer let go.
     pub(crate) fn let_go(&self, handle: usize) -> u64 {
-        self.0.word(AT_LET_GO + 8 * handle).load_acquire().hint()
+        self.word(AT_LET_GO + 8 * handle).map_or(0, |word| word.load_acquire().hint())
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.0.is_lost()
+        self.0.get().is_some_and(PeerSegment::is_lost)
     }
 
-    fn count(&self, at: usize) -> MappedPeerWord {
-        self.0.word(at)
+    fn word(&self, at: usize) -> Option<MappedPeerWord> {
+        self.0.get().map(|page| page.word(at))
     }
 }
 
@@ -130,10 +135,14 @@ impl Mailbox {
 
     /// V-5. Puts a message there. The peer is still to be rung.
     pub(crate) fn send(&mut self, message: &[u8], passed: Option<Passed>) -> Result<()> {
-        let unread = self.peer.count(AT_TAKEN).load_acquire().check(|taken| match self.sent.checked_sub(taken) {
+        let unread = |taken: u64| match self.sent.checked_sub(taken) {
             Some(unread @ 0..=ROOM) => Ok(unread),
             _ => Err(malformed("V-5", format!("{taken} messages taken of {} sent", self.sent))),
-        })?;
+        };
+        let unread = match self.peer.word(AT_TAKEN) {
+            Some(taken) => taken.load_acquire().check(unread)?,
+            None => unread(0)?,
+        };
         if unread == ROOM {
             return Err(Error::Limit {
                 what: "the room for control messages",
@@ -162,7 +171,8 @@ impl Mailbox {
             return Ok(None);
         }
         let mut entry = [0; ENTRY_HEAD + CONTROL_MESSAGE_MAX];
-        self.peer.0.data(AT_MESSAGES + (self.taken % ROOM) as usize * ENTRY).copy_out(0, &mut entry);
+        let peer = self.peer.0.get().expect("what waits is in it");
+        peer.data(AT_MESSAGES + (self.taken % ROOM) as usize * ENTRY).copy_out(0, &mut entry);
         self.taken += 1;
         self.own.0.word(AT_TAKEN).store_release(self.taken);
 
@@ -179,13 +189,13 @@ impl Mailbox {
 
     /// Whether there is a message.
     pub(crate) fn waits(&mut self) -> Result<bool> {
-        let taken = self.taken;
-        let waits = self.peer.count(AT_SENT).load_acquire().check(|sent| match sent.checked_sub(taken) {
+        let (taken, Some(peer)) = (self.taken, self.peer.0.get()) else { return Ok(false) };
+        let waits = peer.word(AT_SENT).load_acquire().check(|sent| match sent.checked_sub(taken) {
             Some(waiting @ 0..=ROOM) => Ok(waiting != 0),
             _ => Err(malformed("V-5", format!("{sent} messages sent after {taken} taken"))),
         })?;
         if waits && !self.begun {
-            let head = self.peer.0.header::<16>();
+            let head = peer.header::<16>();
             if head[..8] != MAGIC || head[8..] != VERSION.to_le_bytes() {
                 return Err(malformed("V-4", "the peer's slice does not begin with magic and version"));
             }

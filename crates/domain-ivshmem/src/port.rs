@@ -4,7 +4,10 @@
 //! In a guest these are descriptors of the kernel module; on a host, and in tests, memfds and eventfds. Nothing above
 //! knows which.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::OnceLock,
+};
 
 use rustix::event::EventfdFlags;
 use tombolo_domain::{Error, Result};
@@ -26,8 +29,8 @@ pub(crate) type Range = (u64, u64);
 #[derive(Debug)]
 pub(crate) struct Port {
     own: OwnMemory,
-    peer: OwnedFd,
-    peer_range: Range,
+    /// The peer's slice, once it accepted.
+    peer: OnceLock<(OwnedFd, Range)>,
     ring: Ring,
     /// Eventfds on which this end is rung.
     heard: [OwnedFd; BELLS],
@@ -42,25 +45,24 @@ enum Ring {
 }
 
 impl Port {
-    /// What came with the broker's statement of a call, of `own` and `peer` as it said. Of the module's slices there is
-    /// nothing but what they are, so they begin at 0.
-    pub(crate) fn new(descriptors: Vec<OwnedFd>, own: Range, peer: Range) -> Result<Self> {
+    /// What came with the broker's statement of a call, of `own` as it said. Of the module's slices there is nothing but
+    /// what they are, so they begin at 0.
+    pub(crate) fn new(descriptors: Vec<OwnedFd>, own: Range) -> Result<Self> {
         let count = descriptors.len();
         let mut all = descriptors.into_iter();
-        let (Some(own_fd), Some(peer_fd)) = (all.next(), all.next()) else {
-            return Err(malformed("V-2", format!("a call with {count} descriptors")));
-        };
+        let wrong = || malformed("V-2", format!("a call with {count} descriptors beside its socket"));
+        let own_fd = all.next().ok_or_else(wrong)?;
         let rest: Vec<_> = all.collect();
         if rest.is_empty() {
-            return Self::of_module(own_fd, own.1, peer_fd, peer.1);
+            return Self::of_module(own_fd, own.1);
         }
         let events = <[OwnedFd; 2 * BELLS]>::try_from(rest);
-        let [a, b, c, d, e, f] = events.map_err(|_| malformed("V-2", format!("a call with {count} descriptors")))?;
+        let [a, b, c, d, e, f] = events.map_err(|_| wrong())?;
         let own = OwnMemory::new(own_fd, own.0, own.1);
-        Ok(Self { own, peer: peer_fd, peer_range: peer, ring: Ring::Events([a, b, c]), heard: [d, e, f] })
+        Ok(Self { own, peer: OnceLock::new(), ring: Ring::Events([a, b, c]), heard: [d, e, f] })
     }
 
-    fn of_module(own: OwnedFd, own_len: u64, peer: OwnedFd, peer_len: u64) -> Result<Self> {
+    fn of_module(own: OwnedFd, own_len: u64) -> Result<Self> {
         let event = || {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))
@@ -71,15 +73,25 @@ impl Port {
                 .map_err(|error| Error::os("TOMBOLO_IOC_EVENTFD", error))?;
         }
         let own = OwnMemory::new(own, 0, own_len);
-        Ok(Self { own, peer, peer_range: (0, peer_len), ring: Ring::Module, heard })
+        Ok(Self { own, peer: OnceLock::new(), ring: Ring::Module, heard })
+    }
+
+    /// V-2. The peer accepted: what came with that.
+    pub(crate) fn accepted(&self, mut descriptors: Vec<OwnedFd>, (offset, len): Range) -> Result<()> {
+        let count = descriptors.len();
+        let peer = descriptors.pop().filter(|_| count == 1);
+        let peer = peer.ok_or_else(|| malformed("V-2", format!("{count} descriptors for the peer's slice")))?;
+        let offset = if matches!(self.ring, Ring::Module) { 0 } else { offset };
+        self.peer.set((peer, (offset, len))).map_err(|_| malformed("V-2", "a call was accepted twice"))
     }
 
     pub(crate) fn own(&self) -> &OwnMemory {
         &self.own
     }
 
+    /// 0 before it accepted.
     pub(crate) fn peer_len(&self) -> u64 {
-        self.peer_range.1
+        self.peer.get().map_or(0, |(_, (_, len))| *len)
     }
 
     pub(crate) fn map_own(&self, offset: u64, len: usize) -> Result<OwnSegment> {
@@ -87,7 +99,8 @@ impl Port {
     }
 
     pub(crate) fn map_peer(&self, offset: u64, len: usize, guard: impl Send + Sync + 'static) -> Result<PeerSegment> {
-        PeerSegment::map_revocable(self.peer.as_fd(), self.peer_range.0 + offset, len, guard)
+        let (peer, (from, _)) = self.peer.get().ok_or(Error::PeerGone)?;
+        PeerSegment::map_revocable(peer.as_fd(), from.saturating_add(offset), len, guard)
             .map_err(|error| Error::os("mmap of the peer's slice", error))
     }
 

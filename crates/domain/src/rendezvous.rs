@@ -25,6 +25,15 @@ pub trait Rendezvous: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// [`NotFound`](crate::Error::NotFound), [`Denied`](crate::Error::Denied), [`TimedOut`](crate::Error::TimedOut).
     fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>>;
+
+    /// As [`connect`](Self::connect), but need not wait for the listener's side where what is sent meanwhile reaches it all the
+    /// same. Why nobody is reached is then what [`Link::recv`] fails with first.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+        self.connect(service, deadline)
+    }
 }
 
 /// One who waits for peers.

@@ -101,13 +101,15 @@ impl Pages for FakePages {
     }
 }
 
-/// The eventfds of calls that one side has made and the other has not fetched: the maker's, then the other's.
-type Wires = Arc<Mutex<BTreeMap<u16, [Vec<Arc<OwnedFd>>; 2]>>>;
+/// The eventfds of a call, by side, until that side has fetched them: `None` then.
+type Wire = [Option<[Vec<Arc<OwnedFd>>; 2]>; 2];
+type Wires = Arc<Mutex<BTreeMap<u16, Wire>>>;
 
 /// A link as one of its machines has it.
 #[derive(Clone, Debug)]
 pub struct FakeRegion {
     pub pages: FakePages,
+    side: usize,
     wires: Wires,
     rings: BTreeMap<u32, Vec<Arc<OwnedFd>>>,
     /// Calls that programs of an earlier broker have.
@@ -119,8 +121,10 @@ pub struct FakeRegion {
 impl FakeRegion {
     pub fn pair() -> [Self; 2] {
         let wires = Wires::default();
+        let mut side = 0..;
         FakePages::pair(REGION).map(|pages| Self {
             pages,
+            side: side.next().expect("two sides"),
             wires: wires.clone(),
             rings: BTreeMap::new(),
             held: Arc::default(),
@@ -148,23 +152,26 @@ impl Region for FakeRegion {
         Ok(())
     }
 
-    fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
-        let mut wires = self.wires.lock().unwrap();
-        let [own, other] = match wires.remove(&made.channel) {
-            Some([other, own]) => [own, other],
-            None => {
-                let fresh = || -> Vec<_> { (0..BELLS).map(|_| event()).collect() };
-                let (own, other) = (fresh(), fresh());
-                wires.insert(made.channel, [own.clone(), other.clone()]);
-                [own, other]
-            }
-        };
-        let mut slices = vec![self.pages.own.try_clone()?, readonly(&self.pages.peer)?];
+    fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
+        let mut wires = lock(&self.wires);
+        let wire = wires.entry(made.channel).or_default();
+        let [own, other] = wire[self.side].take().unwrap_or_else(|| {
+            // The first of a call; what is left of one that came to nothing is not its own.
+            let fresh = || -> Vec<_> { (0..BELLS).map(|_| event()).collect() };
+            let (own, other) = (fresh(), fresh());
+            wire[1 - self.side] = Some([other.clone(), own.clone()]);
+            [own, other]
+        });
+        let mut all = vec![self.pages.own.try_clone()?];
         for event in other.iter().chain(&own) {
-            slices.push(event.try_clone()?);
+            all.push(event.try_clone()?);
         }
         self.rings.insert(made.serial, other);
-        Ok(slices)
+        Ok(all)
+    }
+
+    fn theirs(&mut self, _made: &Made) -> io::Result<OwnedFd> {
+        readonly(&self.pages.peer)
     }
 
     fn held(&mut self) -> io::Result<Vec<Made>> {

@@ -191,16 +191,20 @@ impl Region for HostRegion {
 
     /// V-2. Programs of one account have the whole region between them: who is trusted with one call is trusted with
     /// all of its account (ADR 0034).
-    fn slices(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
+    fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
         let (line, relay) = self.parts();
         let events = || -> io::Result<_> { Ok([event()?, event()?, event()?]) };
         let (to, from) = (events()?, events()?);
-        let mut slices = vec![line.own.try_clone()?, line.peer.try_clone()?];
+        let mut own = vec![line.own.try_clone()?];
         for event in from.iter().chain(&to) {
-            slices.push(event.try_clone()?);
+            own.push(event.try_clone()?);
         }
         relay.connect(made.channel, Wire { to, from })?;
-        Ok(slices)
+        Ok(own)
+    }
+
+    fn theirs(&mut self, _made: &Made) -> io::Result<OwnedFd> {
+        self.parts().0.peer.try_clone()
     }
 
     /// A program has its slices for as long as its socket, or is no more.
@@ -210,7 +214,12 @@ impl Region for HostRegion {
 
     fn keep(&mut self, made: &Made, socket: BorrowedFd<'_>) -> io::Result<()> {
         let wire = self.parts().1.wire(made.channel).ok_or(io::ErrorKind::NotFound)?;
-        self.kept.keep(self.key, made, socket, &wire)
+        self.kept.keep(self.key, made, socket, &wire)?;
+        if made.theirs.1 != 0 {
+            // Its name says what is known of it.
+            self.kept.forget(self.key, &Made { theirs: (0, 0), ..*made });
+        }
+        Ok(())
     }
 
     fn sockets(&mut self) -> BTreeMap<u32, OwnedFd> {

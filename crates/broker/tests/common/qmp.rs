@@ -2,8 +2,9 @@
 //! A QEMU's control socket without a QEMU: it has devices and memories, and tells events.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{self, Write},
+    net::Shutdown,
     os::{
         fd::OwnedFd,
         unix::net::{UnixListener, UnixStream},
@@ -33,6 +34,13 @@ pub struct State {
     pub unsealed: bool,
     /// Slots that other devices have.
     pub foreign: Vec<u64>,
+    /// A device that the guest ejects when somebody looks where it is.
+    pub shy: Option<String>,
+    /// Memories that got a second device, at which QEMU 7.2 would have ended itself.
+    pub plugged_twice: Vec<String>,
+    had: BTreeSet<String>,
+    /// How often somebody came to talk with it.
+    pub conversations: u64,
     client: Option<UnixStream>,
     count: u64,
 }
@@ -72,6 +80,13 @@ impl Fake {
         self.state().client = None;
     }
 
+    /// The conversation breaks off, as when QEMU is too slow to answer.
+    pub fn hang_up(state: &mut State) {
+        if let Some(client) = state.client.take() {
+            let _ = client.shutdown(Shutdown::Both);
+        }
+    }
+
     /// Whether somebody is there to be told of events.
     pub fn is_asked(&self) -> bool {
         self.state().client.is_some()
@@ -96,7 +111,10 @@ impl Fake {
     fn serve(&self, client: &UnixStream) -> io::Result<()> {
         let greeting = json!({ "QMP": { "version": {}, "capabilities": [] } });
         (&*client).write_all(format!("{greeting}\r\n").as_bytes())?;
-        self.state().client = Some(client.try_clone()?);
+        let mut state = self.state();
+        state.client = Some(client.try_clone()?);
+        state.conversations += 1;
+        drop(state);
         let mut buffer = Vec::new();
         let mut passed: Vec<OwnedFd> = Vec::new();
         loop {
@@ -140,6 +158,9 @@ impl State {
             "qom-list" => Ok(named(self.devices.keys())),
             "qom-get" => {
                 let id = text("path").rsplit('/').next().unwrap_or_default().to_owned();
+                if self.shy.take_if(|shy| *shy == id).is_some() {
+                    Fake::delete(self, &id);
+                }
                 let (_, slot) = self.devices.get(&id).ok_or("no such device")?;
                 let slot = u64::from_str_radix(slot.trim_start_matches("0x"), 16).map_err(|e| e.to_string())?;
                 Ok(json!(slot << 3))
@@ -187,6 +208,9 @@ impl State {
                 self.memories.remove(&id).map(|_| json!({})).ok_or("object not found".into())
             }
             "device_add" if self.memories.contains_key(&text("memdev")) => {
+                if !self.had.insert(text("memdev")) {
+                    self.plugged_twice.push(text("memdev"));
+                }
                 self.devices.insert(text("id"), (text("memdev"), text("addr")));
                 Ok(json!({}))
             }

@@ -253,18 +253,22 @@ fn call(
     let (offset, len, channel) = (SLICES_AT, SLICE, 4);
     let connect = Message::Connect { peer, service, offset, len, channel };
     let accept = Message::Accept { offset, len };
-    let state_it = |to: &OwnedFd, serial, socket: &OwnedFd, own: &End, other: &End| -> Result<(), ()> {
+    let accept_it = |end: &End, other: &End| -> Result<(), ()> {
         let path = format!("/proc/self/fd/{}", other.memory.as_raw_fd());
         let theirs = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(drop)?;
-        let mut all = vec![socket.as_fd(), own.memory.as_fd(), theirs.as_fd()];
+        send(&end.socket, 0, accept.clone(), &[theirs.as_fd()]).map_err(drop)
+    };
+    let state_it = |to: &OwnedFd, serial, socket: &OwnedFd, own: &End, other: &End| -> Result<(), ()> {
+        let mut all = vec![socket.as_fd(), own.memory.as_fd()];
         all.extend(other.events.iter().chain(&own.events).map(AsFd::as_fd));
-        send(to, serial, connect.clone(), &[]).map_err(drop)?;
-        send(to, serial, accept.clone(), &all).map_err(drop)
+        send(to, serial, connect.clone(), &all).map_err(drop)
     };
     let mut locked = lock(state);
     locked.serial += 1;
+    accept_it(&called, &caller)?;
     state_it(listener, locked.serial, &called_socket, &called, &caller)?;
     state_it(client, asked, &caller_socket, &caller, &called)?;
+    accept_it(&caller, &called)?;
     let ends = Arc::new([caller, called]);
     locked.calls.push(Arc::clone(&ends));
     drop(locked);

@@ -80,6 +80,8 @@ impl Rig {
         let mut extra = more(&packages).map_err(Lacking::Fault)?;
         let tombolo = programs.path("tombolo").map_err(Lacking::Fault)?;
         extra.push(("bin/tombolo".into(), tombolo.to_owned()));
+        let broker = programs.path("tombolod").map_err(Lacking::Fault)?;
+        extra.push(("bin/tombolod".into(), broker.to_owned()));
         let parts = Parts::new(packages, &extra).map_err(Lacking::Fault)?;
         Ok(Self { parts, programs, host: None })
     }
