@@ -32,7 +32,7 @@ test: toolchain ## install what the tests need, run all tiers (some 40 minutes o
 	@cargo xtask test
 
 test-all: toolchain ## the same in the long forms: millions of mutations, thousands of kills (hours)
-	@tools/install-deps.sh
+	@tools/install-deps.sh --long
 	@cargo xtask test --long
 
 check: toolchain ## format, lints, rules, unit tests: no network, no root, a minute once built

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 # Installs what the tests need and is missing: Debian packages if we are root or sudo asks nothing, components of
 # the Rust toolchain if there is a rustup. What cannot be installed is named, with what will be skipped for want of
-# it; the tests say so again. With --nightly also the toolchain that has AddressSanitizer.
+# it; the tests say so again. With --nightly also the toolchain that has AddressSanitizer; with --long what the long
+# forms build from Debian's sources with.
 set -eu
 
 missing=
@@ -51,6 +52,13 @@ want javac default-jdk-headless "$programs"
 want scp openssh-client "$programs"
 if ! [ -x /usr/sbin/sshd ]; then
     missing="$missing openssh-server"
+fi
+
+if [ "${1-}" = --long ]; then
+    others="the tests of libuv and libevent are skipped"
+    want dpkg-source dpkg-dev "$others"
+    want cmake cmake "$others"
+    [ -f /usr/include/openssl/ssl.h ] || missing="$missing libssl-dev"
 fi
 
 if [ -n "$missing" ]; then

@@ -16,6 +16,7 @@ mod mapping;
 mod network;
 mod rage;
 mod unplug;
+mod vchan;
 
 use crate::rig::Rig;
 use tombolo_e2e::error::{Error, Result};
@@ -29,7 +30,7 @@ pub type Case = runner::Case<Rig>;
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 15] = [
+const CASES: [&[Case]; 16] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -42,6 +43,7 @@ const CASES: [&[Case]; 15] = [
     faults::CASES,
     links::CASES,
     channels::CASES,
+    vchan::CASES,
     life::CASES,
     rage::CASES,
     network::CASES,

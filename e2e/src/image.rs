@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const FOLDER: u32 = 0o040_755;
@@ -17,6 +17,9 @@ const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
 /// Where Debian has libraries.
 pub const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+/// A program for an image: its path there, and here.
+pub type Extra = (String, PathBuf);
 
 /// The files of a guest.
 #[derive(Debug, Default)]

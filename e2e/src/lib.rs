@@ -30,5 +30,6 @@ pub mod qemu;
 pub mod qmp;
 pub mod runner;
 pub mod scratch;
+pub mod vchan;
 pub mod wire;
 pub mod xen;

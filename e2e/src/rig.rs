@@ -13,13 +13,14 @@ use tombolo_e2e::control::{Job, Output};
 use tombolo_e2e::debian::{self, Archive, Kernel, Which};
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::Ends;
-use tombolo_e2e::image::Image;
+use tombolo_e2e::image::{Extra, Image};
 use tombolo_e2e::ivshmem::{Region, Switchboard};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::module;
 use tombolo_e2e::programs::Programs;
 use tombolo_e2e::qemu::{self, Access, Cpus, Spec, Vm};
 use tombolo_e2e::runner::{self, Lacking};
+use tombolo_e2e::vchan;
 
 /// Bytes of a region that a guest or the host writes.
 pub const REGION: u64 = 4 << 20;
@@ -40,6 +41,7 @@ pub struct Rig {
     pub kernel: Kernel,
     module: PathBuf,
     programs: OnceCell<Result<Programs>>,
+    vchans: OnceCell<Result<Vec<Extra>>>,
     solo: Option<Guest>,
     site: Option<Site>,
     /// Held while the rig is there: what is built for guests is in one place.
@@ -63,7 +65,16 @@ impl runner::Rig for Rig {
         let target = module::target().map_err(Lacking::Fault)?;
         let lock = debian::lock(&target.join("lock")).map_err(Lacking::Fault)?;
         let module = module::build(&module::source(), &kernel, &[]).map_err(Lacking::Fault)?;
-        Ok(Self { archive, kernel, module, programs: OnceCell::new(), solo: None, site: None, _lock: lock })
+        Ok(Self {
+            archive,
+            kernel,
+            module,
+            programs: OnceCell::new(),
+            vchans: OnceCell::new(),
+            solo: None,
+            site: None,
+            _lock: lock,
+        })
     }
 
     fn run(&mut self, case: &Case) -> Result<Verdict> {
@@ -96,6 +107,11 @@ impl Rig {
     /// Tombolo's own programs, built when they are first wanted.
     pub fn programs(&self) -> Result<&Programs> {
         self.programs.get_or_init(Programs::build).as_ref().map_err(Clone::clone)
+    }
+
+    /// Programs that speak through vchans, likewise.
+    pub fn vchans(&self) -> Result<&[Extra]> {
+        self.vchans.get_or_init(vchan::apart).as_deref().map_err(Clone::clone)
     }
 
     /// The two machines with brokers, booted when they are first wanted, for a case that leaves them as they were.

@@ -249,6 +249,9 @@ fn spec(rig: &Rig, name: &str, purpose: Purpose, network: bool) -> Result<Spec> 
         for program in ["tombolo", "tombolod"] {
             image.add_program(&format!("bin/{program}"), rig.programs()?.path(program)?)?;
         }
+        for (name, from) in if purpose == Purpose::Cases { rig.vchans()? } else { &[] } {
+            image.add_program(name, from)?;
+        }
         image.add_busybox(&rig.archive.file("busybox-static", "bin/busybox")?)?;
         if network { add_network(rig, image) } else { Ok(()) }
     })?;

@@ -429,6 +429,12 @@ impl Broker {
         Ok(())
     }
 
+    /// What is configured.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// The domains that are configured.
     #[must_use]
     pub fn domains(&self) -> &BTreeMap<String, crate::config::Domain> {

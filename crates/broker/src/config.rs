@@ -2,7 +2,7 @@
 //! The file that says which domains there are and what they may do (B-13, B-17).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     ops::{Range, RangeInclusive},
     path::{Path, PathBuf},
@@ -38,12 +38,23 @@ pub struct Config {
     pub slice: u64,
     /// Users of this host that are domains, too, by the name of the domain.
     pub accounts: BTreeMap<String, u32>,
+    /// Where this host is dom0 of Xen's.
+    pub xen: Option<Xen>,
     /// The virtual machines.
     pub domains: BTreeMap<String, Domain>,
     /// What is allowed.
     pub rules: Vec<Rule>,
     /// Links that there are always: the two ends, and the bytes of a region.
     pub links: Vec<([Name; 2], u64)>,
+}
+
+/// What is told to domains of Xen's.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Xen {
+    /// Those that have names here, as dom0 named them.
+    pub domains: BTreeSet<Name>,
+    /// The toolstack's command that lists them.
+    pub xl: PathBuf,
 }
 
 /// A virtual machine.
@@ -110,6 +121,7 @@ struct File {
     host: Host,
     #[serde(default)]
     account: BTreeMap<Spanned<String>, FileAccount>,
+    xen: Option<FileXen>,
     #[serde(default)]
     domain: BTreeMap<Spanned<String>, FileDomain>,
     #[serde(default)]
@@ -131,6 +143,13 @@ struct Host {
 #[serde(deny_unknown_fields)]
 struct FileAccount {
     user: Spanned<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileXen {
+    domains: Vec<Spanned<String>>,
+    xl: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -270,11 +289,19 @@ impl Config {
             }
             domains.insert(checked.as_str().to_owned(), domain.check(&source)?);
         }
+        let xen = file.xen.as_ref().map(|xen| xen.check(&source)).transpose()?;
+        for name in file.xen.iter().flat_map(|xen| &xen.domains) {
+            let text = name.get_ref();
+            if text == host.as_str() || domains.contains_key(text) || accounts.contains_key(text) {
+                return Err(source.error(name.span(), format!("another domain is called {text}, too")));
+            }
+        }
         let known = |pattern: &Pattern| {
             domains
                 .keys()
                 .chain(accounts.keys())
                 .map(String::as_str)
+                .chain(xen.iter().flat_map(|xen| xen.domains.iter().map(Name::as_str)))
                 .chain([host.as_str()])
                 .any(|name| pattern.matches(&name.parse().expect("checked")))
         };
@@ -293,10 +320,14 @@ impl Config {
             rules.push(checked);
         }
         let (group, links) = (file.host.group, Vec::new());
-        let mut config = Self { host, group, region, slice, accounts, domains, rules, links };
+        let mut config = Self { host, group, region, slice, accounts, xen, domains, rules, links };
         for link in &file.link {
             let [a, b] = link.between.get_ref();
             let ends = [source.checked::<Name>(a)?, source.checked::<Name>(b)?];
+            if let Some(end) = ends.iter().find(|end| config.is_of_xen(end)) {
+                let what = format!("{end} is a domain of Xen's: it needs a rule and no link");
+                return Err(source.error(link.between.span(), what));
+            }
             if !config.may_link(&ends[0], &ends[1]) {
                 let [a, b] = &ends;
                 return Err(source.error(link.between.span(), format!("no rule allows {a} and {b} anything")));
@@ -317,6 +348,12 @@ impl Config {
     #[must_use]
     pub fn is_local(&self, domain: &str) -> bool {
         domain == self.host.as_str() || self.accounts.contains_key(domain)
+    }
+
+    /// Whether a domain is one of Xen's.
+    #[must_use]
+    pub fn is_of_xen(&self, domain: &Name) -> bool {
+        self.xen.as_ref().is_some_and(|xen| xen.domains.contains(domain))
     }
 
     /// Whether there is a domain of this name.
@@ -340,6 +377,13 @@ impl Config {
 
     fn has_rule(&self, a: &Name, b: &Name) -> bool {
         self.services(a, b).next().is_some() || self.services(b, a).next().is_some()
+    }
+}
+
+impl FileXen {
+    fn check(&self, source: &Source<'_>) -> Result<Xen, ConfigError> {
+        let domains = self.domains.iter().map(|name| source.checked(name)).collect::<Result<_, _>>()?;
+        Ok(Xen { domains, xl: self.xl.clone().unwrap_or_else(|| "xl".into()) })
     }
 }
 
@@ -437,6 +481,18 @@ mod tests {
     }
 
     #[test]
+    fn x20_domains_of_xen_have_names_and_rules_and_no_links() {
+        let config = parse(
+            "[xen]\ndomains = [\"left\", \"right\"]\n[[allow]]\nfrom = \"left\"\nto = \"right\"\nservice = \"*\"\n",
+        );
+        let config = config.unwrap();
+        assert!(config.is_of_xen(&name("left")) && !config.is_of_xen(&name("host")) && !config.knows("left"));
+        assert_eq!(config.xen.as_ref().map(|xen| xen.xl.as_path()), Some(Path::new("xl")));
+        assert_eq!(config.services(&name("left"), &name("right")).count(), 1);
+        assert!(parse(TWO).unwrap().xen.is_none());
+    }
+
+    #[test]
     fn mistakes_are_told_with_their_line() {
         for (text, said) in [
             ("[domain.a]\n\nvectors = 17\n", "t.toml:3: 1 to 16 vectors"),
@@ -453,6 +509,14 @@ mod tests {
             ("[domain.a\n", "t.toml:1: "),
             ("[domain.a]\n[[link]]\nbetween = [\"a\", \"host\"]\n", "t.toml:3: no rule allows a and host anything"),
             ("[domain.a]\n[[link]]\nbetween = [\"a\"]\n", "t.toml:3: "),
+            ("[xen]\ndomains = [\n\"a b\"]\n", "t.toml:3: \"a b\": a name is"),
+            ("[xen]\ndomains = [\"host\"]\n", "t.toml:2: another domain is called host"),
+            ("[domain.a]\n[xen]\ndomains = [\"a\"]\n", "t.toml:3: another domain is called a"),
+            ("[xen]\nxl = \"xl\"\n", "t.toml:1: missing field `domains`"),
+            (
+                "[xen]\ndomains = [\"a\"]\n[[allow]]\nfrom=\"*\"\nto=\"*\"\nservice=\"*\"\n[[link]]\nbetween = [\"a\", \"host\"]\n",
+                "t.toml:8: a is a domain of Xen's",
+            ),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.starts_with(said), "{text:?}: {error}");

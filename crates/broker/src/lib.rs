@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: control, domain-ivshmem, broker-guest.
+//! Layer 4. Uses: control, domain-ivshmem, domain-xen, broker-guest.
 //!
 //! `tombolod`, the broker of a host: it serves QEMU's ivshmem devices, gives pairs of virtual machines memory and
 //! doorbells through QMP, says who lives, and lets nobody do what no rule allows. `spec/7-broker.md` is what it keeps,
@@ -26,6 +26,7 @@ pub mod settle;
 pub mod snippet;
 pub mod socket;
 pub mod state;
+pub mod xen;
 
 /// A line for the administrator, on standard error: the journal adds the time.
 pub fn log(line: &str) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: control, domain-ivshmem, broker-guest.
+//! Layer 4. Uses: control, domain-ivshmem, domain-xen, broker-guest.
 //!
 //! The command `tombolod`.
 //!

@@ -25,6 +25,7 @@ use crate::{
     hold::{self, Holder},
     notify::notify,
     passing, socket, state,
+    xen::Herald,
 };
 
 /// Most events that wait for the broker.
@@ -65,6 +66,8 @@ async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: 
     let (events, mut heard) = mpsc::channel(EVENTS_MAX);
     let (host, group) = (config.host.clone(), config.group);
     let mut broker = Broker::begin(folder, config_path, config, holder, events.clone())?;
+    let mut herald = Herald::default();
+    herald.settle(broker.config())?;
     let mut doors = Doors::default();
     doors.settle(&broker, folder, &events)?;
     let mode = if group.is_some() { 0o660 } else { 0o600 };
@@ -92,6 +95,7 @@ async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: 
         }
         broker.settle()?;
         if reload {
+            herald.settle(broker.config())?;
             doors.settle(&broker, folder, &events)?;
         }
     }

@@ -76,6 +76,18 @@ impl VmDomain {
         Self { broker: Some(socket.into()), idle: Arc::default() }
     }
 
+    /// Whether somebody said which broker is to be asked.
+    #[must_use]
+    pub fn is_named(&self) -> bool {
+        self.named().is_some()
+    }
+
+    /// Whether there is a socket where the broker is to be asked.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.broker().exists()
+    }
+
     fn call(&self, service: &str, deadline: Deadline) -> Result<VmLink> {
         let (Some(domain), name) = parse(service)? else {
             let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
@@ -84,9 +96,13 @@ impl VmDomain {
         Client::connect(&self.broker(), &self.idle, &domain, name, deadline)
     }
 
-    fn broker(&self) -> PathBuf {
+    fn named(&self) -> Option<PathBuf> {
         let named = || env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty()).map(PathBuf::from);
-        self.broker.clone().or_else(named).unwrap_or_else(|| BROKER.into())
+        self.broker.clone().or_else(named)
+    }
+
+    fn broker(&self) -> PathBuf {
+        self.named().unwrap_or_else(|| BROKER.into())
     }
 }
 

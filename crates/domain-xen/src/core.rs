@@ -21,6 +21,7 @@ use crate::{
     hypervisor::{DomId, Hypervisor},
     line::Line,
     memory::Quarantined,
+    names::Names,
     page::PeerPage,
     store::Store,
 };
@@ -95,12 +96,12 @@ impl Knocks {
     }
 }
 
-fn eventfd() -> Result<OwnedFd> {
+pub(crate) fn eventfd() -> Result<OwnedFd> {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))
 }
 
-fn ring(event: &OwnedFd) {
+pub(crate) fn ring(event: &OwnedFd) {
     // Full is as good as one.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
@@ -119,6 +120,7 @@ pub(crate) struct Door {
 #[derive(Debug)]
 struct Watched {
     own: DomId,
+    names: Arc<Names>,
     store: Mutex<Store>,
     /// The thread has something to look at.
     kick: OwnedFd,
@@ -155,6 +157,7 @@ impl Core {
         let own = store.own_id()?;
         let watched = Arc::new(Watched {
             own,
+            names: Arc::new(Names::new(&xen, own)),
             store: Mutex::new(Store::new(xen.store()?)),
             kick: eventfd()?,
             looks: AtomicBool::new(false),
@@ -180,6 +183,11 @@ impl Core {
     /// Whether this is the process that made it, and not a child of it.
     pub(crate) fn is_ours(&self) -> bool {
         self.pid == std::process::id()
+    }
+
+    /// What the broker of dom0 tells this domain.
+    pub(crate) fn names(&self) -> &Names {
+        &self.watched.names
     }
 
     /// The door that stands at `node` and was open when somebody knocked last, if it still is: its listener lives, so there
@@ -226,7 +234,7 @@ impl Core {
             return Ok(peer);
         }
         let known = peers.contains_key(&id);
-        let peer = Arc::new(PeerDomain { id, seen: AtomicBool::new(false), gone: AtomicBool::new(false) });
+        let peer = Arc::new(PeerDomain::new(id, &self.watched.names));
         peers.insert(id, Arc::downgrade(&peer));
         drop(peers);
         if !known {
@@ -269,12 +277,6 @@ impl Core {
     pub(crate) fn sweep(&self) {
         self.watched.sweep();
     }
-
-    /// Bytes that the peer of `end` may still map.
-    pub(crate) fn quarantined(&self, end: &Arc<End>) -> u64 {
-        let quarantine = lock(&self.watched.quarantine);
-        quarantine.iter().filter(|it| Arc::ptr_eq(&it.end, end)).map(|it| it.len as u64).sum()
-    }
 }
 
 impl Drop for Core {
@@ -296,9 +298,13 @@ impl Watched {
     fn run(&self) {
         let Ok(fd) = lock(&self.store).fd().try_clone_to_owned() else { return };
         let every = Timespec::try_from(LOOK_EVERY).ok();
+        // Where it cannot be watched, no more is known of names than was read.
+        let _ = lock(&self.store).watch(self.names.folder());
+        ring(&self.kick);
         loop {
             self.sweep();
             lock(&self.doors).retain(|_, door| door.page.state() == at::OPEN);
+            self.names.sweep();
             // ORDER SeqCst: whatever is not seen below comes after this, and kicks.
             self.looks.store(false, Ordering::SeqCst);
             let looks = self.knocks_somewhere() || !lock(&self.quarantine).is_empty();
@@ -316,8 +322,8 @@ impl Watched {
                 match fired {
                     Ok(fired) if fired.is_empty() => break,
                     Ok(fired) => {
-                        let knocks = fired.iter().filter(|path| self.changed(path)).count();
-                        if knocks < fired.len() {
+                        let known = fired.iter().filter(|path| self.told(path) || self.changed(path)).count();
+                        if known < fired.len() {
                             self.look_for_the_dead();
                         }
                     }
@@ -325,6 +331,12 @@ impl Watched {
                 }
             }
         }
+    }
+
+    /// Whether a change is one of what the broker tells.
+    fn told(&self, path: &str) -> bool {
+        // What cannot be read now will be when it changes again.
+        self.names.is_about(path) && self.names.hear(&mut lock(&self.store), path).is_ok()
     }
 
     fn sweep(&self) {

@@ -15,6 +15,7 @@ use tombolo_layout::xen as at;
 use crate::{
     hypervisor::{DomId, Hypervisor, Port},
     memory::Places,
+    names::Names,
     page::{OwnPage, PeerPage},
     waker::{Once, Waker},
 };
@@ -32,9 +33,14 @@ pub(crate) struct PeerDomain {
     pub seen: AtomicBool,
     /// It was destroyed.
     pub gone: AtomicBool,
+    names: Arc<Names>,
 }
 
 impl PeerDomain {
+    pub(crate) fn new(id: DomId, names: &Arc<Names>) -> Self {
+        Self { id, seen: AtomicBool::new(false), gone: AtomicBool::new(false), names: Arc::clone(names) }
+    }
+
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
@@ -67,11 +73,18 @@ pub(crate) struct End {
 }
 
 impl End {
-    pub(crate) fn new(xen: &dyn Hypervisor, domain: &Arc<PeerDomain>, port: Arc<dyn Port>) -> Result<Arc<Self>> {
+    /// One for the listener or a caller of `service`.
+    pub(crate) fn new(
+        xen: &dyn Hypervisor,
+        domain: &Arc<PeerDomain>,
+        port: Arc<dyn Port>,
+        service: &str,
+    ) -> Result<Arc<Self>> {
         let grants = xen.grant(domain.id, 1)?;
         let reference = grants.references()[0];
         grants.when_gone(at::AT_STATE, Some(port.number()))?;
         let own = OwnPage::new(grants.map(0, 1)?, at::MAILBOX_MAGIC, port.number());
+        own.put_board(domain.id, service);
         let ended = Once::new()?;
         let waker = || Waker::new(&port, &ended);
         Ok(Arc::new(Self {
@@ -112,8 +125,14 @@ impl End {
 
     /// How the peer fares.
     pub(crate) fn life(&self) -> Life {
+        //
+        self.end().unwrap_or_else(|| self.domain.names.life(self.domain.id))
+    }
+
+    /// How the peer ended, if it did.
+    fn end(&self) -> Option<Life> {
         if self.domain.is_gone() {
-            return Life::DomainGone;
+            return Some(Life::DomainGone);
         }
         let open = match self.peer.get() {
             Some(peer) => peer.state() == at::OPEN,
@@ -122,12 +141,12 @@ impl End {
                 state == Some(at::OPEN) || self.answer().is_some()
             }
         };
-        if open { Life::Unknown } else { Life::ProcessGone }
+        (!open).then_some(Life::ProcessGone)
     }
 
     /// Whether the peer, or this end itself, will do nothing more.
     pub(crate) fn is_over(&self) -> bool {
-        self.closed.load(Ordering::Acquire) || self.life().is_gone()
+        self.closed.load(Ordering::Acquire) || self.end().is_some()
     }
 
     /// Whether the peer maps nothing of this end's any more, whatever it says.
@@ -150,7 +169,24 @@ impl End {
     /// Wakes everybody if it is over.
     pub(crate) fn look(&self) {
         if self.is_over() {
+            if self.is_ours() && self.life().is_gone() {
+                self.own.set(at::AT_BOARD, at::board_head(self.domain.id, true));
+            }
             self.ended.happen();
+        }
+    }
+
+    /// Bytes that were retired and that the peer may still map.
+    pub(crate) fn quarantined(&self) -> u64 {
+        lock(&self.places).quarantined
+    }
+
+    /// Changes the account of the places, and says on the board what is in quarantine then.
+    pub(crate) fn account(&self, change: impl FnOnce(&mut Places)) {
+        let mut places = lock(&self.places);
+        change(&mut places);
+        if self.is_ours() {
+            self.own.set(at::AT_QUARANTINE, places.quarantined);
         }
     }
 
@@ -186,5 +222,35 @@ impl Doorbell for End {
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
         self.look();
         self.slots[slot.index()].fd()
+    }
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use super::*;
+    use crate::FakeXen;
+
+    #[test]
+    fn x12_mailbox_says_for_tools_who_the_peer_is_and_what_it_may_still_map() {
+        let xen = FakeXen::new();
+        let (here, there) = (xen.domain(5).xen, xen.domain(7).xen);
+        let domain = Arc::new(PeerDomain::new(7, &Arc::new(Names::new(&here, 5))));
+        let end = End::new(&*here, &domain, here.offer_port(7).unwrap(), "a-web_1234").unwrap();
+        let page = there.map(5, &[end.reference], None, Box::new(())).unwrap();
+        let (page, _port) = PeerPage::new(page, at::MAILBOX_MAGIC).unwrap();
+        let says = |offset| page.word(offset).hint();
+        assert_eq!(at::board_of(says(at::AT_BOARD)), Some((7, false)));
+        let name = [0, 8, 16].map(|offset| says(at::AT_NAME + offset).to_le_bytes()).concat();
+        assert_eq!(name, *b"a-web_1234\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        assert_ne!(says(at::AT_MADE), 0);
+        for (bytes, leave) in [(8192, false), (4096, false), (8192, true), (4096, true)] {
+            let before = says(at::AT_QUARANTINE);
+            end.account(|places| if leave { places.quarantined -= bytes } else { places.quarantined += bytes });
+            let expected = if leave { before - bytes } else { before + bytes };
+            assert_eq!((says(at::AT_QUARANTINE), end.quarantined()), (expected, expected));
+        }
+        domain.gone.store(true, Ordering::Release);
+        end.look();
+        assert_eq!(at::board_of(says(at::AT_BOARD)), Some((7, true)));
     }
 }

@@ -20,7 +20,7 @@ use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment, create_forgeable};
 
 use self::store::Daemon;
 use crate::{
-    XenDomain,
+    XenDomain, XenHost,
     end::lock,
     hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
 };
@@ -70,6 +70,27 @@ impl FakeXen {
     pub fn domain(&self, id: u16) -> XenDomain {
         self.0.store.add(id);
         XenDomain::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id }))
+    }
+
+    /// dom0's broker, in a process of its own.
+    ///
+    /// # Errors
+    /// There is one.
+    pub fn host(&self) -> Result<XenHost> {
+        self.0.store.add(0);
+        XenHost::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id: 0 }))
+    }
+
+    /// Gives domain `id` a name, as dom0 does.
+    pub fn name(&self, id: u16, name: &str) {
+        self.0.store.add(id);
+        self.write_node(0, &format!("/local/domain/{id}/name"), name);
+    }
+
+    /// What a node says to domain `id`, if it may read it.
+    #[must_use]
+    pub fn node(&self, id: u16, path: &str) -> Option<String> {
+        self.0.store.read(id, path)
     }
 
     /// Destroys domain `id`: what it has in XenStore goes. What it shared stays mapped where it is mapped.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 2. Uses: layout, mem, domain.
+//! Layer 2. Uses: layout, mem, domain, control.
 //!
 //! The backend between Xen domains: memory is granted page by page (gntalloc, gntdev), a doorbell is an event channel,
 //! and two ends find each other in XenStore. It talks to the kernel's own drivers; no library of Xen's and no module of
@@ -14,6 +14,7 @@ mod core;
 mod end;
 #[cfg(feature = "testing")]
 mod fake;
+mod host;
 #[cfg(feature = "testing")]
 pub mod hostile;
 mod hypervisor;
@@ -21,6 +22,8 @@ mod line;
 mod link;
 mod listener;
 mod memory;
+mod named;
+mod names;
 mod page;
 mod place;
 mod store;
@@ -31,6 +34,9 @@ mod wire;
 pub use common::{XenPieces, XenPort};
 #[cfg(feature = "testing")]
 pub use fake::FakeXen;
+pub use host::{Views, XenHost};
+pub use named::XenNames;
+pub use names::{State, View};
 
 use std::{
     fmt,
@@ -55,10 +61,11 @@ use crate::{
 ///
 /// A service is `DOMID/NAME`: the number of the *other* domain, for whom alone the listener is there, and a name of
 /// letters, digits, `_` and `-`. Needs `/dev/xen/gntalloc`, `gntdev`, `evtchn` and `xenbus`, which root may open; they are
-/// opened at the first call.
+/// opened at the first call. Clones share all that.
+#[derive(Clone)]
 pub struct XenDomain {
     xen: Arc<dyn Hypervisor>,
-    core: Mutex<Option<Arc<Core>>>,
+    core: Arc<Mutex<Option<Arc<Core>>>>,
     /// Whether it may have links with itself.
     itself: bool,
 }
@@ -71,7 +78,7 @@ impl XenDomain {
     }
 
     pub(crate) fn on(xen: Arc<dyn Hypervisor>) -> Self {
-        Self { xen, core: Mutex::new(None), itself: false }
+        Self { xen, core: Arc::default(), itself: false }
     }
 
     /// As [`new`](Self::new), and it may have links with itself: for tests, in a PV domain. A PVH domain's kernel
@@ -147,14 +154,22 @@ impl Rendezvous for XenDomain {
 
     fn connect(&self, service: &str, _deadline: Deadline) -> Result<Box<dyn Link>> {
         let (place, core) = self.place(service)?;
+        Self::call(&core, &place)
+    }
+}
+
+impl XenDomain {
+    /// Knocks at the listener of a place.
+    fn call(core: &Arc<Core>, place: &Place) -> Result<Box<dyn Link>> {
         let domain = core.peer(place.peer)?;
-        let door = open_door(&core, &place)?;
-        let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?)?;
+        let door = open_door(core, place)?;
+        let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?, &place.service)?;
         end.own.set(at::AT_WANTED, mark_of(&place.service));
         end.own.set(at::AT_LINE, door.line.as_ref().map_or(0, |line| line.reference.into()));
+        end.own.set(at::AT_PAIR, place.pair.shows);
         *lock(&end.door) = Some(door.page.clone());
-        let mut link = XenLink::new(&core, end);
-        link.knock(&door, &place)?;
+        let mut link = XenLink::new(core, end);
+        link.knock(&door, place)?;
         Ok(Box::new(link))
     }
 }
@@ -163,8 +178,10 @@ impl Rendezvous for XenDomain {
 fn open_door(core: &Core, place: &Place) -> Result<Door> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
+    // whoever stands there has to be the one that was meant.
+    let meant = |page: &PeerPage| page.word(at::AT_PAIR).hint() == place.pair.expects;
     if let Some(door) = core.known_door(&node) {
-        return Ok(door);
+        return if meant(&door.page) { Ok(door) } else { Err(nobody()) };
     }
     let reference = lock(&core.store).read(&node)?.and_then(|text| text.parse().ok()).ok_or_else(nobody)?;
     let page = core.xen.map(place.peer, &[reference], None, Box::new(())).map_err(|error| match error {
@@ -173,7 +190,7 @@ fn open_door(core: &Core, place: &Place) -> Result<Door> {
         error => error,
     })?;
     let (page, _) = PeerPage::new(page, at::DOOR_MAGIC).map_err(|_| nobody())?;
-    if page.state() != at::OPEN || page.word(at::AT_JOINED).hint() != mark_of(&place.service) {
+    if page.state() != at::OPEN || page.word(at::AT_JOINED).hint() != mark_of(&place.service) || !meant(&page) {
         return Err(nobody());
     }
     // Where there is no room for a line, each knock goes through XenStore.

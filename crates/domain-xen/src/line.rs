@@ -214,7 +214,7 @@ impl Lines {
 
 #[cfg(all(test, feature = "testing"))]
 mod tests {
-    use std::{sync::atomic::AtomicBool, thread};
+    use std::thread;
 
     use super::*;
     use crate::FakeXen;
@@ -239,7 +239,7 @@ mod tests {
             let (seen, _) =
                 PeerPage::new(there.map(5, &[reference], None, Box::new(())).unwrap(), at::DOOR_MAGIC).unwrap();
             let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-            let domain = PeerDomain { id: 7, seen: AtomicBool::new(true), gone: AtomicBool::new(false) };
+            let domain = PeerDomain::new(7, &Arc::new(crate::names::Names::new(&here, 5)));
             let (lines, line) = (Lines::new(event.as_fd()).unwrap(), Line::new(&*there, 5).unwrap());
             let mut both = Self { here, domain, door, seen, lines, line };
             both.lines.add(&*both.here, &both.domain, &both.door, both.line.reference);

@@ -146,7 +146,7 @@ impl Memory for XenLink {
 
     fn quarantined(&self) -> u64 {
         self.core.sweep();
-        self.core.quarantined(&self.end)
+        self.end.quarantined()
     }
 
     fn affordable(&self, wanted: usize) -> usize {

@@ -15,7 +15,7 @@ use crate::{
     line::Lines,
     link::XenLink,
     page::{OwnPage, PeerPage, mark_of},
-    place::Place,
+    place::{Pair, Place},
 };
 
 /// Knocks that one call looks at, if they come to nothing: who knocks for nothing, and faster than they are looked at, must
@@ -33,6 +33,7 @@ pub(crate) struct XenListener {
     /// Whom the door answers, until they have heard it.
     answers: Vec<Option<Arc<End>>>,
     node: String,
+    pair: Pair,
     /// Keeps the name.
     _claim: OwnedFd,
     /// A child made by fork does not take the door away from its parent.
@@ -47,6 +48,8 @@ impl XenListener {
         grants.when_gone(at::AT_STATE, None)?;
         let segment = grants.map(0, 1)?;
         let door = OwnPage::new(segment, at::DOOR_MAGIC, 0);
+        door.set(at::AT_FOR, at::board_head(place.peer, false) | u64::from(reference) << 32);
+        door.set(at::AT_PAIR, place.pair.shows);
         let domain = core.peer(place.peer)?;
         let knocks = Knocks::new(place.peer, &place.service)?;
         let lines = Lines::new(knocks.fd())?;
@@ -56,7 +59,18 @@ impl XenListener {
         let node = format!("{}/{}", core.own_folder(place.peer)?, place.service);
         lock(&core.store).write(&node, &reference.to_string())?;
         let (answers, pid) = (vec![None; at::ANSWERS], std::process::id());
-        Ok(Self { core: Arc::clone(core), domain, door, knocks, lines, answers, node, _claim: claim, pid })
+        Ok(Self {
+            core: Arc::clone(core),
+            domain,
+            door,
+            knocks,
+            lines,
+            answers,
+            node,
+            pair: place.pair,
+            _claim: claim,
+            pid,
+        })
     }
 
     /// Forgets those who have heard their answer, or never will.
@@ -83,12 +97,14 @@ impl XenListener {
         let page = self.core.xen.map(self.domain.id, &[reference], None, Box::new(()))?;
         let (page, port) = PeerPage::new(page, at::MAILBOX_MAGIC)?;
         let (wanted, joined) = (page.word(at::AT_WANTED).hint(), page.word(at::AT_JOINED).hint());
-        if wanted != mark_of(&self.knocks.service) || joined != 0 {
+        //
+        let shown = page.word(at::AT_PAIR).hint();
+        if wanted != mark_of(&self.knocks.service) || joined != 0 || shown != self.pair.expects {
             return Ok(None);
         }
         let line = page.word(at::AT_LINE).hint() as u32;
         let port = self.core.xen.bind_port(self.domain.id, port)?;
-        let end = End::new(&*self.core.xen, &self.domain, port)?;
+        let end = End::new(&*self.core.xen, &self.domain, port, &self.knocks.service)?;
         let _ = end.peer.set(page);
         let _ = end.peer_reference.set(reference);
         // Before the answer: who hears that knows whether it can knock by its line the next time.

@@ -50,8 +50,7 @@ impl Token {
 
 impl Drop for Token {
     fn drop(&mut self) {
-        let grants = self.grants.take();
-        let kept = Quarantined { end: Arc::clone(&self.end), name: self.name, len: self.len, _grants: grants };
+        let kept = Quarantined::new(self);
         if *self.sent.get_mut() && self.end.is_ours() && !kept.is_free() {
             self.core.keep(kept);
         }
@@ -60,9 +59,9 @@ impl Drop for Token {
 
 /// Memory that was retired and that the peer may still map. What holds it frees it when dropped.
 pub(crate) struct Quarantined {
-    pub end: Arc<End>,
+    end: Arc<End>,
     name: SegmentName,
-    pub len: usize,
+    len: usize,
     _grants: Option<Arc<dyn Grants>>,
 }
 
@@ -73,6 +72,12 @@ impl fmt::Debug for Quarantined {
 }
 
 impl Quarantined {
+    fn new(token: &mut Token) -> Self {
+        let (end, grants) = (Arc::clone(&token.end), token.grants.take());
+        end.account(|places| places.quarantined += token.len as u64);
+        Self { end, name: token.name, len: token.len, _grants: grants }
+    }
+
     /// Whether the peer let go of it.
     pub(crate) fn is_free(&self) -> bool {
         let released = |page: &PeerPage| {
@@ -85,7 +90,10 @@ impl Quarantined {
 
 impl Drop for Quarantined {
     fn drop(&mut self) {
-        lock(&self.end.places).of[usize::from(self.name.place)].taken = false;
+        self.end.account(|places| {
+            places.of[usize::from(self.name.place)].taken = false;
+            places.quarantined -= self.len as u64;
+        });
     }
 }
 
@@ -93,6 +101,8 @@ impl Drop for Quarantined {
 #[derive(Debug)]
 pub(crate) struct Places {
     of: [Place; PLACES],
+    /// Bytes that were retired and that the peer may still map.
+    pub quarantined: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -103,7 +113,7 @@ struct Place {
 
 impl Default for Places {
     fn default() -> Self {
-        Self { of: [Place::default(); PLACES] }
+        Self { of: [Place::default(); PLACES], quarantined: 0 }
     }
 }
 

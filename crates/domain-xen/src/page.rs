@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Mailboxes and doors: pages of words, one's own and the peer's.
 
+use std::time::SystemTime;
+
 use tombolo_domain::{Error, Result};
 use tombolo_layout::{limits::CONTROL_MESSAGE_MAX, xen as at};
 use tombolo_mem::{OwnControl, OwnSegment, OwnWord, PeerSegment, PeerWord, Untrusted};
+
+use crate::hypervisor::DomId;
 
 /// A page that this end writes.
 #[derive(Debug)]
@@ -29,6 +33,23 @@ impl OwnPage {
         self.set(at::AT_STATE, at::CLOSED);
     }
 
+    /// Writes bytes where nobody reads them while they change.
+    fn put(&self, offset: usize, bytes: &[u8]) {
+        for (index, bytes) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            self.set(offset + 8 * index, u64::from_le_bytes(word));
+        }
+    }
+
+    /// Says for tools who the peer is, how they met, and when.
+    pub(crate) fn put_board(&self, peer: DomId, service: &str) {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        self.set(at::AT_MADE, now.map_or(0, |now| now.as_nanos() as u64));
+        self.put(at::AT_NAME, service.as_bytes());
+        self.set(at::AT_BOARD, at::board_head(peer, false));
+    }
+
     /// Writes a message to where the `number`th goes, with the references of a small segment, and says that it is there.
     pub(crate) fn put_message(&self, number: u64, head: at::MessageHead, references: &[u32], message: &[u8]) {
         for (index, word) in words_of(references).enumerate() {
@@ -38,11 +59,7 @@ impl OwnPage {
         for (index, word) in head.encode().into_iter().enumerate() {
             self.set(base + 8 * index, word);
         }
-        for (index, bytes) in message.chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            self.set(base + at::MESSAGE_HEAD + 8 * index, u64::from_le_bytes(word));
-        }
+        self.put(base + at::MESSAGE_HEAD, message);
         self.set(at::AT_SENT, number.wrapping_add(1));
     }
 }

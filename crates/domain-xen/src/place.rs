@@ -4,13 +4,20 @@
 use std::fmt;
 
 use tombolo_domain::{Error, Result};
+use tombolo_layout::xen::NAME_MAX;
 
 use crate::hypervisor::DomId;
 
-/// Longest name.
-const NAME_MAX: usize = 64;
 /// Xen's numbers beyond this have meanings of their own.
-const DOMID_MAX: DomId = 0x7fef;
+pub(crate) const DOMID_MAX: DomId = 0x7fef;
+
+/// The numbers by which two domains that were told each other's names know that they are the two that were meant:
+/// what this one shows, and what the other has to show. Both are 0 where no names were asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Pair {
+    pub shows: u64,
+    pub expects: u64,
+}
 
 /// A name between this domain and another.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,6 +25,7 @@ pub(crate) struct Place {
     /// The other domain.
     pub peer: DomId,
     pub service: String,
+    pub pair: Pair,
 }
 
 impl Place {
@@ -36,7 +44,12 @@ impl Place {
         if !service.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte)) {
             return bad("a name is made of letters, digits, `_` and `-`: XenStore knows no others");
         }
-        Ok(Self { peer, service: service.into() })
+        Ok(Self { peer, service: service.into(), pair: Pair::default() })
+    }
+
+    /// The same place, for the two domains that were told these numbers.
+    pub(crate) fn of_pair(self, pair: Pair) -> Self {
+        Self { pair, ..self }
     }
 
     /// As people write it.
@@ -57,7 +70,10 @@ mod tests {
 
     #[test]
     fn x1_service_is_a_domain_and_a_name() {
-        assert_eq!(Place::parse("0/web-1_A").unwrap(), Place { peer: 0, service: "web-1_A".into() });
+        assert_eq!(
+            Place::parse("0/web-1_A").unwrap(),
+            Place { peer: 0, service: "web-1_A".into(), pair: Pair::default() }
+        );
         assert_eq!(Place::parse("32751/a").unwrap().shown(), "xen:32751/a");
         let long = format!("1/{}", "n".repeat(65));
         for bad in

@@ -93,15 +93,38 @@ impl Store {
 
     /// The names in a folder, if they fit into a message.
     pub(crate) fn list(&mut self, path: &str) -> Result<Vec<String>> {
-        let Ok(payload) = self.ask(Kind::Directory, &[path], b"")? else { return Ok(Vec::new()) };
+        match self.folder(path) {
+            Err(Error::Limit { .. }) => Ok(Vec::new()),
+            found => Ok(found?.unwrap_or_default()),
+        }
+    }
+
+    /// The names in a folder, or nothing where there is none that this domain may see.
+    ///
+    /// # Errors
+    /// They do not fit into a message.
+    pub(crate) fn folder(&mut self, path: &str) -> Result<Option<Vec<String>>> {
+        let payload = match self.ask(Kind::Directory, &[path], b"")? {
+            Ok(payload) => payload,
+            Err(Refusal::Absent | Refusal::Denied) => return Ok(None),
+            Err(refusal) => return Err(refused("directory", path, refusal)),
+        };
         let names = payload.split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
-        Ok(names.filter(|name| !name.is_empty()).map(str::to_owned).collect())
+        Ok(Some(names.filter(|name| !name.is_empty()).map(str::to_owned).collect()))
     }
 
     /// Has changes of `path` and what is below it told by [`fired`](Self::fired); once at once.
     pub(crate) fn watch(&mut self, path: &str) -> Result<()> {
         let done = self.ask(Kind::Watch, &[path, path], b"")?;
         done.map(drop).map_err(|refusal| refused("watch", path, refusal))
+    }
+
+    /// Ends a watch.
+    pub(crate) fn unwatch(&mut self, path: &str) -> Result<()> {
+        match self.ask(Kind::Unwatch, &[path, path], b"")? {
+            Ok(_) | Err(Refusal::Absent) => Ok(()),
+            Err(refusal) => Err(refused("unwatch", path, refusal)),
+        }
     }
 
     /// Paths that changed. Never blocks.

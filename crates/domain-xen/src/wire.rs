@@ -16,6 +16,7 @@ pub(crate) enum Kind {
     Directory = 1,
     Read = 2,
     Watch = 4,
+    Unwatch = 5,
     Write = 11,
     Mkdir = 12,
     Rm = 13,
@@ -25,10 +26,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Directory,
         Self::Read,
         Self::Watch,
+        Self::Unwatch,
         Self::Write,
         Self::Mkdir,
         Self::Rm,

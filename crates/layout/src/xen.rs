@@ -11,13 +11,15 @@
 //! 020  messages sent
 //! 028  of an end that knocks: which service it wants
 //! 030  of an end that knocks: reference of the line by which its process will knock from now on, or 0
+//! 038  of ends that were named by dom0's broker: the number that this one has to show
 //! 040  messages received
 //! 080  64 words: for each place, the last generation that this end unmapped or refused
+//! 280  the board, for tools of the owner's domain: peer, quarantine, age, name
 //! 400  8 messages of 288 bytes: head, place of the segment, two words reserved, 256 bytes of message
 //! d00  8 lists of 24 references of four bytes: of the pages of a small segment that comes with the message
 //! ```
 //!
-//! A *door* is one page of a listener: magic, version, state as above, from 040 on the references of 24 lines that it
+//! A *door* is one page of a listener: magic, version, state as above, at 038 the number that it has to show, from 040 on the references of 24 lines that it
 //! listens to, and from 100 on 480 answers. A *line* is one page of a process that knocks: magic, version, port, state as
 //! above, and from 100 on 480 knocks.
 
@@ -27,6 +29,8 @@ pub const MAILBOX_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENM");
 pub const DOOR_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXEND");
 /// X-3. First word of a line: "TMBLXENL".
 pub const LINE_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENL");
+/// X-22. First word of the page by which dom0's broker shows that it lives: "TMBLXENB".
+pub const BROKER_MAGIC: u64 = u64::from_le_bytes(*b"TMBLXENB");
 /// X-3. The version that this is.
 pub const VERSION: u32 = 1;
 /// Bytes of a page, whatever the machine's own page size.
@@ -44,6 +48,8 @@ pub const AT_JOINED: usize = 0x018;
 pub const AT_WANTED: usize = 0x028;
 /// X-11. Where an end that knocks says which line its process has.
 pub const AT_LINE: usize = 0x030;
+/// X-21. Where a door, and an end that knocks, show the number that dom0's broker gave for the pair, or 0.
+pub const AT_PAIR: usize = 0x038;
 /// X-6. Where an end counts what it sent.
 pub const AT_SENT: usize = 0x020;
 /// X-6. Where an end counts what it received.
@@ -52,6 +58,16 @@ pub const AT_RECEIVED: usize = 0x040;
 pub const AT_RELEASED: usize = 0x080;
 /// X-6. Where the messages stand.
 pub const AT_MESSAGES: usize = 0x400;
+/// X-12. Where an end says for tools who its peer is: [`board_head`].
+pub const AT_BOARD: usize = 0x280;
+/// X-12. Where an end says how many bytes its peer may still map though they were retired.
+pub const AT_QUARANTINE: usize = 0x288;
+/// X-12. Where an end says when it was made, in nanoseconds since 1970.
+pub const AT_MADE: usize = 0x290;
+/// X-12. Where the name stands at which the ends met, filled up with zeros.
+pub const AT_NAME: usize = 0x2c0;
+/// X-12. Where a door says for whom it is: [`board_head`] in the lower half, its own reference in the upper one.
+pub const AT_FOR: usize = 0x020;
 /// X-11. Where the references of the lines stand that a door listens to.
 pub const AT_LINES: usize = 0x040;
 /// X-5. Where a door's answers stand.
@@ -86,6 +102,21 @@ pub const LINES: usize = 24;
 pub const KNOCKS: usize = 480;
 /// X-7. References that fit into a page of a list, behind the reference of the next such page.
 pub const LIST_REFS: usize = PAGE / 4 - 2;
+
+/// X-1. Longest name.
+pub const NAME_MAX: usize = 64;
+
+/// X-12. The first word of a board: the peer's number, and whether it is known to be gone.
+#[must_use]
+pub const fn board_head(peer: u16, gone: bool) -> u64 {
+    peer as u64 | 1 << 16 | (gone as u64) << 17
+}
+
+/// X-12. Takes [`board_head`] apart; `None` where there is no board.
+#[must_use]
+pub const fn board_of(word: u64) -> Option<(u16, bool)> {
+    if word >> 16 & 1 == 1 { Some((word as u16, word >> 17 & 1 == 1)) } else { None }
+}
 
 /// X-7. How a segment is named in a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -191,16 +222,26 @@ mod tests {
     }
 
     #[test]
+    fn x12_board_says_who_the_peer_is_if_there_is_one() {
+        for (peer, gone) in [(0, false), (32751, true), (u16::MAX, false)] {
+            assert_eq!(board_of(board_head(peer, gone)), Some((peer, gone)));
+            assert_eq!(board_of(board_head(peer, gone) | 77 << 32), Some((peer, gone)), "a door's");
+        }
+        assert_eq!(board_of(0), None);
+    }
+
+    #[test]
     fn x3_parts_of_a_page_do_not_overlap() {
         const {
-            assert!(AT_RELEASED + 8 * PLACES <= AT_MESSAGES);
+            assert!(AT_RELEASED + 8 * PLACES <= AT_BOARD && AT_MADE < AT_NAME && AT_NAME + NAME_MAX <= AT_MESSAGES);
+            assert!(AT_FOR > AT_JOINED && AT_FOR < AT_LINES);
             assert!(AT_MESSAGES + MESSAGES as usize * MESSAGE_STRIDE == AT_REFERENCES);
             assert!(AT_REFERENCES + MESSAGES as usize * REFERENCES * 4 == PAGE);
             assert!(MESSAGE_HEAD + crate::limits::CONTROL_MESSAGE_MAX == MESSAGE_STRIDE);
             assert!(AT_ANSWERS + 8 * ANSWERS == PAGE);
             assert!(AT_KNOCKS + 8 * KNOCKS == PAGE);
             assert!(AT_LINES > AT_STATE && AT_LINES + 8 * LINES == AT_ANSWERS);
-            assert!(AT_LINE > AT_WANTED && AT_LINE < AT_RECEIVED);
+            assert!(AT_LINE > AT_WANTED && AT_PAIR > AT_LINE && AT_PAIR < AT_RECEIVED && AT_PAIR < AT_LINES);
         }
     }
 }

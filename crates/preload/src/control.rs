@@ -388,7 +388,7 @@ pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
 }
 
 /// The program's own call by this name; ours is the function above.
-mod exported {
+pub(crate) mod exported {
     use super::*;
 
     /// # Safety

@@ -109,6 +109,9 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, to: *mut c_void, len: size_t, fl
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::recv(fd, to, len, flags) };
     let (process, connection) = watched!(fd, else real());
+    if flags & libc::MSG_TRUNC != 0 {
+        return flow::discard(process, &connection, fd, len, flags, real);
+    }
     // SAFETY: (valid) the caller's promise.
     let mut to = [unsafe { part_mut(to, len) }];
     flow::receive(process, &connection, fd, &mut to, flags, real)
@@ -140,9 +143,12 @@ pub unsafe extern "C-unwind" fn recvfrom(
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::recvfrom(fd, to, len, flags, address, address_len) };
     let (process, connection) = watched!(fd, else real());
-    // SAFETY: (valid) the caller's promise.
-    let mut to = [unsafe { part_mut(to, len) }];
-    let answer = flow::receive(process, &connection, fd, &mut to, flags, real);
+    let answer = if flags & libc::MSG_TRUNC != 0 {
+        flow::discard(process, &connection, fd, len, flags, real)
+    } else {
+        // SAFETY: (valid) the caller's promise.
+        flow::receive(process, &connection, fd, &mut [unsafe { part_mut(to, len) }], flags, real)
+    };
     if answer >= 0 && !address.is_null() && !address_len.is_null() {
         // The messages of a stream have no addresses; the kernel says so by a length of 0.
         // SAFETY: (valid) the caller gave a length to be written.
@@ -205,15 +211,18 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let Some(header) = (unsafe { message.as_mut() }) else { return real() };
     // SAFETY: (valid) the caller's promise.
     let mut to = unsafe { parts_mut(header.msg_iov, header.msg_iovlen) };
-    let (joined, answer) = {
-        let mut made = false;
-        let answer = flow::receive(process, &connection, fd, &mut to, flags, || {
-            made = true;
-            real()
-        });
-        (!made, answer)
+    let mut made = false;
+    let real = || {
+        made = true;
+        real()
     };
-    if joined && answer >= 0 {
+    let answer = if flags & libc::MSG_TRUNC != 0 {
+        let len = to.iter().map(|part| part.len()).sum();
+        flow::discard(process, &connection, fd, len, flags, real)
+    } else {
+        flow::receive(process, &connection, fd, &mut to, flags, real)
+    };
+    if !made && answer >= 0 {
         (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
     }
     answer

@@ -31,7 +31,7 @@ use tombolo::sockets::{
 };
 
 use self::{
-    entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, RDHUP},
+    entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, PRI, RDHUP},
     registry::Registry,
 };
 use crate::{control, errno, flow, poll::Mask, state, wait::BLIND};
@@ -152,7 +152,7 @@ fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry) -> b
 
 /// What the kernel is to say of a wired entry.
 fn token(entry: &Entry) -> epoll_event {
-    epoll_event { events: IN | OUT | RDHUP | EDGE, u64: entry.token }
+    epoll_event { events: IN | OUT | PRI | RDHUP | EDGE, u64: entry.token }
 }
 
 fn add_bells(process: &Process, epfd: RawFd, set: &Set) -> bool {

@@ -20,9 +20,12 @@ use crate::{
 };
 
 /// Flags of calls that only the kernel can carry out.
-const KERNEL_ONLY: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE | libc::MSG_TRUNC;
+const KERNEL_ONLY: i32 = libc::MSG_OOB | libc::MSG_ERRQUEUE;
 /// Flags that make a call leave the bytes where they are.
 const LOOKS: i32 = libc::MSG_PEEK;
+
+/// Bytes that are thrown away at once.
+const DISCARD: usize = 1 << 20;
 
 /// What every call on a watched connection begins with: gets on with finding the other end.
 pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
@@ -57,6 +60,46 @@ pub(crate) fn receive(
     }
     let before = errno::get();
     let answer = errno::answer(joined_receive(process, connection, fd, to, flags));
+    if answer >= 0 {
+        errno::set(before);
+    }
+    answer
+}
+
+/// A call that throws away what it receives (`MSG_TRUNC`), up to `len` bytes. `real` is the call itself.
+pub(crate) fn discard(
+    process: &Process,
+    connection: &Arc<Connection>,
+    fd: RawFd,
+    len: usize,
+    flags: i32,
+    real: impl FnOnce() -> isize,
+) -> isize {
+    begin(process, connection);
+    if let Some(plain) = connection.plain(Direction::In) {
+        let n = real();
+        if n > 0 && flags & LOOKS == 0 {
+            plain.moved_unseen(n as usize);
+            process.moved_plain(Direction::In, n as usize);
+        }
+        return n;
+    }
+    let before = errno::get();
+    let mut room = vec![0; len.min(DISCARD)];
+    let mut done = 0;
+    let answer = loop {
+        let part = room.len().min(len - done);
+        match joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut room[..part])], flags) {
+            Ok(n) => done += n,
+            Err(errno) if done == 0 => break Err(errno),
+            Err(_) => break Ok(done),
+        }
+        let all = flags & libc::MSG_WAITALL != 0 && flags & LOOKS == 0;
+        if !all || done % DISCARD != 0 || done == len || part == 0 {
+            break Ok(done);
+        }
+    };
+    let answer = errno::answer(answer);
     if answer >= 0 {
         errno::set(before);
     }

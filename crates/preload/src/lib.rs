@@ -15,6 +15,8 @@ mod aliases;
 mod batch;
 mod control;
 mod data;
+#[cfg(target_arch = "x86_64")]
+mod direct;
 mod epoll;
 mod errno;
 mod flow;

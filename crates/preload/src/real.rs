@@ -92,6 +92,7 @@ real! {
     epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     epoll_pwait(set: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(set: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
     fork() -> pid_t;
     daemon(stay: c_int, keep: c_int) -> c_int;
     forkpty(terminal: *mut c_int, name: *mut c_char, mode: *const termios, size: *const winsize) -> pid_t;

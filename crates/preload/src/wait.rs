@@ -134,7 +134,9 @@ fn look(process: &Process, fds: &mut [pollfd], joined: &[Joined]) -> bool {
 fn concerns_tcp(fds: &[pollfd], joined: &[Joined]) -> bool {
     joined.iter().any(|(at, connection)| {
         let entry = &fds[*at];
-        entry.events & !(READ | WRITE) != 0 || entry.revents & READ != 0 && !connection.stirs()
+        entry.events & !(READ | WRITE) != 0
+            || entry.revents & WRITE != 0
+            || entry.revents & READ != 0 && !connection.stirs()
     })
 }
 

@@ -57,6 +57,28 @@ fn peer_that_is_killed_ends_reading_and_writing() {
 }
 
 #[test]
+fn program_that_waits_takes_no_cpu() {
+    if !has("program_that_waits_takes_no_cpu", &["python3"]) {
+        return;
+    }
+    let place = Place::new();
+    let mut command = python("idle.py");
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    let said = output(&mut command, &place.path("out"));
+    assert!(place.log().matches("joined").count() >= 40, "{}", place.log());
+    let ways: Vec<_> = said.lines().map(|line| line.split(' ').collect::<Vec<_>>()).collect();
+    assert_eq!(ways.len(), 8, "{said}");
+    for way in ways {
+        let [name, wakes, cpu] = way[..] else { panic!("{said}") };
+        let (wakes, cpu): (u64, u64) = (wakes.parse().unwrap(), cpu.parse().unwrap());
+        // Within a second: thousandths of a CPU, the beginning and the end of the wait included.
+        let sleeps = wakes <= 100 && cpu <= 50;
+        // Canary: the last one looks again each millisecond.
+        assert_eq!(sleeps, name != "polls", "{name}: woke {wakes} times, {cpu} ms of CPU time; {}", place.log());
+    }
+}
+
+#[test]
 fn echoes_inside_one_process_go_through_shared_memory() {
     if !has("echoes_inside_one_process_go_through_shared_memory", &["python3"]) {
         return;

@@ -4,18 +4,15 @@
 mod place;
 
 use std::{
-    collections::BTreeMap,
     fs,
     io::Write,
     process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
-use place::Place;
-
-/// The slowest takes a minute and a half on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(600);
+use place::{
+    Place,
+    suite::{self, Results, at_length},
+};
 
 /// One that differs now and then: it wants a peer that closes to be met in the middle of a `sendfile`. The guide says so.
 const DIFFER: &str = "*sendfile_close_peer_in_the_middle_of_receiving";
@@ -35,34 +32,24 @@ fn has(suite: &str) -> bool {
 }
 
 /// Runs a suite; the result of each of its tests by name.
-fn run(place: &Place, name: &str, suite: &str, dress: bool) -> BTreeMap<String, String> {
-    let (out, folder, table) =
-        (place.path(name), place.path(&format!("in-{name}")), place.path(&format!("{name}.xml")));
+fn run(place: &Place, suite: &str, dress: bool) -> Results {
+    let name = if dress { "with" } else { "plain" };
+    let (folder, table) = (place.path(&format!("in-{name}")), place.path(&format!("{name}.xml")));
     fs::create_dir(&folder).unwrap();
     let mut command = python();
     // Sockets of virtual machines hang in some of them, whoever looks.
     command.args(["-m", "test", "-u", "network", "-i", "*VSOCK*"]);
     command.args(["-i", DIFFER, "--junit-xml"]).arg(&table).arg(suite);
-    command.current_dir(folder).stdin(Stdio::null());
     if dress {
         place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
     }
-    let file = fs::File::create(&out).unwrap();
-    let mut child = command.stderr(file.try_clone().unwrap()).stdout(file).spawn().unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() >= deadline {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("{suite} does not end:\n{}", fs::read_to_string(&out).unwrap());
-        }
-        thread::park_timeout(Duration::from_millis(20));
-    }
+    suite::run(command.current_dir(folder), &place.path(name));
+    place.assert_tidy();
     results(&fs::read_to_string(table).unwrap())
 }
 
 /// What each test came to, from the table that the suites write: what stands inside its element, without the times.
-fn results(table: &str) -> BTreeMap<String, String> {
+fn results(table: &str) -> Results {
     let cases = table.split("<testcase ").skip(1);
     let result = |case: &str| {
         let (start, inside) = case.split_once('>').unwrap();
@@ -75,54 +62,16 @@ fn results(table: &str) -> BTreeMap<String, String> {
     cases.map(result).collect()
 }
 
-/// That a suite gives the same with the library, and moves at least so many hundredths of what it moves through shared
-/// memory: most connections of such tests end before both ends have found each other.
-fn same(suite: &str, percent: u64) {
-    if !has(suite) {
-        return;
-    }
-    // Whether both ends of the longest connection find each other in time is chance: the results are to be the same each time,
-    // the share once.
-    let shares = (0..5).map(|_| share_of_same(suite));
-    let most = shares
-        .inspect(|share| _ = writeln!(std::io::stderr(), "{suite}: {share} % shared"))
-        .find(|share| *share >= percent);
-    assert!(most.is_some(), "{suite}: {percent} % were to be shared");
-}
-
-/// That a suite gives the same with the library; how many hundredths of its bytes went through shared memory.
-fn share_of_same(suite: &str) -> u64 {
-    let place = Place::new();
-    let plain = run(&place, "plain", suite, false);
-    let with = run(&place, "with", suite, true);
-    assert!(plain.len() > 3 && plain.values().any(|result| result == "ok"), "{suite}: {plain:?}");
-    let differ: Vec<_> = plain.iter().filter(|(test, result)| with.get(*test) != Some(result)).collect();
-    assert!(differ.is_empty(), "{suite} differs with the library:\n{differ:#?}\n{}", place.log());
-    assert_eq!(plain.len(), with.len(), "{suite}");
-    place.assert_tidy();
-    let (tcp, shared) = place.received();
-    shared * 100 / (tcp + shared).max(1)
-}
-
 fn always(_: &str) -> bool {
     true
-}
-
-/// What takes minutes runs in the long form alone.
-fn at_length(test: &str) -> bool {
-    let long = std::env::var_os("TOMBOLO_LONG").is_some();
-    if !long {
-        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs the long form): it takes minutes");
-    }
-    long
 }
 
 macro_rules! suites {
     ($($when:ident $test:ident, $suite:literal, $percent:literal;)*) => {
         $(#[test]
         fn $test() {
-            if $when(stringify!($test)) {
-                same($suite, $percent);
+            if $when(stringify!($test)) && has($suite) {
+                suite::same($suite, $percent, |place, dress| run(place, $suite, dress));
             }
         })*
     };

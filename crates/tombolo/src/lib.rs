@@ -8,8 +8,8 @@
 //! A [`Stream`] carries bytes both ways and reads and writes like a `TcpStream`; [`Messages`] carries whole messages.
 //! The address says how the two ends meet: `local:NAME` or `local:/path/to/socket` joins processes, containers and
 //! network namespaces of one kernel that share a folder; `xen:DOMID/NAME` joins this Xen domain and the one with that
-//! number; `vm:NAME/SERVICE` joins virtual machines under QEMU, through the broker (`tombolod`) of each. What this
-//! machine lacks for an address, the error says.
+//! number; `vm:NAME/SERVICE` joins virtual machines under QEMU, through the broker (`tombolod`) of each, and Xen domains by
+//! the names that the broker of dom0 tells. What this machine lacks for an address, the error says.
 //!
 //! # Example
 //! ```
@@ -59,6 +59,7 @@
 #![forbid(unsafe_code)]
 
 pub mod vchan;
+mod vm;
 
 use std::sync::LazyLock;
 
@@ -68,10 +69,15 @@ use tombolo_domain_local::LocalDomain;
 pub use tombolo_domain_local::services_folder;
 use tombolo_domain_xen::XenDomain;
 
+use crate::vm::Vm;
+
 /// The backends of this program, by the scheme of their addresses: `local`, `vm` and `xen`. One that this machine does not
 /// have says what is missing when it is called.
-static BACKENDS: LazyLock<Backends> =
-    LazyLock::new(|| Backends::new().with(LocalDomain::new()).with(VmDomain::new()).with(XenDomain::new()));
+static BACKENDS: LazyLock<Backends> = LazyLock::new(|| {
+    let xen = XenDomain::new();
+    let vm = Vm { broker: VmDomain::new(), xen: xen.names() };
+    Backends::new().with(LocalDomain::new()).with(vm).with(xen)
+});
 
 /// TCP connections whose bytes go through shared memory: for fronts that stand in a program's way to the kernel.
 pub mod sockets {

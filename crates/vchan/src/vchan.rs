@@ -64,6 +64,8 @@ pub(crate) struct Inner {
     arrival: Mutex<Option<Outcome<Halves>>>,
     arrived: Condvar,
     has_arrival: AtomicBool,
+    /// Another thread than the program's met whoever came: `wait` is to return for that.
+    met_meanwhile: AtomicBool,
     reading: Turns<Reading>,
     writing: Turns<Writing>,
     /// The peer's domain is gone: nobody will come any more.
@@ -97,6 +99,7 @@ impl Vchan {
             arrival: Mutex::default(),
             arrived: Condvar::new(),
             has_arrival: AtomicBool::new(false),
+            met_meanwhile: AtomicBool::new(false),
             reading: Turns::new(Reading::new(read)),
             writing: Turns::new(Writing::new(write)),
             lost: AtomicBool::new(false),
@@ -253,6 +256,7 @@ impl Inner {
     /// program does something else. The bell still tells the program.
     pub(crate) fn meet_meanwhile(&self) {
         if self.has_arrival() {
+            self.met_meanwhile.store(true, Ordering::Release);
             // The program's next call finds out what went wrong.
             let _ = self.meet_now();
         }
@@ -456,12 +460,14 @@ impl Inner {
     /// Waits until a read or a write has more to do than when it was last tried, or the peer comes or goes.
     pub(crate) fn wait(&self) -> Outcome<()> {
         self.look_who_is_there();
-        if self.has_arrival() {
+        // Looked at first: who came before that is seen by what follows, who comes later rings.
+        let state = self.state.load(Ordering::Acquire);
+        if self.has_arrival() || self.met_meanwhile.swap(false, Ordering::AcqRel) {
             self.bell.take();
             self.meet()?;
             return self.ring_for_data();
         }
-        match self.state.load(Ordering::Acquire) {
+        match state {
             OPEN => self.wait_for_peer()?,
             CLOSED if self.role == Role::Client || self.lost.load(Ordering::Acquire) => {
                 // What is left can still be read; after that there is nothing to wait for.
@@ -539,7 +545,11 @@ impl Inner {
             return OPEN;
         }
         self.look();
-        self.state.load(Ordering::Acquire)
+        let state = self.state.load(Ordering::Acquire);
+        if state == OPEN {
+            self.met_meanwhile.store(false, Ordering::Release);
+        }
+        state
     }
 
     /// Bytes that can be read at once.

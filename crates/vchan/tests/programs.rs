@@ -36,6 +36,29 @@ fn w3_w8_both_spellings_work_by_the_layout_of_the_original() {
     tries(&PLAIN, "original.c", "original", &Map::original());
 }
 
+/// The program that the tiers with virtual machines run between two of them.
+fn tries_apart(flags: &'static str, test: &str) {
+    let (map, kit) = (Map::local(), Kit { flags, ..PLAIN });
+    let program = kit.program("apart.c", test);
+    let mut server = Running::start(kit.command(&program, &map).args(["serve", "1", "1"]));
+    let mut client = Running::start(kit.command(&program, &map).args(["join", "1", "1"]));
+    for end in [&mut client, &mut server] {
+        assert_eq!(end.line(), "every function of this spelling did what its header says");
+        assert!(end.child.wait().unwrap().success());
+    }
+    assert_eq!(map.left(), [""; 0], "something stayed behind");
+}
+
+#[test]
+fn functions_of_xens_spelling_do_what_their_header_says_between_two_processes() {
+    tries_apart("-O2", "apart-xen");
+}
+
+#[test]
+fn functions_of_qubes_spelling_do_what_their_header_says_between_two_processes() {
+    tries_apart("-O2 -DQUBES", "apart-qubes");
+}
+
 /// Sizes around those at which a call takes another way: what is short work, and what comes in steps.
 #[test]
 fn calls_of_every_size_bring_what_was_sent_and_tell_of_the_end() {

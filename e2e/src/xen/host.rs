@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The host's half: a Xen machine and the domUs in it.
 
-use super::images::{self, Extra};
+use super::images;
 use super::init;
 use super::packages::Packages;
 use crate::console::Console;
 use crate::control::Control;
 use crate::ensure;
 use crate::error::{Context, Error, Result};
+use crate::image::Extra;
 use crate::lines::within;
 use crate::qemu::{Spec, Vm};
 use crate::scratch::Scratch;

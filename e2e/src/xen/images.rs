@@ -3,10 +3,10 @@
 
 use super::packages::Packages;
 use crate::error::Result;
-use crate::image::{Image, LIBRARIES};
+use crate::image::{Extra, Image, LIBRARIES};
 use crate::modules;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// What every domain loads for channels.
 const CHANNELS: [&str; 4] = ["xen-evtchn", "xen-gntdev", "xen-gntalloc", "xenfs"];
@@ -23,9 +23,6 @@ const XENSTORE: [&str; 7] = ["ls", "read", "write", "rm", "list", "chmod", "watc
 /// What no program may ask for beforehand: the C library loads the first when a thread is cancelled, as those of
 /// XenStore's library are, and programs that are pushed later want both.
 const ALWAYS: [&str; 2] = ["libgcc_s.so.1", "libm.so.6"];
-
-/// A program for an image: its path there, and here.
-pub type Extra = (String, PathBuf);
 
 /// The image of dom0.
 ///

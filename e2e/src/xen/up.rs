@@ -2,11 +2,11 @@
 //! Keeps a pair of domUs for somebody who types: `xen up` waits at a socket, the other words come to it there.
 
 use super::host::{Host, Kind, Parts};
-use super::images::Extra;
 use super::packages::Packages;
 use crate::control::Job;
 use crate::debian::Archive;
 use crate::error::{Context, Error, Result};
+use crate::image::Extra;
 use crate::lines::within;
 use crate::wire::{End, ToHost};
 use rustix::fs::unlink;

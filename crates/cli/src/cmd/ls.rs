@@ -113,10 +113,14 @@ fn channel(channel: &Channel) -> Vec<String> {
     };
     let age = channel.age.map_or("-".into(), |age| human::clock(Duration::from_secs_f64(age)));
     let (address, memory) = (channel.address.as_deref().unwrap_or("-"), human::bytes(channel.memory));
-    let mut lines =
-        vec![format!("{address}  {}  {mode}  age {age}  memory {memory}  id {}", shown(channel.state), channel.id)];
+    let quarantine = quarantine(channel).map_or(String::new(), |bytes| format!("  quarantine {}", human::bytes(bytes)));
+    let mut lines = vec![format!(
+        "{address}  {}  {mode}  age {age}  memory {memory}{quarantine}  id {}",
+        shown(channel.state),
+        channel.id
+    )];
     for (from, pipe) in channel.pipes.iter().enumerate() {
-        let [from, to] = [from, 1 - from].map(|end| whom(channel.ends[end].as_ref()));
+        let [from, to] = [from, 1 - from].map(|end| whom(channel.ends[end].as_ref(), channel.peer_domain));
         let size = |bytes: Option<u64>| bytes.map_or("?".into(), human::bytes);
         let (ring, fill, bytes) = (size(pipe.ring), size(pipe.fill), size(pipe.bytes));
         lines.push(format!("  {from} -> {to}  ring {ring}  fill {fill}  written {bytes}"));
@@ -126,9 +130,14 @@ fn channel(channel: &Channel) -> Vec<String> {
     lines
 }
 
-/// `1234 cat (root)`.
-fn whom(end: Option<&End>) -> String {
-    let Some(end) = end else { return "?".into() };
+/// What the peer of a channel may still map though it was retired, if there is such.
+fn quarantine(channel: &Channel) -> Option<u64> {
+    channel.quarantine.filter(|bytes| *bytes > 0)
+}
+
+/// `1234 cat (root)`, or where it is if it cannot be seen.
+pub fn whom(end: Option<&End>, peer_domain: Option<u16>) -> String {
+    let Some(end) = end else { return peer_domain.map_or("?".into(), |number| format!("domain {number}")) };
     let user = end.user.as_deref().unwrap_or("?");
     let more = if end.shared_with.is_empty() { String::new() } else { format!(" and {} more", end.shared_with.len()) };
     format!("{} {} ({user}){more}", end.pid, end.command)

@@ -18,6 +18,7 @@ use tombolo_layout::{
 use super::{
     process::{Identity, Mapping, Process, Scan, printable},
     segment::{Opener, Segment, identity},
+    xen::Link,
 };
 use crate::failure::Result;
 
@@ -34,6 +35,10 @@ pub struct Channel {
     pub age: Option<f64>,
     /// Bytes of memory, of both ends.
     pub memory: u64,
+    /// The number of the domain in which the other end is, if that is another one of Xen's.
+    pub peer_domain: Option<u16>,
+    /// Bytes that were retired and that the peer may still map, where that is known.
+    pub quarantine: Option<u64>,
     /// The end that listened first, where that is known; `null` for one that cannot be seen.
     pub ends: [Option<End>; 2],
     /// From the first end to the second, and back.
@@ -148,6 +153,7 @@ struct Side<'a> {
     /// Later rings.
     later: Vec<Segment>,
     holders: Vec<&'a Process>,
+    /// Where the ends met, which only the one that listened says.
     path: Option<String>,
     peer_epoch: Option<u64>,
 }
@@ -185,6 +191,9 @@ pub fn find(scan: &Scan) -> Result<(Vec<Channel>, u64)> {
         // Where more than one could be it, nothing is claimed.
         let partner = if let [only] = partners[..] { Some(sides.swap_remove(only)) } else { None };
         channels.push(channel(side, partner, scan.hidden > 0));
+    }
+    for process in &scan.holders {
+        channels.extend(super::xen::granted(process).links.into_iter().map(|link| foreign(process, link)));
     }
     channels.sort_by_key(|channel| channel.id);
     Ok((channels, broken))
@@ -244,37 +253,90 @@ fn channel(side: Side<'_>, partner: Option<Side<'_>>, some_hidden: bool) -> Chan
         Some(other) if rank(&other) < rank(&side) => (other, Some(side)),
         partner => (side, partner),
     };
-    let now = SystemTime::now();
     let made = [Some(&a), b.as_ref()].into_iter().flatten().filter_map(|side| side.first.made).max();
     let pipes = [pipe(Some(&a), b.as_ref()), pipe(b.as_ref(), Some(&a))];
-    let ends = [Some(end(&a)), b.as_ref().map(end)];
+    let ends = [Some(a.end()), b.as_ref().map(Side::end)];
+    let unseen = if some_hidden { State::PeerHidden } else { State::PeerGone };
     Channel {
         id: a.identity.1,
         address: a.path.as_ref().map(|path| format!("local:{path}")),
-        mode: if a.first.header.features.has(Features::MESSAGES) { Mode::Messages } else { Mode::Stream },
-        state: state(&ends, &pipes, a.peer_epoch, some_hidden),
-        age: made.map(|made| now.duration_since(made).unwrap_or_default().as_secs_f64()),
+        mode: mode(a.first.header.features),
+        state: state(&ends, &pipes, a.peer_epoch, Some(unseen)),
+        age: made.map(age),
         memory: ends.iter().flatten().map(|end| end.memory).sum(),
+        peer_domain: None,
+        quarantine: None,
         ends,
         pipes,
     }
 }
 
-fn end(side: &Side<'_>) -> End {
-    let first = side.holders[0];
+/// A channel whose other end is in another domain.
+pub fn foreign(process: &Process, link: Link) -> Channel {
+    let Link { peer, gone, address, greeting, listened, open, quarantine, made, segments } = link;
+    let mut rings = segments.into_iter();
+    let side = rings.next().filter(|first| first.header.generation == 0).map(|first| {
+        let peer_epoch = first.board().map(|board| board.peer_epoch);
+        let (identity, path) = ((0, greeting.epoch), None);
+        Side { first, identity, later: rings.collect(), holders: vec![process], path, peer_epoch }
+    });
+    let mut pipes = [pipe(side.as_ref(), None), pipe(None, side.as_ref())];
+    // Of what comes in the reader alone can be asked.
+    pipes[1].bytes = side.as_ref().map(|side| side.first.word(words::HEAD));
+    let memory = side.as_ref().map_or(0, Side::memory);
+    let ends = [Some(end(&[process], listened, memory)), None];
+    let state = match &side {
+        Some(side) => state(&ends, &pipes, side.peer_epoch, gone.then_some(State::PeerGone)),
+        None if open => State::Opening,
+        None => State::Closed,
+    };
+    Channel {
+        // Drawn at random; so long that a person can still compare it.
+        id: greeting.epoch >> 24,
+        address: Some(address),
+        mode: mode(greeting.offered),
+        state,
+        age: Some(age(made)),
+        memory,
+        peer_domain: Some(peer),
+        quarantine: Some(quarantine),
+        ends,
+        pipes,
+    }
+}
+
+fn mode(features: Features) -> Mode {
+    if features.has(Features::MESSAGES) { Mode::Messages } else { Mode::Stream }
+}
+
+fn age(made: SystemTime) -> f64 {
+    SystemTime::now().duration_since(made).unwrap_or_default().as_secs_f64()
+}
+
+fn end(holders: &[&Process], listened: bool, memory: u64) -> End {
+    let first = holders[0];
     End {
         pid: first.pid,
         command: first.command.clone(),
         uid: first.uid,
         user: first.user.clone(),
-        paused: side.holders.iter().all(|process| process.paused),
-        listened: side.path.is_some(),
-        shared_with: side.holders[1..].iter().map(|process| process.pid).collect(),
-        memory: side.rings().map(|segment| segment.header.segment_len).sum(),
+        paused: holders.iter().all(|process| process.paused),
+        listened,
+        shared_with: holders[1..].iter().map(|process| process.pid).collect(),
+        memory,
     }
 }
 
 impl Side<'_> {
+    fn end(&self) -> End {
+        end(&self.holders, self.path.is_some(), self.memory())
+    }
+
+    /// Bytes of its rings.
+    fn memory(&self) -> u64 {
+        self.rings().map(|segment| segment.header.segment_len).sum()
+    }
+
     fn rings(&self) -> impl Iterator<Item = &Segment> {
         std::iter::once(&self.first).chain(&self.later)
     }
@@ -324,7 +386,8 @@ fn half(side: &Side<'_>, (state, want): (usize, usize), position: Option<u64>, b
     Half { phase, asleep: asleep && phase == "open", counters: board.map(Counted::new) }
 }
 
-fn state(ends: &[Option<End>; 2], pipes: &[Pipe; 2], peer_epoch: Option<u64>, some_hidden: bool) -> State {
+/// How a channel fares; `unseen`: what is said of one whose second end cannot be seen, if that says anything.
+fn state(ends: &[Option<End>; 2], pipes: &[Pipe; 2], peer_epoch: Option<u64>, unseen: Option<State>) -> State {
     let phases: Vec<&str> =
         pipes.iter().flat_map(|pipe| [pipe.writer, pipe.reader]).flatten().map(|half| half.phase).collect();
     let over = |pipe: &Pipe| {
@@ -334,8 +397,8 @@ fn state(ends: &[Option<End>; 2], pipes: &[Pipe; 2], peer_epoch: Option<u64>, so
         State::Aborted
     } else if ends[1].is_none() && (peer_epoch == Some(0) || phases.contains(&"fresh")) {
         State::Opening
-    } else if ends[1].is_none() {
-        if some_hidden { State::PeerHidden } else { State::PeerGone }
+    } else if let (None, Some(unseen)) = (&ends[1], unseen) {
+        unseen
     } else if pipes.iter().all(over) {
         State::Closed
     } else if pipes.iter().any(over) {
@@ -375,16 +438,16 @@ mod tests {
     fn state_is_the_worst_that_can_be_said() {
         let open = || pipe("open", "open");
         let both = [end(false), end(false)];
-        let named = Some(7);
-        assert_eq!(state(&both, &[open(), open()], named, true), State::Open);
-        assert_eq!(state(&both, &[open(), pipe("closed", "open")], named, false), State::HalfClosed);
-        assert_eq!(state(&both, &[pipe("open", "closed"), pipe("closed", "open")], named, false), State::Closed);
-        assert_eq!(state(&both, &[open(), pipe("aborted", "open")], named, false), State::Aborted);
-        assert_eq!(state(&both, &[open(), pipe("corrupt", "open")], named, false), State::Aborted);
-        assert_eq!(state(&[end(false), end(true)], &[open(), open()], named, false), State::Paused);
+        let (named, gone) = (Some(7), Some(State::PeerGone));
+        assert_eq!(state(&both, &[open(), open()], named, gone), State::Open);
+        assert_eq!(state(&both, &[open(), pipe("closed", "open")], named, gone), State::HalfClosed);
+        assert_eq!(state(&both, &[pipe("open", "closed"), pipe("closed", "open")], named, gone), State::Closed);
+        assert_eq!(state(&both, &[open(), pipe("aborted", "open")], named, gone), State::Aborted);
+        assert_eq!(state(&both, &[open(), pipe("corrupt", "open")], named, gone), State::Aborted);
+        assert_eq!(state(&[end(false), end(true)], &[open(), open()], named, gone), State::Paused);
         let alone = [end(false), None];
-        assert_eq!(state(&alone, &[open(), open()], named, false), State::PeerGone);
-        assert_eq!(state(&alone, &[open(), open()], named, true), State::PeerHidden);
-        assert_eq!(state(&alone, &[open(), open()], Some(0), false), State::Opening);
+        assert_eq!(state(&alone, &[open(), open()], named, gone), State::PeerGone);
+        assert_eq!(state(&alone, &[open(), open()], named, None), State::Open, "in another domain");
+        assert_eq!(state(&alone, &[open(), open()], Some(0), None), State::Opening);
     }
 }

@@ -10,10 +10,12 @@ mod listener;
 mod process;
 mod segment;
 mod socket;
+mod xen;
 
 use std::path::PathBuf;
 
 use serde::Serialize;
+use tombolo_layout::xen::PAGE;
 
 pub use channel::{Channel, Counted, End, Half, Mode, Pipe, State};
 pub use listener::{Listener, Pulse, known_folders};
@@ -52,4 +54,15 @@ pub fn look(folders: &[PathBuf]) -> Result<View> {
     let listeners = listener::find(folders, &scan)?;
     let summary = Summary { processes: scan.looked_into, hidden: scan.hidden, broken, unlisted };
     Ok(View { channels, sockets, listeners, summary })
+}
+
+/// Pages that programs of this domain of Xen's granted and have mapped, and those that they retired and keep because a peer may
+/// still map them.
+pub fn granted() -> Result<(u64, u64)> {
+    let scan = process::scan()?;
+    let all = scan.holders.iter().map(xen::granted).map(|granted| {
+        let quarantine: u64 = granted.links.iter().map(|link| link.quarantine / PAGE as u64).sum();
+        (granted.pages, quarantine)
+    });
+    Ok(all.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1)))
 }

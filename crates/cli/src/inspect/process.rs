@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fs, io,
+    ops::Range,
     path::Path,
 };
 
@@ -15,6 +16,9 @@ use crate::failure::{Failure, Result};
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// In `/proc/PID/stat`: a thread of the kernel.
 const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// The driver by which programs grant pages to other domains of Xen's.
+const GRANTS: &str = "/dev/xen/gntalloc";
 
 /// Device and inode of a piece of memory.
 pub type Identity = (u64, u64);
@@ -32,6 +36,8 @@ pub struct Process {
     pub memories: Vec<(u32, String)>,
     /// What it has mapped of such.
     pub mappings: Vec<Mapping>,
+    /// Where it has mapped what it granted to other domains of Xen's.
+    pub granted: Vec<Range<u64>>,
 }
 
 /// A line of `/proc/PID/maps`.
@@ -91,6 +97,7 @@ struct Descriptors {
     memories: Vec<(u32, String)>,
     lists: Vec<u32>,
     sockets: Vec<u64>,
+    grants: bool,
 }
 
 impl Scan {
@@ -99,7 +106,8 @@ impl Scan {
         if let Ok(network) = fs::read_link(format!("/proc/{pid}/ns/net")) {
             self.networks.entry(network.to_string_lossy().into_owned()).or_insert(pid);
         }
-        if found.memories.is_empty() && found.lists.is_empty() && found.sockets.is_empty() {
+        let holds = !found.memories.is_empty() || found.grants;
+        if !holds && found.lists.is_empty() && found.sockets.is_empty() {
             return;
         }
         let status = Status::of(pid);
@@ -110,7 +118,7 @@ impl Scan {
             let user = status.uid.map(|uid| name_of(uid, users));
             Keeper { pid, command: status.command.clone(), user, fd }
         }));
-        if !found.memories.is_empty() {
+        if holds {
             let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
             self.holders.push(Process {
                 pid,
@@ -120,6 +128,7 @@ impl Scan {
                 paused: status.stopped || frozen(pid),
                 memories: found.memories,
                 mappings: maps.lines().filter_map(Mapping::parse).collect(),
+                granted: maps.lines().filter_map(granted).collect(),
             });
         }
     }
@@ -138,6 +147,8 @@ fn descriptors(pid: u32) -> io::Result<Descriptors> {
             == Some(roster::MEMORY)
         {
             found.lists.push(fd);
+        } else if target == GRANTS {
+            found.grants = true;
         } else if let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) {
             found.sockets.extend(inode.parse::<u64>());
         }
@@ -163,6 +174,14 @@ impl Mapping {
         // Shared mappings only: a private one is a copy.
         access.ends_with('s').then(|| Self { identity: (device, inode), writable: access.as_bytes()[1] == b'w' })
     }
+}
+
+/// The addresses of a line of `/proc/PID/maps` that gntalloc gave: pages that the process granted.
+pub fn granted(line: &str) -> Option<Range<u64>> {
+    let rest = line.strip_suffix(GRANTS)?.strip_suffix(' ')?;
+    let (start, end) = rest.split(' ').next()?.split_once('-')?;
+    let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).ok());
+    Some(start?..end?)
 }
 
 #[derive(Default)]
@@ -258,6 +277,16 @@ mod tests {
         for nonsense in ["", "a b c", "7f-7f rw-s 0 zz:1 5 /memfd:tombolo (deleted)", &line.replace("memfd:", "x")] {
             assert_eq!(Mapping::parse(nonsense), None, "{nonsense}");
         }
+    }
+
+    #[test]
+    fn granted_pages_are_read_from_maps() {
+        let line = "7f1200000000-7f1200010000 rw-s 00000000 00:06 318                        /dev/xen/gntalloc";
+        assert_eq!(granted(line), Some(0x7f12_0000_0000..0x7f12_0001_0000));
+        assert_eq!(
+            (granted(&line.replace("alloc", "dev")), granted("x /dev/xen/gntalloc"), granted("")),
+            (None, None, None)
+        );
     }
 
     #[test]

@@ -20,7 +20,15 @@ pub struct Segment {
     pub header: SegmentHeader,
     /// When the kernel made it.
     pub made: Option<SystemTime>,
-    page: PeerSegment,
+    page: Page,
+}
+
+/// A control page.
+#[derive(Debug)]
+enum Page {
+    Mapped(PeerSegment),
+    /// As it was when it was read.
+    Copied(Box<[u8; limits::CONTROL_LEN as usize]>),
 }
 
 /// C-12.
@@ -79,13 +87,22 @@ impl Segment {
         }
         let page = PeerSegment::map(fd.as_fd(), limits::CONTROL_LEN as usize).ok()?;
         let header = SegmentHeader::decode(&page.header::<{ header::LEN }>(), len as u64).ok()?;
-        Some(Self { header, made: made(fd), page })
+        Some(Self { header, made: made(fd), page: Page::Mapped(page) })
+    }
+
+    /// One of `len` bytes whose control page was read, and does not change any more. `None` where it is no segment.
+    pub fn copied(page: Box<[u8; limits::CONTROL_LEN as usize]>, len: u64) -> Option<Self> {
+        let header = SegmentHeader::decode(page.first_chunk()?, len).ok()?;
+        Some(Self { header, made: None, page: Page::Copied(page) })
     }
 
     /// What one of the words says now.
     pub fn word(&self, at: usize) -> u64 {
         // ORDER R-5: Acquire, so that two words read one after the other are not older the other way round.
-        self.page.word(at).load_acquire().hint()
+        match &self.page {
+            Page::Mapped(page) => page.word(at).load_acquire().hint(),
+            Page::Copied(page) => word_at(&page[..], at),
+        }
     }
 
     /// C-12. What the board says now, if there is one.
@@ -97,6 +114,11 @@ impl Segment {
             peer_epoch: self.word(words::PEER_EPOCH),
         })
     }
+}
+
+/// The word at `at` of a page that was read.
+pub fn word_at(page: &[u8], at: usize) -> u64 {
+    page.get(at..at + 8).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// When the memory was made: the kernel knows (since Linux 5.18; before, when it was last changed as a file, which is at

@@ -102,11 +102,18 @@ impl Tree {
         }
     }
 
+    /// Tells dom0 what happened to a domain.
+    fn announce(&self, what: &str) {
+        for (connection, _, watched) in self.watches.iter().filter(|(_, id, watched)| *id == 0 && watched == what) {
+            self.tell(*connection, what, watched);
+        }
+    }
+
     fn serve(&mut self, connection: u32, id: DomId, request: &Message) -> Result<Vec<u8>, Errno> {
         let mut parts = request.payload.splitn(2, |byte| *byte == 0);
         let path = std::str::from_utf8(parts.next().unwrap_or(b"")).map_err(|_| "EINVAL")?;
         let rest = parts.next().unwrap_or(b"");
-        let path = if path.starts_with('/') { path.into() } else { format!("/local/domain/{id}/{path}") };
+        let path = if path.starts_with(['/', '@']) { path.into() } else { format!("/local/domain/{id}/{path}") };
         let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-/_@".contains(&byte);
         if !path.bytes().all(legal) {
             return Err("EINVAL");
@@ -153,8 +160,15 @@ impl Tree {
                 self.fire(&path, &node);
             }
             Kind::Watch => {
+                if self.watches.contains(&(connection, id, path.clone())) {
+                    return Err("EEXIST");
+                }
                 self.watches.push((connection, id, path.clone()));
                 self.tell(connection, &path, &path);
+            }
+            Kind::Unwatch => {
+                let known = self.watches.iter().position(|watch| *watch == (connection, id, path.clone()));
+                self.watches.remove(known.ok_or("ENOENT")?);
             }
             Kind::WatchEvent | Kind::Error => return Err("EINVAL"),
         }
@@ -178,18 +192,29 @@ impl Daemon {
         for path in ["", "/local", "/local/domain"] {
             tree.nodes.entry(path.into()).or_insert_with(|| node("", 0, &[]));
         }
+        let fresh = !tree.nodes.contains_key(&base);
         tree.nodes.entry(base.clone()).or_insert_with(|| node("", 0, &[id]));
         tree.nodes.entry(format!("{base}/domid")).or_insert_with(|| node(&id.to_string(), 0, &[id]));
         tree.nodes.entry(format!("{base}/data")).or_insert_with(|| node("", id, &[]));
+        if fresh {
+            tree.announce("@introduceDomain");
+        }
     }
 
     pub(super) fn destroy(&self, id: DomId) {
-        lock(&self.0).remove(&format!("/local/domain/{id}"));
+        let mut tree = lock(&self.0);
+        tree.remove(&format!("/local/domain/{id}"));
+        tree.announce("@releaseDomain");
     }
 
     pub(super) fn write(&self, id: DomId, path: &str, value: &[u8]) {
         let request = Message::request(Kind::Write, 0, &[path], value);
         lock(&self.0).serve(0, id, &request).expect("a domain may write its own nodes");
+    }
+
+    pub(super) fn read(&self, id: DomId, path: &str) -> Option<String> {
+        let request = Message::request(Kind::Read, 0, &[path], b"");
+        lock(&self.0).serve(0, id, &request).ok().and_then(|value| String::from_utf8(value).ok())
     }
 
     pub(super) fn below(&self, path: &str) -> Vec<String> {

@@ -3,7 +3,7 @@
 
 use std::{os::fd::RawFd, sync::Arc};
 
-use libc::{POLLOUT, POLLRDHUP, epoll_event};
+use libc::{POLLOUT, POLLPRI, POLLRDHUP, epoll_event};
 use tombolo::sockets::{
     Process,
     connection::{Connection, Stage},
@@ -11,6 +11,7 @@ use tombolo::sockets::{
 
 pub(super) const IN: u32 = libc::EPOLLIN as u32;
 pub(super) const OUT: u32 = libc::EPOLLOUT as u32;
+pub(super) const PRI: u32 = libc::EPOLLPRI as u32;
 pub(super) const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 pub(super) const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 pub(super) const EDGE: u32 = libc::EPOLLET as u32;
@@ -36,6 +37,8 @@ pub(super) struct Entry {
     spent: bool,
     /// What the kernel said and does not take back: errors and hang-ups.
     sticky: u32,
+    /// There were urgent bytes when the kernel was last asked.
+    urgent: bool,
     /// What had arrived when it was last asked whether it rests.
     rested: Option<u64>,
     /// For `EPOLLET`: something new since it was last reported.
@@ -56,6 +59,7 @@ impl Entry {
             token,
             spent: false,
             sticky: 0,
+            urgent: false,
             rested: None,
             edge: true,
             arrived: 0,
@@ -94,6 +98,7 @@ impl Entry {
     pub fn said(&mut self, events: u32) {
         self.connection.set_quiet(false);
         self.sticky |= events & (RDHUP | ALWAYS);
+        self.urgent |= events & PRI != 0;
         self.edge = true;
     }
 
@@ -186,6 +191,10 @@ impl Entry {
         } else if !stirs {
             ready |= self.sticky;
         }
+        if self.urgent && self.events & PRI != 0 {
+            self.urgent = process.kernel().poll(self.fd, POLLPRI) & POLLPRI != 0;
+            ready |= if self.urgent { PRI } else { 0 };
+        }
         if self.writes() {
             let room = self.connection.is_writable();
             if room.unwrap_or_else(|| process.kernel().poll(self.fd, POLLOUT) & POLLOUT != 0) {
@@ -203,8 +212,9 @@ impl Entry {
         }
         self.connection.set_quiet(false);
         if !self.connection.stirs() {
+            // An error is gone once the program has asked for it.
             let said = process.kernel().poll(self.fd, POLLRDHUP) as u16;
-            self.sticky |= u32::from(said) & (RDHUP | ALWAYS);
+            self.sticky = u32::from(said) & (RDHUP | ALWAYS);
         }
         IN | RDNORM | self.sticky
     }

@@ -2,6 +2,7 @@
 //! What tests of unmodified programs have in common: where they run, what they are started with, what they leave behind.
 #![allow(dead_code, reason = "each test uses its part")]
 
+pub mod suite;
 #[macro_use]
 pub mod world;
 

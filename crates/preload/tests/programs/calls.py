@@ -184,5 +184,41 @@ def interrupted():
     say("a send that is interrupted says how much it sent", 0 < sent < len(big))
 
 
-for part in (many, at_offsets, pipes, written, executed, spawned, waits, interrupted):
+READ, WRITE, CLOSE, DUP3, RECVMMSG = 0, 1, 3, 292, 299
+
+
+def by_number():
+    """By `syscall`, as libuv closes what it has."""
+    a, b = pair()
+    say("write", libc.syscall(WRITE, a.fileno(), b"by number", ctypes.c_size_t(9)), b.recv(100))
+    b.sendall(b"answer")
+    room = ctypes.create_string_buffer(100)
+    say("read", libc.syscall(READ, a.fileno(), room, ctypes.c_size_t(100)), room.value)
+    b.sendall(b"several")
+    there(a, 7)
+    all, buffers, keep = messages(b"\0" * 7)
+    say("recvmmsg", libc.syscall(RECVMMSG, a.fileno(), all, ctypes.c_long(1), ctypes.c_long(0), None, None), buffers[0].raw)
+    copy = libc.syscall(DUP3, a.fileno(), ctypes.c_long(200), ctypes.c_long(0))
+    a.close()
+    b.sendall(b"copied")
+    say("dup3", copy, os.read(copy, 100))
+    say("closed", libc.syscall(CLOSE, copy), b.recv(1))
+    a, b = pair()
+    number = a.detach()
+    say("close", libc.syscall(CLOSE, number))
+    files = [os.open("/proc/self/comm", os.O_RDONLY)]
+    while files[-1] != number:
+        files.append(os.open("/proc/self/comm", os.O_RDONLY))
+    say("the number is a file's", os.read(number, 100) == os.read(files[0], 100), b.recv(1))
+    for file in files:
+        os.close(file)
+    a, b = pair()
+    b.sendall(b"unread")
+    there(a, 6)
+    libc.syscall(CLOSE, a.detach())
+    select.select([b], [], [], 5)
+    say("closed with unread bytes", error(libc.recv(b.fileno(), room, 1, 0)))
+
+
+for part in (many, at_offsets, pipes, written, executed, spawned, waits, interrupted, by_number):
     part()

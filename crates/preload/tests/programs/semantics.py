@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """What a socket does, one line for each property: the same lines with and without the library."""
 
-import array, errno, fcntl, os, select, signal, socket, struct, termios, threading
+import array, ctypes, errno, fcntl, os, select, signal, socket, struct, termios, threading
 
 listener = socket.socket()
 listener.bind(("127.0.0.1", 0))
@@ -142,6 +142,50 @@ def endings():
     a, b = pair()
     a.shutdown(socket.SHUT_RD)
     say("read after own shutdown", a.recv(1))
+
+
+def resets():
+    """What each call says of a connection that the peer has reset, before and after somebody has asked for the error."""
+
+    def reset(unread=b""):
+        a, b = pair()
+        if unread:
+            b.sendall(unread)
+            there(a, len(unread))
+        b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        b.close()
+        return a
+
+    def failed(a):
+        return errno.errorcode.get(a.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), 0)
+
+    def polled(a, events):
+        poll = select.poll()
+        poll.register(a, events)
+        return [e for _, e in poll.poll(5000)]
+
+    everything = select.POLLIN | select.POLLOUT | select.POLLRDHUP
+    a = reset()
+    say("reset, poll", polled(a, everything), polled(a, select.POLLIN), polled(a, select.POLLOUT), polled(a, 0))
+    say("reset, select", [len(x) for x in select.select([a], [a], [a], 5)])
+    say("reset, error", failed(a), failed(a), polled(a, everything), error(a.recv, 1), error(a.recv, 1))
+    a = reset()
+    say("reset, read", polled(a, select.POLLIN), error(a.recv, 1), failed(a), polled(a, everything), error(a.recv, 1))
+    a = reset()
+    say("reset, write", polled(a, select.POLLIN), error(a.send, b"x"), failed(a), error(a.send, b"x"))
+    for mode in (0, select.EPOLLET, select.EPOLLONESHOT):
+        a = reset()
+        ep = select.epoll()
+        ep.register(a, select.EPOLLIN | select.EPOLLRDHUP | mode)
+        say("reset, set", [e for _, e in ep.poll(5)], [e for _, e in ep.poll(0)], failed(a), [e for _, e in ep.poll(0)])
+        a, b = pair()
+        ep = select.epoll()
+        ep.register(a, select.EPOLLIN | select.EPOLLRDHUP | mode)
+        b.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        threading.Timer(0.05, b.close).start()
+        say("reset while it waits", [e for _, e in ep.poll(5)], error(a.recv, 1), failed(a))
+    a = reset(b"unread")
+    say("reset with bytes before it", a.recv(3), got(a, 3), polled(a, select.POLLIN), error(a.recv, 1), error(a.recv, 1))
 
 
 def readiness():
@@ -324,6 +368,30 @@ def looks():
     say("peek at the end", a.recv(1, socket.MSG_PEEK), a.recv(1, socket.MSG_PEEK | socket.MSG_WAITALL), a.recv(1))
 
 
+def truncated():
+    """MSG_TRUNC throws bytes away, and says how many."""
+    a, b = pair()
+    b.sendall(b"0123456789")
+    there(a, 10)
+    libc = ctypes.CDLL(None)
+    room = ctypes.create_string_buffer(b"untouched")
+    say("thrown away", libc.recv(a.fileno(), None, ctypes.c_size_t(4), socket.MSG_TRUNC), a.recv(2))
+    say("looked at", libc.recv(a.fileno(), room, ctypes.c_size_t(9), socket.MSG_TRUNC | socket.MSG_PEEK), room.value, a.recv(9))
+    say("none", error(a.recv, 1, socket.MSG_TRUNC | socket.MSG_DONTWAIT))
+    threading.Timer(0.05, b.sendall, (b"late",)).start()
+    say("waits", libc.recv(a.fileno(), None, ctypes.c_size_t(100), socket.MSG_TRUNC))
+    sender = threading.Thread(target=b.sendall, args=(b"x" * 3000000 + b"end",))
+    sender.start()
+    all = libc.recv(a.fileno(), None, ctypes.c_size_t(3000000), socket.MSG_TRUNC | socket.MSG_WAITALL)
+    say("all of many", all, got(a, 3))
+    sender.join()
+    b.sendall(b"message")
+    there(a, 7)
+    say("of a message", len(a.recvmsg(7, 0, socket.MSG_TRUNC)[0]))
+    b.close()
+    say("at the end", libc.recv(a.fileno(), None, ctypes.c_size_t(4), socket.MSG_TRUNC))
+
+
 def exclusive():
     a, b = pair()
     ep = select.epoll()
@@ -345,10 +413,21 @@ def urgent():
     say("and the rest", got(a, 6), got(a, 5))
     a.sendall(b"back")
     say("and back", got(b, 4))
+    # Somebody who waits for nothing else, in a set, while there are bytes before them.
+    for edge in (0, select.EPOLLET):
+        a, b = pair()
+        ep = select.epoll()
+        ep.register(a, select.EPOLLPRI | edge)
+        b.sendall(b"before")
+        there(a, 6)
+        say("nothing urgent", ep.poll(0))
+        b.send(b"?", socket.MSG_OOB)
+        say("urgent in a set", [e for _, e in ep.poll(5)], [e for _, e in ep.poll(0)], error(a.recv, 1, socket.MSG_OOB))
+        say("and no more", [e for _, e in ep.poll(0)], got(a, 6))
 
 
 for part in (
-    options, looks, exclusive, urgent,
-    blocking_and_partial, flags, nonblocking, buffers, timeouts, endings, readiness, epolls, descriptors, signals, processes,
+    options, looks, truncated, exclusive, urgent,
+    blocking_and_partial, flags, nonblocking, buffers, timeouts, endings, resets, readiness, epolls, descriptors, signals, processes,
 ):
     part()

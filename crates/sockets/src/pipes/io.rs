@@ -3,7 +3,7 @@
 
 use std::{io::IoSliceMut, os::fd::RawFd};
 
-use rustix::io::Errno;
+use rustix::{event::PollFlags, io::Errno};
 use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnWord, PeerWord};
 use tombolo_ring::{Reader, Side, Writer};
 
@@ -135,6 +135,17 @@ impl Incoming for Reading<'_, '_> {
     }
 
     fn look_at_tcp(&mut self) -> Result<Found, Failed> {
+        if self.read == Read::Look {
+            // The kernel says an error once, to whoever asks otherwise than so: that is the program.
+            let said = self.kernel.poll(self.fd, (PollFlags::IN | PollFlags::RDHUP).bits() as i16);
+            let said = PollFlags::from_bits_retain(said as u16);
+            if self.error.is_some() || said.contains(PollFlags::ERR) {
+                return Ok(Found::End);
+            }
+            if !said.intersects(PollFlags::IN | PollFlags::RDHUP | PollFlags::HUP) {
+                return Ok(Found::Nothing);
+            }
+        }
         if self.error.is_none() {
             match self.kernel.recv(self.fd, &mut [IoSliceMut::new(&mut [0])], true) {
                 Ok(0) => return Ok(Found::End),

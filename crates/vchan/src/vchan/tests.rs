@@ -47,17 +47,24 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A server, and its client's halves in the hands of the test.
-fn pair(read: usize, write: usize) -> (Arc<harsh::Pair>, Vchan, ReadHalf, WriteHalf) {
+/// A server that has looked, and then its client, whose halves are in the hands of the test.
+fn arrive(read: usize, write: usize) -> (Arc<harsh::Pair>, Vchan, ReadHalf, WriteHalf) {
     let (address, client) = address();
     let pair = harsh::pair(&address, &client);
     let server = acceptor::serve(&Place::Channel(address.clone()), read, write).unwrap();
+    assert_eq!(server.0.is_open(WAYS), WAITING);
     let stream = backends::connect::<Stream>(&address, &options()).unwrap();
     let (mut reader, mut writer) = stream.into_split();
     assert_eq!(hello::hear(&mut reader).unwrap(), read.max(4096).next_power_of_two() as u64);
     hello::say(&mut writer, 0).unwrap();
-    eventually("the client is let in", || server.0.is_open(WAYS) == OPEN);
     (pair, server, reader, writer)
+}
+
+/// The same, once the server knows of its client.
+fn pair(read: usize, write: usize) -> (Arc<harsh::Pair>, Vchan, ReadHalf, WriteHalf) {
+    let pair = arrive(read, write);
+    eventually("the client is let in", || pair.1.0.is_open(WAYS) == OPEN);
+    pair
 }
 
 /// What its peers see of a domain's word at `offset` of each of its segments.
@@ -89,6 +96,26 @@ fn lie_of_the_peers_is_an_error_and_not_a_vchan_that_stops() {
     assert!(told.text.contains("R-7"), "{}", told.text);
     assert_eq!(server.0.is_open(WAYS), CLOSED);
     assert_eq!(server.0.read(&mut bytes, false, BLOCKING).unwrap_err(), told, "and the reason stays");
+}
+
+/// Both wait for each other's first words where a server looks, its client is let in by the library's thread, and the server
+/// then waits for it.
+#[test]
+fn wait_tells_of_a_client_that_was_let_in_after_the_last_look() {
+    let (_pair, server, _reader, mut writer) = arrive(4096, 4096);
+    eventually("it is let in", || server.0.state.load(Ordering::Acquire) == OPEN);
+    let (done, is_done) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            server.0.wait().unwrap();
+            done.send(()).unwrap();
+        });
+        let told = is_done.recv_timeout(SOON);
+        // Ends the wait of one that is not told.
+        writer.try_write(b"first words").unwrap();
+        told.expect("the wait goes on although the client is there");
+    });
+    assert_eq!(server.0.is_open(WAYS), OPEN);
 }
 
 #[test]

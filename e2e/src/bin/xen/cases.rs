@@ -4,6 +4,8 @@
 mod death;
 mod doctor;
 mod faults;
+mod names;
+pub mod shown;
 mod suite;
 mod transfer;
 mod vchan;
@@ -20,7 +22,7 @@ pub type Case = runner::Case<Rig>;
 /// boot. What leaves them odd comes last.
 pub fn all() -> impl Iterator<Item = &'static Case> {
     let (deaths, more) = if long() { (death::LONG, suite::PVH_LONG) } else { Default::default() };
-    let pv = [transfer::PV, doctor::PV, suite::PV, vchan::PV, death::CASES, deaths];
+    let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, death::CASES, deaths];
     pv.into_iter().chain([transfer::PVH, suite::PVH, more, vchan::PVH, faults::CASES]).flatten()
 }
 

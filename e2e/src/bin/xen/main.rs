@@ -18,6 +18,7 @@ mod cases;
 mod compare;
 mod demo;
 mod flow;
+mod lives;
 mod many;
 mod rig;
 
@@ -54,7 +55,9 @@ fn run(words: &[&str]) -> Result<End> {
         ["sip", address, note] => flow::take(address, note),
         ["reap", role, address, count] => flow::reap(role, address, count),
         ["outlive", role, address, count] => flow::outlive(role, address, count),
+        ["lives", address] => lives::tell(address),
         ["open", address, count] => many::open(address, count),
+        ["keep", address, word] => cases::shown::keep(address, word),
         ["hold", address, count] => many::hold(address, count),
         ["up"] => up::up(Kind::Pv, &[]),
         ["up", "--pvh"] => up::up(Kind::Pvh, &[]),

@@ -11,12 +11,13 @@ use tombolo_e2e::control::{Control, Job};
 use tombolo_e2e::debian::Archive;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::image::Extra;
 use tombolo_e2e::lines::within;
 use tombolo_e2e::programs::Programs;
 use tombolo_e2e::qemu;
 use tombolo_e2e::runner::{self, Case, Lacking, Verdict};
+use tombolo_e2e::vchan as ours;
 use tombolo_e2e::xen::host::{Host, Kind, Parts};
-use tombolo_e2e::xen::images::Extra;
 use tombolo_e2e::xen::packages::Packages;
 use tombolo_e2e::xen::vchan;
 
@@ -44,6 +45,7 @@ impl runner::Rig for Rig {
     fn prepare() -> std::result::Result<Self, Lacking> {
         Self::with(|packages| {
             let mut programs = vchan::programs(packages)?;
+            programs.extend(ours::apart()?);
             let pair = Programs::example("tombolo-domain-xen", "pair")?;
             programs.push(("bin/pair".into(), pair.path("pair")?.to_owned()));
             Ok(programs)
@@ -78,6 +80,8 @@ impl Rig {
         let mut extra = more(&packages).map_err(Lacking::Fault)?;
         let tombolo = programs.path("tombolo").map_err(Lacking::Fault)?;
         extra.push(("bin/tombolo".into(), tombolo.to_owned()));
+        let broker = programs.path("tombolod").map_err(Lacking::Fault)?;
+        extra.push(("bin/tombolod".into(), broker.to_owned()));
         let parts = Parts::new(packages, &extra).map_err(Lacking::Fault)?;
         Ok(Self { parts, programs, host: None })
     }

@@ -289,6 +289,7 @@ mod tests {
                 tried: Some(Ok(7)),
                 limit: Some(1024),
                 granted: 0,
+                quarantine: 0,
             }),
         }
     }

@@ -4,6 +4,7 @@
 use std::{fs, io::ErrorKind, path::Path};
 
 use super::findings::{Finding, Grade};
+use crate::inspect;
 
 /// The devices, each with the driver that makes it; XenStore's has none that can be loaded.
 const DEVICES: [(&str, Option<&str>); 4] = [
@@ -13,7 +14,7 @@ const DEVICES: [(&str, Option<&str>); 4] = [
     ("xenbus", None),
 ];
 /// Pages of a channel with rings of the usual size: what one end grants.
-const CHANNEL: usize = 256 + 4;
+const CHANNEL: u64 = 256 + 4;
 /// Where the driver keeps how many pages all programs together may grant.
 const LIMIT: &str = "/sys/module/xen_gntalloc/parameters/limit";
 
@@ -36,9 +37,11 @@ pub struct Domain {
     /// The domain's number, a page that was granted, and an event channel; tried where all devices are there.
     pub tried: Option<Result<u16, String>>,
     /// Pages that all programs together may grant.
-    pub limit: Option<usize>,
+    pub limit: Option<u64>,
     /// Pages that programs hold granted, as far as this user may look.
-    pub granted: usize,
+    pub granted: u64,
+    /// Pages that programs keep because a peer has not said that it unmapped them.
+    pub quarantine: u64,
 }
 
 /// Looks at this domain; none: no Xen is under this kernel.
@@ -50,12 +53,14 @@ pub fn probe() -> Option<Domain> {
     }
     let devices = DEVICES.map(|(name, _)| device(&folder.join(name)));
     let there = devices == [Device::There; 4];
+    let (granted, quarantine) = inspect::granted().unwrap_or_default();
     Some(Domain {
         controls: says("/proc/xen/capabilities").contains("control_d"),
         devices,
         tried: there.then(|| tombolo::xen::try_out().map_err(|error| error.to_string())),
         limit: says(LIMIT).trim().parse().ok(),
-        granted: granted(Path::new("/proc")),
+        granted,
+        quarantine,
     })
 }
 
@@ -65,21 +70,6 @@ fn device(path: &Path) -> Device {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => Device::Denied,
         Err(_) => Device::Missing,
     }
-}
-
-/// Pages of gntalloc that are mapped by anybody.
-fn granted(proc: &Path) -> usize {
-    let processes = fs::read_dir(proc).into_iter().flatten().flatten();
-    let maps = processes.filter_map(|entry| fs::read_to_string(entry.path().join("maps")).ok());
-    maps.map(|maps| maps.lines().filter_map(pages).sum::<usize>()).sum()
-}
-
-/// The pages of a line of `maps` that gntalloc gave: `7f00-7f10 rw-s 0 00:06 300   /dev/xen/gntalloc`.
-fn pages(line: &str) -> Option<usize> {
-    line.ends_with(" /dev/xen/gntalloc").then_some(())?;
-    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
-    let [start, end] = [start, end].map(|address| usize::from_str_radix(address, 16).ok());
-    Some((end? - start?) / 4096)
 }
 
 /// Judges it.
@@ -117,11 +107,17 @@ pub fn xen(domain: Option<&Domain>) -> Finding {
     let name = if domain.controls { "dom0, domain" } else { "domain" };
     let (limit, granted) = (domain.limit.unwrap_or(0), domain.granted);
     let left = limit.saturating_sub(granted);
-    let says = format!(
+    let mut says = format!(
         "{name} {number}: pages are granted and events sent; {granted} of {limit} pages are granted, room for {} ends \
          of channels with rings of 1 MiB",
         left / CHANNEL
     );
+    if domain.quarantine > 0 {
+        says += &format!("; {} in quarantine, see tombolo ls", domain.quarantine);
+    }
+    if domain.controls {
+        says += "; what other domains still map of programs that are gone: xl debug-keys g; xl dmesg";
+    }
     if left < CHANNEL {
         return wrong(says).mend(format!("echo {} > {LIMIT}", limit + 100_000));
     }
@@ -133,8 +129,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn granted_pages_are_read_from_maps() {
-        let line = "7f1200000000-7f1200010000 rw-s 00000000 00:06 318                        /dev/xen/gntalloc";
-        assert_eq!((pages(line), pages(&line.replace("alloc", "dev")), pages("")), (Some(16), None, None));
+    fn quarantine_is_told_and_who_else_can_be_asked() {
+        let (devices, tried, limit) = ([Device::There; 4], Some(Ok(0)), Some(1024));
+        let mut domain = Domain { controls: false, devices, tried, limit, granted: 300, quarantine: 3 };
+        let told = |domain: &Domain| xen(Some(domain)).says;
+        assert!(told(&domain).ends_with("; 300 of 1024 pages are granted, room for 2 ends of channels with rings of 1 MiB; 3 in quarantine, see tombolo ls"));
+        (domain.controls, domain.quarantine) = (true, 0);
+        assert!(told(&domain).ends_with("xl debug-keys g; xl dmesg") && !told(&domain).contains("quarantine"));
     }
 }

@@ -196,7 +196,8 @@ impl Row<'_> {
     fn text(&self, width: usize) -> String {
         let number = |field: fn(&Rates) -> f64| self.rates.as_ref().map_or("-".into(), |rates| compact(field(rates)));
         let end = |at: usize| self.channel.ends[at].as_ref();
-        let pid = |at: usize| end(at).map_or("?".into(), |end| end.pid.to_string());
+        let elsewhere = self.channel.peer_domain.map_or("?".into(), |number| format!("dom{number}"));
+        let pid = |at: usize| end(at).map_or(elsewhere.clone(), |end| end.pid.to_string());
         let (from, to) = (self.pipe, 1 - self.pipe);
         let cells = [
             format!("{}>{}", pid(from), pid(to)),
@@ -247,7 +248,18 @@ mod tests {
         let pipe = || Pipe { ring: Some(4096), fill: Some(fill), bytes: Some(0), writer: None, reader: None };
         let (ends, pipes) = ([None, None], [pipe(), pipe()]);
         let (mode, state) = (Mode::Stream, State::Open);
-        Channel { id, address: Some(format!("local:/{id}")), mode, state, age: Some(5.0), memory: 8192, ends, pipes }
+        Channel {
+            id,
+            address: Some(format!("local:/{id}")),
+            mode,
+            state,
+            age: Some(5.0),
+            memory: 8192,
+            peer_domain: None,
+            quarantine: None,
+            ends,
+            pipes,
+        }
     }
 
     fn look() -> Look {

@@ -8,10 +8,13 @@ use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
 use tombolo_e2e::lines::within;
+use tombolo_e2e::vchan::{QUBES, TRIED, XENS, tries};
 use tombolo_e2e::wire::End;
 use tombolo_e2e::xen::vchan::{ORIGINAL, OURS};
 
 pub const PV: &[Case] = &[
+    Case { name: "vchan_functions_of_xens_spelling_do_what_their_header_says", run: |rig| functions(rig, XENS) },
+    Case { name: "vchan_functions_of_qubes_spelling_do_what_their_header_says", run: |rig| functions(rig, QUBES) },
     Case { name: "vchan_between_two_ends_of_ours", run: |rig| rings(rig, Kind::Pv, Which::Ours, Which::Ours) },
     Case {
         name: "vchan_wire_server_of_ours_client_of_the_original",
@@ -41,6 +44,8 @@ pub const PVH: &[Case] = &[
 const TOLD: u64 = 30;
 /// What each line may take.
 const SOON: u64 = 120;
+/// More vchans at once than the original can have.
+const MANY: u16 = 30;
 /// Rings, and the bytes each way that go through them several times.
 const RINGS: [(usize, usize); 3] = [(4 << 10, 200_000), (64 << 10, 1_000_000), (1 << 20, 4_000_000)];
 
@@ -101,6 +106,22 @@ fn check_clean(pair: &mut Pair, server: Which) -> Result<()> {
         ensure!(nodes.is_empty(), "left in XenStore: {nodes}");
     }
     pair.check_clean()
+}
+
+/// Between two domUs, by channels, and the other way about by the layout of the original.
+fn functions(rig: &mut Rig, program: &str) -> Result<Verdict> {
+    let pair = rig.pair(Kind::Pv)?;
+    for (map, server, client) in [("default xen", "A", "B"), ("default xen:vchan:", "B", "A")] {
+        let (serves, joins) = (pair.number(server), pair.number(client));
+        let serving = pair.start(server, &tries(program, map, "serve", joins, serves, MANY))?;
+        let joining = pair.start(client, &tries(program, map, "join", serves, joins, MANY))?;
+        for (at, job) in [(client, joining), (server, serving)] {
+            let said = pair.done(at, job).context(format!("{program}, {map}"))?;
+            ensure!(said.contains(TRIED), "{program}, {map}: {at} says {said}");
+        }
+        pair.check_clean()?;
+    }
+    Ok(Verdict::Done)
 }
 
 fn rings(rig: &mut Rig, kind: Kind, server: Which, client: Which) -> Result<Verdict> {

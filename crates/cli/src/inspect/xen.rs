@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Ends of channels to other domains of Xen's, from the pages that their processes granted. There is no descriptor
+//! that leads to those, so they are read as a debugger reads memory, by whoever may do that.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::unix::fs::FileExt,
+    time::{Duration, SystemTime},
+};
+
+use tombolo_layout::{
+    handshake::{Greeting, Message},
+    limits::CONTROL_LEN,
+    xen as at,
+};
+
+use super::{
+    process::{Process, printable},
+    segment::{Segment, word_at},
+};
+
+/// A page that was read.
+type Page = Box<[u8; at::PAGE]>;
+
+/// An end, and what memory of its rings there is.
+#[derive(Debug)]
+pub struct Link {
+    /// The number of the other domain.
+    pub peer: u16,
+    /// It is known to be gone.
+    pub gone: bool,
+    pub address: String,
+    /// What this end said when the channel began, and whether it was the one that listened.
+    pub greeting: Greeting,
+    pub listened: bool,
+    /// It has not closed.
+    pub open: bool,
+    /// Bytes that it retired, and of which the other has not said that it unmapped them.
+    pub quarantine: u64,
+    pub made: SystemTime,
+    /// The rings, that of generation 0 first.
+    pub segments: Vec<Segment>,
+}
+
+/// A door: whom its listener listens for, and which reference leads to it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Door {
+    pub peer: u16,
+    pub reference: u32,
+}
+
+/// What a process has of Xen.
+#[derive(Debug, Default)]
+pub struct Granted {
+    pub links: Vec<Link>,
+    pub doors: Vec<Door>,
+    /// Pages that it granted and has mapped.
+    pub pages: u64,
+}
+
+/// Reads the first page of all that `process` granted.
+pub fn granted(process: &Process) -> Granted {
+    let Ok(memory) = File::open(format!("/proc/{}/mem", process.pid)) else { return Granted::default() };
+    let mut found = Granted::default();
+    let mut segments = BTreeMap::<u64, Vec<Segment>>::new();
+    for range in &process.granted {
+        let len = range.end.saturating_sub(range.start);
+        found.pages += len / at::PAGE as u64;
+        let mut page: Page = Box::new([0; at::PAGE]);
+        // A mapping that went meanwhile.
+        if memory.read_exact_at(&mut page[..], range.start).is_err() {
+            continue;
+        }
+        match word_at(&page[..], at::AT_MAGIC) {
+            at::MAILBOX_MAGIC => found.links.extend(link(&page)),
+            at::DOOR_MAGIC => found.doors.extend(door(&page)),
+            at::LINE_MAGIC => {}
+            _ => {
+                const { assert!(at::PAGE as u64 == CONTROL_LEN) };
+                if let Some(segment) = Segment::copied(page, len) {
+                    segments.entry(segment.header.epoch).or_default().push(segment);
+                }
+            }
+        }
+    }
+    for link in &mut found.links {
+        link.segments = segments.remove(&link.greeting.epoch).unwrap_or_default();
+        link.segments.sort_by_key(|segment| segment.header.generation);
+    }
+    found
+}
+
+/// The end whose mailbox this is, once it has said a word.
+fn link(page: &Page) -> Option<Link> {
+    let word = |offset| word_at(&page[..], offset);
+    let (peer, gone) = at::board_of(word(at::AT_BOARD))?;
+    let said = (0..at::MESSAGES).filter_map(|number| message(page, number));
+    let (listened, greeting) = said.into_iter().find_map(|message| match message {
+        Message::Hello(greeting) => Some((false, greeting)),
+        Message::Welcome(greeting) => Some((true, greeting)),
+        Message::Refuse(..) | Message::Ring { .. } => None,
+    })?;
+    let name = page[at::AT_NAME..at::AT_NAME + at::NAME_MAX].split(|byte| *byte == 0).next().unwrap_or_default();
+    let name = printable(&String::from_utf8_lossy(name));
+    Some(Link {
+        peer,
+        gone,
+        address: format!("xen:{peer}/{name}"),
+        greeting,
+        listened,
+        open: word(at::AT_STATE) & 0xff == at::OPEN,
+        quarantine: word(at::AT_QUARANTINE),
+        made: SystemTime::UNIX_EPOCH + Duration::from_nanos(word(at::AT_MADE)),
+        segments: Vec::new(),
+    })
+}
+
+/// A message that the end sent.
+fn message(page: &Page, number: u64) -> Option<Message> {
+    let base = at::AT_MESSAGES + number as usize * at::MESSAGE_STRIDE;
+    let head = at::MessageHead::decode([0, 8, 16].map(|offset| word_at(&page[..], base + offset))).ok()?;
+    let bytes = page.get(base + at::MESSAGE_HEAD..)?.get(..usize::from(head.len))?;
+    Message::decode(bytes).ok()
+}
+
+fn door(page: &Page) -> Option<Door> {
+    let word = |offset| word_at(&page[..], offset);
+    let (peer, _) = at::board_of(word(at::AT_FOR)).filter(|_| word(at::AT_STATE) & 0xff == at::OPEN)?;
+    Some(Door { peer, reference: (word(at::AT_FOR) >> 32) as u32 })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use tombolo_layout::{Features, SegmentHeader, words};
+    use tombolo_mem::{OwnControl, OwnWord, create_sealed};
+
+    use super::*;
+    use crate::inspect::channel::{self, Mode, State};
+
+    const EPOCH: u64 = 0x0123_4567_89ab_cdef;
+
+    /// Memory of `len` bytes of this process, and where it is mapped.
+    fn memory(name: &str, len: usize) -> (OwnControl, Range<u64>) {
+        let (segment, _fd) = create_sealed(name, len).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let line = maps.lines().find(|line| line.ends_with(&format!("/memfd:{name} (deleted)"))).unwrap();
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).unwrap());
+        (segment.split(at::PAGE).0, start..end)
+    }
+
+    fn put(page: &OwnControl, offset: usize, bytes: &[u8]) {
+        for (index, bytes) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            page.word(offset + 8 * index).store_relaxed(u64::from_le_bytes(word));
+        }
+    }
+
+    /// A mailbox that said Welcome, with `quarantine` bytes.
+    fn mailbox(page: &OwnControl, quarantine: u64) {
+        let offered = Features::MESSAGES;
+        let (version_min, version_max, required) = (1, 1, Features::NONE);
+        let greeting = Greeting { version_min, version_max, offered, required, epoch: EPOCH, map_limit: 1 << 20 };
+        let said = Message::Welcome(greeting).encode();
+        let head = at::MessageHead { len: said.len() as u16, segment: None };
+        put(page, at::AT_MESSAGES, &head.encode().map(u64::to_le_bytes).concat());
+        put(page, at::AT_MESSAGES + at::MESSAGE_HEAD, &said);
+        put(page, at::AT_NAME, b"web\x1b[2J");
+        let words = [
+            (at::AT_STATE, at::OPEN),
+            (at::AT_BOARD, at::board_head(3, false)),
+            (at::AT_QUARANTINE, quarantine),
+            (at::AT_MAGIC, at::MAILBOX_MAGIC),
+        ];
+        words.into_iter().for_each(|(offset, word)| page.word(offset).store_relaxed(word));
+    }
+
+    fn process(granted: Vec<Range<u64>>) -> Process {
+        let (pid, command) = (std::process::id(), "test".into());
+        let (memories, mappings) = (Vec::new(), Vec::new());
+        Process { pid, command, uid: None, user: None, paused: false, memories, mappings, granted }
+    }
+
+    #[test]
+    fn x12_channel_is_put_together_from_a_mailbox_and_the_segment_that_it_announced() {
+        let (page, at_page) = memory("tombolo-ls-x12", at::PAGE);
+        mailbox(&page, 0);
+        let (ring, at_ring) = memory("tombolo-ls-x12-ring", 8192);
+        ring.write_header(&SegmentHeader::new(4096, 0, 0, Features::MESSAGES, EPOCH).encode());
+        ring.word(words::TAIL).store_relaxed(9);
+        let process = process(vec![at_ring, at_page]);
+        let [link] = granted(&process).links.try_into().unwrap();
+        assert_eq!((link.address.as_str(), link.listened), ("xen:3/web?[2J", true));
+        let channel = channel::foreign(&process, link);
+        assert_eq!((channel.peer_domain, channel.mode, channel.state), (Some(3), Mode::Messages, State::Opening));
+        assert_eq!((channel.pipes[0].ring, channel.pipes[0].bytes, channel.pipes[0].fill), (Some(4096), Some(9), None));
+        assert_eq!((channel.memory, channel.quarantine), (8192, Some(0)));
+    }
+
+    #[test]
+    fn x12_quarantine_of_a_channel_that_was_closed_is_seen() {
+        let (page, at_page) = memory("tombolo-ls-x12-closed", at::PAGE);
+        mailbox(&page, 12288);
+        page.word(at::AT_STATE).store_relaxed(at::CLOSED);
+        let process = process(vec![at_page]);
+        let [link] = granted(&process).links.try_into().unwrap();
+        let channel = channel::foreign(&process, link);
+        assert_eq!((channel.state, channel.quarantine, channel.memory), (State::Closed, Some(12288), 0));
+    }
+
+    #[test]
+    fn canary_pages_that_are_no_mailbox_or_are_gone_are_no_channel() {
+        let (page, at_page) = memory("tombolo-ls-x12-other", at::PAGE);
+        mailbox(&page, 0);
+        page.word(at::AT_BOARD).store_relaxed(0);
+        let gone = 0x1000..0x2000;
+        let found = granted(&process(vec![at_page.clone(), gone.clone()]));
+        assert!(found.links.is_empty() && found.pages == 2, "{found:?}");
+        mailbox(&page, 0);
+        assert_eq!(granted(&process(vec![at_page, gone])).links.len(), 1);
+    }
+
+    #[test]
+    fn x12_door_says_for_whom_it_is() {
+        let (page, at_page) = memory("tombolo-ls-x12-door", at::PAGE);
+        for (offset, word) in [(at::AT_FOR, at::board_head(7, false) | 99 << 32), (at::AT_MAGIC, at::DOOR_MAGIC)] {
+            page.word(offset).store_relaxed(word);
+        }
+        let process = process(vec![at_page]);
+        assert!(granted(&process).doors.is_empty(), "its state says that it is closed");
+        page.word(at::AT_STATE).store_relaxed(at::OPEN);
+        assert_eq!(granted(&process).doors, [Door { peer: 7, reference: 99 }]);
+    }
+}

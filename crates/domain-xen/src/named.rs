@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! X-20, X-21. Services by the names that the broker of dom0 gave: `NAME/SERVICE`. What comes of a name is a domain's
+//! number and a number of the pair's; the rest is [`XenDomain`]'s.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::event::epoll;
+use tombolo_control::Name;
+use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+
+use crate::{
+    XenDomain,
+    core::Core,
+    hypervisor::DomId,
+    listener::XenListener,
+    place::{Pair, Place},
+};
+
+/// Xen's domains by their names, which the broker (`tombolod`) of dom0 tells.
+///
+/// A service is `NAME/SERVICE`; who listens may leave its own `NAME/` out, and is there for every domain that the
+/// broker's rules let connect to it, also for those that come later. For the others it has no door.
+#[derive(Clone, Debug)]
+pub struct XenNames(XenDomain);
+
+impl XenDomain {
+    /// The same domains by name.
+    #[must_use]
+    pub fn names(&self) -> XenNames {
+        XenNames(self.clone())
+    }
+}
+
+impl XenNames {
+    /// Whether a broker told this domain anything.
+    ///
+    /// # Errors
+    /// Where this is no domain of Xen's, or XenStore does not answer.
+    pub fn are_told(&self) -> Result<bool> {
+        let core = self.0.core()?;
+        core.names().are_told(&core.store)
+    }
+
+    /// Where a broker told this domain something; else what to do.
+    fn told(&self) -> Result<Arc<Core>> {
+        let core = self.0.core()?;
+        if core.names().are_told(&core.store)? {
+            return Ok(core);
+        }
+        let why = "dom0's tombolod has told this domain no names: start it there, with this domain in the [xen] section of \
+                   its configuration; xen:DOMID/SERVICE needs no names";
+        let path = Some(format!("{} in XenStore", core.names().folder()));
+        Err(Error::Os { call: "looking up a name", path, source: io::Error::new(io::ErrorKind::NotFound, why) })
+    }
+}
+
+/// The domain, if it is said, and the service.
+fn parse(text: &str) -> Result<(Option<Name>, Name)> {
+    let why = "it looks like NAME/SERVICE: the domain's name and one of letters, digits, `_` and `-`";
+    let bad = |_| Error::BadService { service: text.into(), why };
+    let (domain, service) = text.split_once('/').map_or((None, text), |(domain, service)| (Some(domain), service));
+    Ok((domain.map(str::parse).transpose().map_err(bad)?, service.parse().map_err(bad)?))
+}
+
+impl Rendezvous for XenNames {
+    fn scheme(&self) -> &'static str {
+        "vm"
+    }
+
+    fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
+        let (own, name) = parse(service)?;
+        let core = self.told()?;
+        if own.is_some_and(|own| core.names().own() != Some(own)) {
+            let why = "this domain has another name: leave out what is before the `/`";
+            return Err(Error::BadService { service: service.into(), why });
+        }
+        Ok(Box::new(NamedListener::new(core, name)?))
+    }
+
+    fn connect(&self, service: &str, _deadline: Deadline) -> Result<Box<dyn Link>> {
+        let (Some(domain), name) = parse(service)? else {
+            let why = "whom to reach is missing: NAME/SERVICE, with the domain's name in front";
+            return Err(Error::BadService { service: service.into(), why });
+        };
+        let core = self.told()?;
+        let Some((peer, record)) = core.names().find(&domain) else {
+            let what = format!(
+                "vm:{service} (`xl list` has no `{domain}`, or no [[allow]] of dom0's tombolod for it and here)"
+            );
+            return Err(Error::NotFound(what));
+        };
+        if !record.view.theirs.iter().any(|pattern| pattern.matches(&name)) {
+            return Err(Error::Denied(format!("vm:{service}, which no [[allow]] of dom0's tombolod has")));
+        }
+        let place = Place::parse(&format!("{peer}/{name}"))?.of_pair(record.pair);
+        XenDomain::call(&core, &place).map_err(|error| match error {
+            Error::NotFound(_) => Error::NotFound(format!("vm:{service}")),
+            error => error,
+        })
+    }
+}
+
+/// A door for each domain that may come.
+#[derive(Debug)]
+struct NamedListener {
+    core: Arc<Core>,
+    service: Name,
+    /// None: it could not be opened, and that was said.
+    doors: BTreeMap<DomId, (Pair, Option<XenListener>)>,
+    /// Who was let in last: the next one has a turn before it.
+    last: DomId,
+    ear: Arc<OwnedFd>,
+    /// Of the ear and all doors.
+    set: OwnedFd,
+}
+
+impl NamedListener {
+    fn new(core: Arc<Core>, service: Name) -> Result<Self> {
+        let ear = core.names().ear()?;
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
+        let mut listener = Self { core, service, doors: BTreeMap::new(), last: 0, ear, set };
+        listener.join(listener.ear.as_fd())?;
+        listener.settle()?;
+        Ok(listener)
+    }
+
+    fn join(&self, fd: BorrowedFd<'_>) -> Result<()> {
+        epoll::add(&self.set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(|error| Error::os("epoll_ctl", error))
+    }
+
+    /// Opens the doors that are missing, and closes those of domains that may come no more.
+    fn settle(&mut self) -> Result<()> {
+        let callers = self.core.names().callers(&self.service);
+        for (_, (_, door)) in self.doors.extract_if(.., |id, (pair, _)| callers.get(id) != Some(pair)) {
+            if let Some(door) = door {
+                let _ = epoll::delete(&self.set, door.fd());
+            }
+        }
+        let mut failed = Ok(());
+        for (id, pair) in callers {
+            if self.doors.contains_key(&id) {
+                continue;
+            }
+            let place = Place::parse(&format!("{id}/{}", self.service))?.of_pair(pair);
+            let opened = XenListener::new(&self.core, &place).and_then(|door| self.join(door.fd()).map(|()| door));
+            let door = opened.map_err(|error| failed = Err(error)).ok();
+            self.doors.insert(id, (pair, door));
+        }
+        failed
+    }
+}
+
+impl Listener for NamedListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+        if rustix::io::read(&*self.ear, &mut [0; 8]).is_ok() {
+            self.settle()?;
+        }
+        let (before, after): (Vec<_>, Vec<_>) = self.doors.iter_mut().partition(|(id, _)| **id <= self.last);
+        for (id, (_, door)) in after.into_iter().chain(before) {
+            if let Some(door) = door
+                && let Some(link) = door.accept()?
+            {
+                self.last = *id;
+                return Ok(Some(link));
+            }
+        }
+        Ok(None)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
+    }
+}

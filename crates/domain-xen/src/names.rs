@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the broker of dom0 says of other domains: their names, what rules allow, how they fare.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tombolo_control::{Name, Pattern};
+use tombolo_domain::{Life, Result};
+use tombolo_layout::xen as at;
+
+use crate::{
+    core::{eventfd, ring},
+    end::lock,
+    hypervisor::{DomId, Hypervisor},
+    page::PeerPage,
+    place::{DOMID_MAX, Pair},
+    store::Store,
+};
+
+/// The version of a record, which it begins with.
+const VERSION: &str = "1";
+/// Longest record: with its path it fits into a message of XenStore's.
+pub(crate) const RECORD_MAX: usize = 3072;
+/// The node that leads a domain to the page by which the broker shows that it lives.
+pub(crate) const ALIVE: &str = "alive";
+/// The node that tells a domain its own name.
+pub(crate) const OWN: &str = "self";
+/// What the broker claims in dom0, where nobody can map that page.
+pub(crate) const BROKER: &str = "tombolod";
+
+/// Where the broker says what `reader` may know.
+pub(crate) fn folder_of(reader: DomId) -> String {
+    format!("/local/domain/{reader}/tombolo")
+}
+
+/// A domain's number, as it stands in XenStore: nothing but digits, and none too many.
+pub(crate) fn domid(text: &str) -> Option<DomId> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && !(text.len() > 1 && text.starts_with('0'));
+    text.parse().ok().filter(|id| plain && *id <= DOMID_MAX)
+}
+
+/// How a domain fares, as dom0 sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum State {
+    /// It runs.
+    Running,
+    /// It was paused.
+    Paused,
+    /// Nobody could tell.
+    #[default]
+    Unknown,
+}
+
+impl State {
+    const ALL: [(&str, Self); 3] = [("running", Self::Running), ("paused", Self::Paused), ("unknown", Self::Unknown)];
+}
+
+/// What one domain may know of another.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct View {
+    /// The other's name.
+    pub name: Name,
+    /// How it fares.
+    pub state: State,
+    /// Services of the reader's to which the other may connect.
+    pub ours: Vec<Pattern>,
+    /// Services of the other's to which the reader may connect.
+    pub theirs: Vec<Pattern>,
+}
+
+/// A view, and the numbers by which the two domains know that they are the two that were meant.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Record {
+    pub view: View,
+    pub pair: Pair,
+}
+
+impl Record {
+    /// Takes the value of a node apart, which is to be believed only if all of it makes sense.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.strip_suffix('\n').filter(|_| text.len() <= RECORD_MAX)?.split('\n');
+        let mut words = lines.next()?.split(' ');
+        let mut word = || words.next();
+        word().filter(|version| *version == VERSION)?;
+        let name = word()?.parse().ok()?;
+        let state = word()?;
+        let (_, state) = State::ALL.into_iter().find(|(known, _)| *known == state)?;
+        let number = |text: &str| {
+            let plain = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            u64::from_str_radix(text, 16).ok().filter(|number| plain && *number != 0)
+        };
+        let pair = Pair { shows: number(word()?)?, expects: number(word()?)? };
+        if word().is_some() {
+            return None;
+        }
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for line in lines {
+            let (way, pattern) = line.split_once(' ')?;
+            let list = match way {
+                "ours" => &mut ours,
+                "theirs" => &mut theirs,
+                _ => return None,
+            };
+            list.push(pattern.parse().ok()?);
+        }
+        Some(Self { view: View { name, state, ours, theirs }, pair })
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (View { name, state, ours, theirs }, Pair { shows, expects }) = (&self.view, self.pair);
+        let (state, _) = State::ALL.into_iter().find(|(_, known)| known == state).expect("all are there");
+        writeln!(f, "{VERSION} {name} {state} {shows:016x} {expects:016x}")?;
+        ours.iter().try_for_each(|pattern| writeln!(f, "ours {pattern}"))?;
+        theirs.iter().try_for_each(|pattern| writeln!(f, "theirs {pattern}"))
+    }
+}
+
+/// What was told.
+#[derive(Debug, Default)]
+struct Told {
+    /// There is a folder.
+    there: bool,
+    own: Option<Name>,
+    records: BTreeMap<DomId, Record>,
+    /// The broker's page, and its reference.
+    alive: Option<(u32, PeerPage)>,
+}
+
+/// What this domain is told, kept up to date by the watch of the process's thread.
+#[derive(Debug)]
+pub(crate) struct Names {
+    xen: Arc<dyn Hypervisor>,
+    own: DomId,
+    folder: String,
+    told: Mutex<Told>,
+    /// Held from a question to XenStore until its answer is noted: the last question has the last word.
+    turn: Mutex<()>,
+    /// All was read once.
+    loaded: AtomicBool,
+    /// Rung when it changed who may come.
+    ears: Mutex<Vec<Weak<OwnedFd>>>,
+}
+
+impl Names {
+    pub(crate) fn new(xen: &Arc<dyn Hypervisor>, own: DomId) -> Self {
+        let (told, turn, ears) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let loaded = AtomicBool::new(false);
+        Self { xen: Arc::clone(xen), own, folder: folder_of(own), told, turn, loaded, ears }
+    }
+
+    /// What is to be watched.
+    pub(crate) fn folder(&self) -> &str {
+        &self.folder
+    }
+
+    /// Whether a change of `path` is one of what is told here.
+    pub(crate) fn is_about(&self, path: &str) -> bool {
+        path.strip_prefix(&self.folder).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// Takes notice of a change.
+    pub(crate) fn hear(&self, store: &mut Store, path: &str) -> Result<()> {
+        let changed = match path.strip_prefix(&self.folder).and_then(|rest| rest.strip_prefix('/')) {
+            Some(node) if lock(&self.told).there => self.read(store, node)?,
+            _ => self.load(store)?,
+        };
+        if !changed {
+            return Ok(());
+        }
+        lock(&self.ears).retain(|ear| ear.upgrade().inspect(|ear| ring(ear)).is_some());
+        Ok(())
+    }
+
+    /// Whether anything is told, which is looked up once; the watch tells of what changes.
+    pub(crate) fn are_told(&self, store: &Mutex<Store>) -> Result<bool> {
+        if !self.loaded.load(Ordering::Acquire) {
+            self.load(&mut lock(store))?;
+        }
+        Ok(lock(&self.told).there)
+    }
+
+    /// Reads all that is told; says whether it changed who may come.
+    fn load(&self, store: &mut Store) -> Result<bool> {
+        let nodes = store.folder(&self.folder)?;
+        lock(&self.told).there = nodes.is_some();
+        let nodes = nodes.unwrap_or_default();
+        let known: Vec<DomId> = lock(&self.told).records.keys().copied().collect();
+        let gone = known.iter().map(DomId::to_string).filter(|node| !nodes.contains(node));
+        let mut changed = false;
+        for node in nodes.iter().cloned().chain(gone) {
+            changed |= self.read(store, &node)?;
+        }
+        self.loaded.store(true, Ordering::Release);
+        Ok(changed)
+    }
+
+    /// Reads one node, likewise.
+    fn read(&self, store: &mut Store, node: &str) -> Result<bool> {
+        let _turn = lock(&self.turn);
+        let mut value = || store.read(&format!("{}/{node}", self.folder));
+        if node == OWN {
+            let own = value()?.and_then(|text| text.parse().ok());
+            lock(&self.told).own = own;
+        } else if node == ALIVE {
+            let reference = value()?.and_then(|text| text.parse().ok());
+            self.sweep();
+            if lock(&self.told).alive.as_ref().map(|(known, _)| *known) != reference {
+                let page = reference.and_then(|reference| Some((reference, self.open(reference)?)));
+                lock(&self.told).alive = page;
+            }
+        } else if let Some(id) = domid(node).filter(|id| *id != self.own) {
+            let record = value()?.and_then(|text| Record::parse(&text));
+            let callers = |record: &Record| (record.view.ours.clone(), record.pair);
+            let now = record.as_ref().map(callers);
+            let mut told = lock(&self.told);
+            let before = match record {
+                Some(record) => told.records.insert(id, record),
+                None => told.records.remove(&id),
+            };
+            return Ok(before.as_ref().map(callers) != now);
+        }
+        Ok(false)
+    }
+
+    /// The broker's page, which dom0 grants; dom0 itself cannot map it.
+    fn open(&self, reference: u32) -> Option<PeerPage> {
+        let page = (self.own != 0).then(|| self.xen.map(0, &[reference], None, Box::new(())))?.ok()?;
+        PeerPage::new(page, at::BROKER_MAGIC).ok().map(|(page, _)| page)
+    }
+
+    /// Whether the broker that said all this still lives.
+    fn broker_lives(&self, told: &Told) -> bool {
+        match self.own {
+            0 => matches!(self.xen.claim(BROKER), Ok(None)),
+            _ => told.alive.as_ref().is_some_and(|(_, page)| page.state() == at::OPEN),
+        }
+    }
+
+    /// Lets go of the page of a broker that died: what is mapped of it keeps it from going.
+    pub(crate) fn sweep(&self) {
+        lock(&self.told).alive.take_if(|(_, page)| page.state() != at::OPEN);
+    }
+
+    /// How a domain fares that shows no sign of its end.
+    pub(crate) fn life(&self, id: DomId) -> Life {
+        let told = lock(&self.told);
+        match told.records.get(&id).map(|record| record.view.state) {
+            Some(State::Running) if self.broker_lives(&told) => Life::Running,
+            Some(State::Paused) if self.broker_lives(&told) => Life::Paused,
+            _ => Life::Unknown,
+        }
+    }
+
+    /// The name of this domain.
+    pub(crate) fn own(&self) -> Option<Name> {
+        lock(&self.told).own.clone()
+    }
+
+    /// The domain called `name`.
+    pub(crate) fn find(&self, name: &Name) -> Option<(DomId, Record)> {
+        let told = lock(&self.told);
+        let mut found = told.records.iter().filter(|(_, record)| record.view.name == *name);
+        match (found.next(), found.next()) {
+            (Some((id, record)), None) => Some((*id, record.clone())),
+            // Of two with one name neither is meant.
+            _ => None,
+        }
+    }
+
+    /// The domains that may connect to `service` here.
+    pub(crate) fn callers(&self, service: &Name) -> BTreeMap<DomId, Pair> {
+        let told = lock(&self.told);
+        let may = |record: &Record| record.view.ours.iter().any(|pattern| pattern.matches(service));
+        told.records.iter().filter(|(_, record)| may(record)).map(|(id, record)| (*id, record.pair)).collect()
+    }
+
+    /// A descriptor that polls readable after it changed who may come.
+    pub(crate) fn ear(&self) -> Result<Arc<OwnedFd>> {
+        let ear = Arc::new(eventfd()?);
+        lock(&self.ears).push(Arc::downgrade(&ear));
+        Ok(ear)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const GOOD: &str = "1 right paused 00000000000000a1 b2b2b2b2b2b2b2b2\nours sql-*\ntheirs file\ntheirs log\n";
+
+    #[test]
+    fn x20_record_is_what_was_written() {
+        let record = Record::parse(GOOD).unwrap();
+        assert_eq!(record.to_string(), GOOD);
+        assert_eq!((record.view.name.as_str(), record.view.state), ("right", State::Paused));
+        assert_eq!(record.pair, Pair { shows: 0xa1, expects: 0xb2b2_b2b2_b2b2_b2b2 });
+        assert_eq!((record.view.ours.len(), record.view.theirs.len()), (1, 2));
+        assert!(Record::parse("1 a unknown 0000000000000001 0000000000000002\n").is_some());
+    }
+
+    #[test]
+    fn x20_record_that_makes_no_sense_is_not_believed() {
+        let head = "1 a running 0000000000000001 0000000000000002";
+        let long = format!("{head}\n{}", "ours a\n".repeat(RECORD_MAX / 7));
+        for bad in [
+            "",
+            "\n",
+            head,
+            "2 a running 0000000000000001 0000000000000002\n",
+            "1 -a running 0000000000000001 0000000000000002\n",
+            "1 a resting 0000000000000001 0000000000000002\n",
+            "1 a running 0000000000000000 0000000000000002\n",
+            "1 a running 0000000000000001 2\n",
+            "1 a running 0000000000000001 +000000000000002\n",
+            "1 a running 0000000000000001\n",
+            "1 a running 0000000000000001 0000000000000002 \n",
+            "1 a running 0000000000000001 0000000000000002\n\n",
+            "1 a running 0000000000000001 0000000000000002\nours\n",
+            "1 a running 0000000000000001 0000000000000002\nours a b\n",
+            "1 a running 0000000000000001 0000000000000002\nfrom a\n",
+            "1  running 0000000000000001 0000000000000002\n",
+            &long,
+        ] {
+            assert_eq!(Record::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn x20_number_of_a_domain_is_digits_in_range() {
+        assert_eq!(["0", "7", "32751"].map(domid), [0, 7, 32751].map(Some));
+        assert!(
+            ["", "+7", "07", "00", "32752", "65536", "99999999999", "7 ", "alive", "-1"]
+                .iter()
+                .all(|bad| domid(bad).is_none())
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn x20_any_text_is_taken_apart_without_harm(text in "\\PC{0,200}|[0-9a-z \n*.-]{0,200}") {
+            if let Some(record) = Record::parse(&text) {
+                prop_assert_eq!(Record::parse(&record.to_string()), Some(record));
+            }
+        }
+    }
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What one end of a channel is told of the other's life.
+
+use std::thread;
+use std::time::Duration;
+use tombolo::{Options, Stream};
+use tombolo_e2e::error::{Context, Result};
+
+const WAIT: Duration = Duration::from_secs(60);
+/// Between two looks.
+const EVERY: Duration = Duration::from_millis(20);
+
+/// Connects and prints each change, until the other end is gone.
+pub fn tell(address: &str) -> Result<()> {
+    let options = Options::new().wait_for_listener(WAIT).handshake_timeout(WAIT);
+    let stream: Stream = tombolo::connect_with(address, &options).context(address)?;
+    let mut last = None;
+    loop {
+        let life = stream.life();
+        if last != Some(life) {
+            println!("{life:?}");
+            last = Some(life);
+        }
+        if life.is_gone() {
+            return Ok(());
+        }
+        thread::park_timeout(EVERY);
+    }
+}

@@ -1,0 +1,21 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+# Fetches the source of a package from the archive that this machine takes its packages from, and unpacks it with Debian's
+# changes, in FOLDER/PACKAGE: debian-source.sh PACKAGE FOLDER. Nothing of the machine's changes, and no privilege is needed.
+set -eu
+
+package=$1
+folder=$2/apt
+mkdir -p "$folder/sources" "$folder/lists/partial"
+for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
+    [ -f "$file" ] && sed 's/^deb /deb-src /; s/^Types:.*/Types: deb-src/' "$file" >"$folder/sources/${file##*/}"
+done
+apt() { # As root apt would become a user who cannot write here.
+    apt-get -qq -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$folder/sources" \
+        -o Dir::State::lists="$folder/lists" -o Dir::Cache="$folder" -o APT::Sandbox::User=root "$@"
+}
+cd "$folder"
+apt update
+apt source "$package"
+mv "$(dirname "$folder"/*/debian)" "$2/$package"
+rm -r "$folder"
