@@ -18,7 +18,11 @@ pub fn of(kernel: &Kernel, names: &[&str]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     find(&kernel.modules(), &mut files)?;
     let mut chosen = Vec::new();
-    names.iter().try_for_each(|name| choose(name, &files, &mut chosen))?;
+    // What a kernel has in itself is there.
+    let builtin = fs::read_to_string(kernel.modules().join("../modules.builtin")).unwrap_or_default();
+    let within: Vec<String> = builtin.lines().map(|line| named(Path::new(line))).collect();
+    let names = names.iter().filter(|name| !within.contains(&name.replace('-', "_")));
+    names.into_iter().try_for_each(|name| choose(name, &files, &mut chosen))?;
     Ok(chosen)
 }
 

@@ -2,6 +2,7 @@
 //! The devices of this machine, by the kernel module.
 
 use std::{
+    collections::BTreeSet,
     io,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -113,6 +114,8 @@ pub struct ModuleRegion {
     departures: OwnedFd,
     /// Readable once each time that interrupts had to be held back.
     alarm: OwnedFd,
+    /// Calls whose own slice was made: the kernel tells their ends.
+    told: BTreeSet<u32>,
 }
 
 /// A descriptor that is readable once for each time that `link` has such an event.
@@ -133,7 +136,7 @@ impl ModuleRegion {
     fn begin(link: ModuleLink, vector: u16) -> io::Result<Self> {
         let boxes = ModuleBoxes::open(&link)?;
         let (departures, alarm) = (once(&link, epoll::EventFlags::IN)?, once(&link, epoll::EventFlags::PRI)?);
-        Ok(Self { link, boxes, vector, departures, alarm })
+        Ok(Self { link, boxes, vector, departures, alarm, told: BTreeSet::new() })
     }
 
     /// The own slice of a call, whose end the kernel tells the peer.
@@ -174,7 +177,9 @@ impl Region for ModuleRegion {
     }
 
     fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
-        Ok(vec![self.own_slice(made)?])
+        let own = self.own_slice(made)?;
+        self.told.insert(made.serial);
+        Ok(vec![own])
     }
 
     fn theirs(&mut self, made: &Made) -> io::Result<OwnedFd> {
@@ -202,7 +207,7 @@ impl Region for ModuleRegion {
 
     /// The kernel did it, unless the slices were never given to anybody: then what it does at their end is done now.
     fn bequeath(&mut self, made: &Made) {
-        if made.own.1 != 0 && made.channel != 0 {
+        if !self.told.remove(&made.serial) && made.own.1 != 0 && made.channel != 0 {
             drop(self.own_slice(made));
         }
     }

@@ -69,8 +69,10 @@ impl Holder {
                     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
                     return Ok(Self { socket: Mutex::new(socket) });
                 }
-                Err(error) if !start || began.elapsed() > PATIENCE => return Err(error),
-                Err(_) if child.is_none() => child = Some(spawn(folder)?),
+                // One whose socket is there and refuses is about to listen, or was killed.
+                Err(error) if !start && error.kind() != io::ErrorKind::ConnectionRefused => return Err(error),
+                Err(error) if began.elapsed() > PATIENCE => return Err(error),
+                Err(_) if start && child.is_none() => child = Some(spawn(folder)?),
                 // It was started and does not listen yet; nobody tells when it does.
                 Err(_) => drop(poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }))),
             }

@@ -3,13 +3,13 @@
 //!
 //! Each bell has an epoll instance on which four things arrive, all level-triggered: the bell's own eventfd; the
 //! broker's socket for this call; the device's hang-up, if there is a device; and an eventfd that is raised, for good,
-//! once the call is over.
+//! once the call is over. Those of data are made when the first message was sent: the peer need not wait for them.
 
 use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -24,7 +24,7 @@ use tombolo_domain::{Deadline, Doorbell, Error, Life, Result, Slot, Woken};
 use crate::{
     client,
     mailbox::{self, OwnPage, PeerPage},
-    port::{BELLS, Port, Range},
+    port::{BELLS, CONTROL, Port, Range},
 };
 
 /// What an event is about. A ring comes before an end.
@@ -37,7 +37,7 @@ pub(crate) struct Hub {
     port: Arc<Port>,
     own: OwnPage,
     peer: PeerPage,
-    waits: [OwnedFd; BELLS],
+    waits: [OnceLock<OwnedFd>; BELLS],
     /// Readable for good once nothing more comes.
     over: OwnedFd,
     is_over: AtomicBool,
@@ -61,23 +61,43 @@ impl Hub {
     pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd, address: String) -> Result<Self> {
         let over = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::os("eventfd", error))?;
-        let wait = |bell: usize| -> rustix::io::Result<OwnedFd> {
+        let hangs_up = port.hang_up().is_some();
+        let known = Known { life: Life::Running, socket: Some(socket), hangs_up, refused: None };
+        let (waits, is_over, known) = (Default::default(), false.into(), Mutex::new(known));
+        let hub = Self { port, own, peer, waits, over, is_over, address, known };
+        hub.watch(CONTROL)?;
+        Ok(hub)
+    }
+
+    /// Makes what is waited at for a bell, unless that was made.
+    fn watch(&self, bell: usize) -> Result<()> {
+        // Nobody changes what is watched meanwhile.
+        let known = self.known();
+        if self.waits[bell].get().is_some() {
+            return Ok(());
+        }
+        let make = || -> rustix::io::Result<OwnedFd> {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             let watch =
                 |fd: BorrowedFd<'_>, about, flags| epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags);
-            watch(port.heard(bell), RUNG, epoll::EventFlags::IN)?;
-            watch(over.as_fd(), OVER, epoll::EventFlags::IN)?;
-            watch(socket.as_fd(), NEWS, epoll::EventFlags::IN)?;
-            if let Some(device) = port.hang_up() {
+            watch(self.port.heard(bell), RUNG, epoll::EventFlags::IN)?;
+            watch(self.over.as_fd(), OVER, epoll::EventFlags::IN)?;
+            if let Some(socket) = &known.socket {
+                watch(socket.as_fd(), NEWS, epoll::EventFlags::IN)?;
+            }
+            if let Some(device) = self.port.hang_up().filter(|_| known.hangs_up) {
                 watch(device, NEWS, epoll::EventFlags::empty())?;
             }
             Ok(epoll)
         };
-        let make = |bell| wait(bell).map_err(|error| Error::os("epoll_ctl", error));
-        let waits = [make(0)?, make(1)?, make(2)?];
-        let hangs_up = port.hang_up().is_some();
-        let known = Known { life: Life::Running, socket: Some(socket), hangs_up, refused: None };
-        Ok(Self { port, own, peer, waits, over, is_over: false.into(), address, known: Mutex::new(known) })
+        let epoll = make().map_err(|error| Error::os("epoll_ctl", error))?;
+        let _ = self.waits[bell].set(epoll);
+        Ok(())
+    }
+
+    /// Makes what the doorbell takes.
+    pub(crate) fn prepare(&self) -> Result<()> {
+        [Slot::Data, Slot::Space].into_iter().try_for_each(|slot| self.watch(slot.index()))
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -118,7 +138,7 @@ impl Hub {
     }
 
     fn unwatch(&self, fd: BorrowedFd<'_>) {
-        for epoll in &self.waits {
+        for epoll in self.waits.iter().filter_map(OnceLock::get) {
             let _ = epoll::delete(epoll, fd);
         }
     }
@@ -202,7 +222,7 @@ impl Hub {
             let left = deadline.remaining();
             let mut events = [MaybeUninit::uninit(); 4];
             let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-            let woken = match epoll::wait(&self.waits[bell], &mut events, timeout.as_ref()) {
+            let woken = match epoll::wait(self.fd(bell), &mut events, timeout.as_ref()) {
                 Ok((events, _)) => events.iter().map(|event| event.data.u64()).min(),
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(Error::os("epoll_wait", error)),
@@ -226,7 +246,7 @@ impl Hub {
     }
 
     pub(crate) fn fd(&self, bell: usize) -> BorrowedFd<'_> {
-        self.waits[bell].as_fd()
+        self.waits[bell].get().expect("made before anybody waits").as_fd()
     }
 }
 

@@ -102,7 +102,7 @@ impl Link for VmLink {
             self.pool.passed(token);
         }
         self.hub.port().ring(CONTROL);
-        Ok(())
+        self.hub.prepare()
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
@@ -143,7 +143,8 @@ impl Link for VmLink {
     }
 
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
-        self.heard.then(|| Arc::new(VmBell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
+        let ready = self.heard && self.hub.prepare().is_ok();
+        ready.then(|| Arc::new(VmBell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
     }
 
     fn life(&self) -> Life {
