@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tombolo_control::{Life, Message, Name, VERSION, Way, code};
+use tombolo_control::{Life, Message, NO_NUMBER, Name, VERSION, Way, code};
 
 use crate::{
     calls::No,
@@ -23,6 +23,8 @@ use crate::{
 /// Most programs at a time, and most of one user.
 const PROGRAMS_MAX: usize = 256;
 const PROGRAMS_OF_ONE: usize = 128;
+/// B-19. Most numbers that are kept: of a machine and those with which it has links.
+const NUMBERS_MAX: usize = 65;
 /// Most messages that are heard of one side before the others' turn.
 const TURN: usize = 32;
 /// How often devices are looked for that are not there yet, where nothing tells of them.
@@ -71,6 +73,8 @@ pub struct Broker<D: Devices> {
     settings: Settings,
     /// B-6. What the host calls this machine. Programs wait until it has said so.
     name: Option<Name>,
+    /// B-19. Domains by their numbers, this one's among them.
+    numbers: BTreeMap<u16, Name>,
     devices: D,
     door: Door,
     host: Host,
@@ -90,7 +94,8 @@ impl<D: Devices> Broker<D> {
         let host = Host::begin(random()?, settings.boot, devices.host())?;
         devices.host().ring();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
-        Ok(Self { settings, name: None, devices, door: door.into(), host, links, old, programs, number: 0 })
+        let numbers = BTreeMap::new();
+        Ok(Self { settings, name: None, numbers, devices, door: door.into(), host, links, old, programs, number: 0 })
     }
 
     /// Serves until `stop` is readable.
@@ -243,7 +248,14 @@ impl<D: Devices> Broker<D> {
 
     fn learn(&mut self, news: News) {
         match news {
-            News::You(name) => self.name = Some(name),
+            // What numbers there are is said anew.
+            News::You(name) => (self.name, self.numbers) = (Some(name), BTreeMap::new()),
+            News::Number(name, number) => {
+                self.numbers.retain(|_, known| *known != name);
+                if let Some(number) = number.filter(|_| self.numbers.len() < NUMBERS_MAX) {
+                    self.numbers.insert(number, name);
+                }
+            }
             News::Link(told) => {
                 let same = |it: &&mut Link<_>| it.told.generation == told.generation && !it.leaving;
                 if let Some(link) = self.links.get_mut(&told.link).filter(same) {
@@ -414,6 +426,23 @@ impl<D: Devices> Broker<D> {
                     Err(no) => program.refuse(no),
                 }
                 Ok(())
+            }
+            (Doing::Greeted | Doing::Idle, Message::Who { number }) => {
+                let own = number == NO_NUMBER;
+                let found = self
+                    .numbers
+                    .iter()
+                    .find(|(it, name)| if own { Some(*name) == self.name.as_ref() } else { **it == number });
+                let missing = || match number {
+                    NO_NUMBER => "the host's configuration gives this domain no `number`".to_owned(),
+                    number => format!("no domain with which this one has a link has the `number` {number}"),
+                };
+                let answer = match found {
+                    Some((number, name)) => Message::Number { name: name.clone(), number: *number },
+                    None => refuse(No(code::NOT_FOUND, missing())),
+                };
+                program.rest();
+                program.answer(answer)
             }
             (Doing::Greeted | Doing::Idle, _) => {
                 program.answer(refuse(No(code::UNSUPPORTED, "this is a guest's broker".into())))

@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeMap, io};
 
-use tombolo_control::{Boxes, Event, Life, Message, Name, Path, Pattern, Place, Said, Session, VERSION, Way};
+use tombolo_control::{
+    Boxes, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, Said, Session, VERSION, Way,
+};
 
 /// Most links that are kept, and most rules of one: more than a machine has slots, or an administrator patience.
 const LINKS_MAX: usize = 64;
@@ -49,6 +51,8 @@ impl Told {
 pub enum News {
     /// B-6. What this machine is called.
     You(Name),
+    /// B-19. What number a domain has, if it has one.
+    Number(Name, Option<u16>),
     /// A link is there, or is told of anew with other rules.
     Link(Told),
     /// A link goes, with this memory.
@@ -170,6 +174,10 @@ impl Host {
             (None, Message::You { name }) if !self.named => {
                 self.named = true;
                 Some(Some(News::You(name)))
+            }
+            (None, Message::Number { name, number }) => {
+                let number = Some(number).filter(|number| *number != NO_NUMBER);
+                (number.is_none_or(|number| number < NUMBERS)).then_some(Some(News::Number(name, number)))
             }
             (None, Message::Refuse { reason, .. }) => {
                 crate::log(&format!("the host's broker refuses: {reason}"));

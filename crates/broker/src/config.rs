@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use tombolo_control::{Name, Pattern, REGION_MAX, REGION_MIN};
+use tombolo_control::{NUMBERS, Name, Pattern, REGION_MAX, REGION_MIN};
 use toml::Spanned;
 
 /// Most vectors of a device: QEMU's own limit is higher, its use is not.
@@ -40,6 +40,8 @@ pub struct Config {
     pub accounts: BTreeMap<String, u32>,
     /// Where this host is dom0 of Xen's.
     pub xen: Option<Xen>,
+    /// B-19. Numbers by the domains' names.
+    pub numbers: BTreeMap<String, u16>,
     /// The virtual machines.
     pub domains: BTreeMap<String, Domain>,
     /// What is allowed.
@@ -137,12 +139,14 @@ struct Host {
     group: Option<u32>,
     region: Option<Spanned<String>>,
     slice: Option<Spanned<String>>,
+    number: Option<Spanned<u16>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileAccount {
     user: Spanned<u32>,
+    number: Option<Spanned<u16>>,
 }
 
 #[derive(Deserialize)]
@@ -163,6 +167,7 @@ struct FileDomain {
     memory: Option<Spanned<String>>,
     links: Option<u16>,
     bells: Option<u16>,
+    number: Option<Spanned<u16>>,
 }
 
 #[derive(Deserialize)]
@@ -289,6 +294,7 @@ impl Config {
             }
             domains.insert(checked.as_str().to_owned(), domain.check(&source)?);
         }
+        let numbers = file.numbers(&source, host.as_str())?;
         let xen = file.xen.as_ref().map(|xen| xen.check(&source)).transpose()?;
         for name in file.xen.iter().flat_map(|xen| &xen.domains) {
             let text = name.get_ref();
@@ -320,7 +326,7 @@ impl Config {
             rules.push(checked);
         }
         let (group, links) = (file.host.group, Vec::new());
-        let mut config = Self { host, group, region, slice, accounts, xen, domains, rules, links };
+        let mut config = Self { host, group, region, slice, accounts, xen, numbers, domains, rules, links };
         for link in &file.link {
             let [a, b] = link.between.get_ref();
             let ends = [source.checked::<Name>(a)?, source.checked::<Name>(b)?];
@@ -350,6 +356,14 @@ impl Config {
         domain == self.host.as_str() || self.accounts.contains_key(domain)
     }
 
+    /// B-19. Numbers of `domain` itself and of those with which it has links.
+    #[must_use]
+    pub fn numbers(&self, domain: &str, links: &BTreeMap<u32, crate::guest::Told>) -> BTreeMap<Name, u16> {
+        let peers = links.values().map(|link| link.peer.clone());
+        let all = peers.chain([domain.parse().expect("checked")]);
+        all.filter_map(|name: Name| self.numbers.get(name.as_str()).map(|number| (name.clone(), *number))).collect()
+    }
+
     /// Whether a domain is one of Xen's.
     #[must_use]
     pub fn is_of_xen(&self, domain: &Name) -> bool {
@@ -377,6 +391,27 @@ impl Config {
 
     fn has_rule(&self, a: &Name, b: &Name) -> bool {
         self.services(a, b).next().is_some() || self.services(b, a).next().is_some()
+    }
+}
+
+impl File {
+    /// B-19. What has a number.
+    fn numbers(&self, source: &Source<'_>, host: &str) -> Result<BTreeMap<String, u16>, ConfigError> {
+        let domains = self.domain.iter().map(|(name, it)| (name.get_ref().as_str(), &it.number));
+        let accounts = self.account.iter().map(|(name, it)| (name.get_ref().as_str(), &it.number));
+        let mut numbers = BTreeMap::new();
+        for (name, number) in domains.chain(accounts).chain([(host, &self.host.number)]) {
+            let Some(written) = number else { continue };
+            let number = *written.get_ref();
+            if number >= NUMBERS {
+                return Err(source.error(written.span(), format!("numbers are below {NUMBERS}")));
+            }
+            if let Some((other, _)) = numbers.iter().find(|(_, it)| **it == number) {
+                return Err(source.error(written.span(), format!("{other} has this number")));
+            }
+            numbers.insert(name.to_owned(), number);
+        }
+        Ok(numbers)
     }
 }
 
@@ -509,6 +544,8 @@ mod tests {
             ("[domain.a\n", "t.toml:1: "),
             ("[domain.a]\n[[link]]\nbetween = [\"a\", \"host\"]\n", "t.toml:3: no rule allows a and host anything"),
             ("[domain.a]\n[[link]]\nbetween = [\"a\"]\n", "t.toml:3: "),
+            ("[domain.a]\nnumber = 32752\n", "t.toml:2: numbers are below 32752"),
+            ("[host]\nnumber = 1\n[domain.a]\nnumber = 1\n", "t.toml:2: a has this number"),
             ("[xen]\ndomains = [\n\"a b\"]\n", "t.toml:3: \"a b\": a name is"),
             ("[xen]\ndomains = [\"host\"]\n", "t.toml:2: another domain is called host"),
             ("[domain.a]\n[xen]\ndomains = [\"a\"]\n", "t.toml:3: another domain is called a"),

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, io, os::fd::OwnedFd};
 
-use tombolo_control::{Boxes, Life, Message, Name, Path, Pattern, Place, Said, Session, VERSION, Way};
+use tombolo_control::{Boxes, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, Said, Session, VERSION, Way};
 
 /// Where the guest's page is in the device's memory.
 const GUEST_AT: u64 = 4096;
@@ -59,6 +59,8 @@ pub struct Guest {
     /// The guest said Hello in this session.
     greeted: bool,
     told: BTreeMap<u32, Told>,
+    /// B-19. Numbers that it was told.
+    numbers: BTreeMap<Name, u16>,
 }
 
 /// What a guest wants.
@@ -79,7 +81,7 @@ impl Guest {
     /// The memory cannot be written.
     pub fn begin(name: Name, memory: &OwnedFd) -> io::Result<Self> {
         let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
-        Ok(Self { session, name, greeted: false, told: BTreeMap::new() })
+        Ok(Self { session, name, greeted: false, told: BTreeMap::new(), numbers: BTreeMap::new() })
     }
 
     /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
@@ -96,6 +98,7 @@ impl Guest {
                 Some(tombolo_control::Event::Began) => {
                     self.greeted = false;
                     self.told.clear();
+                    self.numbers.clear();
                     self.say(hello(self.session.epoch(), host));
                     self.say(Message::You { name: self.name.clone() });
                 }
@@ -143,11 +146,17 @@ impl Guest {
     }
 
     /// Says what changed since it was last told. True if something was said.
-    pub fn tell(&mut self, links: &BTreeMap<u32, Told>) -> bool {
+    pub fn tell(&mut self, links: &BTreeMap<u32, Told>, numbers: BTreeMap<Name, u16>) -> bool {
         if !self.is_there() {
             return false;
         }
         let mut messages = Vec::new();
+        for name in self.numbers.keys().filter(|name| !numbers.contains_key(*name)) {
+            messages.push(Message::Number { name: name.clone(), number: NO_NUMBER });
+        }
+        let fresh = numbers.iter().filter(|(name, number)| self.numbers.get(*name) != Some(*number));
+        messages.extend(fresh.map(|(name, &number)| Message::Number { name: name.clone(), number }));
+        self.numbers = numbers;
         for (&link, old) in &self.told {
             if links.get(&link).is_none_or(|new| new.generation != old.generation) {
                 messages.push(Message::Unlink { link, generation: old.generation });

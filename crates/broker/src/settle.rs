@@ -337,7 +337,7 @@ impl Broker {
                 continue;
             };
             let Some(vm) = self.vms.get_mut(&domain) else { continue };
-            if vm.guest.tell(&told) {
+            if vm.guest.tell(&told, self.config.numbers(&domain, &told)) {
                 match vm.guest.turn(&vm.device.memory, &self.config.host, 1) {
                     Ok((_, true)) => vm.device.ring(),
                     Ok(_) => {}
@@ -350,7 +350,7 @@ impl Broker {
                 continue;
             };
             let Some(local) = self.locals.get_mut(&account) else { continue };
-            if local.guest.tell(&told) {
+            if local.guest.tell(&told, self.config.numbers(&account, &told)) {
                 match local.guest.turn(&local.memory, &self.config.host, 1) {
                     Ok((_, true)) => local.ring(),
                     Ok(_) => {}

@@ -296,6 +296,32 @@ fn b8_machine_that_rings_the_host_without_end_loses_that_bell_and_it_is_said() {
 }
 
 #[test]
+fn b19_numbers_are_told_to_who_has_a_link_and_anew_when_they_change() {
+    let world = World::new();
+    let told = |domain: &tombolo_domain_ivshmem::VmDomain, number| {
+        domain.who(number).expect("the broker answers").map(|(number, name)| (number, name.to_string()))
+    };
+    let (host, a) = (Some((0, "host".to_owned())), Some((7, "a".to_owned())));
+    let sides = [world.host.clone(), world.guest.domain.clone()];
+    for side in &sides {
+        common::until("the numbers are told", || {
+            (told(side, Some(0)) == host && told(side, Some(7)) == a).then_some(())
+        });
+        assert_eq!(told(side, Some(8)), None);
+    }
+    assert_eq!((told(&sides[0], None), told(&sides[1], None)), (host.clone(), a));
+    world.daemon.configure(&common::host::PAIR.replace("number = 7\n", "").replace("number = 0", "number = 9"));
+    world.daemon.signal(rustix::process::Signal::HUP);
+    for side in &sides {
+        common::until("they are told anew", || {
+            (told(side, Some(7)).is_none() && told(side, Some(0)).is_none()).then_some(())
+        });
+        assert_eq!(told(side, Some(9)), Some((9, "host".to_owned())));
+    }
+    assert_eq!(told(&sides[1], None), None);
+}
+
+#[test]
 fn b15_user_without_an_account_is_told_so() {
     let test = "b15_user_without_an_account_is_told_so";
     if !rustix::process::geteuid().is_root() {

@@ -37,6 +37,10 @@ pub const OWN_BELL: u16 = 1;
 pub const FIRST_BELL: u16 = 2;
 /// B-8. No doorbell.
 pub const NO_BELL: u16 = 0xffff;
+/// B-19. No number.
+pub const NO_NUMBER: u16 = 0xffff;
+/// B-19. Numbers are below this, as under Xen.
+pub const NUMBERS: u16 = 0x7ff0;
 
 /// B-15. Codes of a refusal beyond those of C-5.
 pub mod code {

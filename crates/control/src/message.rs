@@ -235,6 +235,13 @@ messages! {
         /// By the host, and by all others.
         name: Name,
     }
+    /// B-19. The number that the configuration gave a domain.
+    10 Number (Host Socket) {
+        /// Its name.
+        name: Name,
+        /// The number, or [`NO_NUMBER`](crate::NO_NUMBER).
+        number: u16,
+    }
     /// B-14. A program wants a channel.
     16 Connect (Link Socket) {
         /// The domain at the other end; on a link the caller's.
@@ -360,6 +367,11 @@ messages! {
     }
     /// The answer is complete.
     40 Done (Socket) {}
+    /// B-19. Which domain has a number? Number answers, or Refuse.
+    41 Who (Socket) {
+        /// The number, or [`NO_NUMBER`](crate::NO_NUMBER) for one's own domain.
+        number: u16,
+    }
 }
 
 /// Numbers with names.

@@ -47,6 +47,7 @@ fn expected(kind: u16) -> (u32, Message) {
         7 => (0, Message::Bell { link: 7, bell: 0xffff }),
         8 => (0, Message::Storm { link: 7 }),
         9 => (0, Message::You { name: name("web-1") }),
+        10 => (0, Message::Number { name: name("web-1"), number: 7 }),
         16 => (9, Message::Connect { peer: name("web-1"), service: name("sql-main"), offset, len, channel }),
         17 => (9, Message::Accept { offset, len }),
         18 => (9, Message::Refuse { code: 6, reason: "nein, tut uns leid: ä".into() }),
@@ -73,6 +74,7 @@ fn expected(kind: u16) -> (u32, Message) {
         }
         39 => (5, Message::Line { line: "-device x".into() }),
         40 => (5, Message::Done {}),
+        41 => (6, Message::Who { number: 7 }),
         other => panic!("no message of kind {other}"),
     }
 }
@@ -95,7 +97,7 @@ fn b1_b2_messages_are_as_the_vectors_say() {
         assert!(format!("{:?}", said.message).starts_with(vector["shown"].as_str().unwrap()), "{vector}");
         kinds.insert(kind);
     }
-    assert_eq!(kinds.len(), 24, "a vector for each kind");
+    assert_eq!(kinds.len(), 26, "a vector for each kind");
 }
 
 #[test]

@@ -195,6 +195,17 @@ impl Client {
         }
     }
 
+    /// B-19. The domain that has `number`, and its number.
+    pub(crate) fn who(&mut self, number: u16) -> Result<Option<(u16, Name)>> {
+        self.say(1, Message::Who { number })?;
+        match self.answer(1, Deadline::after(PATIENCE), "the domain with that number") {
+            Ok((Message::Number { name, number }, _)) => Ok(Some((number, name))),
+            Err(Error::NotFound(_)) => Ok(None),
+            Ok(_) => Err(malformed("B-19", "the broker does not answer Who")),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Calls a service of another domain, by the broker at `path`, in the conversation that is idle if there is one. The peer
     /// may not have accepted yet.
     pub(crate) fn connect(path: &Path, idle: &Idle, peer: &Name, service: Name, deadline: Deadline) -> Result<VmLink> {

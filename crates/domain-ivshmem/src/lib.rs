@@ -35,7 +35,7 @@ pub mod uapi;
 
 use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 
-use tombolo_control::Name;
+use tombolo_control::{NO_NUMBER, Name};
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
 
 pub use crate::{
@@ -74,6 +74,15 @@ impl VmDomain {
     #[must_use]
     pub fn through(socket: impl Into<PathBuf>) -> Self {
         Self { broker: Some(socket.into()), idle: Arc::default() }
+    }
+
+    /// B-19. The number and the name of the domain that has `number`, or of this one; none if the configuration says nothing of
+    /// it, or this domain has no link with it.
+    ///
+    /// # Errors
+    /// There is no broker, or it does not answer.
+    pub fn who(&self, number: Option<u16>) -> Result<Option<(u16, Name)>> {
+        Client::open(&self.broker())?.who(number.unwrap_or(NO_NUMBER))
     }
 
     /// Whether somebody said which broker is to be asked.

@@ -133,6 +133,8 @@ struct Told {
     records: BTreeMap<DomId, Record>,
     /// The broker's page, and its reference.
     alive: Option<(u32, PeerPage)>,
+    /// Rung when it changes who may come.
+    ears: Vec<Weak<OwnedFd>>,
 }
 
 /// What this domain is told, kept up to date by the watch of the process's thread.
@@ -146,15 +148,12 @@ pub(crate) struct Names {
     turn: Mutex<()>,
     /// All was read once.
     loaded: AtomicBool,
-    /// Rung when it changed who may come.
-    ears: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
 impl Names {
     pub(crate) fn new(xen: &Arc<dyn Hypervisor>, own: DomId) -> Self {
-        let (told, turn, ears) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let loaded = AtomicBool::new(false);
-        Self { xen: Arc::clone(xen), own, folder: folder_of(own), told, turn, loaded, ears }
+        let (told, turn, loaded) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        Self { xen: Arc::clone(xen), own, folder: folder_of(own), told, turn, loaded }
     }
 
     /// What is to be watched.
@@ -169,43 +168,38 @@ impl Names {
 
     /// Takes notice of a change.
     pub(crate) fn hear(&self, store: &mut Store, path: &str) -> Result<()> {
-        let changed = match path.strip_prefix(&self.folder).and_then(|rest| rest.strip_prefix('/')) {
-            Some(node) if lock(&self.told).there => self.read(store, node)?,
-            _ => self.load(store)?,
-        };
-        if !changed {
-            return Ok(());
+        let _turn = lock(&self.turn);
+        match path.strip_prefix(&self.folder).and_then(|rest| rest.strip_prefix('/')) {
+            Some(node) if lock(&self.told).there => self.read(store, node),
+            _ => self.load(store),
         }
-        lock(&self.ears).retain(|ear| ear.upgrade().inspect(|ear| ring(ear)).is_some());
-        Ok(())
     }
 
     /// Whether anything is told, which is looked up once; the watch tells of what changes.
     pub(crate) fn are_told(&self, store: &Mutex<Store>) -> Result<bool> {
         if !self.loaded.load(Ordering::Acquire) {
-            self.load(&mut lock(store))?;
+            let (mut store, _turn) = (lock(store), lock(&self.turn));
+            self.load(&mut store)?;
         }
         Ok(lock(&self.told).there)
     }
 
-    /// Reads all that is told; says whether it changed who may come.
-    fn load(&self, store: &mut Store) -> Result<bool> {
+    /// Reads all that is told, in one's turn.
+    fn load(&self, store: &mut Store) -> Result<()> {
         let nodes = store.folder(&self.folder)?;
         lock(&self.told).there = nodes.is_some();
         let nodes = nodes.unwrap_or_default();
         let known: Vec<DomId> = lock(&self.told).records.keys().copied().collect();
         let gone = known.iter().map(DomId::to_string).filter(|node| !nodes.contains(node));
-        let mut changed = false;
         for node in nodes.iter().cloned().chain(gone) {
-            changed |= self.read(store, &node)?;
+            self.read(store, &node)?;
         }
         self.loaded.store(true, Ordering::Release);
-        Ok(changed)
+        Ok(())
     }
 
     /// Reads one node, likewise.
-    fn read(&self, store: &mut Store, node: &str) -> Result<bool> {
-        let _turn = lock(&self.turn);
+    fn read(&self, store: &mut Store, node: &str) -> Result<()> {
         let mut value = || store.read(&format!("{}/{node}", self.folder));
         if node == OWN {
             let own = value()?.and_then(|text| text.parse().ok());
@@ -226,9 +220,11 @@ impl Names {
                 Some(record) => told.records.insert(id, record),
                 None => told.records.remove(&id),
             };
-            return Ok(before.as_ref().map(callers) != now);
+            if before.as_ref().map(callers) != now {
+                told.ears.retain(|ear| ear.upgrade().inspect(|ear| ring(ear)).is_some());
+            }
         }
-        Ok(false)
+        Ok(())
     }
 
     /// The broker's page, which dom0 grants; dom0 itself cannot map it.
@@ -283,10 +279,10 @@ impl Names {
         told.records.iter().filter(|(_, record)| may(record)).map(|(id, record)| (*id, record.pair)).collect()
     }
 
-    /// A descriptor that polls readable after it changed who may come.
+    /// A descriptor that polls readable when it changes who may come from now on.
     pub(crate) fn ear(&self) -> Result<Arc<OwnedFd>> {
         let ear = Arc::new(eventfd()?);
-        lock(&self.ears).push(Arc::downgrade(&ear));
+        lock(&self.told).ears.push(Arc::downgrade(&ear));
         Ok(ear)
     }
 }

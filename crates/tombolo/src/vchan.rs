@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use tombolo_domain_ivshmem::VmDomain;
 #[cfg(feature = "testing")]
 pub use tombolo_domain_xen::FakeXen;
 use tombolo_domain_xen::{XenDomain, XenPieces, XenPort};
@@ -32,6 +33,16 @@ pub fn serve(peer: u16, path: &str, read_min: usize, write_min: usize) -> Result
 /// See [`Error`]: no server, and what the system says.
 pub fn join(peer: u16, path: &str) -> Result<Halves> {
     join_in(&XEN, peer, path)
+}
+
+/// Off Xen: the domain to which the broker's configuration gives `number`, or this domain, and its number; none where it says
+/// nothing of it, or this domain has no link with it.
+///
+/// # Errors
+/// No broker runs here, or it does not answer.
+pub fn named(number: Option<u16>) -> io::Result<Option<(u16, String)>> {
+    let found = VmDomain::new().who(number).map_err(io)?;
+    Ok(found.map(|(number, name)| (number, name.to_string())))
 }
 
 /// Whether there is a domain `peer`, of which nothing is mapped: nobody else tells of one that went before it came to its

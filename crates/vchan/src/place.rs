@@ -77,7 +77,9 @@ impl Place {
 
 /// Where this end, in its role, meets `domain` for `path`.
 pub(crate) fn place(role: Role, domain: i32, path: &str) -> Outcome<Place> {
-    Map::load()?.place(role, number(domain)?, path)
+    let (mut map, domain) = (Map::load()?, number(domain)?);
+    map.complete(domain, tombolo::vchan::named);
+    map.place(role, domain, path)
 }
 
 fn number(domain: i32) -> Outcome<u16> {
@@ -104,6 +106,21 @@ impl Map {
             );
         }
         Ok(map)
+    }
+
+    /// Has the broker say what the file does not: who has the number `domain`, and this domain's own. One that says nothing, or is
+    /// not there, changes nothing.
+    fn complete(&mut self, domain: u16, ask: impl Fn(Option<u16>) -> io::Result<Option<(u16, String)>>) {
+        if self.default.is_none()
+            && !self.domains.contains_key(&domain)
+            && let Ok(Some((_, name))) = ask(Some(domain))
+        {
+            self.domains.insert(domain, Route::Vm(name));
+        }
+        let numbered = matches!(self.route(domain), Ok(Route::Local(_) | Route::Vm(_)));
+        if numbered && self.own.is_none() {
+            self.own = ask(None).ok().flatten().map(|(own, _)| own);
+        }
     }
 
     fn parse(text: &str) -> Outcome<Self> {
@@ -142,7 +159,10 @@ impl Map {
 
     fn route(&self, domain: u16) -> Outcome<&Route> {
         self.domains.get(&domain).or(self.default.as_ref()).ok_or_else(|| {
-            let text = format!("nothing says how domain {domain} is reached: write `domain {domain} ROUTE` into {MAP}");
+            let text = format!(
+                "nothing says how domain {domain} is reached: write `domain {domain} ROUTE` into {MAP}, or `number = {domain}` into the \
+                 configuration of the host's tombolod"
+            );
             Fault::with(libc::ENXIO, text)
         })
     }
@@ -302,6 +322,29 @@ mod tests {
         ] {
             let fault = Map::parse(text).unwrap_err();
             assert!(fault.errno == libc::EINVAL && fault.text.starts_with(why), "{text}: {}", fault.text);
+        }
+    }
+
+    #[test]
+    fn w1_broker_is_asked_for_what_the_file_does_not_say() {
+        let broker = |number: Option<u16>| match number {
+            Some(7) => Ok(Some((7, "web".to_owned()))),
+            None => Ok(Some((3, "db".to_owned()))),
+            Some(4) => Ok(None),
+            Some(_) => Err(io::ErrorKind::NotFound.into()),
+        };
+        let asked = |text: &str, domain| {
+            let mut map = Map::parse(text).unwrap();
+            map.complete(domain, broker);
+            map.address(Role::Client, domain, "x")
+        };
+        assert_eq!(asked("", 7).unwrap(), "vm:web/vchan-7-3-p-x");
+        assert_eq!(asked("self 5", 7).unwrap(), "vm:web/vchan-7-5-p-x");
+        assert_eq!(asked("domain 7 vm:other", 7).unwrap(), "vm:other/vchan-7-3-p-x");
+        assert_eq!(asked("default local:", 7).unwrap(), "local:vchan-7-3-p-x");
+        assert_eq!(asked("default xen", 7).unwrap(), "xen:7/vchan-p-x");
+        for nobody in [4, 9] {
+            assert!(asked("", nobody).unwrap_err().text.contains("`number = "));
         }
     }
 

@@ -33,9 +33,11 @@ use super::{Daemon, VECTORS, Vm, until};
 /// One machine that may do everything with the host.
 pub const PAIR: &str = r#"
 [host]
+number = 0
 region = "128MiB"
 slice = "1280KiB"
 [domain.a]
+number = 7
 memory = "1GiB"
 [[allow]]
 from = "*"
