@@ -286,10 +286,7 @@ pub(crate) fn refused(code: u16, reason: &str, address: &str) -> Error {
         code::NOT_FOUND => Error::NotFound(address.into()),
         code::EXISTS => Error::InUse(address.into()),
         code::DENIED => Error::Denied(address.into()),
-        code::QUOTA => Error::Limit {
-            what: "what the broker may give (channels, memory or clients)",
-            remedy: "close channels, or raise the limits in its configuration; its log says which",
-        },
+        code::QUOTA => Error::Quota(format!("{address} is not to be had: {}", reason.escape_debug())),
         _ => Error::Os {
             call: "the broker",
             path: Some(address.into()),
@@ -429,6 +426,11 @@ mod tests {
         tell(&broker, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() }, &[]);
         let error = link.settle(Deadline::after(PATIENCE)).unwrap_err();
         assert!(matches!(&error, Error::NotFound(address) if address == "vm:a/s"), "{error}");
+        // Of a limit it says which one.
+        let (link, broker) = call(6, 4).unwrap();
+        tell(&broker, Message::Refuse { code: code::QUOTA, reason: "the link has 64 calls".into() }, &[]);
+        let error = link.settle(Deadline::after(PATIENCE)).unwrap_err();
+        assert_eq!(error.to_string(), "vm:a/s is not to be had: the link has 64 calls");
         // And so is the death of the broker before anybody accepted: nobody will.
         let (mut link, broker) = call(6, 4).unwrap();
         drop(broker);

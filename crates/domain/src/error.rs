@@ -46,6 +46,9 @@ pub enum Error {
         /// How to raise it.
         remedy: &'static str,
     },
+    /// Whoever gives memory and channels to programs gives no more: which limit was hit, and what to do.
+    #[error("{0}")]
+    Quota(String),
     /// The memory was taken back by its owner or by the hypervisor.
     #[error("the shared memory was revoked")]
     Revoked,

@@ -134,6 +134,7 @@ impl Body {
                     Error::Malformed { clause, what } => (7, (*clause).into(), what.clone()),
                     Error::Limit { what, remedy } => (8, (*what).into(), (*remedy).into()),
                     Error::Revoked => (9, String::new(), String::new()),
+                    Error::Quota(what) => (11, what.clone(), String::new()),
                     Error::Os { .. } => {
                         (10, format!("{error}: {:?}", std::error::Error::source(&error)), String::new())
                     }
@@ -235,6 +236,7 @@ impl Parts {
             7 => Error::Malformed { clause: fixed(first), what: second },
             8 => Error::Limit { what: fixed(first), remedy: fixed(second) },
             9 => Error::Revoked,
+            11 => Error::Quota(first),
             _ => Error::Os { call: "a call on the other side", path: None, source: io::Error::other(first) },
         })
     }
@@ -263,6 +265,7 @@ mod tests {
             Error::Malformed { clause: "X-1", what: "y".into() },
             Error::Limit { what: "x", remedy: "y" },
             Error::Revoked,
+            Error::Quota("x".into()),
         ];
         for error in errors {
             let said = format!("{error:?}");
