@@ -343,7 +343,12 @@ impl Calls {
             return Ok((from, self.slice));
         }
         let (region, slice, count) = (self.region, self.slice, self.calls.len());
-        no(code::QUOTA, format!("{region} bytes of the link are used up by {count} calls of {slice}: make it larger, or `slice` smaller"))
+        no(
+            code::QUOTA,
+            format!(
+                "{region} bytes of the link are used up by {count} calls of {slice}: make it larger, or `slice` smaller"
+            ),
+        )
     }
 }
 
