@@ -6,6 +6,7 @@ mod docs;
 mod header;
 mod layers;
 mod licences;
+mod locks;
 mod size;
 mod spdx;
 mod tables;
@@ -43,13 +44,14 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 9] = [
+const CHECKS: [Check; 10] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
     Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
     Check { name: "size", run: |project| size::check(&project.tree) },
     Check { name: "spdx", run: |project| spdx::check(&project.tree) },
     Check { name: "licences", run: |project| licences::check(&project.workspace) },
+    Check { name: "locks", run: |project| locks::check(&project.workspace, &project.tree) },
     Check { name: "header", run: |project| header::check(&project.workspace.root, &project.tree) },
     Check { name: "docs", run: |project| docs::check(&project.tree) },
     Check { name: "tables", run: |project| tables::check(&project.tree) },

@@ -24,6 +24,7 @@ usage: cargo xtask <command>
   size                no file over the limit of lines; the ten largest
   spdx                each source file begins with its licence
   licences            dependencies come under licences that go with ours
+  locks               lock files of bench/ and fuzz/ know what our crates need
   header              include/tombolo.h is what crates/capi says; --write makes it so
   docs                relative links in *.md lead somewhere
   tables              tables of results hold what the recorded runs do

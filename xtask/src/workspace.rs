@@ -32,6 +32,8 @@ pub struct Package {
     pub name: String,
     /// What it needs to be built or run; what only its tests need is left out.
     pub dependencies: Vec<String>,
+    /// Those of them that it needs whatever features and platform it is built for.
+    pub always: Vec<String>,
     /// Those of them whose feature `testing` it turns on.
     pub testing: Vec<String>,
     /// What is compiled from it.
@@ -88,10 +90,13 @@ impl Workspace {
 }
 
 fn package(json: &Value, root: &Path) -> Result<Package, String> {
-    let (mut dependencies, mut testing) = (Vec::new(), Vec::new());
+    let (mut dependencies, mut always, mut testing) = (Vec::new(), Vec::new(), Vec::new());
     for dependency in list(json, "dependencies")?.iter().filter(|d| d["kind"].as_str() != Some("dev")) {
         let name = text(dependency, "name")?;
         dependencies.push(name.to_owned());
+        if dependency["optional"] != true && dependency["target"].is_null() {
+            always.push(name.to_owned());
+        }
         if dependency["features"].as_array().is_some_and(|features| features.iter().any(|f| f == "testing")) {
             testing.push(name.to_owned());
         }
@@ -99,7 +104,7 @@ fn package(json: &Value, root: &Path) -> Result<Package, String> {
     dependencies.sort();
     dependencies.dedup();
     let targets = list(json, "targets")?.iter().map(|t| target(t, root)).collect::<Result<_, _>>()?;
-    Ok(Package { name: text(json, "name")?.to_owned(), dependencies, testing, targets })
+    Ok(Package { name: text(json, "name")?.to_owned(), dependencies, always, testing, targets })
 }
 
 /// Ids of all packages that a member needs which is not a tool.
@@ -158,6 +163,7 @@ mod tests {
                     { "name": "cc", "kind": "build" },
                     { "name": "loom", "kind": "dev", "features": ["testing"] },
                     { "name": "mem", "kind": null, "target": "cfg(unix)" },
+                    { "name": "tokio", "kind": null, "optional": true },
                 ],
                 "targets": [
                     { "kind": ["lib"], "src_path": "/w/crates/ring/src/lib.rs" },
@@ -177,7 +183,8 @@ mod tests {
         }))
         .unwrap();
         let ring = &workspace.packages[0];
-        assert_eq!(ring.dependencies, ["cc", "mem"]);
+        assert_eq!(ring.dependencies, ["cc", "mem", "tokio"]);
+        assert_eq!(ring.always, ["mem", "cc"]);
         assert_eq!(ring.testing, ["mem"]);
         assert_eq!(ring.targets[0].path, "crates/ring/src/lib.rs");
         assert!(ring.targets[0].ships && ring.targets[0].library);
