@@ -18,7 +18,7 @@ vm-demo: toolchain ## boot two virtual machines, move a file between them, compa
 	@tools/install-deps.sh
 	@cargo run --quiet --release --package tombolo-e2e --bin vm -- --demo
 
-xen-demo: toolchain ## move a file between two domUs of Xen under QEMU, then compare with TCP and libxenvchan (15 minutes) [DIR=path]
+xen-demo: toolchain ## move a file between two domUs of Xen under QEMU, then compare with TCP and libxenvchan (5 minutes once it is built) [DIR=path]
 	@tools/install-deps.sh
 	@cargo run --quiet --release --package tombolo-e2e --bin xen -- demo '$(REPORT)'
 
