@@ -13,16 +13,16 @@ fn semantics_with_the_library_are_those_without() {
     if !has("semantics_with_the_library_are_those_without", &["python3"]) {
         return;
     }
-    let place = Place::new();
-    let plain = output(&mut python("semantics.py"), &place.path("plain"));
-    for after in ["0", "100000000"] {
+    for (host, after) in [("127.0.0.1", "0"), ("127.0.0.1", "100000000"), ("::1", "0")] {
+        let place = Place::new();
+        let plain = output(python("semantics.py").arg(host), &place.path("plain"));
         let mut command = python("semantics.py");
         place.dress(&mut command);
-        let with = output(command.env("TOMBOLO_SOCKETS_AFTER", after), &place.path("with"));
-        assert_eq!(plain, with, "joined after {after} bytes");
+        let with = output(command.arg(host).env("TOMBOLO_SOCKETS_AFTER", after), &place.path("with"));
+        assert_eq!(plain, with, "{host}, joined after {after} bytes");
+        assert!(place.log().matches("joined").count() > 20, "{}", place.log());
+        place.assert_tidy();
     }
-    assert!(place.log().matches("joined").count() > 20, "{}", place.log());
-    place.assert_tidy();
 }
 
 #[test]
