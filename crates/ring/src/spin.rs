@@ -64,8 +64,8 @@ impl Spin {
     /// CPUs costs.
     pub const MOST: Duration = Duration::from_micros(50);
 
-    /// The same between machines that may be emulated: there an interrupt and two switches take several times as long, and what
-    /// interrupts a peer (its clock's tick) is over sooner than a sleep.
+    /// The same between machines that may be emulated: there a wake-up takes several times as long
+    /// (measured in docs/performance.md).
     #[must_use]
     pub fn most_between_machines() -> Duration {
         if leaves_machine() { Self::MOST * 4 } else { Self::MOST }
