@@ -5,7 +5,10 @@
 //! The doorbell alone would not do. It tells of what came while the half was armed; bytes that are left over from
 //! before are told by the flag, which only this process can raise and lower.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use tombolo_domain::Error as DomainError;
@@ -16,6 +19,8 @@ use crate::Result;
 pub(crate) struct Pollable {
     set: OwnedFd,
     flag: OwnedFd,
+    /// Saves a call of the kernel where there is nothing to lower.
+    raised: AtomicBool,
 }
 
 impl Pollable {
@@ -27,7 +32,7 @@ impl Pollable {
             epoll::add(&set, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
                 .map_err(|e| DomainError::os("epoll_ctl", e))?;
         }
-        Ok(Self { set, flag })
+        Ok(Self { set, flag, raised: AtomicBool::new(false) })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -36,10 +41,13 @@ impl Pollable {
 
     /// Polls readable until lowered. Nobody else has this eventfd, so neither call can block or fail.
     pub(crate) fn raise(&self) {
+        self.raised.store(true, Ordering::Relaxed);
         let _ = rustix::io::write(&self.flag, &1u64.to_ne_bytes());
     }
 
     pub(crate) fn lower(&self) {
-        let _ = rustix::io::read(&self.flag, &mut [0u8; 8]);
+        if self.raised.swap(false, Ordering::Relaxed) {
+            let _ = rustix::io::read(&self.flag, &mut [0u8; 8]);
+        }
     }
 }

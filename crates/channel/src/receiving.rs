@@ -97,20 +97,31 @@ impl Receiving {
         }
     }
 
+    /// The descriptor was found readable: the bell is to be emptied, and armed anew.
+    pub(crate) fn heard(&mut self) {
+        self.waiter.forget_armed();
+    }
+
     /// How many bytes are there, looked at afresh. Where there are fewer than `need`, one who polls is woken once there are
     /// so many, or once no more will come.
-    pub(crate) fn look_for(&mut self, need: u64) -> Result<u64> {
+    /// For that it is armed, unless it was for the same and its descriptor has been `quiet` since.
+    pub(crate) fn look_for(&mut self, need: u64, quiet: bool) -> Result<u64> {
         if self.reader.available() >= need {
             return Ok(self.reader.available());
         }
         let mut there = self.reader.refresh()?;
         self.ring_if_owed();
         self.follow()?;
-        if there < need && self.waiter.is_polled() && !self.is_last()? {
+        let wanted = self.reader.position().wrapping_add(need);
+        // Whoever rings for that has published it before, and it is not here: the ring is still to come.
+        let armed = quiet && self.waiter.is_armed(wanted);
+        if there < need && !armed && self.waiter.is_polled() && !self.is_last()? {
             if self.waiter.arm_for_poll(&mut self.reader, need)? {
                 there = self.reader.refresh()?;
             } else if self.waiter.gone_now() {
                 self.waiter.end().set_gone();
+            } else {
+                self.waiter.note_armed(wanted);
             }
         }
         self.waiter.settle();

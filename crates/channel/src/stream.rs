@@ -172,7 +172,21 @@ impl ReadHalf {
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt).
     pub fn available(&mut self, need: usize) -> Result<u64> {
-        self.0.look_for(need as u64)
+        self.0.look_for(need as u64, false)
+    }
+
+    /// As [`available`](Self::available), for one who says [`heard`](Self::heard) each time that the descriptor was found readable:
+    /// what the peer was asked for before is not asked for again, which saves calls of the kernel.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn available_while_quiet(&mut self, need: usize) -> Result<u64> {
+        self.0.look_for(need as u64, true)
+    }
+
+    /// The descriptor was found readable: see [`available_while_quiet`](Self::available_while_quiet).
+    pub fn heard(&mut self) {
+        self.0.heard();
     }
 
     /// Waits until `need` bytes are there, which must be no more than a ring holds: how many are. Fewer are left where no

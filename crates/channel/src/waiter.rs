@@ -46,6 +46,8 @@ pub(crate) struct Waiter {
     /// If something is there now or comes later, the bell holds a ring or will: true after an arming that found
     /// nothing, false once the bell was drained.
     promised: bool,
+    /// For which position it was armed for who polls, if it still is and the descriptor was quiet then.
+    armed: Option<u64>,
     /// C-12. Where this half says what it counted.
     board: Option<Box<Board>>,
 }
@@ -71,6 +73,7 @@ impl Waiter {
             pollable,
             unsure: false,
             promised: false,
+            armed: None,
             board: board.map(Box::new),
         }
     }
@@ -177,7 +180,23 @@ impl Waiter {
         if let Some(pollable) = self.pollable.get() {
             pollable.raise();
             self.promised = true;
+            self.armed = None;
         }
+    }
+
+    /// Whether it was armed for `position`, and is.
+    pub(crate) fn is_armed(&self, position: u64) -> bool {
+        self.armed == Some(position)
+    }
+
+    /// It is armed for `position`, if that can be promised.
+    pub(crate) fn note_armed(&mut self, position: u64) {
+        self.armed = self.promised.then_some(position);
+    }
+
+    /// What it was armed for is to be armed for again.
+    pub(crate) fn forget_armed(&mut self) {
+        self.armed = None;
     }
 
     /// Before a call says would-block to one who polls: arms, so that the descriptor stays quiet until there is
@@ -218,6 +237,7 @@ impl Sleeper for Waiter {
             self.maybe_rung = false;
         }
         self.promised = false;
+        self.armed = None;
     }
 
     fn barrier(&mut self) {

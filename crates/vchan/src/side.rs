@@ -17,6 +17,12 @@ pub(crate) trait Incoming: Send + Debug {
     /// How many bytes are there. Where there are fewer than `need`, the descriptor tells once there are so many, or once
     /// no more will come.
     fn available(&mut self, need: usize) -> Outcome<usize>;
+    /// The descriptor was found readable.
+    fn heard(&mut self) {}
+    /// As `available`, for one who says `heard` each time: what the peer was asked for before is not asked for again.
+    fn available_while_quiet(&mut self, need: usize) -> Outcome<usize> {
+        self.available(need)
+    }
     /// Waits until `need` bytes are there or no more will come.
     fn wait_for(&mut self, need: usize) -> Outcome<usize>;
     /// Whether the peer closed or is gone: nothing will be added to what is there.
@@ -68,6 +74,14 @@ impl Incoming for ReadHalf {
 
     fn available(&mut self, need: usize) -> Outcome<usize> {
         Ok(ReadHalf::available(self, need)? as usize)
+    }
+
+    fn heard(&mut self) {
+        ReadHalf::heard(self);
+    }
+
+    fn available_while_quiet(&mut self, need: usize) -> Outcome<usize> {
+        Ok(ReadHalf::available_while_quiet(self, need)? as usize)
     }
 
     fn wait_for(&mut self, need: usize) -> Outcome<usize> {

@@ -174,10 +174,11 @@ impl Inner {
         self.role
     }
 
-    /// The bell rang: where it is the original's event channel, it is to ring again.
+    /// The bell rang: it is to ring again, for the same as well.
     fn heard(&self) {
-        if let Some(watch) = self.original.get() {
-            watch.rung();
+        match self.original.get() {
+            Some(watch) => watch.rung(),
+            None => self.reading.lock().heard(),
         }
     }
 
@@ -464,6 +465,7 @@ impl Inner {
         let state = self.state.load(Ordering::Acquire);
         if self.has_arrival() || self.met_meanwhile.swap(false, Ordering::AcqRel) {
             self.bell.take();
+            self.heard();
             self.meet()?;
             return self.ring_for_data();
         }
@@ -476,6 +478,7 @@ impl Inner {
             _ if self.is_original() => self.wait_for_peer()?,
             _ => {
                 self.bell.wait()?;
+                self.heard();
                 self.meet()?;
                 self.ring_for_data()?;
             }
@@ -510,6 +513,9 @@ impl Inner {
         // Whoever polled the descriptor and found it readable does not wait, though it were for nothing: to look makes a half
         // quiet again. After the look it is taken as well, so that the descriptor is quiet when this returns.
         let rang = self.bell.take();
+        if rang {
+            self.heard();
+        }
         let grew = self.data_grew()? || (wants_room && self.room_grew()?);
         if !self.bell.take() && !grew && !rang {
             self.bell.wait()?;

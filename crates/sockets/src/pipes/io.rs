@@ -138,7 +138,7 @@ impl Incoming for Reading<'_, '_> {
         if self.read == Read::Look {
             // The kernel says an error once, to whoever asks otherwise than so: that is the program.
             let said = self.kernel.poll(self.fd, (PollFlags::IN | PollFlags::RDHUP).bits() as i16);
-            let said = PollFlags::from_bits_retain(said as u16);
+            let said = PollFlags::from_bits_retain(said as _);
             if self.error.is_some() || said.contains(PollFlags::ERR) {
                 return Ok(Found::End);
             }

@@ -52,6 +52,13 @@ impl Reading {
         self.seen = self.left.len();
     }
 
+    /// The bell rang, and that was taken.
+    pub(super) fn heard(&mut self) {
+        if let Some(from) = &mut self.from {
+            from.heard();
+        }
+    }
+
     pub(super) fn take_half(&mut self) -> Option<Box<dyn Incoming>> {
         self.from.take()
     }
@@ -97,7 +104,7 @@ impl Reading {
             Some(0) => Ok(Took::End(from.end())),
             Some(mut len) => {
                 // What comes before the bell is armed for more rings nobody, so it is taken as well.
-                while polled && len < to.len() && from.available(1)? > 0 {
+                while polled && len < to.len() && from.available_while_quiet(1)? > 0 {
                     match from.read(&mut to[len..])? {
                         Some(more @ 1..) => len += more,
                         _ => break,
@@ -160,17 +167,17 @@ impl Reading {
     /// Whether there is more than the program knows of. If not, the bell will ring for it.
     pub(super) fn grew(&mut self) -> Outcome<bool> {
         let unread = self.unread();
-        self.from.as_mut().map_or(Ok(false), |from| Ok(from.available(unread + 1)? > unread))
+        self.from.as_mut().map_or(Ok(false), |from| Ok(from.available_while_quiet(unread + 1)? > unread))
     }
 
     /// How many bytes can be read: the program knows of them from now on. Where somebody polls, the bell rings for more.
     pub(super) fn look(&mut self, polled: bool) -> Outcome<usize> {
         let mut unread = self.unread();
         if let Some(from) = &mut self.from {
-            let mut there = from.available(unread + 1)?;
+            let mut there = from.available_while_quiet(unread + 1)?;
             while polled && there > unread && there < from.capacity() {
                 unread = there;
-                there = from.available(unread + 1)?;
+                there = from.available_while_quiet(unread + 1)?;
             }
             unread = there;
         }

@@ -152,6 +152,42 @@ fn wait_does_not_block_where_the_descriptor_is_readable() {
     }
 }
 
+/// Looks that find what was asked for before ask for nothing again: the ring that was promised then still has to come, also
+/// after rings that tell of something else.
+#[test]
+fn descriptor_tells_of_bytes_after_looks_in_vain_and_rings_for_room() {
+    let (_pair, server, mut reader, mut writer) = pair(4096, 4096);
+    server.0.fd().unwrap();
+    let readable = || {
+        let bell = server.0.bell.fd();
+        rustix::event::poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&Timespec::default())).unwrap() > 0
+    };
+    let in_vain = || {
+        while readable() {
+            server.0.wait().unwrap();
+        }
+        for _ in 0..3 {
+            assert_eq!((server.0.data_ready().unwrap(), server.0.is_open(WAYS)), (0, OPEN));
+        }
+    };
+    let mut bytes = [7; 4096];
+    for round in 0..300 {
+        in_vain();
+        assert_eq!(server.0.write(&bytes, false, WAYS).unwrap(), 4096, "round {round}");
+        assert_eq!(server.0.write(&bytes, false, WAYS).unwrap(), 0);
+        in_vain();
+        assert_eq!(reader.try_read(&mut bytes).unwrap(), Some(4096));
+        reader.release().unwrap();
+        eventually("there is room", readable);
+        in_vain();
+        writer.try_write(b"news").unwrap();
+        eventually("bytes came", readable);
+        server.0.wait().unwrap();
+        let len = if round % 2 == 0 { 4 } else { 4096 };
+        assert_eq!(server.0.read(&mut bytes[..len], round % 2 == 0, WAYS).unwrap(), 4);
+    }
+}
+
 #[test]
 fn domain_that_dies_is_noticed_at_once_by_one_who_waits() {
     let (pair, server, _reader, _writer) = pair(4096, 4096);
