@@ -55,7 +55,7 @@ pub(crate) struct End {
     pub own: OwnPage,
     /// Its reference.
     pub reference: u32,
-    /// The peer's reference, at the listening end.
+    /// The reference of the peer's mailbox, once known.
     pub peer_reference: OnceLock<u32>,
     /// The peer's mailbox, once known.
     pub peer: OnceLock<PeerPage>,
@@ -86,6 +86,7 @@ impl End {
         let reference = grants.references()[0];
         grants.when_gone(at::AT_STATE, Some(port.number()))?;
         let own = OwnPage::new(grants.map(0, 1)?, at::MAILBOX_MAGIC, port.number());
+        own.put_made();
         Ok(Arc::new(Self {
             domain: Arc::clone(domain),
             own,
@@ -201,6 +202,11 @@ impl End {
                 self.ended.store(false, Ordering::SeqCst);
             }
         }
+    }
+
+    /// The name of X-1.
+    pub(crate) fn service(&self) -> &str {
+        &self.service
     }
 
     fn slot(&self, slot: Slot) -> &Waker {

@@ -4,20 +4,21 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use rustix::io::Errno;
 use tombolo_domain::{Error, Result};
-use tombolo_layout::xen::{AT_RELEASED, LIST_REFS, PAGE, PLACES, REFERENCES, SegmentName};
+use tombolo_layout::xen::{AT_MADE, AT_RELEASED, LIST_REFS, PAGE, PLACES, REFERENCES, SegmentName};
 use tombolo_mem::{OwnSegment, OwnWord, PeerSegment};
 
 use crate::{
     core::Core,
     end::{End, lock},
     hypervisor::Grants,
+    keep::{Entrusted, Note},
     page::{PeerPage, malformed, words_of},
 };
 
@@ -28,6 +29,8 @@ pub(crate) struct Token {
     pub name: SegmentName,
     len: usize,
     grants: Option<Arc<dyn Grants>>,
+    /// That the domain's keeper holds them, too.
+    entrusted: OnceLock<Entrusted>,
     sent: AtomicBool,
 }
 
@@ -45,6 +48,26 @@ impl Token {
 
     pub(crate) fn mark_sent(&self) {
         self.sent.store(true, Ordering::Relaxed);
+        if let Some(entrusted) = self.entrust() {
+            let _ = self.entrusted.set(entrusted);
+        }
+    }
+
+    /// Hands the pages to the domain's keeper, if there is one and the peer is known.
+    fn entrust(&self) -> Option<Entrusted> {
+        let (page, mailbox) = (self.end.peer.get()?, *self.end.peer_reference.get()?);
+        let grants = self.grants.as_ref()?;
+        let note = Note {
+            id: 0,
+            peer: self.end.domain.id,
+            mailbox,
+            made: page.word(AT_MADE).hint(),
+            place: self.name.place,
+            generation: self.name.generation,
+            pages: grants.references().len() as u32,
+            service: self.end.service().into(),
+        };
+        self.core.keeping.entrust(&*self.core.xen, grants.file(), note)
     }
 }
 
@@ -62,7 +85,9 @@ pub(crate) struct Quarantined {
     end: Arc<End>,
     name: SegmentName,
     len: usize,
+    // Dropped first: what is granted no more need not be kept.
     _grants: Option<Arc<dyn Grants>>,
+    _entrusted: Option<Entrusted>,
 }
 
 impl fmt::Debug for Quarantined {
@@ -73,19 +98,21 @@ impl fmt::Debug for Quarantined {
 
 impl Quarantined {
     fn new(token: &mut Token) -> Self {
-        let (end, grants) = (Arc::clone(&token.end), token.grants.take());
+        let (end, grants, _entrusted) = (Arc::clone(&token.end), token.grants.take(), token.entrusted.take());
         end.account(|places| places.quarantined += token.len as u64);
-        Self { end, name: token.name, len: token.len, _grants: grants }
+        Self { end, name: token.name, len: token.len, _grants: grants, _entrusted }
     }
 
     /// Whether the peer let go of it.
     pub(crate) fn is_free(&self) -> bool {
-        let released = |page: &PeerPage| {
-            // A lie frees nothing: what is mapped the kernel keeps.
-            page.word(AT_RELEASED + 8 * usize::from(self.name.place)).hint() == u64::from(self.name.generation)
-        };
+        let released = |page| released(page, self.name.place, self.name.generation);
         self.end.maps_nothing() || self.end.peer.get().is_some_and(released)
     }
+}
+
+/// Whether the peer whose mailbox this is says that it let go of a segment. A lie frees nothing: what is mapped the kernel keeps.
+pub(crate) fn released(page: &PeerPage, place: u8, generation: u32) -> bool {
+    page.word(AT_RELEASED + 8 * usize::from(place)).hint() == u64::from(generation)
 }
 
 impl Drop for Quarantined {
@@ -154,7 +181,7 @@ pub(crate) fn allocate(core: &Arc<Core>, end: &Arc<End>, len: usize) -> Result<(
     let (place, generation) = lock(&end.places).take()?;
     let name = SegmentName { list, pages: pages as u32, place, generation };
     let (core, end) = (Arc::clone(core), Arc::clone(end));
-    Ok((segment, Token { core, end, name, len, grants: Some(grants), sent: AtomicBool::new(false) }))
+    Ok((segment, Token { core, end, name, len, grants: Some(grants), entrusted: OnceLock::new(), sent: AtomicBool::new(false) }))
 }
 
 /// The last generation that came from each of the peer's places.
