@@ -4,7 +4,7 @@
 use std::{
     os::fd::BorrowedFd,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -14,7 +14,7 @@ use tombolo_layout::xen as at;
 
 use crate::{
     hypervisor::{DomId, Hypervisor, Port},
-    memory::Places,
+    memory::{Held, Places},
     names::Names,
     page::{OwnPage, PeerPage},
     waker::Waker,
@@ -63,6 +63,8 @@ pub(crate) struct End {
     pub door: Mutex<Option<PeerPage>>,
     /// Places of segments that are offered or in quarantine.
     pub places: Mutex<Places>,
+    /// What was sent before the peer's mailbox was known, so that the keeper could not be told of it.
+    pub unknown: Mutex<Vec<Weak<Held>>>,
     /// The process whose pages these are: a child made by fork does not have them.
     pid: u32,
     closed: AtomicBool,
@@ -95,6 +97,7 @@ impl End {
             peer: OnceLock::new(),
             door: Mutex::new(None),
             places: Mutex::default(),
+            unknown: Mutex::default(),
             pid: std::process::id(),
             closed: AtomicBool::new(false),
             vanished: AtomicBool::new(false),

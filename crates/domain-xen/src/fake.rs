@@ -418,7 +418,7 @@ impl Drop for FakeGrants {
         }
         match self.file.take() {
             Some((_held, tells)) => state.held.push((self.owner, std::mem::take(&mut self.references), tells)),
-            None => drop(self.references.iter().map(|reference| state.grants.remove(&(self.owner, *reference))).count()),
+            None => self.references.iter().for_each(|reference| drop(state.grants.remove(&(self.owner, *reference)))),
         }
         // After the file was closed.
         state.sweep();

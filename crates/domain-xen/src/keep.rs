@@ -298,7 +298,8 @@ mod tests {
             assert_eq!(Request::parse(&request.to_string()), Some(request));
         }
         let text = Request::Keep(note()).to_string();
-        for bad in ["", "keep", "forget", "forget x", "list 1", &text.replace(" 63 ", " 64 "), &text.replace("257", "0")]
+        for bad in
+            ["", "keep", "forget", "forget x", "list 1", &text.replace(" 63 ", " 64 "), &text.replace("257", "0")]
         {
             assert_eq!(Request::parse(bad), None, "{bad}");
         }

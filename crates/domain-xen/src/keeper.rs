@@ -416,6 +416,7 @@ mod tests {
     const KEPT: u64 = PAGES as u64 + 1;
 
     impl Met {
+        /// The program listens.
         fn new(xen: &FakeXen) -> Self {
             let (five, seven) = (xen.domain(5), xen.domain(7));
             let mut listener = five.listen("7/a").unwrap();
@@ -427,7 +428,21 @@ mod tests {
             let (segment, offer) = here.allocate(PAGES * at::PAGE).unwrap();
             here.send(b"ring", Some(&offer)).unwrap();
             let mapped = receive(&mut *there).segment;
-            assert!(mapped.is_some());
+            Self { five, here: Some((here, segment, offer)), there: Some(there), mapped, _seven: seven }
+        }
+
+        /// The program calls, and sends its segment before it knows whom it will reach.
+        fn calling(xen: &FakeXen) -> Self {
+            let (five, seven) = (xen.domain(5), xen.domain(7));
+            let mut listener = seven.listen("5/a").unwrap();
+            let mut here = five.connect("7/a", deadline()).unwrap();
+            let (segment, offer) = here.allocate(PAGES * at::PAGE).unwrap();
+            here.send(b"ring", Some(&offer)).unwrap();
+            wait_readable(listener.fd(), deadline()).unwrap();
+            let mut there = listener.accept().unwrap().expect("somebody knocked");
+            let mapped = receive(&mut *there).segment;
+            there.send(b"hello", None).unwrap();
+            receive(&mut *here);
             Self { five, here: Some((here, segment, offer)), there: Some(there), mapped, _seven: seven }
         }
 
@@ -460,8 +475,15 @@ mod tests {
 
     #[test]
     fn x13_pages_of_a_program_that_died_are_kept_until_its_peer_unmaps_them() {
+        for meet in [Met::new, Met::calling] {
+            kept_and_let_go(meet);
+        }
+    }
+
+    fn kept_and_let_go(meet: fn(&FakeXen) -> Met) {
         let five = Five::new();
-        let mut met = Met::new(&five.xen);
+        let mut met = meet(&five.xen);
+        assert!(met.mapped.is_some());
         assert_eq!(five.keepings(), Keepings::default(), "the program lives");
         met.die();
         let found = five.until("kept", |found| !found.kept.is_empty());

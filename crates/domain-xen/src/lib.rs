@@ -130,7 +130,9 @@ impl XenDomain {
         let mut store = Store::new(self.xen.store()?);
         let own = store.own_id()?;
         let mut found = Vec::new();
-        for peer in store.list(&format!("/local/domain/{own}/data/tombolo"))?.iter().filter_map(|node| node.parse().ok()) {
+        for peer in
+            store.list(&format!("/local/domain/{own}/data/tombolo"))?.iter().filter_map(|node| node.parse().ok())
+        {
             let path = folder(own, peer);
             for name in store.list(&path)?.into_iter().filter(|name| !name.contains('@')) {
                 let reference = store.read(&format!("{path}/{name}"))?.and_then(|text| text.parse().ok());

@@ -4,7 +4,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -28,9 +28,7 @@ pub(crate) struct Token {
     end: Arc<End>,
     pub name: SegmentName,
     len: usize,
-    grants: Option<Arc<dyn Grants>>,
-    /// That the domain's keeper holds them, too.
-    entrusted: OnceLock<Entrusted>,
+    held: Option<Arc<Held>>,
     sent: AtomicBool,
 }
 
@@ -42,32 +40,53 @@ impl Token {
 
     /// The references that go with its message: those of a small segment.
     pub(crate) fn references(&self) -> &[u32] {
-        let small = self.grants.as_ref().filter(|_| self.name.list == 0);
-        small.map_or(&[], |grants| grants.references())
+        let small = self.held.as_ref().filter(|_| self.name.list == 0);
+        small.map_or(&[], |held| held.grants.references())
     }
 
     pub(crate) fn mark_sent(&self) {
         self.sent.store(true, Ordering::Relaxed);
-        if let Some(entrusted) = self.entrust() {
-            let _ = self.entrusted.set(entrusted);
+        if let Some(held) = self.held.as_ref().filter(|held| !held.entrust(&self.core, &self.end)) {
+            lock(&self.end.unknown).push(Arc::downgrade(held));
         }
     }
+}
 
-    /// Hands the pages to the domain's keeper, if there is one and the peer is known.
-    fn entrust(&self) -> Option<Entrusted> {
-        let (page, mailbox) = (self.end.peer.get()?, *self.end.peer_reference.get()?);
-        let grants = self.grants.as_ref()?;
+/// Pages that are granted, and the keeper's word for them.
+#[derive(Debug)]
+pub(crate) struct Held {
+    // Dropped first: what is granted no more need not be kept.
+    grants: Arc<dyn Grants>,
+    name: SegmentName,
+    /// That the domain's keeper holds them, too.
+    entrusted: OnceLock<Entrusted>,
+}
+
+impl Held {
+    /// Hands the pages to the domain's keeper, if there is one; false while the peer's mailbox is not known.
+    fn entrust(&self, core: &Core, end: &End) -> bool {
+        let (Some(page), Some(mailbox)) = (end.peer.get(), end.peer_reference.get()) else { return false };
         let note = Note {
             id: 0,
-            peer: self.end.domain.id,
-            mailbox,
+            peer: end.domain.id,
+            mailbox: *mailbox,
             made: page.word(AT_MADE).hint(),
             place: self.name.place,
             generation: self.name.generation,
-            pages: grants.references().len() as u32,
-            service: self.end.service().into(),
+            pages: self.grants.references().len() as u32,
+            service: end.service().into(),
         };
-        self.core.keeping.entrust(&*self.core.xen, grants.file(), note)
+        if let Some(entrusted) = core.keeping.entrust(&*core.xen, self.grants.file(), note) {
+            let _ = self.entrusted.set(entrusted);
+        }
+        true
+    }
+}
+
+/// Hands over what was sent before the peer's mailbox was known.
+pub(crate) fn entrust_sent(core: &Core, end: &End) {
+    for held in std::mem::take(&mut *lock(&end.unknown)).iter().filter_map(Weak::upgrade) {
+        held.entrust(core, end);
     }
 }
 
@@ -85,9 +104,7 @@ pub(crate) struct Quarantined {
     end: Arc<End>,
     name: SegmentName,
     len: usize,
-    // Dropped first: what is granted no more need not be kept.
-    _grants: Option<Arc<dyn Grants>>,
-    _entrusted: Option<Entrusted>,
+    _held: Option<Arc<Held>>,
 }
 
 impl fmt::Debug for Quarantined {
@@ -98,9 +115,9 @@ impl fmt::Debug for Quarantined {
 
 impl Quarantined {
     fn new(token: &mut Token) -> Self {
-        let (end, grants, _entrusted) = (Arc::clone(&token.end), token.grants.take(), token.entrusted.take());
+        let (end, _held) = (Arc::clone(&token.end), token.held.take());
         end.account(|places| places.quarantined += token.len as u64);
-        Self { end, name: token.name, len: token.len, _grants: grants, _entrusted }
+        Self { end, name: token.name, len: token.len, _held }
     }
 
     /// Whether the peer let go of it.
@@ -181,7 +198,8 @@ pub(crate) fn allocate(core: &Arc<Core>, end: &Arc<End>, len: usize) -> Result<(
     let (place, generation) = lock(&end.places).take()?;
     let name = SegmentName { list, pages: pages as u32, place, generation };
     let (core, end) = (Arc::clone(core), Arc::clone(end));
-    Ok((segment, Token { core, end, name, len, grants: Some(grants), entrusted: OnceLock::new(), sent: AtomicBool::new(false) }))
+    let held = Some(Arc::new(Held { grants, name, entrusted: OnceLock::new() }));
+    Ok((segment, Token { core, end, name, len, held, sent: AtomicBool::new(false) }))
 }
 
 /// The last generation that came from each of the peer's places.

@@ -8,7 +8,9 @@ use serde::Serialize;
 use crate::{
     failure::Result,
     human,
-    inspect::{self, Bytes, Carried, Channel, Counted, End, Half, Kept, Listener, Mode, Pulse, Socket, State, Summary, View},
+    inspect::{
+        self, Bytes, Carried, Channel, Counted, End, Half, Kept, Listener, Mode, Pulse, Socket, State, Summary, View,
+    },
     output,
 };
 
@@ -112,7 +114,10 @@ pub fn remarks(summary: &Summary) -> Vec<String> {
         lines.push(format!("{} TCP connections are not listed: their processes have too many", summary.unlisted));
     }
     if summary.let_go > 0 {
-        lines.push(format!("{} pages of programs that died were left to the kernel: tombolod had no room", summary.let_go));
+        lines.push(format!(
+            "{} pages of programs that died were left to the kernel: tombolod had no room",
+            summary.let_go
+        ));
     }
     lines
 }

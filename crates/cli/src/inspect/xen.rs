@@ -310,7 +310,11 @@ mod tests {
     #[test]
     fn x12_listener_for_another_domain_is_told_with_the_name_that_xenstore_has_for_its_door() {
         let (page, at_page) = memory("tombolo-ls-x12-listener", at::PAGE);
-        let words = [(at::AT_FOR, at::board_head(7, false) | 99 << 32), (at::AT_MAGIC, at::DOOR_MAGIC), (at::AT_STATE, at::OPEN)];
+        let words = [
+            (at::AT_FOR, at::board_head(7, false) | 99 << 32),
+            (at::AT_MAGIC, at::DOOR_MAGIC),
+            (at::AT_STATE, at::OPEN),
+        ];
         words.into_iter().for_each(|(offset, word)| page.word(offset).store_relaxed(word));
         let process = [process(vec![at_page])];
         let names = || vec![(7, "other".to_owned(), 98), (3, "other".to_owned(), 99), (7, "web".to_owned(), 99)];

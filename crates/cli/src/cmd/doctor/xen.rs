@@ -144,7 +144,9 @@ mod tests {
         let told = |domain: &Domain| xen(Some(domain)).says;
         assert!(told(&domain).ends_with("; 300 of 1024 pages are granted, room for 2 ends of channels with rings of 1 MiB; 3 in quarantine, see tombolo ls"));
         (domain.quarantine, domain.kept) = (0, Some(300));
-        assert!(told(&domain).ends_with("room for 1 ends of channels with rings of 1 MiB; tombolod keeps 300 of programs that died, see tombolo ls"));
+        assert!(told(&domain).ends_with(
+            "room for 1 ends of channels with rings of 1 MiB; tombolod keeps 300 of programs that died, see tombolo ls"
+        ));
         domain.kept = None;
         assert!(told(&domain).ends_with("; no tombolod tells what programs that died left mapped"));
         (domain.controls, domain.kept) = (true, Some(0));

@@ -16,8 +16,10 @@ pub const PV: &[Case] =
     &[Case { name: "pages_of_a_killed_sender_are_kept_until_its_peer_unmaps_them", run: |rig| kept(rig, Kind::Pv) }];
 
 /// What takes longer than a change may wait for.
-pub const PVH_LONG: &[Case] =
-    &[Case { name: "pvh_pages_of_a_killed_sender_are_kept_until_its_peer_unmaps_them", run: |rig| kept(rig, Kind::Pvh) }];
+pub const PVH_LONG: &[Case] = &[Case {
+    name: "pvh_pages_of_a_killed_sender_are_kept_until_its_peer_unmaps_them",
+    run: |rig| kept(rig, Kind::Pvh),
+}];
 
 /// How soon the other end of a program that died is told.
 const TOLD: Duration = Duration::from_secs(1);
@@ -43,9 +45,11 @@ fn kept(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
     let b = pair.number("B");
     let (found, doctor) = seen(pair)?;
     let pages: u64 = found.iter().filter_map(|one| one["pages"].as_u64()).sum();
-    let of = |key: &str| found.iter().map(|one| one[key].to_string()).collect::<BTreeSet<_>>().into_iter().collect::<String>();
-    let whose = (of("address"), of("peer_domain"), of("command"), of("user"));
-    let expected = (format!("\"xen:{b}/flow\""), b.to_string(), "\"agent\"".to_owned(), "\"root\"".to_owned());
+    let of = |key: &str| {
+        found.iter().map(|one| one[key].to_string()).collect::<BTreeSet<_>>().into_iter().collect::<String>()
+    };
+    let whose = (of("address"), of("peer_domain"), of("command"), of("uid"));
+    let expected = (format!("\"xen:{b}/flow\""), b.to_string(), "\"agent\"".to_owned(), "0".to_owned());
     ensure!(whose == expected && pages > 0, "{whose:?}, not {expected:?}: {found:?}");
     ensure!(doctor.contains(&format!("tombolod keeps {pages} of programs that died")), "{pages}: {doctor}");
     let mapped = pair.mapped()?.iter().filter(|line| line.ends_with(&format!(" {b}"))).count() as u64;
