@@ -35,6 +35,7 @@ if command -v python3 >/dev/null && ! python3 -c 'import test.test_ftplib' 2>/de
     missing="$missing libpython3.11-testsuite"
 fi
 want socat socat "tests of sockets between namespaces are skipped"
+want iptables iptables "sockets behind translated addresses are not tested"
 want iperf3 iperf3 "tests of sockets between namespaces are skipped"
 programs="tests of sockets with real programs are skipped in part"
 want redis-server "redis-server redis-tools" "$programs"

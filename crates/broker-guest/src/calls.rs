@@ -14,6 +14,13 @@ pub(crate) const CALLS_MAX: u16 = (CHANNELS - 1) / CALL_CHANNELS;
 /// Most calls that programs of one user have on a link: some are left for the others.
 const CALLS_OF_ONE: usize = 3 * CALLS_MAX as usize / 4;
 
+/// In whole pages.
+const PAGE: u64 = 4096;
+/// V-8. A call gets one part in so many of what is left of the region.
+const SHARE: u64 = 8;
+/// V-8. And at least a mailbox and a segment with a ring of 64 KiB.
+const SLICE_MIN: u64 = 72 << 10;
+
 /// A range of a region: offset and bytes.
 pub type Range = (u64, u64);
 
@@ -84,7 +91,7 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// None yet. `side` is the host's word; slices are of `slice` bytes, a multiple of 4096.
+    /// None yet. `side` is the host's word; slices are of `slice` bytes at most, a multiple of 4096.
     #[must_use]
     pub fn new(side: u8, region: u64, slice: u64) -> Self {
         let serial = if side == 0 { 1 } else { 2 };
@@ -329,25 +336,30 @@ impl Calls {
         }
     }
 
+    /// V-8. An eighth of what is left, within bounds.
     fn free_range(&self) -> Result<Range, No> {
         let mut taken: Vec<Range> = self.iter().map(|(made, _)| made.own).filter(|own| own.1 != 0).collect();
         taken.sort_unstable();
+        taken.push((self.region, 0));
         let mut from = SLICES_AT;
+        let mut gaps = Vec::new();
         for (at, len) in taken {
-            if at - from >= self.slice {
-                break;
-            }
+            gaps.push((from, at.saturating_sub(from)));
             from = at + len;
         }
-        if slice_is_sound(self.region, from, self.slice) {
-            return Ok((from, self.slice));
+        let left: u64 = gaps.iter().map(|gap| gap.1).sum();
+        let least = self.slice.min(SLICE_MIN);
+        let len = (left / SHARE & !(PAGE - 1)).clamp(least, self.slice);
+        // Where what is left is in pieces, a small slice is better than none.
+        for len in [len, least] {
+            if let Some((at, _)) = gaps.iter().find(|gap| gap.1 >= len) {
+                return Ok((*at, len));
+            }
         }
-        let (region, slice, count) = (self.region, self.slice, self.calls.len());
+        let (region, count) = (self.region, self.calls.len());
         no(
             code::QUOTA,
-            format!(
-                "{region} bytes of the link are used up by {count} calls of {slice}: make it larger, or `slice` smaller"
-            ),
+            format!("{region} bytes of the link are used up by {count} calls: make it larger, or `slice` smaller"),
         )
     }
 }
@@ -391,6 +403,34 @@ mod tests {
         let again = agree(&mut a, &mut b);
         assert_eq!((again.own, again.channel), (first.own, first.channel));
         assert_ne!(again.serial, first.serial);
+    }
+
+    /// What is left is shared out, so that nobody who comes early leaves nothing to those who come later.
+    #[test]
+    fn v8_link_of_the_default_size_holds_more_than_25_calls_the_first_with_much_memory() {
+        let (region, slice) = (16 << 20, 2 << 20);
+        let [mut a, mut b] = [Calls::new(0, region, slice), Calls::new(1, region, slice)];
+        let mut calls = Vec::new();
+        while let Ok(asked) = a.ask() {
+            let answer = b.asked(asked.serial, asked.own, asked.channel).unwrap();
+            calls.push(a.accepted(asked.serial, answer.own).unwrap().unwrap());
+        }
+        assert_eq!(calls.len(), 33);
+        assert_eq!([0, 5, 32].map(|call| calls[call].own.1), [2044 << 10, 1048 << 10, 72 << 10]);
+        let No(code, why) = a.ask().unwrap_err();
+        assert!(code == code::QUOTA && why.contains("used up by 33 calls"), "{why}");
+        // Where there is no gap of an eighth, the next one gets what there is for sure.
+        for made in calls.into_iter().step_by(2).skip(1) {
+            assert!(a.close(made.serial));
+            assert!(b.closed(made.serial).unwrap().is_some() && b.close(made.serial));
+            a.closed(made.serial).unwrap();
+        }
+        while let Ok(asked) = a.ask() {
+            assert!(slice_is_sound(region, asked.own.0, asked.own.1), "{asked:?}");
+            let answer = b.asked(asked.serial, asked.own, asked.channel).unwrap();
+            a.accepted(asked.serial, answer.own).unwrap();
+        }
+        assert!(a.iter().count() >= 33);
     }
 
     #[test]

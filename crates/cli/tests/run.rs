@@ -59,6 +59,18 @@ fn io_uring_is_kept_from_the_program_unless_it_is_allowed() {
 }
 
 #[test]
+fn program_that_makes_an_io_uring_hears_that_there_is_none_unless_it_is_allowed() {
+    // By its number, 425, and without parameters: a kernel that has it says EFAULT, or what it is configured to say.
+    const MAKES: &str = "$! = 0; syscall(425, 1, 0); print $! + 0";
+    let errno = |output: Output| String::from_utf8(output.stdout).unwrap();
+    let (kept, _folder) = run(&[], &["perl", "-e", MAKES]);
+    assert_eq!(errno(kept), rustix::io::Errno::NOSYS.raw_os_error().to_string());
+    let (allowed, _folder) = run(&["--allow-io-uring"], &["perl", "-e", MAKES]);
+    let plain = Command::new("perl").args(["-e", MAKES]).output().unwrap();
+    assert_eq!(errno(allowed), errno(plain));
+}
+
+#[test]
 fn program_with_rights_of_its_file_keeps_them_and_one_line_says_that_it_stays_on_tcp() {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("grep");

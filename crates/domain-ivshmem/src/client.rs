@@ -302,7 +302,7 @@ mod tests {
         fs::MemfdFlags,
         net::{SendAncillaryBuffer, SendAncillaryMessage},
     };
-    use tombolo_domain::Link as _;
+    use tombolo_domain::{Link as _, Memory as _};
 
     use super::*;
 
@@ -436,6 +436,14 @@ mod tests {
         drop(broker);
         assert!(matches!(link.recv(0), Err(Error::PeerGone)));
         assert!(matches!(link.settle(Deadline::after(PATIENCE)), Err(Error::PeerGone)));
+    }
+
+    #[test]
+    fn v8_ring_that_nobody_sized_fits_into_the_slice() {
+        let (mut link, _broker) = call(6, 4).unwrap();
+        assert_eq!([1 << 20, 4096, 100].map(|wanted| link.affordable(wanted)), [4096, 4096, 100]);
+        let (segment, _offer) = link.allocate(4096).unwrap();
+        assert_eq!(segment.len(), 4096);
     }
 
     #[test]

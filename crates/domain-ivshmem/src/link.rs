@@ -81,6 +81,11 @@ impl Memory for VmLink {
         self.pool.quarantined(self.hub.port(), self.mailbox.peer())
     }
 
+    /// V-8. One segment may take what the slice has.
+    fn affordable(&self, wanted: usize) -> usize {
+        wanted.min(self.hub.port().own().len().saturating_sub(mailbox::LEN) as usize)
+    }
+
     fn outlives_owner(&self) -> bool {
         true
     }

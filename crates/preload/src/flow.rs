@@ -11,7 +11,7 @@ use std::{
 use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Read, Reason,
-    connection::{Connection, Direction, Stage},
+    connection::{Connection, Direction, Plain, Stage},
 };
 
 use crate::{
@@ -36,6 +36,26 @@ pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
     }
 }
 
+/// A call on a connection that has no pipes, which the kernel carries out: what it gave. `moved` remembers what it moved, if
+/// that `counts`.
+fn plainly(
+    process: &Process,
+    connection: &Arc<Connection>,
+    direction: Direction,
+    counts: bool,
+    real: impl FnOnce() -> isize,
+    moved: impl FnOnce(&Plain<'_>, usize),
+) -> Option<isize> {
+    begin(process, connection);
+    let plain = connection.plain(direction)?;
+    let n = real();
+    if n > 0 && counts {
+        moved(&plain, n as usize);
+        process.moved_plain(direction, n as usize);
+    }
+    Some(n)
+}
+
 /// A call that receives. `real` is the call itself.
 pub(crate) fn receive(
     process: &Process,
@@ -43,15 +63,11 @@ pub(crate) fn receive(
     fd: RawFd,
     to: &mut [IoSliceMut<'_>],
     flags: i32,
-    real: impl FnOnce() -> isize,
+    mut real: impl FnMut() -> isize,
 ) -> isize {
-    begin(process, connection);
-    if let Some(plain) = connection.plain(Direction::In) {
-        let n = real();
-        if n > 0 && flags & (LOOKS | KERNEL_ONLY) == 0 {
-            plain.moved(n as usize, to.iter().map(|part| &**part));
-            process.moved_plain(Direction::In, n as usize);
-        }
+    let counts = flags & (LOOKS | KERNEL_ONLY) == 0;
+    let moved = |plain: &Plain<'_>, n| plain.moved(n, to.iter().map(|part| &**part));
+    if let Some(n) = plainly(process, connection, Direction::In, counts, &mut real, moved) {
         return n;
     }
     if flags & KERNEL_ONLY != 0 {
@@ -78,15 +94,11 @@ pub(crate) fn discard(
     fd: RawFd,
     len: usize,
     flags: i32,
-    real: impl FnOnce() -> isize,
+    mut real: impl FnMut() -> isize,
 ) -> isize {
-    begin(process, connection);
-    if let Some(plain) = connection.plain(Direction::In) {
-        let n = real();
-        if n > 0 && flags & LOOKS == 0 {
-            plain.moved_unseen(n as usize);
-            process.moved_plain(Direction::In, n as usize);
-        }
+    if let Some(n) =
+        plainly(process, connection, Direction::In, flags & LOOKS == 0, &mut real, |plain, n| plain.moved_unseen(n))
+    {
         return n;
     }
     answer(|| {
@@ -138,7 +150,10 @@ fn joined_receive(
                     return if done > 0 { Ok(done) } else { Err(errno) };
                 }
             }
-            Err(_) if done > 0 => return Ok(done),
+            Err(errno) if done > 0 => {
+                connection.keep(errno);
+                return Ok(done);
+            }
             Err(errno) => return Err(errno),
         }
     }
@@ -151,15 +166,10 @@ pub(crate) fn send(
     fd: RawFd,
     from: &mut [IoSlice<'_>],
     flags: i32,
-    real: impl FnOnce() -> isize,
+    mut real: impl FnMut() -> isize,
 ) -> isize {
-    begin(process, connection);
-    if let Some(plain) = connection.plain(Direction::Out) {
-        let n = real();
-        if n > 0 && flags & KERNEL_ONLY == 0 {
-            plain.moved(n as usize, from.iter().map(|part| &**part));
-            process.moved_plain(Direction::Out, n as usize);
-        }
+    let moved = |plain: &Plain<'_>, n| plain.moved(n, from.iter().map(|part| &**part));
+    if let Some(n) = plainly(process, connection, Direction::Out, flags & KERNEL_ONLY == 0, &mut real, moved) {
         return n;
     }
     if flags & libc::MSG_OOB != 0 {
@@ -173,7 +183,7 @@ pub(crate) fn send(
     answer(|| {
         let sent = joined_send(process, connection, fd, from, flags);
         if sent == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::PIPE);
+            kernel::signal_broken_pipe();
         }
         sent
     })
@@ -193,7 +203,11 @@ fn joined_send(
     let mut parts = from;
     let mut patience = Patience::default();
     let mut done = 0;
+    connection.look(process, fd);
     loop {
+        if done > 0 && connection.is_over() {
+            return Ok(done); // What the kernel says to more is for the next call.
+        }
         match connection.send(process, fd, parts) {
             Ok(n) => {
                 done += n;

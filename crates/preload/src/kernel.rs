@@ -189,6 +189,12 @@ pub(crate) fn patience(fd: RawFd, send: bool) -> Option<std::time::Duration> {
     socket_timeout(borrow(fd), if send { Timeout::Send } else { Timeout::Recv }).ok().flatten()
 }
 
+/// The signal that comes with `EPIPE`: for the thread that sends, which may have blocked it.
+pub(crate) fn signal_broken_pipe() {
+    // SAFETY: (contract) a number of a signal is all that it asks for.
+    errno::kept(|| unsafe { libc::raise(libc::SIGPIPE) });
+}
+
 /// Makes the coming close a reset, as TCP does where bytes were left unread.
 pub(crate) fn reset_at_close(fd: RawFd) {
     let _ = rustix::net::sockopt::set_socket_linger(borrow(fd), Some(std::time::Duration::ZERO));

@@ -67,10 +67,10 @@ pub(crate) fn all(
         seen.clear();
         seen.extend(joined.iter().map(|(_, connection)| connection.arrived()));
         if look(process, fds, joined) {
-            // The others may be ready too, and a signal that the mask lets through must be seen. What else there is to
-            // say of a joined one, TCP says.
-            if fds.len() > joined.len() || mask.is_some() || concerns_tcp(fds, joined) {
-                ask(fds, joined, &mut asked, None, Some(Duration::ZERO), mask)?;
+            // The others may be ready too, and what else there is to say of a joined one, TCP says. A signal that the mask
+            // lets through waits where something is ready, as in the kernel.
+            if fds.len() > joined.len() || concerns_tcp(fds, joined) {
+                ask(fds, joined, &mut asked, None, Some(Duration::ZERO), None)?;
             }
             return Ok(count(fds));
         }
@@ -171,7 +171,8 @@ fn ask(
     let mut others = asked.iter();
     for (at, entry) in fds.iter_mut().enumerate() {
         let said = others.next().map_or(0, |asked| asked.revents);
-        if joined.iter().any(|(place, _)| *place == at) {
+        if let Some((_, connection)) = joined.iter().find(|(place, _)| *place == at) {
+            connection.heard(said);
             // What it says of bytes is for the look to judge.
             entry.revents |= said & !(READ | WRITE);
         } else {

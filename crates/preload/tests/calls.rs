@@ -5,7 +5,7 @@ mod place;
 
 use std::process::Command;
 
-use place::{Place, built, has, output, python};
+use place::{Place, built, built_with, has, output, python};
 
 #[test]
 fn seldom_calls_give_what_they_give_without_the_library() {
@@ -19,6 +19,48 @@ fn seldom_calls_give_what_they_give_without_the_library() {
     assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
     assert!(place.log().matches("joined").count() > 10, "{}", place.log());
     assert!(!place.log().contains("ended:"), "{}", place.log());
+}
+
+/// What `calls.c` prints, built with `options`, without the library and with it.
+fn in_c(options: &[&str], words: &[&str]) -> (String, String, Place) {
+    let place = Place::new();
+    let program = built_with(&place, "calls.c", options);
+    let plain = output(Command::new(&program).args(words), &place.path("plain"));
+    let mut command = Command::new(&program);
+    place.dress(command.args(words).env("TOMBOLO_SOCKETS_AFTER", "0"));
+    (plain, output(&mut command, &place.path("with")), place)
+}
+
+#[test]
+fn checked_and_wide_forms_of_calls_standard_io_and_signals_are_those_without() {
+    if !has("checked_and_wide_forms_of_calls_standard_io_and_signals_are_those_without", &["cc"]) {
+        return;
+    }
+    for options in [&["-O0"][..], &["-O2", "-D_FORTIFY_SOURCE=2", "-D_FILE_OFFSET_BITS=64"]] {
+        let (plain, with, place) = in_c(options, &[]);
+        let program = std::fs::read(place.path("calls")).unwrap();
+        let names =
+            [&b"__recv_chk"[..], b"__recvfrom_chk", b"__read_chk", b"__poll_chk", b"__ppoll_chk", b"sendfile64"];
+        for name in names {
+            let there = program.windows(name.len()).any(|window| window == name);
+            assert_eq!(there, options.len() > 1, "{}", String::from_utf8_lossy(name));
+        }
+        assert_eq!(with, plain, "{options:?}: {}", place.log());
+        assert_eq!(place.log().matches("joined").count(), 2 * 6, "{}", place.log());
+        assert!(!place.log().contains("ended:"), "{}", place.log());
+    }
+}
+
+#[test]
+fn s5_bytes_past_the_library_leave_the_connection_on_tcp_or_end_it() {
+    if !has("s5_bytes_past_the_library_leave_the_connection_on_tcp_or_end_it", &["cc"]) {
+        return;
+    }
+    let (plain, with, place) = in_c(&[], &["past"]);
+    assert_eq!((&plain[..], &with[..]), ("whole\n", "whole\n"));
+    assert_eq!(place.received().1, 0, "{}", place.log());
+    let (plain, with, place) = in_c(&[], &["past after"]);
+    assert_eq!((&plain[..], &with[..]), ("given\n", "reset\n"), "{}", place.log());
 }
 
 #[test]

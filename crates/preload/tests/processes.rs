@@ -3,9 +3,9 @@
 
 mod place;
 
-use std::process::Command;
+use std::{process::Command, time::Duration};
 
-use place::{Place, built, has, output, python};
+use place::{PATIENCE, Place, built, has, output, output_within, python};
 
 const SIZE: u64 = 3_000_000;
 
@@ -120,7 +120,8 @@ fn crowd(part: &str, count: u64, seed: u64) -> (u64, u64) {
     let mut command = python("crowd.py");
     command.arg(part).arg(count.to_string()).env("TOMBOLO_SOCKETS_AFTER", "0").env("SEED", seed.to_string());
     place.dress(&mut command);
-    let said = output(&mut command, &place.path("out"));
+    let patience = PATIENCE.max(Duration::from_millis(10 * count));
+    let said = output_within(patience, &mut command, &place.path("out"));
     assert!(said.contains("done"), "{part}, seed {seed}: {said}{}", place.log());
     assert!(!place.log().contains("broken"), "{part}, seed {seed}: {}", place.log());
     if !part.starts_with("killed") {
@@ -142,7 +143,7 @@ fn thousand_connections_at_once_are_joined_and_leave_nothing_behind() {
 fn short_connections_one_after_the_other_arrive_whole_and_leave_nothing_behind() {
     if has("short_connections_one_after_the_other_arrive_whole_and_leave_nothing_behind", &["python3"]) {
         // Descriptors, files and memory of both processes are counted after a tenth, and are no more at the end.
-        let (tcp, shared) = crowd("short", runs(10_000, 50_000), 0);
+        let (tcp, shared) = crowd("short", runs(10_000, 100_000), 0);
         assert!(tcp > 0 && shared > 0, "{shared} bytes shared, {tcp} over TCP");
     }
 }

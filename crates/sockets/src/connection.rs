@@ -5,6 +5,7 @@
 //! both ends have found each other it gets its pipes, and from then on the calls come here. Or it is *plain* for good,
 //! for a [`Reason`].
 
+mod over;
 mod plain;
 
 use std::{
@@ -12,7 +13,7 @@ use std::{
     os::fd::RawFd,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -101,6 +102,9 @@ pub struct Connection {
     departed: AtomicBool,
     /// It was ended, because it had to be on TCP and could not.
     given_up: AtomicBool,
+    /// S-12. The kernel has ended it both ways; and when who only sends last asked for that.
+    over: AtomicBool,
+    asked: AtomicI64,
 }
 
 impl Connection {
@@ -130,6 +134,8 @@ impl Connection {
             family: OnceLock::new(),
             departed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            asked: AtomicI64::new(0),
         }
     }
 
@@ -217,16 +223,6 @@ impl Connection {
         if let Some(row) = self.row() {
             row.disown();
         }
-    }
-
-    pub(crate) fn give_up(&self) -> bool {
-        !self.given_up.swap(true, Ordering::SeqCst)
-    }
-
-    /// Whether it was ended, because it had to be on TCP and could not.
-    #[must_use]
-    pub fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Relaxed)
     }
 
     pub(crate) fn leaves(&self) -> bool {
@@ -494,6 +490,13 @@ impl Connection {
             }
             Err(Failed::Os(errno)) => Err(errno),
             Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
+        }
+    }
+
+    /// A call that has given bytes met this error: the next one gives it, as in the kernel.
+    pub fn keep(&self, error: Errno) {
+        if let Some(pipes) = self.pipes.get() {
+            pipes.keep(error);
         }
     }
 

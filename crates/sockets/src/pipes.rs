@@ -117,6 +117,8 @@ struct Rx {
     armed: Option<(u64, u64)>,
     /// Another process of this end may have used it since.
     behind: bool,
+    /// S-12. All that ever comes was read.
+    over: bool,
 }
 
 /// Why a direction cannot go on.
@@ -196,6 +198,7 @@ impl Pipes {
             broken: None,
             armed: None,
             behind: false,
+            over: false,
         };
         let read_to = AtomicU64::new(rx.reader.position());
         let (followed, tail) = (peer.word(FOLLOWED), peer.word(words::TAIL));
@@ -284,10 +287,11 @@ impl Pipes {
             if tx.pay(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));
             }
+            tx.ended |= connection.is_over();
             if !tx.ended && carrier == Carrier::Pipe {
                 match tx.writer.write_vectored(from) {
                     Ok(Some(n)) => return Ok((n, Carrier::Pipe)),
-                    Ok(None) if !self.is_over(kernel, fd) => return Err(Failed::Os(Errno::AGAIN)),
+                    Ok(None) if !self.is_over(connection, kernel, fd) => return Err(Failed::Os(Errno::AGAIN)),
                     // Nobody will read it, from here or from there: the kernel's answer is the right one.
                     Ok(None) | Err(Error::Closed) => tx.ended = true,
                     Err(error) => return Err(error.into()),
@@ -299,9 +303,10 @@ impl Pipes {
         })?
     }
 
-    /// Whether nobody will ever read what is in the pipe: the path to the peer is gone, and TCP says that the peer is too.
-    fn is_over(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        self.line.is_gone() && kernel.poll(fd, ENDED) & ENDED != 0
+    /// Whether nobody will ever read what is in the pipe: TCP is over, or it says that the peer is gone, and the path to the
+    /// peer is too.
+    fn is_over(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        connection.is_over() || self.line.is_gone() && kernel.poll(fd, ENDED) & ENDED != 0
     }
 
     /// Reads what is there; 0 is the end.
@@ -316,6 +321,13 @@ impl Pipes {
         let received = self.turn(connection, &self.rx, |rx| -> Result<_, Failed> {
             if let Some(broken) = rx.broken {
                 return Err(Failed::Broken(broken));
+            }
+            if rx.over {
+                if let Some(error) = rx.error.take_if(|_| read != Read::Look) {
+                    return Err(Failed::Os(error));
+                }
+                let n = if read == Read::Look { 0 } else { kernel.recv(fd, to, false).map_err(Failed::Os)? };
+                return Ok((n, Carrier::Tcp));
             }
             connection.recount(kernel, fd, Direction::In);
             let mut io = Reading {
@@ -334,6 +346,9 @@ impl Pipes {
             let found = rx.receiver.receive(&mut io);
             let carrier = rx.receiver.carrier();
             self.read_to.store(rx.reader.position(), Ordering::Relaxed);
+            if read != Read::Look && matches!(found, Ok(Found::End) | Err(Failed::Os(_))) {
+                self.end_reading(rx, connection, kernel, fd);
+            }
             match found {
                 Ok(Found::Bytes(n)) => Ok((n, carrier)),
                 Ok(Found::End) => Ok((0, carrier)),
@@ -353,6 +368,21 @@ impl Pipes {
             self.comply(connection, kernel, fd);
         }
         received
+    }
+
+    /// S-12. The program hears that there is no more, and that is so: TCP is over and the pipe is empty. What the peer sends
+    /// from now on is for TCP to refuse.
+    fn end_reading(&self, rx: &mut Rx, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
+        rx.over = connection.is_alone() && connection.ask_whether_over(kernel, fd);
+        if rx.over {
+            rx.reader.close();
+            self.read_to.store(self.arrived(), Ordering::Relaxed);
+        }
+    }
+
+    /// The program was not told of this error after all: its next read is.
+    pub fn keep(&self, error: Errno) {
+        lock(&self.rx).error = Some(error);
     }
 
     /// Whether the peer asks for TCP.
@@ -391,7 +421,7 @@ impl Pipes {
     /// Whether a send would find room; none where TCP decides.
     pub fn has_room(&self, connection: &Connection) -> Option<bool> {
         let room = self.turn(connection, &self.tx, |tx| {
-            if tx.ended || tx.sender.carrier() == Carrier::Tcp {
+            if tx.ended || connection.is_over() || tx.sender.carrier() == Carrier::Tcp {
                 return None;
             }
             // As with TCP, a little room is not yet worth a wake-up.

@@ -505,6 +505,11 @@ fn refuted(mutant: Mutant, kernel_reader: bool) -> Option<Wrong> {
     (0..20_000).find_map(|seed| run(&mut Random(seed), 12, mutant, kernel_reader).err())
 }
 
+/// Random runs of each kind: a million in the long form.
+fn seeds() -> std::ops::Range<u64> {
+    0..if std::env::var_os("TOMBOLO_LONG").is_some() { 1_000_000 } else { 20_000 }
+}
+
 #[test]
 fn s1_s2_s3_short_runs_keep_every_byte_in_order_in_all_interleavings() {
     for (bytes, kernel_reader) in [(2, false), (3, false), (2, true)] {
@@ -528,7 +533,7 @@ fn s1_s2_s3_short_runs_keep_every_byte_in_order_in_all_interleavings() {
 #[test]
 fn s1_s2_s3_long_runs_keep_every_byte_in_order_over_many_moves() {
     let mut moves = 0;
-    for seed in 0..20_000 {
+    for seed in seeds() {
         match run(&mut Random(seed), 60, Mutant::None, seed % 4 == 0) {
             Ok((_, made)) => moves += made,
             Err(wrong) => panic!("{wrong:?} with seed {seed}"),
@@ -575,7 +580,7 @@ fn s3_canary_receiver_that_follows_early_is_refuted() {
 #[test]
 fn s9_s3_processes_that_die_at_any_step_leave_a_stream_that_others_of_their_end_continue() {
     let (mut moves, mut deaths) = (0, 0);
-    for seed in 0..20_000 {
+    for seed in seeds() {
         let mut random = Random(seed);
         match run_with(&mut random, 60, Mutant::None, false, [true, seed % 3 == 0]) {
             Ok(world) => (moves, deaths) = (moves + world.moves, deaths + world.deaths),
@@ -603,7 +608,7 @@ fn r26_canary_process_that_believes_a_dead_ones_count_is_refuted() {
 #[test]
 fn s2_s3_receiver_that_recalls_what_is_in_the_pipe_gets_it_over_tcp_in_order() {
     let mut recalled = 0;
-    for seed in 0..20_000 {
+    for seed in seeds() {
         match run_with(&mut Random(seed), 60, Mutant::None, false, [false, true]) {
             Ok(world) => recalled += u64::from(world.recalled),
             Err(wrong) => panic!("{wrong:?} with seed {seed}"),

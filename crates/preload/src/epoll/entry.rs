@@ -97,6 +97,7 @@ impl Entry {
     /// The kernel has something new to say of the socket.
     pub fn said(&mut self, events: u32) {
         self.connection.set_quiet(false);
+        self.connection.heard(events as i16);
         self.sticky |= events & (RDHUP | ALWAYS);
         self.urgent |= events & PRI != 0;
         self.edge = true;

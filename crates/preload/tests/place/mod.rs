@@ -137,8 +137,12 @@ impl Started {
     }
 
     pub fn finish(&mut self) -> ExitStatus {
+        self.finish_within(PATIENCE)
+    }
+
+    pub fn finish_within(&mut self, patience: Duration) -> ExitStatus {
         let mut status = None;
-        wait_until("the program ends", || {
+        wait_within(patience, "the program ends", || {
             status = self.0.try_wait().unwrap();
             status.is_some()
         });
@@ -160,10 +164,14 @@ impl Drop for Started {
     }
 }
 
-pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+pub fn wait_until(what: &str, holds: impl FnMut() -> bool) {
+    wait_within(PATIENCE, what, holds);
+}
+
+fn wait_within(patience: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + patience;
     while !holds() {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
+        assert!(Instant::now() < deadline, "{what}: not within {patience:?}");
         thread::park_timeout(Duration::from_millis(5));
     }
 }
@@ -196,16 +204,31 @@ pub fn python(script: &str) -> Command {
 
 /// A program in C, built where the test is.
 pub fn built(place: &Place, source: &str) -> PathBuf {
+    built_with(place, source, &[])
+}
+
+/// The same, as the compiler's `options` make it.
+pub fn built_with(place: &Place, source: &str, options: &[&str]) -> PathBuf {
     let program = place.path(source.trim_end_matches(".c"));
     let source = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs")).join(source);
-    let cc = Command::new("cc").args(["-Wall", "-Werror", "-pthread", "-o"]).arg(&program).arg(source).status();
+    let cc = Command::new("cc")
+        .args(["-Wall", "-Werror", "-pthread"])
+        .args(options)
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .status();
     assert!(cc.unwrap().success());
     program
 }
 
 pub fn output(command: &mut Command, to: &Path) -> String {
+    output_within(PATIENCE, command, to)
+}
+
+pub fn output_within(patience: Duration, command: &mut Command, to: &Path) -> String {
     let file = fs::File::create(to).unwrap();
-    let status = Started::new(command.stdout(file)).finish();
+    let status = Started::new(command.stdout(file)).finish_within(patience);
     let text = fs::read_to_string(to).unwrap();
     assert!(status.success(), "{command:?}: {status}\n{text}");
     text
@@ -215,6 +238,7 @@ pub fn output(command: &mut Command, to: &Path) -> String {
 pub struct Namespaces([String; 2]);
 
 pub const SERVER: &str = "10.77.0.1";
+pub const SERVER_6: &str = "fd77::1";
 
 impl Namespaces {
     /// `None`, and a skip that is said aloud, where they cannot be made.
@@ -230,6 +254,8 @@ impl Namespaces {
             format!("link add v0 netns {a} type veth peer name v1 netns {b}"),
             format!("-n {a} addr add {SERVER}/24 dev v0"),
             format!("-n {b} addr add 10.77.0.2/24 dev v1"),
+            format!("-n {a} addr add {SERVER_6}/64 dev v0 nodad"),
+            format!("-n {b} addr add fd77::2/64 dev v1 nodad"),
             format!("-n {a} link set lo up"),
             format!("-n {b} link set lo up"),
             format!("-n {a} link set v0 up"),

@@ -79,9 +79,13 @@ pub fn number_after(text: &str, label: &str) -> u64 {
 
 /// Streams that come back as they were sent, by a program that serves and asks.
 pub fn echo(world: &World, server: &[&str], client: &[&str], len: usize) -> u64 {
+    echo_at(world, SERVER, server, client, len)
+}
+
+pub fn echo_at(world: &World, address: &str, server: &[&str], client: &[&str], len: usize) -> u64 {
     let bytes = len.to_string();
-    let mut server = world.serve(7000, &[server, &["serve", SERVER, "7000"]].concat());
-    let said = world.ask(&[client, &["ask", SERVER, "7000", &bytes]].concat());
+    let mut server = world.serve(7000, &[server, &["serve", address, "7000"]].concat());
+    let said = world.ask(&[client, &["ask", address, "7000", &bytes]].concat());
     assert_eq!(number_after(&said, "whole:"), 4, "{said}");
     server.terminate();
     2 * len as u64

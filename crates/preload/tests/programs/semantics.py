@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """What a socket does, one line for each property: the same lines with and without the library."""
 
-import array, ctypes, errno, fcntl, os, select, signal, socket, struct, termios, threading
+import array, ctypes, errno, fcntl, os, select, signal, socket, struct, sys, termios, threading
 
-listener = socket.socket()
-listener.bind(("127.0.0.1", 0))
+HOST = sys.argv[1]
+listener = socket.socket(socket.AF_INET6 if ":" in HOST else socket.AF_INET)
+listener.bind((HOST, 0))
 listener.listen(64)
 
 
 def pair(sndbuf=None):
     """Two connected ends that have talked enough to be joined; the first with a buffer of its choice."""
-    one = socket.socket()
+    one = socket.socket(listener.family)
     if sndbuf:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sndbuf)
     one.connect(listener.getsockname())
@@ -333,6 +334,26 @@ def processes():
     os.waitpid(child, 0)
 
 
+def inherited():
+    """A set that a child has from its parent, and each waits in it by turns."""
+    a, b = pair()
+    c, d = pair()
+    for mode in (0, select.EPOLLET, select.EPOLLONESHOT):
+        ep = select.epoll()
+        for end in (b, d):
+            ep.register(end, select.EPOLLIN | mode)
+        child = os.fork()
+        if child == 0:
+            found = [fd for fd, _ in ep.poll(5)]
+            b.sendall(b"child:" + b.recv(100) + (b"" if found == [b.fileno()] else b"?"))
+            os._exit(0)
+        a.sendall(b"hello")
+        say("a set in a child", got(a, 11), os.waitpid(child, 0)[1])
+        c.sendall(b"parent")
+        say("and in its parent", [fd == d.fileno() for fd, _ in ep.poll(5) if fd != b.fileno()], got(d, 6))
+        ep.close()
+
+
 def options():
     """What a socket is told, and what it tells."""
     a, b = pair()
@@ -429,5 +450,6 @@ def urgent():
 for part in (
     options, looks, truncated, exclusive, urgent,
     blocking_and_partial, flags, nonblocking, buffers, timeouts, endings, resets, readiness, epolls, descriptors, signals, processes,
+    inherited,
 ):
     part()

@@ -91,7 +91,7 @@ impl Pipes {
     /// will ring for.
     fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let left = self.turn(connection, &self.tx, |tx| {
-            tx.ended |= self.is_over(kernel, fd);
+            tx.ended |= self.is_over(connection, kernel, fd);
             let _ = self.steer(tx, connection, kernel, fd, Carrier::Tcp);
             tx.pay(connection, kernel, fd).unwrap_or(false) || !tx.ended && tx.sender.carrier() == Carrier::Pipe
         });

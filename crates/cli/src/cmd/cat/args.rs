@@ -46,9 +46,9 @@ pub struct Args {
     /// Give up when nothing has moved in either direction for so many seconds [default: never]
     #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds)]
     pub timeout: Option<Duration>,
-    /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = ring)]
-    pub ring: u64,
+    /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two [default: 1MiB, less where memory to share is scarce]
+    #[arg(long, value_name = "SIZE", value_parser = ring)]
+    pub ring: Option<u64>,
     /// Microseconds to spin, at most, before sleeping while the peer is busy; 0 never spins
     #[arg(long, value_name = "US", default_value = "50", value_parser = micros)]
     pub spin: Duration,

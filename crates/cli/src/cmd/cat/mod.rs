@@ -33,7 +33,10 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(parent) = args.parent {
         end_with(parent)?;
     }
-    let mut options = Options::new().ring_size(args.ring).spin(args.spin);
+    let mut options = Options::new().spin(args.spin);
+    if let Some(ring) = args.ring {
+        options = options.ring_size(ring);
+    }
     let input = Input::open(args.file.as_deref(), args.receive_only)?;
     let output = Arc::new(Output::open(args.output.as_deref())?);
     match (&args.place.listen, &args.place.connect) {

@@ -28,7 +28,6 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct Sender {
     pub input: Input,
     pub half: WriteHalf,
-    pub ring: u64,
     pub flow: Arc<Flow>,
     pub digest: Digest,
     /// Hangs up when the peer has said all, or the session is given up.
@@ -68,7 +67,7 @@ impl Sender {
     /// Says whether the peer wants to read the rest.
     fn send(&mut self) -> Result<bool, Trouble> {
         // A quarter of the ring: this end fills one part while the peer empties others.
-        let chunk = (self.ring.next_power_of_two() / 4).min(CHUNK_MOST) as usize;
+        let chunk = (self.half.statistics().ring_size / 4).min(CHUNK_MOST) as usize;
         loop {
             match self.await_input()? {
                 Next::Read => {}

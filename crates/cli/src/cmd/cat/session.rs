@@ -48,7 +48,7 @@ impl Session<'_> {
         let mut sender = None;
         if !args.receive_only {
             let (flow, digest) = (Arc::clone(&flow), Digest::new(args.checksum));
-            let work = Sender { input, half: write, ring: args.ring, flow, digest, stop };
+            let work = Sender { input, half: write, flow, digest, stop };
             sender = Some(Worker::start(move || work.run())?);
         }
         let output = (!args.send_only).then(|| Arc::clone(output));

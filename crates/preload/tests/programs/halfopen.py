@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0 OR MIT
+"""Connections whose packets are dropped while both programs live, until the kernel of one end gives them up: what that end hears,
+and what the other. `halfopen.py NAMESPACE DEVICE ADDRESS`: the other end's; both ends are in this process. After the first lines, which
+are the same for TCP alone, comes what crossed the cut."""
+
+import ctypes, errno, os, select, socket, subprocess, sys, threading, time
+
+namespace, device, host = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+PORT, PATIENCE = 6000, 1500
+IN, OUT, RDHUP, ERR, HUP = select.POLLIN, select.POLLOUT, select.POLLRDHUP, select.POLLERR, select.POLLHUP
+
+
+def inside(path, call):
+    """What `call` gives in another network namespace; sockets stay in the one where they were made."""
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    for where in (os.open(path, os.O_RDONLY), own):
+        if where == own:
+            made = call()
+        assert libc.setns(where, 0) == 0, os.strerror(ctypes.get_errno())
+        os.close(where)
+    return made
+
+
+listener = inside(f"/run/netns/{namespace}", lambda: socket.create_server(("0.0.0.0", PORT), backlog=64))
+
+
+def impatient(end):
+    """Its kernel gives up after a moment without answers, whether there are packets to be answered or not."""
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("KEEPIDLE", 1), ("KEEPINTVL", 1), ("KEEPCNT", 2), ("USER_TIMEOUT", PATIENCE)):
+        end.setsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_" + name), value)
+
+
+def pair():
+    """Two ends that have talked; the first in this namespace, and impatient."""
+    a = socket.create_connection((host, PORT))
+    b, _ = listener.accept()
+    for _ in range(40):
+        for x, y in ((a, b), (b, a)):
+            x.sendall(b"w" * 500)
+            assert y.recv(500, socket.MSG_WAITALL)
+    impatient(a)
+    return a, b
+
+
+def error(call, *arguments):
+    try:
+        return call(*arguments)
+    except OSError as e:
+        # Which of them depends on what the routes say meanwhile.
+        gone = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+        return "gone" if e.errno in gone else errno.errorcode.get(e.errno, "late")
+
+
+def failed(end):
+    return "gone" if end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) else "nothing"
+
+
+def names(events):
+    return [name for name in ("IN", "OUT", "RDHUP", "ERR", "HUP") if events & globals()[name]]
+
+
+def fill(end):
+    """Until it stays full: the kernel makes room by and by."""
+    end.setblocking(False)
+    idle = 0
+    while idle < 20:
+        idle = 0 if isinstance(error(end.send, b"x" * 100000), int) else idle + 1
+        select.select([], [], [], 0.005)
+    end.setblocking(True)
+
+
+def after(a):
+    """What a connection that was given up says for ever."""
+    return error(a.recv, 9), error(a.send, b"x"), error(a.recv, 9), error(a.send, b"x")
+
+
+def reads(a, b):
+    return error(a.recv, 9), *after(a), failed(a)
+
+
+def reads_all(a, b):
+    """Has some of what it wants."""
+    b.sendall(b"some")
+    return error(a.recv, 9, socket.MSG_WAITALL), error(a.recv, 9), *after(a)
+
+
+def polls(a, b, events=IN | RDHUP):
+    poll = select.poll()
+    poll.register(a, events)
+    found = [names(e) for _, e in poll.poll(30000)]
+    return found, failed(a), [names(e) for _, e in poll.poll(0)], *after(a)
+
+
+def selects(a, b):
+    found = [len(x) for x in select.select([a], [], [], 30)]
+    return found, error(a.send, b"x"), *after(a)
+
+
+def epolls(a, b, mode=0, events=select.EPOLLIN | select.EPOLLRDHUP):
+    epoll = select.epoll()
+    epoll.register(a, events | mode)
+    found = [names(e) for _, e in epoll.poll(30)]
+    return found, error(a.send, b"x"), failed(a), *after(a)
+
+
+def edges(a, b):
+    return epolls(a, b, select.EPOLLET)
+
+
+def sends(a, b):
+    """Asks for nothing, and its peer reads all that comes."""
+    said = []
+
+    def sink():
+        while error(b.recv, 65536) not in (b"", "late"):
+            pass
+
+    b.settimeout(10)
+    threading.Thread(target=sink, daemon=True).start()
+    while len(said) < 3:
+        answer = error(a.send, b"x" * 100)
+        if not isinstance(answer, int):
+            said.append(answer)
+        select.select([], [], [], 0.002)
+    return *said, error(a.recv, 9)
+
+
+def sends_full(a, b):
+    """Sleeps in a send that finds no room."""
+    fill(a)
+    return error(a.sendall, b"x" * 9), *after(a)
+
+
+def polls_full(a, b):
+    fill(a)
+    return polls(a, b, OUT)
+
+
+def epolls_full(a, b):
+    fill(a)
+    return epolls(a, b, 0, select.EPOLLOUT)
+
+
+def unread(a, b):
+    """What came before the cut is read before the error."""
+    b.sendall(b"before")
+    while len(a.recv(9, socket.MSG_PEEK)) < 6:
+        pass
+    cut.wait()
+    poll = select.poll()
+    poll.register(a, RDHUP)
+    poll.poll(30000)
+    return error(a.recv, 3), error(a.recv, 9), error(a.recv, 9), *after(a)
+
+
+def other_end(a, b):
+    """The other end goes on to send when the first has been told; its own kernel gives up."""
+    impatient(b)
+    error(a.recv, 9)
+    error(a.recv, 9)
+    said = []
+    while len(said) < 2:
+        answer = error(b.send, b"x" * 1000)
+        if not isinstance(answer, int):
+            said.append(answer)
+        select.select([], [], [], 0.002)
+    return *said, error(b.recv, 9)
+
+
+def crosses(a, b):
+    """How much of 20,000 bytes comes after the cut, as long as no kernel has given up."""
+    for name in ("KEEPCNT", "USER_TIMEOUT"):
+        a.setsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_" + name), 100 if name == "KEEPCNT" else 0)
+    cut.wait()
+    b.sendall(b"y" * 20000)
+    a.settimeout(0.5)
+    came = 0
+    while isinstance(part := error(a.recv, 65536), bytes):
+        came += len(part)
+    return came
+
+
+cut = threading.Event()
+ways = (reads, reads_all, polls, selects, epolls, edges, sends, sends_full, polls_full, epolls_full, unread, other_end, crosses)
+ends, said = {way: pair() for way in ways}, {}
+threads = [threading.Thread(target=lambda way=way: said.update({way: way(*ends[way])})) for way in ways]
+for one in threads:
+    one.start()
+# They are in the calls in which they wait.
+time.sleep(0.5)
+bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+subprocess.run(["ip", "-n", namespace, "link", "set", device, "down"], check=True, env=bare)
+cut.set()
+for one in threads:
+    one.join()
+for way in ways:
+    print(way.__name__, said[way], flush=True)
+os._exit(0)

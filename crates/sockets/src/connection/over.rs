@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Connections that have come to their end before both programs ended them.
+
+use std::{os::fd::RawFd, sync::atomic::Ordering};
+
+use rustix::{
+    event::PollFlags,
+    time::{ClockId, clock_gettime},
+};
+
+use super::Connection;
+use crate::{kernel::Kernel, process::Process};
+
+/// How often who only sends asks the kernel.
+const LOOKS_A_SECOND: i64 = 20;
+
+impl Connection {
+    /// Says whether this is news.
+    pub(crate) fn give_up(&self) -> bool {
+        !self.given_up.swap(true, Ordering::SeqCst)
+    }
+
+    /// Whether it was ended, because it had to be on TCP and could not.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// The kernel says these of its socket. S-12: `POLLHUP` means that it neither sends nor receives any more, as both ends
+    /// are done, the peer has reset it, or its packets were not answered for too long.
+    #[inline]
+    pub fn heard(&self, events: i16) {
+        if events & PollFlags::HUP.bits() as i16 != 0 {
+            self.over.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Before a call that sends: who never waits hears of it here. The clock is one that costs nothing.
+    #[inline]
+    pub fn look(&self, process: &Process, fd: RawFd) {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        let now = now.tv_sec * LOOKS_A_SECOND + now.tv_nsec / (1_000_000_000 / LOOKS_A_SECOND);
+        if self.asked.swap(now, Ordering::Relaxed) != now {
+            self.ask_whether_over(process.kernel(), fd);
+        }
+    }
+
+    /// Whether the kernel has said so.
+    #[inline]
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    /// Asks the kernel.
+    pub(crate) fn ask_whether_over(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        if !self.is_over() {
+            self.heard(kernel.poll(fd, 0));
+        }
+        self.is_over()
+    }
+}
