@@ -173,7 +173,7 @@ typedef struct tombolo_options {
    */
   uint64_t largest_peer_ring;
   /**
-   * Longest spin before a sleep; less where spinning does not pay. Default 50 us; TOMBOLO_FOREVER never sleeps.
+   * Longest spin before a sleep; less where spinning does not pay. Default 50 us, 200 between emulated machines; TOMBOLO_FOREVER never sleeps.
    */
   int64_t spin_ns;
   /**

@@ -349,7 +349,7 @@ impl Calls {
         }
         let left: u64 = gaps.iter().map(|gap| gap.1).sum();
         let least = self.slice.min(SLICE_MIN);
-        let len = (left / SHARE & !(PAGE - 1)).clamp(least, self.slice);
+        let len = ((left / SHARE) & !(PAGE - 1)).clamp(least, self.slice);
         // Where what is left is in pieces, a small slice is better than none.
         for len in [len, least] {
             if let Some((at, _)) = gaps.iter().find(|gap| gap.1 >= len) {

@@ -247,3 +247,31 @@ impl Store {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, bind, listen, socket_with};
+
+    use super::*;
+
+    #[test]
+    fn b16_holder_that_is_about_to_listen_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = socket_in(folder.path());
+        assert!(Holder::find(folder.path(), false).is_err(), "a holder that nobody started");
+        let door = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let refused = passing::connect(&path, SocketType::SEQPACKET).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        std::thread::scope(|scope| {
+            let finds = scope.spawn(|| Holder::find(folder.path(), false));
+            // Time enough to give up in, for one that does.
+            let until = Instant::now() + Duration::from_millis(200);
+            while !finds.is_finished() && Instant::now() < until {
+                let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
+            }
+            listen(&door, 1).unwrap();
+            finds.join().unwrap().expect("found once it listens");
+        });
+    }
+}

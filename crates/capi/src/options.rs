@@ -28,7 +28,7 @@ pub struct Options {
     pub ring_size: u64,
     /// Largest ring of the peer that this end maps, in bytes. Default 1 GiB.
     pub largest_peer_ring: u64,
-    /// Longest spin before a sleep; less where spinning does not pay. Default 50 us; TOMBOLO_FOREVER never sleeps.
+    /// Longest spin before a sleep; less where spinning does not pay. Default 50 us, 200 between emulated machines; TOMBOLO_FOREVER never sleeps.
     pub spin_ns: i64,
     /// If not 0, a sleeping reader is looked for only when so many bytes wait, or at the first write after flush_ns.
     /// Call flush when you stop writing. Default 0: at every write.

@@ -214,7 +214,8 @@ impl Agreed {
             link.doorbell().ok_or(Error::Malformed { clause: "C-3", what: "a greeting without a doorbell".into() })?;
         writer.set_flush_policy(options.flush);
         let end = Arc::new(End::new(link, offer, (own_cpu, peer_cpu), agreement));
-        let waiter = |slot, board| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), options.spin, board);
+        let spin = options.spin.unwrap_or_else(|| bell.worth_spinning());
+        let waiter = |slot, board| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), spin, board);
         let (sending, receiving) = boards.unzip();
         Ok(Parts {
             sending: Sending::new(writer, waiter(Slot::Space, sending)),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tombolo_layout::limits;
-use tombolo_ring::{FlushPolicy, Spin};
+use tombolo_ring::FlushPolicy;
 
 /// How a channel is set up and how its end behaves. Each end chooses for itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -12,7 +12,8 @@ pub struct Options {
     /// None: as much as the backend can afford, up to the default.
     pub(crate) capacity: Option<u64>,
     pub(crate) map_limit: u64,
-    pub(crate) spin: Duration,
+    /// None: as long as a wake-up by the backend's bell costs.
+    pub(crate) spin: Option<Duration>,
     pub(crate) flush: FlushPolicy,
     pub(crate) barrier: bool,
     pub(crate) handshake_timeout: Duration,
@@ -24,7 +25,7 @@ impl Default for Options {
         Self {
             capacity: None,
             map_limit: limits::CONTROL_LEN + limits::CAPACITY_MAX,
-            spin: Spin::MOST,
+            spin: None,
             flush: FlushPolicy::Immediate,
             barrier: true,
             handshake_timeout: Duration::from_secs(5),
@@ -34,7 +35,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults: 1 MiB rings, smaller ones where memory to share is scarce (Xen's grants), a learnt spin of at most 50 µs, flush at every write, 5 s for a handshake.
+    /// The defaults: 1 MiB rings, smaller ones where memory to share is scarce (Xen's grants), a learnt spin of at most
+    /// 50 µs (200 between emulated machines), flush at every write, 5 s for a handshake.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -60,7 +62,7 @@ impl Options {
     /// a CPU. Zero never spins; [`Duration::MAX`] never sleeps.
     #[must_use]
     pub fn spin(mut self, most: Duration) -> Self {
-        self.spin = most;
+        self.spin = Some(most);
         self
     }
 

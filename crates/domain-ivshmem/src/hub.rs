@@ -12,6 +12,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use rustix::{
@@ -19,7 +20,7 @@ use rustix::{
     io::Errno,
 };
 use tombolo_control::Message;
-use tombolo_domain::{Deadline, Doorbell, Error, Life, Result, Slot, Woken};
+use tombolo_domain::{Deadline, Doorbell, Error, Life, Result, Slot, Spin, Woken};
 
 use crate::{
     client,
@@ -265,6 +266,10 @@ impl Doorbell for VmBell {
 
     fn drain(&self, slot: Slot) {
         self.0.drain(slot.index());
+    }
+
+    fn worth_spinning(&self) -> Duration {
+        Spin::most_between_machines()
     }
 
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {

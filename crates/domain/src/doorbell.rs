@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How a sleeper is woken.
 
-use std::os::fd::BorrowedFd;
+use std::{os::fd::BorrowedFd, time::Duration};
+
+use tombolo_ring::Spin;
 
 use crate::{Deadline, Result};
 
@@ -58,6 +60,11 @@ pub trait Doorbell: Send + Sync + std::fmt::Debug {
 
     /// Forgets rings of this end's `slot` that came before this call. Never blocks.
     fn drain(&self, slot: Slot);
+
+    /// How long it pays to spin at most before a sleep that this bell ends: about what a wake-up by it costs.
+    fn worth_spinning(&self) -> Duration {
+        Spin::MOST
+    }
 
     /// A descriptor that polls readable (`POLLIN` or `POLLHUP`) while a ring is undrained or the peer is gone. It is
     /// for poll and epoll only, never to be read.

@@ -25,7 +25,7 @@ pub use error::Error;
 pub use link::{Life, Link, Memory, Offer, Peer, Received};
 pub use poll::wait_readable;
 pub use rendezvous::{Listener, Rendezvous};
-pub use tombolo_ring::Deadline;
+pub use tombolo_ring::{Deadline, Spin};
 
 /// What the calls of this crate return.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -285,14 +285,9 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::sendfile(to, from, offset, count) };
     let (process, connection) = watched!(to, else real());
-    flow::begin(process, &connection);
-    if let Some(plain) = connection.plain(Direction::Out) {
-        let n = real();
-        if n > 0 {
-            plain.moved_unseen(n as usize);
-            process.moved_plain(Direction::Out, n as usize);
-        }
-        return n;
+    let sent = flow::plainly(process, &connection, Direction::Out, true, real, |plain, n| plain.moved_unseen(n));
+    if let Some(sent) = sent {
+        return sent;
     }
     // SAFETY: (contract) null or an offset of the caller's.
     let begin = match unsafe { offset.as_ref() } {

@@ -38,7 +38,7 @@ pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
 
 /// A call on a connection that has no pipes, which the kernel carries out: what it gave. `moved` remembers what it moved, if
 /// that `counts`.
-fn plainly(
+pub(crate) fn plainly(
     process: &Process,
     connection: &Arc<Connection>,
     direction: Direction,

@@ -6,7 +6,7 @@ mod place;
 
 use std::{fs, path::Path};
 
-use place::{Namespaces, Place, SERVER, Started, has, output, python, random_file};
+use place::{LONG, Namespaces, Place, SERVER, Started, has, output, python, random_file};
 
 #[test]
 fn semantics_with_the_library_are_those_without() {
@@ -90,6 +90,20 @@ fn echoes_inside_one_process_go_through_shared_memory() {
     assert_eq!(output(&mut command, &place.path("out")), "4 of 4\n");
     // What was under way in socket buffers when it joined went over TCP.
     place.shared(1_600_000_000, 90).unwrap();
+}
+
+#[test]
+fn sendfile_of_asyncio_goes_through_shared_memory() {
+    if !has("sendfile_of_asyncio_goes_through_shared_memory", &["python3"]) {
+        return;
+    }
+    let place = Place::new();
+    let size = random_file(&place.path("file"), LONG).len() as u64;
+    let mut command = python("sendfile.py");
+    place.dress(command.arg(place.path("file")).env("TOMBOLO_SOCKETS_AFTER", "0"));
+    let said = output(&mut command, &place.path("out"));
+    assert_eq!(said, format!("{size} True {size}\n{} True {size}\n", size - size / 2), "{}", place.log());
+    place.shared(size + size / 2, 95).unwrap();
 }
 
 #[test]

@@ -86,10 +86,10 @@ suites! {
     always cpythons_test_select_is_the_same, "test_select", 0;
     always cpythons_test_smtplib_is_the_same, "test_smtplib", 5;
     always cpythons_test_socketserver_is_the_same, "test_socketserver", 40;
-    at_length cpythons_test_asyncio_is_the_same, "test_asyncio", 0;
+    at_length cpythons_test_asyncio_is_the_same, "test_asyncio", 20;
     at_length cpythons_test_selectors_is_the_same, "test_selectors", 0;
-    at_length cpythons_test_socket_is_the_same, "test_socket", 0;
-    at_length cpythons_test_ssl_is_the_same, "test_ssl", 0;
+    at_length cpythons_test_socket_is_the_same, "test_socket", 10;
+    at_length cpythons_test_ssl_is_the_same, "test_ssl", 5;
 }
 
 #[test]

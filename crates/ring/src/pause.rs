@@ -23,14 +23,20 @@ const TURNS: u32 = 16;
 /// Lets a moment pass.
 #[inline]
 pub(crate) fn pause<M: Mem>() {
-    static IS_DEAR: OnceLock<bool> = OnceLock::new();
-    if *IS_DEAR.get_or_init(|| is_dear(measured())) {
+    if leaves_machine() {
         for turn in 0..TURNS {
             black_box(turn);
         }
     } else {
         M::pause();
     }
+}
+
+/// Whether the instruction leaves the machine, which is an emulated one then.
+#[inline]
+pub(crate) fn leaves_machine() -> bool {
+    static IS_DEAR: OnceLock<bool> = OnceLock::new();
+    *IS_DEAR.get_or_init(|| is_dear(measured()))
 }
 
 fn is_dear(quickest: Duration) -> bool {

@@ -10,7 +10,10 @@ use std::{
 
 use tombolo_mem::Mem;
 
-use crate::{Deadline, Error, pause::pause};
+use crate::{
+    Deadline, Error,
+    pause::{leaves_machine, pause},
+};
 
 /// Budget to begin with, and to come back to when short waits are seen again.
 const BEGIN: Duration = Duration::from_micros(20);
@@ -60,6 +63,13 @@ impl Spin {
     /// The longest that is ever spun unless a caller says otherwise: about what a wake-up between two idle virtual
     /// CPUs costs.
     pub const MOST: Duration = Duration::from_micros(50);
+
+    /// The same between machines that may be emulated: there an interrupt and two switches take several times as long, and what
+    /// interrupts a peer (its clock's tick) is over sooner than a sleep.
+    #[must_use]
+    pub fn most_between_machines() -> Duration {
+        if leaves_machine() { Self::MOST * 4 } else { Self::MOST }
+    }
 
     /// Spins for ever, never sleeps: for ends with a CPU to spare each. A dead peer is still noticed.
     pub const ALWAYS: Duration = Duration::MAX;

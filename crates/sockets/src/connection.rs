@@ -350,12 +350,15 @@ impl Connection {
     /// A call that moves bytes by the kernel begins, if this end has no pipes.
     #[must_use]
     pub fn plain(&self, direction: Direction) -> Option<Plain<'_>> {
-        if self.stage() == Stage::Joined {
-            return None; // For good.
+        match self.stage() {
+            Stage::Candidate => {}
+            // Both for good: nobody joins it any more, who would have to know of the call.
+            Stage::Plain => return Some(Plain::new(self, direction, false)),
+            Stage::Joined => return None,
         }
         // ORDER SeqCst: whoever joins stores the stage and then looks at `inside`; one of the two sees the other.
         self.inside[direction as usize].fetch_add(1, Ordering::SeqCst);
-        let plain = Plain::new(self, direction);
+        let plain = Plain::new(self, direction, true);
         (self.stage() != Stage::Joined).then_some(plain)
     }
 

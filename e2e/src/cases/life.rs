@@ -11,7 +11,7 @@ use tombolo::{Deadline, Options, Stream};
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
-use tombolo_e2e::guest::pass;
+use tombolo_e2e::guest::{pass, until};
 use tombolo_e2e::lines::within;
 
 pub const CASES: &[Case] = &[
@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     Case { name: "killed_writer_is_seen_and_nothing_published_is_lost", run: writers },
     Case { name: "killed_reader_is_seen", run: readers },
     Case { name: "v7_link_taken_away_under_programs_is_an_error_and_a_new_one_serves", run: taken_away },
+    Case { name: "b10_other_links_come_and_go_beside_a_channel", run: others_come_and_go },
     Case { name: "machine_that_is_reset_is_gone_and_comes_back", run: reset },
     Case { name: "machine_that_panics_is_gone_and_comes_back", run: panics },
     Case { name: "machine_that_is_shut_down_is_gone", run: shut_down },
@@ -285,6 +286,32 @@ fn taken_away(rig: &mut Rig) -> Result<Verdict> {
     println!("{revoked} of {} were told that it was revoked", 2 * times.len());
     ensure!(revoked > 0, "nobody was told what happened");
     in_time(&mut times, SEEN)?;
+    Ok(Verdict::Done)
+}
+
+/// Adds and removes the link between a machine and its host while numbers flow between the machines: devices of that link go into
+/// and out of the same bus, and the guest is told of each that goes. The flow goes on, and nothing of its link is ejected.
+fn others_come_and_go(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    let flow = Flow::start(site)?;
+    for round in 0..if super::long() { 50 } else { 3_u64 } {
+        let machine = if round / 2 % 2 == 0 { "a" } else { "b" };
+        site.broker.link(&["add", machine, "host", "--wait", "60"])?;
+        pass(moment(round));
+        site.broker.link(&["rm", machine, "host"])?;
+        // A new link at once, while the guest still lets go of the devices of the last, and one after it has.
+        if round % 3 != 0 {
+            let alone = || site.broker.list(&[]).is_ok_and(|rows| rows.len() == 1);
+            until(within(60), alone).context(format!("round {round}: the link does not go"))?;
+        }
+        flow.goes_on(site).context(format!("round {round}"))?;
+        let ejected = site.broker.log().lines().find(|line| line.contains("ejected")).map(str::to_owned);
+        ensure!(ejected.is_none(), "round {round}: {ejected:?}");
+    }
+    flow.stop(site)?;
+    site.unlink()?;
+    site.link("a", "b")?;
+    small_file(site)?;
     Ok(Verdict::Done)
 }
 

@@ -77,23 +77,27 @@ def after(a):
 
 
 def reads(a, b):
+    ready.wait()
     return error(a.recv, 9), *after(a), failed(a)
 
 
 def reads_all(a, b):
     """Has some of what it wants."""
     b.sendall(b"some")
+    ready.wait()
     return error(a.recv, 9, socket.MSG_WAITALL), error(a.recv, 9), *after(a)
 
 
 def polls(a, b, events=IN | RDHUP):
     poll = select.poll()
     poll.register(a, events)
+    ready.wait()
     found = [names(e) for _, e in poll.poll(30000)]
     return found, failed(a), [names(e) for _, e in poll.poll(0)], *after(a)
 
 
 def selects(a, b):
+    ready.wait()
     found = [len(x) for x in select.select([a], [], [], 30)]
     return found, error(a.send, b"x"), *after(a)
 
@@ -101,6 +105,7 @@ def selects(a, b):
 def epolls(a, b, mode=0, events=select.EPOLLIN | select.EPOLLRDHUP):
     epoll = select.epoll()
     epoll.register(a, events | mode)
+    ready.wait()
     found = [names(e) for _, e in epoll.poll(30)]
     return found, error(a.send, b"x"), failed(a), *after(a)
 
@@ -118,6 +123,7 @@ def sends(a, b):
             pass
 
     b.settimeout(10)
+    ready.wait()
     threading.Thread(target=sink, daemon=True).start()
     while len(said) < 3:
         answer = error(a.send, b"x" * 100)
@@ -130,6 +136,7 @@ def sends(a, b):
 def sends_full(a, b):
     """Sleeps in a send that finds no room."""
     fill(a)
+    ready.wait()
     return error(a.sendall, b"x" * 9), *after(a)
 
 
@@ -148,7 +155,7 @@ def unread(a, b):
     b.sendall(b"before")
     while len(a.recv(9, socket.MSG_PEEK)) < 6:
         pass
-    cut.wait()
+    ready.wait()
     poll = select.poll()
     poll.register(a, RDHUP)
     poll.poll(30000)
@@ -158,6 +165,7 @@ def unread(a, b):
 def other_end(a, b):
     """The other end goes on to send when the first has been told; its own kernel gives up."""
     impatient(b)
+    ready.wait()
     error(a.recv, 9)
     error(a.recv, 9)
     said = []
@@ -173,6 +181,7 @@ def crosses(a, b):
     """How much of 20,000 bytes comes after the cut, as long as no kernel has given up."""
     for name in ("KEEPCNT", "USER_TIMEOUT"):
         a.setsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_" + name), 100 if name == "KEEPCNT" else 0)
+    ready.wait()
     cut.wait()
     b.sendall(b"y" * 20000)
     a.settimeout(0.5)
@@ -184,12 +193,14 @@ def crosses(a, b):
 
 cut = threading.Event()
 ways = (reads, reads_all, polls, selects, epolls, edges, sends, sends_full, polls_full, epolls_full, unread, other_end, crosses)
+ready = threading.Barrier(len(ways) + 1)
 ends, said = {way: pair() for way in ways}, {}
 threads = [threading.Thread(target=lambda way=way: said.update({way: way(*ends[way])})) for way in ways]
 for one in threads:
     one.start()
-# They are in the calls in which they wait.
-time.sleep(0.5)
+ready.wait()
+# They come to the calls in which they wait.
+time.sleep(0.3)
 bare = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 subprocess.run(["ip", "-n", namespace, "link", "set", device, "down"], check=True, env=bare)
 cut.set()

@@ -10,17 +10,22 @@ use super::{Connection, Direction, lock};
 pub struct Plain<'a> {
     connection: &'a Connection,
     direction: Direction,
+    /// The connection may come to be joined: it was counted as a call that is inside.
+    candidate: bool,
 }
 
 impl<'a> Plain<'a> {
-    /// It was counted as one that is inside.
-    pub(super) fn new(connection: &'a Connection, direction: Direction) -> Self {
-        Self { connection, direction }
+    pub(super) fn new(connection: &'a Connection, direction: Direction, candidate: bool) -> Self {
+        Self { connection, direction, candidate }
     }
 
     /// The call moved these bytes: `n` of them, from or to the beginning of the parts.
     pub fn moved<'p>(&self, n: usize, parts: impl Iterator<Item = &'p [u8]>) {
         let connection = self.connection;
+        if !self.candidate {
+            connection.count(self.direction, n);
+            return;
+        }
         let turn = self.direction as u8;
         if connection.last.load(Ordering::Relaxed) != turn {
             connection.last.store(turn, Ordering::Relaxed);
@@ -57,6 +62,8 @@ impl<'a> Plain<'a> {
 
 impl Drop for Plain<'_> {
     fn drop(&mut self) {
-        self.connection.inside[self.direction as usize].fetch_sub(1, Ordering::SeqCst);
+        if self.candidate {
+            self.connection.inside[self.direction as usize].fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }

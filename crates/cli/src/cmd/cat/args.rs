@@ -49,9 +49,9 @@ pub struct Args {
     /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two [default: 1MiB, less where memory to share is scarce]
     #[arg(long, value_name = "SIZE", value_parser = ring)]
     pub ring: Option<u64>,
-    /// Microseconds to spin, at most, before sleeping while the peer is busy; 0 never spins
-    #[arg(long, value_name = "US", default_value = "50", value_parser = micros)]
-    pub spin: Duration,
+    /// Microseconds to spin, at most, before sleeping while the peer is busy; 0 never spins [default: what a wake-up costs, 50 or so]
+    #[arg(long, value_name = "US", value_parser = micros)]
+    pub spin: Option<Duration>,
     /// Say the SHA-256 of what was sent and of what was received, on standard error
     #[arg(short, long)]
     pub checksum: bool,

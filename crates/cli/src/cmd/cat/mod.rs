@@ -33,7 +33,10 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(parent) = args.parent {
         end_with(parent)?;
     }
-    let mut options = Options::new().spin(args.spin);
+    let mut options = Options::new();
+    if let Some(most) = args.spin {
+        options = options.spin(most);
+    }
     if let Some(ring) = args.ring {
         options = options.ring_size(ring);
     }
