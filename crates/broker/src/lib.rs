@@ -15,6 +15,7 @@ pub mod config;
 pub mod guest;
 pub mod hold;
 pub mod ivshmem;
+pub mod keep;
 pub mod local;
 pub mod machine;
 pub mod memory;

@@ -11,7 +11,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 use tombolo_broker::{
     config::{Config, parse_bytes},
-    hold, log, run,
+    hold, keep, log, run,
 };
 use tombolo_broker_guest::run::SLICE;
 
@@ -33,7 +33,7 @@ struct Line {
     /// Do not start a holder: one is there
     #[arg(long)]
     no_holder: bool,
-    /// Be the broker of a virtual machine, not of its host: nothing is configured there
+    /// Be the broker of a virtual machine, or a domain of Xen's, not of its host: nothing is configured there
     #[arg(long, conflicts_with_all = ["config", "no_holder", "check"])]
     guest: bool,
     /// With --guest: what each end of a channel may use of a link's memory, a multiple of 4096
@@ -65,6 +65,7 @@ fn main() -> ExitCode {
     }
     let done = match line.role {
         Some(Role::Hold) => hold::serve(&line.state).map_err(Into::into),
+        None if line.guest && keep::is_domain() => run::run_in_domain(&line.state),
         None if line.guest => tombolo_broker_guest::run::run(&line.state, line.slice).map_err(Into::into),
         None => match Config::read(&line.config) {
             Ok(_) => run::run(&line.config, &line.state, !line.no_holder),

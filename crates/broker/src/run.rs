@@ -18,11 +18,13 @@ use tokio::{
     sync::mpsc,
     task::JoinHandle,
 };
+use tombolo_domain_xen::XenKeeper;
 
 use crate::{
     broker::{Broker, Event, device_socket, program_socket},
     config::Config,
     hold::{self, Holder},
+    keep::Keep,
     notify::notify,
     passing, socket, state,
     xen::Herald,
@@ -51,6 +53,28 @@ pub fn run(config_path: &Path, folder: &Path, start_holder: bool) -> Result<(), 
     Ok(())
 }
 
+/// In a domain of Xen's: serves its programs until a signal says to end.
+///
+/// # Errors
+/// It cannot begin.
+pub fn run_in_domain(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    XenKeeper::new()?;
+    open_folder(folder)?;
+    let _lock = state::lock(&folder.join("lock"))?;
+    let _keep = Keep::begin(folder)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        notify("READY=1");
+        tokio::select! {
+            _ = end.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        notify("STOPPING=1");
+        Ok(())
+    })
+}
+
 /// Makes the folder for sockets and state. Others may pass through it to the sockets that are theirs, and not look.
 fn open_folder(folder: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
@@ -68,6 +92,7 @@ async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: 
     let mut broker = Broker::begin(folder, config_path, config, holder, events.clone())?;
     let mut herald = Herald::default();
     herald.settle(broker.config())?;
+    let _keep = Keep::begin(folder)?;
     let mut doors = Doors::default();
     doors.settle(&broker, folder, &events)?;
     let mode = if group.is_some() { 0o660 } else { 0o600 };

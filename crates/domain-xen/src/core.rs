@@ -19,6 +19,7 @@ use tombolo_layout::xen as at;
 use crate::{
     end::{End, PeerDomain, lock},
     hypervisor::{DomId, Hypervisor},
+    keep::Keeping,
     line::Line,
     memory::Quarantined,
     names::Names,
@@ -152,6 +153,8 @@ pub(crate) struct Core {
     pub store: Mutex<Store>,
     /// What this process writes into its knocks; it is claimed for as long as this process lives.
     pub token: String,
+    ///
+    pub keeping: Keeping,
     _alive: Option<OwnedFd>,
     /// The process that this belongs to: in a child made by fork nothing of it works.
     pid: u32,
@@ -186,7 +189,8 @@ impl Core {
         let token = format!("{pid}-{:016x}", u64::from_ne_bytes(random));
         let _alive = xen.claim(&token)?;
         let (store, folders) = (Mutex::new(store), Mutex::default());
-        Ok(Arc::new(Self { xen, own, store, token, _alive, pid, folders, watched }))
+        let keeping = Keeping::default();
+        Ok(Arc::new(Self { xen, own, store, token, keeping, _alive, pid, folders, watched }))
     }
 
     /// Whether this is the process that made it, and not a child of it.

@@ -4,7 +4,7 @@
 use std::{
     os::fd::BorrowedFd,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -14,7 +14,7 @@ use tombolo_layout::xen as at;
 
 use crate::{
     hypervisor::{DomId, Hypervisor, Port},
-    memory::Places,
+    memory::{Held, Places},
     names::Names,
     page::{OwnPage, PeerPage},
     waker::Waker,
@@ -55,7 +55,7 @@ pub(crate) struct End {
     pub own: OwnPage,
     /// Its reference.
     pub reference: u32,
-    /// The peer's reference, at the listening end.
+    /// The reference of the peer's mailbox, once known.
     pub peer_reference: OnceLock<u32>,
     /// The peer's mailbox, once known.
     pub peer: OnceLock<PeerPage>,
@@ -63,6 +63,8 @@ pub(crate) struct End {
     pub door: Mutex<Option<PeerPage>>,
     /// Places of segments that are offered or in quarantine.
     pub places: Mutex<Places>,
+    /// What was sent before the peer's mailbox was known, so that the keeper could not be told of it.
+    pub unknown: Mutex<Vec<Weak<Held>>>,
     /// The process whose pages these are: a child made by fork does not have them.
     pid: u32,
     closed: AtomicBool,
@@ -86,6 +88,7 @@ impl End {
         let reference = grants.references()[0];
         grants.when_gone(at::AT_STATE, Some(port.number()))?;
         let own = OwnPage::new(grants.map(0, 1)?, at::MAILBOX_MAGIC, port.number());
+        own.put_made();
         Ok(Arc::new(Self {
             domain: Arc::clone(domain),
             own,
@@ -94,6 +97,7 @@ impl End {
             peer: OnceLock::new(),
             door: Mutex::new(None),
             places: Mutex::default(),
+            unknown: Mutex::default(),
             pid: std::process::id(),
             closed: AtomicBool::new(false),
             vanished: AtomicBool::new(false),
@@ -201,6 +205,11 @@ impl End {
                 self.ended.store(false, Ordering::SeqCst);
             }
         }
+    }
+
+    /// The name of X-1.
+    pub(crate) fn service(&self) -> &str {
+        &self.service
     }
 
     fn slot(&self, slot: Slot) -> &Waker {

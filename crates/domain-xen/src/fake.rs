@@ -7,12 +7,14 @@ use std::{
     collections::HashMap,
     fmt,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, Weak},
+    path::PathBuf,
+    sync::{Arc, Mutex, OnceLock, Weak},
 };
 
 use rustix::{
-    event::EventfdFlags,
-    fs::{CWD, Mode, OFlags},
+    event::{EventfdFlags, PollFd, PollFlags, Timespec},
+    fs::{CWD, FileType, Mode, OFlags},
+    pipe::PipeFlags,
 };
 use tombolo_domain::{Error, Result};
 use tombolo_layout::xen::PAGE;
@@ -20,7 +22,7 @@ use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment, create_forgeable};
 
 use self::store::Daemon;
 use crate::{
-    XenDomain, XenHost,
+    XenDomain, XenHost, XenKeeper,
     end::lock,
     hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
 };
@@ -43,12 +45,31 @@ struct State {
     ports: HashMap<(DomId, u32), Weak<FakePort>>,
     /// For each domain, the file whose bytes are its names.
     claims: HashMap<DomId, OwnedFd>,
+    /// Grants whose owner died or let go of them, and of which somebody has a duplicate of the file; and what tells when not.
+    held: Vec<(DomId, Vec<u32>, OwnedFd)>,
+    /// Where the keepers of domains listen.
+    keepers: HashMap<DomId, PathBuf>,
+}
+
+impl State {
+    /// Ends the grants that nobody holds any more.
+    fn sweep(&mut self) {
+        let over = self.held.extract_if(.., |(_, _, file)| {
+            let mut fds = [PollFd::new(file, PollFlags::empty())];
+            rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        });
+        for (owner, references, _) in over {
+            for reference in references {
+                self.grants.remove(&(owner, reference));
+            }
+        }
+    }
 }
 
 impl Default for State {
     fn default() -> Self {
         let (grants, ports, claims) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { last: 0, limit: 1 << 20, grants, ports, claims }
+        Self { last: 0, limit: 1 << 20, grants, ports, claims, held: Vec::new(), keepers: HashMap::new() }
     }
 }
 
@@ -79,6 +100,13 @@ impl FakeXen {
     pub fn host(&self) -> Result<XenHost> {
         self.0.store.add(0);
         XenHost::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id: 0 }))
+    }
+
+    /// The keeper of domain `id`, to which its processes come at `path` from now on.
+    #[must_use]
+    pub fn keeper(&self, id: u16, path: PathBuf) -> XenKeeper {
+        lock(&self.0.state).keepers.insert(id, path);
+        XenKeeper::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id }))
     }
 
     /// Gives domain `id` a name, as dom0 does.
@@ -123,7 +151,9 @@ impl FakeXen {
     /// Grants that there are.
     #[must_use]
     pub fn grants(&self) -> usize {
-        lock(&self.0.state).grants.len()
+        let mut state = lock(&self.0.state);
+        state.sweep();
+        state.grants.len()
     }
 }
 
@@ -224,7 +254,7 @@ impl Hypervisor for FakeDomain {
         }
         drop(state);
         let (world, owner) = (Arc::clone(&self.world), self.id);
-        Ok(Arc::new(FakeGrants { world, owner, references, when_gone: Mutex::new(None) }))
+        Ok(Arc::new(FakeGrants { world, owner, references, when_gone: Mutex::new(None), file: OnceLock::new() }))
     }
 
     fn map(&self, peer: DomId, references: &[u32], port: Option<u32>, guard: Guard) -> Result<PeerSegment> {
@@ -239,7 +269,8 @@ impl Hypervisor for FakeDomain {
     }
 
     fn room(&self) -> usize {
-        let state = lock(&self.world.state);
+        let mut state = lock(&self.world.state);
+        state.sweep();
         state.limit.saturating_sub(state.grants.keys().filter(|key| key.0 == self.id).count())
     }
 
@@ -286,6 +317,14 @@ impl Hypervisor for FakeDomain {
         Ok(!self.world.store.below(&format!("/local/domain/{peer}")).is_empty())
     }
 
+    fn keeper(&self) -> Option<PathBuf> {
+        lock(&self.world.state).keepers.get(&self.id).cloned()
+    }
+
+    fn is_grant(&self, file: BorrowedFd<'_>) -> bool {
+        rustix::fs::fstat(file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo)
+    }
+
     fn claim(&self, name: &str) -> Result<Option<OwnedFd>> {
         let mut state = lock(&self.world.state);
         let claims = match state.claims.remove(&self.id) {
@@ -320,6 +359,8 @@ struct FakeGrants {
     owner: DomId,
     references: Vec<u32>,
     when_gone: Mutex<Option<(usize, Option<u32>)>>,
+    /// The end of a pipe for each duplicate, made when the first is wanted, and the end that tells when all are closed.
+    file: OnceLock<(OwnedFd, OwnedFd)>,
 }
 
 impl fmt::Debug for FakeGrants {
@@ -346,6 +387,14 @@ impl Grants for FakeGrants {
         Ok(segment.guarded(self))
     }
 
+    fn file(&self) -> BorrowedFd<'_> {
+        let pipe = || {
+            let (tells, held) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).expect("a test has descriptors");
+            (held, tells)
+        };
+        self.file.get_or_init(pipe).0.as_fd()
+    }
+
     fn when_gone(&self, offset: usize, port: Option<u32>) -> Result<()> {
         *lock(&self.when_gone) = Some((offset, port));
         Ok(())
@@ -367,9 +416,12 @@ impl Drop for FakeGrants {
                 port.notify();
             }
         }
-        for reference in &self.references {
-            state.grants.remove(&(self.owner, *reference));
+        match self.file.take() {
+            Some((_held, tells)) => state.held.push((self.owner, std::mem::take(&mut self.references), tells)),
+            None => self.references.iter().for_each(|reference| drop(state.grants.remove(&(self.owner, *reference)))),
         }
+        // After the file was closed.
+        state.sweep();
     }
 }
 

@@ -5,6 +5,7 @@ use std::{
     any::Any,
     fmt::Debug,
     os::fd::{BorrowedFd, OwnedFd},
+    path::PathBuf,
     sync::Arc,
 };
 
@@ -55,6 +56,12 @@ pub(crate) trait Hypervisor: Send + Sync + Debug {
     /// Whether there is a domain `peer`: for one that was destroyed, once nobody maps anything of its any more.
     fn is_there(&self, peer: DomId) -> Result<bool>;
 
+    /// Where this domain's keeper listens, if there may be one.
+    fn keeper(&self) -> Option<PathBuf>;
+
+    /// Whether a descriptor is one of [`Grants`].
+    fn is_grant(&self, file: BorrowedFd<'_>) -> bool;
+
     /// Claims `name` within this domain until the descriptor is closed, or nothing if it is claimed.
     fn claim(&self, name: &str) -> Result<Option<OwnedFd>>;
 }
@@ -67,6 +74,9 @@ pub(crate) trait Grants: Send + Sync + Debug {
 
     /// The one mapping of the `count` pages from `first` on; each page is mapped once at most.
     fn map(self: Arc<Self>, first: usize, count: usize) -> Result<OwnSegment>;
+
+    /// What keeps the pages granted as long as it, or a duplicate of it, is open.
+    fn file(&self) -> BorrowedFd<'_>;
 
     /// Has the kernel clear the byte at `offset` when this is dropped or its process dies, and then notify `port`.
     fn when_gone(&self, offset: usize, port: Option<u32>) -> Result<()>;

@@ -18,6 +18,8 @@ mod host;
 #[cfg(feature = "testing")]
 pub mod hostile;
 mod hypervisor;
+mod keep;
+mod keeper;
 mod line;
 mod link;
 mod listener;
@@ -35,6 +37,8 @@ pub use common::{XenPieces, XenPort};
 #[cfg(feature = "testing")]
 pub use fake::FakeXen;
 pub use host::{Views, XenHost};
+pub use keep::{Keepings, Kept};
+pub use keeper::XenKeeper;
 pub use named::XenNames;
 pub use names::{State, View};
 
@@ -55,6 +59,7 @@ use crate::{
     listener::XenListener,
     page::{PeerPage, mark_of},
     place::Place,
+    store::Store,
 };
 
 /// Xen's domains, met in XenStore.
@@ -115,6 +120,26 @@ impl XenDomain {
     /// Where this is no domain of Xen's.
     pub fn pieces(&self, peer: u16) -> Result<XenPieces> {
         Ok(XenPieces::new(self.core()?, peer))
+    }
+
+    /// The listeners that this domain's nodes lead to: for which domain, under which name, and the reference of the door.
+    ///
+    /// # Errors
+    /// Where this is no domain of Xen's; what XenStore says.
+    pub fn listeners(&self) -> Result<Vec<(u16, String, u32)>> {
+        let mut store = Store::new(self.xen.store()?);
+        let own = store.own_id()?;
+        let mut found = Vec::new();
+        for peer in
+            store.list(&format!("/local/domain/{own}/data/tombolo"))?.iter().filter_map(|node| node.parse().ok())
+        {
+            let path = folder(own, peer);
+            for name in store.list(&path)?.into_iter().filter(|name| !name.contains('@')) {
+                let reference = store.read(&format!("{path}/{name}"))?.and_then(|text| text.parse().ok());
+                found.extend(reference.map(|reference| (peer, name, reference)));
+            }
+        }
+        Ok(found)
     }
 
     fn core(&self) -> Result<Arc<Core>> {

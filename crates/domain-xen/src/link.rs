@@ -86,6 +86,8 @@ impl XenLink {
             })?;
         let (page, _port) = PeerPage::new(page, MAILBOX_MAGIC)?;
         let _ = self.end.peer.set(page);
+        let _ = self.end.peer_reference.set(reference);
+        memory::entrust_sent(&self.core, &self.end);
         // Whoever sees that this end joined sees its knock no more, and does not look at it twice.
         self.forget_knock();
         self.end.own.set(AT_JOINED, 1);

@@ -4,20 +4,21 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use rustix::io::Errno;
 use tombolo_domain::{Error, Result};
-use tombolo_layout::xen::{AT_RELEASED, LIST_REFS, PAGE, PLACES, REFERENCES, SegmentName};
+use tombolo_layout::xen::{AT_MADE, AT_RELEASED, LIST_REFS, PAGE, PLACES, REFERENCES, SegmentName};
 use tombolo_mem::{OwnSegment, OwnWord, PeerSegment};
 
 use crate::{
     core::Core,
     end::{End, lock},
     hypervisor::Grants,
+    keep::{Entrusted, Note},
     page::{PeerPage, malformed, words_of},
 };
 
@@ -27,7 +28,7 @@ pub(crate) struct Token {
     end: Arc<End>,
     pub name: SegmentName,
     len: usize,
-    grants: Option<Arc<dyn Grants>>,
+    held: Option<Arc<Held>>,
     sent: AtomicBool,
 }
 
@@ -39,12 +40,53 @@ impl Token {
 
     /// The references that go with its message: those of a small segment.
     pub(crate) fn references(&self) -> &[u32] {
-        let small = self.grants.as_ref().filter(|_| self.name.list == 0);
-        small.map_or(&[], |grants| grants.references())
+        let small = self.held.as_ref().filter(|_| self.name.list == 0);
+        small.map_or(&[], |held| held.grants.references())
     }
 
     pub(crate) fn mark_sent(&self) {
         self.sent.store(true, Ordering::Relaxed);
+        if let Some(held) = self.held.as_ref().filter(|held| !held.entrust(&self.core, &self.end)) {
+            lock(&self.end.unknown).push(Arc::downgrade(held));
+        }
+    }
+}
+
+/// Pages that are granted, and the keeper's word for them.
+#[derive(Debug)]
+pub(crate) struct Held {
+    // Dropped first: what is granted no more need not be kept.
+    grants: Arc<dyn Grants>,
+    name: SegmentName,
+    /// That the domain's keeper holds them, too.
+    entrusted: OnceLock<Entrusted>,
+}
+
+impl Held {
+    /// Hands the pages to the domain's keeper, if there is one; false while the peer's mailbox is not known.
+    fn entrust(&self, core: &Core, end: &End) -> bool {
+        let (Some(page), Some(mailbox)) = (end.peer.get(), end.peer_reference.get()) else { return false };
+        let note = Note {
+            id: 0,
+            peer: end.domain.id,
+            mailbox: *mailbox,
+            made: page.word(AT_MADE).hint(),
+            place: self.name.place,
+            generation: self.name.generation,
+            pages: self.grants.references().len() as u32,
+            service: end.service().into(),
+        };
+        if let Some(entrusted) = core.keeping.entrust(&*core.xen, self.grants.file(), note) {
+            let _ = self.entrusted.set(entrusted);
+        }
+        true
+    }
+}
+
+/// Hands over what was sent before the peer's mailbox was known.
+pub(crate) fn entrust_sent(core: &Core, end: &End) {
+    for held in std::mem::take(&mut *lock(&end.unknown)).iter().filter_map(Weak::upgrade) {
+        held.entrust(core, end);
     }
 }
 
@@ -62,7 +104,7 @@ pub(crate) struct Quarantined {
     end: Arc<End>,
     name: SegmentName,
     len: usize,
-    _grants: Option<Arc<dyn Grants>>,
+    _held: Option<Arc<Held>>,
 }
 
 impl fmt::Debug for Quarantined {
@@ -73,19 +115,21 @@ impl fmt::Debug for Quarantined {
 
 impl Quarantined {
     fn new(token: &mut Token) -> Self {
-        let (end, grants) = (Arc::clone(&token.end), token.grants.take());
+        let (end, _held) = (Arc::clone(&token.end), token.held.take());
         end.account(|places| places.quarantined += token.len as u64);
-        Self { end, name: token.name, len: token.len, _grants: grants }
+        Self { end, name: token.name, len: token.len, _held }
     }
 
     /// Whether the peer let go of it.
     pub(crate) fn is_free(&self) -> bool {
-        let released = |page: &PeerPage| {
-            // A lie frees nothing: what is mapped the kernel keeps.
-            page.word(AT_RELEASED + 8 * usize::from(self.name.place)).hint() == u64::from(self.name.generation)
-        };
+        let released = |page| released(page, self.name.place, self.name.generation);
         self.end.maps_nothing() || self.end.peer.get().is_some_and(released)
     }
+}
+
+/// Whether the peer whose mailbox this is says that it let go of a segment. A lie frees nothing: what is mapped the kernel keeps.
+pub(crate) fn released(page: &PeerPage, place: u8, generation: u32) -> bool {
+    page.word(AT_RELEASED + 8 * usize::from(place)).hint() == u64::from(generation)
 }
 
 impl Drop for Quarantined {
@@ -154,7 +198,8 @@ pub(crate) fn allocate(core: &Arc<Core>, end: &Arc<End>, len: usize) -> Result<(
     let (place, generation) = lock(&end.places).take()?;
     let name = SegmentName { list, pages: pages as u32, place, generation };
     let (core, end) = (Arc::clone(core), Arc::clone(end));
-    Ok((segment, Token { core, end, name, len, grants: Some(grants), sent: AtomicBool::new(false) }))
+    let held = Some(Arc::new(Held { grants, name, entrusted: OnceLock::new() }));
+    Ok((segment, Token { core, end, name, len, held, sent: AtomicBool::new(false) }))
 }
 
 /// The last generation that came from each of the peer's places.

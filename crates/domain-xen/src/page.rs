@@ -42,10 +42,14 @@ impl OwnPage {
         }
     }
 
-    /// Says for tools who the peer is, how they met, and when.
-    pub(crate) fn put_board(&self, peer: DomId, service: &str) {
+    /// Says when it was made.
+    pub(crate) fn put_made(&self) {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         self.set(at::AT_MADE, now.map_or(0, |now| now.as_nanos() as u64));
+    }
+
+    /// Says for tools who the peer is, and how they met.
+    pub(crate) fn put_board(&self, peer: DomId, service: &str) {
         self.put(at::AT_NAME, service.as_bytes());
         self.set(at::AT_BOARD, at::board_head(peer, false));
     }

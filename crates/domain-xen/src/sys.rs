@@ -10,6 +10,7 @@ use std::{
     ffi::c_void,
     fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -18,7 +19,7 @@ use std::{
 
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::{
-    fs::{CWD, Mode, OFlags},
+    fs::{CWD, FileType, Mode, OFlags, Stat},
     io::Errno,
     ioctl::{Direction, Ioctl, IoctlOutput, Opcode, opcode},
 };
@@ -28,10 +29,11 @@ use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment};
 
 use crate::{
     hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
+    keep,
     page::mark_of,
 };
 
-const GNTALLOC: &str = "/dev/xen/gntalloc";
+pub(crate) const GNTALLOC: &str = "/dev/xen/gntalloc";
 const GNTDEV: &str = "/dev/xen/gntdev";
 const EVTCHN: &str = "/dev/xen/evtchn";
 const XENBUS: &str = "/dev/xen/xenbus";
@@ -115,6 +117,11 @@ fn open(path: &'static str, flags: OFlags) -> Result<OwnedFd> {
     })
 }
 
+/// Whether pages can be granted and mapped here.
+pub(crate) fn drivers_are_there() -> Result<()> {
+    [GNTALLOC, GNTDEV, XENBUS].into_iter().try_for_each(|path| open(path, OFlags::RDWR).map(drop))
+}
+
 /// Xen, by the kernel's drivers.
 #[derive(Debug)]
 pub(crate) struct Xen;
@@ -196,6 +203,19 @@ impl Hypervisor for Xen {
             Ok(_) | Err(Errno::INVAL) => Ok(true),
             Err(error) => Err(Error::os("ioctl EVTCHN_BIND_INTERDOMAIN", error)),
         }
+    }
+
+    fn keeper(&self) -> Option<PathBuf> {
+        Some(keep::socket())
+    }
+
+    fn is_grant(&self, file: BorrowedFd<'_>) -> bool {
+        let device = |stat: rustix::io::Result<Stat>| {
+            let stat = stat.ok().filter(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice);
+            stat.map(|stat| stat.st_rdev)
+        };
+        let wanted = device(rustix::fs::stat(GNTALLOC));
+        wanted.is_some() && device(rustix::fs::fstat(file)) == wanted
     }
 
     /// A lock on one byte of the device's file: it leaves nothing behind, and goes with whoever holds it.
@@ -324,6 +344,10 @@ impl Grants for Allocation {
         mapped[first..first + count].fill(true);
         drop(mapped);
         Ok(segment.guarded(self))
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 
     fn when_gone(&self, offset: usize, port: Option<u32>) -> Result<()> {

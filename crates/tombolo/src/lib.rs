@@ -94,6 +94,16 @@ pub mod sockets {
 pub mod xen {
     use super::XenDomain;
     use tombolo_channel::Result;
+    pub use tombolo_domain_xen::{Keepings, Kept};
+
+    /// The listeners that this domain's nodes in XenStore lead to: for which domain, under which name, and the reference of the
+    /// door.
+    ///
+    /// # Errors
+    /// Where this is no domain of Xen's; what XenStore says.
+    pub fn listeners() -> Result<Vec<(u16, String, u32)>> {
+        Ok(XenDomain::new().listeners()?)
+    }
 
     /// Asks XenStore for this domain's number, grants a page, makes an event channel; page and channel are given back.
     ///

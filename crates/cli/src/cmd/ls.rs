@@ -8,7 +8,9 @@ use serde::Serialize;
 use crate::{
     failure::Result,
     human,
-    inspect::{self, Bytes, Carried, Channel, Counted, End, Half, Listener, Mode, Pulse, Socket, State, Summary, View},
+    inspect::{
+        self, Bytes, Carried, Channel, Counted, End, Half, Kept, Listener, Mode, Pulse, Socket, State, Summary, View,
+    },
     output,
 };
 
@@ -18,7 +20,8 @@ use crate::{
 /// no notice. For each: where its two ends met, who is at them, how it fares, and for both directions the ring, what is in
 /// it, and what the two ends counted. Then the TCP connections of programs under `tombolo run`, with the bytes that went by each
 /// path and why they are on TCP if they are. Then the sockets in the folder of services (for root: of all users), with those that
-/// nobody listens at any more.
+/// nobody listens at any more; listeners for other domains of Xen's; and pages of programs that died, which tombolod keeps until the
+/// other domain has said that it unmapped them.
 ///
 /// Exit codes: 0 if it was possible to look, whatever was found; 1 if not; 2 if the options make no sense or a FOLDER
 /// cannot be looked into.
@@ -53,6 +56,7 @@ enum Line<'a> {
     Channel(&'a Channel),
     Socket(&'a Socket),
     Listener(&'a Listener),
+    Kept(&'a Kept),
     Summary(&'a Summary),
 }
 
@@ -67,6 +71,7 @@ pub fn json(view: &View) -> Result<()> {
     view.channels.iter().try_for_each(|channel| output::json(&Line::Channel(channel)))?;
     view.sockets.iter().try_for_each(|socket| output::json(&Line::Socket(socket)))?;
     view.listeners.iter().try_for_each(|listener| output::json(&Line::Listener(listener)))?;
+    view.kept.iter().try_for_each(|kept| output::json(&Line::Kept(kept)))?;
     output::json(&Line::Summary(&view.summary))
 }
 
@@ -86,6 +91,11 @@ fn text(view: &View) -> String {
         lines.extend(view.listeners.iter().map(listener));
         lines.push(String::new());
     }
+    if !view.kept.is_empty() {
+        lines.push("kept for programs that died, until the other domain has unmapped it".into());
+        lines.extend(view.kept.iter().map(kept));
+        lines.push(String::new());
+    }
     lines.extend(remarks(&view.summary));
     lines.join("\n")
 }
@@ -102,6 +112,12 @@ pub fn remarks(summary: &Summary) -> Vec<String> {
     }
     if summary.unlisted > 0 {
         lines.push(format!("{} TCP connections are not listed: their processes have too many", summary.unlisted));
+    }
+    if summary.let_go > 0 {
+        lines.push(format!(
+            "{} pages of programs that died were left to the kernel: tombolod had no room",
+            summary.let_go
+        ));
     }
     lines
 }
@@ -187,6 +203,12 @@ fn listener(listener: &Listener) -> String {
     format!("  {address}  {who} ({user})")
 }
 
+fn kept(kept: &Kept) -> String {
+    let Kept { address, peer_domain, pages, age, pid, command, user, .. } = kept;
+    let age = human::clock(Duration::from_secs_f64(*age));
+    format!("  {address}  {pages} pages  domain {peer_domain} may map them  age {age}  {pid} {command} ({user})")
+}
+
 /// A state as people read it.
 pub fn shown(state: State) -> &'static str {
     match state {
@@ -207,12 +229,13 @@ mod tests {
 
     #[test]
     fn what_could_not_be_seen_is_said() {
-        let summary = Summary { processes: 7, hidden: 3, broken: 1, unlisted: 2 };
+        let summary = Summary { processes: 7, hidden: 3, broken: 1, unlisted: 2, let_go: 4 };
         let lines = remarks(&summary);
         assert_eq!(lines[0], "3 of 10 processes could not be looked into; root sees all");
         assert!(lines[1].contains("no segments"));
         assert!(lines[2].starts_with("2 TCP connections"));
-        assert!(remarks(&Summary { hidden: 0, broken: 0, unlisted: 0, ..summary }).is_empty());
+        assert!(lines[3].starts_with("4 pages"));
+        assert!(remarks(&Summary { hidden: 0, broken: 0, unlisted: 0, let_go: 0, ..summary }).is_empty());
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub use channel::{Channel, Counted, End, Half, Mode, Pipe, State};
 pub use listener::{Listener, Pulse, known_folders};
 pub use process::{known_groups, known_users, name_of};
 pub use socket::{Bytes, Carried, Socket};
+pub use xen::{Keeper, Kept, keeper};
 
 use crate::failure::Result;
 
@@ -30,6 +31,7 @@ pub struct View {
     pub channels: Vec<Channel>,
     pub sockets: Vec<Socket>,
     pub listeners: Vec<Listener>,
+    pub kept: Vec<Kept>,
     pub summary: Summary,
 }
 
@@ -44,6 +46,8 @@ pub struct Summary {
     pub broken: u64,
     /// TCP connections under `tombolo run` that had no room in their processes' lists.
     pub unlisted: u64,
+    /// Pages of programs that died for which this domain's keeper had no room: the kernel keeps them, out of sight.
+    pub let_go: u64,
 }
 
 /// Looks at everything, and for listeners in these folders.
@@ -51,9 +55,11 @@ pub fn look(folders: &[PathBuf]) -> Result<View> {
     let scan = process::scan()?;
     let (channels, broken) = channel::find(&scan)?;
     let (sockets, unlisted) = socket::find(&scan)?;
-    let listeners = listener::find(folders, &scan)?;
-    let summary = Summary { processes: scan.looked_into, hidden: scan.hidden, broken, unlisted };
-    Ok(View { channels, sockets, listeners, summary })
+    let mut listeners = listener::find(folders, &scan)?;
+    listeners.extend(xen::listeners(&scan.holders, || tombolo::xen::listeners().unwrap_or_default()));
+    let Keeper { kept, let_go, .. } = xen::keeper();
+    let summary = Summary { processes: scan.looked_into, hidden: scan.hidden, broken, unlisted, let_go };
+    Ok(View { channels, sockets, listeners, kept, summary })
 }
 
 /// Pages that programs of this domain of Xen's granted and have mapped, and those that they retired and keep because a peer may

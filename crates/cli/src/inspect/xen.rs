@@ -9,6 +9,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use serde::Serialize;
+use tombolo::xen::Keepings;
 use tombolo_layout::{
     handshake::{Greeting, Message},
     limits::CONTROL_LEN,
@@ -16,7 +18,8 @@ use tombolo_layout::{
 };
 
 use super::{
-    process::{Process, printable},
+    listener::{Listener, Pulse},
+    process::{Process, known_users, name_of, printable},
     segment::{Segment, word_at},
 };
 
@@ -48,6 +51,75 @@ pub struct Link {
 pub struct Door {
     pub peer: u16,
     pub reference: u32,
+    /// It is one for a domain that is known by name.
+    pub named: bool,
+}
+
+/// Pages of a program that died, which the domain's keeper holds until the other domain says that it unmapped them.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Kept {
+    /// By which the program met its peer.
+    pub address: String,
+    pub peer_domain: u16,
+    pub pages: u64,
+    /// Seconds since it died.
+    pub age: f64,
+    pub pid: u32,
+    pub command: String,
+    pub uid: u32,
+    pub user: String,
+}
+
+/// What the keeper of this domain has.
+#[derive(Debug, Default)]
+pub struct Keeper {
+    /// There is one, and it answered.
+    pub there: bool,
+    pub kept: Vec<Kept>,
+    /// Pages that it had no room for.
+    pub let_go: u64,
+}
+
+/// Asks it. One that does not answer this user is none.
+pub fn keeper() -> Keeper {
+    match Keepings::ask() {
+        Ok(found) => told(found),
+        Err(_) => Keeper::default(),
+    }
+}
+
+fn told(Keepings { kept, let_go }: Keepings) -> Keeper {
+    let users = known_users();
+    let kept = kept.into_iter().map(|kept| Kept {
+        address: printable(&format!("xen:{}/{}", kept.peer, kept.service)),
+        peer_domain: kept.peer,
+        pages: kept.pages,
+        age: kept.age.as_secs_f64(),
+        pid: kept.pid,
+        command: printable(&kept.command),
+        uid: kept.uid,
+        user: name_of(kept.uid, &users),
+    });
+    Keeper { there: true, kept: kept.collect(), let_go }
+}
+
+/// Who listens for other domains, with the names that `names` has for their doors.
+pub fn listeners(holders: &[Process], names: impl FnOnce() -> Vec<(u16, String, u32)>) -> Vec<Listener> {
+    let doors = holders.iter().flat_map(|process| granted(process).doors.into_iter().map(move |door| (process, door)));
+    let doors: Vec<_> = doors.collect();
+    let names = if doors.is_empty() { Vec::new() } else { names() };
+    let listener = |(process, door): (&Process, Door)| {
+        let name = names.iter().find(|(peer, _, reference)| (*peer, *reference) == (door.peer, door.reference));
+        let name = printable(name.map_or("?", |(_, name, _)| name));
+        let address = match door.named {
+            true => format!("vm:{name} (domain {})", door.peer),
+            false => format!("xen:{}/{name}", door.peer),
+        };
+        let (uid, user) = (process.uid.unwrap_or(u32::MAX), process.user.clone().unwrap_or_else(|| "?".into()));
+        let (pid, command) = (Some(process.pid), Some(process.command.clone()));
+        Listener { address, state: Pulse::Listening, uid, user, pid, command }
+    };
+    doors.into_iter().map(listener).collect()
 }
 
 /// What a process has of Xen.
@@ -127,7 +199,7 @@ fn message(page: &Page, number: u64) -> Option<Message> {
 fn door(page: &Page) -> Option<Door> {
     let word = |offset| word_at(&page[..], offset);
     let (peer, _) = at::board_of(word(at::AT_FOR)).filter(|_| word(at::AT_STATE) & 0xff == at::OPEN)?;
-    Some(Door { peer, reference: (word(at::AT_FOR) >> 32) as u32 })
+    Some(Door { peer, reference: (word(at::AT_FOR) >> 32) as u32, named: word(at::AT_PAIR) != 0 })
 }
 
 #[cfg(test)]
@@ -233,6 +305,34 @@ mod tests {
         let process = process(vec![at_page]);
         assert!(granted(&process).doors.is_empty(), "its state says that it is closed");
         page.word(at::AT_STATE).store_relaxed(at::OPEN);
-        assert_eq!(granted(&process).doors, [Door { peer: 7, reference: 99 }]);
+        assert_eq!(granted(&process).doors, [Door { peer: 7, reference: 99, named: false }]);
+    }
+    #[test]
+    fn x12_listener_for_another_domain_is_told_with_the_name_that_xenstore_has_for_its_door() {
+        let (page, at_page) = memory("tombolo-ls-x12-listener", at::PAGE);
+        let words = [
+            (at::AT_FOR, at::board_head(7, false) | 99 << 32),
+            (at::AT_MAGIC, at::DOOR_MAGIC),
+            (at::AT_STATE, at::OPEN),
+        ];
+        words.into_iter().for_each(|(offset, word)| page.word(offset).store_relaxed(word));
+        let process = [process(vec![at_page])];
+        let names = || vec![(7, "other".to_owned(), 98), (3, "other".to_owned(), 99), (7, "web".to_owned(), 99)];
+        let told = |names: Vec<_>| listeners(&process, || names).into_iter().map(|one| one.address).collect::<Vec<_>>();
+        assert_eq!(told(names()), ["xen:7/web"]);
+        assert_eq!(told(Vec::new()), ["xen:7/?"]);
+        page.word(at::AT_PAIR).store_relaxed(5);
+        assert_eq!(told(names()), ["vm:web (domain 7)"]);
+        assert!(listeners(&[], || panic!("nobody listens")).is_empty());
+    }
+
+    #[test]
+    fn x13_what_the_keeper_says_is_shown_without_what_terminals_obey() {
+        let (service, command, age) = ("web".into(), "a\x1bb".into(), Duration::from_millis(1500));
+        let kept = tombolo::xen::Kept { peer: 7, pages: 257, age, pid: 12, uid: 0, service, command };
+        let keeper = told(Keepings { kept: vec![kept], let_go: 3 });
+        let [kept] = &keeper.kept[..] else { panic!("one") };
+        assert_eq!((kept.address.as_str(), kept.command.as_str(), kept.age), ("xen:7/web", "a?b", 1.5));
+        assert_eq!((kept.user.as_str(), keeper.let_go, keeper.there), ("root", 3, true));
     }
 }

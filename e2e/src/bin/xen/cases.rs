@@ -4,6 +4,7 @@
 mod death;
 mod doctor;
 mod faults;
+mod kept;
 mod names;
 pub mod shown;
 mod suite;
@@ -21,9 +22,9 @@ pub type Case = runner::Case<Rig>;
 /// All cases in the order in which they run: those of one kind of domains together, as domains of another kind have to
 /// boot. What leaves them odd comes last.
 pub fn all() -> impl Iterator<Item = &'static Case> {
-    let (deaths, more) = if long() { (death::LONG, suite::PVH_LONG) } else { Default::default() };
-    let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, death::CASES, deaths];
-    pv.into_iter().chain([transfer::PVH, suite::PVH, more, vchan::PVH, faults::CASES]).flatten()
+    let (deaths, more, kept) = if long() { (death::LONG, suite::PVH_LONG, kept::PVH_LONG) } else { Default::default() };
+    let pv = [transfer::PV, doctor::PV, shown::PV, suite::PV, vchan::PV, names::PV, death::CASES, kept::PV, deaths];
+    pv.into_iter().chain([transfer::PVH, suite::PVH, more, kept, vchan::PVH, faults::CASES]).flatten()
 }
 
 /// Whether there is time for what takes long.

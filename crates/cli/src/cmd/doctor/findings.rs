@@ -290,6 +290,7 @@ mod tests {
                 limit: Some(1024),
                 granted: 0,
                 quarantine: 0,
+                kept: None,
             }),
         }
     }

@@ -42,6 +42,8 @@ pub struct Domain {
     pub granted: u64,
     /// Pages that programs keep because a peer has not said that it unmapped them.
     pub quarantine: u64,
+    /// Pages that `tombolod` keeps for programs that died, if it runs here.
+    pub kept: Option<u64>,
 }
 
 /// Looks at this domain; none: no Xen is under this kernel.
@@ -53,6 +55,7 @@ pub fn probe() -> Option<Domain> {
     }
     let devices = DEVICES.map(|(name, _)| device(&folder.join(name)));
     let there = devices == [Device::There; 4];
+    let keeper = inspect::keeper();
     let (granted, quarantine) = inspect::granted().unwrap_or_default();
     Some(Domain {
         controls: says("/proc/xen/capabilities").contains("control_d"),
@@ -61,6 +64,7 @@ pub fn probe() -> Option<Domain> {
         limit: says(LIMIT).trim().parse().ok(),
         granted,
         quarantine,
+        kept: keeper.there.then(|| keeper.kept.iter().map(|kept| kept.pages).sum()),
     })
 }
 
@@ -106,7 +110,7 @@ pub fn xen(domain: Option<&Domain>) -> Finding {
     };
     let name = if domain.controls { "dom0, domain" } else { "domain" };
     let (limit, granted) = (domain.limit.unwrap_or(0), domain.granted);
-    let left = limit.saturating_sub(granted);
+    let left = limit.saturating_sub(granted + domain.kept.unwrap_or(0));
     let mut says = format!(
         "{name} {number}: pages are granted and events sent; {granted} of {limit} pages are granted, room for {} ends \
          of channels with rings of 1 MiB",
@@ -114,6 +118,11 @@ pub fn xen(domain: Option<&Domain>) -> Finding {
     );
     if domain.quarantine > 0 {
         says += &format!("; {} in quarantine, see tombolo ls", domain.quarantine);
+    }
+    match domain.kept {
+        Some(0) => {}
+        Some(pages) => says += &format!("; tombolod keeps {pages} of programs that died, see tombolo ls"),
+        None => says += "; no tombolod tells what programs that died left mapped",
     }
     if domain.controls {
         says += "; what other domains still map of programs that are gone: xl debug-keys g; xl dmesg";
@@ -131,10 +140,16 @@ mod tests {
     #[test]
     fn quarantine_is_told_and_who_else_can_be_asked() {
         let (devices, tried, limit) = ([Device::There; 4], Some(Ok(0)), Some(1024));
-        let mut domain = Domain { controls: false, devices, tried, limit, granted: 300, quarantine: 3 };
+        let mut domain = Domain { controls: false, devices, tried, limit, granted: 300, quarantine: 3, kept: Some(0) };
         let told = |domain: &Domain| xen(Some(domain)).says;
         assert!(told(&domain).ends_with("; 300 of 1024 pages are granted, room for 2 ends of channels with rings of 1 MiB; 3 in quarantine, see tombolo ls"));
-        (domain.controls, domain.quarantine) = (true, 0);
+        (domain.quarantine, domain.kept) = (0, Some(300));
+        assert!(told(&domain).ends_with(
+            "room for 1 ends of channels with rings of 1 MiB; tombolod keeps 300 of programs that died, see tombolo ls"
+        ));
+        domain.kept = None;
+        assert!(told(&domain).ends_with("; no tombolod tells what programs that died left mapped"));
+        (domain.controls, domain.kept) = (true, Some(0));
         assert!(told(&domain).ends_with("xl debug-keys g; xl dmesg") && !told(&domain).contains("quarantine"));
     }
 }

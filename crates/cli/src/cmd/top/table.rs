@@ -265,7 +265,7 @@ mod tests {
     fn look() -> Look {
         let rates = |bytes| Some([Rates { bytes, ..Rates::default() }; 2]);
         let channels = vec![(channel(1, 4096), rates(5.0)), (channel(2, 0), rates(9.0)), (channel(3, 2048), None)];
-        let summary = Summary { processes: 1, hidden: 2, broken: 0, unlisted: 0 };
+        let summary = Summary { processes: 1, hidden: 2, broken: 0, unlisted: 0, let_go: 0 };
         Look { channels, sockets: Vec::new(), summary, seconds: 1.0 }
     }
 

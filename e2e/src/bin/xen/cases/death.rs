@@ -32,7 +32,7 @@ const TOLD: u64 = 30;
 const STEPS: u64 = 1500;
 
 /// A stream of numbered lines from `from` to `to`, until somebody dies: the sender's job, and the receiver's.
-fn flow(pair: &mut Pair, from: &str, to: &str) -> Result<(Job, Job)> {
+pub fn flow(pair: &mut Pair, from: &str, to: &str) -> Result<(Job, Job)> {
     let (source, target) = (pair.number(from), pair.number(to));
     let receiver =
         format!("exec tombolo cat --listen xen:{source}/flow --receive-only --output /tmp/flow --timeout 120");
@@ -56,7 +56,7 @@ fn noted(pair: &mut Pair, at: &str) -> Result<u64> {
 }
 
 /// What has arrived are the first numbers, in order, up to some byte, which is not before the last that was published.
-fn check_arrived(pair: &mut Pair, at: &str, published: u64) -> Result<()> {
+pub fn check_arrived(pair: &mut Pair, at: &str, published: u64) -> Result<()> {
     let text = "n=$(wc -l < /tmp/flow); head -n $n /tmp/flow | sha256sum; seq 1 $n | sha256sum; wc -c < /tmp/flow; \
                 rm /tmp/flow";
     let said = pair.sh(at, text)?;
@@ -68,11 +68,12 @@ fn check_arrived(pair: &mut Pair, at: &str, published: u64) -> Result<()> {
 }
 
 /// How long it took until the ends that were left knew.
-struct Told(Vec<Duration>);
+#[derive(Default)]
+pub struct Told(Vec<Duration>);
 
 impl Told {
     /// The end that is left ends soon, with code 1, and says why.
-    fn wait(&mut self, pair: &mut Pair, at: &str, job: Job, words: &str) -> Result<()> {
+    pub fn wait(&mut self, pair: &mut Pair, at: &str, job: Job, words: &str) -> Result<()> {
         let start = Instant::now();
         let output = pair.at(at)?.wait(job, within(TOLD))?;
         self.0.push(start.elapsed());
@@ -81,16 +82,21 @@ impl Told {
         Ok(())
     }
 
-    fn say(mut self, what: &str) {
-        self.0.sort();
-        let (count, most) = (self.0.len(), self.0.last().copied().unwrap_or_default());
-        println!("{count} {what}: the other end knew after {:.0?} (median), {most:.0?} (most)", self.0[count / 2]);
+    pub fn median(&self) -> Duration {
+        let mut all = self.0.clone();
+        all.sort();
+        all[all.len() / 2]
+    }
+
+    fn say(&self, what: &str) {
+        let (count, most) = (self.0.len(), self.0.iter().max().copied().unwrap_or_default());
+        println!("{count} {what}: the other end knew after {:.0?} (median), {most:.0?} (most)", self.median());
     }
 }
 
 fn senders(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
-    let mut ends = Told(Vec::new());
+    let mut ends = Told::default();
     for round in 0..3 {
         let (sender, receiver) = flow(pair, "A", "B")?;
         pass(pair, pause_of(round))?;
@@ -107,7 +113,7 @@ fn senders(rig: &mut Rig) -> Result<Verdict> {
 
 fn receivers(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
-    let mut ends = Told(Vec::new());
+    let mut ends = Told::default();
     for round in 0..3 {
         let (sender, receiver) = flow(pair, "A", "B")?;
         pass(pair, pause_of(round))?;
@@ -122,7 +128,7 @@ fn receivers(rig: &mut Rig) -> Result<Verdict> {
 }
 
 /// Lets the receiver stop reading until the sender can publish no more. The bytes that it has published then.
-fn fill(pair: &mut Pair, from: &str, to: &str) -> Result<u64> {
+pub fn fill(pair: &mut Pair, from: &str, to: &str) -> Result<u64> {
     pair.sh(to, "killall -STOP tombolo")?;
     let stands = "a=x; until [ \"$a\" = \"$(cat /tmp/noted)\" ]; do a=$(cat /tmp/noted); usleep 500000; done";
     pair.sh(from, stands)?;
@@ -131,7 +137,7 @@ fn fill(pair: &mut Pair, from: &str, to: &str) -> Result<u64> {
 
 fn destroyed(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
-    let mut ends = Told(Vec::new());
+    let mut ends = Told::default();
     for round in 0..if long() { 10 } else { 2 } {
         // The one that dies sends in one round, and receives in the other.
         let sends = round % 2 == 0;
@@ -155,16 +161,21 @@ fn destroyed(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Programs of A are killed, one after the other; a program of B is at the other end of all of them.
 fn reaped(rig: &mut Rig, role: &str) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
-    let count = if long() { 100 } else { 5 };
+    reaped_in(pair, role, if long() { 100 } else { 5 })?;
+    pair.check_clean()?;
+    Ok(Verdict::Done)
+}
+
+/// Programs of A are killed, one after the other; a program of B is at the other end of all of them.
+pub fn reaped_in(pair: &mut Pair, role: &str, count: u64) -> Result<Told> {
     let (a, b) = (pair.number("A"), pair.number("B"));
     let left = pair.start("B", &format!("exec /agent outlive {role} xen:{a}/reaped {count}"))?;
     let reaper = pair.start("A", &format!("exec /agent reap {role} xen:{b}/reaped {count}"))?;
     let noted = pair.at("A")?.wait(reaper, within(TOLD * count))?.success().context("who kills")?;
     let arrived = pair.at("B")?.wait(left, within(TOLD))?.success().context("who is left")?;
-    let (mut ends, mut all) = (Told(Vec::new()), 0);
+    let (mut ends, mut all) = (Told::default(), 0);
     for (noted, arrived) in noted.lines().zip(arrived.lines()) {
         let (bytes, silence) = arrived.split_once(' ').ok_or_else(|| Error::new(arrived))?;
         let (noted, bytes): (u64, u64) = (noted.parse()?, bytes.parse()?);
@@ -173,9 +184,8 @@ fn reaped(rig: &mut Rig, role: &str) -> Result<Verdict> {
         all += bytes;
     }
     ensure!(ends.0.len() as u64 == count, "{} of {count} ends", ends.0.len());
-    pair.check_clean()?;
     ends.say(&format!("killed ({role}), {} MB", all / 1_000_000));
-    Ok(Verdict::Done)
+    Ok(ends)
 }
 
 /// One process after the other dies in B, each some system calls later on its way into a channel; A has one that outlives all

@@ -3,7 +3,7 @@
 
 use super::{Case, Kind, Verdict};
 use crate::rig::{Pair, Rig};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
@@ -16,6 +16,9 @@ pub const PV: &[Case] =
 const CONFIG: &str = "[xen]\ndomains = [\"A\", \"B\"]\n[[allow]]\nfrom = \"A\"\nto = \"B\"\nservice = \"file\"\n\
     [[allow]]\nfrom = \"A\"\nto = \"B\"\nservice = \"life\"\n[[allow]]\nfrom = \"*\"\nto = \"host\"\nservice = \"log\"\n";
 const STATE: &str = "/tmp/broker";
+/// X-22. How soon a pause is told, and how many are tried.
+const TOLD: Duration = Duration::from_secs(2);
+const PAUSES: usize = 3;
 
 fn names(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
@@ -41,14 +44,18 @@ fn names(rig: &mut Rig) -> Result<Verdict> {
         }
     };
     seen(pair, "Running")?;
-    let asked = Instant::now();
-    pair.sh("dom0", "xl pause B")?;
-    let paused = asked.elapsed();
-    seen(pair, "Paused")?;
-    // Less than 2 s where xl takes none; here it takes one or more itself, and the machine is shared.
-    println!("`xl pause` returned after {paused:.1?}, A knew after {:.1?}", asked.elapsed());
-    pair.sh("dom0", "xl unpause B")?;
-    seen(pair, "Running")?;
+    // The machine is shared, and xl alone may take a second of it under emulation: the best of a few counts.
+    let mut told = Vec::new();
+    while told.iter().all(|told| *told >= TOLD) {
+        ensure!(told.len() < PAUSES, "a pause was told after {told:.1?}, not within {TOLD:?}");
+        pair.sh("dom0", "xl pause B")?;
+        let paused = Instant::now();
+        seen(pair, "Paused")?;
+        told.push(paused.elapsed());
+        pair.sh("dom0", "xl unpause B")?;
+        seen(pair, "Running")?;
+    }
+    println!("A knew {told:.1?} after `xl pause` had returned");
     // A broker that is killed is not believed, and breaks nothing: the channel goes on, and names lead where they led.
     pair.at("dom0")?.kill(broker)?;
     seen(pair, "Unknown")?;

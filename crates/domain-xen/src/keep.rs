@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A program's side of its domain's keeper: what it hands over of each segment, so that somebody holds the pages when it
+//! died and its peer has not said that it unmapped them. [`crate::keeper`] is the other side.
+
+use std::{
+    fmt,
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::{Path, PathBuf},
+    str::{FromStr, SplitN},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+        SocketType, sockopt,
+    },
+};
+use tombolo_layout::xen::PLACES;
+
+use crate::{
+    end::lock,
+    hypervisor::{DomId, Hypervisor},
+};
+
+/// Where the keeper listens unless `TOMBOLO_KEEPER` says otherwise.
+const SOCKET: &str = "/run/tombolo/keeper.sock";
+/// Longest message of the keeper.
+pub(crate) const ANSWER_MAX: usize = 32 << 10;
+/// How long it may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The keeper's socket, as the environment names it.
+pub(crate) fn socket() -> PathBuf {
+    std::env::var_os("TOMBOLO_KEEPER").filter(|path| !path.is_empty()).map_or_else(|| SOCKET.into(), PathBuf::from)
+}
+
+/// What the keeper is told of a segment whose pages come along.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Note {
+    /// The program's own number for it.
+    pub id: u64,
+    pub peer: DomId,
+    /// The peer's mailbox: its reference, and when it was made, by which it is known from others that had the reference.
+    pub mailbox: u32,
+    pub made: u64,
+    /// By which the peer says that it let go of it.
+    pub place: u8,
+    pub generation: u32,
+    pub pages: u32,
+    /// The name by which the ends met.
+    pub service: String,
+}
+
+/// What a program says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Request {
+    Keep(Note),
+    Forget(u64),
+    List,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keep(note) => {
+                let Note { id, peer, mailbox, made, place, generation, pages, service } = note;
+                write!(f, "keep {id} {peer} {mailbox} {made} {place} {generation} {pages} {service}")
+            }
+            Self::Forget(id) => write!(f, "forget {id}"),
+            Self::List => f.write_str("list"),
+        }
+    }
+}
+
+impl Request {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (what, rest) = text.split_once(' ').unwrap_or((text, ""));
+        match what {
+            "keep" => {
+                let mut words = rest.splitn(8, ' ');
+                let note = Note {
+                    id: number(&mut words)?,
+                    peer: number(&mut words)?,
+                    mailbox: number(&mut words)?,
+                    made: number(&mut words)?,
+                    place: number(&mut words)?,
+                    generation: number(&mut words)?,
+                    pages: number(&mut words)?,
+                    service: words.next()?.to_owned(),
+                };
+                (usize::from(note.place) < PLACES && note.pages > 0).then_some(Self::Keep(note))
+            }
+            "forget" => rest.parse().ok().map(Self::Forget),
+            "list" if rest.is_empty() => Some(Self::List),
+            _ => None,
+        }
+    }
+}
+
+fn number<T: FromStr>(words: &mut SplitN<'_, char>) -> Option<T> {
+    words.next()?.parse().ok()
+}
+
+/// Pages of a program that died, kept until its peer says that it unmapped them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Kept {
+    /// The number of the domain that may map them.
+    pub peer: u16,
+    /// How many, with those of the list of their references.
+    pub pages: u64,
+    /// How long ago the program died.
+    pub age: Duration,
+    /// Its number.
+    pub pid: u32,
+    /// Its user's.
+    pub uid: u32,
+    /// The name by which the ends met.
+    pub service: String,
+    /// What the kernel called it.
+    pub command: String,
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peer, pages, age, pid, uid, service, command } = self;
+        writeln!(f, "{peer} {pages} {} {pid} {uid} {service} {command}", age.as_millis())
+    }
+}
+
+impl Kept {
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.splitn(7, ' ');
+        Some(Self {
+            peer: number(&mut words)?,
+            pages: number(&mut words)?,
+            age: Duration::from_millis(number(&mut words)?),
+            pid: number(&mut words)?,
+            uid: number(&mut words)?,
+            service: words.next()?.to_owned(),
+            command: words.next()?.to_owned(),
+        })
+    }
+}
+
+/// What a keeper has.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Keepings {
+    /// What was granted by programs that died.
+    pub kept: Vec<Kept>,
+    /// Pages that it let go of, as its room was up or it could not look at the peer's page: the kernel's own list has them.
+    pub let_go: u64,
+}
+
+impl Keepings {
+    /// Asks this domain's keeper.
+    ///
+    /// # Errors
+    /// `NotFound` and `ConnectionRefused` where there is none; it does not answer as it should.
+    pub fn ask() -> io::Result<Self> {
+        Self::ask_at(&socket())
+    }
+
+    /// The same at a socket.
+    ///
+    /// # Errors
+    /// As those of [`ask`](Self::ask).
+    pub fn ask_at(path: &Path) -> io::Result<Self> {
+        let keeper = connect(path)?;
+        rustix::io::ioctl_fionbio(&keeper, false)?;
+        sockopt::set_socket_timeout(&keeper, sockopt::Timeout::Recv, Some(PATIENCE))?;
+        send(keeper.as_fd(), &Request::List, None)?;
+        let mut found = Self::default();
+        let mut buffer = vec![0; ANSWER_MAX];
+        loop {
+            let (_, len) = rustix::net::recv(&keeper, &mut buffer[..], rustix::net::RecvFlags::empty())?;
+            let text = std::str::from_utf8(&buffer[..len]).map_err(io::Error::other)?;
+            let broken = || io::Error::other("the keeper speaks another version");
+            if let Some(let_go) = text.strip_prefix("end ") {
+                found.let_go = let_go.parse().map_err(|_| broken())?;
+                return Ok(found);
+            }
+            if text.is_empty() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            for line in text.lines() {
+                found.kept.push(Kept::parse(line).ok_or_else(broken)?);
+            }
+        }
+    }
+}
+
+/// A connection that does not block.
+fn connect(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_os_str().as_bytes())?)?;
+    Ok(socket)
+}
+
+fn send(socket: BorrowedFd<'_>, request: &Request, file: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let files: Vec<_> = file.into_iter().collect();
+    if !files.is_empty() {
+        let fits = control.push(SendAncillaryMessage::ScmRights(&files));
+        debug_assert!(fits, "there is room for one");
+    }
+    let text = request.to_string();
+    let parts = [IoSlice::new(text.as_bytes())];
+    loop {
+        match rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return sent.map(drop),
+        }
+    }
+}
+
+/// This process's way to the keeper, if there is one. Its end is the end of the process.
+#[derive(Debug, Default)]
+pub(crate) struct Keeping {
+    way: Mutex<Option<Arc<OwnedFd>>>,
+    last: AtomicU64,
+}
+
+impl Keeping {
+    /// Hands a descriptor over. Where there is no keeper, or it does not hear, the kernel's own list has to do.
+    pub(crate) fn entrust(&self, xen: &dyn Hypervisor, file: BorrowedFd<'_>, note: Note) -> Option<Entrusted> {
+        let path = xen.keeper()?;
+        let id = self.last.fetch_add(1, Ordering::Relaxed);
+        let request = Request::Keep(Note { id, ..note });
+        let mut way = lock(&self.way);
+        // A second time: the keeper may be another one than before.
+        for _ in 0..2 {
+            let keeper = match &*way {
+                Some(keeper) => Arc::clone(keeper),
+                None => Arc::clone(way.insert(Arc::new(connect(&path).ok()?))),
+            };
+            match send(keeper.as_fd(), &request, Some(file)) {
+                Ok(()) => return Some(Entrusted { keeper, id, pid: std::process::id() }),
+                Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => *way = None,
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    #[cfg(test)]
+    pub(crate) fn way(&self) -> Option<Arc<OwnedFd>> {
+        lock(&self.way).clone()
+    }
+}
+
+/// That the keeper has a descriptor of ours: it closes that once this is dropped.
+#[derive(Debug)]
+pub(crate) struct Entrusted {
+    keeper: Arc<OwnedFd>,
+    id: u64,
+    pid: u32,
+}
+
+impl Drop for Entrusted {
+    fn drop(&mut self) {
+        // A child made by fork has nothing to say here.
+        if self.pid == std::process::id()
+            && send(self.keeper.as_fd(), &Request::Forget(self.id), None) == Err(Errno::AGAIN)
+        {
+            // It does not hear. Then it takes this process for dead, and looks at the peers' pages itself.
+            let _ = rustix::net::shutdown(&*self.keeper, Shutdown::Both);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn note() -> Note {
+        let (id, peer, mailbox, made, place, generation) = (1, 7, 88, 1234, 63, 5);
+        Note { id, peer, mailbox, made, place, generation, pages: 257, service: "a-b_1".into() }
+    }
+
+    #[test]
+    fn x13_requests_are_understood_as_they_are_written() {
+        for request in [Request::Keep(note()), Request::Forget(9), Request::List] {
+            assert_eq!(Request::parse(&request.to_string()), Some(request));
+        }
+        let text = Request::Keep(note()).to_string();
+        for bad in
+            ["", "keep", "forget", "forget x", "list 1", &text.replace(" 63 ", " 64 "), &text.replace("257", "0")]
+        {
+            assert_eq!(Request::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn x13_what_is_kept_is_understood_as_it_is_written() {
+        let age = Duration::from_millis(61_234);
+        let (service, command) = ("a".to_owned(), "two words".to_owned());
+        let kept = Kept { peer: 7, pages: 257, age, pid: 12, uid: 1000, service, command };
+        assert_eq!(Kept::parse(kept.to_string().trim_end()), Some(kept));
+    }
+
+    proptest! {
+        #[test]
+        fn x13_no_request_does_harm(text in ".{0,80}") {
+            let _ = (Request::parse(&text), Request::parse(&format!("keep {text}")), Kept::parse(&text));
+        }
+    }
+}

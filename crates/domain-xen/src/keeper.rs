@@ -1,0 +1,615 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The keeper of a domain, a part of `tombolod`: it holds a descriptor of each segment that programs of this domain grant, and
+//! when one died keeps those whose peer has not said that it unmapped them.
+//!
+//! What programs say was written by strangers who may open gntalloc: all of it is bounded, and a lie costs its own program.
+//! What peers say stands in their own mailboxes: a lie there lets go of pages that the kernel then keeps itself.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt, io,
+    io::IoSliceMut,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketFlags},
+};
+use tombolo_domain::{Error, Result};
+use tombolo_layout::xen as at;
+
+use crate::{
+    core::{Core, folder},
+    end::{PeerDomain, lock},
+    hypervisor::{DomId, Hypervisor},
+    keep::{ANSWER_MAX, Kept, Note, Request},
+    memory::released,
+    page::PeerPage,
+    sys,
+};
+
+/// Time between two looks at what peers said.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Programs at a time.
+const PROGRAMS_MAX: usize = 256;
+/// Descriptors that one program may hand over.
+const FILES_MAX: usize = 4096;
+/// Domains whose mailboxes are looked at: XenStore has few watches for each domain.
+const PEERS_MAX: usize = 64;
+/// Of the pages that this domain may grant, those of the dead take one in so many at most, of one user and for one peer; what is
+/// beyond is the kernel's to keep.
+const SHARE: usize = 4;
+/// Longest request.
+const REQUEST_MAX: usize = 256;
+/// Most that the kernel lets anyone put into one message.
+const SCM_MAX_FD: usize = 253;
+
+/// The keeper.
+#[derive(Debug)]
+pub struct XenKeeper {
+    xen: Arc<dyn Hypervisor>,
+    /// Made when somebody died for the first time.
+    core: Option<Arc<Core>>,
+    programs: Vec<Program>,
+    peers: BTreeSet<DomId>,
+    orphans: Vec<Orphan>,
+    let_go: u64,
+}
+
+/// A program that lives.
+#[derive(Debug)]
+struct Program {
+    socket: OwnedFd,
+    pid: u32,
+    uid: u32,
+    command: String,
+    files: HashMap<u64, (Note, OwnedFd)>,
+}
+
+/// Pages of one that died.
+struct Orphan {
+    kept: Kept,
+    since: Instant,
+    note: Note,
+    domain: Arc<PeerDomain>,
+    /// The peer's mailbox.
+    page: PeerPage,
+    /// Ends the grants when it is closed, unless they are mapped.
+    _file: OwnedFd,
+}
+
+impl fmt::Debug for Orphan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.kept)
+    }
+}
+
+impl Orphan {
+    /// Whether the peer let go of them.
+    fn is_free(&self) -> bool {
+        let Note { place, generation, .. } = self.note;
+        self.domain.is_gone() || self.page.state() == at::GONE || released(&self.page, place, generation)
+    }
+}
+
+/// What a socket had.
+enum Heard {
+    Nothing,
+    Said(Request, Vec<OwnedFd>),
+    /// The program is gone, or does what it should not.
+    End,
+}
+
+impl XenKeeper {
+    /// That of this domain.
+    ///
+    /// # Errors
+    /// This is no domain of Xen's, or its drivers are not loaded.
+    pub fn new() -> Result<Self> {
+        sys::drivers_are_there()?;
+        Ok(Self::on(Arc::new(sys::Xen)))
+    }
+
+    pub(crate) fn on(xen: Arc<dyn Hypervisor>) -> Self {
+        let (programs, orphans, peers) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Self { xen, core: None, programs, peers, orphans, let_go: 0 }
+    }
+
+    /// Who may hand anything over: whoever may open gntalloc. Its mode, and its group.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn admits() -> io::Result<(u32, u32)> {
+        let device = std::fs::metadata(sys::GNTALLOC)?;
+        Ok((device.mode() & 0o666, device.gid()))
+    }
+
+    /// Serves at `listener`, which does not block, until `stop` is readable.
+    ///
+    /// # Errors
+    /// What `poll` says.
+    pub fn serve(mut self, listener: &OwnedFd, stop: &OwnedFd) -> io::Result<()> {
+        let every = Timespec::try_from(LOOK_EVERY).ok();
+        loop {
+            let all = [stop, listener].into_iter().chain(self.programs.iter().map(|program| &program.socket));
+            let mut polled: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            let timeout = if self.orphans.is_empty() { None } else { every.as_ref() };
+            match rustix::event::poll(&mut polled, timeout) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready[0] {
+                return Ok(());
+            }
+            self.hear(&ready[2..]);
+            if ready[1] {
+                self.admit(listener);
+            }
+            self.orphans.retain(|orphan| !orphan.is_free());
+        }
+    }
+
+    fn admit(&mut self, listener: &OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
+        let Ok(who) = getsockopt(&socket.as_fd(), PeerCredentials) else { return };
+        if self.programs.len() < PROGRAMS_MAX {
+            let pid = who.pid().cast_unsigned();
+            let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_else(|_| "?".into());
+            let command = command.trim_end().replace(char::is_control, "?");
+            self.programs.push(Program { socket, pid, uid: who.uid(), command, files: HashMap::new() });
+        }
+    }
+
+    /// Takes one message of each program that has one.
+    fn hear(&mut self, ready: &[bool]) {
+        let mut ended = Vec::new();
+        for (index, _) in ready.iter().enumerate().filter(|(_, ready)| **ready) {
+            let program = &mut self.programs[index];
+            let ends = match receive(program.socket.as_fd()) {
+                Heard::Nothing => false,
+                Heard::Said(Request::Keep(note), files) => match <[OwnedFd; 1]>::try_from(files) {
+                    Ok([file]) if self.xen.is_grant(file.as_fd()) => {
+                        if program.files.len() < FILES_MAX {
+                            program.files.insert(note.id, (note, file));
+                        }
+                        false
+                    }
+                    _ => true,
+                },
+                Heard::Said(Request::Forget(id), _) => {
+                    program.files.remove(&id);
+                    false
+                }
+                Heard::Said(Request::List, _) => tell(program.socket.as_fd(), &self.orphans, self.let_go).is_err(),
+                Heard::End => true,
+            };
+            if ends {
+                ended.push(index);
+            }
+        }
+        for index in ended.into_iter().rev() {
+            let program = self.programs.swap_remove(index);
+            self.take_over(program);
+        }
+    }
+
+    /// A program died: keeps what its peers may still map.
+    fn take_over(&mut self, program: Program) {
+        let Program { pid, uid, command, files, .. } = program;
+        for (note, file) in files.into_values() {
+            let pages = u64::from(note.pages);
+            match self.mailbox(&note) {
+                // Its mailbox is gone, and it with it.
+                Ok(None) => {}
+                Ok(Some((domain, page))) if self.has_room(uid, &note) => {
+                    let (peer, service, command) = (note.peer, note.service.clone(), command.clone());
+                    let kept = Kept { peer, pages, age: Duration::ZERO, pid, uid, service, command };
+                    self.orphans.push(Orphan { kept, since: Instant::now(), note, domain, page, _file: file });
+                }
+                _ => self.let_go += pages,
+            }
+        }
+        self.orphans.retain(|orphan| !orphan.is_free());
+    }
+
+    /// Whether there is room for more pages of a user's that a peer keeps.
+    fn has_room(&self, uid: u32, note: &Note) -> bool {
+        let same = self.orphans.iter().filter(|orphan| orphan.kept.uid == uid && orphan.kept.peer == note.peer);
+        let pages: u64 = same.map(|orphan| orphan.kept.pages).sum();
+        pages + u64::from(note.pages) <= (self.xen.room() / SHARE) as u64
+    }
+
+    /// The peer's mailbox, if it is still the one that the program had.
+    fn mailbox(&mut self, note: &Note) -> Result<Option<(Arc<PeerDomain>, PeerPage)>> {
+        let core = match &self.core {
+            Some(core) => Arc::clone(core),
+            None => Arc::clone(self.core.insert(Core::new(Arc::clone(&self.xen))?)),
+        };
+        if !self.peers.contains(&note.peer) && self.peers.len() == PEERS_MAX {
+            return Err(Error::Limit { what: "domains that are watched", remedy: "none: the kernel keeps the pages" });
+        }
+        self.peers.insert(note.peer);
+        let domain = core.peer(note.peer)?;
+        // It had a folder, or there would be no channel.
+        domain.seen.store(true, std::sync::atomic::Ordering::Release);
+        if domain.is_gone() || lock(&core.store).read(&folder(note.peer, core.own))?.is_none() {
+            return Ok(None);
+        }
+        let page = match core.xen.map(note.peer, &[note.mailbox], None, Box::new(())) {
+            Err(Error::Revoked) => return Ok(None),
+            page => page?,
+        };
+        let Ok((page, _port)) = PeerPage::new(page, at::MAILBOX_MAGIC) else { return Ok(None) };
+        let same = page.word(at::AT_MADE).hint() == note.made;
+        Ok(same.then_some((domain, page)))
+    }
+}
+
+/// The next message of a program.
+fn receive(socket: BorrowedFd<'_>) -> Heard {
+    let mut buffer = [0; REQUEST_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return Heard::Nothing,
+        Err(_) => return Heard::End,
+    };
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            files.extend(rights);
+        }
+    }
+    if received.bytes == 0 || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Heard::End;
+    }
+    let text = std::str::from_utf8(&buffer[..received.bytes]).ok();
+    text.and_then(Request::parse).map_or(Heard::End, |request| Heard::Said(request, files))
+}
+
+/// Says what is kept. Who does not read is not waited for.
+fn tell(socket: BorrowedFd<'_>, orphans: &[Orphan], let_go: u64) -> rustix::io::Result<()> {
+    let say = |text: &str| rustix::net::send(socket, text.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    let mut lines = String::new();
+    for orphan in orphans {
+        let line = Kept { age: orphan.since.elapsed(), ..orphan.kept.clone() }.to_string();
+        if lines.len() + line.len() > ANSWER_MAX {
+            say(&std::mem::take(&mut lines))?;
+        }
+        lines += &line;
+    }
+    if !lines.is_empty() {
+        say(&lines)?;
+    }
+    say(&format!("end {let_go}")).map(drop)
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::{
+        io::Read,
+        os::unix::net::UnixStream,
+        path::{Path, PathBuf},
+        thread::{self, JoinHandle},
+    };
+
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+    use tombolo_domain::{Deadline, Link, Offer, Received, Rendezvous, wait_readable};
+    use tombolo_mem::{OwnSegment, PeerSegment};
+
+    use super::*;
+    use crate::{
+        FakeXen, Keepings, XenDomain,
+        core::{eventfd, ring},
+        end::End,
+        names::Names,
+    };
+
+    /// Domain 5 with a keeper.
+    struct Five {
+        xen: FakeXen,
+        folder: tempfile::TempDir,
+        stop: Arc<OwnedFd>,
+        thread: Option<JoinHandle<()>>,
+    }
+
+    impl Five {
+        fn new() -> Self {
+            let (xen, folder) = (FakeXen::new(), tempfile::tempdir().unwrap());
+            let mut five = Self { xen, folder, stop: Arc::new(eventfd().unwrap()), thread: None };
+            five.start();
+            five
+        }
+
+        fn path(&self) -> PathBuf {
+            self.folder.path().join("keeper")
+        }
+
+        fn start(&mut self) {
+            let keeper = self.xen.keeper(5, self.path());
+            let listener = listen(&self.path());
+            let stop = Arc::clone(&self.stop);
+            self.thread = Some(thread::spawn(move || keeper.serve(&listener, &stop).unwrap()));
+        }
+
+        fn stop(&mut self) {
+            ring(&self.stop);
+            self.thread.take().unwrap().join().unwrap();
+            let _ = rustix::io::read(&*self.stop, &mut [0; 8]);
+            std::fs::remove_file(self.path()).unwrap();
+        }
+
+        fn keepings(&self) -> Keepings {
+            Keepings::ask_at(&self.path()).unwrap()
+        }
+
+        /// What is kept once it is what `is` wants.
+        fn until(&self, what: &str, is: impl Fn(&Keepings) -> bool) -> Keepings {
+            let deadline = Deadline::after(Duration::from_secs(30));
+            loop {
+                let found = self.keepings();
+                if is(&found) {
+                    return found;
+                }
+                assert!(!deadline.expired(), "{what}: {found:?}");
+                thread::park_timeout(Duration::from_millis(2));
+            }
+        }
+
+        /// What is kept once all that was said before was heard: a question may be answered before what came with it.
+        fn heard(&self) -> Keepings {
+            self.keepings();
+            self.keepings()
+        }
+
+        /// Waits until no segment is granted any more.
+        fn until_ungranted(&self) {
+            let deadline = Deadline::after(Duration::from_secs(30));
+            while self.xen.grants() >= PAGES {
+                assert!(!deadline.expired(), "{} pages are granted", self.xen.grants());
+                thread::park_timeout(Duration::from_millis(2));
+            }
+        }
+    }
+
+    impl Drop for Five {
+        fn drop(&mut self) {
+            if self.thread.is_some() {
+                self.stop();
+            }
+        }
+    }
+
+    fn listen(path: &Path) -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 16).unwrap();
+        socket
+    }
+
+    /// A program of domain 5 that sent a segment of `PAGES` pages, and its peer in domain 7, which mapped it.
+    struct Met {
+        five: XenDomain,
+        here: Option<(Box<dyn Link>, OwnSegment, Offer)>,
+        there: Option<Box<dyn Link>>,
+        mapped: Option<PeerSegment>,
+        _seven: XenDomain,
+    }
+
+    const PAGES: usize = 30;
+    /// What is granted for a segment: its pages and one for their list.
+    const KEPT: u64 = PAGES as u64 + 1;
+
+    impl Met {
+        /// The program listens.
+        fn new(xen: &FakeXen) -> Self {
+            let (five, seven) = (xen.domain(5), xen.domain(7));
+            let mut listener = five.listen("7/a").unwrap();
+            let mut there = seven.connect("5/a", deadline()).unwrap();
+            wait_readable(listener.fd(), deadline()).unwrap();
+            let mut here = listener.accept().unwrap().expect("somebody knocked");
+            there.send(b"hello", None).unwrap();
+            receive(&mut *here);
+            let (segment, offer) = here.allocate(PAGES * at::PAGE).unwrap();
+            here.send(b"ring", Some(&offer)).unwrap();
+            let mapped = receive(&mut *there).segment;
+            Self { five, here: Some((here, segment, offer)), there: Some(there), mapped, _seven: seven }
+        }
+
+        /// The program calls, and sends its segment before it knows whom it will reach.
+        fn calling(xen: &FakeXen) -> Self {
+            let (five, seven) = (xen.domain(5), xen.domain(7));
+            let mut listener = seven.listen("5/a").unwrap();
+            let mut here = five.connect("7/a", deadline()).unwrap();
+            let (segment, offer) = here.allocate(PAGES * at::PAGE).unwrap();
+            here.send(b"ring", Some(&offer)).unwrap();
+            wait_readable(listener.fd(), deadline()).unwrap();
+            let mut there = listener.accept().unwrap().expect("somebody knocked");
+            let mapped = receive(&mut *there).segment;
+            there.send(b"hello", None).unwrap();
+            receive(&mut *here);
+            Self { five, here: Some((here, segment, offer)), there: Some(there), mapped, _seven: seven }
+        }
+
+        /// The program dies: its end of the keeper's socket closes, and what it had granted goes.
+        fn die(&mut self) {
+            self.hang_up();
+            drop(self.here.take());
+            self.five = XenDomain::new();
+        }
+
+        fn hang_up(&self) {
+            let core = self.five.core().unwrap();
+            let way = core.keeping.way().expect("it has handed something over");
+            rustix::net::shutdown(&*way, rustix::net::Shutdown::Both).unwrap();
+        }
+    }
+
+    fn deadline() -> Deadline {
+        Deadline::after(Duration::from_secs(30))
+    }
+
+    fn receive(link: &mut dyn Link) -> Received {
+        loop {
+            if let Some(received) = link.recv(1 << 20).unwrap() {
+                return received;
+            }
+            wait_readable(link.fd(), deadline()).unwrap();
+        }
+    }
+
+    #[test]
+    fn x13_pages_of_a_program_that_died_are_kept_until_its_peer_unmaps_them() {
+        for meet in [Met::new, Met::calling] {
+            kept_and_let_go(meet);
+        }
+    }
+
+    fn kept_and_let_go(meet: fn(&FakeXen) -> Met) {
+        let five = Five::new();
+        let mut met = meet(&five.xen);
+        assert!(met.mapped.is_some());
+        assert_eq!(five.keepings(), Keepings::default(), "the program lives");
+        met.die();
+        let found = five.until("kept", |found| !found.kept.is_empty());
+        let [kept] = &found.kept[..] else { panic!("{found:?}") };
+        assert_eq!((kept.peer, kept.pages, kept.service.as_str()), (7, KEPT, "a"));
+        assert_eq!((kept.pid, kept.uid), (std::process::id(), rustix::process::geteuid().as_raw()));
+        assert!(five.xen.grants() >= KEPT as usize, "they are no longer granted");
+        let again = five.until("older", |again| again.kept.iter().any(|again| again.age > kept.age));
+        assert_eq!(again.kept.len(), 1, "nobody said that it unmapped them");
+        met.mapped = None;
+        five.until("let go", |found| found.kept.is_empty());
+        assert_eq!(five.keepings().let_go, 0);
+        five.until_ungranted();
+    }
+
+    #[test]
+    fn x13_pages_are_let_go_when_the_peer_closed_or_its_domain_is_gone() {
+        for destroyed in [false, true] {
+            let five = Five::new();
+            let mut met = Met::new(&five.xen);
+            met.die();
+            five.until("kept", |found| found.kept.len() == 1);
+            if destroyed {
+                five.xen.destroy(7);
+            } else {
+                drop((met.there.take(), met.mapped.take()));
+            }
+            five.until("let go", |found| found.kept.is_empty());
+        }
+    }
+
+    #[test]
+    fn x13_what_the_living_let_go_of_is_not_held_by_the_keeper() {
+        let five = Five::new();
+        let mut met = Met::new(&five.xen);
+        let (mut link, segment, offer) = met.here.take().unwrap();
+        link.retire(Some(segment), offer);
+        assert_eq!(link.quarantined(), (PAGES * at::PAGE) as u64);
+        met.mapped = None;
+        let deadline = deadline();
+        while link.quarantined() > 0 {
+            assert!(!deadline.expired());
+            thread::park_timeout(Duration::from_millis(2));
+        }
+        five.until_ungranted();
+        met.hang_up();
+        assert_eq!(five.heard(), Keepings::default());
+    }
+
+    #[test]
+    fn x13_program_finds_the_keeper_that_was_started_anew_by_its_next_segment() {
+        let mut five = Five::new();
+        let mut met = Met::new(&five.xen);
+        five.stop();
+        five.start();
+        let (link, ..) = met.here.as_mut().unwrap();
+        let (segment, offer) = link.allocate(at::PAGE).unwrap();
+        link.send(b"another", Some(&offer)).unwrap();
+        let _mapped = receive(&mut **met.there.as_mut().unwrap()).segment;
+        met.die();
+        drop((segment, offer));
+        let found = five.until("kept", |found| !found.kept.is_empty());
+        assert_eq!(found.kept.iter().map(|kept| kept.pages).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn x13_dead_take_their_share_of_the_pages_and_no_more() {
+        let five = Five::new();
+        let mut met = [(); 2].map(|()| Met::new(&five.xen));
+        // What is left of this is four times what one of them has, and some pages.
+        five.xen.limit_grants(400);
+        let room = five.xen.domain(5).xen.room();
+        five.xen.limit_grants(400 - room + SHARE * (KEPT as usize + 2));
+        met.iter_mut().for_each(Met::die);
+        let found = five.until("both", |found| found.let_go > 0);
+        assert_eq!((found.kept.len(), found.let_go), (1, KEPT));
+    }
+
+    #[test]
+    fn x13_mailbox_that_is_another_than_the_program_had_keeps_nothing() {
+        let five = Five::new();
+        let met = Met::new(&five.xen);
+        let core = met.five.core().unwrap();
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        // That of the peer as it is, one that was made at another time, and one that is no mailbox.
+        let (seven, its_five) = (five.xen.domain(7), PeerDomain::new(5, &Arc::new(Names::new(&core.xen, 7))));
+        let port = seven.xen.offer_port(5).unwrap();
+        let end = End::new(&*seven.xen, &Arc::new(its_five), port, "a").unwrap();
+        let page = core.xen.map(7, &[end.reference], None, Box::new(())).unwrap();
+        let made = PeerPage::unchecked(page).word(at::AT_MADE).hint();
+        for (mailbox, made) in [(end.reference, made), (end.reference, made + 1), (end.reference + 1000, made)] {
+            let (place, generation, pages, service) = (1, 9, 3, "a".into());
+            let note = Note { id: 0, peer: 7, mailbox, made, place, generation, pages, service };
+            let keeping = crate::keep::Keeping::default();
+            std::mem::forget(keeping.entrust(&*core.xen, pipe.as_fd(), note));
+            rustix::net::shutdown(&*keeping.way().unwrap(), rustix::net::Shutdown::Both).unwrap();
+            five.until("kept", |found| found.kept.len() == 1);
+            assert_eq!((five.heard().kept.len(), five.heard().let_go), (1, 0));
+        }
+    }
+
+    #[test]
+    fn x13_program_that_says_what_it_should_not_is_not_heard_again() {
+        let five = Five::new();
+        let (file, _other) = rustix::pipe::pipe().unwrap();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        let note = "keep 1 7 8 9 0 1 3 a";
+        let files: [(&str, &[BorrowedFd<'_>]); 5] = [
+            ("keep 1 2 3", &[file.as_fd()]),
+            (note, &[]),
+            (note, &[null.as_fd()]),
+            (note, &[file.as_fd(), file.as_fd()]),
+            ("", &[]),
+        ];
+        for (text, files) in files {
+            let text = if text.is_empty() { "x".repeat(REQUEST_MAX + 1) } else { text.to_owned() };
+            let flags = SocketFlags::CLOEXEC;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            rustix::net::connect(&socket, &SocketAddrUnix::new(five.path()).unwrap()).unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+            assert!(files.is_empty() || control.push(rustix::net::SendAncillaryMessage::ScmRights(files)));
+            let parts = [io::IoSlice::new(text.as_bytes())];
+            rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::empty()).unwrap();
+            assert_eq!(UnixStream::from(socket).read(&mut [0; 8]).unwrap(), 0, "it is heard on: {text}");
+        }
+        assert_eq!(five.keepings(), Keepings::default());
+    }
+}
