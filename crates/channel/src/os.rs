@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The few things a channel asks of the kernel.
 
-use std::sync::LazyLock;
+use std::{sync::LazyLock, time::Duration};
 
-use rustix::thread::{MembarrierCommand, membarrier};
+use rustix::{
+    thread::{MembarrierCommand, membarrier},
+    time::{ClockId, clock_gettime},
+};
 
 /// Whether this process is registered for the kernel's global expedited barrier, so that its CPUs take part
 /// when a peer on the same kernel issues one.
@@ -22,6 +25,13 @@ pub(crate) fn barrier() -> bool {
 /// The CPU that this thread runs on now.
 pub(crate) fn current_cpu() -> u32 {
     rustix::thread::sched_getcpu() as u32
+}
+
+/// What time it was at the clock's last tick, which is up to 10 ms ago. To ask enters no kernel, where any other clock may be a
+/// call of it (in Xen's PV domains).
+pub(crate) fn coarse_time() -> Duration {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// M-3. A number that no other channel of this host is likely to have, never 0.

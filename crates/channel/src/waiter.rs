@@ -38,7 +38,8 @@ pub(crate) struct Waiter {
     /// Rings in a row that brought nothing.
     fruitless: u32,
     calls: u32,
-    looked: Instant,
+    /// When the peer's life was looked at last, by the coarse clock.
+    looked: Duration,
     /// Set up once somebody asks for a descriptor to poll.
     pollable: OnceLock<Pollable>,
     /// There was no barrier before this sleep: the peer may have missed that it was asked to ring.
@@ -69,7 +70,7 @@ impl Waiter {
             maybe_rung: false,
             fruitless: 0,
             calls: 0,
-            looked: Instant::now(),
+            looked: os::coarse_time(),
             pollable,
             unsure: false,
             promised: false,
@@ -119,8 +120,7 @@ impl Waiter {
         }
     }
 
-    /// Whether the peer is gone, asked by one who just rang: looked at if the last look was a while ago, for beside a
-    /// ring a look at the clock costs nothing.
+    /// Whether the peer is gone, asked by one who just rang: looked at if the last look was a while ago.
     #[cold]
     pub(crate) fn gone_since_last_ring(&mut self) -> bool {
         self.look_is_due() && self.gone_now()
@@ -128,14 +128,14 @@ impl Waiter {
 
     /// Whether the last look at the peer's life was a while ago.
     pub(crate) fn look_is_due(&self) -> bool {
-        self.looked.elapsed() >= LOOK_EVERY
+        os::coarse_time().saturating_sub(self.looked) >= LOOK_EVERY
     }
 
     /// Whether the peer is gone, looked at now.
     #[cold]
     pub(crate) fn gone_now(&mut self) -> bool {
         self.calls = 0;
-        self.looked = Instant::now();
+        self.looked = os::coarse_time();
         if self.end.gone() {
             return true;
         }

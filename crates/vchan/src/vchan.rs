@@ -512,16 +512,29 @@ impl Inner {
         self.fd()?;
         // Whoever polled the descriptor and found it readable does not wait, though it were for nothing: to look makes a half
         // quiet again. After the look it is taken as well, so that the descriptor is quiet when this returns.
+        let rang = self.take_bell();
+        if self.data_grew()? {
+            // A look that finds bytes leaves the descriptor as it is.
+            if !rang {
+                self.take_bell();
+            }
+            return Ok(());
+        }
+        let grew = wants_room && self.room_grew()?;
+        if !self.take_bell() && !grew && !rang {
+            self.bell.wait()?;
+            self.heard();
+        }
+        Ok(())
+    }
+
+    /// Takes what rang, if anything did.
+    fn take_bell(&self) -> bool {
         let rang = self.bell.take();
         if rang {
             self.heard();
         }
-        let grew = self.data_grew()? || (wants_room && self.room_grew()?);
-        if !self.bell.take() && !grew && !rang {
-            self.bell.wait()?;
-        }
-        self.heard();
-        Ok(())
+        rang
     }
 
     fn data_grew(&self) -> Outcome<bool> {
