@@ -464,8 +464,7 @@ impl Inner {
         // Looked at first: who came before that is seen by what follows, who comes later rings.
         let state = self.state.load(Ordering::Acquire);
         if self.has_arrival() || self.met_meanwhile.swap(false, Ordering::AcqRel) {
-            self.bell.take();
-            self.heard();
+            self.take_bell();
             self.meet()?;
             return self.ring_for_data();
         }
@@ -512,16 +511,10 @@ impl Inner {
         self.fd()?;
         // Whoever polled the descriptor and found it readable does not wait, though it were for nothing: to look makes a half
         // quiet again. After the look it is taken as well, so that the descriptor is quiet when this returns.
-        let rang = self.take_bell();
-        if self.data_grew()? {
-            // A look that finds bytes leaves the descriptor as it is.
-            if !rang {
-                self.take_bell();
-            }
-            return Ok(());
-        }
-        let grew = wants_room && self.room_grew()?;
-        if !self.take_bell() && !grew && !rang {
+        let (rang, data) = (self.take_bell(), self.data_grew()?);
+        let grew = data || (wants_room && self.room_grew()?);
+        // Bytes that are found leave the descriptor as it is.
+        if !((rang && data) || self.take_bell() || grew || rang) {
             self.bell.wait()?;
             self.heard();
         }
