@@ -513,8 +513,8 @@ impl Inner {
         // quiet again. After the look it is taken as well, so that the descriptor is quiet when this returns.
         let (rang, data) = (self.take_bell(), self.data_grew()?);
         let grew = data || (wants_room && self.room_grew()?);
-        // Bytes that are found leave the descriptor as it is.
-        if !((rang && data) || self.take_bell() || grew || rang) {
+        let quiet = rang && data; // Bytes that are found leave the descriptor as it is.
+        if !(quiet || self.take_bell() || grew || rang) {
             self.bell.wait()?;
             self.heard();
         }
