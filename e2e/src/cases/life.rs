@@ -271,8 +271,9 @@ fn taken_away(rig: &mut Rig) -> Result<Verdict> {
         times.push(start.elapsed());
         // Who hears of it last may see first that the other closed, or has gone.
         for ended in [of_a, of_b].map(|ended| ended.to_lowercase()) {
-            let known =
-                ["revoked", "the peer is gone", "processgone", "closed"].iter().any(|word| ended.contains(word));
+            let known = ["revoked", "the peer is gone", "processgone", "closed", "does not read any more"]
+                .iter()
+                .any(|word| ended.contains(word));
             ensure!(known, "round {round}: {ended}");
             revoked += u32::from(ended.contains("revoked"));
         }
