@@ -37,14 +37,14 @@ static u64 all_channels(const struct slice *slice)
 	return slice->is.channels ? ~0ULL >> (64 - slice->is.channels) : 0;
 }
 
-/* Under vector->lock: notes what was rung. True if somebody was woken. */
-bool tombolo_slice_look(struct slice *slice)
+/* Under vector->lock: notes what was rung. Returns how many were woken. */
+unsigned int tombolo_slice_look(struct slice *slice)
 {
-	bool woke = false, fresh = false;
-	unsigned int i;
+	unsigned int i, woke = 0;
+	bool fresh = false;
 
 	if (slice->link->hung_up)
-		return false;
+		return 0;
 	for (i = 0; i < slice->is.channels; i++) {
 		struct channel *channel = &slice->channel[i];
 		u32 mark = le32_to_cpu(READ_ONCE(*peer_mark(slice, i)));
@@ -54,7 +54,7 @@ bool tombolo_slice_look(struct slice *slice)
 		channel->seen = mark;
 		if (channel->eventfd) {
 			tombolo_signal(channel->eventfd);
-			woke = true;
+			woke++;
 		} else if (!(slice->pending & BIT_ULL(i))) {
 			slice->pending |= BIT_ULL(i);
 			fresh = true;
@@ -62,7 +62,7 @@ bool tombolo_slice_look(struct slice *slice)
 	}
 	if (fresh)
 		wake_up_all(&slice->wq);
-	return woke || fresh;
+	return woke + fresh;
 }
 
 /* Under link->lock, the link being hung up: ends all waits. */
@@ -315,7 +315,7 @@ static void slice_free(struct slice *slice)
 	mutex_lock(&link->lock);
 	list_del(&slice->on_link);
 	bitmap_clear(link->channels, slice->is.channel, slice->is.channels);
-	link->count--;
+	WRITE_ONCE(link->count, link->count - 1);
 	WRITE_ONCE(link->departures, link->departures + 1);
 	mutex_unlock(&link->lock);
 	wake_up_all(&link->wq);
@@ -381,7 +381,7 @@ static int slice_enter(struct link *link, struct slice *slice)
 		return -EBUSY;
 	bitmap_set(link->channels, is->channel, is->channels);
 	list_add(&slice->on_link, &link->slices);
-	link->count++;
+	WRITE_ONCE(link->count, link->count + 1);
 	for (i = 0; i < is->channels; i++) {
 		slice->channel[i].seen = le32_to_cpu(READ_ONCE(*peer_mark(slice, i)));
 		slice->channel[i].rung = le32_to_cpu(READ_ONCE(*own_mark(slice, i)));

@@ -143,6 +143,7 @@ struct tombolo *tombolo_of_node(struct file *node);
 
 /* vector.c */
 int tombolo_vectors_start(struct tombolo *dev);
+void tombolo_vectors_resume(struct tombolo *dev);
 void tombolo_vectors_stop(struct tombolo *dev);
 void tombolo_ring(struct tombolo *bell, u32 whom);
 bool tombolo_vector_storms(struct vector *vector);
@@ -155,7 +156,7 @@ void tombolo_links_revoke(struct tombolo *dev);
 
 /* slice.c */
 long tombolo_slice_open(struct link *link, const struct tombolo_slice __user *arg);
-bool tombolo_slice_look(struct slice *slice);
+unsigned int tombolo_slice_look(struct slice *slice);
 void tombolo_slice_hang_up(struct slice *slice);
 
 #endif /* _TOMBOLO_H */

@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
 use tombolo_control::{Life, Message, NO_NUMBER, Name, VERSION, Way, code};
 
 use crate::{
@@ -20,9 +23,10 @@ use crate::{
     program::{Doing, Door, Program},
 };
 
-/// Most programs at a time, and most of one user.
+/// Most programs at a time, besides those of root.
 const PROGRAMS_MAX: usize = 256;
-const PROGRAMS_OF_ONE: usize = 128;
+/// How long nobody is let in after there was no descriptor for who came.
+const SHUT: Duration = Duration::from_millis(20);
 /// B-19. Most numbers that are kept: of a machine and those with which it has links.
 const NUMBERS_MAX: usize = 65;
 /// Most messages that are heard of one side before the others' turn.
@@ -83,6 +87,8 @@ pub struct Broker<D: Devices> {
     old: Vec<Link<D::Region>>,
     programs: BTreeMap<u64, Program>,
     number: u64,
+    /// Until when nobody is let in.
+    shut: Option<Instant>,
 }
 
 impl<D: Devices> Broker<D> {
@@ -95,7 +101,8 @@ impl<D: Devices> Broker<D> {
         devices.host().ring();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         let numbers = BTreeMap::new();
-        Ok(Self { settings, name: None, numbers, devices, door: door.into(), host, links, old, programs, number: 0 })
+        let (name, door, number, shut) = (None, door.into(), 0, None);
+        Ok(Self { settings, name, numbers, devices, door, host, links, old, programs, number, shut })
     }
 
     /// Serves until `stop` is readable.
@@ -137,7 +144,9 @@ impl<D: Devices> Broker<D> {
     /// Who has something to say; none if it is over.
     fn wait(&self, stop: BorrowedFd<'_>, busy: bool) -> io::Result<Option<Vec<Who>>> {
         let mut fds = vec![(Who::Stop, stop)];
-        if self.programs.len() < PROGRAMS_MAX || self.idle(|_| true).is_some() {
+        let shut =
+            self.shut.map(|until| until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
+        if shut.is_none() {
             fds.push((Who::Door, self.door.fd()));
         }
         for link in self.links.values().chain(&self.old) {
@@ -165,7 +174,7 @@ impl<D: Devices> Broker<D> {
         let again = absent.then(|| if self.devices.arrivals().is_none() { AGAIN } else { PATIENCE });
         let (late, now) = (self.programs.values().filter_map(Program::late_at).min(), self.now());
         let late = late.map(|at| at.saturating_duration_since(now));
-        let timeout = [busy.then_some(BREATH), again, late].into_iter().flatten().min();
+        let timeout = [busy.then_some(BREATH), again, late, shut].into_iter().flatten().min();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let mut polled: Vec<_> = fds.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         match poll(&mut polled, timeout.as_ref()) {
@@ -318,6 +327,7 @@ impl<D: Devices> Broker<D> {
                 link.departing.extend(alone);
                 held.into_iter().for_each(|made| link.calls.restore(made));
                 link.memory = Some((region, peer));
+                link.make_ahead();
             }
             Err(error) => link.complain(&error, wait.contains(&error.kind())),
         }
@@ -365,15 +375,29 @@ impl<D: Devices> Broker<D> {
     }
 
     fn let_in(&mut self) {
-        let Ok(program) = self.door.next().and_then(Program::new) else { return };
-        let of_user = self.programs.values().filter(|it| it.user == program.user).count();
-        let full = (of_user >= PROGRAMS_OF_ONE, self.programs.len() >= PROGRAMS_MAX);
-        if full != (false, false) {
-            let Some(idle) = self.idle(|it| !full.0 || it.user == program.user) else { return };
+        self.shut = None;
+        let program = match self.door.next().and_then(Program::new) {
+            Ok(program) => program,
+            Err(error) => return self.not_let_in(&error),
+        };
+        let mine = |it: &Program| it.user == program.user;
+        let own = self.programs.values().filter(|it| mine(it)).count();
+        let theirs = self.programs.values().filter(|it| !mine(it) && it.user != 0).count();
+        if !may_sit(own, if program.user == 0 { 0 } else { theirs }, PROGRAMS_MAX) {
+            let idle = self.idle(mine).or_else(|| self.idle(|it| own == 0 && it.user != 0));
+            let Some(idle) = idle else { return };
             self.programs.remove(&idle);
         }
         self.number += 1;
         self.programs.insert(self.number, program);
+    }
+
+    /// For want of descriptors: who waits at the door stays there, and would be looked for without end.
+    fn not_let_in(&mut self, error: &io::Error) {
+        let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+        if short.iter().any(|it| error.raw_os_error() == Some(it.raw_os_error())) {
+            self.shut = Some(Instant::now() + SHUT);
+        }
     }
 
     /// Who of `those` has had nothing to ask for longest: it loses nothing when it is sent away.
@@ -474,6 +498,13 @@ impl<D: Devices> Broker<D> {
     }
 }
 
+/// B-15. Whether a user who has `own` seats of `all` may have one more, where others have `theirs`: half of what they leave. So many
+/// users must mean ill, and not one or two, before somebody stands.
+#[must_use]
+pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
+    2 * own < all.saturating_sub(theirs)
+}
+
 fn refuse(No(code, why): No) -> Message {
     Message::Refuse { code, reason: why.into() }
 }
@@ -487,5 +518,24 @@ fn random() -> io::Result<u64> {
             0 => {}
             number => return Ok(number),
         }
+    }
+}
+
+#[cfg(test)]
+mod random;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b15_users_who_take_all_they_get_leave_seats_to_others() {
+        let mut had: Vec<usize> = Vec::new();
+        while had.iter().sum::<usize>() < PROGRAMS_MAX {
+            let theirs = had.iter().sum();
+            had.push((0..).find(|own| !may_sit(*own, theirs, PROGRAMS_MAX)).unwrap());
+        }
+        assert_eq!(had, [128, 64, 32, 16, 8, 4, 2, 1, 1]);
+        assert!(!may_sit(0, PROGRAMS_MAX, PROGRAMS_MAX) && !may_sit(0, 2 * PROGRAMS_MAX, PROGRAMS_MAX));
     }
 }

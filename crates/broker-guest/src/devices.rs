@@ -63,6 +63,9 @@ pub trait Region {
     /// The memory cannot be reached.
     fn clear(&mut self, offset: u64, len: u64) -> io::Result<()>;
 
+    /// The same for a call that is over, while nobody waits: where it costs little to be done twice.
+    fn clear_ahead(&mut self, _offset: u64, _len: u64) {}
+
     /// What a program gets of its own side of a call, in the order of V-2, without the socket.
     ///
     /// # Errors

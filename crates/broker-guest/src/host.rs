@@ -4,12 +4,13 @@
 use std::{collections::BTreeMap, io};
 
 use tombolo_control::{
-    Boxes, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, Said, Session, VERSION, Way,
+    Boxes, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, QUEUE_MAX, Said, Session, VERSION, Way,
 };
 
-/// Most links that are kept, and most rules of one: more than a machine has slots, or an administrator patience.
-const LINKS_MAX: usize = 64;
-const RULES_MAX: u16 = 256;
+/// Most links that are kept: more than a machine has slots, or an administrator patience.
+pub const LINKS_MAX: usize = 64;
+/// The same of the rules of one.
+pub const RULES_MAX: u16 = 256;
 
 /// A link, as the host told.
 #[derive(Clone, PartialEq, Debug)]
@@ -124,9 +125,11 @@ impl Host {
         self.say(Message::Released { link, generation });
     }
 
-    /// B-8. A peer rings without end.
+    /// B-8. A peer rings without end. A host that has not heard the last of it yet is not told once more.
     pub fn storm(&mut self, link: u32) {
-        self.say(Message::Storm { link });
+        if self.session.room() > QUEUE_MAX / 2 {
+            self.say(Message::Storm { link });
+        }
     }
 
     /// What a message changes; none if it breaks the rules.

@@ -20,8 +20,10 @@ pub mod peer;
 pub mod program;
 pub mod run;
 
-/// A line for the administrator, on standard error: the journal adds the time.
-pub(crate) fn log(line: &str) {
+/// A line for the administrator, on standard error: the journal adds the time. Some of it may be a stranger's words, so it is without
+/// what a terminal would act on.
+pub fn log(line: &str) {
     use std::io::Write;
+    let line = line.replace(char::is_control, "?");
     let _ = writeln!(std::io::stderr(), "tombolod: {line}");
 }

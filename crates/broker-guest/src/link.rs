@@ -48,6 +48,8 @@ pub(crate) struct Link<R> {
     stormed: Option<Instant>,
     /// The host took it back.
     pub leaving: bool,
+    /// V-2. Both ends of the next call's socket.
+    spare: Option<(OwnedFd, OwnedFd)>,
     /// That its memory cannot be opened yet was said.
     complained: bool,
     /// That a call could not be given to its program was said.
@@ -67,8 +69,16 @@ impl<R: Region> Link<R> {
             fresh: Vec::new(),
             stormed: None,
             leaving: false,
+            spare: None,
             complained: false,
             failed: false,
+        }
+    }
+
+    /// Makes ahead what the next call will want, while nobody waits for it.
+    pub(crate) fn make_ahead(&mut self) {
+        if self.spare.is_none() && !self.leaving {
+            self.spare = program::call_socket().ok();
         }
     }
 
@@ -128,8 +138,11 @@ impl<R: Region> Link<R> {
                 }
             }
             Heard::Close(serial) => {
+                let before = self.calls.get(serial);
                 if self.calls.closed(serial)?.is_some() {
                     self.tell_close(serial);
+                } else if let Some((made, _)) = before {
+                    self.clean(&made);
                 }
             }
         }
@@ -215,7 +228,7 @@ impl<R: Region> Link<R> {
         let program = programs.get_mut(&fresh.program).ok_or_else(gone)?;
         let (region, _) = self.memory.as_mut().ok_or_else(gone)?;
         let (made, stage) = self.calls.get(fresh.serial).ok_or_else(gone)?;
-        let (ours, socket) = program::call_socket()?;
+        let (ours, socket) = self.spare.take().map_or_else(program::call_socket, Ok)?;
         let own = region.own(&made)?;
         region.keep(&made, ours.as_fd())?;
         if stage == Stage::Up {
@@ -315,6 +328,9 @@ impl<R: Region> Link<R> {
         let held: BTreeSet<u32> = held.unwrap_or_default().iter().map(|made| made.serial).collect();
         let (stay, gone) = self.departing.iter().partition::<BTreeSet<u32>, _>(|serial| held.contains(serial));
         self.departing = stay;
+        if !gone.is_empty() {
+            self.make_ahead();
+        }
         gone.into_iter().for_each(|serial| self.finish(serial));
     }
 
@@ -326,6 +342,16 @@ impl<R: Region> Link<R> {
         }
         if self.calls.close(serial) {
             self.say_close(serial);
+        }
+        self.clean(&made);
+    }
+
+    /// Clears the memory of a call that is over on both sides, so that the next one need not wait for that.
+    fn clean(&mut self, made: &Made) {
+        if self.calls.get(made.serial).is_none()
+            && let Some((region, _)) = self.memory.as_mut().filter(|_| made.own.1 != 0)
+        {
+            region.clear_ahead(made.own.0, made.own.1);
         }
     }
 
@@ -353,7 +379,7 @@ impl<R: Region> Link<R> {
 
     /// The host took the link back.
     pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
-        self.leaving = true;
+        (self.leaving, self.spare) = (true, None);
         self.fail_waiting(programs, "the link is taken away");
         self.fresh.clear();
         // First, so that programs hear that it was taken away, and not that the peer closed.
@@ -366,7 +392,7 @@ impl<R: Region> Link<R> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::BorrowedFd;
+    use std::os::fd::{AsRawFd, BorrowedFd};
 
     use tombolo_control::{Boxes, SLICES_AT};
 
@@ -437,10 +463,9 @@ mod tests {
         text.parse().unwrap()
     }
 
-    #[test]
-    fn v2_call_of_a_listener_that_has_gone_is_over_once_it_was_accepted() {
+    fn told() -> Told {
         let place = || "04.0".parse().unwrap();
-        let told = Told {
+        Told {
             link: 1,
             generation: 1,
             peer: name("b"),
@@ -452,8 +477,26 @@ mod tests {
             vectors: 1,
             rules: vec![(Way::In, "*".parse().unwrap())],
             life: Life::Running,
-        };
-        let mut link = Link::<Nothing>::new(told, 4096);
+        }
+    }
+
+    #[test]
+    fn v2_socket_made_ahead_is_one_and_goes_with_the_link() {
+        let mut link = Link::<Nothing>::new(told(), 4096);
+        assert!(link.spare.is_none());
+        link.make_ahead();
+        let made = link.spare.as_ref().map(|(ours, _)| ours.as_raw_fd());
+        link.make_ahead();
+        assert!(made.is_some() && link.spare.as_ref().map(|(ours, _)| ours.as_raw_fd()) == made, "one is enough");
+        link.leave(&mut BTreeMap::new());
+        assert!(link.spare.is_none());
+        link.make_ahead();
+        assert!(link.spare.is_none(), "no call will want it");
+    }
+
+    #[test]
+    fn v2_call_of_a_listener_that_has_gone_is_over_once_it_was_accepted() {
+        let mut link = Link::<Nothing>::new(told(), 4096);
         let mut boxes = Nothing::default();
         let peer = Peer::begin(1, name("a"), name("b"), [0; 16], &mut boxes).unwrap();
         link.memory = Some((boxes, peer));

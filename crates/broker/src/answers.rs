@@ -3,6 +3,7 @@
 
 use std::io;
 
+use tombolo_broker_guest::host::LINKS_MAX;
 use tombolo_control::{Life, LinkState, Message, Name, What, code};
 
 use crate::{
@@ -89,8 +90,7 @@ impl Broker {
         if let Some(refusal) = ends.into_iter().find_map(|name| self.over_quota(name, size)) {
             return Ok(Some(refusal));
         }
-        // Numbers of links come from the same source as all others, and are not used twice.
-        let Ok(number) = u32::try_from(self.book.number()) else {
+        let Some(number) = self.book.link_number() else {
             return Ok(Some((code::QUOTA, "all numbers of links are used up".into())));
         };
         let ends = ends.map(|name| name.as_str().to_owned());
@@ -102,8 +102,11 @@ impl Broker {
 
     /// B-17. Why a domain may not have one more link.
     fn over_quota(&self, name: &Name, size: u64) -> Option<Refusal> {
-        let domain = self.config.domains.get(name.as_str())?;
         let links = self.book.links_of(name.as_str()).count();
+        let Some(domain) = self.config.domains.get(name.as_str()) else {
+            let full = links >= LINKS_MAX;
+            return full.then(|| (code::QUOTA, format!("{name} has {links} links, the most there can be")));
+        };
         if links >= usize::from(domain.links) {
             return Some((code::QUOTA, format!("{name} has {links} links of {}", domain.links)));
         }

@@ -93,6 +93,8 @@ pub(crate) struct Vm {
     pub stormed_by: BTreeSet<String>,
     /// When it last rang the host more often than makes sense.
     pub loud: Option<Instant>,
+    /// When its guest last said Hello in another boot than before.
+    booted: Option<Instant>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -118,6 +120,8 @@ pub struct Broker {
     pub(crate) locals: BTreeMap<String, Local>,
     /// Memory of links.
     pub(crate) memory: BTreeMap<u32, Regions>,
+    /// Links for which no memory was to be had, and when that was tried.
+    pub(crate) short: BTreeMap<u32, Instant>,
     /// Links of the configuration that cannot be had, and of which that was said.
     pub(crate) unmade: BTreeSet<[Name; 2]>,
     pub(crate) events: mpsc::Sender<Event>,
@@ -148,6 +152,7 @@ impl Broker {
             vms: BTreeMap::new(),
             locals: BTreeMap::new(),
             memory: BTreeMap::new(),
+            short: BTreeMap::new(),
             unmade: BTreeSet::new(),
             events,
         };
@@ -247,25 +252,31 @@ impl Broker {
             }
             self.left(name, self.book.machines[name].process)?;
         }
-        let device = match Device::new(socket, vectors) {
-            Ok(device) => device,
-            Err(error) => {
-                crate::log(&format!("{name}: no device can be made: {error}"));
-                return Ok(());
-            }
+        let machine = Machine::new(self.book.number(), self.book.number());
+        let process = machine.process;
+        let Err(error) = self.serve(name, machine, socket, vectors) else {
+            crate::log(&format!("{name}: QEMU connected"));
+            return Ok(());
         };
-        let (process, life) = (self.book.number(), self.book.number());
-        self.holder.keep(&machine_key(name, process), &device.descriptors())?;
-        self.book.machines.insert(name.into(), Machine::new(process, life));
+        // It can be tried again, and all others go on.
+        crate::log(&format!("{name}: its QEMU cannot be served: {error}"));
+        self.vms.remove(name);
+        self.book.machines.remove(name);
         self.save()?;
-        let mut vm = start(name, &self.book.machines[name], device, &self.config, &self.folder, &self.events)?;
-        let greeting = vm.device.greeting()?;
-        vm.outbound.push(greeting);
+        self.holder.forget(&machine_key(name, process))
+    }
+
+    /// B-9, B-16. A device for a QEMU, in safe keeping before the QEMU hears of it.
+    fn serve(&mut self, name: &str, machine: Machine, socket: OwnedFd, vectors: u16) -> io::Result<()> {
+        let device = Device::new(socket, vectors)?;
+        self.holder.keep(&machine_key(name, machine.process), &device.descriptors())?;
+        let mut vm = start(name, &machine, device, &self.config, &self.folder, &self.events)?;
+        vm.outbound.push(vm.device.greeting()?);
+        self.book.machines.insert(name.into(), machine);
+        self.save()?;
         self.vms.insert(name.into(), vm);
         self.flush(name);
-        self.save()?;
-        crate::log(&format!("{name}: QEMU connected"));
-        Ok(())
+        self.save()
     }
 
     /// B-12. The QEMU is no more.
@@ -338,15 +349,21 @@ impl Broker {
 
     /// B-6. A guest's broker is there; in a new boot it is a new life.
     fn hello(&mut self, name: &str, boot: [u8; 16]) {
-        let life = self.book.number();
         let Some(machine) = self.book.machines.get_mut(name) else { return };
-        if machine.boot.is_some_and(|old| old != boot) {
-            machine.life = life;
+        if machine.boot == Some(boot) {
+            return;
         }
-        if machine.boot != Some(boot) {
-            machine.ended = false;
+        let first = machine.boot.replace(boot).is_none();
+        machine.ended = false;
+        if let Some(vm) = self.vms.get_mut(name) {
+            vm.booted = Some(Instant::now());
         }
-        machine.boot = Some(boot);
+        if !first {
+            let life = self.book.number();
+            if let Some(machine) = self.book.machines.get_mut(name) {
+                machine.life = life;
+            }
+        }
     }
 
     /// B-8. Takes the doorbell away from the peer on `link`, for a while.
@@ -376,7 +393,8 @@ impl Broker {
         let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.book.machines.get_mut(name)) else { return };
         match news {
             News::Running(running) => vm.running = Some(running),
-            News::Ended => machine.ended = true,
+            // One that is told late ended a life before this one.
+            News::Ended(at) => machine.ended |= vm.booted.is_none_or(|booted| at >= booted),
             News::Has { version, places, holds, free, trouble } => {
                 if trouble.is_some() && trouble != vm.trouble {
                     crate::log(&format!("{name}: {}", trouble.as_deref().unwrap_or_default()));
@@ -419,10 +437,17 @@ impl Broker {
                 let gone: Vec<_> =
                     self.vms.keys().filter(|name| !self.config.domains.contains_key(*name)).cloned().collect();
                 for name in gone {
-                    self.left(&name, self.book.machines[&name].process)?;
+                    crate::log(&format!("{name}: it is not configured any more"));
+                    // A QEMU whose server goes away keeps what it was given.
+                    let machine = &self.book.machines[&name];
+                    let (process, bells) = (machine.process, machine.bells.keys().copied().collect::<Vec<_>>());
+                    bells.into_iter().try_for_each(|bell| self.withdraw(&name, bell))?;
+                    self.left(&name, process)?;
                 }
-                self.settle_accounts()?;
                 crate::log("the configuration was read again");
+                if let Err(error) = self.settle_accounts() {
+                    crate::log(&format!("not all accounts can be served, read it again later: {error}"));
+                }
             }
             Err(error) => crate::log(&format!("the configuration stays as it was: {error}")),
         }
@@ -516,9 +541,9 @@ fn start(
         let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
     })));
 
-    let (running, has, trouble, stormed_by, loud) = (None, None, None, BTreeSet::new(), None);
+    let (running, has, trouble, stormed_by, loud, booted) = (None, None, None, BTreeSet::new(), None, None);
     let outbound = Outbound::default();
-    Ok(Vm { device, outbound, guest, running, has, trouble, wanted, stormed_by, loud, tasks })
+    Ok(Vm { device, outbound, guest, running, has, trouble, wanted, stormed_by, loud, booted, tasks })
 }
 
 /// Tells whenever a bell rang, at a rate that the broker can bear.

@@ -9,6 +9,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use tombolo_broker_guest::host::RULES_MAX;
 use tombolo_control::{NUMBERS, Name, Pattern, REGION_MAX, REGION_MIN};
 use toml::Spanned;
 
@@ -341,7 +342,28 @@ impl Config {
             let size = source.region(&link.size, region)?;
             config.links.push((ends, size));
         }
+        if let (Some(last), Some((a, b, rules))) = (file.allow.last(), config.too_many_rules()) {
+            let what = format!("{rules} rules are for {a} and {b}, and a link has {RULES_MAX}: write some as patterns");
+            return Err(source.error(last.service.span(), what));
+        }
         Ok(config)
+    }
+
+    /// Two domains for which there are more rules than a link can have, and how many.
+    fn too_many_rules(&self) -> Option<(Name, Name, usize)> {
+        let most = usize::from(RULES_MAX);
+        if self.rules.len() <= most {
+            return None;
+        }
+        let machines = || self.domains.keys().map(|name| crate::broker::name(name));
+        let accounts = self.accounts.keys().map(|name| crate::broker::name(name));
+        let all: Vec<Name> = machines().chain(accounts).chain([self.host.clone()]).collect();
+        machines().find_map(|a| {
+            all.iter().find_map(|b| {
+                let rules = self.services(&a, b).count() + self.services(b, &a).count();
+                (rules > most).then(|| (a.clone(), b.clone(), rules))
+            })
+        })
     }
 
     /// B-13. Services of `to` that `from` may connect to.
@@ -489,6 +511,15 @@ mod tests {
     }
 
     const TWO: &str = "[domain.a]\n[domain.b]\nmachine = \"q35\"\nports = 4\nmemory = \"8MiB\"\n";
+
+    #[test]
+    fn b13_more_rules_than_a_link_can_have_are_a_mistake() {
+        let rule = |to: &str, service| format!("[[allow]]\nfrom = \"a\"\nto = \"{to}\"\nservice = \"s{service}\"\n");
+        let most: String = (0..256).map(|service| rule("b", service)).chain([rule("host", 1)]).collect();
+        assert!(parse(&format!("{TWO}{most}")).is_ok());
+        let error = parse(&format!("{TWO}{most}{}", rule("*", 256))).unwrap_err();
+        assert!(error.contains("257 rules are for a and b, and a link has 256"), "{error}");
+    }
 
     #[test]
     fn b13_nothing_is_allowed_without_a_rule() {

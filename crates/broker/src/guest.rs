@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the host says to the broker in a guest, through the boxes in the doorbell device's memory (B-3 to B-6).
 
-use std::{collections::BTreeMap, io, os::fd::OwnedFd};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    os::fd::OwnedFd,
+};
 
-use tombolo_control::{Boxes, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, Said, Session, VERSION, Way};
+use tombolo_control::{
+    Boxes, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Said, Session, VERSION, Way,
+};
 
 /// Where the guest's page is in the device's memory.
 const GUEST_AT: u64 = 4096;
@@ -59,6 +65,8 @@ pub struct Guest {
     /// The guest said Hello in this session.
     greeted: bool,
     told: BTreeMap<u32, Told>,
+    /// What it is told, as far as the session has no room yet.
+    waiting: VecDeque<Message>,
     /// B-19. Numbers that it was told.
     numbers: BTreeMap<Name, u16>,
 }
@@ -81,7 +89,8 @@ impl Guest {
     /// The memory cannot be written.
     pub fn begin(name: Name, memory: &OwnedFd) -> io::Result<Self> {
         let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
-        Ok(Self { session, name, greeted: false, told: BTreeMap::new(), numbers: BTreeMap::new() })
+        let (told, waiting, numbers) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
+        Ok(Self { session, name, greeted: false, told, waiting, numbers })
     }
 
     /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
@@ -92,12 +101,18 @@ impl Guest {
     pub fn turn(&mut self, memory: &OwnedFd, host: &Name, limit: usize) -> io::Result<(Vec<Heard>, bool)> {
         let (mut heard, mut ring) = (Vec::new(), false);
         for _ in 0..limit {
+            while self.session.room() > 0
+                && let Some(message) = self.waiting.pop_front()
+            {
+                self.say(message);
+            }
             let (event, changed) = self.session.turn(&mut DeviceBoxes(memory))?;
             ring |= changed;
             match event {
                 Some(tombolo_control::Event::Began) => {
                     self.greeted = false;
                     self.told.clear();
+                    self.waiting.clear();
                     self.numbers.clear();
                     self.say(hello(self.session.epoch(), host));
                     self.say(Message::You { name: self.name.clone() });
@@ -145,9 +160,10 @@ impl Guest {
         &self.told
     }
 
-    /// Says what changed since it was last told. True if something was said.
+    /// Says what changed since it was last told, once it has heard all of that: one that is paused for long is told how things are then.
+    /// True if something was said.
     pub fn tell(&mut self, links: &BTreeMap<u32, Told>, numbers: BTreeMap<Name, u16>) -> bool {
-        if !self.is_there() {
+        if !self.is_there() || !self.waiting.is_empty() || self.session.room() < QUEUE_MAX {
             return false;
         }
         let mut messages = Vec::new();
@@ -168,7 +184,7 @@ impl Guest {
         }
         self.told.clone_from(links);
         let any = !messages.is_empty();
-        messages.into_iter().for_each(|message| self.say(message));
+        self.waiting.extend(messages);
         any
     }
 }

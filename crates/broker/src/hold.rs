@@ -19,8 +19,11 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
     net::{SocketType, sockopt},
 };
+
+use tombolo_broker_guest::run::{open_folder, raise_limit};
 
 use crate::passing::{self, DESCRIPTORS_MAX};
 
@@ -32,6 +35,8 @@ const ITEMS_MAX: usize = 16 << 10;
 const CLIENTS_MAX: usize = 4;
 /// How long a question may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long nobody is let in after there was no descriptor for who came.
+const SHUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 const KEEP: u8 = b'k';
 const FORGET: u8 = b'f';
@@ -40,6 +45,15 @@ const LEAVE: u8 = b'l';
 const OK: u8 = b'o';
 const ITEM: u8 = b'i';
 const NO: u8 = b'n';
+
+/// What a refusal is as an error.
+const REFUSED: io::ErrorKind = io::ErrorKind::QuotaExceeded;
+
+/// Whether the holder is there, and does not want to.
+#[must_use]
+pub fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == REFUSED
+}
 
 /// Where the holder listens.
 fn socket_in(folder: &Path) -> PathBuf {
@@ -79,24 +93,38 @@ impl Holder {
         }
     }
 
-    /// Asks, and hears the answer to its end.
+    /// Asks, and hears the answer to its end. After any error but a refusal nothing more is asked: a late answer would be taken for
+    /// that to another question.
     fn ask(&self, what: u8, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::ask_on(&socket, what, key, descriptors).inspect_err(|error| {
+            if !is_refusal(error) {
+                let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+            }
+        })
+    }
+
+    fn ask_on(
+        socket: &OwnedFd,
+        what: u8,
+        key: &str,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
         let mut bytes = vec![what];
         bytes.extend_from_slice(key.as_bytes());
-        if !passing::send(&*socket, &bytes, descriptors)? {
+        if !passing::send(socket, &bytes, descriptors)? {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let mut items = BTreeMap::new();
         loop {
             let mut buffer = [0; KEY_MAX + 1];
-            let (len, descriptors) = passing::receive(&*socket, &mut buffer)?;
+            let (len, descriptors) = passing::receive(socket, &mut buffer)?;
             let bytes = buffer.get(..len).filter(|bytes| !bytes.is_empty()).ok_or(io::ErrorKind::UnexpectedEof)?;
             let text = String::from_utf8_lossy(&bytes[1..]).into_owned();
             match bytes[0] {
                 ITEM => drop(items.insert(text, descriptors)),
                 OK => return Ok(items),
-                _ => return Err(io::Error::other(format!("the holder refuses: {text}"))),
+                _ => return Err(io::Error::new(REFUSED, format!("the holder refuses: {text}"))),
             }
         }
     }
@@ -155,15 +183,17 @@ fn spawn(folder: &Path) -> io::Result<std::process::Child> {
 /// The socket cannot be made, or another holder has it.
 pub fn serve(folder: &Path) -> io::Result<()> {
     let path = socket_in(folder);
+    open_folder(folder)?;
     let _lock = crate::state::lock(&folder.join("holder.lock"))?;
     let listener = passing::listen(&path, SocketType::SEQPACKET, 0o600, None, None)?;
-    raise_limit();
+    raise_limit()?;
     crate::notify::notify("READY=1");
     let mut store = Store::default();
-    let mut clients: Vec<OwnedFd> = Vec::new();
+    let (mut clients, mut shut): (Vec<OwnedFd>, bool) = (Vec::new(), false);
     while !store.over {
-        let mut polled: Vec<_> = clients.iter().chain([&listener]).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        match poll(&mut polled, None) {
+        let door = (!shut).then_some(&listener);
+        let mut polled: Vec<_> = clients.iter().chain(door).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        match poll(&mut polled, shut.then_some(&SHUT)) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
@@ -172,32 +202,28 @@ pub fn serve(folder: &Path) -> io::Result<()> {
         drop(polled);
         let mut ready = ready.into_iter();
         clients.retain(|client| !ready.next().unwrap_or(false) || store.serve(client).is_ok());
-        if ready.next() == Some(true)
-            && let Some(client) = admit(&listener)
-        {
-            clients.truncate(CLIENTS_MAX - 1);
-            clients.push(client);
+        shut = false;
+        if ready.next() == Some(true) {
+            match rustix::net::accept_with(&listener, rustix::net::SocketFlags::CLOEXEC) {
+                Ok(client) if is_welcome(&client) => {
+                    clients.truncate(CLIENTS_MAX - 1);
+                    clients.push(client);
+                }
+                Ok(_) => {}
+                // Who waits at the door stays there, and would be looked for without end.
+                Err(_) => shut = true,
+            }
         }
     }
     let _ = std::fs::remove_file(path);
     Ok(())
 }
 
-/// The next client, if it is this user.
-fn admit(listener: &OwnedFd) -> Option<OwnedFd> {
-    let client = rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC).ok()?;
-    let user = passing::user_of(&client).ok()?;
+/// Whether a client is of this user. One that stops in the middle of its answer must not stop the holder.
+fn is_welcome(client: &OwnedFd) -> bool {
     let this = rustix::process::geteuid().as_raw();
-    // A client that stops in the middle of its answer must not stop the holder.
-    sockopt::set_socket_timeout(&client, sockopt::Timeout::Send, Some(PATIENCE)).ok()?;
-    (user == this || user == 0).then_some(client)
-}
-
-/// As many files as this process may have.
-pub fn raise_limit() {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
-    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
+    passing::user_of(client).is_ok_and(|user| user == this || user == 0)
+        && sockopt::set_socket_timeout(client, sockopt::Timeout::Send, Some(PATIENCE)).is_ok()
 }
 
 /// What is kept.
@@ -211,14 +237,20 @@ impl Store {
     /// One question and its answer. An error ends the client.
     fn serve(&mut self, client: &OwnedFd) -> io::Result<()> {
         let mut buffer = [0; KEY_MAX + 1];
-        let (len, descriptors) = passing::receive(client, &mut buffer)?;
-        let bytes = buffer.get(..len).filter(|bytes| !bytes.is_empty()).ok_or(io::ErrorKind::UnexpectedEof)?;
-        let key = std::str::from_utf8(&bytes[1..]).map_err(io::Error::other)?;
+        let received = passing::receive(client, &mut buffer);
         let say = |what: u8, text: &str, descriptors: &[BorrowedFd<'_>]| {
             let bytes = [&[what], text.as_bytes()].concat();
             passing::send(client, &bytes, descriptors)
                 .and_then(|sent| if sent { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) })
         };
+        let (len, descriptors) = match received {
+            Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
+                return say(NO, "it has all the descriptors that it may: raise LimitNOFILE of its unit", &[]);
+            }
+            received => received?,
+        };
+        let bytes = buffer.get(..len).filter(|bytes| !bytes.is_empty()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let key = std::str::from_utf8(&bytes[1..]).map_err(io::Error::other)?;
         match bytes[0] {
             KEEP if descriptors.is_empty() || descriptors.len() > DESCRIPTORS_MAX => {
                 say(NO, "1 to 64 descriptors go under one name", &[])
@@ -273,5 +305,16 @@ mod tests {
             listen(&door, 1).unwrap();
             finds.join().unwrap().expect("found once it listens");
         });
+    }
+
+    #[test]
+    fn b16_late_answer_is_not_taken_for_that_to_the_next_question() {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(Duration::from_millis(20))).unwrap();
+        let holder = Holder { socket: Mutex::new(ours) };
+        assert!(!is_refusal(&holder.forget("first").unwrap_err()));
+        let _ = passing::send(&theirs, &[OK], &[]);
+        holder.forget("second").expect_err("nobody answered this");
     }
 }

@@ -11,9 +11,10 @@ use std::{
 };
 
 use rustix::{event::EventfdFlags, net::SocketType};
+use tombolo_broker_guest::run::raise_limit;
 use tombolo_domain_xen::XenKeeper;
 
-use crate::{hold, passing};
+use crate::passing;
 
 /// The socket for programs that grant pages, in the broker's folder.
 const SOCKET: &str = "keeper.sock";
@@ -38,8 +39,9 @@ impl Keep {
     /// # Errors
     /// There can be no socket or thread.
     pub fn begin(folder: &Path) -> io::Result<Option<Self>> {
+        // First: the keeper takes its share of it.
+        raise_limit()?;
         let (Ok(keeper), Ok((mode, group))) = (XenKeeper::new(), XenKeeper::admits()) else { return Ok(None) };
-        hold::raise_limit();
         let path = folder.join(SOCKET);
         // Whoever may open gntalloc may connect. That of root's own group needs no privilege.
         let group = Some(group).filter(|group| *group != rustix::process::getegid().as_raw());

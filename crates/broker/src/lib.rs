@@ -29,8 +29,4 @@ pub mod socket;
 pub mod state;
 pub mod xen;
 
-/// A line for the administrator, on standard error: the journal adds the time.
-pub fn log(line: &str) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "tombolod: {line}");
-}
+pub use tombolo_broker_guest::log;

@@ -136,7 +136,7 @@ impl crate::broker::Broker {
             None => {
                 let path = self.config_path.display();
                 let why = format!("user {user} is no domain: {path} needs an [account.NAME] with user = {user}");
-                crate::socket::turn_away(program, why);
+                crate::socket::turn_away(program, tombolo_control::code::DENIED, why);
             }
         }
     }

@@ -63,8 +63,8 @@ pub struct Wanted {
 pub enum News {
     /// The guest runs, or does not.
     Running(bool),
-    /// The guest was reset, shut down or panicked: its life is over.
-    Ended,
+    /// The guest was reset, shut down or panicked: its life was over then.
+    Ended(std::time::Instant),
     /// What it has now.
     Has {
         /// The list that was to be met.
@@ -84,15 +84,14 @@ pub enum News {
 
 /// Keeps a QEMU as it should be until `wanted` is dropped.
 pub async fn keep(path: PathBuf, board: Board, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
-    let (mut pause, mut plugged) = (TRY_AGAIN[0], BTreeSet::new());
+    let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
     loop {
         let error = match Qmp::connect(&path).await {
             Ok(qmp) => {
                 pause = TRY_AGAIN[0];
-                let (asked, used) = (BTreeMap::new(), Vec::new());
-                let mut session = Session { qmp, board, asked, plugged, used };
+                let mut session = Session { qmp, board, asked: BTreeMap::new(), plugged, free };
                 let ran = session.run(&mut wanted, &tell).await;
-                plugged = session.plugged;
+                (plugged, free) = (session.plugged, session.free);
                 match ran {
                     Ok(()) => return,
                     Err(error) => error,
@@ -116,9 +115,12 @@ struct Session {
     asked: BTreeMap<String, Instant>,
     /// Regions that are wanted and have been plugged, into this QEMU or one before it.
     plugged: BTreeSet<String>,
-    /// Where regions were plugged, the last one at the end.
-    used: Vec<(String, String)>,
+    /// Where a device could go, in the order in which these places became free.
+    free: Vec<Slot>,
 }
+
+/// The bus and the slot, as `device_add` wants them.
+type Slot = (String, String);
 
 impl Session {
     /// Until `wanted` is dropped.
@@ -185,7 +187,8 @@ impl Session {
                 trouble = Some("its guest has ejected a region: remove the link and add it again".into());
                 continue;
             }
-            let Some(place) = self.slot().await? else {
+            self.look_for_slots().await?;
+            let Some(place) = self.free.first().cloned() else {
                 trouble = Some("no slot is free for a region".into());
                 break;
             };
@@ -200,11 +203,7 @@ impl Session {
                 "memdev": format!("{MEMORY}{}", plug.name), "bus": place.0, "addr": place.1,
             });
             match note(&mut trouble, self.qmp.execute("device_add", device, None).await)? {
-                Some(_) => {
-                    self.plugged.insert(plug.name.clone());
-                    self.used.retain(|used| *used != place);
-                    self.used.push(place);
-                }
+                Some(_) => _ = self.plugged.insert(plug.name.clone()),
                 None => _ = note(&mut trouble, self.drop_memory(&plug.name).await)?,
             }
         }
@@ -217,7 +216,8 @@ impl Session {
                 Err(error) => return Err(error),
             }
         }
-        let free = self.free_slots().await?.len() as u16;
+        self.look_for_slots().await?;
+        let free = self.free.len() as u16;
         let mut holds = self.names("/objects", MEMORY).await?;
         holds.extend(places.keys().cloned());
         let again = trouble.is_some() || holds.len() != wanted.plugs.len();
@@ -248,16 +248,19 @@ impl Session {
         made
     }
 
-    /// Where a region goes: of the free slots one that was never used, or not for longest. A guest is told once more of each device
-    /// that it is still to let go whenever it is told of another, so it may eject what is in a slot that became free a moment ago.
-    async fn slot(&mut self) -> Result<Option<(String, String)>, Error> {
-        let free = self.free_slots().await?;
-        let last = |place: &(String, String)| self.used.iter().position(|used| used == place).map_or(0, |at| at + 1);
-        Ok(free.into_iter().min_by_key(last))
+    /// Which slots are free, and of two which became free first. A region goes where none was for longest: a guest is told once more
+    /// of each device that it is still to let go whenever it is told of another, so it may eject what is in a slot that became free a
+    /// moment ago.
+    async fn look_for_slots(&mut self) -> Result<(), Error> {
+        let now = self.free_slots().await?;
+        self.free.retain(|slot| now.contains(slot));
+        let new: Vec<_> = now.into_iter().filter(|slot| !self.free.contains(slot)).collect();
+        self.free.extend(new);
+        Ok(())
     }
 
-    /// Where a device could go: the bus and the slot, as `device_add` wants them.
-    async fn free_slots(&mut self) -> Result<Vec<(String, String)>, Error> {
+    /// Where a device could go.
+    async fn free_slots(&mut self) -> Result<Vec<Slot>, Error> {
         match self.board {
             Board::Pc => {
                 let buses = self.qmp.execute("query-pci", json!({}), None).await?;
@@ -326,7 +329,7 @@ fn note(trouble: &mut Option<String>, result: Result<Value, Error>) -> Result<Op
 fn status_means(status: &Value) -> Vec<News> {
     match status["status"].as_str() {
         Some("running") => vec![News::Running(true)],
-        Some("shutdown" | "guest-panicked") => vec![News::Running(false), News::Ended],
+        Some("shutdown" | "guest-panicked") => vec![News::Running(false), News::Ended(std::time::Instant::now())],
         _ => vec![News::Running(false)],
     }
 }
@@ -336,7 +339,7 @@ fn event_means(event: &Event) -> Option<News> {
     match event.name.as_str() {
         "STOP" => Some(News::Running(false)),
         "RESUME" => Some(News::Running(true)),
-        "RESET" | "SHUTDOWN" | "GUEST_PANICKED" => Some(News::Ended),
+        "RESET" | "SHUTDOWN" | "GUEST_PANICKED" => Some(News::Ended(event.at)),
         _ => None,
     }
 }
@@ -347,14 +350,15 @@ mod tests {
 
     #[test]
     fn b12_events_mean_the_lives_that_the_clause_names() {
-        let means = |name: &str| event_means(&Event { name: name.into(), data: Value::Null });
+        let at = std::time::Instant::now();
+        let means = |name: &str| event_means(&Event { name: name.into(), at });
         assert!(matches!(means("STOP"), Some(News::Running(false))));
         assert!(matches!(means("RESUME"), Some(News::Running(true))));
         for over in ["RESET", "SHUTDOWN", "GUEST_PANICKED"] {
-            assert!(matches!(means(over), Some(News::Ended)), "{over}");
+            assert!(matches!(means(over), Some(News::Ended(then)) if then == at), "{over}");
         }
         assert!(means("RTC_CHANGE").is_none());
         assert!(matches!(status_means(&json!({ "status": "prelaunch" }))[..], [News::Running(false)]));
-        assert!(matches!(status_means(&json!({ "status": "shutdown" }))[..], [News::Running(false), News::Ended]));
+        assert!(matches!(status_means(&json!({ "status": "shutdown" }))[..], [News::Running(false), News::Ended(_)]));
     }
 }

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A client of QEMU's machine protocol: one command at a time, each under a deadline; events are kept meanwhile.
 
-use std::{collections::VecDeque, io, os::fd::BorrowedFd, path::Path, time::Duration};
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::BorrowedFd,
+    path::Path,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use serde_json::{Value, json};
 use tokio::{
@@ -35,13 +41,16 @@ pub enum Error {
     },
 }
 
+/// Longest name of an event that is kept; QEMU's are half as long.
+const NAME_MAX: usize = 64;
+
 /// Something that QEMU tells unasked.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     /// Its name.
     pub name: String,
-    /// What belongs to it.
-    pub data: Value,
+    /// When it happened: it may be read late.
+    pub at: Instant,
 }
 
 /// A connection.
@@ -49,6 +58,8 @@ pub struct Event {
 pub struct Qmp {
     stream: UnixStream,
     buffer: Vec<u8>,
+    /// So much of it has no end of a line.
+    seen: usize,
     events: VecDeque<Event>,
     asked: u64,
 }
@@ -60,7 +71,7 @@ impl Qmp {
     /// Nobody is there, or it does not speak QMP.
     pub async fn connect(path: &Path) -> Result<Self, Error> {
         let stream = UnixStream::connect(path).await?;
-        let mut qmp = Self { stream, buffer: Vec::new(), events: VecDeque::new(), asked: 0 };
+        let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0 };
         let greeting = timeout(PATIENCE, qmp.line()).await.map_err(late)??;
         if !greeting["QMP"].is_object() {
             return Err(io::Error::other("no greeting").into());
@@ -120,12 +131,12 @@ impl Qmp {
     }
 
     /// Keeps an event; an answer that nobody waits for any more is dropped.
-    fn note(&mut self, mut line: Value) -> io::Result<()> {
-        if let Some(name) = line["event"].as_str() {
+    fn note(&mut self, line: Value) -> io::Result<()> {
+        if let Some(name) = line["event"].as_str().filter(|name| name.len() <= NAME_MAX) {
             if self.events.len() >= EVENTS_MAX {
                 return Err(io::Error::other("more events than can be kept"));
             }
-            self.events.push_back(Event { name: name.into(), data: line["data"].take() });
+            self.events.push_back(Event { name: name.into(), at: happened(&line["timestamp"]) });
         }
         Ok(())
     }
@@ -133,11 +144,13 @@ impl Qmp {
     /// The next line. What was read of it when this is dropped is kept.
     async fn line(&mut self) -> io::Result<Value> {
         loop {
-            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+            if let Some(end) = self.buffer[self.seen..].iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=self.seen + end).collect();
+                self.seen = 0;
                 return serde_json::from_slice(&line).map_err(io::Error::other);
             }
-            if self.buffer.len() > LINE_MAX {
+            self.seen = self.buffer.len();
+            if self.seen > LINE_MAX {
                 return Err(io::Error::other(format!("a line of more than {LINE_MAX} bytes")));
             }
             if self.stream.read_buf(&mut self.buffer).await? == 0 {
@@ -145,6 +158,17 @@ impl Qmp {
             }
         }
     }
+}
+
+/// When an event happened, as its timestamp says by the clock of the host. One that is not to come is now.
+fn happened(timestamp: &Value) -> Instant {
+    let (now, by_clock) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+    let part = |name: &str| timestamp[name].as_u64();
+    let at = part("seconds").map(|seconds| {
+        Duration::from_secs(seconds).saturating_add(Duration::from_micros(part("microseconds").unwrap_or_default()))
+    });
+    let ago = at.and_then(|at| by_clock.checked_sub(at)).unwrap_or_default();
+    now.checked_sub(ago).unwrap_or(now)
 }
 
 fn late(_: tokio::time::error::Elapsed) -> io::Error {

@@ -4,10 +4,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt, PermissionsExt},
-    },
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
@@ -18,12 +15,13 @@ use tokio::{
     sync::mpsc,
     task::JoinHandle,
 };
+use tombolo_broker_guest::run::{open_folder, raise_limit};
 use tombolo_domain_xen::XenKeeper;
 
 use crate::{
     broker::{Broker, Event, device_socket, program_socket},
     config::Config,
-    hold::{self, Holder},
+    hold::Holder,
     keep::Keep,
     notify::notify,
     passing, socket, state,
@@ -47,7 +45,7 @@ pub fn run(config_path: &Path, folder: &Path, start_holder: bool) -> Result<(), 
     let config = Config::read(config_path)?;
     open_folder(folder)?;
     let _lock = state::lock(&folder.join("lock"))?;
-    hold::raise_limit();
+    raise_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(config_path, folder, config, start_holder))?;
     Ok(())
@@ -73,14 +71,6 @@ pub fn run_in_domain(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
         notify("STOPPING=1");
         Ok(())
     })
-}
-
-/// Makes the folder for sockets and state. Others may pass through it to the sockets that are theirs, and not look.
-fn open_folder(folder: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o711).create(folder)?;
-    let mut permissions = std::fs::metadata(folder)?.permissions();
-    permissions.set_mode(permissions.mode() | 0o011);
-    std::fs::set_permissions(folder, permissions)
 }
 
 async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: bool) -> io::Result<()> {
@@ -120,8 +110,10 @@ async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: 
         }
         broker.settle()?;
         if reload {
-            herald.settle(broker.config())?;
-            doors.settle(&broker, folder, &events)?;
+            let met = herald.settle(broker.config()).and(doors.settle(&broker, folder, &events));
+            if let Err(error) = met {
+                crate::log(&format!("not all of the configuration can be met, read it again later: {error}"));
+            }
         }
     }
     notify("STOPPING=1");
@@ -136,33 +128,39 @@ async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: 
 
 /// The listening socket of each domain's device.
 #[derive(Default)]
-struct Doors(BTreeMap<String, JoinHandle<()>>);
+struct Doors(BTreeMap<String, (Option<u32>, JoinHandle<()>)>);
 
 impl Doors {
-    /// One for each domain that is configured.
+    /// One for each domain that is configured. An error is that of the last one that cannot be had; the others are there.
     fn settle(&mut self, broker: &Broker, folder: &Path, events: &mpsc::Sender<Event>) -> io::Result<()> {
         let domains = broker.domains();
-        self.0.retain(|name, door| {
-            let stays = domains.contains_key(name);
+        self.0.retain(|name, (user, door)| {
+            let stays = domains.get(name).is_some_and(|domain| domain.user == *user);
             if !stays {
                 door.abort();
                 let _ = std::fs::remove_file(device_socket(folder, name));
             }
             stays
         });
+        let mut done = Ok(());
         for (name, domain) in domains {
             if !self.0.contains_key(name) {
                 let path = device_socket(folder, name);
-                let listener = passing::listen(&path, SocketType::STREAM, 0o600, domain.user, None)?;
-                let door = attend(name.clone(), crate::socket::watch(listener)?, domain.user, events.clone());
-                self.0.insert(name.clone(), tokio::spawn(door));
+                let listener = passing::listen(&path, SocketType::STREAM, 0o600, domain.user, None);
+                match listener.and_then(crate::socket::watch) {
+                    Ok(listener) => {
+                        let door = attend(name.clone(), listener, domain.user, events.clone());
+                        self.0.insert(name.clone(), (domain.user, tokio::spawn(door)));
+                    }
+                    Err(error) => done = Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+                }
             }
         }
-        Ok(())
+        done
     }
 
     fn close(self, folder: &Path) {
-        for (name, door) in self.0 {
+        for (name, (_, door)) in self.0 {
             door.abort();
             let _ = std::fs::remove_file(device_socket(folder, &name));
         }

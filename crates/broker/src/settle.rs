@@ -5,11 +5,12 @@
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     io,
+    os::fd::OwnedFd,
     sync::{Arc, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
-use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place, Way, vector_of};
+use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place, Way};
 
 use crate::{
     broker::{Broker, name},
@@ -17,15 +18,18 @@ use crate::{
     local::relay::{self, Line},
     machine::{Plug, Wanted},
     memory::{self, Regions},
-    state::{Bell, Quarantined, memory_key},
+    state::{Bell, Link, Quarantined, memory_key},
 };
 
 /// B-17. Most memories of a link that wait to be given back, before it gets another.
 const OLD_MAX: usize = 2;
 
-/// Seconds since the epoch.
+/// How long a link for which there was no memory waits before that is tried again.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// Seconds since this kernel began: brokers come and go meanwhile, and people set clocks.
 fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    u64::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec).unwrap_or_default()
 }
 
 /// A region's name in QEMU: whose memory it is shows in it, so that other memory has another name.
@@ -51,7 +55,7 @@ impl Broker {
         self.save()?;
         self.settle_plugs();
         self.settle_bells()?;
-        self.settle_lines()?;
+        self.settle_lines();
         self.settle_guests();
         self.release()?;
         self.save()
@@ -88,6 +92,7 @@ impl Broker {
     pub(crate) fn remove_link(&mut self, number: u32) -> io::Result<()> {
         self.retire(number);
         self.book.links.remove(&number);
+        self.short.remove(&number);
         self.save()
     }
 
@@ -121,29 +126,44 @@ impl Broker {
     }
 
     fn give_memory(&mut self, number: u32, lives: [u64; 2]) -> io::Result<()> {
-        let link = &self.book.links[&number];
-        let (size, generation) = (link.size, link.generation + 1);
-        let made = link.ends.each_ref().map(|end| {
-            let region = memory::create(&format!("tombolo-{number}-{end}"), size)?;
-            if self.config.is_local(end) {
-                memory::seal_as_it_is(&region)?;
-            }
-            io::Result::Ok(region)
-        });
-        let [Ok(a), Ok(b)] = made else {
-            crate::log(&format!("link {number}: no memory for two regions of {size} bytes"));
+        if self.short.get(&number).is_some_and(|tried| tried.elapsed() < SHORT) {
             return Ok(());
+        }
+        let link = &self.book.links[&number];
+        let (key, generation) = (memory_key(number, link.generation + 1), link.generation + 1);
+        let made = self.make_memory(number, link);
+        let kept = made.and_then(|regions| self.holder.keep(&key, &regions.descriptors()).map(|()| regions));
+        let regions = match kept {
+            Ok(regions) => regions,
+            Err(error) => {
+                if self.short.insert(number, Instant::now()).is_none() {
+                    let size = link.size;
+                    crate::log(&format!("link {number}: no memory for two regions of {size} bytes yet: {error}"));
+                }
+                // If not even that is to be had the holder is gone.
+                return self.holder.forget(&key);
+            }
         };
-        let local = link.ends.iter().any(|end| self.config.is_local(end));
-        let bell = if local { Some(relay::event()?) } else { None };
-        let regions = Regions::new([a, b], bell)?;
-        self.holder.keep(&memory_key(number, generation), &regions.descriptors())?;
+        self.short.remove(&number);
         let sealed = link.ends.each_ref().map(|end| self.config.is_local(end));
         if let Some(link) = self.book.links.get_mut(&number) {
             (link.has_memory, link.generation, link.sealed, link.lives) = (true, generation, sealed, lives);
         }
         self.memory.insert(number, regions);
         Ok(())
+    }
+
+    fn make_memory(&self, number: u32, link: &Link) -> io::Result<Regions> {
+        let local = link.ends.each_ref().map(|end| self.config.is_local(end));
+        let make = |side: usize| {
+            let region = memory::create(&format!("tombolo-{number}-{}", link.ends[side]), link.size)?;
+            if local[side] {
+                memory::seal_as_it_is(&region)?;
+            }
+            io::Result::Ok(region)
+        };
+        let bell = if local.contains(&true) { Some(relay::event()?) } else { None };
+        Regions::new([make(0)?, make(1)?], bell)
     }
 
     /// Whether a domain's QEMU has a region; none: it has not said.
@@ -258,6 +278,12 @@ impl Broker {
 
     fn give_bell(&mut self, viewer: &str, bell: Bell) -> io::Result<()> {
         let (peer, link) = (bell.peer.clone(), bell.link);
+        let rings = match self.vms.get(&peer) {
+            Some(vm) => Some(vm.device.bell(link)),
+            None => self.memory.get(&link).and_then(|memory| memory.bell.as_deref()),
+        };
+        // Without a descriptor there is a doorbell later.
+        let Some(Ok(rings)) = rings.map(OwnedFd::try_clone) else { return Ok(()) };
         let most = self.config.domains.get(viewer).map_or(0, |domain| usize::from(domain.bells));
         let Some(machine) = self.book.machines.get_mut(viewer) else { return Ok(()) };
         let number = if machine.bells.len() < most { machine.number_for(&peer) } else { None };
@@ -269,12 +295,7 @@ impl Broker {
         };
         machine.bells.insert(number, bell);
         self.save()?;
-        let bell = match self.vms.get(&peer) {
-            Some(vm) => Some(vm.device.bell(link)),
-            None => self.memory.get(&link).and_then(|memory| memory.bell.as_deref()),
-        };
-        let bell = bell.map(|bell| Ok((i64::from(number), Some(bell.try_clone()?))));
-        self.send(viewer, bell.into_iter().collect::<io::Result<_>>()?)
+        self.send(viewer, vec![(number.into(), Some(rings))])
     }
 
     /// B-8. Takes a doorbell away. The number is not used again.
@@ -303,7 +324,7 @@ impl Broker {
     }
 
     /// What the links of accounts are made of.
-    fn settle_lines(&mut self) -> io::Result<()> {
+    fn settle_lines(&mut self) {
         for (account, local) in &self.locals {
             let mut lines = local.lines.lock().unwrap_or_else(PoisonError::into_inner);
             let links: BTreeMap<u32, u32> =
@@ -317,17 +338,21 @@ impl Broker {
                     continue;
                 };
                 if let (Entry::Vacant(line), Some(bell)) = (lines.entry((number, link.generation)), &memory.bell) {
-                    let vector = vector_of(number, vm.device.own.len() as u16);
-                    line.insert(Arc::new(Line {
-                        own: memory.own[side].try_clone()?,
-                        peer: memory.readonly[1 - side].try_clone()?,
-                        rings: vm.device.own[usize::from(vector)].try_clone()?,
-                        heard: bell.try_clone()?,
-                    }));
+                    let copies = || -> io::Result<_> {
+                        Ok(Line {
+                            own: memory.own[side].try_clone()?,
+                            peer: memory.readonly[1 - side].try_clone()?,
+                            rings: vm.device.bell(number).try_clone()?,
+                            heard: bell.try_clone()?,
+                        })
+                    };
+                    // Without descriptors there are some later.
+                    if let Ok(made) = copies() {
+                        line.insert(Arc::new(made));
+                    }
                 }
             }
         }
-        Ok(())
     }
 
     /// B-7. Tells each guest, and each account, of its links what it does not know.

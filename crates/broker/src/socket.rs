@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! B-15. Programs and tools of this kernel: one datagram a message, a bounded number of clients, a deadline for each.
 
-use std::{io, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::{Semaphore, mpsc, oneshot},
     time::timeout,
 };
-use tombolo_control::{Fault, MESSAGE_MAX, Message, Name, Path, Said, VERSION, code};
+use tombolo_broker_guest::{broker::may_sit, program};
+use tombolo_control::{Fault, Message, Name, Said, VERSION, code};
 
 use crate::{
     broker::{Event, Question},
     passing,
 };
 
-/// Most clients at a time.
+/// Most clients at a time, besides those of root and the broker's own user.
 const CLIENTS_MAX: usize = 64;
 /// How long a client may take to say Hello, and to read an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -24,20 +31,54 @@ const IDLE: Duration = Duration::from_secs(600);
 
 /// Serves clients for as long as the broker hears.
 pub async fn serve(listener: OwnedFd, host: Name, events: mpsc::Sender<Event>) -> io::Result<()> {
-    let listener = watch(listener)?;
-    let seats = Arc::new(Semaphore::new(CLIENTS_MAX));
+    let (listener, seats) = (watch(listener)?, Seats::default());
     loop {
-        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else { return Ok(()) };
         let Ok(client) = accept(&listener).await else {
             // No descriptor, or a client that is gone: the next one may be luckier, a little later.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
+        let Ok(user) = passing::user_of(&client) else { continue };
+        let Some(seat) = seats.take(user) else {
+            turn_away(client, code::QUOTA, format!("user {user} has too many connections: close some"));
+            continue;
+        };
         let (host, events) = (host.clone(), events.clone());
         tokio::spawn(async move {
-            let _seat = seat;
-            let _ = converse(client, &host, &events).await;
+            let _ = converse(client, user, &host, &events).await;
+            drop(seat);
         });
+    }
+}
+
+/// How many clients each user has.
+#[derive(Clone, Default)]
+struct Seats(Arc<Mutex<BTreeMap<u32, usize>>>);
+
+/// A client's seat.
+struct Seat(Seats, u32);
+
+impl Seats {
+    /// A seat for a client of `user`, if there is one. Nobody keeps an administrator out.
+    fn take(&self, user: u32) -> Option<Seat> {
+        let own = rustix::process::geteuid().as_raw();
+        let rules = |user: u32| user == 0 || user == own;
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = taken.iter().filter(|(it, _)| **it != user && !rules(**it)).map(|(_, seats)| seats).sum();
+        let mine = taken.entry(user).or_default();
+        let room = if rules(user) { *mine < CLIENTS_MAX } else { may_sit(*mine, others, CLIENTS_MAX) };
+        *mine += usize::from(room);
+        room.then(|| Seat(self.clone(), user))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut taken = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(seats) = taken.get_mut(&self.1) {
+            *seats -= 1;
+        }
+        taken.retain(|_, seats| *seats != 0);
     }
 }
 
@@ -61,7 +102,7 @@ pub async fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
 }
 
 /// Tells a program that it is not served, and why; of many at once the last are closed without a word.
-pub fn turn_away(program: OwnedFd, why: String) {
+pub fn turn_away(program: OwnedFd, code: u16, why: String) {
     static SEATS: Semaphore = Semaphore::const_new(CLIENTS_MAX);
     let Ok(seat) = SEATS.try_acquire() else { return };
     tokio::spawn(async move {
@@ -69,14 +110,13 @@ pub fn turn_away(program: OwnedFd, why: String) {
         let Ok(program) = watch(program) else { return };
         let said = timeout(PATIENCE, receive(&program)).await;
         let serial = if let Ok(Ok(Ok(said))) = said { said.serial } else { 0 };
-        let refuse = Message::Refuse { code: code::DENIED, reason: why.into() };
+        let refuse = Message::Refuse { code, reason: why.into() };
         let _ = say(&program, &Said { serial, message: refuse }).await;
     });
 }
 
 /// One client, until it goes or does what it should not.
-async fn converse(client: OwnedFd, host: &Name, events: &mpsc::Sender<Event>) -> io::Result<()> {
-    let user = passing::user_of(&client)?;
+async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender<Event>) -> io::Result<()> {
     let client = watch(client)?;
     let refuse = |serial, code, reason: &str| Said { serial, message: Message::Refuse { code, reason: reason.into() } };
     match timeout(PATIENCE, receive(&client)).await?? {
@@ -108,20 +148,10 @@ async fn converse(client: OwnedFd, host: &Name, events: &mpsc::Sender<Event>) ->
     }
 }
 
-/// The next message. Descriptors are not wanted, and closed.
+/// The next message.
 async fn receive(client: &AsyncFd<OwnedFd>) -> io::Result<Result<Said, Fault>> {
-    let mut buffer = [0; MESSAGE_MAX];
-    let (len, descriptors) =
-        client.async_io(Interest::READABLE, |socket| passing::receive(socket, &mut buffer)).await?;
-    if !descriptors.is_empty() {
-        // To close one may take as long as its file system likes.
-        tokio::task::spawn_blocking(move || drop(descriptors));
-        return Err(io::Error::other("descriptors that nobody asked for (B-15)"));
-    }
-    match len {
-        0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        len => Ok(Said::decode(Path::Socket, buffer.get(..len).unwrap_or(&[]))),
-    }
+    let receive = |socket: &OwnedFd| program::receive(socket.as_fd())?.ok_or(io::ErrorKind::WouldBlock.into());
+    client.async_io(Interest::READABLE, receive).await
 }
 
 async fn say(client: &AsyncFd<OwnedFd>, said: &Said) -> io::Result<()> {
@@ -131,4 +161,21 @@ async fn say(client: &AsyncFd<OwnedFd>, said: &Said) -> io::Result<()> {
         false => Err(io::ErrorKind::WouldBlock.into()),
     });
     timeout(PATIENCE, sent).await?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b15_users_who_take_all_seats_they_get_keep_no_administrator_out() {
+        let seats = Seats::default();
+        let greedy = |user| std::iter::from_fn(|| seats.take(user)).collect::<Vec<_>>();
+        let taken: Vec<_> = [71, 72, 73].map(greedy).into();
+        assert_eq!(taken.iter().map(Vec::len).collect::<Vec<_>>(), [32, 16, 8]);
+        assert!(seats.take(74).is_some());
+        assert_eq!(greedy(0).len(), CLIENTS_MAX);
+        drop(taken);
+        assert!(seats.0.lock().unwrap().is_empty(), "seats that nobody has");
+    }
 }

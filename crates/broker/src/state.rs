@@ -20,8 +20,11 @@ use tombolo_control::{FIRST_BELL, NO_BELL};
 /// All of it.
 #[derive(Serialize, Deserialize, Default, Debug, Clone, PartialEq)]
 pub struct Book {
-    /// Number of the last link, QEMU process and life that was given out; none is used twice.
+    /// Number of the last QEMU process and life that was given out; none is used twice.
     pub last: u64,
+    /// Number of the last link. These have numbers of their own: a guest can use up as many lives as it likes.
+    #[serde(default)]
+    pub last_link: u32,
     /// QEMU processes that are connected, by domain.
     pub machines: BTreeMap<String, Machine>,
     /// Links by number.
@@ -129,7 +132,7 @@ pub struct Quarantined {
     pub bytes: u64,
     /// The QEMU processes that have not given it back, by domain.
     pub held_by: BTreeMap<String, u64>,
-    /// Seconds since the epoch when it was taken out of use.
+    /// Seconds since this kernel began when it was taken out of use.
     pub since: u64,
 }
 
@@ -140,6 +143,12 @@ impl Book {
         self.last
     }
 
+    /// The next number for a link, if there is one that none had.
+    pub fn link_number(&mut self) -> Option<u32> {
+        self.last_link = self.last_link.checked_add(1)?;
+        Some(self.last_link)
+    }
+
     /// Reads the book in `folder`; an empty one where there is none.
     ///
     /// # Errors
@@ -147,8 +156,17 @@ impl Book {
     pub fn read(folder: &Path) -> io::Result<Self> {
         let path = folder.join("state.json");
         match std::fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|error| io::Error::other(format!("{} is no book of mine: {error}", path.display()))),
+            Ok(bytes) => {
+                let mut book: Self = serde_json::from_slice(&bytes).map_err(|error| {
+                    let path = path.display();
+                    io::Error::other(format!("{path} is no book of mine: {error}; remove it once no QEMU is connected"))
+                })?;
+                // One of before links had numbers of their own.
+                if book.last_link == 0 {
+                    book.last_link = u32::try_from(book.last).unwrap_or(u32::MAX);
+                }
+                Ok(book)
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error),
         }
@@ -241,7 +259,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Book::read(folder.path()).unwrap(), Book::default());
         let mut book = Book::default();
-        assert_eq!((book.number(), book.number()), (1, 2));
+        assert_eq!((book.number(), book.number(), book.link_number()), (1, 2, Some(1)));
         let ends = ["a".to_owned(), "b".to_owned()];
         let (sealed, lives, up) = ([true, false], [4, 0], false);
         book.links.insert(
@@ -263,6 +281,19 @@ mod tests {
         assert_eq!(Book::read(folder.path()).unwrap(), book);
         assert_eq!(book.keys(), ["memory/7/2", "memory/7/3"].map(String::from).into());
         assert_eq!((book.memory_of("a"), book.memory_of("c")), (4 << 20, 0));
+    }
+
+    #[test]
+    fn b17_guest_that_begins_lives_without_end_uses_up_no_numbers_of_links() {
+        let mut book = Book { last: u64::from(u32::MAX), ..Book::default() };
+        book.number();
+        assert_eq!(book.link_number(), Some(1));
+        book.last_link = u32::MAX;
+        assert_eq!(book.link_number(), None);
+        // A book of before knows the last of all numbers alone.
+        let folder = tempfile::tempdir().unwrap();
+        Book { last: 7, ..Book::default() }.save(folder.path()).unwrap();
+        assert_eq!(Book::read(folder.path()).unwrap().link_number(), Some(8));
     }
 
     #[test]

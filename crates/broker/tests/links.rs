@@ -216,11 +216,8 @@ fn b11_memory_that_a_guest_keeps_is_quarantined_and_counted_until_it_goes() {
     assert_eq!(daemon.client().ask(remove("a", "b")), []);
     until("a gives back", || memories(&a).is_empty().then_some(()));
     assert_eq!(quarantined(&daemon), 2 << 20);
-    let rows = daemon.client().links();
-    assert!(
-        matches!(&rows[..], [Message::LinkRow { state: LinkState::Leaving, note, .. }] if note.as_str() == "not given back by b"),
-        "{rows:?}"
-    );
+    let by_b = |rows: Vec<Message>| matches!(&rows[..], [Message::LinkRow { state: LinkState::Leaving, note, .. }] if note.as_str() == "not given back by b");
+    until("b alone has it", || by_b(daemon.client().links()).then_some(()));
     // It counts: there is room for one link more, and not for two.
     assert_eq!(daemon.client().ask(add("a", "b", 1 << 20)), []);
     assert_eq!(daemon.client().ask(remove("a", "b")), []);
@@ -412,6 +409,98 @@ fn b10_slot_that_became_free_is_not_used_at_once() {
         assert_eq!(daemon.client().ask(remove("a", "b")), []);
         until("the link is gone", || daemon.client().links().is_empty().then_some(()));
     }
+}
+
+#[test]
+fn b10_slot_of_a_link_that_was_there_for_long_is_not_used_at_once_either() {
+    let daemon = Daemon::start(&TRIO.replace("to = \"b\"", "to = \"*\""));
+    let (a, _b, _c) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"), Vm::start(&daemon, "c"));
+    let slots = || -> Vec<String> { a.qmp.state().devices.values().map(|(_, slot)| slot.clone()).collect() };
+    let link = |peer| {
+        daemon.client().link("a", peer);
+        let up = |row: &Message| matches!(row, Message::LinkRow { state: LinkState::Up, b, .. } if b.as_str() == peer);
+        until("the link is up", || daemon.client().links().iter().any(up).then_some(()));
+    };
+    let unlink = |peer| {
+        let before = daemon.client().links().len();
+        assert_eq!(daemon.client().ask(remove("a", peer)), []);
+        until("the link is gone", || (daemon.client().links().len() < before).then_some(()));
+    };
+    link("b");
+    let old = slots();
+    for _ in 0..13 {
+        link("c");
+        unlink("c");
+    }
+    unlink("b");
+    link("c");
+    assert!(slots().iter().all(|slot| !old.contains(slot)), "{:?} after {old:?}", slots());
+    // Nor does a conversation that broke off make it forget.
+    let old = slots();
+    unlink("c");
+    let before = a.qmp.state().conversations;
+    qmp::Fake::hang_up(&mut a.qmp.state());
+    until("the broker is back", || (a.qmp.state().conversations > before).then_some(()));
+    link("c");
+    assert!(slots().iter().all(|slot| !old.contains(slot)), "{:?} after {old:?}", slots());
+}
+
+#[test]
+fn b12_reset_that_is_told_late_ends_no_life_that_began_after_it() {
+    let daemon = Daemon::start(TRIO);
+    let (_a, mut b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    for life in [4, 5] {
+        b.boot(life, life as u8);
+        b.listen_until("the link", is_link);
+    }
+    // The broker, or QEMU, was slow: the guest was there again first.
+    b.qmp.event_of("RESET", std::time::Duration::from_secs(60));
+    b.qmp.event("STOP");
+    until("it is paused", || (life_of(&daemon, "b") != Life::Running).then_some(()));
+    assert_eq!(life_of(&daemon, "b"), Life::Paused);
+    b.qmp.event("RESET");
+    until("it is over", || (life_of(&daemon, "b") == Life::DomainGone).then_some(()));
+}
+
+/// A link's rules and what else there is to say are more than may wait in a box.
+#[test]
+fn b5_guest_is_told_all_of_more_rules_than_messages_may_wait() {
+    let mut config = "[domain.a]\n[domain.b]\n[domain.c]\n[host]\nregion = \"64KiB\"\n".to_owned();
+    for service in 0..140 {
+        config += &format!("[[allow]]\nfrom = \"a\"\nto = \"*\"\nservice = \"s{service}\"\n");
+    }
+    let daemon = Daemon::start(&config);
+    let (mut a, _b, _c) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"), Vm::start(&daemon, "c"));
+    daemon.client().link("a", "b");
+    daemon.client().link("a", "c");
+    let up = |row: &Message| matches!(row, Message::LinkRow { state: LinkState::Up, .. });
+    until("both are up", || (daemon.client().links().iter().filter(|row| up(row)).count() == 2).then_some(()));
+    a.boot(3, 1);
+    for _ in 0..2 {
+        a.listen_until("a link", is_link);
+        let last = |said: &Message| matches!(said, Message::Allow { service, .. } if service.as_str() == "s139");
+        a.listen_until("its last rule", last);
+        a.listen_until("the peer's life", |said| matches!(said, Message::Life { .. }));
+    }
+}
+
+#[test]
+fn b5_guest_that_was_paused_for_long_is_told_how_things_are_by_then() {
+    let daemon = Daemon::start(TRIO);
+    let (mut a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    a.boot(3, 1);
+    a.listen_until("b's life", |said| matches!(said, Message::Life { life: Life::Running, .. }));
+    for _ in 0..150 {
+        for (event, life) in [("STOP", Life::Paused), ("RESUME", Life::Running)] {
+            b.qmp.event(event);
+            until("it is seen", || (life_of(&daemon, "b") == life).then_some(()));
+        }
+    }
+    b.qmp.event("RESET");
+    a.listen_until("what became of b", |said| matches!(said, Message::Life { life: Life::DomainGone, .. }));
+    assert!(a.heard.len() < 10, "all that is over by then: {}", a.heard.len());
 }
 
 #[test]

@@ -76,6 +76,37 @@ fn server_that_says_nothing_costs_the_deadline() {
     server.join().unwrap();
 }
 
+/// Bytes of memory that this process uses.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn events_that_wait_take_little_memory_whatever_is_in_them() {
+    let (folder, server) = serve(GREETING, |client| {
+        let event = format!("{{\"event\": \"STOP\", \"data\": \"{}\"}}\r\n", "x".repeat(1 << 20));
+        let long = format!("{{\"event\": \"{}\", \"data\": 0}}\r\n", "x".repeat(1 << 20));
+        for _ in 0..48 {
+            client.write_all(event.as_bytes()).unwrap();
+            client.write_all(long.as_bytes()).unwrap();
+        }
+        client.write_all(b"{\"return\": {}, \"id\": 2}\r\n").unwrap();
+        wait(client);
+    });
+    run(async {
+        let mut qmp = Qmp::connect(&folder.path().join("qmp")).await.unwrap();
+        let before = resident();
+        qmp.execute("query-status", json!({}), None).await.unwrap();
+        assert!(resident() < before + (40 << 20), "{before} became {}", resident());
+        for _ in 0..48 {
+            assert_eq!(qmp.event().await.unwrap().name, "STOP");
+        }
+    });
+    server.join().unwrap();
+}
+
 #[test]
 fn garbage_endless_lines_and_endless_events_end_the_connection() {
     let (folder, server) = serve("no json\r\n", wait);

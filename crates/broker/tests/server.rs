@@ -3,10 +3,14 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{os::fd::AsFd, time::Duration};
 
 use common::{Daemon, Device, LIMIT, TRIO, VECTORS, Vm, rung, until};
-use rustix::process::Signal;
+use rustix::{net::SocketType, process::Signal};
+use tombolo_broker::{
+    hold::{Holder, is_refusal},
+    passing,
+};
 use tombolo_control::{Message, vector_of};
 
 /// Long enough to see that nothing comes.
@@ -241,4 +245,80 @@ fn b13_rules_are_read_again_and_what_they_forbid_goes() {
     assert_eq!(a.device.must().0, 2, "the doorbell is taken back");
     until("the link goes", || daemon.client().links().is_empty().then_some(()));
     until("the regions go", || a.qmp.state().memories.is_empty().then_some(()));
+}
+
+#[test]
+fn b8_b13_domain_that_is_no_longer_configured_keeps_no_doorbell_of_others() {
+    let daemon = Daemon::start(TRIO);
+    let (a, _b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    daemon.client().link("a", "b");
+    assert_eq!(a.bell().0, 2);
+    daemon.configure("[domain.b]\n");
+    daemon.signal(Signal::HUP);
+    // A QEMU whose server goes away keeps what it was given.
+    let (number, bell) = a.device.must();
+    assert!(number == 2 && bell.is_none(), "the doorbell is not taken back: {number}");
+    assert!(a.device.is_closed());
+}
+
+#[test]
+fn b17_descriptors_that_are_used_up_cost_who_comes_and_nobody_else() {
+    let daemon = Daemon::start(TRIO);
+    let a = Vm::start(&daemon, "a");
+    daemon.client().link("a", "b");
+    daemon.allow_files(daemon.open_files() as u64 + 6);
+    // The device of b alone takes more.
+    assert!(Device::connect(daemon.path(), "b").is_closed());
+    until("it is told", || daemon.log().contains("b: its QEMU cannot be served").then_some(()));
+    assert_eq!(daemon.client().links().len(), 1);
+    assert!(a.device.next(Duration::from_millis(1)).is_none(), "a was given up");
+    daemon.allow_files(1024);
+    let _b = Vm::start(&daemon, "b");
+    assert_eq!(a.bell().0, 2);
+}
+
+#[test]
+fn b16_holder_without_a_free_descriptor_refuses_and_rests() {
+    let (daemon, null) = (Daemon::start(TRIO), std::fs::File::open("/dev/null").unwrap());
+    let holder = || Holder::find(daemon.path(), false).unwrap();
+    let (first, some) = (holder(), [null.as_fd(); 20]);
+    first.keep("some", &some).unwrap();
+    let pid = daemon.holder();
+    let files = || std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64;
+    common::allow_files(pid, files());
+    let error = first.keep("more", &some).unwrap_err();
+    assert!(is_refusal(&error) && error.to_string().contains("LimitNOFILE"), "{error}");
+    // One at the door finds no room. It costs no processor, and who is in is served.
+    let second = passing::connect(&daemon.file("holder.socket"), SocketType::SEQPACKET).unwrap();
+    let used = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let fields: Vec<u64> = stat.rsplit(')').next().unwrap().split(' ').filter_map(|it| it.parse().ok()).collect();
+        // Of utime and stime, which come after ten others that are numbers.
+        fields[10] + fields[11]
+    };
+    let (began, before) = (std::time::Instant::now(), used());
+    until("a while", || (began.elapsed() > Duration::from_millis(600)).then_some(()));
+    assert!(used() - before < 20, "{} ticks of 60", used() - before);
+    assert_eq!(first.all().unwrap().len(), 1);
+    first.forget("some").unwrap();
+    drop(second);
+    common::allow_files(pid, 1024);
+    holder().keep("more", &some).unwrap();
+}
+
+#[test]
+fn b13_configuration_that_cannot_be_met_in_full_ends_nothing() {
+    let daemon = Daemon::start(TRIO);
+    let a = Vm::start(&daemon, "a");
+    std::fs::create_dir(daemon.file("d.ivshmem")).unwrap();
+    daemon.configure(&format!("{TRIO}[domain.d]\n[domain.e]\n"));
+    daemon.signal(Signal::HUP);
+    until("it is told", || daemon.log().contains("d.ivshmem").then_some(()));
+    until("the others have theirs", || daemon.file("e.ivshmem").exists().then_some(()));
+    assert_eq!(daemon.client().links(), []);
+    assert!(a.device.next(Duration::from_millis(1)).is_none(), "a was given up");
+    // Once the reason is gone it is done.
+    std::fs::remove_dir(daemon.file("d.ivshmem")).unwrap();
+    daemon.signal(Signal::HUP);
+    Vm::start(&daemon, "d");
 }

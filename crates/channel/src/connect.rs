@@ -248,7 +248,11 @@ fn introduce(mut link: Box<dyn Link>, messages: bool, options: &Options) -> Resu
     match agreed {
         Ok(Ok(agreed)) => agreed.join(link, options),
         Ok(Err((Refusal::Version, reason))) => Err(version_mismatch(&reason)),
-        Ok(Err((code, reason))) => Err(Error::Refused { code, reason }),
+        Ok(Err((code, reason))) => {
+            // For people to read: one line, and nothing that their terminal would act on.
+            let reason = reason.replace(char::is_control, "?");
+            Err(Error::Refused { code, reason })
+        }
         Err(error) => Err(refuse(&mut *link, error)),
     }
 }

@@ -45,7 +45,8 @@ impl<C: Channel> Listener<C> {
     /// Until there is one.
     ///
     /// # Errors
-    /// What makes listening impossible; never what a peer did.
+    /// What makes listening impossible; never what a peer did. Where this process has no descriptor to spare
+    /// ([`DomainError::Limit`]), a peer was turned away and the next call may do.
     pub fn accept(&mut self) -> Result<C> {
         self.accept_until(Deadline::NEVER)
     }

@@ -40,6 +40,8 @@ impl Receiving {
             }
             self.ring_if_owed();
             if self.ended(looked || self.waiter.look_is_due())? {
+                // The ring that told of it may have been drained: the end stays to be found.
+                self.waiter.settle();
                 return Ok(Poll::Ready(None));
             }
             self.follow()?;
@@ -92,6 +94,7 @@ impl Receiving {
             }
             before_wait();
             if self.wait(deadline)? {
+                self.waiter.settle();
                 return Ok(None);
             }
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The writing half of a channel's end: the ring's writer, its waiter, and moves to other rings.
 
-use std::{os::fd::BorrowedFd, thread, time::Duration};
+use std::{cell::Cell, os::fd::BorrowedFd, thread, time::Duration};
 
 use tombolo_mem::Mapped;
 use tombolo_ring::{Deadline, Error as RingError, FlushPolicy, Waited, Writer};
@@ -90,19 +90,20 @@ impl Sending {
     /// How many bytes there is room for, looked at afresh. Where that is less than `need`, one who polls is woken once there
     /// is so much.
     pub(crate) fn room_for(&mut self, need: u64) -> Result<u64> {
-        let capacity = self.writer.capacity();
-        let need = need.min(capacity);
+        // The ring may become another one in the middle of this.
+        let most = Cell::new(need);
         self.attempt(
             |writer| {
                 if writer.reader_closed()? {
                     return Err(RingError::Closed);
                 }
                 writer.is_drained()?;
-                Ok((capacity - writer.in_flight() >= need).then_some(()))
+                most.set(need.min(writer.capacity()));
+                Ok((writer.room() >= most.get()).then_some(()))
             },
-            || need,
+            || most.get(),
         )?;
-        Ok(self.writer.capacity() - self.writer.in_flight())
+        Ok(self.writer.room())
     }
 
     /// What follows every call: the doorbell if it is owed, and now and then a look whether the peer lives. What was

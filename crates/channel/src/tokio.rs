@@ -67,10 +67,6 @@ impl Watched {
             readiness.clear_ready();
         }
     }
-
-    async fn complete<T>(&self, mut attempt: impl FnMut() -> Result<Option<T>>) -> Result<T> {
-        poll_fn(|cx| self.poll(cx, &mut attempt)).await
-    }
 }
 
 /// A [`Stream`] for tokio.
@@ -160,10 +156,17 @@ fn poll_write(half: &mut WriteHalf, writable: &Watched, cx: &mut Context<'_>, by
     Poll::Ready(Ok(ready!(writable.poll(cx, || half.try_write(bytes)))?))
 }
 
+/// Before it waits, what was written is flushed.
 impl AsyncRead for AsyncStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let Self { stream, readable, .. } = self.get_mut();
-        poll_read(stream.split().0, readable, cx, buffer)
+        let (read, write) = stream.split();
+        let polled = poll_read(read, readable, cx, buffer);
+        if polled.is_pending() {
+            // If it fails, the peer is gone; reading finds that out, after all that is still to be read.
+            let _ = write.flush();
+        }
+        polled
     }
 }
 
@@ -174,11 +177,17 @@ impl AsyncRead for AsyncReadHalf {
     }
 }
 
-/// Shutting down closes the writing side in order: the peer drains what was written and then finds the end.
+/// Before it waits, what was read is handed back. Shutting down closes the writing side in order: the peer drains what was
+/// written and then finds the end.
 impl AsyncWrite for AsyncStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let Self { stream, writable, .. } = self.get_mut();
-        poll_write(stream.split().1, writable, cx, bytes)
+        let (read, write) = stream.split();
+        let polled = poll_write(write, writable, cx, bytes);
+        if polled.is_pending() {
+            read.release()?;
+        }
+        polled
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -191,7 +200,7 @@ impl AsyncWrite for AsyncStream {
     }
 }
 
-/// As for [`AsyncStream`].
+/// Shuts down as [`AsyncStream`].
 impl AsyncWrite for AsyncWriteHalf {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let Self { half, writable } = self.get_mut();
@@ -250,20 +259,37 @@ impl AsyncMessages {
         (self.sender, self.receiver)
     }
 
-    /// See [`AsyncMessageSender::send`].
+    /// See [`AsyncMessageSender::send`]. Before it waits, what was received is handed back.
     ///
     /// # Errors
     /// As there.
     pub async fn send(&mut self, message: &[u8]) -> Result<()> {
-        self.sender.send(message).await
+        let Self { sender, receiver } = self;
+        poll_fn(|cx| {
+            let polled = sender.poll_send(cx, message);
+            if polled.is_pending() {
+                receiver.half.release()?;
+            }
+            polled
+        })
+        .await
     }
 
-    /// See [`AsyncMessageReceiver::recv`].
+    /// See [`AsyncMessageReceiver::recv`]. Before it waits, what was sent is flushed.
     ///
     /// # Errors
     /// As there.
     pub async fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
-        self.receiver.recv(buffer).await
+        let Self { sender, receiver } = self;
+        poll_fn(|cx| {
+            let polled = receiver.poll_recv(cx, buffer);
+            if polled.is_pending() {
+                // If it fails, the peer is gone; receiving finds that out, after all that is still to be received.
+                let _ = sender.half.flush();
+            }
+            polled
+        })
+        .await
     }
 }
 
@@ -274,8 +300,12 @@ impl AsyncMessageSender {
     /// # Errors
     /// As [`MessageSender::send`].
     pub async fn send(&mut self, message: &[u8]) -> Result<()> {
+        poll_fn(|cx| self.poll_send(cx, message)).await
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, message: &[u8]) -> Poll<Result<()>> {
         let Self { half, writable } = self;
-        writable.complete(|| half.try_send(message)).await
+        writable.poll(cx, || half.try_send(message))
     }
 
     /// The half itself, to flush, close or move it.
@@ -291,12 +321,16 @@ impl AsyncMessageReceiver {
     /// # Errors
     /// As [`MessageReceiver::recv`].
     pub async fn recv(&mut self, buffer: &mut [u8]) -> Result<Option<usize>> {
+        poll_fn(|cx| self.poll_recv(cx, buffer)).await
+    }
+
+    fn poll_recv(&mut self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<Result<Option<usize>>> {
         let Self { half, readable } = self;
         let attempt = || match half.try_recv(buffer)? {
             Poll::Ready(received) => Ok(Some(received)),
             Poll::Pending => Ok(None),
         };
-        readable.complete(attempt).await
+        readable.poll(cx, attempt)
     }
 
     /// The half itself, to ask how the peer's side ended or to close it.
@@ -332,6 +366,6 @@ impl<C: Channel> AsyncListener<C> {
     /// As [`Listener::accept`].
     pub async fn accept(&mut self) -> Result<C> {
         let Self { listener, knocked } = self;
-        knocked.complete(|| listener.try_accept()).await
+        poll_fn(|cx| knocked.poll(cx, || listener.try_accept())).await
     }
 }

@@ -223,6 +223,14 @@ on_every_backend! {
         assert!(matches!(said, Some(Ok(Message::Refuse(Refusal::Malformed, _)))), "{said:?}");
     }
 
+    fn c5_reason_that_would_forge_lines_or_drive_a_terminal_is_shown_without_that(world) {
+        let error = connect_to(&world, |link, _| {
+            let reason = "no\x1b[2J\r\nkernel: all is well\u{9b}1m";
+            link.send(&Message::Refuse(Refusal::Denied, reason.into()).encode(), None).unwrap();
+        });
+        assert_eq!(error.to_string(), "the peer refused the channel: no?[2J??kernel: all is well?1m");
+    }
+
     fn c5_code_that_nobody_knows_is_a_refusal_all_the_same(world) {
         let error = connect_to(&world, |link, _| {
             let mut refusal = Message::Refuse(Refusal::Quota, "come back tomorrow".into()).encode();

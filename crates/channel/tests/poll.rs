@@ -424,6 +424,25 @@ fn r12_channel_is_read_by_blocking_calls_before_and_after_it_is_polled() {
 }
 
 #[test]
+fn r17_end_of_file_stays_readable_whenever_it_comes() {
+    let world = World::local();
+    for round in 0..500u32 {
+        let (mut server, mut client) = world.pair_with::<Stream>(&small());
+        server.split().0.poll_fd().unwrap();
+        thread::scope(|scope| {
+            let (read, write) = (server.split().0, client.split().1);
+            scope.spawn(move || {
+                (0..round % 500 * 20).for_each(|_| std::hint::spin_loop());
+                write.close();
+            });
+            while read.try_read(&mut [0; 1]).unwrap() != Some(0) {}
+            await_readable(read.poll_fd().unwrap(), "the end that was found already");
+            assert_eq!(read.try_read(&mut [0; 1]).unwrap(), Some(0));
+        });
+    }
+}
+
+#[test]
 fn c10_caller_that_only_tries_hears_of_a_death_in_time() {
     let world = World::harsh();
     let (mut server, _client) = world.streams();

@@ -83,3 +83,32 @@ fn room_is_told_and_a_poller_is_woken_only_once_there_is_enough() {
         assert!(matches!(writer.room(0), Err(Error::Closed | Error::PeerGone)));
     }
 }
+
+#[test]
+fn h3_room_in_a_smaller_ring_is_told_while_the_larger_one_is_still_read() {
+    for world in worlds() {
+        let (mut server, mut client): (Stream, Stream) = world.pair_with(&Options::new().ring_size(64 << 10));
+        let (reader, _) = client.split();
+        let (_, writer) = server.split();
+        assert_eq!(writer.try_write(&[1; 40_000]).unwrap(), Some(40_000));
+        writer.resize(4096).unwrap();
+        eventually("the reader is ready for the smaller ring", || {
+            // One byte at a time: nearly all stays in the larger ring.
+            reader.available(64 << 10).unwrap();
+            writer.room(1).unwrap();
+            writer.statistics().ring_size == 4096
+        });
+        assert_eq!(writer.room(60_000).unwrap(), 4096);
+        assert_eq!(writer.try_write(&[2; 5000]).unwrap(), Some(4096));
+        assert_eq!(writer.room(1).unwrap(), 0);
+        let mut all = vec![0; 44_096];
+        for rest in all.chunks_mut(1000) {
+            let mut done = 0;
+            while done < rest.len() {
+                done += reader.try_read(&mut rest[done..]).unwrap().unwrap_or_default();
+            }
+        }
+        reader.release().unwrap();
+        assert_eq!(writer.room(1).unwrap(), 4096);
+    }
+}

@@ -14,7 +14,7 @@ use ::tokio::{
 };
 use common::{SOON, noise};
 use tombolo_channel::{
-    Ending, Messages, Options, Stream,
+    Ending, FlushPolicy, Messages, Options, Stream,
     tokio::{AsyncListener, AsyncMessages, AsyncStream},
 };
 
@@ -107,6 +107,45 @@ on_every_backend! {
             for task in tasks {
                 task.await.unwrap();
             }
+        });
+    }
+
+    fn r24_question_held_back_by_its_policy_goes_out_before_the_answer_is_awaited(world) {
+        let options = small().flush_policy(FlushPolicy::Batch { bytes: 1 << 20, time: Duration::MAX });
+        let (server, client) = world.pair_with::<Messages>(&options);
+        run(async {
+            spawn(async move {
+                let (mut server, mut buffer) = (AsyncMessages::new(server).unwrap(), [0; 8]);
+                while let Some(len) = server.recv(&mut buffer).await.unwrap() {
+                    server.send(&buffer[..len]).await.unwrap();
+                }
+            });
+            let (mut client, mut buffer) = (AsyncMessages::new(client).unwrap(), [0; 8]);
+            for _ in 0..100 {
+                client.send(b"question").await.unwrap();
+                // The other task is asleep by now.
+                ::tokio::task::yield_now().await;
+                assert_eq!(client.recv(&mut buffer).await.unwrap(), Some(8));
+            }
+        });
+    }
+
+    fn r3_what_was_received_is_handed_back_before_a_send_waits(world) {
+        let (server, client) = world.pair_with::<Messages>(&small());
+        run(async {
+            let whole = vec![7; (16 << 10) - 8];
+            let (mut client, mut server) = (AsyncMessages::new(client).unwrap(), AsyncMessages::new(server).unwrap());
+            client.send(b"first").await.unwrap();
+            assert_eq!(server.recv(&mut [0; 8]).await.unwrap(), Some(5));
+            // Each sends before it receives, as a bidirectional program may: the client waits for all of its ring.
+            server.send(&whole).await.unwrap();
+            let sent = spawn(async move {
+                client.send(&whole).await.unwrap();
+                client.recv(&mut vec![0; 16 << 10]).await.unwrap();
+                client
+            });
+            server.send(b"second").await.unwrap();
+            drop(sent.await.unwrap());
         });
     }
 

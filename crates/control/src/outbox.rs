@@ -98,6 +98,12 @@ impl Session {
         true
     }
 
+    /// For how many more messages there is room.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        QUEUE_MAX - self.queue.len()
+    }
+
     /// Whether the peer broke a clause, or does not read.
     #[must_use]
     pub fn is_broken(&self) -> bool {

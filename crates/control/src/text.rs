@@ -64,7 +64,7 @@ macro_rules! checked {
     };
 }
 
-/// A text for people, cut to its limit between characters.
+/// A text for people, cut to its limit between characters, and without what a terminal would act on: a stranger may have written it.
 macro_rules! free {
     ($(#[$doc:meta])* $name:ident, $max:expr) => {
         $(#[$doc])*
@@ -81,6 +81,7 @@ macro_rules! free {
 
         impl From<&str> for $name {
             fn from(text: &str) -> Self {
+                let text = text.replace(char::is_control, "?");
                 Self(text[..text.floor_char_boundary($max)].into())
             }
         }
@@ -102,7 +103,7 @@ macro_rules! free {
                 put_text(&self.0, body);
             }
             fn take(body: &mut &[u8]) -> Result<Self, Fault> {
-                take_text(body, $max).map(|text| Self(text.into()))
+                take_text(body, $max).map(Self::from)
             }
         }
     };
@@ -175,6 +176,15 @@ mod tests {
         for bad in ["4", "20.0", "04.8", "1/2/3", "04.0/", "00.0/00.0/00.0", "+4.0", "4.+1"] {
             assert!(bad.parse::<Place>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn b2_words_of_strangers_have_nothing_that_a_terminal_acts_on() {
+        let (hostile, mut body) = ("no\x1b[2J\x1b]0;root\x07\r\n\u{9b}31mü", Vec::new());
+        put_text(hostile, &mut body);
+        let said = "no?[2J?]0;root????31mü";
+        assert_eq!(Reason::take(&mut &body[..]).unwrap().as_str(), said);
+        assert_eq!((Line::take(&mut &body[..]).unwrap().as_str(), Reason::from(hostile).as_str()), (said, said));
     }
 
     #[test]

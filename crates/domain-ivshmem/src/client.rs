@@ -285,7 +285,7 @@ pub(crate) fn refused(code: u16, reason: &str, address: &str) -> Error {
     match code {
         code::NOT_FOUND => Error::NotFound(address.into()),
         code::EXISTS => Error::InUse(address.into()),
-        code::DENIED => Error::Denied(address.into()),
+        code::DENIED => Error::Denied(format!("{address}: {}", reason.escape_debug())),
         code::QUOTA => Error::Quota(format!("{address} is not to be had: {}", reason.escape_debug())),
         _ => Error::Os {
             call: "the broker",
@@ -327,6 +327,13 @@ mod tests {
                 say(serial, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() });
             }
         }
+    }
+
+    #[test]
+    fn b15_refusal_is_told_with_the_broker_s_reason_and_nothing_that_a_terminal_acts_on() {
+        let told = |code| refused(code, "no rule\x1b[2J", "vm:b/s").to_string();
+        assert_eq!(told(code::DENIED), "not allowed to reach vm:b/s: no rule\\u{1b}[2J");
+        assert!(told(code::QUOTA).ends_with(": no rule\\u{1b}[2J"));
     }
 
     #[test]
@@ -402,8 +409,9 @@ mod tests {
         for events in [1, 5, 7, 12] {
             assert!(matches!(call(events, 4), Err(Error::Malformed { clause: "V-2", .. })), "{events}");
         }
-        // A slice alone is the kernel module's, which this is not.
-        assert!(matches!(call(0, 4), Err(Error::Os { .. })));
+        // A slice alone is the kernel module's, which this is not: nobody can wait for it.
+        let (link, _broker) = call(0, 4).unwrap();
+        assert!(matches!(link.settle(Deadline::after(PATIENCE)), Err(Error::Os { call: "TOMBOLO_IOC_EVENTFD", .. })));
         let accept = Message::Accept { offset: AT, len: LEN };
         for memories in [0, 2] {
             let (mut link, broker) = call(6, 4).unwrap();
@@ -436,6 +444,14 @@ mod tests {
         drop(broker);
         assert!(matches!(link.recv(0), Err(Error::PeerGone)));
         assert!(matches!(link.settle(Deadline::after(PATIENCE)), Err(Error::PeerGone)));
+    }
+
+    #[test]
+    fn d8_descriptor_that_is_asked_for_after_the_end_polls_readable() {
+        let (link, broker) = call(6, 4).unwrap();
+        drop(broker);
+        assert!(link.life().is_gone());
+        assert!(wait_readable(link.fd(), Deadline::after(PATIENCE)).unwrap());
     }
 
     #[test]

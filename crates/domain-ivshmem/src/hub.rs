@@ -3,7 +3,8 @@
 //!
 //! Each bell has an epoll instance on which four things arrive, all level-triggered: the bell's own eventfd; the
 //! broker's socket for this call; the device's hang-up, if there is a device; and an eventfd that is raised, for good,
-//! once the call is over. Those of data are made when the first message was sent: the peer need not wait for them.
+//! once the call is over. All of it is made when somebody is about to wait, or when the first message was sent: what costs
+//! an emulated machine most is what it did not do just now, and the peer need not wait for that (ADR 0033).
 
 use std::{
     mem::MaybeUninit,
@@ -16,7 +17,7 @@ use std::{
 };
 
 use rustix::{
-    event::{EventfdFlags, Timespec, epoll},
+    event::{Timespec, epoll},
     io::Errno,
 };
 use tombolo_control::Message;
@@ -25,7 +26,7 @@ use tombolo_domain::{Deadline, Doorbell, Error, Life, Result, Slot, Spin, Woken}
 use crate::{
     client,
     mailbox::{self, OwnPage, PeerPage},
-    port::{BELLS, CONTROL, Port, Range},
+    port::{self, BELLS, Port, Range},
 };
 
 /// What an event is about. A ring comes before an end.
@@ -40,7 +41,7 @@ pub(crate) struct Hub {
     peer: PeerPage,
     waits: [OnceLock<OwnedFd>; BELLS],
     /// Readable for good once nothing more comes.
-    over: OwnedFd,
+    over: OnceLock<OwnedFd>,
     is_over: AtomicBool,
     /// What was called, for people.
     address: String,
@@ -59,30 +60,35 @@ struct Known {
 }
 
 impl Hub {
-    pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd, address: String) -> Result<Self> {
-        let over = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Error::os("eventfd", error))?;
+    pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd, address: String) -> Self {
         let hangs_up = port.hang_up().is_some();
-        let known = Known { life: Life::Running, socket: Some(socket), hangs_up, refused: None };
-        let (waits, is_over, known) = (Default::default(), false.into(), Mutex::new(known));
-        let hub = Self { port, own, peer, waits, over, is_over, address, known };
-        hub.watch(CONTROL)?;
-        Ok(hub)
+        let known = Mutex::new(Known { life: Life::Running, socket: Some(socket), hangs_up, refused: None });
+        let (waits, over, is_over) = Default::default();
+        Self { port, own, peer, waits, over, is_over, address, known }
     }
 
     /// Makes what is waited at for a bell, unless that was made.
-    fn watch(&self, bell: usize) -> Result<()> {
-        // Nobody changes what is watched meanwhile.
+    pub(crate) fn watch(&self, bell: usize) -> Result<BorrowedFd<'_>> {
+        // Nobody changes what is watched meanwhile, nor ends the call.
         let known = self.known();
-        if self.waits[bell].get().is_some() {
-            return Ok(());
+        if let Some(made) = self.waits[bell].get() {
+            return Ok(made.as_fd());
+        }
+        let is_over = self.is_over.load(Ordering::Acquire);
+        if self.over.get().is_none() {
+            let _ = self.over.set(port::event(is_over.into())?);
+        }
+        let over = self.over.get().expect("just made");
+        self.port.listen(bell)?;
+        if is_over {
+            self.port.ring_own(bell);
         }
         let make = || -> rustix::io::Result<OwnedFd> {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             let watch =
                 |fd: BorrowedFd<'_>, about, flags| epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags);
-            watch(self.port.heard(bell), RUNG, epoll::EventFlags::IN)?;
-            watch(self.over.as_fd(), OVER, epoll::EventFlags::IN)?;
+            watch(self.port.bell(bell), RUNG, epoll::EventFlags::IN)?;
+            watch(over.as_fd(), OVER, epoll::EventFlags::IN)?;
             if let Some(socket) = &known.socket {
                 watch(socket.as_fd(), NEWS, epoll::EventFlags::IN)?;
             }
@@ -93,12 +99,12 @@ impl Hub {
         };
         let epoll = make().map_err(|error| Error::os("epoll_ctl", error))?;
         let _ = self.waits[bell].set(epoll);
-        Ok(())
+        Ok(self.fd(bell))
     }
 
-    /// Makes what the doorbell takes.
+    /// Makes all that is waited at.
     pub(crate) fn prepare(&self) -> Result<()> {
-        [Slot::Data, Slot::Space].into_iter().try_for_each(|slot| self.watch(slot.index()))
+        (0..BELLS).try_for_each(|bell| self.watch(bell).map(drop))
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -150,7 +156,9 @@ impl Hub {
             // D-4. Memory is faster than a doorbell: what the peer rang last may be on its way still. Who ends rings all of its
             // bells, so these may ring now, before the end is told.
             (0..BELLS).for_each(|bell| self.port.ring_own(bell));
-            let _ = rustix::io::write(&self.over, &1u64.to_ne_bytes());
+            if let Some(over) = self.over.get() {
+                let _ = rustix::io::write(over, &1u64.to_ne_bytes());
+            }
         }
     }
 

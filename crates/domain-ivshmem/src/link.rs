@@ -35,7 +35,7 @@ impl VmLink {
     pub(crate) fn new(port: Port, socket: OwnedFd, peer: String, address: String) -> Result<Self> {
         let page = usize::try_from(mailbox::LEN).expect("a page");
         let mailbox = Mailbox::new(port.map_own(0, page)?, PeerPage::default());
-        let hub = Hub::new(Arc::new(port), mailbox.own().clone(), mailbox.peer().clone(), socket, address)?;
+        let hub = Hub::new(Arc::new(port), mailbox.own().clone(), mailbox.peer().clone(), socket, address);
         Ok(Self { hub: Arc::new(hub), mailbox, pool: Pool::default(), mapped: Mapped::default(), peer, heard: false })
     }
 
@@ -56,7 +56,7 @@ impl VmLink {
             }
             // Whatever is said is looked for in any case.
             self.hub.port().drain(CONTROL);
-            if !wait_readable(self.hub.fd(CONTROL), deadline)? {
+            if !wait_readable(self.hub.watch(CONTROL)?, deadline)? {
                 return Err(Error::TimedOut);
             }
         }
@@ -99,7 +99,7 @@ impl Link for VmLink {
         let foreign = || Error::os("send", io::Error::new(io::ErrorKind::InvalidInput, "the offer is of another link"));
         let token = offer.map(|offer| offer.token::<Token>().ok_or_else(foreign)).transpose()?;
         let passed = token.map(|token| self.pool.pass(token).ok_or_else(foreign)).transpose()?;
-        if self.hub.is_over() || matches!(self.hub.life(), Life::Revoked | Life::ProcessGone | Life::DomainGone) {
+        if self.hub.is_over() {
             return Err(self.hub.ending());
         }
         self.mailbox.send(message, passed).map_err(|error| self.or_revoked(error))?;
@@ -107,6 +107,10 @@ impl Link for VmLink {
             self.pool.passed(token);
         }
         self.hub.port().ring(CONTROL);
+        // The peer is at it already, if there is one.
+        if matches!(self.hub.life(), Life::Revoked | Life::ProcessGone | Life::DomainGone) {
+            return Err(self.hub.ending());
+        }
         self.hub.prepare()
     }
 
@@ -138,13 +142,15 @@ impl Link for VmLink {
         // The descriptor says what there is now; a ring that comes later rings later.
         self.hub.port().drain(CONTROL);
         if self.mailbox.waits().unwrap_or(true) {
+            self.hub.watch(CONTROL)?;
             self.hub.port().ring_own(CONTROL);
         }
         Ok(Some(Received { message, segment }))
     }
 
+    /// Who has no descriptors to spare for more has the bell alone, on which messages come, and not all news.
     fn fd(&self) -> BorrowedFd<'_> {
-        self.hub.fd(CONTROL)
+        self.hub.watch(CONTROL).unwrap_or_else(|_| self.hub.port().bell(CONTROL))
     }
 
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {

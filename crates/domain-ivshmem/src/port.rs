@@ -26,14 +26,20 @@ pub(crate) const CONTROL: usize = 2;
 /// A slice as offset and length within its memfd.
 pub(crate) type Range = (u64, u64);
 
+/// An eventfd that was rung so often.
+pub(crate) fn event(rung: u32) -> Result<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    rustix::event::eventfd(rung, flags).map_err(|error| Error::os("eventfd", error))
+}
+
 #[derive(Debug)]
 pub(crate) struct Port {
     own: OwnMemory,
     /// The peer's slice, once it accepted.
     peer: OnceLock<(OwnedFd, Range)>,
     ring: Ring,
-    /// Eventfds on which this end is rung.
-    heard: [OwnedFd; BELLS],
+    /// Eventfds on which this end is rung. The module keeps rings for those that are not made yet.
+    heard: [OnceLock<OwnedFd>; BELLS],
 }
 
 #[derive(Debug)]
@@ -54,26 +60,29 @@ impl Port {
         let own_fd = all.next().ok_or_else(wrong)?;
         let rest: Vec<_> = all.collect();
         if rest.is_empty() {
-            return Self::of_module(own_fd, own.1);
+            return Ok(Self::of_module(own_fd, own.1));
         }
         let events = <[OwnedFd; 2 * BELLS]>::try_from(rest);
         let [a, b, c, d, e, f] = events.map_err(|_| wrong())?;
         let own = OwnMemory::new(own_fd, own.0, own.1);
-        Ok(Self { own, peer: OnceLock::new(), ring: Ring::Events([a, b, c]), heard: [d, e, f] })
+        let heard = [d, e, f].map(OnceLock::from);
+        Ok(Self { own, peer: OnceLock::new(), ring: Ring::Events([a, b, c]), heard })
     }
 
-    fn of_module(own: OwnedFd, own_len: u64) -> Result<Self> {
-        let event = || {
-            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))
-        };
-        let heard = [event()?, event()?, event()?];
-        for (channel, event) in (0..).zip(&heard) {
-            sys::eventfd(own.as_fd(), channel, event.as_fd())
-                .map_err(|error| Error::os("TOMBOLO_IOC_EVENTFD", error))?;
-        }
+    fn of_module(own: OwnedFd, own_len: u64) -> Self {
         let own = OwnMemory::new(own, 0, own_len);
-        Ok(Self { own, peer: OnceLock::new(), ring: Ring::Module, heard })
+        Self { own, peer: OnceLock::new(), ring: Ring::Module, heard: Default::default() }
+    }
+
+    /// Makes what a bell of this end rings, unless that was made. Rings of before come to it.
+    pub(crate) fn listen(&self, bell: usize) -> Result<()> {
+        if self.heard[bell].get().is_none() {
+            let event = event(0)?;
+            sys::eventfd(self.own.fd(), bell as u32, event.as_fd())
+                .map_err(|error| Error::os("TOMBOLO_IOC_EVENTFD", error))?;
+            let _ = self.heard[bell].set(event);
+        }
+        Ok(())
     }
 
     /// V-2. The peer accepted: what came with that.
@@ -106,30 +115,43 @@ impl Port {
 
     /// Rings the peer; at a peer that is gone nothing happens.
     pub(crate) fn ring(&self, bell: usize) {
-        let _ = match &self.ring {
-            Ring::Module => rustix::io::write(self.own.fd(), &(1u64 << bell).to_ne_bytes()),
-            // Full is rung.
-            Ring::Events(events) => rustix::io::write(&events[bell], &1u64.to_ne_bytes()),
-        };
+        self.ring_each(bell..bell + 1);
     }
 
     /// Rings all of the peer's bells.
     pub(crate) fn ring_all(&self) {
-        (0..BELLS).for_each(|bell| self.ring(bell));
+        self.ring_each(0..BELLS);
     }
 
-    /// Rings a bell of this end.
+    fn ring_each(&self, bells: impl Iterator<Item = usize>) {
+        match &self.ring {
+            // At once: each time interrupts the other machine.
+            Ring::Module => {
+                let bits = bells.fold(0u64, |bits, bell| bits | 1 << bell);
+                let _ = rustix::io::write(self.own.fd(), &bits.to_ne_bytes());
+            }
+            // Full is rung.
+            Ring::Events(events) => bells.for_each(|bell| {
+                let _ = rustix::io::write(&events[bell], &1u64.to_ne_bytes());
+            }),
+        }
+    }
+
+    /// Rings a bell of this end, if anybody can hear it.
     pub(crate) fn ring_own(&self, bell: usize) {
-        let _ = rustix::io::write(&self.heard[bell], &1u64.to_ne_bytes());
+        if let Some(event) = self.heard[bell].get() {
+            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+        }
     }
 
-    /// Forgets the rings of a bell; false if there were none.
+    /// Forgets the rings of a bell; false if there were none that anybody could hear.
     pub(crate) fn drain(&self, bell: usize) -> bool {
-        rustix::io::read(&self.heard[bell], &mut [0; 8]).is_ok()
+        self.heard[bell].get().is_some_and(|event| rustix::io::read(event, &mut [0; 8]).is_ok())
     }
 
-    pub(crate) fn heard(&self, bell: usize) -> BorrowedFd<'_> {
-        self.heard[bell].as_fd()
+    /// Polls readable once a bell of this end is rung: its eventfd, or the slice, which is readable for all that have none.
+    pub(crate) fn bell(&self, bell: usize) -> BorrowedFd<'_> {
+        self.heard[bell].get().map_or(self.own.fd(), AsFd::as_fd)
     }
 
     /// Polls as hung up once the device was unplugged or the link taken away, if there is a device.

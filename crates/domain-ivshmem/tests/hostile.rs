@@ -105,6 +105,7 @@ fn v5_counts_and_messages_that_cannot_be_are_refused() {
     for taken in [1, u64::MAX] {
         let mut victim = Victim::new();
         victim.word(0x180, taken);
+        assert!(matches!(victim.link.recv(0), Ok(None)), "that the peer accepted is heard");
         assert!(matches!(victim.link.send(b"x", None), Err(Error::Malformed { clause: "V-5", .. })), "{taken}");
     }
     for (len, handle) in [(257, 0), (u16::MAX, 0), (0, 33), (0, u16::MAX)] {

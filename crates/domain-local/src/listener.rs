@@ -30,6 +30,8 @@ pub(crate) struct LocalListener {
     socket: Aside,
     place: Place,
     folder: Aside,
+    /// Given up for a moment where this process may open no more files: see [`turn_away`](Self::turn_away).
+    spare: Option<OwnedFd>,
     /// Device and inode of the file. The bound socket keeps the inode from being reused.
     file: (u64, u64),
     /// A child made by fork does not take the file away from its parent.
@@ -62,7 +64,7 @@ impl LocalListener {
             return Err(place.error("listen", error));
         }
         drop(lock);
-        Ok(Self { socket, place, folder, file, pid: std::process::id() })
+        Ok(Self { socket, place, folder, spare: spare(), file, pid: std::process::id() })
     }
 }
 
@@ -86,15 +88,30 @@ impl LocalListener {
         rustix::event::poll(&mut one, Some(&now)) != Ok(0)
     }
 
-    fn take(&self) -> Result<Option<Box<dyn Link>>> {
+    fn take(&mut self) -> Result<Option<Box<dyn Link>>> {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => return Ok(Some(Box::new(LocalLink::of_listener(socket, &self.place.shown())?))),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(error) => return Err(Error::os("accept", error)),
+                // Said before the kernel looks whether anybody is there.
+                Err(Errno::MFILE | Errno::NFILE) if !self.is_knocked_at() => return Ok(None),
+                Err(error) => {
+                    if matches!(error, Errno::MFILE | Errno::NFILE) {
+                        self.turn_away();
+                    }
+                    return Err(Error::os("accept", error));
+                }
             }
         }
+    }
+
+    /// Who knocks while this process may open no more files is told at once that nobody is there for him. Left at the door he
+    /// would wait in vain, and whoever polls it would be sent to look again and again.
+    fn turn_away(&mut self) {
+        drop(self.spare.take());
+        let _ = rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        self.spare = spare();
     }
 }
 
@@ -109,6 +126,11 @@ impl Drop for LocalListener {
             let _ = rustix::fs::unlinkat(&self.folder, self.place.name(), AtFlags::empty());
         }
     }
+}
+
+/// A descriptor to have one less: any will do. A process that keeps its descriptors aside is at no limit here.
+fn spare() -> Option<OwnedFd> {
+    if aside::keeps() { None } else { open(SocketType::DGRAM).ok() }
 }
 
 fn open(kind: SocketType) -> Result<OwnedFd> {

@@ -154,7 +154,9 @@ impl Place {
     /// What an error of `call` means here.
     pub(crate) fn error(&self, call: &'static str, error: Errno) -> Error {
         match error {
-            Errno::ACCESS | Errno::PERM | Errno::ROFS => Error::Denied(self.shown()),
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => {
+                Error::Denied(format!("{}: check its owner and permissions", self.shown()))
+            }
             error => match Error::os(call, error) {
                 Error::Os { call, source, .. } => Error::Os { call, path: Some(self.shown()), source },
                 named => named,

@@ -30,6 +30,9 @@ use crate::{
 /// Time between two looks at what rings nobody: whether a door still stands at which somebody knocks, and whether the
 /// peer let go of what is in quarantine.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Domains that are watched, though nothing is left between them and this one: numbers of domains never come again, and XenStore has
+/// few watches for each domain.
+const UNUSED_MAX: usize = 16;
 /// Knocks left behind that a process looks at when it begins: each costs a question to XenStore.
 const KNOCKS_SWEPT: usize = 64;
 /// Knocks that a listener remembers; what comes beyond them is lost, and the peer's own fault.
@@ -247,12 +250,16 @@ impl Core {
             return Ok(peer);
         }
         let known = peers.contains_key(&id);
+        if !known && peers.len() >= UNUSED_MAX {
+            for (id, _) in peers.extract_if(|_, peer| peer.strong_count() == 0) {
+                lock(&self.watched.store).unwatch(&folder(id, self.own))?;
+            }
+        }
         let peer = Arc::new(PeerDomain::new(id, &self.watched.names));
         peers.insert(id, Arc::downgrade(&peer));
         drop(peers);
         if !known {
-            // XenStore has few watches for each domain, so there is one for each peer and it stays. The thread is woken for
-            // what fired meanwhile.
+            // One for each peer, which stays for those who come back to it. The thread is woken for what fired meanwhile.
             let watched = lock(&self.watched.store).watch(&folder(id, self.own));
             if watched.is_err() {
                 lock(&self.watched.peers).remove(&id);

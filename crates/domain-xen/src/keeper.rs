@@ -23,6 +23,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketFlags},
+    process::Resource,
 };
 use tombolo_domain::{Error, Result};
 use tombolo_layout::xen as at;
@@ -63,6 +64,8 @@ pub struct XenKeeper {
     peers: BTreeSet<DomId>,
     orphans: Vec<Orphan>,
     let_go: u64,
+    /// Descriptors of all programs together: the rest is for everything else that this process opens.
+    files_max: usize,
 }
 
 /// A program that lives.
@@ -121,7 +124,9 @@ impl XenKeeper {
 
     pub(crate) fn on(xen: Arc<dyn Hypervisor>) -> Self {
         let (programs, orphans, peers) = (Vec::new(), Vec::new(), BTreeSet::new());
-        Self { xen, core: None, programs, peers, orphans, let_go: 0 }
+        let may_open = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let files_max = usize::try_from(may_open / 4).unwrap_or(usize::MAX);
+        Self { xen, core: None, programs, peers, orphans, let_go: 0, files_max }
     }
 
     /// Who may hand anything over: whoever may open gntalloc. Its mode, and its group.
@@ -176,12 +181,13 @@ impl XenKeeper {
     fn hear(&mut self, ready: &[bool]) {
         let mut ended = Vec::new();
         for (index, _) in ready.iter().enumerate().filter(|(_, ready)| **ready) {
+            let held = self.programs.iter().map(|program| program.files.len()).sum::<usize>() + self.orphans.len();
             let program = &mut self.programs[index];
             let ends = match receive(program.socket.as_fd()) {
                 Heard::Nothing => false,
                 Heard::Said(Request::Keep(note), files) => match <[OwnedFd; 1]>::try_from(files) {
                     Ok([file]) if self.xen.is_grant(file.as_fd()) => {
-                        if program.files.len() < FILES_MAX {
+                        if program.files.len() < FILES_MAX && held < self.files_max {
                             program.files.insert(note.id, (note, file));
                         }
                         false
@@ -237,6 +243,8 @@ impl XenKeeper {
             Some(core) => Arc::clone(core),
             None => Arc::clone(self.core.insert(Core::new(Arc::clone(&self.xen))?)),
         };
+        let orphans = &self.orphans;
+        self.peers.retain(|peer| orphans.iter().any(|orphan| orphan.note.peer == *peer));
         if !self.peers.contains(&note.peer) && self.peers.len() == PEERS_MAX {
             return Err(Error::Limit { what: "domains that are watched", remedy: "none: the kernel keeps the pages" });
         }
@@ -340,7 +348,12 @@ mod tests {
         }
 
         fn start(&mut self) {
-            let keeper = self.xen.keeper(5, self.path());
+            self.start_with(|_| {});
+        }
+
+        fn start_with(&mut self, change: impl FnOnce(&mut XenKeeper)) {
+            let mut keeper = self.xen.keeper(5, self.path());
+            change(&mut keeper);
             let listener = listen(&self.path());
             let stop = Arc::clone(&self.stop);
             self.thread = Some(thread::spawn(move || keeper.serve(&listener, &stop).unwrap()));
@@ -560,6 +573,29 @@ mod tests {
         met.iter_mut().for_each(Met::die);
         let found = five.until("both", |found| found.let_go > 0);
         assert_eq!((found.kept.len(), found.let_go), (1, KEPT));
+    }
+
+    #[test]
+    fn x13_keeper_that_has_all_the_files_it_may_leaves_the_rest_to_the_kernel() {
+        let mut five = Five::new();
+        five.stop();
+        five.start_with(|keeper| keeper.files_max = 1);
+        let mut met = [(); 2].map(|()| Met::new(&five.xen));
+        five.heard();
+        met.iter_mut().for_each(Met::die);
+        five.until("one", |found| found.kept.len() == 1);
+        assert_eq!(five.heard().kept.len(), 1);
+    }
+
+    #[test]
+    fn x13_peers_of_whom_nothing_is_kept_any_more_leave_room_for_others() {
+        let mut five = Five::new();
+        five.stop();
+        five.start_with(|keeper| keeper.peers.extend(100..100 + PEERS_MAX as DomId));
+        let mut met = Met::new(&five.xen);
+        met.die();
+        let found = five.until("kept", |found| found.let_go > 0 || !found.kept.is_empty());
+        assert_eq!((found.kept.len(), found.let_go), (1, 0));
     }
 
     #[test]

@@ -112,7 +112,7 @@ fn open(path: &'static str, flags: OFlags) -> Result<OwnedFd> {
             path: Some(path.into()),
             source: error.into(),
         },
-        Errno::ACCESS | Errno::PERM => Error::Denied(path.into()),
+        Errno::ACCESS | Errno::PERM => Error::Denied(format!("{path}: check its owner and permissions")),
         error => Error::os("open", error),
     })
 }

@@ -221,3 +221,27 @@ fn x10_segment_that_nobody_sized_takes_an_eighth_of_what_is_left() {
     xen.limit_grants(4);
     assert_eq!(link.affordable(1 << 20), 0);
 }
+
+#[test]
+fn x9_peers_that_come_and_go_do_not_use_up_what_xenstore_watches() {
+    let xen = FakeXen::new();
+    let five = xen.domain(5);
+    let mut stays = five.listen("7/service").expect("free");
+    for id in 10..300 {
+        five.listen(&format!("{id}/service")).unwrap_or_else(|error| panic!("domain {id}: {error}"));
+    }
+    // Those that stayed are watched on.
+    let seven = xen.domain(7);
+    let mut called = seven.connect("5/service", patience()).expect("somebody listens");
+    called.send(b"hello", None).expect("there is room");
+    let mut link = accept(&mut *stays);
+    assert_eq!(message(&mut *link).expect("sent"), b"hello");
+    xen.destroy(7);
+    let gone = conformance::wait_for(
+        &mut *link,
+        patience(),
+        |it| it.fd(),
+        |it| Ok((it.life() == Life::DomainGone).then_some(())),
+    );
+    gone.expect("its end is seen");
+}

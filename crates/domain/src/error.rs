@@ -22,7 +22,7 @@ pub enum Error {
     #[error("{0} is in use by another listener")]
     InUse(String),
     /// The system's rules forbid it.
-    #[error("not allowed to reach {0}: check its owner and permissions")]
+    #[error("not allowed to reach {0}")]
     Denied(String),
     /// The deadline passed first.
     #[error("timed out")]

@@ -4,14 +4,15 @@
 //! # Safety
 //! A [`Common`] is one page that stays mapped as long as the value lives. Its first bytes are the locks, which only
 //! libc touches once they are made; behind them are words, which are only ever reached as atomics. No safe code reaches
-//! one by way of the other.
+//! one by way of the other. A lock that a thread has is in the list of those it has, by its address, for libc and the kernel:
+//! so a page goes only if this process gave all of its locks back.
 #![allow(unsafe_code)]
 
 use std::{
     io,
     marker::PhantomData,
     ptr::{self, NonNull},
-    sync::atomic::AtomicU64,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use libc::pthread_mutex_t;
@@ -33,7 +34,12 @@ const _: () = assert!(size_of::<Page>() <= LEN && align_of::<Page>() <= LEN);
 
 /// A page of words and locks. A child made by fork has the same one.
 #[derive(Debug)]
-pub struct Common(NonNull<Page>);
+pub struct Common {
+    page: NonNull<Page>,
+    /// Which locks a thread of this process has. Written by who has the lock, so that plain stores do. A child that was made
+    /// while another thread had one believes it for ever, and keeps a page too long.
+    held: [AtomicBool; LOCKS],
+}
 
 // SAFETY: the page belongs to no thread; words are atomics, locks are made for threads and processes.
 unsafe impl Send for Common {}
@@ -50,7 +56,7 @@ impl Common {
         // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range.
         let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), LEN, prot, flags) }?;
         let page = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the kernel mapped address 0"))?;
-        let common = Self(page);
+        let common = Self { page, held: [const { AtomicBool::new(false) }; LOCKS] };
         (0..LOCKS).try_for_each(|which| common.make(which))?;
         Ok(common)
     }
@@ -59,7 +65,7 @@ impl Common {
     #[must_use]
     pub fn words(&self) -> &[AtomicU64; WORDS] {
         // SAFETY: (valid, aligned) the page is mapped while `self` lives and holds one `Page`, all zeros at first.
-        let words = unsafe { &raw const (*self.0.as_ptr()).words };
+        let words = unsafe { &raw const (*self.page.as_ptr()).words };
         // SAFETY: (valid) as above; (aliasing) words are reached as atomics alone, by every process that has the page.
         unsafe { &*words }
     }
@@ -75,20 +81,26 @@ impl Common {
         let lock = self.place(which);
         // SAFETY: (made) the lock was made in `new` and is destroyed nowhere.
         match unsafe { libc::pthread_mutex_lock(lock) } {
-            0 => Ok(Held { lock, orphaned: false, _common: PhantomData }),
+            0 => Ok(self.note(which, false)),
             libc::EOWNERDEAD => {
                 // SAFETY: (made) as above; (held) the call above took it, and said that it needs this.
                 let _ = unsafe { libc::pthread_mutex_consistent(lock) };
-                Ok(Held { lock, orphaned: true, _common: PhantomData })
+                Ok(self.note(which, true))
             }
             error => Err(io::Error::from_raw_os_error(error)),
         }
     }
 
+    fn note(&self, which: usize, orphaned: bool) -> Held<'_> {
+        // ORDER Relaxed: the lock orders those who have it; `drop` comes after all of them.
+        self.held[which].store(true, Ordering::Relaxed);
+        Held { common: self, which, orphaned, _of_this_thread: PhantomData }
+    }
+
     fn place(&self, which: usize) -> *mut pthread_mutex_t {
         assert!(which < LOCKS, "there is no lock {which}");
         // SAFETY: (valid) as in `words`; only an address is made.
-        let locks = unsafe { &raw mut (*self.0.as_ptr()).locks };
+        let locks = unsafe { &raw mut (*self.page.as_ptr()).locks };
         // SAFETY: (in bounds) just checked.
         unsafe { locks.cast::<pthread_mutex_t>().add(which) }
     }
@@ -111,10 +123,14 @@ impl Common {
 }
 
 impl Drop for Common {
+    /// Where a lock was forgotten, or kept by a panic, the page stays: see the module.
     fn drop(&mut self) {
-        // SAFETY: (range) it came from mmap and is unmapped nowhere else; (users) references and locks that are held
-        // borrow `self`. Other processes have mappings of their own.
-        let unmapped = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), LEN) };
+        if self.held.iter_mut().any(|held| *held.get_mut()) {
+            return;
+        }
+        // SAFETY: (range) it came from mmap and is unmapped nowhere else; (users) references borrow `self`, and no thread of
+        // this process has a lock. Other processes have mappings of their own.
+        let unmapped = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), LEN) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
     }
 }
@@ -122,9 +138,11 @@ impl Drop for Common {
 /// A lock that this thread has, until it is dropped.
 #[derive(Debug)]
 pub struct Held<'a> {
-    lock: *mut pthread_mutex_t,
+    common: &'a Common,
+    which: usize,
     orphaned: bool,
-    _common: PhantomData<&'a Common>,
+    /// Who took it gives it back: neither Send nor Sync.
+    _of_this_thread: PhantomData<*mut pthread_mutex_t>,
 }
 
 impl Held<'_> {
@@ -141,15 +159,14 @@ impl Drop for Held<'_> {
         if std::thread::panicking() {
             return;
         }
+        self.common.held[self.which].store(false, Ordering::Relaxed);
         // SAFETY: (held) by this thread, as the value is neither Send nor Clone; (made) it borrows its page.
-        let _ = unsafe { libc::pthread_mutex_unlock(self.lock) };
+        let _ = unsafe { libc::pthread_mutex_unlock(self.common.place(self.which)) };
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]
@@ -181,5 +198,28 @@ mod tests {
         assert!(common.lock(0).unwrap().is_orphaned());
         assert!(!common.lock(0).unwrap().is_orphaned());
         assert!(!common.lock(1).unwrap().is_orphaned(), "the other lock is another");
+    }
+
+    #[test]
+    fn page_whose_lock_was_never_given_back_stays_where_the_thread_remembers_it() {
+        let common = Common::new().unwrap();
+        let other = Common::new().unwrap();
+        std::mem::forget(common.lock(0).unwrap());
+        drop(common);
+        // The thread's list of robust locks begins in that page now, and this adds to it.
+        drop(other.lock(0).unwrap());
+        drop(other.lock(1).unwrap());
+    }
+
+    #[test]
+    fn page_whose_lock_a_panic_kept_stays_where_the_thread_remembers_it() {
+        let (common, other) = (Common::new().unwrap(), Common::new().unwrap());
+        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _held = common.lock(0).unwrap();
+            panic!("in the middle of a turn");
+        }));
+        assert!(caught.is_err());
+        drop(common);
+        drop(other.lock(0).unwrap());
     }
 }

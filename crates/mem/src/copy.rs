@@ -8,8 +8,8 @@
 //!
 //! Sizes, measured on Zen 5: up to 128 bytes a handful of overlapping vector moves; to 4 KiB a vector loop; above it
 //! `rep movsb`, which beats every vector loop once the other core's cache is involved. Never non-temporal stores: the
-//! reader wants the lines in a cache. A CPU without AVX and without a quick `rep movsb` is emulated, or older than 2012: it copies
-//! words, which an emulator keeps in a register of its host. Vectors it moves through memory, at less than half the rate.
+//! reader wants the lines in a cache. An emulated CPU copies words, which QEMU keeps in a register of its host. Vectors it moves
+//! through memory, at less than half the rate, and `rep movsb` byte by byte, whatever the CPU claims.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -43,10 +43,42 @@ pub(crate) fn prefetch_to_write(at: NonNull<u8>) {
 
 #[cfg(all(target_arch = "x86_64", not(miri), not(tombolo_plain_copy)))]
 mod imp {
-    use std::arch::asm;
+    use std::arch::{asm, is_x86_feature_detected, x86_64::__cpuid};
+    use std::sync::atomic::{AtomicU8, Ordering};
 
-    /// From here on `rep movsb` is used, if the CPU claims to be good at it. Others move it byte by byte, and emulators do.
+    /// From here on `rep movsb` is used, if the CPU claims to be good at it. Others move it byte by byte.
     const REP_FROM: usize = 4096;
+
+    /// How this CPU copies more than 128 bytes: nothing before the first look at it, then `LOOKED` and what it is good at. An atomic and
+    /// no lock, for a handler of signals may copy too, and a child that was made in the middle of the look.
+    static GOOD_AT: AtomicU8 = AtomicU8::new(0);
+    const LOOKED: u8 = 1;
+    const REP: u8 = 2;
+    const AVX: u8 = 4;
+    const WORDS: u8 = 8;
+
+    #[cold]
+    fn look() -> u8 {
+        let (rep, avx) = (is_x86_feature_detected!("ermsb"), is_x86_feature_detected!("avx"));
+        // A CPU without both is an emulated Xen's, or from before 2012.
+        let good_at = if emulated_by_qemu() || !(rep || avx) {
+            LOOKED | WORDS
+        } else {
+            LOOKED | if rep { REP } else { 0 } | if avx { AVX } else { 0 }
+        };
+        GOOD_AT.store(good_at, Ordering::Relaxed);
+        good_at
+    }
+
+    /// QEMU's name for its emulator stands in the leaves of CPUID that are a hypervisor's.
+    #[allow(unused_unsafe, reason = "safe since Rust 1.94")]
+    fn emulated_by_qemu() -> bool {
+        const HYPERVISOR: u32 = 1 << 31;
+        // SAFETY: (any leaf) every x86-64 CPU has CPUID, and an unknown leaf answers with something.
+        let (features, hypervisor) = unsafe { (__cpuid(1), __cpuid(0x4000_0000)) };
+        let name = [hypervisor.ebx, hypervisor.ecx, hypervisor.edx].map(u32::to_le_bytes);
+        features.ecx & HYPERVISOR != 0 && name.as_flattened() == b"TCGTCGTCGTCG"
+    }
 
     #[inline(always)]
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
@@ -140,7 +172,11 @@ mod imp {
     /// More than 128 bytes.
     #[inline]
     unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
-        if len >= REP_FROM && std::arch::is_x86_feature_detected!("ermsb") {
+        let good_at = match GOOD_AT.load(Ordering::Relaxed) {
+            0 => look(),
+            known => known,
+        };
+        if len >= REP_FROM && good_at & REP != 0 {
             // SAFETY: (in bounds) `rep movsb` copies exactly `len` bytes upwards; the direction flag is clear on entry.
             unsafe {
                 asm!(
@@ -149,15 +185,15 @@ mod imp {
                     options(nostack, preserves_flags),
                 );
             }
-        } else if std::arch::is_x86_feature_detected!("avx") {
+        } else if good_at & AVX != 0 {
             // SAFETY: the caller's promises; the CPU has AVX and `len > 128`.
             unsafe { avx_loop(from, to, len) }
-        } else if std::arch::is_x86_feature_detected!("ermsb") {
-            // SAFETY: the caller's promises; `len > 128`.
-            unsafe { sse_loop(from, to, len) }
-        } else {
+        } else if good_at & WORDS != 0 {
             // SAFETY: the caller's promises; `len > 128`.
             unsafe { word_loop(from, to, len) }
+        } else {
+            // SAFETY: the caller's promises; `len > 128`.
+            unsafe { sse_loop(from, to, len) }
         }
     }
 

@@ -116,8 +116,10 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     let at = unsafe { info_ref.si_addr() } as usize;
     for slot in &TABLE {
         let base = slot.base.load(Ordering::Acquire);
-        let len = slot.len.load(Ordering::Relaxed);
-        if base != 0 && at.wrapping_sub(base) < len && replace(slot, base, len) {
+        let len = slot.len.load(Ordering::Acquire);
+        // Both of one mapping: the slot may be given to another in between.
+        let whole = slot.base.load(Ordering::Relaxed) == base;
+        if base != 0 && whole && at.wrapping_sub(base) < len && replace(slot, base, len) {
             return;
         }
     }

@@ -10,7 +10,10 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::{
+    fs::{FallocateFlags, MemfdFlags, SealFlags},
+    process::{Resource, getrlimit},
+};
 
 use crate::{
     map::{Access, Mapping},
@@ -52,11 +55,30 @@ fn create(name: &str, len: usize, seals: SealFlags) -> io::Result<(OwnSegment, O
             rustix::io::Errno::INVAL => rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING),
             other => Err(other),
         })?;
+    // One beyond the process's limit for files would cost it a signal that ends it, be it in memory.
+    if getrlimit(Resource::Fsize).current.is_some_and(|most| len as u64 > most) {
+        return Err(rustix::io::Errno::FBIG.into());
+    }
     // Allocates now, so that want of memory is an error here and not a SIGBUS at first touch.
-    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
+    in_steps(len as u64, |at, len| rustix::fs::fallocate(&fd, FallocateFlags::empty(), at, len))?;
     let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite)?;
     rustix::fs::fcntl_add_seals(&fd, seals)?;
     Ok((OwnSegment::from_only_writable(mapping), fd))
+}
+
+/// Allocates `len` bytes by calls of `allocate`, one if all goes well. Before Linux 6.17 a signal ends such a call and takes
+/// back what it had allocated: then the steps get smaller, down to a page, so that a program with a quick timer gets there.
+fn in_steps(len: u64, mut allocate: impl FnMut(u64, u64) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+    let (mut at, mut step) = (0, len);
+    while at < len {
+        let now = step.min(len - at);
+        match allocate(at, now) {
+            Ok(()) => at += now,
+            Err(rustix::io::Errno::INTR) => step = (now / 2).next_multiple_of(4096),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// Why a descriptor received from a peer is not taken for a segment.
@@ -123,6 +145,31 @@ mod tests {
         let (_segment, fd) = create_forgeable("test", 4096).unwrap();
         assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Ok(1));
         assert_eq!(check_sealed(fd.as_fd(), 4096), Err(SealError::Unsealed(SealFlags::FUTURE_WRITE.bits())));
+    }
+
+    #[test]
+    fn m6_memory_is_allocated_to_its_end_between_two_signals() {
+        let len = (1 << 20) + 4096;
+        let (mut next, mut calls) = (0, 0);
+        let interrupted = |at, now| {
+            calls += 1;
+            if now > 3 * 4096 || calls % 3 == 0 {
+                return Err(rustix::io::Errno::INTR);
+            }
+            assert_eq!((at, now % 4096), (next, 0));
+            next += now;
+            Ok(())
+        };
+        in_steps(len, interrupted).unwrap();
+        assert_eq!(next, len);
+        let mut calls = Vec::new();
+        let at_once = |at, now| {
+            calls.push((at, now));
+            Ok(())
+        };
+        in_steps(len, at_once).unwrap();
+        assert_eq!(calls, [(0, len)], "no more calls than needed");
+        assert_eq!(in_steps(len, |_, _| Err(rustix::io::Errno::NOSPC)), Err(rustix::io::Errno::NOSPC));
     }
 
     #[test]

@@ -73,7 +73,7 @@ impl OwnControl {
     /// If it is misaligned or outside the control part.
     #[must_use]
     pub fn word(&self, offset: usize) -> MappedOwnWord {
-        assert!(offset + 8 <= self.len, "word at {offset:#x} reaches into the data");
+        assert!(Some(offset) <= self.len.checked_sub(8), "word at {offset:#x} reaches into the data");
         MappedOwnWord::new(&self.mapping, offset)
     }
 

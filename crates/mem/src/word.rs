@@ -28,7 +28,8 @@ unsafe impl Sync for Address {}
 
 impl Address {
     fn new(mapping: &Arc<Mapping>, offset: usize) -> Self {
-        assert!(offset % 8 == 0 && offset + 8 <= mapping.len(), "word at {offset:#x} outside its segment");
+        let last = mapping.len().checked_sub(8);
+        assert!(offset % 8 == 0 && Some(offset) <= last, "word at {offset:#x} outside its segment");
         // SAFETY: (in bounds) just checked against the length of the mapping.
         let at = unsafe { mapping.base().add(offset) };
         Self { at: at.cast(), _mapping: Arc::clone(mapping) }
@@ -88,5 +89,28 @@ impl PeerWord for MappedPeerWord {
     #[inline]
     fn load_relaxed(&self) -> Untrusted<u64> {
         Untrusted::new(u64::from_le(self.0.word().load(Ordering::Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use crate::create_sealed;
+
+    #[test]
+    fn word_outside_its_segment_is_refused_also_where_its_end_would_wrap() {
+        for offset in [4096, 4092, 4089, usize::MAX - 7, usize::MAX - 15] {
+            let (own, fd) = create_sealed("test", 8192).unwrap();
+            let peer = crate::PeerSegment::map(std::os::fd::AsFd::as_fd(&fd), 4096).unwrap();
+            let refused = [
+                catch_unwind(AssertUnwindSafe(|| own.split(4096).0.word(offset))).map(drop),
+                catch_unwind(AssertUnwindSafe(|| peer.word(offset))).map(drop),
+            ];
+            for panic in refused {
+                let said = *panic.expect_err("a word outside").downcast::<String>().unwrap();
+                assert!(said.starts_with("word at"), "{said}");
+            }
+        }
     }
 }

@@ -7,13 +7,13 @@
 use std::{
     ffi::{c_int, c_uint},
     slice,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use libc::{iovec, mmsghdr, msghdr, off_t, ssize_t, timespec};
 use tombolo::sockets::connection::Stage;
 
-use crate::{data, real, state};
+use crate::{data, poll, real, state};
 
 /// Whether `fd` is a connection whose bytes are counted or go another way.
 fn is_watched(fd: c_int) -> bool {
@@ -50,13 +50,12 @@ pub unsafe extern "C-unwind" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    if !is_watched(fd) {
+    // SAFETY: (contract) null or a time.
+    let limit = poll::duration(unsafe { timeout.as_ref() });
+    let (true, Ok(limit)) = (is_watched(fd), limit) else {
         // SAFETY: (contract) the caller's promise.
         return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
-    }
-    // SAFETY: (contract) null or a time.
-    let limit =
-        unsafe { timeout.as_ref() }.map(|limit| Duration::new(limit.tv_sec.max(0) as u64, limit.tv_nsec as u32));
+    };
     let begun = Instant::now();
     let receive = |at: usize, message: &mut msghdr| {
         // As the kernel does, the time is looked at after each message.
@@ -86,17 +85,17 @@ pub unsafe extern "C-unwind" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, coun
 }
 
 /// What flags of `preadv2` mean for a socket, if it can have them and is one.
-fn socket_flags(fd: c_int, offset: off_t, flags: c_int) -> Option<c_int> {
+fn socket_flags(fd: c_int, count: c_int, offset: off_t, flags: c_int) -> Option<c_int> {
     let known = flags & !(libc::RWF_NOWAIT | libc::RWF_HIPRI) == 0;
     let wait = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
-    (offset == -1 && known && is_watched(fd)).then_some(wait)
+    (offset == -1 && (1..=1024).contains(&count) && known && is_watched(fd)).then_some(wait)
 }
 
 fn header(parts: *const iovec, count: c_int) -> msghdr {
     // SAFETY: (valid) all zeros is an empty message header.
     let mut header: msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = parts.cast_mut();
-    header.msg_iovlen = count.max(0) as usize;
+    header.msg_iovlen = count as usize;
     header
 }
 
@@ -110,10 +109,9 @@ pub unsafe extern "C-unwind" fn preadv2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    let mut header = header(parts, count);
-    match socket_flags(fd, offset, flags) {
+    match socket_flags(fd, count, offset, flags) {
         // SAFETY: (contract) the caller's promise, by a header of our own.
-        Some(flags) => unsafe { data::recvmsg(fd, &raw mut header, flags) },
+        Some(flags) => unsafe { data::recvmsg(fd, &mut header(parts, count), flags) },
         // SAFETY: (contract) the caller's promise.
         None => unsafe { real::preadv2(fd, parts, count, offset, flags) },
     }
@@ -129,10 +127,9 @@ pub unsafe extern "C-unwind" fn pwritev2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    let header = header(parts, count);
-    match socket_flags(fd, offset, flags) {
+    match socket_flags(fd, count, offset, flags) {
         // SAFETY: (contract) the caller's promise, by a header of our own.
-        Some(flags) => unsafe { data::sendmsg(fd, &raw const header, flags) },
+        Some(flags) => unsafe { data::sendmsg(fd, &header(parts, count), flags) },
         // SAFETY: (contract) the caller's promise.
         None => unsafe { real::pwritev2(fd, parts, count, offset, flags) },
     }

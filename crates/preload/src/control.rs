@@ -21,7 +21,7 @@ use tombolo::sockets::{
 };
 
 use crate::{
-    epoll, errno, flow, kernel, life, real,
+    epoll, errno, flow, kernel, life, poll, real,
     state::{self, Watched},
 };
 
@@ -109,8 +109,15 @@ pub unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    let kernel_only = level == libc::IPPROTO_TCP && matches!(name, libc::TCP_ULP | libc::TCP_REPAIR)
-        || level == libc::SOL_SOCKET && matches!(name, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF);
+    let kernel_only = match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => true,
+        (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => true,
+        // SAFETY: (valid) the caller gave at least an int, aligned or not.
+        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if !value.is_null() && len as usize >= size_of::<c_int>() => unsafe {
+            value.cast::<c_int>().read_unaligned() > 1
+        },
+        _ => false,
+    };
     if kernel_only && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
         errno::kept(|| hand_over(process, fd, &connection, Reason::Usage));
     }
@@ -122,6 +129,9 @@ pub unsafe extern "C-unwind" fn setsockopt(
 /// As `ioctl(2)`; no request has more than one argument.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if request == libc::FIOASYNC {
+        signals(fd);
+    }
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::ioctl(fd, request, argument) };
     if request == libc::FIONREAD
@@ -136,6 +146,13 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         unsafe { place.write_unaligned(bytes.saturating_add(more)) };
     }
     answer
+}
+
+/// The program wants a signal for whatever happens to the socket, which only the kernel gives.
+fn signals(fd: RawFd) {
+    if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
+        errno::kept(|| hand_over(process, fd, &connection, Reason::Usage));
+    }
 }
 
 /// Moves a connection back to TCP for somebody who reads or writes past this library. Where the peer does not follow in
@@ -184,7 +201,7 @@ fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason:
             other.owes(process, if there { *fd } else { -1 });
         }
         // The peer rings for nothing here: it only moves.
-        let _ = crate::poll::kernel(&mut [], Some(Duration::from_millis(1)), None);
+        let _ = poll::kernel(&mut [], Some(Duration::from_millis(1)), None);
     }
 }
 
@@ -204,7 +221,7 @@ fn settle(fd: RawFd, connection: &Connection) {
             return;
         }
         let mut one = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
-        let _ = crate::poll::kernel(&mut one, Some(Duration::from_millis(10)), None);
+        let _ = poll::kernel(&mut one, Some(Duration::from_millis(10)), None);
     }
 }
 
@@ -258,7 +275,8 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 /// As `close_range(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
+    // Flags that are none are for the kernel to refuse.
+    if flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) == 0 {
         errno::kept(|| (first..=last.min(state::bound() as c_uint)).for_each(|fd| closing(fd as RawFd)));
     }
     let mut from = first;
@@ -291,6 +309,17 @@ pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     duplicated(fd, unsafe { real::dup(fd) })
 }
 
+/// `to` is about to become what `fd` is, if that is anything.
+fn replacing(fd: RawFd, to: RawFd) {
+    if fd != to && state::is_known(to) {
+        errno::kept(|| {
+            if fd >= 0 && rustix::io::fcntl_getfd(kernel::borrow(fd)).is_ok() {
+                closing(to);
+            }
+        });
+    }
+}
+
 /// # Safety
 /// As `dup2(2)`.
 #[unsafe(no_mangle)]
@@ -298,9 +327,7 @@ pub unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
     if fd != to && state::is_ours(to) {
         return refused(libc::EBUSY);
     }
-    if fd != to {
-        errno::kept(|| closing(to));
-    }
+    replacing(fd, to);
     // SAFETY: (contract) the caller's promise.
     duplicated(fd, unsafe { real::dup2(fd, to) })
 }
@@ -312,18 +339,20 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_in
     if fd != to && state::is_ours(to) {
         return refused(libc::EBUSY);
     }
-    if fd != to {
-        errno::kept(|| closing(to));
+    if flags & !libc::O_CLOEXEC == 0 {
+        replacing(fd, to);
     }
     // SAFETY: (contract) the caller's promise.
     duplicated(fd, unsafe { real::dup3(fd, to, flags) })
 }
 
-fn controlled(fd: c_int, command: c_int, answer: c_int) -> c_int {
+fn controlled(fd: c_int, command: c_int, argument: c_long, real: impl FnOnce() -> c_int) -> c_int {
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, answer),
-        _ => answer,
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return duplicated(fd, real()),
+        libc::F_SETFL if argument as c_int & libc::O_ASYNC != 0 => signals(fd),
+        _ => {}
     }
+    real()
 }
 
 /// # Safety
@@ -331,7 +360,7 @@ fn controlled(fd: c_int, command: c_int, answer: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: (contract) the caller's promise.
-    controlled(fd, command, unsafe { real::fcntl(fd, command, argument) })
+    controlled(fd, command, argument, || unsafe { real::fcntl(fd, command, argument) })
 }
 
 /// # Safety
@@ -339,7 +368,7 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_lon
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: (contract) the caller's promise.
-    controlled(fd, command, unsafe { real::fcntl64(fd, command, argument) })
+    controlled(fd, command, argument, || unsafe { real::fcntl64(fd, command, argument) })
 }
 
 /// What standard I/O reads and writes goes past this library.
@@ -428,8 +457,11 @@ pub(crate) mod exported {
 /// As `epoll_wait(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+    let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
     // SAFETY: (contract) the caller's promise.
-    unsafe { epoll_pwait(epfd, events, max, timeout, std::ptr::null()) }
+    let real = || unsafe { real::epoll_wait(epfd, events, max, timeout) };
+    // SAFETY: (contract) the caller's promise.
+    unsafe { wait(epfd, events, max, limit, std::ptr::null(), real) }
 }
 
 /// # Safety
@@ -462,11 +494,7 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::epoll_pwait2(epfd, events, max, timeout, mask) };
     // SAFETY: (contract) null or a time.
-    let limit = unsafe { timeout.as_ref() };
-    if limit.is_some_and(|limit| limit.tv_sec < 0 || !(0..1_000_000_000).contains(&limit.tv_nsec)) {
-        return real(); // The kernel refuses it.
-    }
-    let limit = limit.map(|limit| Duration::new(limit.tv_sec as u64, limit.tv_nsec as u32));
+    let Ok(limit) = poll::duration(unsafe { timeout.as_ref() }) else { return real() };
     // SAFETY: (contract) the caller's promise.
     unsafe { wait(epfd, events, max, limit, mask, real) }
 }

@@ -7,12 +7,12 @@
 use std::{
     ffi::{c_int, c_void},
     io::{IoSlice, IoSliceMut},
-    mem::MaybeUninit,
     slice,
     sync::Arc,
 };
 
 use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Reason,
     connection::{Connection, Direction},
@@ -20,52 +20,77 @@ use tombolo::sockets::{
 
 use crate::{control, errno, flow, poll::check, real, state};
 
+/// What no call moves more of at once, whatever it is given (`MAX_RW_COUNT`).
+const MOST: usize = i32::MAX as usize & !4095;
+
+/// The program's buffers, or what the kernel says of arguments that it looks no further at.
+type Parts<T> = Result<T, Errno>;
+
 /// # Safety
 /// `len` bytes at `to` are the caller's to be written for the call, or `len` is 0.
-unsafe fn part_mut<'a>(to: *mut c_void, len: size_t) -> IoSliceMut<'a> {
-    if to.is_null() || len > isize::MAX as usize {
-        return IoSliceMut::new(&mut []);
+unsafe fn part_mut<'a>(to: *mut c_void, len: size_t) -> Parts<IoSliceMut<'a>> {
+    match (to.is_null(), len.min(MOST)) {
+        (_, 0) => Ok(IoSliceMut::new(&mut [])),
+        (true, _) => Err(Errno::FAULT),
+        // SAFETY: (valid) the caller's promise.
+        (false, len) => Ok(IoSliceMut::new(unsafe { slice::from_raw_parts_mut(to.cast::<u8>(), len) })),
     }
-    // SAFETY: (valid) the caller's promise.
-    IoSliceMut::new(unsafe { slice::from_raw_parts_mut(to.cast::<u8>(), len) })
 }
 
 /// # Safety
 /// `len` bytes at `from` are there to be read for the call, or `len` is 0.
-unsafe fn part<'a>(from: *const c_void, len: size_t) -> IoSlice<'a> {
-    if from.is_null() || len > isize::MAX as usize {
-        return IoSlice::new(&[]);
+unsafe fn part<'a>(from: *const c_void, len: size_t) -> Parts<IoSlice<'a>> {
+    match (from.is_null(), len.min(MOST)) {
+        (_, 0) => Ok(IoSlice::new(&[])),
+        (true, _) => Err(Errno::FAULT),
+        // SAFETY: (valid) the caller's promise.
+        (false, len) => Ok(IoSlice::new(unsafe { slice::from_raw_parts(from.cast::<u8>(), len) })),
     }
-    // SAFETY: (valid) the caller's promise.
-    IoSlice::new(unsafe { slice::from_raw_parts(from.cast::<u8>(), len) })
 }
 
 /// # Safety
 /// `count` parts at `parts`, each as for [`part_mut`].
-unsafe fn parts_mut<'a>(parts: *const iovec, count: usize) -> Vec<IoSliceMut<'a>> {
+unsafe fn parts_mut<'a>(parts: *const iovec, count: usize, too_many: Errno) -> Parts<Vec<IoSliceMut<'a>>> {
     // SAFETY: (valid) the caller's promise.
-    let parts = unsafe { vector(parts, count) };
+    let parts = unsafe { vector(parts, count, too_many) }?;
     // SAFETY: (valid) the caller's promise, for each part.
-    parts.iter().map(|one| unsafe { part_mut(one.iov_base, one.iov_len) }).collect()
+    parts.map(|(at, len)| unsafe { part_mut(at, len) }).collect()
 }
 
 /// # Safety
 /// `count` parts at `parts`, each as for [`part`].
-unsafe fn parts<'a>(parts: *const iovec, count: usize) -> Vec<IoSlice<'a>> {
+unsafe fn parts<'a>(parts: *const iovec, count: usize, too_many: Errno) -> Parts<Vec<IoSlice<'a>>> {
     // SAFETY: (valid) the caller's promise.
-    let parts = unsafe { vector(parts, count) };
+    let parts = unsafe { vector(parts, count, too_many) }?;
     // SAFETY: (valid) the caller's promise, for each part.
-    parts.iter().map(|one| unsafe { part(one.iov_base, one.iov_len) }).collect()
+    parts.map(|(at, len)| unsafe { part(at, len) }).collect()
 }
 
+/// Where each part is, and how much of it counts.
+///
 /// # Safety
 /// `count` parts at `parts`, or null.
-unsafe fn vector<'a>(parts: *const iovec, count: usize) -> &'a [iovec] {
-    if parts.is_null() || count > 1024 {
-        return &[];
+unsafe fn vector<'a>(
+    parts: *const iovec,
+    count: usize,
+    too_many: Errno,
+) -> Parts<impl Iterator<Item = (*mut c_void, usize)> + 'a> {
+    let parts: &[iovec] = match count {
+        0 => &[],
+        1025.. => return Err(too_many),
+        _ if parts.is_null() => return Err(Errno::FAULT),
+        // SAFETY: (valid) the caller's promise.
+        _ => unsafe { slice::from_raw_parts(parts, count) },
+    };
+    if parts.iter().any(|part| part.iov_len > isize::MAX as usize) {
+        return Err(Errno::INVAL);
     }
-    // SAFETY: (valid) the caller's promise.
-    unsafe { slice::from_raw_parts(parts, count) }
+    let mut left = MOST;
+    Ok(parts.iter().map(move |part| {
+        let len = part.iov_len.min(left);
+        left -= len;
+        (part.iov_base, len)
+    }))
 }
 
 /// The connection that `fd` is and the process, or what comes after `else`.
@@ -85,9 +110,12 @@ pub unsafe extern "C-unwind" fn read(fd: c_int, to: *mut c_void, len: size_t) ->
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::read(fd, to, len) };
     let (process, connection) = watched!(fd, else real());
+    if len == 0 {
+        return real(); // The kernel gives 0, and waits for nothing.
+    }
     // SAFETY: (valid) the caller's promise.
-    let mut to = [unsafe { part_mut(to, len) }];
-    flow::receive(process, &connection, fd, &mut to, 0, real)
+    let to = unsafe { part_mut(to, len) };
+    flow::receive(process, &connection, fd, to.map(|part| [part]), 0, real)
 }
 
 /// # Safety
@@ -98,8 +126,8 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_
     let real = || unsafe { real::write(fd, from, len) };
     let (process, connection) = watched!(fd, else real());
     // SAFETY: (valid) the caller's promise.
-    let mut from = [unsafe { part(from, len) }];
-    flow::send(process, &connection, fd, &mut from, 0, real)
+    let from = unsafe { part(from, len) };
+    flow::send(process, &connection, fd, from.map(|part| [part]), 0, real)
 }
 
 /// # Safety
@@ -113,8 +141,8 @@ pub unsafe extern "C-unwind" fn recv(fd: c_int, to: *mut c_void, len: size_t, fl
         return flow::discard(process, &connection, fd, len, flags, real);
     }
     // SAFETY: (valid) the caller's promise.
-    let mut to = [unsafe { part_mut(to, len) }];
-    flow::receive(process, &connection, fd, &mut to, flags, real)
+    let to = unsafe { part_mut(to, len) };
+    flow::receive(process, &connection, fd, to.map(|part| [part]), flags, real)
 }
 
 /// # Safety
@@ -125,8 +153,8 @@ pub unsafe extern "C-unwind" fn send(fd: c_int, from: *const c_void, len: size_t
     let real = || unsafe { real::send(fd, from, len, flags) };
     let (process, connection) = watched!(fd, else real());
     // SAFETY: (valid) the caller's promise.
-    let mut from = [unsafe { part(from, len) }];
-    flow::send(process, &connection, fd, &mut from, flags, real)
+    let from = unsafe { part(from, len) };
+    flow::send(process, &connection, fd, from.map(|part| [part]), flags, real)
 }
 
 /// # Safety
@@ -147,7 +175,8 @@ pub unsafe extern "C-unwind" fn recvfrom(
         flow::discard(process, &connection, fd, len, flags, real)
     } else {
         // SAFETY: (valid) the caller's promise.
-        flow::receive(process, &connection, fd, &mut [unsafe { part_mut(to, len) }], flags, real)
+        let to = unsafe { part_mut(to, len) };
+        flow::receive(process, &connection, fd, to.map(|part| [part]), flags, real)
     };
     if answer >= 0 && !address.is_null() && !address_len.is_null() {
         // The messages of a stream have no addresses; the kernel says so by a length of 0.
@@ -172,8 +201,8 @@ pub unsafe extern "C-unwind" fn sendto(
     let real = || unsafe { real::sendto(fd, from, len, flags, address, address_len) };
     let (process, connection) = watched!(fd, else real());
     // SAFETY: (valid) the caller's promise.
-    let mut from = [unsafe { part(from, len) }];
-    flow::send(process, &connection, fd, &mut from, flags, real)
+    let from = unsafe { part(from, len) };
+    flow::send(process, &connection, fd, from.map(|part| [part]), flags, real)
 }
 
 /// # Safety
@@ -184,8 +213,11 @@ pub unsafe extern "C-unwind" fn readv(fd: c_int, vector: *const iovec, count: c_
     let real = || unsafe { real::readv(fd, vector, count) };
     let (process, connection) = watched!(fd, else real());
     // SAFETY: (valid) the caller's promise.
-    let mut to = unsafe { parts_mut(vector, count.max(0) as usize) };
-    flow::receive(process, &connection, fd, &mut to, 0, real)
+    let to = unsafe { parts_mut(vector, count as usize, Errno::INVAL) };
+    if to.as_ref().is_ok_and(|to| to.iter().all(|part| part.is_empty())) {
+        return real(); // As for `read`.
+    }
+    flow::receive(process, &connection, fd, to, 0, real)
 }
 
 /// # Safety
@@ -196,8 +228,8 @@ pub unsafe extern "C-unwind" fn writev(fd: c_int, vector: *const iovec, count: c
     let real = || unsafe { real::writev(fd, vector, count) };
     let (process, connection) = watched!(fd, else real());
     // SAFETY: (valid) the caller's promise.
-    let mut from = unsafe { parts(vector, count.max(0) as usize) };
-    flow::send(process, &connection, fd, &mut from, 0, real)
+    let from = unsafe { parts(vector, count as usize, Errno::INVAL) };
+    flow::send(process, &connection, fd, from, 0, real)
 }
 
 /// # Safety
@@ -210,20 +242,23 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     // SAFETY: (contract) null or a header of the caller's.
     let Some(header) = (unsafe { message.as_mut() }) else { return real() };
     // SAFETY: (valid) the caller's promise.
-    let mut to = unsafe { parts_mut(header.msg_iov, header.msg_iovlen) };
+    let to = unsafe { parts_mut(header.msg_iov, header.msg_iovlen, Errno::MSGSIZE) };
     let mut made = false;
     let real = || {
         made = true;
         real()
     };
     let answer = if flags & libc::MSG_TRUNC != 0 {
-        let len = to.iter().map(|part| part.len()).sum();
+        let len = to.iter().flatten().map(|part| part.len()).sum();
         flow::discard(process, &connection, fd, len, flags, real)
     } else {
-        flow::receive(process, &connection, fd, &mut to, flags, real)
+        flow::receive(process, &connection, fd, to, flags, real)
     };
     if !made && answer >= 0 {
-        (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
+        (header.msg_controllen, header.msg_flags) = (0, flags & libc::MSG_CMSG_CLOEXEC);
+        if !header.msg_name.is_null() {
+            header.msg_namelen = 0;
+        }
     }
     answer
 }
@@ -245,8 +280,8 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     }
     let (process, connection) = watched!(fd, else real());
     // SAFETY: (valid) the caller's promise.
-    let mut from = unsafe { parts(header.msg_iov, header.msg_iovlen) };
-    flow::send(process, &connection, fd, &mut from, flags, real)
+    let from = unsafe { parts(header.msg_iov, header.msg_iovlen, Errno::MSGSIZE) };
+    flow::send(process, &connection, fd, from, flags, real)
 }
 
 /// Connections that go to another process by `SCM_RIGHTS` go back to TCP first.
@@ -317,7 +352,8 @@ fn copy_file(
     begin: off_t,
     count: size_t,
 ) -> ssize_t {
-    let mut buffer = [const { MaybeUninit::<u8>::uninit() }; 64 << 10];
+    // Not on the stack, which may be a small one.
+    let mut buffer = Box::<[u8]>::new_uninit_slice(64 << 10);
     let mut done = 0;
     while done < count {
         let want = (count - done).min(buffer.len());
@@ -328,7 +364,7 @@ fn copy_file(
         }
         // SAFETY: (valid) the kernel has written so many bytes of it.
         let read = unsafe { slice::from_raw_parts(buffer.as_ptr().cast::<u8>(), there as usize) };
-        let sent = flow::send(process, connection, to, &mut [IoSlice::new(read)], libc::MSG_NOSIGNAL, || -1);
+        let sent = flow::send(process, connection, to, Ok([IoSlice::new(read)]), 0, || -1);
         if sent < 0 {
             return if done == 0 { sent } else { done as ssize_t };
         }

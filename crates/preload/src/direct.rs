@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong};
 
 use libc::{nfds_t, size_t, socklen_t};
 
-use crate::{batch, control, data, life, poll, real, splice};
+use crate::{batch, confine, control, data, life, poll, real, splice};
 
 /// # Safety
 /// As `syscall(2)`. Who gives fewer arguments leaves what there is in their places, which nobody looks at.
@@ -58,6 +58,11 @@ pub unsafe extern "C-unwind" fn syscall(
         libc::SYS_poll => call!(poll::poll, a: *mut _, b: nfds_t, c: c_int),
         libc::SYS_ppoll => call!(poll::ppoll, a: *mut _, b: nfds_t, c: *const _, d: *const _),
         libc::SYS_select => call!(poll::select, a: c_int, b: *mut _, c: *mut _, d: *mut _, e: *mut _),
+        libc::SYS_pselect6 => {
+            // SAFETY: (valid) null, or where the mask is and how long.
+            let f = unsafe { (f as *const c_long).as_ref() }.map_or(0, |mask| *mask);
+            call!(poll::pselect, a: c_int, b: *mut _, c: *mut _, d: *mut _, e: *const _, f: *const _)
+        }
         libc::SYS_epoll_create => call!(control::epoll_create, a: c_int),
         libc::SYS_epoll_create1 => call!(control::epoll_create1, a: c_int),
         libc::SYS_epoll_ctl => call!(control::exported::epoll_ctl, fd: c_int, b: c_int, c: c_int, d: *mut _),
@@ -66,6 +71,9 @@ pub unsafe extern "C-unwind" fn syscall(
         libc::SYS_epoll_pwait2 => call!(control::epoll_pwait2, fd: c_int, b: *mut _, c: c_int, d: *const _, e: *const _),
         libc::SYS_execve => call!(life::execve, a: *const _, b: *const _, c: *const _),
         libc::SYS_execveat => call!(life::execveat, a: c_int, b: *const _, c: *const _, d: *const _, e: c_int),
+        libc::SYS_prctl => call!(confine::prctl, a: c_int, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong),
+        // SAFETY: (contract) the caller's promise.
+        libc::SYS_seccomp => confine::seccomp(a, || unsafe { real::syscall(number, a, b, c, d, e, f) }),
         // SAFETY: (contract) the caller's promise.
         _ => unsafe { real::syscall(number, a, b, c, d, e, f) },
     }

@@ -293,6 +293,28 @@ pub(crate) fn inherit(process: &Process, sets: &[(RawFd, Arc<Set>)]) {
     }
 }
 
+/// All sets are the kernel's again, as the program has them.
+pub(crate) fn give_back(process: &Process) {
+    for (epfd, set) in state::sets() {
+        let mut inner = set.lock();
+        for entry in inner.all().iter().filter(|entry| entry.wired) {
+            let (operation, event) = match entry.asked() {
+                Some(event) => (libc::EPOLL_CTL_MOD, event),
+                None => (libc::EPOLL_CTL_DEL, token(entry)),
+            };
+            let _ = control::epoll_ctl(epfd, operation, entry.fd, event);
+        }
+        inner.retain(|_| false);
+        set.count(&inner);
+        if set.bells.swap(false, Ordering::SeqCst)
+            && let Some(fd) = process.bells()
+        {
+            let none = epoll_event { events: 0, u64: 0 };
+            let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd.as_raw_fd(), none);
+        }
+    }
+}
+
 /// The last descriptor of a connection is closed: the kernel forgets its registrations, and so do we.
 pub(crate) fn forget(connection: &Arc<Connection>) {
     for (_, set) in state::sets() {

@@ -56,17 +56,17 @@ pub(crate) fn plainly(
     Some(n)
 }
 
-/// A call that receives. `real` is the call itself.
-pub(crate) fn receive(
+/// A call that receives into `to`, or what is wrong with that. `real` is the call itself.
+pub(crate) fn receive<'p>(
     process: &Process,
     connection: &Arc<Connection>,
     fd: RawFd,
-    to: &mut [IoSliceMut<'_>],
+    mut to: Result<impl AsMut<[IoSliceMut<'p>]> + AsRef<[IoSliceMut<'p>]>, Errno>,
     flags: i32,
     mut real: impl FnMut() -> isize,
 ) -> isize {
     let counts = flags & (LOOKS | KERNEL_ONLY) == 0;
-    let moved = |plain: &Plain<'_>, n| plain.moved(n, to.iter().map(|part| &**part));
+    let moved = |plain: &Plain<'_>, n| plain.moved(n, to.iter().flat_map(AsRef::as_ref).map(|part| &**part));
     if let Some(n) = plainly(process, connection, Direction::In, counts, &mut real, moved) {
         return n;
     }
@@ -74,7 +74,7 @@ pub(crate) fn receive(
         errno::kept(|| process.leaves(connection, Reason::Usage));
         return real();
     }
-    answer(|| joined_receive(process, connection, fd, to, flags))
+    answer(|| joined_receive(process, connection, fd, to.as_mut().map_err(|error| *error)?.as_mut(), flags))
 }
 
 /// What a call that was made here answers; it changes `errno` only where it failed.
@@ -128,15 +128,22 @@ fn joined_receive(
 ) -> Result<usize, Errno> {
     let total: usize = to.iter().map(|part| part.len()).sum();
     if total == 0 {
-        return Ok(0);
+        // The kernel waits for something to come, and leaves it.
+        let (mut one, flags) = ([0], flags & !libc::MSG_WAITALL | LOOKS);
+        return joined_receive(process, connection, fd, &mut [IoSliceMut::new(&mut one)], flags).map(|_| 0);
     }
     let read = if flags & LOOKS == 0 { Read::Take } else { Read::Peek };
-    let all = flags & libc::MSG_WAITALL != 0 && read == Read::Take;
+    let all = flags & libc::MSG_WAITALL != 0;
     let mut patience = Patience::default();
     let mut done = 0;
     let mut parts = to;
     loop {
         match connection.recv(process, fd, parts, read) {
+            Ok(n) if read == Read::Peek => {
+                if !all || n == 0 || n == total || !patience.is_for_more(process, connection, fd, flags, n) {
+                    return Ok(n);
+                }
+            }
             Ok(n) => {
                 done += n;
                 if !all || n == 0 || done == total {
@@ -159,29 +166,29 @@ fn joined_receive(
     }
 }
 
-/// A call that sends. `real` is the call itself.
-pub(crate) fn send(
+/// A call that sends `from`, or what is wrong with that. `real` is the call itself.
+pub(crate) fn send<'p>(
     process: &Process,
     connection: &Arc<Connection>,
     fd: RawFd,
-    from: &mut [IoSlice<'_>],
+    mut from: Result<impl AsMut<[IoSlice<'p>]> + AsRef<[IoSlice<'p>]>, Errno>,
     flags: i32,
     mut real: impl FnMut() -> isize,
 ) -> isize {
-    let moved = |plain: &Plain<'_>, n| plain.moved(n, from.iter().map(|part| &**part));
+    let moved = |plain: &Plain<'_>, n| plain.moved(n, from.iter().flat_map(AsRef::as_ref).map(|part| &**part));
     if let Some(n) = plainly(process, connection, Direction::Out, flags & KERNEL_ONLY == 0, &mut real, moved) {
         return n;
     }
-    if flags & libc::MSG_OOB != 0 {
-        // Among the bytes of a pipe it would be one of them.
+    if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
+        // Among the bytes of a pipe an urgent one would be one of them. Who lends pages waits to hear that they are free.
         errno::kept(|| control::hand_over(process, fd, connection, Reason::Usage));
         return real();
     }
-    if flags & (KERNEL_ONLY | libc::MSG_ZEROCOPY) != 0 {
-        errno::kept(|| process.leaves(connection, Reason::Usage));
+    if from.iter().flat_map(AsRef::as_ref).all(|part| part.is_empty()) && from.is_ok() {
+        return real(); // Moves nothing, but the kernel says whether the end is reached.
     }
     answer(|| {
-        let sent = joined_send(process, connection, fd, from, flags);
+        let sent = joined_send(process, connection, fd, from.as_mut().map_err(|error| *error)?.as_mut(), flags);
         if sent == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
             kernel::signal_broken_pipe();
         }
@@ -197,9 +204,6 @@ fn joined_send(
     flags: i32,
 ) -> Result<usize, Errno> {
     let total: usize = from.iter().map(|part| part.len()).sum();
-    if total == 0 {
-        return Ok(0);
-    }
     let mut parts = from;
     let mut patience = Patience::default();
     let mut done = 0;
@@ -234,11 +238,33 @@ fn joined_send(
 struct Patience {
     nonblocking: Option<bool>,
     deadline: Option<Option<Instant>>,
+    /// What was seen at the last look.
+    seen: Option<usize>,
 }
 
 impl Patience {
     fn is_nonblocking(&mut self, fd: RawFd, flags: i32) -> bool {
         flags & libc::MSG_DONTWAIT != 0 || *self.nonblocking.get_or_insert_with(|| kernel::is_nonblocking(fd))
+    }
+
+    fn deadline(&mut self, fd: RawFd, wanted: Wanted) -> Option<Instant> {
+        let send = wanted == Wanted::WRITE;
+        let known = || kernel::patience(fd, send).and_then(|left| Instant::now().checked_add(left));
+        *self.deadline.get_or_insert_with(known)
+    }
+
+    /// Who looks for all (`MSG_PEEK` with `MSG_WAITALL`) has seen `seen` bytes: says whether to look again, a moment later.
+    fn is_for_more(&mut self, process: &Process, connection: &Connection, fd: RawFd, flags: i32, seen: usize) -> bool {
+        let over = |deadline| Instant::now() >= deadline;
+        if self.is_nonblocking(fd, flags) || self.deadline(fd, Wanted::READ).is_some_and(over) {
+            return false;
+        }
+        let before = self.seen.replace(seen);
+        if !connection.may_show_more(process, fd) {
+            return before != Some(seen); // Some may have come between the two looks.
+        }
+        connection.owes(process, fd);
+        wait::a_moment(fd)
     }
 
     fn wait(
@@ -252,13 +278,7 @@ impl Patience {
         if self.is_nonblocking(fd, flags) {
             return Err(Errno::AGAIN);
         }
-        let send = wanted == Wanted::WRITE;
-        let deadline = || {
-            *self
-                .deadline
-                .get_or_insert_with(|| kernel::patience(fd, send).and_then(|left| Instant::now().checked_add(left)))
-        };
-        match wait::one(process, connection, fd, wanted, deadline) {
+        match wait::one(process, connection, fd, wanted, || self.deadline(fd, wanted)) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno::AGAIN),
             // A call that has a time limit does not go on.

@@ -91,7 +91,7 @@ fn sample(fd: RawFd, dialled: bool) -> Option<Sample> {
 
 impl Kernel for Linux {
     fn tuple(&self, fd: RawFd) -> Option<Tuple> {
-        addresses(fd).map(|(own, peer)| Tuple::new(own, peer))
+        addresses(fd).filter(|_| !needs_kernel(fd)).map(|(own, peer)| Tuple::new(own, peer))
     }
 
     fn cookie(&self, fd: RawFd) -> u64 {
@@ -176,6 +176,13 @@ pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
         let peer = rustix::net::getpeername(fd).ok()??;
         Some((own.try_into().ok()?, peer.try_into().ok()?))
     })
+}
+
+/// Whether the program has asked for what only the kernel does: to hear of no less than so many bytes, or by a signal.
+fn needs_kernel(fd: RawFd) -> bool {
+    let least = option::<4>(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+    least.is_some_and(|(least, _)| i32::from_ne_bytes(least) > 1)
+        || rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0)
 }
 
 /// Whether calls on it return at once.

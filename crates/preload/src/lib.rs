@@ -13,6 +13,7 @@
 
 mod aliases;
 mod batch;
+mod confine;
 mod control;
 mod data;
 #[cfg(target_arch = "x86_64")]

@@ -14,7 +14,7 @@ use std::{
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
 use tombolo::sockets::{
-    Process,
+    Process, aside,
     connection::{Direction, Plain, Stage},
 };
 
@@ -38,6 +38,15 @@ pub(crate) fn kernel(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask) 
     // SAFETY: (valid) `fds` is a slice; the timeout and the mask are there for the call, or null.
     let answer = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout, mask) };
     errno::result(answer as isize)
+}
+
+/// A time as a call gives it; what is none is for the kernel to refuse.
+pub(crate) fn duration(limit: Option<&timespec>) -> Result<Option<Duration>, Errno> {
+    let given = |limit: &timespec| match (u64::try_from(limit.tv_sec), limit.tv_nsec) {
+        (Ok(seconds), 0..1_000_000_000) => Ok(Duration::new(seconds, limit.tv_nsec as u32)),
+        _ => Err(Errno::INVAL),
+    };
+    limit.map(given).transpose()
 }
 
 /// A point in time from what a call says, `None` for ever.
@@ -138,15 +147,10 @@ pub unsafe extern "C-unwind" fn ppoll(
     let entries = unsafe { entries(fds, count) };
     // SAFETY: (contract) null or a time.
     let limit = unsafe { timeout.as_ref() };
-    if limit.is_some_and(|limit| limit.tv_sec < 0 || !(0..1_000_000_000).contains(&limit.tv_nsec)) {
-        // SAFETY: (contract) the caller's promise; the kernel will refuse it.
-        return unsafe { real::ppoll(fds, count, timeout, mask) };
-    }
-    let limit = limit.map(|limit| Duration::new(limit.tv_sec as u64, limit.tv_nsec as u32));
-    poll_any(entries, limit, (!mask.is_null()).then_some(mask), || {
-        // SAFETY: (contract) the caller's promise.
-        unsafe { real::ppoll(fds, count, timeout, mask) }
-    })
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::ppoll(fds, count, timeout, mask) };
+    let Ok(limit) = duration(limit) else { return real() };
+    poll_any(entries, limit, (!mask.is_null()).then_some(mask), real)
 }
 
 /// # Safety
@@ -199,6 +203,18 @@ impl Bits {
     }
 }
 
+/// How many of `count` descriptors the kernel would look at without this library: no more than its table has room for, which
+/// grows with the highest number that was ever taken. Programs that say `getdtablesize()` have room for less than that, and count on it.
+fn known(count: c_int) -> c_int {
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    let open = aside::lifted(|| {
+        let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+        open.filter_map(number).filter(|fd| !state::is_ours(*fd)).max()
+    });
+    let room = |highest: c_int| (highest as u32 + 1).next_power_of_two().max(libc::FD_SETSIZE as u32);
+    open.map_or(count, |highest| count.min(room(highest) as c_int))
+}
+
 /// `select`, by way of `poll` if any of its descriptors is joined; `real` is the call itself. Says how much of the time
 /// is left where the call itself was not made.
 fn select_any(
@@ -206,9 +222,10 @@ fn select_any(
     sets: [*mut fd_set; 3],
     timeout: Option<Duration>,
     mask: Mask,
-    real: impl FnOnce() -> c_int,
+    real: impl FnOnce(c_int) -> c_int,
 ) -> (c_int, Option<Duration>) {
-    let Some(process) = state::busy() else { return (real(), None) };
+    let Some(process) = state::busy() else { return (real(count), None) };
+    let count = if count as usize <= libc::FD_SETSIZE { count } else { errno::kept(|| known(count)) };
     let begun = Instant::now();
     let sets = sets.map(Bits);
     let mut fds = Vec::new();
@@ -223,7 +240,7 @@ fn select_any(
     let all = connections(&fds);
     let (joined, plain) = sort(process, &fds, &all);
     if joined.is_empty() {
-        return (real(), None);
+        return (real(count), None);
     }
     drop(plain);
     let before = errno::get();
@@ -260,13 +277,14 @@ pub unsafe extern "C-unwind" fn select(
 ) -> c_int {
     // SAFETY: (contract) null or a time.
     let limit = unsafe { timeout.as_ref() };
-    let limit = limit.map(|limit| {
-        Duration::from_secs(limit.tv_sec.max(0) as u64) + Duration::from_micros(limit.tv_usec.max(0) as u64)
-    });
-    let (answer, left) = select_any(count, [read, write, except], limit, None, || {
-        // SAFETY: (contract) the caller's promise.
-        unsafe { real::select(count, read, write, except, timeout) }
-    });
+    // SAFETY: (contract) the caller's promise.
+    let real = |count| unsafe { real::select(count, read, write, except, timeout) };
+    if limit.is_some_and(|limit| limit.tv_sec < 0 || limit.tv_usec < 0) {
+        return real(count); // The kernel refuses it.
+    }
+    let limit =
+        limit.map(|limit| Duration::from_secs(limit.tv_sec as u64) + Duration::from_micros(limit.tv_usec as u64));
+    let (answer, left) = select_any(count, [read, write, except], limit, None, real);
     if let Some(left) = left {
         // Linux says how much of the time is left.
         let rest = timeval { tv_sec: left.as_secs() as libc::time_t, tv_usec: left.subsec_micros().into() };
@@ -289,11 +307,9 @@ pub unsafe extern "C-unwind" fn pselect(
 ) -> c_int {
     // SAFETY: (contract) null or a time.
     let limit = unsafe { timeout.as_ref() };
-    let limit = limit.map(|limit| Duration::new(limit.tv_sec.max(0) as u64, limit.tv_nsec.max(0) as u32));
+    // SAFETY: (contract) the caller's promise.
+    let real = |count| unsafe { real::pselect(count, read, write, except, timeout, mask) };
+    let Ok(limit) = duration(limit) else { return real(count) };
     let mask_or_none = (!mask.is_null()).then_some(mask);
-    let (answer, _) = select_any(count, [read, write, except], limit, mask_or_none, || {
-        // SAFETY: (contract) the caller's promise.
-        unsafe { real::pselect(count, read, write, except, timeout, mask) }
-    });
-    answer
+    select_any(count, [read, write, except], limit, mask_or_none, real).0
 }

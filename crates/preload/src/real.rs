@@ -7,7 +7,7 @@
 #![allow(unsafe_code, non_camel_case_types, non_snake_case)]
 
 use std::{
-    ffi::{c_char, c_int, c_long, c_void},
+    ffi::{c_char, c_int, c_long, c_ulong, c_void},
     ptr,
     sync::atomic::{AtomicPtr, Ordering},
 };
@@ -64,7 +64,7 @@ real! {
     dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
     fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int;
     fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int;
-    ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_void) -> c_int;
+    ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
     read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t;
@@ -90,9 +90,11 @@ real! {
     epoll_create(size: c_int) -> c_int;
     epoll_create1(flags: c_int) -> c_int;
     epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    epoll_wait(set: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
     epoll_pwait(set: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(set: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+    prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
     fork() -> pid_t;
     daemon(stay: c_int, keep: c_int) -> c_int;
     forkpty(terminal: *mut c_int, name: *mut c_char, mode: *const termios, size: *const winsize) -> pid_t;

@@ -8,6 +8,7 @@ use std::{
     ffi::{c_int, c_uint, c_void},
     io::{IoSlice, IoSliceMut},
     sync::Arc,
+    time::Duration,
 };
 
 use libc::{off_t, size_t, ssize_t};
@@ -17,12 +18,13 @@ use tombolo::sockets::{
 };
 
 use crate::{
-    errno, flow, kernel, real, state,
+    errno, flow, kernel, poll, real, state,
     wait::{self, Wanted},
 };
 
-/// Bytes at once: what a pipe holds.
+/// Bytes at once: what a pipe holds; and what has room in one that says that there is some (`PIPE_BUF`).
 const MOST: usize = 64 << 10;
+const PAGE: usize = 4096;
 
 fn joined(fd: c_int) -> Option<(&'static Process, Arc<Connection>)> {
     let (process, connection) = (state::busy()?, state::connection(fd)?);
@@ -39,20 +41,43 @@ fn from_connection(
     len: usize,
     flags: c_int,
 ) -> ssize_t {
-    let mut buffer = [0; MOST];
-    let most = len.min(MOST);
-    let shown = &mut [IoSliceMut::new(&mut buffer[..most])];
+    // Not on the stack, which may be a small one.
+    let mut buffer = vec![0; len.min(MOST)];
+    let shown = Ok([IoSliceMut::new(&mut buffer)]);
     let there = flow::receive(process, connection, from, shown, flags | libc::MSG_PEEK, || -1);
     if there <= 0 {
         return there;
     }
-    // SAFETY: (valid) so many bytes of the buffer were filled.
-    let written = unsafe { real::write(to, buffer.as_ptr().cast::<c_void>(), there as usize) };
+    let written = write(to, &buffer[..there as usize], flags & libc::MSG_DONTWAIT != 0);
     if written > 0 {
-        let taken = &mut [IoSliceMut::new(&mut buffer[..written as usize])];
+        let taken = Ok([IoSliceMut::new(&mut buffer[..written as usize])]);
         flow::receive(process, connection, from, taken, libc::MSG_DONTWAIT | libc::MSG_WAITALL, || -1);
     }
     written
+}
+
+/// Writes to a pipe. Who would not wait writes by pages, each of which has room where the pipe says that it has some.
+fn write(to: c_int, bytes: &[u8], at_once: bool) -> ssize_t {
+    let mut done = 0;
+    for part in bytes.chunks(if at_once { PAGE } else { MOST }) {
+        if at_once && !is_ready(to, libc::POLLOUT) {
+            errno::set(libc::EAGAIN);
+            return if done == 0 { -1 } else { done };
+        }
+        // SAFETY: (valid) the part is there for the call.
+        let written = unsafe { real::write(to, part.as_ptr().cast::<c_void>(), part.len()) };
+        if written < 0 {
+            return if done == 0 { -1 } else { done };
+        }
+        done += written;
+    }
+    done
+}
+
+/// Whether a call on it would not wait: it can be done, or fails.
+fn is_ready(fd: c_int, events: i16) -> bool {
+    let mut one = [libc::pollfd { fd, events, revents: 0 }];
+    !matches!(poll::kernel(&mut one, Some(Duration::ZERO), None), Ok(0))
 }
 
 /// Takes no more than there is room for, so that nothing is left over that could not be put back.
@@ -63,7 +88,7 @@ fn to_connection(
     flags: c_int,
     read: impl FnOnce(&mut [u8]) -> ssize_t,
 ) -> ssize_t {
-    let mut buffer = [0; MOST];
+    let mut buffer = vec![0; MOST];
     let patient = flags & libc::MSG_DONTWAIT == 0 && !kernel::is_nonblocking(to);
     while !has_room(process, connection, to) {
         if !patient {
@@ -81,7 +106,7 @@ fn to_connection(
     }
     let mut left = &buffer[..there as usize];
     while !left.is_empty() {
-        let sent = flow::send(process, connection, to, &mut [IoSlice::new(left)], 0, || -1);
+        let sent = flow::send(process, connection, to, Ok([IoSlice::new(left)]), 0, || -1);
         if sent > 0 {
             left = &left[sent as usize..];
         } else if errno::get() != libc::EAGAIN {
@@ -117,6 +142,10 @@ pub unsafe extern "C-unwind" fn splice(
         }
         if let Some((process, connection)) = joined(to) {
             return to_connection(process, &connection, to, wait, |buffer| {
+                if wait != 0 && !is_ready(from, libc::POLLIN) {
+                    errno::set(libc::EAGAIN);
+                    return -1;
+                }
                 // SAFETY: (valid) the buffer has at least so many bytes.
                 unsafe { real::read(from, buffer.as_mut_ptr().cast::<c_void>(), len.min(buffer.len())) }
             });

@@ -45,6 +45,8 @@ const IDLE: u8 = 0;
 const BUSY: u8 = 1;
 /// It meant to become another program.
 const LEFT: u8 = 2;
+/// It has shut itself in: everything goes to the kernel.
+const SHUT: u8 = 3;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Watched {
@@ -55,6 +57,9 @@ pub(crate) enum Watched {
 /// This process, if the environment asks for it.
 pub(crate) fn process() -> Option<&'static Process> {
     static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
+    if STAGE.load(Ordering::Relaxed) == SHUT {
+        return None;
+    }
     if let Some(known) = PROCESS.get() {
         return known.as_ref();
     }
@@ -374,7 +379,7 @@ fn sets_in(table: &[Option<Watched>]) -> Vec<(RawFd, Arc<Set>)> {
 #[inline]
 pub(crate) fn busy() -> Option<&'static Process> {
     match STAGE.load(Ordering::Relaxed) {
-        IDLE => return None,
+        IDLE | SHUT => return None,
         LEFT if is_owner() => came_back(),
         _ => {}
     }
@@ -384,6 +389,13 @@ pub(crate) fn busy() -> Option<&'static Process> {
 /// This process is about to become another program.
 pub(crate) fn left() {
     STAGE.store(LEFT, Ordering::SeqCst);
+}
+
+/// From now on nothing is watched, and nobody asks whose process this is: that would be a call.
+pub(crate) fn shut() {
+    STAGE.store(SHUT, Ordering::SeqCst);
+    OWNER.store(0, Ordering::SeqCst);
+    KINDS.iter().for_each(|kind| kind.store(NOTHING, Ordering::Release));
 }
 
 #[cold]

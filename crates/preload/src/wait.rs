@@ -53,6 +53,11 @@ pub(crate) fn one(
     Ok(ready > 0)
 }
 
+/// Lets a moment pass, or less where the connection ends. Says whether no signal came.
+pub(crate) fn a_moment(fd: RawFd) -> bool {
+    poll::kernel(&mut [pollfd { fd, events: libc::POLLRDHUP, revents: 0 }], Some(BLIND), None).is_ok()
+}
+
 /// As `poll`: waits until one of `fds` is ready, and says how many are.
 pub(crate) fn all(
     process: &Process,
@@ -160,17 +165,30 @@ fn ask(
 ) -> Result<bool, Errno> {
     asked.clear();
     asked.extend_from_slice(fds);
-    asked.extend(bell.map(|fd| pollfd { fd, events: POLLIN, revents: 0 }));
+    let bell = bell.map(|fd| pollfd { fd, events: POLLIN, revents: 0 });
+    // In a place that says nothing, if there is one: the kernel takes no more places than the process may have descriptors.
+    let place = bell.and_then(|_| asked.iter().position(|entry| entry.fd < 0)).unwrap_or(fds.len());
+    match (asked.get_mut(place), bell) {
+        (Some(unused), Some(bell)) => *unused = bell,
+        (_, bell) => asked.extend(bell),
+    }
     for (at, connection) in joined {
         // The socket itself always has room while its bytes go another way.
         if connection.is_writable().is_some() {
             asked[*at].events &= !WRITE;
         }
     }
-    poll::kernel(asked, timeout, mask)?;
-    let mut others = asked.iter();
-    for (at, entry) in fds.iter_mut().enumerate() {
-        let said = others.next().map_or(0, |asked| asked.revents);
+    match poll::kernel(asked, timeout, mask) {
+        // As many as it takes, and the bell.
+        Err(Errno::INVAL) if asked.len() > fds.len() => {
+            asked.truncate(fds.len());
+            poll::kernel(asked, Some(timeout.map_or(BLIND, |left| left.min(BLIND))), mask)?
+        }
+        answer => answer?,
+    };
+    let rung = bell.is_some() && asked.get(place).is_some_and(|bell| bell.revents != 0);
+    for (at, (entry, asked)) in fds.iter_mut().zip(asked).enumerate() {
+        let said = if at == place { 0 } else { asked.revents };
         if let Some((_, connection)) = joined.iter().find(|(place, _)| *place == at) {
             connection.heard(said);
             // What it says of bytes is for the look to judge.
@@ -179,7 +197,7 @@ fn ask(
             entry.revents = said;
         }
     }
-    Ok(others.next().is_some_and(|bell| bell.revents != 0))
+    Ok(rung)
 }
 
 fn count(fds: &[pollfd]) -> usize {

@@ -51,6 +51,51 @@ fn checked_and_wide_forms_of_calls_standard_io_and_signals_are_those_without() {
     }
 }
 
+/// What `edges.c` prints with the library, and without it.
+fn edges(words: &[&str]) -> (String, String, Place) {
+    let place = Place::new();
+    let program = built_with(&place, "edges.c", &["-Wno-nonnull", "-Wno-stringop-overflow", "-Wno-stringop-overread"]);
+    let plain = output(Command::new(&program).args(words), &place.path("plain"));
+    let mut command = Command::new(&program);
+    place.dress(command.args(words).env("TOMBOLO_SOCKETS_AFTER", "0"));
+    (output(&mut command, &place.path("with")), plain, place)
+}
+
+#[test]
+fn program_that_may_make_few_calls_makes_no_others() {
+    if !has("program_that_may_make_few_calls_makes_no_others", &["cc"]) {
+        return;
+    }
+    for way in ["by name", "by number"] {
+        let (with, plain, place) = edges(&[way]);
+        assert_eq!(with, plain, "{}", place.log());
+        assert_eq!(place.log().matches("joined").count(), 4, "{}", place.log());
+        assert!(!place.log().contains("ended:"), "{}", place.log());
+    }
+}
+
+#[test]
+fn program_whose_files_are_bounded_is_not_ended_for_shared_memory() {
+    if !has("program_whose_files_are_bounded_is_not_ended_for_shared_memory", &["cc"]) {
+        return;
+    }
+    let (with, plain, place) = edges(&["bounded"]);
+    assert_eq!(with, plain, "{}", place.log());
+    assert!(place.log().contains("no memory"), "{}", place.log());
+}
+
+#[test]
+fn edges_of_what_calls_allow_are_those_without() {
+    if !has("edges_of_what_calls_allow_are_those_without", &["cc"]) {
+        return;
+    }
+    let (with, plain, place) = edges(&[]);
+    let differ: Vec<_> = plain.lines().zip(with.lines()).filter(|(plain, with)| plain != with).collect();
+    assert!(plain == with, "{differ:#?}: {}", place.log());
+    assert_eq!(place.log().matches("joined").count(), 2 * 11, "{}", place.log());
+    assert!(!place.log().contains("ended:"), "{}", place.log());
+}
+
 #[test]
 fn s5_bytes_past_the_library_leave_the_connection_on_tcp_or_end_it() {
     if !has("s5_bytes_past_the_library_leave_the_connection_on_tcp_or_end_it", &["cc"]) {

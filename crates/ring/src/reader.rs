@@ -207,6 +207,7 @@ impl<M: Mem> Reader<M> {
 
     #[inline]
     fn read_while_there(&mut self, to: &mut [u8], done: &mut usize) -> Result<(), Error> {
+        let (mut paid, mut patience) = (0, records::PATIENCE);
         while *done < to.len() {
             let want = (to.len() - *done) as u64;
             if self.available() < want {
@@ -214,7 +215,10 @@ impl<M: Mem> Reader<M> {
             }
             let take = want.min(self.available()).min(self.release_step) as usize;
             if take == 0 {
-                let more = (*done >= BULK && self.await_step()?) || self.follow()?;
+                if *done - paid >= records::PATIENCE_FOR {
+                    (paid, patience) = (*done, records::PATIENCE);
+                }
+                let more = (*done >= BULK && self.await_step(&mut patience)?) || self.follow()?;
                 if !more {
                     break;
                 }
@@ -228,10 +232,11 @@ impl<M: Mem> Reader<M> {
     }
 
     /// Whether the next step of a large write comes in a moment. The space read so far is handed back first: the writer
-    /// may need it for that step.
-    fn await_step(&mut self) -> Result<bool, Error> {
+    /// may need it for that step. A writer that drips uses up the `patience` of the call.
+    fn await_step(&mut self, patience: &mut u32) -> Result<bool, Error> {
         self.release();
-        for _ in 0..MOMENT {
+        for _ in 0..MOMENT.min(*patience) {
+            *patience -= 1;
             pause::<M>();
             self.load_tail()?;
             if self.available() != 0 {

@@ -174,7 +174,7 @@ impl Spin {
             return;
         }
         // The sleep itself costs about as much as the longest spin.
-        if since.elapsed() <= self.most * 2 {
+        if since.elapsed() <= self.most.saturating_mul(2) {
             self.budget = (self.budget * 2).clamp(BEGIN.min(self.most), self.most);
         } else {
             self.budget /= 2;
@@ -214,6 +214,13 @@ mod tests {
         assert!(!spin.worthwhile());
         spin.learn(Some(Instant::now()));
         assert_eq!(spin.budget, BEGIN);
+    }
+
+    #[test]
+    fn longest_spin_of_many_years_is_one_to_learn_with() {
+        let mut spin = Spin::new(Duration::MAX - Duration::from_nanos(1));
+        spin.learn(Some(Instant::now()));
+        assert!(spin.worthwhile());
     }
 
     #[test]

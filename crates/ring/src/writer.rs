@@ -289,8 +289,7 @@ impl<M: Mem> Writer<M> {
         if len > max {
             return Err(Error::TooLarge { len, max });
         }
-        let fits =
-            record::span(len) <= self.limit.wrapping_sub(self.tail) || record::span(len) <= self.look_at_head()?;
+        let fits = record::span(len) <= self.room() || record::span(len) <= self.look_at_head()?;
         self.waits.stalls += u64::from(!fits);
         Ok(fits)
     }
@@ -310,7 +309,9 @@ impl<M: Mem> Writer<M> {
         Ok(fits)
     }
 
-    pub(crate) fn room(&self) -> u64 {
+    /// Bytes that there is room for, as far as this end knows.
+    #[must_use]
+    pub fn room(&self) -> u64 {
         self.limit.wrapping_sub(self.tail)
     }
 
@@ -549,10 +550,7 @@ impl<M: Mem> Side for Writer<M> {
 
     #[inline]
     fn ready(&mut self, need: u64) -> Result<bool, Error> {
-        if self.limit.wrapping_sub(self.tail) >= need {
-            return Ok(true);
-        }
-        if self.look_at_head()? >= need {
+        if self.room() >= need || self.look_at_head()? >= need {
             return Ok(true);
         }
         // A closed reader is something to tell the caller, and so is a ring to go on in.

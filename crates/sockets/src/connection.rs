@@ -551,6 +551,12 @@ impl Connection {
         self.pipes.get().map_or(0, |pipes| pipes.unread(self))
     }
 
+    /// Whether more may come to be shown by [`Read::Peek`] than is now, before any of it is taken.
+    #[must_use]
+    pub fn may_show_more(&self, process: &Process, fd: RawFd) -> bool {
+        self.pipes.get().is_some_and(|pipes| pipes.may_show_more(self, process.kernel(), fd))
+    }
+
     /// Asks the peer to ring for what is waited for. Look again before you sleep.
     pub fn arm(&self, data: bool, space: bool) {
         if let Some(pipes) = self.pipes.get() {

@@ -433,6 +433,21 @@ impl Pipes {
         room.unwrap_or(Some(true))
     }
 
+    /// Whether a peek may show more later: the end is not there, the ring is not full, and nothing comes the other way, of
+    /// which only a read that takes gets to the rest.
+    pub fn may_show_more(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        let in_pipe = self.turn(connection, &self.rx, |rx| {
+            rx.look();
+            rx.receiver.reads_pipe().then(|| rx.reader.available() < rx.reader.capacity())
+        });
+        let said = |events: PollFlags| kernel.poll(fd, events.bits() as i16);
+        match in_pipe {
+            Ok(Some(room)) => room && said(PollFlags::IN | PollFlags::RDHUP) == 0,
+            Ok(None) => !self.stirs() && said(PollFlags::RDHUP) == 0,
+            Err(_) => false,
+        }
+    }
+
     /// R-12, A1 to A3: asks the peer to ring for bytes, for room, or both. Whoever called must look again before it
     /// sleeps.
     pub fn arm(&self, connection: &Connection, data: bool, space: bool) {

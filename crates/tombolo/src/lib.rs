@@ -75,7 +75,7 @@ use crate::vm::Vm;
 /// have says what is missing when it is called.
 static BACKENDS: LazyLock<Backends> = LazyLock::new(|| {
     let xen = XenDomain::new();
-    let vm = Vm { broker: VmDomain::new(), xen: xen.names() };
+    let vm = Vm::new(VmDomain::new(), xen.names());
     Backends::new().with(LocalDomain::new()).with(vm).with(xen)
 });
 

@@ -6,10 +6,12 @@ use crate::rig::{Guest, Rig};
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
+use serde_json::json;
+use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 use tombolo_e2e::ensure;
-use tombolo_e2e::error::{Error, Result};
+use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::sys::{self, SliceArgs, errno};
 use tombolo_e2e::guest::{Ends, Link, Slice, open_node, polled};
 use tombolo_e2e::lines::within;
@@ -19,7 +21,9 @@ pub const CASES: &[Case] = &[
     Case { name: "host_hears_a_guest", run: to_host },
     Case { name: "channels_are_apart", run: apart },
     Case { name: "rings_without_a_doorbell_are_made_up_for", run: redirected },
+    Case { name: "rings_while_the_machine_is_suspended_are_heard", run: suspended },
     Case { name: "storm_is_bounded_and_counted", run: storm },
+    Case { name: "storm_of_true_rings_is_bounded_too", run: flood },
     Case { name: "sleepers_in_two_guests_hear_each_other", run: between_guests },
 ];
 pub const HALVES: &[Half] = &[
@@ -28,6 +32,9 @@ pub const HALVES: &[Half] = &[
     ("bells::apart", guest_apart),
     ("bells::redirected", guest_redirected),
     ("bells::counters", counters),
+    ("bells::doze", doze),
+    ("bells::suspend", suspend),
+    ("bells::flooded", flooded),
     ("bells::ping", ping),
     ("bells::pong", pong),
 ];
@@ -180,8 +187,39 @@ fn nothing(slice: &Slice) -> Result<bool> {
     Ok(quiet && errno(rustix::io::read(slice, &mut [0_u8; 8])) == Some(Errno::AGAIN))
 }
 
-/// The host rings as fast as it can, first for nothing, then with a mark each time. Both must come to few interrupts,
-/// and whoever sleeps must still hear what matters.
+/// Interrupts that come while a machine is suspended to memory are lost with the state of its processors.
+fn suspended(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let job = guest.start("bells::doze", &[])?;
+    ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
+    let sleep = guest.start("bells::suspend", &[])?;
+    guest.vm.qmp.event(|event| event["event"] == "SUSPEND", within(60)).context("no suspend")?;
+    ring_as_host(guest, 0)?;
+    guest.vm.qmp.run("system_wakeup", &json!({}))?;
+    guest.vm.wait(sleep, within(60)).context("it does not wake")?.success()?;
+    ensure!(guest.vm.line(job, within(60)).context("what came meanwhile is lost")? == "heard", "not heard");
+    guest.vm.wait(job, within(60))?.success()?;
+    Ok(Verdict::Done)
+}
+
+/// Waits for a ring at an eventfd, at which nobody looks again because the machine woke up.
+fn doze(args: &[String]) -> Result<()> {
+    let slice = Ends::from_args(args)?.0.link()?.slice(&SLICE)?;
+    let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+    sys::eventfd(&slice, 0, event.as_raw_fd())?;
+    println!("ready");
+    rustix::io::read(&event, &mut [0_u8; 8])?;
+    println!("heard");
+    Ok(())
+}
+
+/// Suspends the machine to memory, and is back when it is.
+fn suspend(_: &[String]) -> Result<()> {
+    Ok(fs::write("/sys/power/state", "mem")?)
+}
+
+/// The host rings as fast as it can, for nothing. It must come to few interrupts, and whoever sleeps must still hear what
+/// matters.
 fn storm(rig: &mut Rig) -> Result<Verdict> {
     const LONG: Duration = Duration::from_secs(3);
     let guest = rig.solo()?;
@@ -203,6 +241,58 @@ fn storm(rig: &mut Rig) -> Result<Verdict> {
     ensure!(guest.vm.line(job, within(10))? == "1", "not heard after the storm");
     guest.vm.wait(job, within(60))?.success()?;
     Ok(Verdict::Done)
+}
+
+/// The host changes all marks each time that it rings, so that no interrupt is for nothing, and each wakes as many as there
+/// are. Who is woken is what costs: interrupts alone are too few under emulation to be called a storm, whatever the budget.
+fn flood(rig: &mut Rig) -> Result<Verdict> {
+    const LONG: Duration = Duration::from_secs(3);
+    let guest = rig.solo()?;
+    let job = guest.start("bells::flooded", &[])?;
+    ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
+    let (interrupts, storms) = count(guest)?;
+    let end = Instant::now() + LONG;
+    for mark in 1_u32.. {
+        guest.peer()?.write(MARKS, &mark.to_le_bytes().repeat(512))?;
+        guest.board()?.0.ring(guest.id, 1)?;
+        if Instant::now() >= end {
+            break;
+        }
+    }
+    let (after, storms_after) = count(guest)?;
+    let events: u64 = guest.vm.line(job, within(60))?.parse()?;
+    let (came, closed) = (after - interrupts, storms_after - storms);
+    println!("{came} interrupts in {LONG:?}: {events} events, closed {closed} times");
+    guest.vm.wait(job, within(60))?.success()?;
+    ensure!(closed > 0, "no storm was counted: {came} interrupts brought {events} events");
+    Ok(Verdict::Done)
+}
+
+/// What interrupts may cost within a tick.
+const BUDGET: &str = "/sys/module/tombolo_ivshmem/parameters/budget";
+
+/// Sends the rings of 384 channels to an eventfd, and says how many came once none comes for a second.
+fn flooded(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let event = eventfd(0, EventfdFlags::CLOEXEC)?;
+    let slices = (0..6).map(|number| link.slice(&SliceArgs { channel: 64 * (number + 1), channels: 64, ..SLICE }));
+    let slices: Vec<Slice> = slices.collect::<Result<_>>()?;
+    for slice in &slices {
+        (0..64).try_for_each(|channel| sys::eventfd(slice, channel, event.as_raw_fd()))?;
+    }
+    // So that one interrupt is too much already, however slow this machine is.
+    fs::write(BUDGET, "256")?;
+    println!("ready");
+    let (mut events, mut last) = (0, None);
+    while last.is_none_or(|last: Instant| last.elapsed() < Duration::from_secs(1)) {
+        if !polled(event.as_fd(), Instant::now() + Duration::from_millis(100))?.is_empty() {
+            let mut bytes = [0_u8; 8];
+            rustix::io::read(&event, &mut bytes)?;
+            (events, last) = (events + u64::from_ne_bytes(bytes), Some(Instant::now()));
+        }
+    }
+    println!("{events}");
+    Ok(fs::write(BUDGET, "1024")?)
 }
 
 fn count(guest: &mut Guest) -> Result<(u64, u64)> {

@@ -15,6 +15,8 @@ pub const CASES: &[Case] = &[
     Case { name: "module_builds_for_the_newest_kernel", run: newest },
     Case { name: "module_passes_sparse", run: sparse },
     Case { name: "build_canary_warning_fails", run: warning },
+    Case { name: "build_canary_what_sparse_finds_fails", run: found_by_sparse },
+    Case { name: "dkms_builds_for_linux_6_1_and_newer", run: dkms },
 ];
 
 fn newest(rig: &mut Rig) -> Result<Verdict> {
@@ -24,25 +26,61 @@ fn newest(rig: &mut Rig) -> Result<Verdict> {
     }
 }
 
-fn sparse(rig: &mut Rig) -> Result<Verdict> {
+/// Whether there is no sparse here.
+fn no_sparse() -> Option<Verdict> {
     let there = Command::new("sparse").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if there.is_err() {
-        return Ok(Verdict::Skip { need: "sparse", why: "no sparse".into() });
+    there.is_err().then(|| Verdict::Skip { need: "sparse", why: "no sparse".into() })
+}
+
+fn sparse(rig: &mut Rig) -> Result<Verdict> {
+    if let Some(skip) = no_sparse() {
+        return Ok(skip);
     }
     module::build(&module::source(), &rig.kernel, &["C=2"])?;
     Ok(Verdict::Done)
 }
 
 fn warning(rig: &mut Rig) -> Result<Verdict> {
+    canary(rig, "\nstatic void unused_and_proud(void)\n{\n}\n", &[], "unused_and_proud")
+}
+
+/// What the compiler lets pass: a pointer of the user's that is followed.
+fn found_by_sparse(rig: &mut Rig) -> Result<Verdict> {
+    if let Some(skip) = no_sparse() {
+        return Ok(skip);
+    }
+    let code = "\nint followed(const int __user *p);\nint followed(const int __user *p)\n{\n\treturn *p;\n}\n";
+    canary(rig, code, &["C=2"], "dereference of noderef")
+}
+
+/// Fails unless the module with this code at its end does not build, and `what` is why.
+fn canary(rig: &Rig, code: &str, flags: &[&str], what: &str) -> Result<Verdict> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/kernel/canary-source");
     module::copy(&module::source(), &folder)?;
     let file = folder.join("vector.c");
     let text = fs::read_to_string(&file)?;
-    fs::write(&file, text + "\nstatic void unused_and_proud(void)\n{\n}\n")?;
-    let why = module::build(&folder, &rig.kernel, &[]).err().map(|why| why.to_string()).unwrap_or_default();
+    fs::write(&file, text + code)?;
+    let why = module::build(&folder, &rig.kernel, flags).err().map(|why| why.to_string()).unwrap_or_default();
     fs::remove_dir_all(folder)?;
-    ensure!(why.contains("unused_and_proud"), "the warning went unseen: {why}");
+    ensure!(why.contains(what), "it went unseen: {why}");
     // What the guests load is the good one.
     module::build(&module::source(), &rig.kernel, &[])?;
+    Ok(Verdict::Done)
+}
+
+/// DKMS is a shell script, and so is its configuration: it compares a kernel's version with the pattern in it.
+fn dkms(_: &mut Rig) -> Result<Verdict> {
+    let pattern = format!(". {}; [[ $0 =~ $BUILD_EXCLUSIVE_KERNEL ]]", module::source().join("dkms.conf").display());
+    for (version, wanted) in [
+        ("5.10.0-30-amd64", false),
+        ("6.0.12", false),
+        ("6.1.0-56-amd64", true),
+        ("6.12.95+deb12-amd64", true),
+        ("7.0.1-amd64", true),
+        ("10.0.0", true),
+    ] {
+        let taken = Command::new("bash").args(["-c", &pattern, version]).status()?;
+        ensure!(taken.code() == Some(i32::from(!wanted)), "for {version} DKMS says {taken}");
+    }
     Ok(Verdict::Done)
 }

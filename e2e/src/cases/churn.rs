@@ -2,11 +2,14 @@
 //! Everything at once, many times: programs that are killed at random, devices that come and go under programs that do
 //! all that can be done.
 
+use super::lifetime::send;
 use super::{Case, Half, Verdict};
 use crate::rig::{Rig, VECTORS};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use tombolo_e2e::ensure;
@@ -159,7 +162,8 @@ fn rebind(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Makes links and slices, maps, waits, rings, hangs up and gives back, whatever of it works, until told to stop.
+/// Makes links and slices, maps, waits, rings, passes on, makes copies and kills them, hangs up and gives back, whatever of it
+/// works, until told to stop.
 fn spin(args: &[String]) -> Result<()> {
     let (ends, rest) = Ends::from_args(args)?;
     let [channel, stop] = rest else { return Err("two more arguments".to_owned()).context("spin") };
@@ -173,6 +177,28 @@ fn spin(args: &[String]) -> Result<()> {
     }
     // The devices are there again: now it must work.
     until(within(60), || turn(&ends, channel, offset, 1).is_ok()).context("nothing works afterwards")
+}
+
+/// A copy of this process. Killed when dropped.
+struct Copied(Pid);
+
+impl Copied {
+    /// Does `what` again and again in it.
+    fn new(what: impl Fn()) -> Result<Self> {
+        match sys::fork()? {
+            Some(copy) => Ok(Self(copy)),
+            None => loop {
+                what();
+            },
+        }
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        _ = kill_process(self.0, Signal::KILL);
+        _ = waitpid(Some(self.0), WaitOptions::empty());
+    }
 }
 
 fn turn(ends: &Ends, channel: u32, offset: u64, turns: u32) -> Result<()> {
@@ -190,7 +216,15 @@ fn turn(ends: &Ends, channel: u32, offset: u64, turns: u32) -> Result<()> {
     let link = sys::link(&own, &args)?;
     let args = SliceArgs { cookie: 2, offset: 0x1000, length: 0x4000, channel, channels: 8, ..SLICE };
     let slice = Slice(sys::slice(&link, &args)?);
-    let _mapping = Mapping::writable(&slice, 0x4000)?; // Not touched: the device may go.
+    let mapping = Mapping::writable(&slice, 0x4000)?; // Not touched here: the device may go.
+    // A copy does all that can be done with what it has, until it is killed, or its memory is taken away.
+    let _copy = Copied::new(|| {
+        mapping.store(0, 1);
+        _ = slice.ring(0xff);
+        _ = polled(slice.as_fd(), Instant::now());
+    })?;
+    let (one, _other) = UnixStream::pair()?;
+    send(&one, &[slice.as_fd()])?;
     let event = eventfd(0, EventfdFlags::CLOEXEC)?;
     sys::eventfd(&slice, turns % 8, event.as_raw_fd())?;
     for _ in 0..20 {

@@ -3,20 +3,33 @@
 
 use super::{Case, Half, Verdict};
 use crate::rig::{MODULE, Rig};
-use std::fs;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 use tombolo_e2e::agent::{load_module, unload_module};
 use tombolo_e2e::ensure;
-use tombolo_e2e::error::{Error, Result};
-use tombolo_e2e::guest::{Ends, open_node, sys};
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::guest::sys::{self, Mapping, SliceArgs};
+use tombolo_e2e::guest::{Ends, Slice, open_node, until};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::module;
 
 pub const CASES: &[Case] = &[
     Case { name: "module_describes_its_devices", run: describes },
+    Case { name: "module_answers_32_bit_programs", run: compat },
+    Case { name: "last_close_is_that_of_whoever_has_it_last", run: inherited },
     Case { name: "module_loads_and_unloads_100_times", run: reloads },
 ];
 pub const HALVES: &[Half] = &[
     ("lifetime::describe", describe),
+    ("lifetime::compat", guest_compat),
+    ("lifetime::inherited", guest_inherited),
+    ("lifetime::heir", heir),
     ("lifetime::reload", reload),
     ("lifetime::say", say),
     ("lifetime::panic", panic),
@@ -35,6 +48,100 @@ fn describe(args: &[String]) -> Result<()> {
     ensure!(own.flags & sys::INFO_BELL == 0 && own.vectors == 0, "{own:?}");
     ensure!(own.size == crate::rig::REGION && own.reserved == [0; 3], "{own:?}");
     Ok(())
+}
+
+fn compat(rig: &mut Rig) -> Result<Verdict> {
+    rig.solo()?.run("lifetime::compat", &[])?;
+    Ok(Verdict::Done)
+}
+
+fn guest_compat(args: &[String]) -> Result<()> {
+    let node = open_node(&Ends::from_args(args)?.0.own)?;
+    let (info, other) = (sys::info(&node)?, sys::info_of_32_bit(&node)?);
+    ensure!((info.version, info.flags, info.size) == (other.version, other.flags, other.size), "{info:?} {other:?}");
+    // As the header's structures have no holes, and each is as long as a 32-bit compiler makes it, this one speaks for all.
+    Ok(())
+}
+
+/// A page of our own part with a state in its first byte.
+const SLICE: SliceArgs = SliceArgs {
+    cookie: 3,
+    offset: 0x30000,
+    length: 0x1000,
+    flags: 0,
+    channel: 40,
+    channels: 1,
+    below: 2,
+    closed: 3,
+    state: [0; 2],
+};
+
+fn inherited(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    guest.run("lifetime::inherited", &[])?;
+    guest.hear(within(10)).context("the peer was not rung")?;
+    Ok(Verdict::Done)
+}
+
+/// A slice that a copy of a killed program has mapped, that is under way in a socket, and that is under way in a socket which is
+/// itself under way in itself: each time it is open as long as somebody could have it, and closed after that.
+fn guest_inherited(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let watched = link.slice(&SliceArgs { flags: sys::SLICE_READ_ONLY, channels: 0, below: 0, ..SLICE })?;
+    let watched = Mapping::readable(watched, 0x1000)?;
+    let open = || -> Result<Slice> {
+        let slice = link.slice(&SLICE)?;
+        Mapping::writable(&slice, 0x1000)?.store(0, 1);
+        Ok(slice)
+    };
+    let is_open = || watched.load(0) == 1 && link.slice(&SLICE).is_err();
+    let closed = |what: &str| until(within(30), || watched.load(0) == 3).context(format!("{what}: still open"));
+
+    let heir = ["guest", "lifetime::heir"];
+    let mut heir = Command::new("/agent").args(heir).stdin(open()?.0).stdout(Stdio::piped()).spawn()?;
+    let mut copy = String::new();
+    BufReader::new(heir.stdout.take().ok_or_else(|| Error::new("no output"))?).read_line(&mut copy)?;
+    heir.kill()?;
+    heir.wait()?;
+    ensure!(is_open(), "closed, though a copy of the killed program has it mapped");
+    let copy = Pid::from_raw(copy.trim().parse()?).ok_or_else(|| Error::new("no copy"))?;
+    kill_process(copy, Signal::KILL)?;
+    closed("mapped by a copy")?;
+
+    let (one, other) = UnixStream::pair()?;
+    send(&one, &[open()?.as_fd()])?;
+    ensure!(is_open(), "closed on its way");
+    drop((one, other));
+    closed("in a socket")?;
+
+    let (one, other) = UnixStream::pair()?;
+    send(&one, &[open()?.as_fd(), other.as_fd()])?;
+    ensure!(is_open(), "closed on its way");
+    drop((one, other));
+    // The kernel looks for such when a socket is closed.
+    until(within(30), || UnixStream::pair().is_ok_and(|_| watched.load(0) == 3)).context("in itself: still open")
+}
+
+/// Puts descriptors under way.
+pub fn send(socket: &UnixStream, fds: &[BorrowedFd<'_>]) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    ensure!(control.push(SendAncillaryMessage::ScmRights(fds)), "no room");
+    sendmsg(socket, &[IoSlice::new(b"x")], &mut control, SendFlags::empty())?;
+    Ok(())
+}
+
+/// Maps the slice that is its standard input and makes a copy of itself, which does nothing.
+fn heir(_: &[String]) -> Result<()> {
+    let _mapping = Mapping::readable(std::io::stdin(), 0x1000)?;
+    // From here on there is only the mapping.
+    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    if let Some(copy) = sys::fork()? {
+        println!("{}", copy.as_raw_nonzero());
+    }
+    loop {
+        std::thread::park();
+    }
 }
 
 fn reloads(rig: &mut Rig) -> Result<Verdict> {

@@ -5,12 +5,14 @@ use super::{Case, Half, Verdict};
 use crate::rig::{Guest, REGION, Rig};
 use rustix::io::Errno;
 use rustix::mm::{MprotectFlags, ProtFlags};
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::time::Instant;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Error, Result};
-use tombolo_e2e::guest::sys::{self, Mapping, SliceArgs, errno};
-use tombolo_e2e::guest::{Ends, open_node};
+use tombolo_e2e::guest::sys::{self, LinkArgs, Mapping, SliceArgs, errno};
+use tombolo_e2e::guest::{Ends, Slice, open_node, polled};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::wire::End;
 
@@ -20,6 +22,7 @@ pub const CASES: &[Case] = &[
     Case { name: "read_only_slice_cannot_become_writable", run: read_only },
     Case { name: "store_to_a_read_only_slice_is_a_sigsegv", run: stores },
     Case { name: "d1_range_that_is_cleared_is_zero_and_its_neighbours_stay", run: cleared },
+    Case { name: "driver_writes_nothing_of_the_peers", run: untouched },
     Case { name: "memory_is_write_back", run: write_back },
 ];
 pub const HALVES: &[Half] = &[
@@ -29,6 +32,7 @@ pub const HALVES: &[Half] = &[
     ("mapping::store", guest_store),
     ("mapping::soil", guest_soil),
     ("mapping::clear", guest_clear),
+    ("mapping::untouched", guest_untouched),
     ("mapping::write_back", guest_write_back),
 ];
 
@@ -69,7 +73,15 @@ fn guest_range(args: &[String]) -> Result<()> {
     mapping.store(0, 7);
     ensure!(Mapping::readable(&slice, 2 * PAGE)?.load(PAGE) == 7, "two mappings of a slice differ");
     ensure!(errno(mapping.protect(MprotectFlags::READ | MprotectFlags::EXEC)) == Some(Errno::ACCESS), "made to run");
+    ensure!(errno(mapping.grow(2 * PAGE)) == Some(Errno::FAULT), "grown, though the slice ends there");
     ensure!(errno(sys::slice(&link.0, &SliceArgs { offset: REGION, ..OWN })) == Some(Errno::INVAL), "beyond the part");
+    let within = Mapping::writable(&slice, PAGE)?;
+    ensure!(errno(within.grow(2 * PAGE)) == Some(Errno::FAULT), "grown");
+    // Pages that somebody keeps hold of could not be taken back: no O_DIRECT, no registered buffers, no debugger's.
+    within.store(0, 7);
+    ensure!(errno(within.splice(&rustix::pipe::pipe()?.1)) == Some(Errno::FAULT), "pages in a pipe");
+    ensure!(errno(within.page_by(&sys::pager()?)) == Some(Errno::INVAL), "somebody else brings the pages");
+    ensure!(flags(&within)?.contains(" mw "), "writable, says the kernel: {}", flags(&within)?);
     Ok(())
 }
 
@@ -105,8 +117,24 @@ fn guest_read_only(args: &[String]) -> Result<()> {
         let mapping = Mapping::readable(&slice, PAGE)?;
         let changed = mapping.protect(MprotectFlags::READ | MprotectFlags::WRITE);
         ensure!(errno(changed) == Some(Errno::ACCESS), "{args:?} becomes writable");
+        _ = mapping.load(0);
+        // What a debugger does, who may write where the program may not.
+        let memory = File::options().read(true).write(true).open("/proc/self/mem")?;
+        ensure!(memory.write_at(&[1], mapping.address() as u64).is_err(), "{args:?} is written through /proc/self/mem");
+        let flags = flags(&mapping)?;
+        ensure!(!["wr", "mw", "ex", "me"].iter().any(|flag| flags.contains(&format!(" {flag} "))), "{args:?}: {flags}");
+        // No copy by itself, not in a core dump, no growth, and nobody may keep hold of the pages.
+        ensure!(["sh", "io", "pf", "de", "dd"].iter().all(|flag| flags.contains(&format!(" {flag} "))), "{flags}");
     }
     Ok(())
+}
+
+/// What the kernel says of a mapping, in words of two letters with a space before and after.
+fn flags(mapping: &Mapping) -> Result<String> {
+    let (list, start) = (fs::read_to_string("/proc/self/smaps")?, format!("{:x}-", mapping.address()));
+    let lines = list.lines().skip_while(|line| !line.starts_with(&start));
+    let flags = lines.into_iter().find_map(|line| line.strip_prefix("VmFlags:"));
+    flags.map(|flags| format!("{flags} ")).ok_or_else(|| Error::new(format!("no {start} in {list}")))
 }
 
 fn stores(rig: &mut Rig) -> Result<Verdict> {
@@ -189,6 +217,36 @@ fn guest_clear(args: &[String]) -> Result<()> {
         loop {
             std::thread::park();
         }
+    }
+    Ok(())
+}
+
+/// The peer's part stands in the same device as ours here, so that a store there would arrive.
+fn untouched(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let half = REGION / 2;
+    guest.own()?.write(half, &vec![0x5a; half as usize])?;
+    guest.own()?.write(OWN.offset, &[0])?;
+    guest.run("mapping::untouched", &[])?;
+    ensure!(guest.own()?.read(OWN.offset, 1)? == [3], "the driver did not even try");
+    ensure!(guest.own()?.read(half, half as usize)? == vec![0x5a; half as usize], "the driver wrote there");
+    Ok(Verdict::Done)
+}
+
+/// Whatever makes the driver write: rings, states, what is cleared.
+fn guest_untouched(args: &[String]) -> Result<()> {
+    let (ends, _) = Ends::from_args(args)?;
+    let (own, bell) = (open_node(&ends.own)?, open_node(&ends.bell)?);
+    let half = REGION / 2;
+    let (own_length, peer_offset, peer_length) = (half, half, half);
+    let link = sys::link(&own, &LinkArgs { own_length, peer_offset, peer_length, ..LinkArgs::new(&own, &bell) })?;
+    sys::clear(&link, 0, half)?;
+    for (number, args) in [OWN, PEER].into_iter().enumerate() {
+        let states = if number == 0 { (2, 3) } else { (0, 0) };
+        let (channel, below, closed) = (64 * number as u32, states.0, states.1);
+        let slice = Slice(sys::slice(&link, &SliceArgs { channel, channels: 64, below, closed, ..args })?);
+        slice.ring(u64::MAX)?;
+        _ = polled(slice.as_fd(), Instant::now())?;
     }
     Ok(())
 }

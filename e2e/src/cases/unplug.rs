@@ -3,14 +3,16 @@
 
 use super::{Case, Half, Verdict};
 use crate::rig::{REGION, Rig};
+use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 use std::fs;
+use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::Result;
-use tombolo_e2e::guest::Ends;
-use tombolo_e2e::guest::sys::{Mapping, SliceArgs};
+use tombolo_e2e::guest::sys::{self, Mapping, SliceArgs, Stalling};
+use tombolo_e2e::guest::{Ends, polled};
 use tombolo_e2e::ivshmem::Region;
 use tombolo_e2e::lines::within;
 use tombolo_e2e::qemu::Access;
@@ -21,13 +23,16 @@ pub const CASES: &[Case] = &[
     Case { name: "unplugging_races_with_mmap_and_wins", run: races },
     Case { name: "unbinding_the_bell_ends_waits", run: unbinds },
     Case { name: "module_in_use_cannot_be_unloaded", run: in_use },
+    Case { name: "lister_whose_memory_stalls_holds_up_nobody", run: stalls },
 ];
 pub const HALVES: &[Half] = &[
     ("unplug::touch", touch),
     ("unplug::wait", wait),
     ("unplug::race", race),
     ("unplug::remap", remap),
+    ("unplug::fork", fork),
     ("unplug::unbind", unbind),
+    ("unplug::stall", stall),
 ];
 
 /// What the store into memory that was taken away brings.
@@ -91,7 +96,7 @@ fn wait(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Programs that map and touch all the time: each must end by a signal, because a mapping that survives the device
+/// Programs that map, touch and copy themselves all the time: each must end by a signal, because a mapping that survives the device
 /// would let its program go on for ever. And what they write must not arrive after the device went.
 fn races(rig: &mut Rig) -> Result<Verdict> {
     let rounds = if super::long() { 50 } else { 3 };
@@ -113,17 +118,38 @@ fn races(rig: &mut Rig) -> Result<Verdict> {
 fn race(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let slice = link.slice(&SLICE)?;
-    let start = || -> Result<_> {
+    let start = |half| -> Result<_> {
         let mut racer = Command::new("/agent");
-        Ok(racer.args(["guest", "unplug::remap"]).stdin(slice.0.try_clone()?).stderr(Stdio::null()).spawn()?)
+        racer.args(["guest", half]).stdin(slice.0.try_clone()?).stdout(Stdio::piped()).stderr(Stdio::null());
+        Ok(racer.spawn()?)
     };
-    let racers = [start()?, start()?, start()?, start()?];
+    let (remap, fork) = ("unplug::remap", "unplug::fork");
+    let racers = [start(remap)?, start(remap)?, start(fork)?, start(fork)?];
     println!("ready");
     for mut racer in racers {
         let status = racer.wait()?;
         ensure!(status.signal() == Some(SIGBUS), "a racer ended with {status}");
+        // Its copies have its standard output, too: one that goes on would be waited for.
+        racer.stdout.take().map_or(Ok(0), |mut copies| copies.read_to_end(&mut Vec::new()))?;
     }
     Ok(())
+}
+
+/// Copies itself with the slice that is its standard input mapped, and each copy touches it until it is killed.
+fn fork(_: &[String]) -> Result<()> {
+    let mapping = Mapping::writable(std::io::stdin(), SLICE.length as usize)?;
+    let touch = || (0..SLICE.length as usize).step_by(0x1000).for_each(|at| mapping.store(at, 1));
+    loop {
+        touch();
+        let Some(copy) = sys::fork()? else {
+            loop {
+                touch();
+            }
+        };
+        touch();
+        kill_process(copy, Signal::KILL)?;
+        waitpid(Some(copy), WaitOptions::empty())?;
+    }
 }
 
 /// Maps, touches and unmaps the slice that is its standard input.
@@ -164,4 +190,34 @@ fn in_use(rig: &mut Rig) -> Result<Verdict> {
     guest.load()?;
     guest.run("lifetime::describe", &[])?;
     Ok(Verdict::Done)
+}
+
+fn stalls(rig: &mut Rig) -> Result<Verdict> {
+    let guest = rig.solo()?;
+    let job = guest.start("unplug::stall", &[])?;
+    ensure!(guest.vm.line(job, within(60))? == "listing", "not ready");
+    ensure!(guest.vm.line(job, within(60))? == "closed", "the close waits for the lister");
+    guest.run("unplug::unbind", &["unbind"])?;
+    guest.run("unplug::unbind", &["bind"])?;
+    guest.vm.kill(job)?;
+    guest.vm.wait(job, within(60))?;
+    guest.run("lifetime::describe", &[])?;
+    Ok(Verdict::Done)
+}
+
+/// Lists slices into memory that does not come, and closes one meanwhile.
+fn stall(args: &[String]) -> Result<()> {
+    let link = Ends::from_args(args)?.0.link()?;
+    let (one, _two) = (link.slice(&SLICE)?, link.slice(&SliceArgs { channel: 1, ..SLICE })?);
+    let (memory, pager) = Stalling::new()?;
+    std::thread::scope(|scope| -> Result<()> {
+        scope.spawn(|| sys::slices_into(&link.0, &memory));
+        ensure!(!polled(pager.as_fd(), within(60))?.is_empty(), "the lister does not wait");
+        println!("listing");
+        drop(one);
+        println!("closed");
+        loop {
+            std::thread::park();
+        }
+    })
 }

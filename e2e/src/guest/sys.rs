@@ -5,10 +5,14 @@
 
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
-use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
+use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags, UserfaultfdFlags};
+use rustix::mm::{mmap, mmap_anonymous, mprotect, mremap, munmap, userfaultfd};
+use rustix::pipe::{IoSliceRaw, SpliceFlags, vmsplice};
+use rustix::process::Pid;
+use std::arch::asm;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::{ptr, slice};
 
 /// `struct tombolo_info`
 #[repr(C)]
@@ -207,6 +211,15 @@ pub fn slices(link: impl AsFd, room: u32) -> Result<(Vec<SliceArgs>, u32)> {
     Ok((entries, count))
 }
 
+/// `TOMBOLO_IOC_SLICES` with room for one, into memory of another's: how many there are.
+///
+/// # Errors
+/// The module's.
+pub fn slices_into(link: impl AsFd, memory: &Stalling) -> Result<u32> {
+    let args = SlicesArgs { entries: memory.memory.base as u64, count: 1, reserved: 0 };
+    Ok(call(link, READ | WRITE, 3, args)?.1.count)
+}
+
 /// `TOMBOLO_IOC_HANG_UP`
 ///
 /// # Errors
@@ -348,6 +361,43 @@ impl Mapping {
         unsafe { self.place(at).cast::<u32>().write_volatile(value) }
     }
 
+    /// Where it is.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.base as usize
+    }
+
+    /// Makes it longer.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn grow(&self, len: usize) -> Result<()> {
+        // SAFETY: (place) not to be moved, so that the mapping stays where it is; what is beyond it is never touched.
+        unsafe { mremap(self.base, self.len, len, MremapFlags::empty()) }.map(drop)
+    }
+
+    /// Puts its pages themselves into a pipe.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn splice(&self, pipe: impl AsFd) -> Result<usize> {
+        // SAFETY: (valid) within the mapping; nobody looks at the bytes.
+        let pages = IoSliceRaw::from_slice(unsafe { slice::from_raw_parts(self.base.cast(), self.len) });
+        // SAFETY: (kept) the caller reads nothing from the pipe that it could change.
+        unsafe { vmsplice(pipe, &[pages], SpliceFlags::empty()) }
+    }
+
+    /// Makes whoever touches what is not there of the mapping wait for `pager`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn page_by(&self, pager: &OwnedFd) -> Result<()> {
+        let argument = [self.base as u64, self.len as u64, UFFD_MISSING, 0];
+        let register = Call { opcode: (3 << 30 | 32 << 16 | 0xaa << 8) as Opcode, argument };
+        // SAFETY: (opcode) UFFDIO_REGISTER with its four words.
+        unsafe { ioctl(pager, register) }.map(drop)
+    }
+
     fn place(&self, at: usize) -> *mut u8 {
         assert!(at < self.len, "{at} of {}", self.len);
         // SAFETY: (in bounds) checked just above.
@@ -360,6 +410,89 @@ impl Drop for Mapping {
         // SAFETY: (ours) mapped by `new`, and nobody keeps an address of it.
         _ = unsafe { munmap(self.base, self.len) };
     }
+}
+
+/// A page that whoever touches waits for until its [`pager`] is dropped.
+#[derive(Debug)]
+pub struct Stalling {
+    memory: Mapping,
+}
+
+// SAFETY: (shared) nothing here uses the memory but the kernel, by its address.
+unsafe impl Sync for Stalling {}
+
+/// `UFFD_API`
+const UFFD_API: u64 = 0xaa;
+/// `UFFDIO_REGISTER_MODE_MISSING`
+const UFFD_MISSING: u64 = 1;
+
+impl Stalling {
+    /// The page, and what is readable once somebody waits for it.
+    ///
+    /// # Errors
+    /// The kernel has no userfaultfd.
+    pub fn new() -> Result<(Self, OwnedFd)> {
+        let (prot, len) = (ProtFlags::READ | ProtFlags::WRITE, 4096);
+        // SAFETY: (address) the kernel picks it.
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::PRIVATE)? };
+        let memory = Mapping { base, len };
+        let pager = pager()?;
+        memory.page_by(&pager)?;
+        Ok((Self { memory }, pager))
+    }
+}
+
+/// `TOMBOLO_IOC_INFO` as a 32-bit program calls it.
+///
+/// # Errors
+/// The module's; the kernel has no 32-bit calls.
+pub fn info_of_32_bit(node: impl AsFd) -> Result<Info> {
+    let (prot, below) = (ProtFlags::READ | ProtFlags::WRITE, ptr::without_provenance_mut(1 << 28));
+    // SAFETY: (address) only a wish: the kernel picks another if there is something already.
+    let base = unsafe { mmap_anonymous(below, 4096, prot, MapFlags::PRIVATE)? };
+    let memory = Mapping { base, len: 4096 };
+    let address = u32::try_from(memory.address()).map_err(|_| Errno::NOMEM)?;
+    let (node, mut result) = (node.as_fd().as_raw_fd(), 54_u32); // ioctl
+    // SAFETY: (registers) the kernel changes eax and, entered like this, r8 to r11, and ebx is put back; (memory) the call
+    // writes an `Info` to the page, which is ours.
+    unsafe {
+        asm!("push rbx", "mov ebx, {node:e}", "int 0x80", "pop rbx", node = in(reg) node, inout("eax") result,
+            in("ecx") opcode::<Info>(READ, 0) as u32, in("edx") address,
+            out("r8") _, out("r9") _, out("r10") _, out("r11") _);
+    }
+    match result.cast_signed() {
+        // SAFETY: (valid) the page begins with one, and any bytes are one.
+        0 => Ok(unsafe { memory.base.cast::<Info>().read_volatile() }),
+        error => Err(Errno::from_raw_os_error(-error)),
+    }
+}
+
+/// Makes a process that is a copy of this one, of which it is told the number. Both must have one thread alone, and the copy must not
+/// use what other threads could have held.
+///
+/// # Errors
+/// No process is left.
+pub fn fork() -> Result<Option<Pid>> {
+    let mut result = 57_isize; // fork
+    // SAFETY: (memory) the copy's is its own, but for mappings that are shared; (registers) those that a call changes.
+    unsafe { asm!("syscall", inout("rax") result, out("rcx") _, out("r11") _) };
+    match i32::try_from(result) {
+        Ok(number @ 0..) => Ok(Pid::from_raw(number)),
+        error => Err(Errno::from_raw_os_error(-error.unwrap_or(-1))),
+    }
+}
+
+/// A userfaultfd.
+///
+/// # Errors
+/// The kernel has none.
+pub fn pager() -> Result<OwnedFd> {
+    // SAFETY: (new) a descriptor of its own; what it does is up to the calls below.
+    let pager = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC)? };
+    let begin = Call { opcode: (3 << 30 | 24 << 16 | 0xaa << 8 | 0x3f) as Opcode, argument: [UFFD_API, 0, 0] };
+    // SAFETY: (opcode) UFFDIO_API with its three words.
+    unsafe { ioctl(&pager, begin)? };
+    Ok(pager)
 }
 
 /// The error, if there is one.

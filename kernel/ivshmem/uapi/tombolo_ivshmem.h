@@ -42,7 +42,7 @@
  *	links; it rings as said here from now on. A link lasts until it has
  *	neither descriptors nor slices.
  *	EBUSY: our part overlaps that of another link, or the link was hung up
- *	and has slices left. EINVAL: a part is empty, not of whole pages or not
+ *	and is not gone yet. EINVAL: a part is empty, not of whole pages or not
  *	within its device, the bell has no such vector, flags are not 0.
  *	EBADF, EINVAL: a descriptor is none of ours. ENODEV: unplugged.
  *	EPERM: the node was not opened for writing.

@@ -125,15 +125,40 @@ impl Daemon {
         fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
     }
 
+    /// How many the broker may have.
+    pub fn allow_files(&self, most: u64) {
+        allow_files(Pid::from_child(self.child.as_ref().unwrap()).as_raw_nonzero().get(), most);
+    }
+
+    /// The process that is the holder: who has the lock.
+    pub fn holder(&self) -> i32 {
+        let holds = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            line.contains("\0hold\0") && line.contains(self.path().to_str().unwrap())
+        };
+        let pids = fs::read_dir("/proc").unwrap().flatten();
+        pids.filter_map(|it| it.file_name().to_str()?.parse().ok()).find(holds).expect("the holder runs")
+    }
+
     /// What the holder keeps.
     pub fn kept(&self) -> Vec<String> {
         Holder::find(self.path(), false).and_then(|holder| holder.all()).unwrap().into_keys().collect()
     }
 }
 
+/// How many files a process may have open.
+pub fn allow_files(pid: i32, most: u64) {
+    use rustix::process::{Resource, Rlimit, prlimit};
+    let limit = Rlimit { current: Some(most), maximum: Some(4096) };
+    prlimit(Pid::from_raw(pid), Resource::Nofile, limit).unwrap();
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
         if std::thread::panicking() {
+            // What a broker ends for is said after its sockets closed.
+            let _ = poll(&mut [], Some(&Timespec { tv_sec: 1, tv_nsec: 0 }));
             eprintln!("--- the broker's log:\n{}", self.log());
         }
         if let Some(mut child) = self.child.take() {

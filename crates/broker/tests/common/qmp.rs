@@ -12,6 +12,7 @@ use std::{
     path::Path,
     sync::{Arc, Mutex, MutexGuard},
     thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use rustix::fs::SealFlags;
@@ -94,9 +95,17 @@ impl Fake {
 
     /// Tells an event.
     pub fn event(&self, name: &str) {
+        self.event_of(name, Duration::ZERO);
+    }
+
+    /// Tells an event that happened a while ago.
+    pub fn event_of(&self, name: &str, ago: Duration) {
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - ago;
+        let timestamp = json!({ "seconds": at.as_secs(), "microseconds": at.subsec_micros() });
+        let event = json!({ "event": name, "data": {}, "timestamp": timestamp });
         let state = self.state();
         let Some(mut client) = state.client.as_ref() else { return };
-        let _ = client.write_all(format!("{}\r\n", json!({ "event": name, "data": {} })).as_bytes());
+        let _ = client.write_all(format!("{event}\r\n").as_bytes());
     }
 
     /// The guest lets go of a device.

@@ -17,6 +17,9 @@ use crate::{
 
 type Errno = &'static str;
 
+/// Watches that a domain may have, dom0 excepted: xenstored's own default.
+const WATCHES_MAX: usize = 128;
+
 /// The daemon.
 #[derive(Default)]
 pub(super) struct Daemon(Mutex<Tree>);
@@ -162,6 +165,9 @@ impl Tree {
             Kind::Watch => {
                 if self.watches.contains(&(connection, id, path.clone())) {
                     return Err("EEXIST");
+                }
+                if id != 0 && self.watches.iter().filter(|watch| watch.1 == id).count() >= WATCHES_MAX {
+                    return Err("E2BIG");
                 }
                 self.watches.push((connection, id, path.clone()));
                 self.tell(connection, &path, &path);

@@ -73,6 +73,12 @@ impl Entry {
         (self.absent, self.spent, self.edge) = (false, false, true);
     }
 
+    /// What the program asks for, if it is in the set for it.
+    pub fn asked(&self) -> Option<epoll_event> {
+        let events = if self.spent { ONESHOT } else { self.events };
+        (!self.absent).then_some(epoll_event { events, u64: self.data })
+    }
+
     /// It came under the token: look at everything once.
     pub fn wire(&mut self) {
         (self.wired, self.edge) = (true, true);

@@ -2,7 +2,6 @@
  * Calls as compilers make them: checked for the size of their buffers, with offsets of 64 bits, by standard I/O, past every
  * library; and the signals that come with them. It prints what they gave. */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -19,14 +18,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-enum { TURNS = 40, LEN = 500 };
-
-static void check(int good, const char *what) {
-    if (!good) {
-        perror(what);
-        _exit(1);
-    }
-}
+#include "ends.h"
 
 /* Past every library. */
 static long by_hand(long number, long a, const void *b, long c) {
@@ -35,30 +27,13 @@ static long by_hand(long number, long a, const void *b, long c) {
     return answer;
 }
 
-static void turn(int from, int to) {
-    char room[LEN];
-    memset(room, 'w', sizeof room);
-    check(send(from, room, sizeof room, 0) == LEN && recv(to, room, sizeof room, MSG_WAITALL) == LEN, "turn");
-}
-
 /* Two ends that have talked enough to be joined; `past` bytes of the first went past the library before. */
 static void pair(int ends[2], int past) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
-    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
-    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
-    check(connect(ends[0], (struct sockaddr *)&address, len) == 0, "connect");
-    check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
-    close(listener);
     char room[LEN] = {0};
+    meet(ends);
     check(by_hand(SYS_write, ends[0], room, past) == past, "write");
     check(past == 0 || by_hand(SYS_read, ends[1], room, LEN) == past, "read");
-    for (int at = 0; at < TURNS; at++) {
-        turn(ends[0], ends[1]);
-        turn(ends[1], ends[0]);
-    }
+    talk(ends);
 }
 
 /* With lengths that only the program knows when it runs, so that they are checked if that was asked for. */

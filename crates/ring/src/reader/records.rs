@@ -7,10 +7,10 @@ use tombolo_mem::Mem;
 use super::Reader;
 use crate::{Corrupt, Error, pause::pause};
 
-/// Pauses after which a record that is still being written is left for later, unless so many bytes came: a
-/// writer that drips them holds a call up no longer than these bytes at a slow pace.
-const PATIENCE: u32 = 512;
-const PATIENCE_FOR: usize = 4 << 10;
+/// Pauses after which what is still being written is left for later, unless so many bytes came: a writer that drips
+/// them holds a call up no longer than these bytes at a slow pace.
+pub(super) const PATIENCE: u32 = 512;
+pub(super) const PATIENCE_FOR: usize = 4 << 10;
 
 impl<M: Mem> Reader<M> {
     /// Receives the next record into `to`, whole or not at all, and says how long it is; `None` while there is none.

@@ -207,10 +207,13 @@ fn h5_writer_that_is_out_of_turn_is_corrupt() {
 #[derive(Debug)]
 enum Dripping {}
 
-#[derive(Debug, Default)]
-struct Drip(Arc<AtomicU64>);
-
-const LOOKS_A_DROP: u64 = 500;
+/// Begins at `first`.
+#[derive(Clone, Debug, Default)]
+struct Drip {
+    looks: Arc<AtomicU64>,
+    first: u64,
+    looks_a_drop: u64,
+}
 
 impl Mem for Dripping {
     type OwnWord = Drip;
@@ -237,7 +240,7 @@ impl OwnWord for Drip {
 
 impl PeerWord for Drip {
     fn load_acquire(&self) -> Untrusted<u64> {
-        Untrusted::new(8 + self.0.fetch_add(1, Relaxed) / LOOKS_A_DROP * 8)
+        Untrusted::new(self.first + self.looks.fetch_add(1, Relaxed) / self.looks_a_drop * 8)
     }
 
     fn load_relaxed(&self) -> Untrusted<u64> {
@@ -272,22 +275,33 @@ impl OwnData for Zeros {
     fn copy_back(&self, _: usize, _: &mut [u8]) {}
 }
 
-#[test]
-fn r23_record_that_drips_in_holds_a_call_up_for_a_bounded_time() {
-    let looks = Arc::new(AtomicU64::new(0));
-    let mut reader = Reader::<Dripping>::new(ReaderParts {
-        carrier: PeerCarrier::new(Drip(Arc::clone(&looks)), Zeros),
+fn dripped_upon(drip: &Drip, messages: bool) -> Reader<Dripping> {
+    Reader::new(ReaderParts {
+        carrier: PeerCarrier::new(drip.clone(), Zeros),
         head: Drip::default(),
         want_data: Drip::default(),
         state: Drip::default(),
         want_space: Drip::default(),
         writer_state: Drip::default(),
         start: 0,
-        messages: true,
+        messages,
         ordering: Ordering::Fences,
-    });
-    assert_eq!(reader.recv(&mut vec![0; 60_000]), Ok(None));
-    assert!(looks.load(Relaxed) < 2000, "{looks:?} looks in one call");
+    })
+}
+
+#[test]
+fn r23_record_that_drips_in_holds_a_call_up_for_a_bounded_time() {
+    let drip = Drip { first: 8, looks_a_drop: 500, ..Drip::default() };
+    assert_eq!(dripped_upon(&drip, true).recv(&mut vec![0; 60_000]), Ok(None));
+    assert!(drip.looks.load(Relaxed) < 2000, "{:?} looks in one call", drip.looks);
+}
+
+#[test]
+fn r23_stream_that_drips_in_holds_a_call_up_for_a_bounded_time() {
+    let drip = Drip { first: 10_000, looks_a_drop: 8, ..Drip::default() };
+    let read = dripped_upon(&drip, false).read(&mut vec![0; 60_000]).unwrap();
+    assert!(read.is_some_and(|read| read >= 10_000), "{read:?}");
+    assert!(drip.looks.load(Relaxed) < 2000, "{:?} looks in one call, which read {read:?}", drip.looks);
 }
 
 #[test]

@@ -152,7 +152,7 @@ impl Table {
         if self.reverse {
             rows.reverse();
         }
-        let total: f64 = rows.iter().filter_map(|row| row.rates).map(|rates| rates.bytes).sum();
+        let total: f64 = rows.iter().filter_map(|row| row.rates).map(|rates| rates.bytes).fold(0.0, |a, b| a + b);
         let memory = look.channels.iter().map(|(channel, _)| channel.memory).fold(0, u64::saturating_add);
         let (channels, memory, total) = (look.channels.len(), human::bytes(memory), human::rate(total));
         let remarks = ls::remarks(&look.summary).join("; ");
@@ -320,6 +320,13 @@ mod tests {
         table.press(Key::PageUp);
         table.press(Key::Up);
         assert_eq!(table.scrolled, 0);
+    }
+
+    #[test]
+    fn rate_of_nothing_has_no_sign() {
+        let nothing = Look { channels: Vec::new(), ..look() };
+        let totals = &Table::new(Sort::Rate, false).lines(&nothing, 80)[0];
+        assert!(totals.starts_with("channels 0  rate 0.00 B/s  memory 0 B"), "{totals}");
     }
 
     #[test]

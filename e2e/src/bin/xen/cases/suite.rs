@@ -26,15 +26,39 @@ pub const PVH_LONG: &[Case] = &[
 
 /// Where agents listen.
 const PORT: u16 = 7100;
-/// Seconds that one test may take.
-const TEST: u64 = 300;
+/// Seconds that one test may take, and one of hostile peers.
+const TEST: u64 = 60;
+const HOSTILE: u64 = 300;
+/// Seconds in which a domain that does anything at all answers.
+const ALIVE: u64 = 20;
+/// How often PVH domUs may stand still.
+const BOOTS: usize = 4;
 
 /// All of the suite, each side listening once: about forty tests twice.
 fn conformance(rig: &mut Rig, kind: Kind, here: &str, there: &str) -> Result<Verdict> {
-    let pair = rig.pair(kind)?;
-    passes(pair, "suite", here, there, 80)?;
-    pair.check_clean()?;
+    for boot in 1.. {
+        let pair = rig.pair(kind)?;
+        let passed = passes(pair, "suite", here, there, 80);
+        match passed {
+            // Under emulation both may stop in the middle of anything, with nothing that runs or waits to run: QEMU's fault.
+            // A domain in which one of our programs waits for ever does answer.
+            Err(error) if kind == Kind::Pvh && boot < BOOTS && !(answers(pair, here) && answers(pair, there)) => {
+                println!("boot {boot}: the PVH domains stand still, which is none of ours ({error}): booted anew");
+                rig.forget();
+            }
+            passed => {
+                passed?;
+                pair.check_clean()?;
+                break;
+            }
+        }
+    }
     Ok(Verdict::Done)
+}
+
+/// Whether a domain's kernel still runs programs.
+fn answers(pair: &mut Pair, at: &str) -> bool {
+    pair.at(at).and_then(|control| control.run(&["true"], within(ALIVE))).is_ok()
 }
 
 /// All that hostile peers do.
@@ -63,25 +87,28 @@ fn run(pair: &mut Pair, tests: &str, here: &str, there: &str, number: u16, words
         "B" => "2",
         _ => "254",
     };
+    let limit = if tests == "hostile" { HOSTILE } else { TEST };
     let address = format!("{}:{PORT}", address_of(place));
     let own = pair.number(here);
     let agent = pair.start(there, &format!("exec pair agent {address} {own}"))?;
-    pair.at(there)?.line(agent, within(TEST))?;
+    pair.at(there)?.line(agent, within(limit))?;
     let job = pair.start(here, &format!("exec pair {tests} {address} {number} {words} 2>&1"))?;
     let control = pair.at(here)?;
-    let mut passed = 0;
-    while let Ok(line) = control.line(job, within(TEST)) {
+    let (mut passed, mut last) = (0, String::new());
+    while let Ok(line) = control.line(job, within(limit)) {
         passed += usize::from(line.starts_with("test ") && line.contains("... ok"));
         if !line.contains("... ok") {
             println!("{here}: {line}");
         }
+        last = line;
     }
     if !control.ended(job) {
+        println!("{here}: no test ended within {limit} s after: {last}");
         control.kill(job)?;
     }
-    let end = control.wait(job, within(TEST))?.end;
+    let end = control.wait(job, within(ALIVE))?.end;
     pair.at(there)?.kill(agent)?;
-    let said = pair.at(there)?.wait(agent, within(TEST))?;
+    let said = pair.at(there)?.wait(agent, within(ALIVE))?;
     if end != End::Code(0) {
         println!("{there}: {}", said.text);
     }

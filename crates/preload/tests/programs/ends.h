@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * Two ends of a TCP connection in one program, which have talked enough to be joined. */
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { TURNS = 40, LEN = 500 };
+
+static void check(int good, const char *what) {
+    if (!good) {
+        perror(what);
+        _exit(1);
+    }
+}
+
+static void turn(int from, int to) {
+    char bytes[LEN];
+    memset(bytes, 'w', sizeof bytes);
+    check(send(from, bytes, LEN, 0) == LEN && recv(to, bytes, LEN, MSG_WAITALL) == LEN, "turn");
+}
+
+static void talk(const int ends[2]) {
+    for (int at = 0; at < TURNS; at++) {
+        turn(ends[0], ends[1]);
+        turn(ends[1], ends[0]);
+    }
+}
+
+static void meet(int ends[2]) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
+    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    check(connect(ends[0], (struct sockaddr *)&address, len) == 0, "connect");
+    check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
+    close(listener);
+}
