@@ -222,7 +222,7 @@ impl<R: Region> Link<R> {
         over
     }
 
-    /// V-2. States a call to its program, with what it needs of its own, and that it is accepted if it is.
+    /// V-2. States a call to its program, with what it needs of its own, and what the peer has said of it since.
     fn hand(&mut self, fresh: &Fresh, programs: &mut BTreeMap<u64, Program>) -> io::Result<()> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let program = programs.get_mut(&fresh.program).ok_or_else(gone)?;
@@ -231,8 +231,11 @@ impl<R: Region> Link<R> {
         let (ours, socket) = self.spare.take().map_or_else(program::call_socket, Ok)?;
         let own = region.own(&made)?;
         region.keep(&made, ours.as_fd())?;
-        if stage == Stage::Up {
+        if matches!(stage, Stage::Up | Stage::ClosedThere) {
             program::accept(&ours, made.theirs, &region.theirs(&made)?)?;
+        }
+        if stage == Stage::ClosedThere {
+            program::send(ours.as_fd(), 0, Message::Close {}, &[])?;
         }
         let descriptors: Vec<_> = [&socket].into_iter().chain(&own).map(AsFd::as_fd).collect();
         program.state(fresh.told_as, (self.told.peer.clone(), fresh.service.clone()), &made, &descriptors)?;
@@ -394,7 +397,7 @@ impl<R: Region> Link<R> {
 mod tests {
     use std::os::fd::{AsRawFd, BorrowedFd};
 
-    use tombolo_control::{Boxes, SLICES_AT};
+    use tombolo_control::{Boxes, MESSAGE_MAX, Path, SLICES_AT, Said};
 
     use super::*;
     use crate::devices::Pages;
@@ -441,7 +444,7 @@ mod tests {
         }
 
         fn theirs(&mut self, _made: &Made) -> io::Result<OwnedFd> {
-            Err(io::ErrorKind::NotFound.into())
+            Ok(std::fs::File::open("/dev/null")?.into())
         }
 
         fn held(&mut self) -> io::Result<Vec<Made>> {
@@ -494,19 +497,52 @@ mod tests {
         assert!(link.spare.is_none(), "no call will want it");
     }
 
-    #[test]
-    fn v2_call_of_a_listener_that_has_gone_is_over_once_it_was_accepted() {
-        let mut link = Link::<Nothing>::new(told(), 4096);
+    fn linked() -> Link<Nothing> {
+        let mut link = Link::new(told(), 4096);
         let mut boxes = Nothing::default();
         let peer = Peer::begin(1, name("a"), name("b"), [0; 16], &mut boxes).unwrap();
         link.memory = Some((boxes, peer));
-        let (_ours, theirs) = program::call_socket().unwrap();
-        let mut listener = Program::new(theirs).unwrap();
-        listener.doing = Doing::Listening(name("s"));
+        link
+    }
 
+    fn listener() -> (Program, OwnedFd) {
+        let (ours, theirs) = program::call_socket().unwrap();
+        let mut listener = Program::new(ours).unwrap();
+        listener.doing = Doing::Listening(name("s"));
+        (listener, theirs)
+    }
+
+    fn called() -> Heard {
+        Heard::Connect(2, name("s"), (SLICES_AT, 4096), 1)
+    }
+
+    #[test]
+    fn v7_program_hears_of_an_end_that_came_before_it_was_told_of_the_call() {
+        let mut link = linked();
+        let (ours, theirs) = program::call_socket().unwrap();
+        let heard = theirs.try_clone().unwrap();
+        link.spare = Some((ours, theirs));
+        let (listener, _program) = listener();
         let mut programs = BTreeMap::from([(7, listener)]);
-        let call = Heard::Connect(2, name("s"), (SLICES_AT, 4096), 1);
-        link.understand(call, &mut programs).unwrap();
+        link.understand(called(), &mut programs).unwrap();
+        link.understand(Heard::Close(2), &mut programs).unwrap();
+        assert!(!link.tell_programs(&mut programs), "the peer knows");
+        // What comes with it is not received here.
+        let next = || {
+            let mut bytes = [0; MESSAGE_MAX];
+            let len = rustix::io::read(&heard, &mut bytes).unwrap();
+            Said::decode(Path::Socket, &bytes[..len]).unwrap().message
+        };
+        assert_eq!(next(), Message::Accept { offset: SLICES_AT, len: 4096 });
+        assert_eq!(next(), Message::Close {});
+    }
+
+    #[test]
+    fn v2_call_of_a_listener_that_has_gone_is_over_once_it_was_accepted() {
+        let mut link = linked();
+        let (listener, _program) = listener();
+        let mut programs = BTreeMap::from([(7, listener)]);
+        link.understand(called(), &mut programs).unwrap();
         assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::Up), "accepted");
         programs.clear();
         assert!(link.tell_programs(&mut programs), "there is Close to be said");

@@ -386,9 +386,13 @@ mod tests {
 
     /// A call that was stated with as many eventfds and by this channel, and the broker's end of its socket.
     fn call(events: usize, channel: u16) -> Result<(VmLink, OwnedFd)> {
+        call_in(memory(), events, channel)
+    }
+
+    fn call_in(memory: OwnedFd, events: usize, channel: u16) -> Result<(VmLink, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let mut descriptors = vec![theirs, memory()];
+        let mut descriptors = vec![theirs, memory];
         descriptors.extend((0..events).map(|_| rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
         let [peer, service]: [Name; 2] = ["a", "s"].map(|name| name.parse().unwrap());
         let connect = Message::Connect { peer, service, offset: AT, len: LEN, channel };
@@ -444,6 +448,22 @@ mod tests {
         drop(broker);
         assert!(matches!(link.recv(0), Err(Error::PeerGone)));
         assert!(matches!(link.settle(Deadline::after(PATIENCE)), Err(Error::PeerGone)));
+    }
+
+    #[test]
+    fn d4_answer_of_a_peer_that_ended_while_it_was_greeted_is_read_before_its_end() {
+        let memory = memory();
+        let (mut peer, _broker) = call_in(memory.try_clone().unwrap(), 6, 4).unwrap();
+        peer.send(b"welcome", None).unwrap();
+        drop(peer);
+        let (mut link, broker) = call(6, 4).unwrap();
+        tell(&broker, Message::Accept { offset: AT, len: LEN }, &[memory]);
+        tell(&broker, Message::Close {}, &[]);
+        link.send(b"hello", None).expect("what it hears of the peer meanwhile is no reason not to have said this");
+        let answer = link.recv(0).unwrap().map(|received| received.message);
+        assert_eq!(answer.as_deref(), Some(&b"welcome"[..]));
+        assert!(matches!(link.recv(0), Err(Error::PeerGone)));
+        assert!(matches!(link.send(b"more", None), Err(Error::PeerGone)));
     }
 
     #[test]

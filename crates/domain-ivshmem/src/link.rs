@@ -107,11 +107,12 @@ impl Link for VmLink {
             self.pool.passed(token);
         }
         self.hub.port().ring(CONTROL);
-        // The peer is at it already, if there is one.
-        if matches!(self.hub.life(), Life::Revoked | Life::ProcessGone | Life::DomainGone) {
-            return Err(self.hub.ending());
+        // The peer is at it already, if there is one. It may have answered and ended since, and the answer is still to be
+        // read: `recv` tells of an end after that.
+        match self.hub.life() {
+            Life::Revoked => Err(self.hub.ending()),
+            _ => self.hub.prepare(),
         }
-        self.hub.prepare()
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {

@@ -101,9 +101,8 @@ impl Pages for FakePages {
     }
 }
 
-/// The eventfds of a call, by side, until that side has fetched them: `None` then.
-type Wire = [Option<[Vec<Arc<OwnedFd>>; 2]>; 2];
-type Wires = Arc<Mutex<BTreeMap<u16, Wire>>>;
+/// The eventfds of calls, by serial, that one side has fetched and the other is to fetch.
+type Wires = Arc<Mutex<BTreeMap<u32, [Vec<Arc<OwnedFd>>; 2]>>>;
 
 /// A link as one of its machines has it.
 #[derive(Clone, Debug)]
@@ -154,12 +153,11 @@ impl Region for FakeRegion {
 
     fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
         let mut wires = lock(&self.wires);
-        let wire = wires.entry(made.channel).or_default();
-        let [own, other] = wire[self.side].take().unwrap_or_else(|| {
-            // The first of a call; what is left of one that came to nothing is not its own.
+        // Either side may be first.
+        let [own, other] = wires.remove(&made.serial).unwrap_or_else(|| {
             let fresh = || -> Vec<_> { (0..BELLS).map(|_| event()).collect() };
             let (own, other) = (fresh(), fresh());
-            wire[1 - self.side] = Some([other.clone(), own.clone()]);
+            wires.insert(made.serial, [other.clone(), own.clone()]);
             [own, other]
         });
         let mut all = vec![self.pages.own.try_clone()?];
