@@ -132,8 +132,8 @@ impl Host {
     fn start(&mut self, place: usize, kind: Kind, more: &str) -> Result<()> {
         let domain = &mut self.domus[place];
         let (name, number) = (domain.name, place + 1);
-        // A PVH domU on a processor that a PV domain has too, as dom0 is one, dies of a triple fault sooner or later: QEMU 7.2 lets
-        // it go on with Xen's own registers.
+        // Under QEMU 7.2 a PVH domU on a processor that dom0 has too dies of a triple fault in most boots, once with Xen's own
+        // registers for its own; on another it did not.
         let cpu = if kind == Kind::Pvh { 1 } else { place };
         let (kind, address, bridge) = (kind.name(), init::address_of(&number.to_string()), init::BRIDGE);
         let config = format!(
