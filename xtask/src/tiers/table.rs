@@ -72,7 +72,7 @@ pub const TIERS: &[Tier] = &[
         ..BASE
     },
     Tier { name: "rules", command: "cargo run --quiet --package xtask -- check", gate: Gate::ExitCode, ..BASE },
-    Tier { name: "unit", command: "cargo test --workspace --all-features --lib --bins", ..BASE },
+    Tier { name: "unit", command: "cargo test --workspace --all-features --lib --bins", long: Some(20), ..BASE },
     Tier {
         name: "doc",
         command: "cargo doc --workspace --all-features --no-deps",
