@@ -7,7 +7,7 @@ use std::{
 };
 
 use tombolo_domain::{
-    Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, Slot,
+    Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, SingleBell, SingleRinger, Slot,
     aside::{self, Aside},
 };
 use tombolo_layout::{
@@ -35,6 +35,8 @@ pub(crate) struct LocalLink {
     introduced: bool,
     /// All bells, once the peer has sent its own.
     bells: Option<Arc<Bells>>,
+    /// The bell that came with the last datagram.
+    ringer: Option<SingleRinger>,
 }
 
 impl LocalLink {
@@ -52,7 +54,7 @@ impl LocalLink {
     fn named(socket: OwnedFd, name: String) -> Result<Self> {
         let identity = Identity::of_peer(socket.as_fd()).map_err(|error| Error::os("getsockopt", error))?;
         let socket = crate::aside(socket)?;
-        Ok(Self { socket, identity, name, own: None, introduced: false, bells: None })
+        Ok(Self { socket, identity, name, own: None, introduced: false, bells: None, ringer: None })
     }
 
     fn own_bells(&mut self) -> Result<Arc<[Bell; 2]>> {
@@ -63,6 +65,25 @@ impl LocalLink {
         let own = aside::lifted(|| Ok(Arc::new([Bell::new(socket)?, Bell::new(socket)?])))?;
         self.own = Some(Arc::clone(&own));
         Ok(own)
+    }
+
+    fn send_all(&mut self, message: &[u8], offer: Option<&Offer>, bell: Option<&SingleBell>) -> Result<()> {
+        let len = match u16::try_from(message.len()) {
+            Ok(len) if message.len() <= CONTROL_MESSAGE_MAX => len,
+            _ => return Err(Error::Limit { what: "length of a control message", remedy: "send at most 256 bytes" }),
+        };
+        let segment: Option<&OwnedFd> = offer.map(|offer| offer.token().expect("an offer made by this backend"));
+        let own = self.own_bells()?;
+        let mut descriptors = Vec::with_capacity(DESCRIPTORS_MAX);
+        if !self.introduced {
+            descriptors.extend(Slot::ALL.map(|slot| own[slot.index()].to_ring()));
+        }
+        descriptors.extend(bell.map(AsFd::as_fd));
+        descriptors.extend(segment.map(AsFd::as_fd));
+        let head = Head { bells: !self.introduced, single: bell.is_some(), segment: segment.is_some(), len };
+        frame::send(self.socket.as_fd(), head, message, &descriptors)?;
+        self.introduced = true;
+        Ok(())
     }
 
     fn take(&mut self, max_segment: u64) -> Result<Option<Received>> {
@@ -79,6 +100,7 @@ impl LocalLink {
         let (head, message) = datagram.parts()?;
         let message = message.to_vec();
         self.take_bells(head.bells, &mut datagram.descriptors)?;
+        self.ringer = if head.single { Some(take_ringer(&mut datagram.descriptors)?) } else { None };
         Ok(Received { message, segment: map(&datagram.descriptors, max_segment)? })
     }
 
@@ -102,6 +124,14 @@ impl LocalLink {
         self.bells = Some(Arc::new(Bells { own, peer: [data, space] }));
         Ok(())
     }
+}
+
+/// L-5. Takes the bell for what the message is about off the front of what is left.
+fn take_ringer(descriptors: &mut Vec<OwnedFd>) -> Result<SingleRinger> {
+    if !bell::is_eventfd(descriptors[0].as_fd())? {
+        return Err(malformed("L-7", "a doorbell that is no eventfd"));
+    }
+    SingleRinger::new(descriptors.remove(0)).map_err(|error| Error::Os { call: "fcntl", path: None, source: error })
 }
 
 /// L-6. Maps what the peer offers, if it is what it should be.
@@ -148,21 +178,15 @@ impl Memory for LocalLink {
 
 impl Link for LocalLink {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
-        let len = match u16::try_from(message.len()) {
-            Ok(len) if message.len() <= CONTROL_MESSAGE_MAX => len,
-            _ => return Err(Error::Limit { what: "length of a control message", remedy: "send at most 256 bytes" }),
-        };
-        let segment: Option<&OwnedFd> = offer.map(|offer| offer.token().expect("an offer made by this backend"));
-        let own = self.own_bells()?;
-        let mut descriptors = Vec::with_capacity(DESCRIPTORS_MAX);
-        if !self.introduced {
-            descriptors.extend(Slot::ALL.map(|slot| own[slot.index()].to_ring()));
-        }
-        descriptors.extend(segment.map(AsFd::as_fd));
-        let head = Head { bells: !self.introduced, segment: segment.is_some(), len };
-        frame::send(self.socket.as_fd(), head, message, &descriptors)?;
-        self.introduced = true;
-        Ok(())
+        self.send_all(message, offer, None)
+    }
+
+    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, bell: &SingleBell) -> Result<()> {
+        self.send_all(message, offer, Some(bell))
+    }
+
+    fn take_ringer(&mut self) -> Option<SingleRinger> {
+        self.ringer.take()
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {

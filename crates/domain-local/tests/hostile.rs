@@ -28,9 +28,9 @@ use tombolo_mem::OwnData;
 
 const ALL_SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL).union(SealFlags::FUTURE_WRITE);
-const BARE: Head = Head { bells: false, segment: false, len: 1 };
-const WITH_SEGMENT: Head = Head { bells: false, segment: true, len: 1 };
-const WITH_BELLS: Head = Head { bells: true, segment: false, len: 1 };
+const BARE: Head = Head { bells: false, single: false, segment: false, len: 1 };
+const WITH_SEGMENT: Head = Head { bells: false, single: false, segment: true, len: 1 };
+const WITH_BELLS: Head = Head { bells: true, single: false, segment: false, len: 1 };
 
 fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());

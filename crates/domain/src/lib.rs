@@ -19,12 +19,14 @@ pub mod harsh;
 mod link;
 mod poll;
 mod rendezvous;
+mod single;
 
 pub use doorbell::{Doorbell, Slot, Woken};
 pub use error::Error;
 pub use link::{Life, Link, Memory, Offer, Peer, Received};
 pub use poll::wait_readable;
 pub use rendezvous::{Listener, Rendezvous};
+pub use single::{SingleBell, SingleRinger};
 pub use tombolo_ring::{Deadline, Spin};
 
 /// What the calls of this crate return.

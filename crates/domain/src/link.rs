@@ -5,7 +5,7 @@ use std::{any::Any, fmt, os::fd::BorrowedFd, sync::Arc};
 
 use tombolo_mem::{OwnSegment, PeerSegment};
 
-use crate::{Doorbell, Result};
+use crate::{Doorbell, Result, SingleBell, SingleRinger};
 
 /// What an owner keeps of a segment so that it can be offered to the peer and taken back: a descriptor, grant
 /// references, a slice's number. Only the backend that made it knows what is inside.
@@ -121,6 +121,19 @@ pub trait Link: Memory + Send + fmt::Debug {
     /// [`PeerGone`](crate::Error::PeerGone); [`Limit`](crate::Error::Limit) where the path is full because the peer
     /// does not read it, or where the message is too long for any path.
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()>;
+
+    /// As [`send`](Self::send), with a bell for what the message is about. A path that cannot carry it leaves it out.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, _bell: &SingleBell) -> Result<()> {
+        self.send(message, offer)
+    }
+
+    /// The bell that came with the message that [`recv`](Self::recv) gave last, if one did.
+    fn take_ringer(&mut self) -> Option<SingleRinger> {
+        None
+    }
 
     /// The next control message, or `None` while there is none. Never blocks. A segment that comes with it is checked
     /// (it cannot shrink, this end cannot write it, it is all there, it has at most `max_segment` bytes) and mapped.

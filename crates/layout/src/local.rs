@@ -22,7 +22,7 @@ pub const DATAGRAM_MAX: usize = HEAD_LEN + CONTROL_MESSAGE_MAX;
 /// L-5. Doorbells in the first datagram of each side: data, then space.
 pub const BELLS: usize = 2;
 /// L-5. Most descriptors that a datagram may carry: the doorbells, then the segment.
-pub const DESCRIPTORS_MAX: usize = BELLS + CONTROL_SEGMENTS_MAX;
+pub const DESCRIPTORS_MAX: usize = BELLS + 1 + CONTROL_SEGMENTS_MAX;
 
 /// L-13. What a segment's memfd is called; a colon and the socket's path follow where its owner listened.
 pub const MEMORY: &str = "tombolo";
@@ -38,6 +38,8 @@ const AT_LEN: usize = 6;
 pub struct Head {
     /// Whether the doorbells come with it.
     pub bells: bool,
+    /// Whether a bell comes with it for what the message is about.
+    pub single: bool,
     /// Whether a segment comes with it.
     pub segment: bool,
     /// Bytes of the message.
@@ -50,7 +52,7 @@ impl Head {
     pub fn encode(&self) -> [u8; HEAD_LEN] {
         let mut bytes = [0; HEAD_LEN];
         put(&mut bytes, 0, &MAGIC);
-        bytes[AT_BELLS] = if self.bells { BELLS as u8 } else { 0 };
+        bytes[AT_BELLS] = self.bell_count() as u8;
         bytes[AT_SEGMENTS] = u8::from(self.segment);
         put(&mut bytes, AT_LEN, &self.len.to_le_bytes());
         bytes
@@ -67,10 +69,12 @@ impl Head {
         if head[..4] != MAGIC {
             return Err("datagram does not begin with the magic");
         }
-        let bells = match usize::from(head[AT_BELLS]) {
-            0 => false,
-            BELLS => true,
-            _ => return Err("datagram claims another number of doorbells than none or two"),
+        let (bells, single) = match usize::from(head[AT_BELLS]) {
+            0 => (false, false),
+            1 => (false, true),
+            BELLS => (true, false),
+            3 => (true, true),
+            _ => return Err("datagram claims more than three doorbells"),
         };
         let segment = match head[AT_SEGMENTS] {
             0 => false,
@@ -81,13 +85,17 @@ impl Head {
         if usize::from(len) != message.len() || message.len() > CONTROL_MESSAGE_MAX {
             return Err("datagram is not as long as its head says");
         }
-        Ok((Self { bells, segment, len }, message))
+        Ok((Self { bells, single, segment, len }, message))
+    }
+
+    const fn bell_count(&self) -> usize {
+        (if self.bells { BELLS } else { 0 }) + self.single as usize
     }
 
     /// Descriptors that belong to it.
     #[must_use]
     pub const fn descriptors(&self) -> usize {
-        (if self.bells { BELLS } else { 0 }) + self.segment as usize
+        self.bell_count() + self.segment as usize
     }
 }
 
@@ -97,16 +105,21 @@ mod tests {
 
     fn datagram() -> [u8; HEAD_LEN + 5] {
         let mut bytes = [0x55; HEAD_LEN + 5];
-        put(&mut bytes, 0, &Head { bells: true, segment: true, len: 5 }.encode());
+        put(&mut bytes, 0, &Head { bells: true, single: false, segment: true, len: 5 }.encode());
         bytes
     }
 
     #[test]
     fn l4_head_comes_back_as_it_was_sent() {
         let (head, message) = Head::decode(&datagram()).map(|(head, message)| (head, message.to_vec())).unwrap();
-        assert_eq!(head, Head { bells: true, segment: true, len: 5 });
+        assert_eq!(head, Head { bells: true, single: false, segment: true, len: 5 });
         assert_eq!((message.len(), head.descriptors()), (5, 3));
         assert_eq!(datagram()[..HEAD_LEN], *b"TMBL\x02\x01\x05\x00", "golden bytes");
+        for (bells, count) in [(false, 1), (true, 3)] {
+            let head = Head { bells, single: true, segment: false, len: 0 };
+            assert_eq!((head.encode()[AT_BELLS], head.descriptors()), (count, usize::from(count)));
+            assert_eq!(Head::decode(&head.encode()), Ok((head, &[][..])));
+        }
     }
 
     #[test]
@@ -115,7 +128,7 @@ mod tests {
             assert!(Head::decode(&datagram()[..len]).is_err(), "{len} bytes");
         }
         for (at, lie) in
-            [(0, b'X'), (3, 0), (AT_BELLS, 1), (AT_BELLS, 3), (AT_SEGMENTS, 2), (AT_LEN, 6), (AT_LEN + 1, 1)]
+            [(0, b'X'), (3, 0), (AT_BELLS, 4), (AT_BELLS, 255), (AT_SEGMENTS, 2), (AT_LEN, 6), (AT_LEN + 1, 1)]
         {
             let mut bytes = datagram();
             bytes[at] = lie;

@@ -135,7 +135,7 @@ const ANSWER: u16 = 2;
 const CONFIRM: u16 = 3;
 const REFUSE: u16 = 4;
 /// The version of these messages.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 const AT_KIND: usize = 0x08;
 const AT_VERSION: usize = 0x0a;
@@ -301,7 +301,7 @@ mod tests {
             assert_eq!(Message::decode(&message.encode()), Ok(message));
         }
         let bytes = all()[0].encode();
-        assert_eq!((u16_at(&bytes, 8), u16_at(&bytes, 10), u64_at(&bytes, 0x18)), (1, 1, 0x0102_0304_0506_0708));
+        assert_eq!((u16_at(&bytes, 8), u16_at(&bytes, 10), u64_at(&bytes, 0x18)), (1, 2, 0x0102_0304_0506_0708));
         assert_eq!(&bytes[0x38..0x3a], [0x1f, 0x90], "ports are in network order");
     }
 

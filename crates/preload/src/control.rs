@@ -253,6 +253,7 @@ fn closing(fd: RawFd) {
                 kernel::reset_at_close(fd);
             }
             if let Some(process) = state::busy() {
+                process.unwatch(&connection);
                 process.report();
             }
         }
@@ -393,6 +394,13 @@ pub(crate) fn epoll_ctl(epfd: RawFd, operation: c_int, fd: RawFd, mut event: epo
     errno::result(answer as isize).map(|_| ())
 }
 
+/// What the kernel has of a set now.
+pub(crate) fn epoll_now(epfd: RawFd, events: &mut [epoll_event]) -> Result<usize, Errno> {
+    // SAFETY: (valid) `events` is a slice.
+    let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, 0) };
+    errno::result(answer as isize)
+}
+
 fn made_set(fd: c_int) -> c_int {
     if fd >= 0 {
         errno::kept(|| state::made_set(fd));
@@ -523,11 +531,12 @@ unsafe fn wait(
     epoll::begin(process, &set);
     // SAFETY: (valid) the caller promises room for `max` events, its own for the call.
     let events = unsafe { slice::from_raw_parts_mut(events, max as usize) };
-    let answer = epoll::wait(process, &set, events, limit, (!mask.is_null()).then_some(mask), |events, left| {
-        // Rounded up: a wait that ends early would be begun again, and again.
-        let millis = left.map_or(-1, millis);
-        // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
-        unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), events.len() as c_int, millis, mask) as isize }
-    });
+    let answer =
+        epoll::wait(process, (epfd, &set), events, limit, (!mask.is_null()).then_some(mask), |events, left| {
+            // Rounded up: a wait that ends early would be begun again, and again.
+            let millis = left.map_or(-1, millis);
+            // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
+            unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), events.len() as c_int, millis, mask) as isize }
+        });
     answer as c_int
 }

@@ -4,17 +4,17 @@
 //! A connection that has shared memory is registered in the kernel under a token of ours, edge-triggered, and what the
 //! program asked for is kept here: events carry the program's data and not descriptors, and a TCP socket whose bytes go
 //! another way would be writable for ever. Once it is there the kernel is not told of changes any more, for programs
-//! change their mind at each request. Other registrations are left alone. All bells of this process are in the program's
-//! set as one descriptor, whose edges wake it.
+//! change their mind at each request. Other registrations are left alone. Beside the socket the set has the bell of the
+//! connection, whose edges wake whoever sleeps in the set, and nobody else.
 //!
-//! While connections are ready nobody asks the kernel, but every [`PATIENCE`]: a listener, a timer or the end of a
-//! connection waits no longer than that.
+//! What was written before something that a wait reports is reported too ([`gather`]): so the kernel is asked whenever shared
+//! memory has something, which also lets no listener or timer wait.
 
 mod entry;
 mod registry;
 
 use std::{
-    os::fd::{AsRawFd, RawFd},
+    os::fd::{AsFd, AsRawFd, RawFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -25,19 +25,17 @@ use std::{
 use libc::epoll_event;
 use rustix::io::Errno;
 use tombolo::sockets::{
-    Process, Reason,
+    Process, Reason, SingleBell, aside,
     connection::{Connection, Stage},
+    gather::{Asked, Sources, gather},
     spin,
 };
 
 use self::{
-    entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, PRI, RDHUP},
+    entry::{BELL, EDGE, EXCLUSIVE, Entry, IN, OUT, PRI, RDHUP},
     registry::Registry,
 };
 use crate::{control, errno, flow, poll::Mask, state, wait::BLIND};
-
-/// How long the kernel may go without being asked while shared memory alone keeps the program busy.
-const PATIENCE: Duration = Duration::from_micros(50);
 
 /// Where tokens begin: no program's own data is likely to.
 fn tokens() -> u64 {
@@ -49,9 +47,14 @@ fn tokens() -> u64 {
     })
 }
 
-/// The token of the bells.
-fn bells() -> u64 {
+/// The token of the hub.
+fn hub() -> u64 {
     tokens()
+}
+
+/// The token of the set's own bell.
+fn kick() -> u64 {
+    tokens() + 1
 }
 
 /// A set of the program's.
@@ -61,23 +64,16 @@ pub(crate) struct Set {
     /// Registrations of connections, and how many of them are wired.
     entries: AtomicUsize,
     wired: AtomicUsize,
-    /// The bells are in it.
+    /// The hub and its own bell are in it.
     bells: AtomicBool,
-    /// A bell rang, and those that rest were not looked at since.
-    rung: AtomicBool,
+    /// Wakes who sleeps in it.
+    bell: OnceLock<SingleBell>,
     /// Threads that are about to sleep in it, or do.
     sleepers: AtomicUsize,
     /// It is in another set, or polled: somebody else sleeps for it.
     nested: AtomicBool,
     /// [`Process::decided`] when its entries were last gone through.
     decided: AtomicU64,
-    /// When the kernel was last asked, in nanoseconds since [`since`].
-    asked: AtomicU64,
-}
-
-fn since() -> Instant {
-    static SINCE: OnceLock<Instant> = OnceLock::new();
-    *SINCE.get_or_init(Instant::now)
 }
 
 impl Set {
@@ -91,31 +87,27 @@ impl Set {
     }
 
     /// Something changed that those who sleep for this set did not see.
-    fn changed(&self, process: &Process) {
+    fn changed(&self) {
         // ORDER SeqCst: who sleeps says so before its last look, and the change was made before this.
         if self.sleepers.load(Ordering::SeqCst) > 0 || self.nested.load(Ordering::SeqCst) {
-            process.kick();
+            self.kick();
         }
+    }
+
+    /// Who sleeps in it looks again.
+    fn kick(&self) {
+        self.bell.get().inspect(|bell| bell.ring());
     }
 
     /// Whether something is left in shared memory.
     fn stirs(&self) -> bool {
         self.lock().all().iter().any(|entry| entry.wired && entry.connection.stirs())
     }
-
-    /// Whether it is time to ask the kernel. Whoever is told so asks.
-    fn is_due(&self) -> bool {
-        let now = since().elapsed().as_nanos() as u64;
-        let due = now.wrapping_sub(self.asked.load(Ordering::Relaxed)) >= PATIENCE.as_nanos() as u64;
-        if due {
-            self.asked.store(now, Ordering::Relaxed);
-        }
-        due
-    }
 }
 
 /// Prepares every set of the program's for a connection that was joined; only then may its bytes come another way.
 pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
+    let mut woken = Vec::new();
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();
         let inner = &mut *inner;
@@ -131,11 +123,13 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
         }
         if touched {
             set.count(inner);
+            woken.push(Arc::clone(&set));
         }
     }
     connection.set_wired();
     // Whoever sleeps since before looks again.
-    process.kick();
+    woken.iter().for_each(|set| set.kick());
+    connection.bell().inspect(|bell| bell.ring());
 }
 
 fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry) -> bool {
@@ -143,6 +137,7 @@ fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry) -> b
     let wired = !entry.is_exclusive()
         && !set.nested.load(Ordering::SeqCst)
         && add_bells(process, epfd, set)
+        && add_bell(epfd, entry).is_ok()
         && control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry)).is_ok();
     if wired {
         entry.wire();
@@ -155,14 +150,39 @@ fn token(entry: &Entry) -> epoll_event {
     epoll_event { events: IN | OUT | PRI | RDHUP | EDGE, u64: entry.token }
 }
 
+/// Adds the bell of a joined connection to a set.
+fn add_bell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
+    let bell = entry.connection.bell().ok_or(Errno::NOTCONN)?;
+    let event = epoll_event { events: OUT | EDGE, u64: entry.token | BELL };
+    match control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, bell.as_fd().as_raw_fd(), event) {
+        // By another descriptor of the same connection.
+        Err(Errno::EXIST) => Ok(()),
+        answer => answer,
+    }
+}
+
+fn remove_bell(epfd: RawFd, connection: &Connection) {
+    if let Some(bell) = connection.bell() {
+        let none = epoll_event { events: 0, u64: 0 };
+        let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, bell.as_fd().as_raw_fd(), none);
+    }
+}
+
 fn add_bells(process: &Process, epfd: RawFd, set: &Set) -> bool {
     if !set.bells.load(Ordering::SeqCst) {
-        let event = epoll_event { events: IN | EDGE, u64: bells() };
+        if set.bell.get().is_none()
+            && let Ok(bell) = aside::lifted(SingleBell::new)
+        {
+            let _ = set.bell.set(bell);
+        }
+        let add = |fd: RawFd, events, token| {
+            let event = epoll_event { events: events | EDGE, u64: token };
+            matches!(control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, event), Ok(()) | Err(Errno::EXIST))
+        };
         // Before the kernel can report it.
         set.bells.store(true, Ordering::SeqCst);
-        let added = process
-            .bells()
-            .is_some_and(|fd| control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd.as_raw_fd(), event).is_ok());
+        let added = process.hub_fd().is_some_and(|fd| add(fd.as_raw_fd(), IN, hub()))
+            && set.bell.get().is_some_and(|bell| add(bell.as_fd().as_raw_fd(), OUT, kick()));
         set.bells.store(added, Ordering::SeqCst);
     }
     set.bells.load(Ordering::SeqCst)
@@ -207,7 +227,7 @@ pub(crate) fn change(
         let answer = change_joined(process, set, inner, connection, request, found);
         drop(guard);
         if answer.is_ok() && operation != libc::EPOLL_CTL_DEL {
-            set.changed(process);
+            set.changed();
         }
         return errno::answer(answer.map(|()| 0)) as i32;
     }
@@ -252,14 +272,19 @@ fn change_joined(
                 return Ok(());
             }
             let at = inner.push(fd, connection, tokens());
-            let added = control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, token(&inner.all()[at]));
+            let entry = &inner.all()[at];
+            let added = control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, token(entry));
+            let added = added.and_then(|()| add_bell(epfd, entry));
             match added {
                 Ok(()) => {
                     let entry = inner.wake(at);
                     entry.ask(event);
                     entry.wire();
                 }
-                Err(_) => inner.remove(at),
+                Err(_) => {
+                    let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, epoll_event { events: 0, u64: 0 });
+                    inner.remove(at);
+                }
             }
             set.count(inner);
             added
@@ -279,7 +304,7 @@ fn change_joined(
 
 /// Nobody changes these sets while this is held, nor is in the middle of a first use of anything here.
 pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
-    let _ = (tokens(), since());
+    let _ = tokens();
     sets.iter().map(|(_, set)| set.lock()).collect()
 }
 
@@ -303,23 +328,29 @@ pub(crate) fn give_back(process: &Process) {
                 None => (libc::EPOLL_CTL_DEL, token(entry)),
             };
             let _ = control::epoll_ctl(epfd, operation, entry.fd, event);
+            remove_bell(epfd, &entry.connection);
         }
         inner.retain(|_| false);
         set.count(&inner);
-        if set.bells.swap(false, Ordering::SeqCst)
-            && let Some(fd) = process.bells()
-        {
+        if set.bells.swap(false, Ordering::SeqCst) {
             let none = epoll_event { events: 0, u64: 0 };
-            let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd.as_raw_fd(), none);
+            let ours = process.hub_fd().map(|fd| fd.as_raw_fd()).into_iter();
+            for fd in ours.chain(set.bell.get().map(|bell| bell.as_fd().as_raw_fd())) {
+                let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, none);
+            }
         }
     }
 }
 
 /// The last descriptor of a connection is closed: the kernel forgets its registrations, and so do we.
 pub(crate) fn forget(connection: &Arc<Connection>) {
-    for (_, set) in state::sets() {
+    for (epfd, set) in state::sets() {
         if set.entries.load(Ordering::SeqCst) != 0 {
             let mut inner = set.lock();
+            let mut of_it = inner.all().iter().filter(|entry| Arc::ptr_eq(&entry.connection, connection));
+            if of_it.any(|entry| entry.wired) {
+                remove_bell(epfd, connection);
+            }
             inner.retain(|entry| !Arc::ptr_eq(&entry.connection, connection));
             set.count(&inner);
         }
@@ -344,14 +375,14 @@ pub(crate) fn nested(process: &Process, set: &Set) {
         process.before_sleep();
     });
     if arm(process, set) || set.stirs() {
-        process.kick();
+        set.kick();
     }
 }
 
 /// `epoll_wait` on a watched set. `real` is the call itself, for so many events and so long.
 pub(crate) fn wait(
     process: &Process,
-    set: &Set,
+    (epfd, set): (RawFd, &Set),
     events: &mut [epoll_event],
     timeout: Option<Duration>,
     mask: Mask,
@@ -362,7 +393,7 @@ pub(crate) fn wait(
     let deadline = timeout.filter(|_| !polls).and_then(|timeout| Instant::now().checked_add(timeout));
     let room = events.len();
     let done = |found| {
-        pass_on(process, set, found, found == room);
+        pass_on(set, found, found == room);
         errno::set(before);
         found as isize
     };
@@ -370,17 +401,18 @@ pub(crate) fn wait(
         let joined = set.wired.load(Ordering::SeqCst) != 0;
         let mut found = 0;
         if joined {
-            if polls || mask.is_some() || set.is_due() {
+            let mut said = None;
+            if polls || mask.is_some() {
                 let n = real(events, Some(Duration::ZERO));
                 if n < 0 {
                     return n;
                 }
-                found = filter(process, set, events, n as usize);
+                said = Some(n as usize);
             }
-            found += collect(process, set, &mut events[found..]);
+            found = find_ready(process, (epfd, set), events, said);
             if found == 0 && !polls {
                 spin::until(|| {
-                    found = collect(process, set, events);
+                    found = find_ready(process, (epfd, set), events, None);
                     found > 0
                 });
             }
@@ -393,15 +425,13 @@ pub(crate) fn wait(
         if joined && (!polls || set.nested.load(Ordering::SeqCst)) {
             errno::kept(|| process.before_sleep());
             owes = arm(process, set);
-            found = collect(process, set, events);
+            found = find_ready(process, (epfd, set), events, None);
         }
         if found > 0 || joined && polls {
             return done(found);
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = if polls { timeout } else { left };
-        // Those that rest are looked at a moment later, if that was just done.
-        let owes = owes || joined && set.rung.load(Ordering::SeqCst);
         let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
         let slept = spin::asleep();
         let n = real(events, rest);
@@ -412,11 +442,79 @@ pub(crate) fn wait(
         if joined {
             spin::learn(slept);
         }
-        found = filter(process, set, events, n as usize);
-        found += collect(process, set, &mut events[found..]);
+        found = find_ready(process, (epfd, set), events, Some(n as usize));
         if found > 0 || n == 0 && rest.is_some() && rest == left {
             return done(found);
         }
+    }
+}
+
+/// Finds what is ready by now, the kernel having `said` so many events, and tells of it: so many.
+fn find_ready(process: &Process, (epfd, set): (RawFd, &Set), events: &mut [epoll_event], said: Option<usize>) -> usize {
+    let mut inner = set.lock();
+    inner.begin_round();
+    inner.wake_stalled(process.stalls());
+    let mut look = Look { process, epfd, inner: &mut inner, events, found: 0 };
+    let said = said.map(|n| look.sort(n));
+    // What the kernel refuses here it refuses again when it is waited for.
+    let _ = gather(&mut look, said, true);
+    look.found
+}
+
+/// One look at a set, which nobody changes meanwhile.
+struct Look<'a> {
+    process: &'a Process,
+    epfd: RawFd,
+    inner: &'a mut Registry,
+    events: &'a mut [epoll_event],
+    found: usize,
+}
+
+impl Sources for Look<'_> {
+    type Error = Errno;
+
+    fn collect(&mut self) -> usize {
+        let new = self.inner.collect(self.process, &mut self.events[self.found..]);
+        self.found += new;
+        new
+    }
+
+    fn ask(&mut self) -> Result<Asked, Errno> {
+        let n = control::epoll_now(self.epfd, &mut self.events[self.found..])?;
+        Ok(self.sort(n))
+    }
+
+    fn has_room(&self) -> bool {
+        self.found < self.events.len()
+    }
+}
+
+impl Look<'_> {
+    /// Takes our own events out of the `n` that the kernel gave, and remembers what they mean.
+    fn sort(&mut self, n: usize) -> Asked {
+        let ours = tokens()..=tokens() | u64::from(u32::MAX);
+        let mut asked = Asked::default();
+        for at in self.found..self.found + n {
+            let event = self.events[at];
+            let token = event.u64;
+            if !ours.contains(&token) {
+                self.events[self.found + asked.plain] = event;
+                asked.plain += 1;
+                continue;
+            }
+            asked.hints = true;
+            if token == hub() {
+                // The path to some neighbour is gone, perhaps.
+                self.process.rang();
+                self.inner.wake_all();
+            } else if token & BELL != 0 {
+                self.inner.wake_rung(token & !BELL);
+            } else if let Some(at) = self.inner.find_token(token) {
+                self.inner.said(at, event.events);
+            }
+        }
+        self.found += asked.plain;
+        asked
     }
 }
 
@@ -437,53 +535,11 @@ impl Drop for Asleep<'_> {
 }
 
 /// Before a wait returns with `found` events: where there may be more for others, they look.
-fn pass_on(process: &Process, set: &Set, found: usize, is_full: bool) {
+fn pass_on(set: &Set, found: usize, is_full: bool) {
     let others = is_full && set.sleepers.load(Ordering::SeqCst) > 0;
     if found > 0 && (others || set.nested.load(Ordering::SeqCst) && set.stirs()) {
-        process.kick();
+        set.kick();
     }
-}
-
-/// Takes our own events out of what the kernel said, and remembers what they mean.
-fn filter(process: &Process, set: &Set, events: &mut [epoll_event], n: usize) -> usize {
-    let ours = tokens()..=tokens() | u64::from(u32::MAX);
-    let mut kept = 0;
-    let mut inner = None;
-    for at in 0..n {
-        let event = events[at];
-        if !ours.contains(&{ event.u64 }) {
-            events[kept] = event;
-            kept += 1;
-            continue;
-        }
-        if { event.u64 } == bells() {
-            process.rang();
-            set.rung.store(true, Ordering::SeqCst);
-            continue;
-        }
-        let inner = inner.get_or_insert_with(|| set.lock());
-        if let Some(at) = inner.all().iter().position(|entry| entry.token == { event.u64 }) {
-            inner.wake(at).said(event.events);
-        }
-    }
-    kept
-}
-
-/// Finds connections that are ready by now, and tells of them. One that is not costs a load.
-fn collect(process: &Process, set: &Set, events: &mut [epoll_event]) -> usize {
-    if set.wired.load(Ordering::SeqCst) == 0 || events.is_empty() {
-        return 0;
-    }
-    let mut inner = set.lock();
-    let now = || since().elapsed();
-    if set.rung.load(Ordering::SeqCst) && inner.is_due(now) {
-        // Before the look: what rings after it rings again.
-        set.rung.store(false, Ordering::SeqCst);
-        inner.wake_stirred();
-    }
-    let stalls = process.stalls();
-    inner.wake_stalled(stalls);
-    inner.collect(process, events)
 }
 
 /// Says whether something is owed to a peer.

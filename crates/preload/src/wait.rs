@@ -2,8 +2,8 @@
 //! How a thread of the program waits for descriptors of which some have shared memory beside TCP: `poll`, and every
 //! blocking call.
 //!
-//! The kernel is asked about all of them, and about one descriptor more: an epoll instance at which every bell of this
-//! process is an edge. Nothing is taken from it but by this thread, so no ring is lost to another.
+//! The kernel is asked about all of them, and about one descriptor more: an epoll instance at which the bell of each of those
+//! connections is an edge. Nothing is taken from it but by this thread, so no ring is lost to another, and no other is woken.
 
 use std::{
     os::fd::{AsRawFd, RawFd},
@@ -74,7 +74,19 @@ pub(crate) fn all(
         if look(process, fds, joined) {
             // The others may be ready too, and what else there is to say of a joined one, TCP says. A signal that the mask
             // lets through waits where something is ready, as in the kernel.
-            if fds.len() > joined.len() || concerns_tcp(fds, joined) {
+            let asks = fds.len() > joined.len() || concerns_tcp(fds, joined);
+            // S-14: whatever was written before what is ready.
+            while fds.len() > 1 {
+                let before = count(fds);
+                if asks {
+                    ask(fds, joined, &mut asked, None, Some(Duration::ZERO), None)?;
+                }
+                look(process, fds, joined);
+                if count(fds) == before {
+                    break;
+                }
+            }
+            if asks && fds.len() == 1 {
                 ask(fds, joined, &mut asked, None, Some(Duration::ZERO), None)?;
             }
             return Ok(count(fds));
@@ -86,7 +98,7 @@ pub(crate) fn all(
         if spin::until(|| stirs(fds, joined, &seen)) {
             continue;
         }
-        let waiter = errno::kept(|| process.waiter());
+        let waiter = errno::kept(|| process.waiter(joined.iter().map(|(_, connection)| connection)));
         if let Some(waiter) = &waiter {
             waiter.forget();
         }
@@ -102,11 +114,8 @@ pub(crate) fn all(
         let left = if waiter.is_some() && !owes { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
         let slept = spin::asleep();
         let bell = waiter.as_ref().map(|waiter| waiter.fd().as_raw_fd());
-        let rung = ask(fds, joined, &mut asked, bell, left, mask)?;
+        ask(fds, joined, &mut asked, bell, left, mask)?;
         spin::learn(slept);
-        if rung {
-            process.rang();
-        }
         // A joined connection is ready when its own look says so; the kernel knows of errors and of the others.
         if count(fds) > 0 {
             look(process, fds, joined);
@@ -154,7 +163,7 @@ fn stirs(fds: &[pollfd], joined: &[Joined], seen: &[u64]) -> bool {
     })
 }
 
-/// Asks the kernel, and adds what it says. Says whether the bell rang.
+/// Asks the kernel, and adds what it says.
 fn ask(
     fds: &mut [pollfd],
     joined: &[Joined],
@@ -162,7 +171,7 @@ fn ask(
     bell: Option<RawFd>,
     timeout: Option<Duration>,
     mask: poll::Mask,
-) -> Result<bool, Errno> {
+) -> Result<(), Errno> {
     asked.clear();
     asked.extend_from_slice(fds);
     let bell = bell.map(|fd| pollfd { fd, events: POLLIN, revents: 0 });
@@ -186,7 +195,6 @@ fn ask(
         }
         answer => answer?,
     };
-    let rung = bell.is_some() && asked.get(place).is_some_and(|bell| bell.revents != 0);
     for (at, (entry, asked)) in fds.iter_mut().zip(asked).enumerate() {
         let said = if at == place { 0 } else { asked.revents };
         if let Some((_, connection)) = joined.iter().find(|(place, _)| *place == at) {
@@ -197,7 +205,7 @@ fn ask(
             entry.revents = said;
         }
     }
-    Ok(rung)
+    Ok(())
 }
 
 fn count(fds: &[pollfd]) -> usize {

@@ -12,12 +12,13 @@ use std::{
     io::{self, IoSlice, IoSliceMut},
     os::fd::RawFd,
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use rustix::io::Errno;
+use tombolo_domain::SingleBell;
 
 use crate::{
     Reason,
@@ -579,6 +580,12 @@ impl Connection {
     /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
     pub fn finish(&self) -> bool {
         self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self))
+    }
+
+    /// S-13. Where who waits for this connection is woken, once it has pipes.
+    #[must_use]
+    pub fn bell(&self) -> Option<&Arc<SingleBell>> {
+        self.pipes.get().map(|pipes| &pipes.bell)
     }
 
     /// What carries the two directions: sending, receiving.

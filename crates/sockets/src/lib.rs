@@ -26,6 +26,7 @@ pub mod claim;
 pub mod connection;
 mod family;
 mod fork;
+pub mod gather;
 pub mod kernel;
 mod negotiation;
 mod pipes;
@@ -40,6 +41,6 @@ pub mod tuple;
 
 pub use fork::Forking;
 pub use pipes::{Broken, Read};
-pub use process::{Bells, Process, Settings, Waiter};
+pub use process::{HubFd, Process, Settings, Waiter};
 pub use reason::Reason;
-pub use tombolo_domain::{Rendezvous, aside};
+pub use tombolo_domain::{Rendezvous, SingleBell, aside};

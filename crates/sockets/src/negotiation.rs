@@ -20,22 +20,20 @@ use std::{
     time::Duration,
 };
 
-use tombolo_domain::{Deadline, Error, Link, Listener, Slot, aside};
+use tombolo_domain::{Deadline, Error, Link, Listener, SingleBell, Slot, aside};
 use tombolo_layout::{
     Features, SegmentHeader, limits,
     sockets::{Claim, Message, Proof},
 };
-use tombolo_mem::PeerSegment;
 use tombolo_ring::Fresh;
 
 use crate::{
     Reason,
     claim::{Claimed, Claims, NotClaimed},
     connection::{Connection, Stage},
-    pipes::{Line, Pipes},
+    pipes::{Brought, Line, Own, Pipes},
     process::{Process, lock, random, random_id},
     proof,
-    quota::Lease,
     tuple::{Role, Tuple},
 };
 
@@ -71,7 +69,7 @@ pub(crate) struct Answered {
     proposal: Claim,
     own: Claim,
     proof: Proof,
-    fresh: (Fresh, Lease),
+    fresh: Own,
     _claimed: Claimed,
 }
 
@@ -310,14 +308,12 @@ impl Exchange {
         while let Some(received) = neighbour.link.recv(max)? {
             neighbour.meet(process)?;
             let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
+            let ringer = neighbour.link.take_ringer();
+            let brought = received.segment.zip(ringer).map(|(segment, ringer)| Brought { segment, ringer });
             let answered = match message {
                 Message::Propose(claim) => self.proposed(process, neighbour, claim),
-                Message::Answer { to, claim, proof } => {
-                    self.answered(process, neighbour, to, claim, &proof, received.segment.as_ref())
-                }
-                Message::Confirm { to, proof } => {
-                    self.confirmed(process, neighbour, to, &proof, received.segment.as_ref())
-                }
+                Message::Answer { to, claim, proof } => self.answered(process, neighbour, to, claim, &proof, brought),
+                Message::Confirm { to, proof } => self.confirmed(process, neighbour, to, &proof, brought),
                 Message::Refuse { to, reason } => {
                     self.refused(process, to, Reason::from_number(reason));
                     Ok(())
@@ -405,7 +401,7 @@ impl Exchange {
         to: u64,
         peer: Claim,
         proof: &Proof,
-        segment: Option<&PeerSegment>,
+        brought: Option<Brought>,
     ) -> Result<(), (u64, Reason)> {
         let Some(connection) = self.named(to) else { return Err((peer.id, Reason::NoPeer)) };
         let mut talk = lock(&connection.talk);
@@ -423,10 +419,10 @@ impl Exchange {
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;
             let own_proof = connection.with_history(|history| proof::confirm(history, &claim, &peer, proof))?;
-            let segment = segment.ok_or(Reason::Corrupt)?;
+            let brought = brought.ok_or(Reason::Corrupt)?;
             let fresh =
                 neighbour.offer(process, &connection, claim.id, &Message::Confirm { to: peer.id, proof: own_proof })?;
-            join(process, neighbour, &connection, fresh, segment)
+            join(process, neighbour, &connection, fresh, brought)
         })();
         drop(claimed);
         self.forget(&connection, to);
@@ -442,7 +438,7 @@ impl Exchange {
         neighbour: &mut Neighbour,
         to: u64,
         proof: &Proof,
-        segment: Option<&PeerSegment>,
+        brought: Option<Brought>,
     ) -> Result<(), (u64, Reason)> {
         let Some(connection) = self.named(to) else { return Ok(()) };
         let mut talk = lock(&connection.talk);
@@ -458,8 +454,8 @@ impl Exchange {
         let Answered { proposal, own, proof: given, fresh, _claimed } = answered;
         let joined = connection
             .with_history(|history| proof::check(history, &proposal, &own, &given, proof))
-            .and_then(|()| segment.ok_or(Reason::Corrupt))
-            .and_then(|segment| join(process, neighbour, &connection, fresh, segment));
+            .and_then(|()| brought.ok_or(Reason::Corrupt))
+            .and_then(|brought| join(process, neighbour, &connection, fresh, brought));
         joined.map_err(|reason| {
             process.stays(&connection, reason);
             (proposal.id, reason)
@@ -497,14 +493,14 @@ fn join(
     process: &Process,
     neighbour: &mut Neighbour,
     connection: &Connection,
-    own: (Fresh, Lease),
-    segment: &PeerSegment,
+    own: Own,
+    peer: Brought,
 ) -> Result<(), Reason> {
     if !connection.is_alone() {
         return Err(Reason::Shared); // Another process would not know of the pipes.
     }
     let line = neighbour.line.clone().ok_or(Reason::PeerGone)?;
-    let pipes = Pipes::new(own, segment, line).map_err(|_| Reason::Corrupt)?;
+    let pipes = Pipes::new(own, peer, line).map_err(|_| Reason::Corrupt)?;
     connection.join(pipes);
     process.counters.joined.fetch_add(1, Ordering::Relaxed);
     process.log(connection, "joined: shared memory beside TCP");
@@ -533,19 +529,13 @@ impl Neighbour {
             return Ok(());
         }
         let bell = self.link.doorbell().ok_or(Error::PeerGone)?;
-        let kick = process.listen_to(bell.fd(Slot::Data)).map_err(|errno| Error::os("epoll_ctl", errno))?;
-        self.line = Some(Arc::new(Line::new(bell, kick)));
+        process.listen_to(bell.fd(Slot::Data)).map_err(|errno| Error::os("epoll_ctl", errno))?;
+        self.line = Some(Arc::new(Line::new(bell)));
         Ok(())
     }
 
-    /// Makes a segment and sends it with `message`.
-    fn offer(
-        &mut self,
-        process: &Process,
-        connection: &Connection,
-        id: u64,
-        message: &Message,
-    ) -> Result<(Fresh, Lease), Reason> {
+    /// Makes a segment and a bell, and sends both with `message`.
+    fn offer(&mut self, process: &Process, connection: &Connection, id: u64, message: &Message) -> Result<Own, Reason> {
         // A program that wants little to be under way gets a small ring.
         let holds = process.kernel().holds(connection.fd());
         let most = process.settings.ring;
@@ -556,10 +546,11 @@ impl Neighbour {
         aside::lifted(|| {
             let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
             let fresh = Fresh::new(segment, &header);
-            let sent = self.link.send(&message.encode(), Some(&offer));
+            let bell = SingleBell::new().map_err(|_| Reason::Resources)?;
+            let sent = self.link.send_with_bell(&message.encode(), Some(&offer), &bell);
             self.link.retire(None, offer);
             sent.map_err(|_| Reason::PeerGone)?;
-            Ok((fresh, lease))
+            Ok(Own { fresh, lease, bell: Arc::new(bell) })
         })
     }
 

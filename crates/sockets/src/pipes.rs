@@ -15,7 +15,7 @@ use std::{
 };
 
 use rustix::{event::PollFlags, io::Errno};
-use tombolo_domain::{Doorbell, Link, Slot, aside::Aside};
+use tombolo_domain::{Doorbell, Link, SingleBell, SingleRinger};
 use tombolo_layout::{
     sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
     words,
@@ -38,18 +38,17 @@ pub use back::Way;
 /// What the connections between two processes have in common.
 #[derive(Debug)]
 pub(crate) struct Line {
+    /// Tells when the path to the peer's process is gone.
     pub bell: Arc<dyn Doorbell>,
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
-    /// Wakes every process of this end that waits.
-    pub kick: Arc<Aside>,
     /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
     pub inherited: Mutex<Option<Box<dyn Link>>>,
 }
 
 impl Line {
-    pub fn new(bell: Arc<dyn Doorbell>, kick: Arc<Aside>) -> Self {
-        Self { bell, gone: AtomicBool::new(false), kick, inherited: Mutex::default() }
+    pub fn new(bell: Arc<dyn Doorbell>) -> Self {
+        Self { bell, gone: AtomicBool::new(false), inherited: Mutex::default() }
     }
 
     /// The peer's process, or the path to it, is gone.
@@ -59,12 +58,30 @@ impl Line {
     }
 }
 
+/// What one end brings to a connection: its segment, and the bell at which it waits.
+#[derive(Debug)]
+pub(crate) struct Own {
+    pub fresh: Fresh,
+    pub lease: Lease,
+    pub bell: Arc<SingleBell>,
+}
+
+/// What the peer brought.
+#[derive(Debug)]
+pub(crate) struct Brought {
+    pub segment: PeerSegment,
+    pub ringer: SingleRinger,
+}
+
 /// Both directions.
 #[derive(Debug)]
 pub(crate) struct Pipes {
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     pub line: Arc<Line>,
+    /// S-13. Who waits for this connection is woken here, and nobody else.
+    pub bell: Arc<SingleBell>,
+    ringer: SingleRinger,
     /// S-2. What the peer has followed of this end's moves, and what it asks for.
     followed: MappedPeerWord,
     /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
@@ -172,7 +189,9 @@ impl Pipes {
     ///
     /// # Errors
     /// Where the peer's is none.
-    pub fn new((own, lease): (Fresh, Lease), peer: &PeerSegment, line: Arc<Line>) -> Result<Self, Corrupt> {
+    pub fn new(own: Own, peer: Brought, line: Arc<Line>) -> Result<Self, Corrupt> {
+        let (Own { fresh: own, lease, bell }, Brought { segment, ringer }) = (own, peer);
+        let peer = &segment;
         let word = |at| own.spare_word(at);
         let (moves, boundary, followed) = (word(MOVES), word(BOUNDARY), word(FOLLOWED));
         let mode = Mode { messages: false, ordering: tombolo_ring::Ordering::Fences };
@@ -202,7 +221,7 @@ impl Pipes {
         };
         let read_to = AtomicU64::new(rx.reader.position());
         let (followed, tail) = (peer.word(FOLLOWED), peer.word(words::TAIL));
-        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line, followed, tail, read_to, _lease: lease })
+        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line, bell, ringer, followed, tail, read_to, _lease: lease })
     }
 
     /// One turn at a direction. While this process is the only one of its end, its lock is all that it takes.
@@ -459,8 +478,7 @@ impl Pipes {
             others |= self.turn(connection, &self.tx, |tx| tx.arm(connection)).unwrap_or(false);
         }
         if others {
-            // A counter that is full has been heard.
-            let _ = rustix::io::write(&self.line.kick, &1_u64.to_ne_bytes());
+            self.bell.ring();
         }
     }
 
@@ -486,8 +504,8 @@ impl Pipes {
 
     fn ring_if(&self, owed: bool) {
         if owed {
-            // One bell for both of the peer's sleepers: its waits look at everything anyway.
-            self.line.bell.ring(Slot::Data);
+            // One bell for both of the peer's sleepers: its waits look at both directions anyway.
+            self.ringer.ring();
         }
     }
 }

@@ -22,7 +22,7 @@ use rustix::{
     io::Errno,
 };
 use tombolo_domain::{
-    Rendezvous, Slot,
+    Rendezvous, SingleBell, Slot,
     aside::{self, Aside},
 };
 
@@ -80,8 +80,8 @@ pub struct Process {
     pub(crate) quota: Quota,
     pub(crate) roster: Roster,
     hub: Mutex<Option<Arc<Hub>>>,
-    waiters: Mutex<Vec<Aside>>,
-    /// Somebody took an edge of the bells, which may have told of a message or of a peer that is gone.
+    waiters: Mutex<Vec<Watch>>,
+    /// Somebody took an edge of the hub, which may have told of a message or of a peer that is gone.
     rung: AtomicBool,
     pub(crate) counters: Counters,
     /// Sends of all connections that found no room.
@@ -94,7 +94,7 @@ pub struct Process {
 /// What those who wait use, held still while the process forks.
 pub(crate) struct Waiting<'a> {
     hub: MutexGuard<'a, Option<Arc<Hub>>>,
-    waiters: MutexGuard<'a, Vec<Aside>>,
+    waiters: MutexGuard<'a, Vec<Watch>>,
 }
 
 impl Waiting<'_> {
@@ -105,25 +105,26 @@ impl Waiting<'_> {
     }
 }
 
-/// Where all bells of this process are heard. It is never drained: each who waits watches it for edges, by an epoll
-/// instance of its own or the program's, so one that wakes takes nothing away from another.
+/// Where this process hears what concerns all who wait, and is rare: that the path to a neighbour is gone. It is never
+/// drained: each who waits watches it for edges, by an epoll instance of its own or the program's, so one that wakes takes
+/// nothing away from another.
 #[derive(Debug)]
 pub(crate) struct Hub {
     epoll: Aside,
-    kick: Arc<Aside>,
+    kick: Aside,
 }
 
-/// The descriptor of all bells.
+/// The descriptor of what concerns all.
 #[derive(Debug)]
-pub struct Bells(Arc<Hub>);
+pub struct HubFd(Arc<Hub>);
 
-impl AsFd for Bells {
+impl AsFd for HubFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.epoll.as_fd()
     }
 }
 
-impl AsRawFd for Bells {
+impl AsRawFd for HubFd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.epoll.as_raw_fd()
     }
@@ -132,8 +133,8 @@ impl AsRawFd for Bells {
 impl Hub {
     fn new() -> io::Result<Self> {
         let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let hub = Self { epoll: instance()?, kick: Arc::new(Aside::new(kick)?) };
-        watch(&hub.epoll, hub.kick.as_fd())?;
+        let hub = Self { epoll: instance()?, kick: Aside::new(kick)? };
+        watch(&hub.epoll, hub.kick.as_fd(), HUB)?;
         Ok(hub)
     }
 }
@@ -143,8 +144,44 @@ fn instance() -> io::Result<Aside> {
     aside::lifted(|| Aside::new(epoll::create(epoll::CreateFlags::CLOEXEC)?))
 }
 
-fn watch(epoll: &Aside, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
-    epoll::add(epoll, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN | epoll::EventFlags::ET)
+/// What the events of a waiter's instance are about.
+const HUB: u64 = 0;
+const BELL: u64 = 1;
+
+fn watch(epoll: &Aside, fd: BorrowedFd<'_>, about: u64) -> rustix::io::Result<()> {
+    let ready = if about == BELL { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+    epoll::add(epoll, fd, epoll::EventData::new_u64(about), ready | epoll::EventFlags::ET)
+}
+
+/// An epoll instance that watches the hub and the bells of some connections.
+#[derive(Debug)]
+struct Watch {
+    epoll: Aside,
+    /// In the order of their addresses.
+    bells: Vec<Arc<SingleBell>>,
+}
+
+impl Watch {
+    /// Watches these and no others.
+    fn turn_to(&mut self, bells: Vec<Arc<SingleBell>>) -> rustix::io::Result<()> {
+        let before = std::mem::take(&mut self.bells);
+        before
+            .iter()
+            .filter(|bell| !has(&bells, bell))
+            .try_for_each(|bell| epoll::delete(&self.epoll, bell.as_fd()))?;
+        bells.iter().filter(|bell| !has(&before, bell)).try_for_each(|bell| watch(&self.epoll, bell.as_fd(), BELL))?;
+        self.bells = bells;
+        Ok(())
+    }
+
+    fn is_for(&self, bells: &[Arc<SingleBell>]) -> bool {
+        self.bells.len() == bells.len() && self.bells.iter().zip(bells).all(|(one, other)| Arc::ptr_eq(one, other))
+    }
+}
+
+/// Whether `bell` is one of `bells`, which are in the order of their addresses.
+fn has(bells: &[Arc<SingleBell>], bell: &Arc<SingleBell>) -> bool {
+    bells.binary_search_by_key(&Arc::as_ptr(bell), Arc::as_ptr).is_ok()
 }
 
 impl std::fmt::Debug for Process {
@@ -219,18 +256,17 @@ impl Process {
         hub.clone()
     }
 
-    /// The descriptor at which every bell of this process is an edge, to be put into an epoll set of the program's.
+    /// The descriptor at which everything that concerns all who wait is an edge, to be put into an epoll set of the program's.
     /// Never to be read; it is always ready.
     #[must_use]
-    pub fn bells(&self) -> Option<Bells> {
-        self.hub().map(Bells)
+    pub fn hub_fd(&self) -> Option<HubFd> {
+        self.hub().map(HubFd)
     }
 
-    /// Hears `bell` from now on. Gives what wakes whoever waits here.
-    pub(crate) fn listen_to(&self, bell: BorrowedFd<'_>) -> Result<Arc<Aside>, Errno> {
+    /// Hears from now on when the path that `bell` belongs to is gone.
+    pub(crate) fn listen_to(&self, bell: BorrowedFd<'_>) -> Result<(), Errno> {
         let hub = self.hub().ok_or(Errno::MFILE)?;
-        watch(&hub.epoll, bell)?;
-        Ok(Arc::clone(&hub.kick))
+        watch(&hub.epoll, bell, HUB)
     }
 
     pub(crate) fn hold_waiting(&self) -> Waiting<'_> {
@@ -242,13 +278,12 @@ impl Process {
     pub(crate) fn listen_anew(&self, lines: &[Arc<Line>]) {
         for line in lines {
             let _ = self.listen_to(line.bell.fd(Slot::Data));
-            let _ = self.listen_to((*line.kick).as_fd());
         }
         // Whatever rang while it was made.
         self.rang();
     }
 
-    /// An edge of the bells was taken. Whoever sleeps next looks first at what it may have told.
+    /// An edge of the hub was taken. Whoever sleeps next looks first at what it may have told.
     pub fn rang(&self) {
         self.rung.store(true, Ordering::SeqCst);
     }
@@ -271,7 +306,7 @@ impl Process {
         }
     }
 
-    /// Wakes everybody of this process who waits, to look again.
+    /// Wakes everybody of this process who waits, to look again. For what is rare: it costs as much as there are.
     pub fn kick(&self) {
         if let Some(hub) = &*lock(&self.hub) {
             // A counter that is full has been heard.
@@ -279,19 +314,37 @@ impl Process {
         }
     }
 
-    /// An epoll instance for one who is about to wait: it polls readable when a bell rang after [`Waiter::forget`].
+    /// An epoll instance for one who is about to wait for these connections: it polls readable when one of their bells rang
+    /// after [`Waiter::forget`].
     #[must_use]
-    pub fn waiter(&self) -> Option<Waiter<'_>> {
-        let pooled = lock(&self.waiters).pop();
-        let epoll = match pooled {
-            Some(epoll) => epoll,
+    pub fn waiter<'c>(&self, connections: impl Iterator<Item = &'c Arc<Connection>>) -> Option<Waiter<'_>> {
+        let mut bells: Vec<_> = connections.filter_map(|connection| connection.bell().cloned()).collect();
+        bells.sort_by_key(Arc::as_ptr);
+        bells.dedup_by_key(|bell| Arc::as_ptr(bell));
+        let pooled = {
+            let mut pool = lock(&self.waiters);
+            let fit = pool.iter().rposition(|watch| watch.is_for(&bells));
+            fit.map(|at| pool.swap_remove(at)).or_else(|| pool.pop())
+        };
+        let mut watch = match pooled {
+            Some(watch) => watch,
             None => {
                 let epoll = instance().ok()?;
-                watch(&epoll, self.bells()?.as_fd()).ok()?;
-                epoll
+                self::watch(&epoll, self.hub_fd()?.as_fd(), HUB).ok()?;
+                Watch { epoll, bells: Vec::new() }
             }
         };
-        Some(Waiter { process: self, epoll: Some(epoll) })
+        if !watch.is_for(&bells) {
+            watch.turn_to(bells).ok()?;
+        }
+        Some(Waiter { process: self, watch: Some(watch) })
+    }
+
+    /// The last descriptor of `connection` is closed: nobody waits for it any more.
+    pub fn unwatch(&self, connection: &Connection) {
+        if let Some(bell) = connection.bell() {
+            lock(&self.waiters).retain(|watch| !has(&watch.bells, bell));
+        }
     }
 
     // ---- what happened
@@ -417,28 +470,33 @@ pub(crate) fn random_id() -> u64 {
 #[derive(Debug)]
 pub struct Waiter<'a> {
     process: &'a Process,
-    epoll: Option<Aside>,
+    watch: Option<Watch>,
 }
 
 impl Waiter<'_> {
     /// Polls readable when a bell rang since the last [`forget`](Self::forget).
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_ref().expect("until it is dropped").as_fd()
+        self.watch.as_ref().expect("until it is dropped").epoll.as_fd()
     }
 
     /// R-12, A0: forgets rings that came before now.
     pub fn forget(&self) {
-        let mut events = [std::mem::MaybeUninit::uninit(); 1];
+        let mut room = [const { std::mem::MaybeUninit::uninit() }; 16];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        if epoll::wait(self.fd(), &mut events, Some(&now)).is_ok_and(|(rung, _)| !rung.is_empty()) {
-            self.process.rang();
+        while let Ok((rung, _)) = epoll::wait(self.fd(), &mut room, Some(&now)) {
+            if rung.iter().any(|event| event.data.u64() == HUB) {
+                self.process.rang();
+            }
+            if rung.len() < 16 {
+                break;
+            }
         }
     }
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        lock(&self.process.waiters).extend(self.epoll.take());
+        lock(&self.process.waiters).extend(self.watch.take());
     }
 }

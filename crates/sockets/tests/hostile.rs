@@ -17,7 +17,7 @@ use rustix::{
     io::Errno,
     process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open},
 };
-use tombolo_domain::{Deadline, Link, Rendezvous, Slot};
+use tombolo_domain::{Deadline, Link, Rendezvous, SingleBell, SingleRinger};
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
     Features, SegmentHeader,
@@ -166,6 +166,9 @@ struct Liar {
     /// What it says to have seen.
     history: History,
     control: Option<OwnControl>,
+    /// What it rings, and where it would wait.
+    ringer: Option<SingleRinger>,
+    bell: Option<SingleBell>,
     _listener: Option<Box<dyn tombolo_domain::Listener>>,
 }
 
@@ -197,12 +200,13 @@ impl Liar {
             counts: counts(RECEIVED, SENT),
             nonce: [9; 16],
         };
-        Self { link, claim, history, control: None, _listener: listener }
+        Self { link, claim, history, control: None, ringer: None, bell: SingleBell::new().ok(), _listener: listener }
     }
 
     /// What the victim said, if anything.
     fn hear(&mut self) -> Option<Message> {
         let received = self.link.recv(1 << 20).ok()??;
+        self.ringer = self.link.take_ringer().or(self.ringer.take());
         Some(Message::decode(&received.message).expect("the victim speaks well"))
     }
 
@@ -219,6 +223,7 @@ impl Liar {
                 1 => bytes.extend([0; 8]),
                 2 => segment = None,
                 3 => segment = Some(header(random.word())),
+                4 => self.bell = None,
                 _ => {}
             }
         }
@@ -233,7 +238,10 @@ impl Liar {
             self.control = Some(control);
             Some(offer)
         });
-        let _ = self.link.send(&bytes, offer.as_ref());
+        let _ = match self.bell.as_ref().filter(|_| offer.is_some()) {
+            Some(bell) => self.link.send_with_bell(&bytes, offer.as_ref(), bell),
+            None => self.link.send(&bytes, offer.as_ref()),
+        };
     }
 }
 
@@ -243,8 +251,11 @@ fn header(epoch: u64) -> SegmentHeader {
 
 /// Talks to a victim until it is joined or nothing more is to be said; lies where it is told to. Gives what it needs to go
 /// on, and whether the victim believed it.
-fn talk(victim: &Victim, waits: bool, knows: bool, mut lie: Option<Random>) -> (Liar, bool) {
-    let mut liar = Liar::meet(victim, waits, knows);
+fn talk(victim: &Victim, waits: bool, knows: bool, lie: Option<Random>) -> (Liar, bool) {
+    go_on(victim, Liar::meet(victim, waits, knows), waits, lie)
+}
+
+fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Random>) -> (Liar, bool) {
     let claim = liar.claim;
     if waits {
         liar.say(&Message::Propose(claim), None, &mut lie);
@@ -287,6 +298,16 @@ fn s4_s6_end_that_tells_the_truth_is_joined() {
     for waits in [true, false] {
         let victim = Victim::new(waits);
         assert!(talk(&victim, waits, true, None).1, "waits: {waits}");
+    }
+}
+
+#[test]
+fn s13_end_that_brings_no_bell_is_not_joined() {
+    for waits in [true, false] {
+        let victim = Victim::new(waits);
+        let mut liar = Liar::meet(&victim, waits, true);
+        liar.bell = None;
+        assert!(!go_on(&victim, liar, waits, None).1, "waits: {waits}");
     }
 }
 
@@ -337,9 +358,9 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
             let word = control.word(at[random.below(at.len())]);
             word.store_release(if random.below(3) == 0 { random.below(8) as u64 } else { random.word() });
             if random.below(4) == 0
-                && let Some(bell) = liar.link.doorbell()
+                && let Some(bell) = &liar.ringer
             {
-                bell.ring(Slot::Data);
+                bell.ring();
             }
             let since = Instant::now();
             let mut room = [0; 9000];
@@ -405,13 +426,13 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
     victim.second();
     let (honest, joined) = talk(&victim, true, true, None);
     assert!(joined);
-    let bell = honest.link.doorbell().unwrap();
+    let bell = honest.ringer.as_ref().unwrap();
     let limit = |time: Duration| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: 0 };
     let mut random = Random(7);
     for turn in 0..300 {
         spoilt.iter().for_each(|bell| spoil(bell, &mut random));
         let since = Instant::now();
-        let waiter = victim.process.waiter().unwrap();
+        let waiter = victim.process.waiter([&first, &victim.connection].into_iter()).unwrap();
         for one in [&first, &victim.connection] {
             one.arm(true, true);
             let _ = one.send(&victim.process, -1, &[IoSlice::new(&[0; 100])]);
@@ -426,7 +447,7 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
             victim.process.before_sleep();
         }
         assert!(since.elapsed() < SOON, "turn {turn}: a call waited");
-        bell.ring(Slot::Data);
+        bell.ring();
         assert!(rung(SOON), "turn {turn}: an honest ring was not heard");
         waiter.forget();
     }

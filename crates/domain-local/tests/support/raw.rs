@@ -40,7 +40,11 @@ impl Raw {
     pub fn introduced(folder: &Folder) -> Self {
         let mut raw = Self::meet(folder);
         let bells = [eventfd(), eventfd()];
-        raw.say(Head { bells: true, segment: false, len: 5 }, b"hello", &[bells[0].as_fd(), bells[1].as_fd()]);
+        raw.say(
+            Head { bells: true, single: false, segment: false, len: 5 },
+            b"hello",
+            &[bells[0].as_fd(), bells[1].as_fd()],
+        );
         let heard = raw.link.recv(0).expect("it is well formed").expect("it was sent");
         assert_eq!(heard.message, b"hello");
         raw

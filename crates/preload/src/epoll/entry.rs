@@ -17,6 +17,8 @@ pub(super) const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 pub(super) const EDGE: u32 = libc::EPOLLET as u32;
 pub(super) const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 pub(super) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+/// In the token of a bell.
+pub(super) const BELL: u64 = 1 << 31;
 const RDNORM: u32 = libc::EPOLLRDNORM as u32;
 const WRNORM: u32 = libc::EPOLLWRNORM as u32;
 
@@ -45,6 +47,8 @@ pub(super) struct Entry {
     edge: bool,
     arrived: u64,
     stalls: u64,
+    /// The look in which it was last told, and what.
+    told: (u64, u32),
 }
 
 impl Entry {
@@ -64,6 +68,7 @@ impl Entry {
             edge: true,
             arrived: 0,
             stalls: 0,
+            told: (0, 0),
         }
     }
 
@@ -100,13 +105,15 @@ impl Entry {
         self.events & (OUT | WRNORM) != 0
     }
 
-    /// The kernel has something new to say of the socket.
-    pub fn said(&mut self, events: u32) {
+    /// The kernel has something new to say of the socket, in the look with number `round`.
+    pub fn said(&mut self, events: u32, round: u64) {
         self.connection.set_quiet(false);
         self.connection.heard(events as i16);
         self.sticky |= events & (RDHUP | ALWAYS);
         self.urgent |= events & PRI != 0;
-        self.edge = true;
+        // What was told in this look is no news for the next one.
+        let told = if self.told.0 == round { self.told.1 } else { 0 };
+        self.edge |= events & (self.events | ALWAYS) & !told != 0;
     }
 
     /// Whether nothing has come since this was last asked, nothing is to be told, and a bell will tell when that changes.
@@ -152,9 +159,12 @@ impl Entry {
         self.wired && self.connection.owes(process, self.fd)
     }
 
-    /// The event to be told now, which is told by that.
+    /// The event to be told now, which is told by that: once in a `round`.
     #[inline]
-    pub fn take(&mut self, process: &Process) -> Option<epoll_event> {
+    pub fn take(&mut self, process: &Process, round: u64) -> Option<epoll_event> {
+        if self.told.0 == round {
+            return None;
+        }
         // What comes after the look is news for the next one.
         let (arrived, stalls) = (self.connection.arrived(), self.connection.stalls());
         let ready = self.look(process);
@@ -162,6 +172,7 @@ impl Entry {
             return None;
         }
         self.edge = false;
+        self.told = (round, ready);
         if ready & IN != 0 {
             self.arrived = arrived;
         }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The registrations of a set. Those of which nothing was heard for long *rest*: their peers are asked to ring, and until a
-//! bell rings nobody looks at them, so that a wait costs what is busy and not what there is.
+//! bell of it rings nobody looks at them, so that a wait costs what is busy and not what there is.
 
-use std::{os::fd::RawFd, sync::Arc, time::Duration};
+use std::{os::fd::RawFd, sync::Arc};
 
 use libc::epoll_event;
 use tombolo::sockets::{Process, connection::Connection};
 
 use super::entry::Entry;
 
-/// After a ring those that rest are looked at, but no more often than this for each: a look costs a tenth of it.
-const PACE: Duration = Duration::from_micros(1);
+/// Numbers of registrations before they come again.
+const MANY: u64 = 0x7fff;
 
 #[derive(Debug, Default)]
 pub(super) struct Registry {
@@ -20,10 +20,10 @@ pub(super) struct Registry {
     /// By descriptor: where its entry is, plus one.
     places: Vec<u32>,
     next_token: u64,
+    /// The number of this look, by which nothing is told twice in it.
+    round: u64,
     turn: usize,
-    /// When those that rest were last looked at.
-    looked: Duration,
-    /// [`Process::stalls`] then.
+    /// [`Process::stalls`] when they were last looked at for that.
     stalls: u64,
 }
 
@@ -49,8 +49,9 @@ impl Registry {
 
     /// A new one, awake, with one of the tokens after `tokens`.
     pub fn push(&mut self, fd: RawFd, connection: &Arc<Connection>, tokens: u64) -> usize {
-        self.next_token += 1;
-        self.entries.push(Entry::new(fd, connection, tokens + self.next_token));
+        // The descriptor, by which it is found again, and a number by which a late event of another is known.
+        self.next_token = self.next_token % MANY + 1;
+        self.entries.push(Entry::new(fd, connection, tokens | self.next_token << 16 | fd as u64));
         let last = self.entries.len() - 1;
         self.place(last);
         self.wake(last);
@@ -108,27 +109,38 @@ impl Registry {
         &self.entries
     }
 
-    /// Whether those that rest may be looked at again.
-    pub fn is_due(&mut self, now: impl Fn() -> Duration) -> bool {
-        let rest = (self.entries.len() - self.awake) as u32;
-        if rest == 0 {
-            return true;
-        }
-        let now = now();
-        let due = now.saturating_sub(self.looked) >= PACE * rest;
-        if due {
-            self.looked = now;
-        }
-        due
+    /// Where the entry with this token is.
+    pub fn find_token(&self, token: u64) -> Option<usize> {
+        let place = *self.places.get((token & 0xffff) as usize)?;
+        let known = (place as usize).checked_sub(1).filter(|at| self.entries[*at].token == token);
+        // One that outlived its descriptor.
+        known.or_else(|| self.entries.iter().position(|entry| entry.token == token))
     }
 
-    /// Wakes those for which somebody may have rung.
-    pub fn wake_stirred(&mut self) {
-        for at in self.awake..self.entries.len() {
-            if self.entries[at].is_stirred() {
-                self.wake(at);
-            }
+    /// The bell of the connection with this token rang.
+    pub fn wake_rung(&mut self, token: u64) {
+        let Some(at) = self.find_token(token) else {
+            // It was registered by a descriptor that is closed, and there may be another.
+            self.wake_all();
+            return;
+        };
+        let entry = self.wake(at);
+        if !entry.connection.is_single() {
+            self.wake_all();
         }
+    }
+
+    /// The kernel has something to say of one.
+    pub fn said(&mut self, at: usize, events: u32) {
+        let round = self.round;
+        self.wake(at).said(events, round);
+    }
+
+    /// A look begins.
+    pub fn begin_round(&mut self) {
+        self.round += 1;
+        // Each time from another one on, so that few places do not starve the last.
+        self.turn = if self.turn + 1 < self.awake { self.turn + 1 } else { 0 };
     }
 
     /// Wakes those whose program found no room since, for it waits for some.
@@ -146,10 +158,10 @@ impl Registry {
 
     /// Finds those that are ready by now, and tells of them. One that is not costs a load.
     pub fn collect(&mut self, process: &Process, events: &mut [epoll_event]) -> usize {
-        // Each time from another one on, so that few places do not starve the last.
-        self.turn = if self.turn + 1 < self.awake { self.turn + 1 } else { 0 };
-        let (first, second) = self.entries[..self.awake].split_at_mut(self.turn);
-        let ready = second.iter_mut().chain(first).filter_map(|entry| entry.take(process));
+        let round = self.round;
+        let turn = self.turn.min(self.awake);
+        let (first, second) = self.entries[..self.awake].split_at_mut(turn);
+        let ready = second.iter_mut().chain(first).filter_map(|entry| entry.take(process, round));
         let mut found = 0;
         // Room first: what is taken must be told.
         for (place, event) in events.iter_mut().zip(ready) {

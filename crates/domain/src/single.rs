@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A bell for one of many that share a link: whoever waits for that one alone watches it, and nobody else is woken.
+//!
+//! It is made as L-7 says and for the same reasons: the ringer reads an eventfd that is full, which never blocks, and the
+//! waiter watches it for edges of writability and never reads it.
+
+use std::{
+    io::{self, IoSliceMut},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{event::EventfdFlags, io::ReadWriteFlags};
+
+use crate::aside::Aside;
+
+/// Rings that it is good for: all that a counter holds, so that the first one makes room.
+const FILL: u64 = u64::MAX - 1;
+
+/// A bell that this end waits at.
+#[derive(Debug)]
+pub struct SingleBell(Aside);
+
+/// A bell that the peer waits at.
+#[derive(Debug)]
+pub struct SingleRinger(Aside);
+
+impl SingleBell {
+    /// A silent bell.
+    ///
+    /// # Errors
+    /// Where there is no descriptor for it.
+    pub fn new() -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let event = rustix::event::eventfd(0, flags)?;
+        rustix::io::write(&event, &FILL.to_ne_bytes())?;
+        Ok(Self(Aside::new(event)?))
+    }
+
+    /// Wakes all who wait at it, as the peer would.
+    pub fn ring(&self) {
+        ring(self.as_fd());
+    }
+}
+
+/// To be watched for `EPOLLOUT` with `EPOLLET`, and never to be read or written.
+impl AsFd for SingleBell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl SingleRinger {
+    /// Of an eventfd that the peer has sent.
+    ///
+    /// # Errors
+    /// Where there is no number to spare.
+    pub fn new(event: OwnedFd) -> io::Result<Self> {
+        Ok(Self(Aside::new(event)?))
+    }
+
+    /// Wakes all who wait at it. Never blocks.
+    pub fn ring(&self) {
+        ring(self.0.as_fd());
+    }
+}
+
+fn ring(event: BorrowedFd<'_>) {
+    let mut count = [0; 8];
+    // No offset: an eventfd has none. An error means that the waiter spoilt its own bell.
+    let _ = rustix::io::preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
+}
