@@ -268,8 +268,7 @@ impl Sleeper for Waiter {
         })
     }
 
-    fn offer_cpu(&mut self) -> bool {
-        thread::yield_now();
+    fn may_offer(&mut self) -> bool {
         true
     }
 

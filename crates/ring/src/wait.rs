@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The waiter's half of the wake protocol, around it the spin, below it the sleep.
 
-use std::time::Instant;
-
 use tombolo_mem::Mem;
 
 use crate::{Counters, Deadline, Error, Ordering, spin::Spin};
@@ -63,8 +61,8 @@ pub trait Sleeper {
     /// Where sleeping is impossible.
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken, Self::Error>;
 
-    /// Lets other threads have this CPU once, if that is possible here; says whether it did.
-    fn offer_cpu(&mut self) -> bool {
+    /// Whether letting other threads have this CPU once can pay.
+    fn may_offer(&mut self) -> bool {
         false
     }
 
@@ -140,7 +138,7 @@ pub fn wait<S: Side, Z: Sleeper>(
         return spin_for_ever(side, sleeper, spin, need, deadline);
     }
     if spin.worthwhile() && sleeper.may_spin() {
-        if spin.run::<S::Mem, _>(deadline, || side.ready(need))? {
+        if spin.run::<S::Mem, _, _>(deadline, || side.ready(need))? {
             side.waits().spins_paid += 1;
             return Ok(Waited::Ready);
         }
@@ -148,14 +146,8 @@ pub fn wait<S: Side, Z: Sleeper>(
     }
     // Where there are more threads than CPUs the peer may be one of those that wait for this CPU. Letting them have it
     // costs next to nothing if there is none, and a sleep and a wake-up less if there is.
-    if spin.offers() {
-        let since = Instant::now();
-        if sleeper.offer_cpu() {
-            spin.offered(since.elapsed());
-            if side.ready(need)? {
-                return Ok(Waited::Ready);
-            }
-        }
+    if sleeper.may_offer() && spin.offer() && side.ready(need)? {
+        return Ok(Waited::Ready);
     }
     let asleep_since = spin.now();
     loop {
@@ -190,7 +182,7 @@ fn spin_for_ever<S: Side, Z: Sleeper>(
     deadline: Deadline,
 ) -> Result<Waited, Z::Error> {
     loop {
-        if spin.run::<S::Mem, _>(deadline, || side.ready(need))? {
+        if spin.run::<S::Mem, _, _>(deadline, || side.ready(need))? {
             side.waits().spins_paid += 1;
             return Ok(Waited::Ready);
         }
