@@ -49,7 +49,7 @@ pub(crate) fn one(
         return Ok(true);
     }
     let mut fds = [pollfd { fd, events: wanted.0, revents: 0 }];
-    let ready = all(process, &mut fds, &[(0, Arc::clone(connection))], deadline(), None)?;
+    let ready = wait_for(process, &mut fds, &[(0, Arc::clone(connection))], deadline(), None, true)?;
     Ok(ready > 0)
 }
 
@@ -66,12 +66,26 @@ pub(crate) fn all(
     deadline: Option<Instant>,
     mask: poll::Mask,
 ) -> Result<usize, Errno> {
+    wait_for(process, fds, joined, deadline, mask, false)
+}
+
+/// The same for one who may have `looked` at all of them, in vain.
+fn wait_for(
+    process: &Process,
+    fds: &mut [pollfd],
+    joined: &[Joined],
+    deadline: Option<Instant>,
+    mask: poll::Mask,
+    mut looked: bool,
+) -> Result<usize, Errno> {
     let mut asked = Vec::with_capacity(fds.len() + 1);
     let mut seen = Vec::with_capacity(joined.len());
     loop {
         seen.clear();
         seen.extend(joined.iter().map(|(_, connection)| connection.arrived()));
-        if look(process, fds, joined) {
+        // What came between that look and `seen` shows by this.
+        let looks = !std::mem::take(&mut looked) || joined.iter().any(|(_, connection)| connection.stirs());
+        if looks && look(process, fds, joined) {
             // The others may be ready too, and what else there is to say of a joined one, TCP says. A signal that the mask
             // lets through waits where something is ready, as in the kernel.
             let asks = fds.len() > joined.len() || concerns_tcp(fds, joined);
