@@ -23,7 +23,7 @@ fn run_on(cpu: usize) {
 }
 
 /// A ping-pong between an end on one CPU and an end on another; how often the two span, and had to wait.
-fn ping_pong(world: &World, cpus: [usize; 2], from: u32) -> (u64, u64) {
+fn ping_pong(world: &World, cpus: [usize; 2], from: u64) -> (u64, u64) {
     // Long enough that spinning is not given up on a busy machine.
     let options = Options::new().spin(Duration::from_millis(20));
     let (mut server, mut client) = world.pair_with::<Stream>(&options);
