@@ -7,7 +7,7 @@
 
 use std::{marker::PhantomData, ptr::NonNull, sync::Arc};
 
-use crate::{OwnData, PeerData, Untrusted, copy, map::Mapping};
+use crate::{CopyMethod, OwnData, PeerData, Untrusted, copy, map::Mapping};
 
 /// A range of a mapping, and what keeps it mapped.
 #[derive(Debug)]
@@ -88,6 +88,16 @@ impl OwnBytes {
         let b = unsafe { std::slice::from_raw_parts_mut(b.as_ptr(), second.1) };
         (a, b)
     }
+
+    /// Copies `from` to `offset` by the given method.
+    ///
+    /// # Panics
+    /// Where it would not fit.
+    pub fn copy_in_by(&mut self, method: CopyMethod, offset: usize, from: &[u8]) {
+        let to = self.0.at(offset, from.len());
+        // SAFETY: as in `copy_in`.
+        unsafe { copy::copy_by(method, from.as_ptr(), to.as_ptr(), from.len()) }
+    }
 }
 
 impl OwnData for OwnBytes {
@@ -145,6 +155,16 @@ impl PeerBytes {
     #[must_use]
     pub fn slice(&self, offset: usize, len: usize) -> SharedSlice<'_> {
         SharedSlice { base: self.0.at(offset, len), len, _bytes: PhantomData }
+    }
+
+    /// Copies what stands at `offset` now into `to`, by the given method.
+    ///
+    /// # Panics
+    /// Where it would reach beyond the end.
+    pub fn copy_out_by(&self, method: CopyMethod, offset: usize, to: &mut [u8]) {
+        let from = self.0.at(offset, to.len());
+        // SAFETY: as in `SharedSlice::copy_to`.
+        unsafe { copy::copy_by(method, from.as_ptr(), to.as_mut_ptr(), to.len()) }
     }
 }
 

@@ -29,6 +29,7 @@ mod untrusted;
 mod word;
 
 pub use common::{Common, Held};
+pub use copy::CopyMethod;
 pub use data::{OwnBytes, PeerBytes, SharedSlice};
 #[cfg(feature = "testing")]
 pub use memfd::create_forgeable;
