@@ -2,13 +2,15 @@
 //! What both halves of a channel's end share.
 
 use std::sync::{
-    Mutex, MutexGuard, PoisonError,
+    Mutex, MutexGuard, OnceLock, PoisonError,
     atomic::{AtomicBool, Ordering},
 };
 
 use tombolo_domain::{Life, Link, Offer, Peer};
 use tombolo_layout::{Features, state::Phase};
 use tombolo_mem::{MappedOwnWord, MappedPeerWord};
+
+use crate::{Error, Result};
 
 /// How the peer's side of a pipe ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +59,8 @@ pub(crate) struct End {
     pub(crate) peer_map_limit: u64,
     /// The doorbell said so once; it stays so.
     gone: AtomicBool,
+    /// What one half caught the peer at ends the other as well.
+    lie: OnceLock<Error>,
 }
 
 /// The link, and what of this end's memory must be taken back in the end.
@@ -99,7 +103,23 @@ impl End {
             own_map_limit,
             peer_map_limit,
             gone,
+            lie: OnceLock::new(),
         }
+    }
+
+    /// Remembers for both halves what the peer was caught at; says whether this is the first time.
+    pub(crate) fn report_lie(&self, error: &Error) -> bool {
+        error.repeat_lie().is_some_and(|lie| self.lie.set(lie).is_ok())
+    }
+
+    /// Whether the peer was caught by either half.
+    pub(crate) fn is_caught(&self) -> bool {
+        self.lie.get().is_some()
+    }
+
+    /// Fails with what the peer was caught at.
+    pub(crate) fn check_honest(&self) -> Result<()> {
+        self.lie.get().and_then(Error::repeat_lie).map_or(Ok(()), Err)
     }
 
     pub(crate) fn link(&self) -> MutexGuard<'_, Shared> {

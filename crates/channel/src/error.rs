@@ -60,7 +60,9 @@ pub enum Error {
         reason: String,
     },
     /// The two ends have no layout version in common.
-    #[error("no common version: this end speaks {ours}, the peer {theirs_min} to {theirs_max}; upgrade the older one")]
+    #[error(
+        "no common version: this end speaks {ours}, the peer {theirs_min} to {theirs_max}, and begins with its newest; upgrade the older one"
+    )]
     VersionMismatch {
         /// What this end speaks.
         ours: u16,
@@ -91,6 +93,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the peer was caught breaking the specification: then neither direction of the channel goes on.
+    #[must_use]
+    pub const fn is_peers_lie(&self) -> bool {
+        matches!(self, Self::Corrupt(_) | Self::Malformed { .. })
+    }
+
+    /// The same once more, of one that [is the peer's lie](Self::is_peers_lie).
+    pub(crate) fn repeat_lie(&self) -> Option<Self> {
+        match self {
+            Self::Corrupt(corrupt) => Some(Self::Corrupt(*corrupt)),
+            Self::Malformed { clause, what } => Some(Self::Malformed { clause, what: what.clone() }),
+            _ => None,
+        }
+    }
+
     /// The kind that stands for this error in `std::io`.
     #[must_use]
     pub fn kind(&self) -> io::ErrorKind {

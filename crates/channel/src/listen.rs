@@ -73,7 +73,7 @@ impl<C: Channel> Listener<C> {
         let mut index = 0;
         while index < self.half_open.len() {
             let (link, deadline) = &mut self.half_open[index];
-            match link.recv(self.options.map_limit).transpose() {
+            match link.recv(self.options.first_map_limit()).transpose() {
                 None if !deadline.expired() => index += 1,
                 None => drop(self.dismiss(index)),
                 Some(received) => {
@@ -94,7 +94,7 @@ impl<C: Channel> Listener<C> {
                 }
                 Err(error) => return Err(error.into()),
             };
-            match link.recv(self.options.map_limit).transpose() {
+            match link.recv(self.options.first_map_limit()).transpose() {
                 Some(received) => {
                     if let Some(channel) = self.answer(link, received) {
                         return Ok(Some(channel));

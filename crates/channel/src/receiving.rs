@@ -30,6 +30,15 @@ impl Receiving {
     #[inline]
     pub(crate) fn attempt<T>(
         &mut self,
+        call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
+    ) -> Result<Poll<Option<T>>> {
+        let done = self.attempt_once(call);
+        self.checked(done)
+    }
+
+    #[inline]
+    fn attempt_once<T>(
+        &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
     ) -> Result<Poll<Option<T>>> {
         let mut looked = false;
@@ -83,6 +92,32 @@ impl Receiving {
     #[inline]
     pub(crate) fn complete<T>(
         &mut self,
+        call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        deadline: Deadline,
+        before_wait: impl FnMut(),
+    ) -> Result<Option<T>> {
+        let done = self.complete_once(call, deadline, before_wait);
+        self.checked(done)
+    }
+
+    /// What went through, or an error after which, if the peer lied, this half has given up.
+    #[inline]
+    fn checked<T>(&mut self, done: Result<T>) -> Result<T> {
+        done.inspect_err(|error| self.give_up_on(error))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_up_on(&mut self, error: &Error) {
+        if error.is_peers_lie() {
+            self.waiter.report_lie(error);
+            self.close();
+        }
+    }
+
+    #[inline]
+    fn complete_once<T>(
+        &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
         deadline: Deadline,
         mut before_wait: impl FnMut(),
@@ -109,6 +144,11 @@ impl Receiving {
     /// so many, or once no more will come.
     /// For that it is armed, unless it was for the same and its descriptor has been `quiet` since.
     pub(crate) fn look_for(&mut self, need: u64, quiet: bool) -> Result<u64> {
+        let there = self.look_once(need, quiet);
+        self.checked(there)
+    }
+
+    fn look_once(&mut self, need: u64, quiet: bool) -> Result<u64> {
         if self.reader.available() >= need {
             return Ok(self.reader.available());
         }
@@ -133,6 +173,11 @@ impl Receiving {
 
     /// Waits until `need` bytes are there, or no more will come: how many are.
     pub(crate) fn wait_for(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
+        let there = self.wait_until_there(need, deadline);
+        self.checked(there)
+    }
+
+    fn wait_until_there(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
         loop {
             let there = self.reader.refresh()?;
             if there >= need || self.is_last()? {
@@ -156,6 +201,7 @@ impl Receiving {
 
     /// Whether nothing will be added to what is there; whether the peer lives is looked at now and then.
     pub(crate) fn is_last(&mut self) -> Result<bool> {
+        self.waiter.end().check_honest()?;
         if self.waiter.end().gone() || self.reader.writer_closed()? {
             return Ok(true);
         }
@@ -195,6 +241,7 @@ impl Receiving {
         if self.ending.is_some() {
             return Ok(true);
         }
+        self.waiter.end().check_honest()?;
         if let Some(phase) = self.reader.finished()? {
             self.ending = Some(Ending::from_phase(phase));
             return Ok(true);
@@ -225,6 +272,7 @@ impl Receiving {
         if self.calls >= CALLS_PER_LOOK {
             self.calls = 0;
             self.publish();
+            self.waiter.end().check_honest()?;
             self.follow()?;
         }
         self.waiter.settle();
@@ -284,7 +332,8 @@ impl Receiving {
 
     pub(crate) fn consumed(&mut self, len: usize) -> Result<()> {
         self.reader.consume(len);
-        self.after()
+        let done = self.after();
+        self.checked(done)
     }
 
     pub(crate) fn ending(&self) -> Option<Ending> {
@@ -311,8 +360,13 @@ impl Receiving {
         }
     }
 
+    /// Wants no more; where the peer was caught, says that it gave up.
     pub(crate) fn close(&mut self) {
-        self.reader.close();
+        if self.waiter.end().is_caught() {
+            self.reader.abort();
+        } else {
+            self.reader.close();
+        }
         self.ring_if_owed();
         self.publish();
     }

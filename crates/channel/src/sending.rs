@@ -30,6 +30,31 @@ impl Sending {
     #[inline]
     pub(crate) fn attempt<T>(
         &mut self,
+        call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        need: impl Fn() -> u64,
+    ) -> Result<Option<T>> {
+        let done = self.attempt_once(call, need);
+        self.checked(done)
+    }
+
+    /// What went through, or an error after which, if the peer lied, this half has given up.
+    #[inline]
+    fn checked<T>(&mut self, done: Result<T>) -> Result<T> {
+        done.inspect_err(|error| self.give_up_on(error))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_up_on(&mut self, error: &Error) {
+        if error.is_peers_lie() {
+            self.waiter.report_lie(error);
+            self.abort();
+        }
+    }
+
+    #[inline]
+    fn attempt_once<T>(
+        &mut self,
         mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
         need: impl Fn() -> u64,
     ) -> Result<Option<T>> {
@@ -40,6 +65,7 @@ impl Sending {
             }
             let done = call(&mut self.writer)?;
             if done.is_none() {
+                self.waiter.end().check_honest()?;
                 if self.waiter.gone_now() {
                     return Err(self.peer_gone());
                 }
@@ -68,6 +94,18 @@ impl Sending {
     /// waiting for before this one waits.
     #[inline]
     pub(crate) fn complete<T>(
+        &mut self,
+        call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        need: impl Fn() -> u64,
+        deadline: Deadline,
+        before_wait: impl FnMut() -> Result<()>,
+    ) -> Result<T> {
+        let done = self.complete_once(call, need, deadline, before_wait);
+        self.checked(done)
+    }
+
+    #[inline]
+    fn complete_once<T>(
         &mut self,
         mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
         need: impl Fn() -> u64,
@@ -124,7 +162,7 @@ impl Sending {
     #[inline(never)]
     fn look(&mut self) -> bool {
         self.publish();
-        self.waiter.gone_now()
+        self.waiter.gone_now() || self.waiter.end().is_caught()
     }
 
     #[cold]
@@ -148,20 +186,30 @@ impl Sending {
     #[cold]
     #[inline(never)]
     fn wait(&mut self, need: u64, deadline: Deadline) -> Result<()> {
+        self.waiter.end().check_honest()?;
         match self.waiter.wait(&mut self.writer, need, deadline)? {
             Waited::Ready => Ok(()),
             Waited::TimedOut => {
                 self.waiter.settle();
                 Err(Error::TimedOut)
             }
-            Waited::PeerGone => Err(self.peer_gone()),
+            Waited::PeerGone => {
+                self.waiter.end().check_honest()?;
+                Err(self.peer_gone())
+            }
         }
     }
 
     /// Waits until the reader has read everything that was written.
     pub(crate) fn drained(&mut self, deadline: Deadline) -> Result<()> {
+        let done = self.drained_once(deadline);
+        self.checked(done)
+    }
+
+    fn drained_once(&mut self, deadline: Deadline) -> Result<()> {
         self.writer.flush();
         loop {
+            self.waiter.end().check_honest()?;
             if self.gone || self.move_.is_under_way() {
                 self.go_on()?;
             }
@@ -201,7 +249,8 @@ impl Sending {
 
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.push();
-        self.still_there()
+        let there = self.still_there();
+        self.checked(there)
     }
 
     /// Flushes, for one who reads next: what a peer that is gone left is still to be read.
@@ -211,6 +260,7 @@ impl Sending {
     }
 
     fn still_there(&mut self) -> Result<()> {
+        self.waiter.end().check_honest()?;
         if self.gone { Err(self.peer_gone()) } else { Ok(()) }
     }
 
@@ -243,8 +293,13 @@ impl Sending {
         }
     }
 
+    /// Publishes no more; where the peer was caught, says that it gave up.
     pub(crate) fn close(&mut self) {
-        self.writer.close();
+        if self.waiter.end().is_caught() {
+            self.writer.abort();
+        } else {
+            self.writer.close();
+        }
         self.ring_if_owed();
         self.publish();
     }

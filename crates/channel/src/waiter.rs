@@ -83,6 +83,14 @@ impl Waiter {
         &self.end
     }
 
+    /// Remembers what the peer was caught at, and ends the wait of the other half.
+    #[cold]
+    pub(crate) fn report_lie(&self, error: &Error) {
+        if self.end.report_lie(error) {
+            self.bell.end_waits();
+        }
+    }
+
     pub(crate) fn set_spin(&mut self, most: Duration) {
         self.spin = Spin::new(most);
     }

@@ -218,6 +218,10 @@ impl Doorbell for Bells {
         self.own[slot.index()].drain();
     }
 
+    fn end_waits(&self) {
+        self.own.iter().for_each(Bell::give_up);
+    }
+
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
         self.own[slot.index()].fd()
     }

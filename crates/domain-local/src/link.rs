@@ -115,6 +115,7 @@ fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
                 SealError::Unsealed(missing) => format!("segment lacks the seals {missing:#x}"),
                 SealError::Size(size) => format!("segment of {size} bytes, where at most {max} in whole pages may be"),
                 SealError::Sparse(there, size) => format!("segment of {size} bytes has {there} allocated"),
+                SealError::Unreadable => "segment that was not opened for reading".into(),
             },
         )
     };

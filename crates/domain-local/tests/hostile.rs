@@ -208,7 +208,17 @@ fn l6_segment_that_is_no_sealed_and_present_memory_is_refused() {
     let sparse = rustix::fs::memfd_create("sparse", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&sparse, 1 << 20).unwrap();
     rustix::fs::fcntl_add_seals(&sparse, ALL_SEALS).unwrap();
+    let faked = rustix::fs::memfd_create("faked", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&faked, 1 << 20).unwrap();
+    rustix::fs::fallocate(&faked, rustix::fs::FallocateFlags::KEEP_SIZE, 1 << 20, 1 << 20).unwrap();
+    rustix::fs::fcntl_add_seals(&faked, ALL_SEALS).unwrap();
+    let reopened = |flags| {
+        let fd = memfd(4096, none, ALL_SEALS);
+        rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, rustix::fs::Mode::empty()).unwrap()
+    };
     let mut wrong: Vec<(&str, OwnedFd)> = vec![
+        ("opened as a path", reopened(OFlags::PATH)),
+        ("opened for writing", reopened(OFlags::WRONLY)),
         ("a regular file", tempfile::tempfile().unwrap().into()),
         ("a folder", File::open("/proc").unwrap().into()),
         ("/dev/null", dev_null()),
@@ -219,6 +229,14 @@ fn l6_segment_that_is_no_sealed_and_present_memory_is_refused() {
         ("half a page", memfd(2048, none, ALL_SEALS)),
         ("sparse", sparse),
     ];
+    if tombolo_mem::counts_pages() {
+        wrong.push(("allocated beyond its end", faked));
+    } else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIP l6_segment_that_is_no_sealed_and_present_memory_is_refused (needs cachestat): Linux 6.5"
+        );
+    }
     for (name, seal) in [
         ("without the seal against shrinking", SealFlags::SHRINK),
         ("without the seal against growing", SealFlags::GROW),

@@ -509,10 +509,12 @@ impl<M: Mem> Writer<M> {
         }
         // ORDER R-5: Acquire; pairs with the Release in Reader::release. The bytes before it may be overwritten.
         let seen = self.head.load_acquire().check(|head| {
-            if head.wrapping_sub(self.head_seen) <= self.tail.wrapping_sub(self.head_seen) {
-                Ok(head)
-            } else {
+            if head.wrapping_sub(self.head_seen) > self.tail.wrapping_sub(self.head_seen) {
                 Err(Corrupt { clause: "R-8", what: "head outside what was written", found: head, bound: self.tail })
+            } else if self.messages && head % limits::RECORD_ALIGN != 0 {
+                Err(Corrupt { clause: "R-20", what: "head inside a word", found: head, bound: limits::RECORD_ALIGN })
+            } else {
+                Ok(head)
             }
         });
         self.head_seen = self.note(seen)?;
