@@ -64,6 +64,8 @@ pub enum Event {
     Asked(Question),
     /// The configuration is to be read again.
     Reload,
+    /// Something was heard while consequences were drawn: it has some, too.
+    Unsettled,
 }
 
 /// A question from the socket.
@@ -178,7 +180,8 @@ impl Broker {
         }
         let mut lost = Vec::new();
         for (name, machine) in &self.book.machines {
-            let device = kept.remove(&machine_key(name, machine.process)).and_then(Device::from_descriptors);
+            let device = kept.remove(&machine_key(name, machine.process));
+            let device = device.and_then(|descriptors| Device::from_descriptors(name, descriptors));
             match device.filter(|device| machine.greeted && !device.is_gone() && self.config.domains.contains_key(name))
             {
                 Some(device) => {
@@ -219,8 +222,8 @@ impl Broker {
             Event::Joined(name, socket) => self.joined(&name, socket)?,
             Event::Left(name, process) => self.left(&name, process)?,
             Event::Room(name, process) if self.is_current(&name, process) => self.flush(&name),
-            Event::Rang(name, process) if self.is_current(&name, process) => self.rang(&name),
-            Event::Rang(name, _) if self.locals.contains_key(&name) => self.account_rang(&name),
+            Event::Rang(name, process) if self.is_current(&name, process) => _ = self.converse(&name, TURN),
+            Event::Rang(name, _) if self.locals.contains_key(&name) => _ = self.converse_with_account(&name, TURN),
             Event::Loud(name, process) if self.is_current(&name, process) => self.loud(&name),
             Event::Stormed(name, link) => self.storm(&name, link),
             Event::Knocked(program, user) => self.knocked(program, user),
@@ -232,6 +235,8 @@ impl Broker {
             }
             Event::Asked(question) => self.asked(question)?,
             Event::Reload => self.reload()?,
+            // What follows from an event is drawn after it.
+            Event::Unsettled => {}
             // Of a QEMU that is no more.
             Event::Room(..) | Event::Rang(..) | Event::Loud(..) | Event::Told(..) => {}
         }
@@ -268,7 +273,7 @@ impl Broker {
 
     /// B-9, B-16. A device for a QEMU, in safe keeping before the QEMU hears of it.
     fn serve(&mut self, name: &str, machine: Machine, socket: OwnedFd, vectors: u16) -> io::Result<()> {
-        let device = Device::new(socket, vectors)?;
+        let device = Device::new(name, socket, vectors)?;
         self.holder.keep(&machine_key(name, machine.process), &device.descriptors())?;
         let mut vm = start(name, &machine, device, &self.config, &self.folder, &self.events)?;
         vm.outbound.push(vm.device.greeting()?);
@@ -318,24 +323,32 @@ impl Broker {
         vm.tasks.retain(|task| !task.is_finished());
     }
 
-    fn rang(&mut self, name: &str) {
-        let Some(vm) = self.vms.get_mut(name) else { return };
-        match vm.guest.turn(&vm.device.memory, &self.config.host, TURN) {
+    /// Exchanges messages with a guest: hears at most `limit`, and sends what there is room for. True if it said something that
+    /// has consequences.
+    pub(crate) fn converse(&mut self, name: &str, limit: usize) -> bool {
+        let Some(vm) = self.vms.get_mut(name) else { return false };
+        let heard = match vm.guest.turn(&vm.device.memory, &self.config.host, limit) {
             Ok((heard, ring)) => {
                 if ring {
                     vm.device.ring();
                 }
-                for heard in heard {
-                    match heard {
-                        Heard::Hello(boot) => self.hello(name, boot),
-                        Heard::Storm(link) => self.storm(name, link),
-                        // What it has QEMU knows better.
-                        Heard::Released(..) => {}
-                    }
-                }
+                heard
             }
-            Err(error) => crate::log(&format!("{name}: the device's memory cannot be reached: {error}")),
+            Err(error) => {
+                crate::log(&format!("{name}: the device's memory cannot be reached: {error}"));
+                return false;
+            }
+        };
+        let any = !heard.is_empty();
+        for heard in heard {
+            match heard {
+                Heard::Hello(boot) => self.hello(name, boot),
+                Heard::Storm(link) => self.storm(name, link),
+                // What it has QEMU knows better.
+                Heard::Released(..) => {}
+            }
         }
+        any
     }
 
     /// A guest rings the host without end. That bell it keeps: without it nobody hears of its links.

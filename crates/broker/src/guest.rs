@@ -160,10 +160,15 @@ impl Guest {
         &self.told
     }
 
+    /// Whether nothing waits to be sent.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.waiting.is_empty() && self.session.room() == QUEUE_MAX
+    }
+
     /// Says what changed since it was last told, once it has heard all of that: one that is paused for long is told how things are then.
     /// True if something was said.
     pub fn tell(&mut self, links: &BTreeMap<u32, Told>, numbers: BTreeMap<Name, u16>) -> bool {
-        if !self.is_there() || !self.waiting.is_empty() || self.session.room() < QUEUE_MAX {
+        if !self.is_there() || !self.has_sent_all() {
             return false;
         }
         let mut messages = Vec::new();

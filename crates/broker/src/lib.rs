@@ -16,6 +16,7 @@ pub mod guest;
 pub mod hold;
 pub mod ivshmem;
 pub mod keep;
+pub mod lane;
 pub mod local;
 pub mod machine;
 pub mod memory;

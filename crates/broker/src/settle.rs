@@ -13,7 +13,7 @@ use std::{
 use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place, Way};
 
 use crate::{
-    broker::{Broker, name},
+    broker::{Broker, Event, name},
     guest::Told,
     local::relay::{self, Line},
     machine::{Plug, Wanted},
@@ -279,7 +279,7 @@ impl Broker {
     fn give_bell(&mut self, viewer: &str, bell: Bell) -> io::Result<()> {
         let (peer, link) = (bell.peer.clone(), bell.link);
         let rings = match self.vms.get(&peer) {
-            Some(vm) => Some(vm.device.bell(link)),
+            Some(vm) => Some(&**vm.device.bell(link)),
             None => self.memory.get(&link).and_then(|memory| memory.bell.as_deref()),
         };
         // Without a descriptor there is a doorbell later.
@@ -342,7 +342,8 @@ impl Broker {
                         Ok(Line {
                             own: memory.own[side].try_clone()?,
                             peer: memory.readonly[1 - side].try_clone()?,
-                            rings: vm.device.bell(number).try_clone()?,
+                            rings: Arc::clone(vm.device.bell(number)),
+                            lane: vm.device.lane(number).clone(),
                             heard: bell.try_clone()?,
                         })
                     };
@@ -355,19 +356,17 @@ impl Broker {
         }
     }
 
-    /// B-7. Tells each guest, and each account, of its links what it does not know.
+    /// B-7. Tells each guest, and each account, of its links what it does not know. What they say meanwhile counts as ever; its
+    /// consequences are drawn next.
     fn settle_guests(&mut self) {
+        let mut heard = false;
         for domain in self.vms.keys().cloned().collect::<Vec<_>>() {
             let Some(told) = self.vms.get(&domain).map(|vm| self.to_be_told(&domain, vm.guest.told())) else {
                 continue;
             };
             let Some(vm) = self.vms.get_mut(&domain) else { continue };
             if vm.guest.tell(&told, self.config.numbers(&domain, &told)) {
-                match vm.guest.turn(&vm.device.memory, &self.config.host, 1) {
-                    Ok((_, true)) => vm.device.ring(),
-                    Ok(_) => {}
-                    Err(error) => crate::log(&format!("{domain}: the device's memory cannot be reached: {error}")),
-                }
+                heard |= self.converse(&domain, 1);
             }
         }
         for account in self.locals.keys().cloned().collect::<Vec<_>>() {
@@ -376,12 +375,12 @@ impl Broker {
             };
             let Some(local) = self.locals.get_mut(&account) else { continue };
             if local.guest.tell(&told, self.config.numbers(&account, &told)) {
-                match local.guest.turn(&local.memory, &self.config.host, 1) {
-                    Ok((_, true)) => local.ring(),
-                    Ok(_) => {}
-                    Err(error) => crate::log(&format!("{account}: its boxes cannot be reached: {error}")),
-                }
+                heard |= self.converse_with_account(&account, 1);
             }
+        }
+        if heard {
+            // Where there is no room for it there are other events, with the same consequences.
+            let _ = self.events.try_send(Event::Unsettled);
         }
     }
 
@@ -447,7 +446,9 @@ impl Broker {
         (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
         let process = |end: &String| Some((end.clone(), self.book.machines.get(end)?.process));
         // An account that was told of it says when its programs let go.
-        let told = |end: &&String| self.locals.get(*end).is_some_and(|local| local.guest.told().contains_key(&number));
+        let knows = |told: &Told| told.generation == link.generation;
+        let told =
+            |end: &&String| self.locals.get(*end).is_some_and(|it| it.guest.told().get(&number).is_some_and(knows));
         let local = link.ends.iter().filter(told).map(|end| (end.clone(), 0)).collect::<Vec<_>>();
         self.book.quarantine.push(Quarantined {
             link: number,
@@ -510,3 +511,6 @@ impl Broker {
         self.life(domain) == Life::DomainGone
     }
 }
+
+#[cfg(test)]
+mod tests;

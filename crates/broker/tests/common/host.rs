@@ -16,6 +16,7 @@ use std::{
 use rustix::net::SocketType;
 use tombolo_broker::{
     broker::program_socket,
+    lane::Lane,
     local::{
         devices::{HostDevices, Lines},
         kept::Kept,
@@ -70,6 +71,7 @@ impl Guest {
             lines.clone(),
             Kept::default(),
             Arc::new(|_| {}),
+            Lane::default(),
         );
         let settings = Settings { boot: [boot; 16], slice: 1280 << 10 };
         let broker = Broker::begin(settings, devices, door).unwrap();
@@ -95,7 +97,8 @@ impl Guest {
             state.memories.iter().find(|(id, _)| id.ends_with(&end)).unwrap().1.fd.try_clone().unwrap()
         };
         let heard = vm.own[usize::from(vector_of(link, VECTORS as u16))].try_clone().unwrap();
-        let line = Line { own: memory("own"), peer: memory("peer"), rings: bell.expect("an eventfd"), heard };
+        let rings = Arc::new(bell.expect("an eventfd"));
+        let line = Line { own: memory("own"), peer: memory("peer"), rings, lane: Lane::default(), heard };
         self.lines.lock().unwrap().insert((link, generation), Arc::new(line));
         (link, generation)
     }
