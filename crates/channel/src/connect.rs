@@ -327,7 +327,8 @@ fn refuse(link: &mut dyn Link, error: Error) -> Error {
     let (code, reason) = match &error {
         Error::VersionMismatch { .. } => (Refusal::Version, format!("{VERSION}-{VERSION}")),
         Error::Refused { code, reason } => (*code, reason.clone()),
-        Error::Domain(DomainError::Limit { what, .. }) => (Refusal::Quota, (*what).into()),
+        Error::Domain(DomainError::Limit { what, .. }) => (Refusal::Quota, format!("used up: {what}")),
+        Error::Domain(error @ DomainError::Quota(_)) => (Refusal::Quota, error.to_string()),
         Error::Malformed { clause: "C-4", what } => (Refusal::Feature, what.clone()),
         // L-6 is about the segment.
         Error::Malformed { clause: clause @ ("L-4" | "L-5" | "L-7"), what } => {

@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod bell;
+mod discard;
 mod frame;
 mod life;
 mod link;

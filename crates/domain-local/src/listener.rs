@@ -17,7 +17,13 @@ use tombolo_domain::{
     aside::{self, Aside},
 };
 
-use crate::{link::LocalLink, place::Place};
+use crate::{
+    discard::{self, Kind, Source},
+    frame,
+    life::Identity,
+    link::LocalLink,
+    place::Place,
+};
 
 /// Peers that may knock before they are let in; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 1024;
@@ -27,7 +33,8 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// A bound socket and the file that stands for it.
 #[derive(Debug)]
 pub(crate) struct LocalListener {
-    socket: Aside,
+    /// There until the listener is dropped.
+    socket: Option<Aside>,
     place: Place,
     folder: Aside,
     /// Given up for a moment where this process may open no more files: see [`turn_away`](Self::turn_away).
@@ -64,7 +71,7 @@ impl LocalListener {
             return Err(place.error("listen", error));
         }
         drop(lock);
-        Ok(Self { socket, place, folder, spare: spare(), file, pid: std::process::id() })
+        Ok(Self { socket: Some(socket), place, folder, spare: spare(), file, pid: std::process::id() })
     }
 }
 
@@ -73,24 +80,37 @@ impl Listener for LocalListener {
         if aside::keeps() && !self.is_knocked_at() {
             return Ok(None); // No limit is lifted for nothing.
         }
+        if discard::is_full() && self.is_knocked_at() {
+            let what = "the number of sockets of earlier callers that wait to be closed";
+            return Err(Error::Limit { what, remedy: "they left files in them whose close does not return" });
+        }
         aside::lifted(|| self.take())
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.socket()
     }
 }
 
 impl LocalListener {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("there until the listener is dropped").as_fd()
+    }
+
+    fn accept_one(&self) -> rustix::io::Result<OwnedFd> {
+        rustix::net::accept_with(self.socket(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+    }
+
     fn is_knocked_at(&self) -> bool {
-        let mut one = [PollFd::new(&self.socket, PollFlags::IN)];
+        let socket = self.socket();
+        let mut one = [PollFd::new(&socket, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         rustix::event::poll(&mut one, Some(&now)) != Ok(0)
     }
 
     fn take(&mut self) -> Result<Option<Box<dyn Link>>> {
         loop {
-            match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            match self.accept_one() {
                 Ok(socket) => return Ok(Some(Box::new(LocalLink::of_listener(socket, &self.place.shown())?))),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -110,8 +130,22 @@ impl LocalListener {
     /// would wait in vain, and whoever polls it would be sent to look again and again.
     fn turn_away(&mut self) {
         drop(self.spare.take());
-        let _ = rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        if let Ok(socket) = self.accept_one()
+            && !frame::may_close(socket.as_fd(), true)
+        {
+            // What is in its queue goes with it.
+            let source = Identity::of_peer(socket.as_fd()).map(|who| who.source(Kind::Socket));
+            discard::discard(source.unwrap_or(Source { pid: None, uid: u32::MAX, kind: Kind::Socket }), socket);
+        }
         self.spare = spare();
+    }
+
+    fn remove_file(&self) {
+        // A file that cannot be removed now is one that the next listener takes over.
+        let Ok(_lock) = Lock::take(&self.folder) else { return };
+        if identity(&self.place, &self.folder) == Ok(self.file) {
+            let _ = rustix::fs::unlinkat(&self.folder, self.place.name(), AtFlags::empty());
+        }
     }
 }
 
@@ -120,10 +154,10 @@ impl Drop for LocalListener {
         if self.pid != std::process::id() {
             return;
         }
-        // A file that cannot be removed now is one that the next listener takes over.
-        let Ok(_lock) = Lock::take(&self.folder) else { return };
-        if identity(&self.place, &self.folder) == Ok(self.file) {
-            let _ = rustix::fs::unlinkat(&self.folder, self.place.name(), AtFlags::empty());
+        self.remove_file();
+        // With the socket go those who knocked, and what they sent (L-5).
+        if self.is_knocked_at() {
+            discard::discard(Source { pid: None, uid: u32::MAX, kind: Kind::Socket }, self.socket.take());
         }
     }
 }

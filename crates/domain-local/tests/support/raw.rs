@@ -53,10 +53,7 @@ impl Raw {
 
     /// Sends any datagram.
     pub fn send(&self, datagram: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(datagram)], &mut control, SendFlags::NOSIGNAL).unwrap();
+        send_to(&self.socket, datagram, fds);
     }
 
     /// What the link sent: the datagram and its descriptors.
@@ -86,6 +83,19 @@ impl Raw {
         self.link.send(b"", None).expect("the path has room");
         self.hear().1.try_into().expect("two bells come with the first datagram")
     }
+}
+
+/// Sends any datagram, once there are fewer descriptors in flight than this user may have there.
+pub fn send_to(socket: &OwnedFd, datagram: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    super::eventually("descriptors in flight arrive", || {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        match rustix::net::sendmsg(socket, &[IoSlice::new(datagram)], &mut control, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::TOOMANYREFS) => false,
+            sent => sent.unwrap() == datagram.len(),
+        }
+    });
 }
 
 /// A bell that is well formed.
