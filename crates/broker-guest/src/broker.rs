@@ -492,7 +492,14 @@ impl<D: Devices> Broker<D> {
             return no(code::NOT_FOUND, format!("the machine {peer} is gone"));
         }
         if !link.memory.as_ref().is_some_and(|(_, broker)| broker.is_there()) {
-            return no(code::NOT_FOUND, format!("the broker of {peer} is not there yet"));
+            let paused = if link.told.life == Life::Paused { " (its machine is paused)" } else { "" };
+            return no(
+                code::NOT_FOUND,
+                format!(
+                    "the broker of {peer} has not opened the link{paused}: are driver and tombolod --guest there? \
+                     `tombolo link ls` on the host says more"
+                ),
+            );
         }
         link.call(id, program, service)
     }

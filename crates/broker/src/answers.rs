@@ -12,6 +12,7 @@ use crate::{
     local::relay::CALM,
     snippet,
     state::Link,
+    units::bytes,
 };
 
 /// B-11. After how many seconds a domain that keeps memory is named.
@@ -61,7 +62,8 @@ impl Broker {
             return Ok(self.unknown(missing));
         }
         if !is_region(size) {
-            return Ok(refuse(code::FAILED, format!("{size} bytes: a region is a power of two from 64KiB to 1GiB")));
+            let size = bytes(size);
+            return Ok(refuse(code::FAILED, format!("{size}: a region is a power of two from 64KiB to 1GiB")));
         }
         if !self.config.may_link(a, b) {
             let path = self.config_path.display();
@@ -112,8 +114,8 @@ impl Broker {
         }
         let (used, more) = (self.book.memory_of(name.as_str()), 2 * size);
         if used + more > domain.memory {
-            let all = domain.memory;
-            return Some((code::QUOTA, format!("{name} uses {used} bytes of {all}; the link would take {more}")));
+            let [used, all, more] = [used, domain.memory, more].map(bytes);
+            return Some((code::QUOTA, format!("{name} uses {used} of {all}; the link would take {more}")));
         }
         let (free, all) = (self.free_slots(name.as_str()), domain.slots());
         if free < 2 {
@@ -227,8 +229,9 @@ impl Broker {
 
     /// What an administrator should know of a domain.
     fn trouble(&self, name: &str) -> Option<String> {
-        if let Some((bytes, seconds)) = self.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
-            return Some(format!("{name} has not given back {bytes} bytes for {seconds} s"));
+        if let Some((kept, seconds)) = self.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
+            let kept = bytes(kept);
+            return Some(format!("{name} has not given back {kept} for {seconds} s"));
         }
         let vms = self.vms.iter().map(|(victim, vm)| (victim, &vm.stormed_by));
         let locals = self.locals.iter().map(|(victim, local)| (victim, &local.stormed_by));

@@ -28,6 +28,7 @@ use crate::{
     },
     machine::{self, News, Wanted},
     memory::Regions,
+    settle::Pace,
     state::{Book, Machine, machine_key, memory_key},
 };
 
@@ -64,6 +65,8 @@ pub enum Event {
     Asked(Question),
     /// The configuration is to be read again.
     Reload,
+    /// Memory for a link in a generation was made, or is not to be had.
+    Made(u32, u32, io::Result<Regions>),
     /// Something was heard while consequences were drawn: it has some, too.
     Unsettled,
 }
@@ -87,6 +90,8 @@ pub(crate) struct Vm {
     pub guest: Guest,
     /// Whether the guest's processors run; none: QEMU has not said.
     pub running: Option<bool>,
+    /// The process itself is stopped, so that it says nothing.
+    pub is_stopped: bool,
     /// Its regions and where they are, and the slots that are free.
     pub has: Option<(BTreeMap<String, String>, u16)>,
     pub trouble: Option<String>,
@@ -122,6 +127,14 @@ pub struct Broker {
     pub(crate) locals: BTreeMap<String, Local>,
     /// Memory of links.
     pub(crate) memory: BTreeMap<u32, Regions>,
+    /// B-11. Memory that is out of use and not given back by all.
+    pub(crate) retired: BTreeMap<(u32, u32), Regions>,
+    /// Links for which memory is being made.
+    pub(crate) making: BTreeSet<u32>,
+    /// How often links got new memory.
+    pub(crate) paces: BTreeMap<u32, Pace>,
+    /// When consequences are drawn again though nothing happens.
+    pub(crate) reminder: Option<Instant>,
     /// Links for which no memory was to be had, and when that was tried.
     pub(crate) short: BTreeMap<u32, Instant>,
     /// Links of the configuration that cannot be had, and of which that was said.
@@ -154,6 +167,10 @@ impl Broker {
             vms: BTreeMap::new(),
             locals: BTreeMap::new(),
             memory: BTreeMap::new(),
+            retired: BTreeMap::new(),
+            making: BTreeSet::new(),
+            paces: BTreeMap::new(),
+            reminder: None,
             short: BTreeMap::new(),
             unmade: BTreeSet::new(),
             events,
@@ -184,10 +201,14 @@ impl Broker {
             let device = device.and_then(|descriptors| Device::from_descriptors(name, descriptors));
             match device.filter(|device| machine.greeted && !device.is_gone() && self.config.domains.contains_key(name))
             {
-                Some(device) => {
-                    let vm = start(name, machine, device, &self.config, &self.folder, &self.events)?;
-                    self.vms.insert(name.clone(), vm);
-                }
+                Some(device) => match start(name, machine, device, &self.config, &self.folder, &self.events) {
+                    Ok(vm) => drop(self.vms.insert(name.clone(), vm)),
+                    // One machine is lost, and no more: all others go on.
+                    Err(error) => {
+                        crate::log(&format!("{name}: its QEMU cannot be served any more: {error}; start it anew"));
+                        lost.push((name.clone(), machine.process));
+                    }
+                },
                 None => lost.push((name.clone(), machine.process)),
             }
         }
@@ -200,6 +221,10 @@ impl Broker {
         }
         for (name, process) in lost {
             self.left(&name, process)?;
+        }
+        for old in &self.book.quarantine {
+            let memory = kept.remove(&memory_key(old.link, old.generation)).and_then(Regions::from_descriptors);
+            self.retired.extend(memory.map(|memory| ((old.link, old.generation), memory)));
         }
         // What programs of the host still map of it is theirs: who would say that they let go is no more.
         let config = &self.config;
@@ -235,6 +260,7 @@ impl Broker {
             }
             Event::Asked(question) => self.asked(question)?,
             Event::Reload => self.reload()?,
+            Event::Made(link, generation, made) => self.made(link, generation, made)?,
             // What follows from an event is drawn after it.
             Event::Unsettled => {}
             // Of a QEMU that is no more.
@@ -406,6 +432,7 @@ impl Broker {
         let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.book.machines.get_mut(name)) else { return };
         match news {
             News::Running(running) => vm.running = Some(running),
+            News::Stopped(is_stopped) => vm.is_stopped = is_stopped,
             // One that is told late ended a life before this one.
             News::Ended(at) => machine.ended |= vm.booted.is_none_or(|booted| at >= booted),
             News::Has { version, places, holds, free, trouble } => {
@@ -432,6 +459,7 @@ impl Broker {
         }
         match (self.book.machines.get(name), self.vms.get(name)) {
             (Some(machine), Some(_)) if machine.ended => Life::DomainGone,
+            (Some(_), Some(vm)) if vm.is_stopped => Life::Paused,
             (Some(_), Some(vm)) => match vm.running {
                 Some(true) => Life::Running,
                 Some(false) => Life::Paused,
@@ -548,15 +576,22 @@ fn start(
     tasks.push(listen(name, process, device.host.try_clone()?, events)?);
 
     let (owner, sender) = (name.to_owned(), events.clone());
-    let board = config.domains[name].machine;
-    let path = qmp_socket(folder, config, name);
-    tasks.push(tokio::spawn(machine::keep(path, board, watched, async move |news| {
+    let (board, user) = (config.domains[name].machine, config.domains[name].user);
+    let target = machine::Target { path: qmp_socket(folder, config, name), board, user };
+    tasks.push(tokio::spawn(machine::keep(target, watched, async move |news| {
         let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
     })));
 
-    let (running, has, trouble, stormed_by, loud, booted) = (None, None, None, BTreeSet::new(), None, None);
+    if let Some(pid) = crate::passing::process_of(&device.socket) {
+        let (owner, sender) = (name.to_owned(), events.clone());
+        tasks.push(tokio::spawn(machine::watch_process(pid, async move |is_stopped| {
+            let _ = sender.send(Event::Told(owner.clone(), process, News::Stopped(is_stopped))).await;
+        })));
+    }
+
+    let (running, is_stopped, has, trouble, stormed_by, loud, booted) = (None, false, None, None, BTreeSet::new(), None, None);
     let outbound = Outbound::default();
-    Ok(Vm { device, outbound, guest, running, has, trouble, wanted, stormed_by, loud, booted, tasks })
+    Ok(Vm { device, outbound, guest, running, is_stopped, has, trouble, wanted, stormed_by, loud, booted, tasks })
 }
 
 /// Tells whenever a bell rang, at a rate that the broker can bear.

@@ -19,7 +19,7 @@ use std::{
 };
 
 use rustix::event::EventfdFlags;
-use tombolo_control::{DEVICE_LEN, HOST_BELL, MARKS_AT, OWN_BELL, vector_of};
+use tombolo_control::{HOST_BELL, MARKS_AT, OWN_BELL, vector_of};
 
 use crate::{lane::Lane, memory, passing};
 
@@ -53,7 +53,7 @@ impl Device {
     pub fn new(name: &str, socket: OwnedFd, vectors: u16) -> io::Result<Self> {
         let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let own = (0..vectors).map(|_| bell().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
-        let (lanes, memory) = (lanes(name, own.len()), memory::create("tombolo-device", DEVICE_LEN)?);
+        let (lanes, memory) = (lanes(name, own.len()), memory::create_device("tombolo-device")?);
         Ok(Self { socket, memory, host: bell()?, own, lanes, mark: 0 })
     }
 

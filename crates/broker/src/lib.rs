@@ -28,6 +28,7 @@ pub mod settle;
 pub mod snippet;
 pub mod socket;
 pub mod state;
+pub mod units;
 pub mod xen;
 
 pub use tombolo_broker_guest::log;

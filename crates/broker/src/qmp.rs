@@ -65,12 +65,17 @@ pub struct Qmp {
 }
 
 impl Qmp {
-    /// Connects, and waits for QEMU's greeting.
+    /// Connects, and waits for QEMU's greeting. Whoever listens has to be root, this user, or `user`.
     ///
     /// # Errors
-    /// Nobody is there, or it does not speak QMP.
-    pub async fn connect(path: &Path) -> Result<Self, Error> {
+    /// Nobody is there, somebody else is, or it does not speak QMP.
+    pub async fn connect(path: &Path, user: Option<u32>) -> Result<Self, Error> {
         let stream = UnixStream::connect(path).await?;
+        let (own, who) = (rustix::process::geteuid().as_raw(), passing::user_of(&stream)?);
+        if who != 0 && who != own && Some(who) != user {
+            let why = format!("user {who} listens there, and not the one that this QEMU runs as: see `user` of the domain");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why).into());
+        }
         let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0 };
         let greeting = timeout(PATIENCE, qmp.line()).await.map_err(late)??;
         if !greeting["QMP"].is_object() {

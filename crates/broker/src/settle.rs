@@ -37,6 +37,57 @@ fn plug_name(link: u32, generation: u32, own: bool) -> String {
     format!("{link}-{generation}-{}", if own { "own" } else { "peer" })
 }
 
+/// B-17. How often a link gets new memory: a guest that begins lives without end makes its peers plug regions as often.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    left: u32,
+    since: Instant,
+}
+
+/// New memories that a link may have at once, and how long until it may have one more.
+const BURST: u32 = 6;
+const STEP: Duration = Duration::from_secs(2);
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self { left: BURST, since: Instant::now() }
+    }
+}
+
+impl Pace {
+    /// Takes one, or says how long to wait.
+    fn take(&mut self, now: Instant) -> Result<(), Duration> {
+        let passed = now.saturating_duration_since(self.since);
+        let more = u32::try_from(passed.as_millis() / STEP.as_millis()).unwrap_or(u32::MAX);
+        if more != 0 {
+            (self.left, self.since) = (self.left.saturating_add(more).min(BURST), self.since + STEP * more.min(1 << 16));
+        }
+        if self.left == BURST {
+            self.since = now;
+        }
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                Ok(())
+            }
+            None => Err((self.since + STEP).saturating_duration_since(now)),
+        }
+    }
+}
+
+/// Two regions for a link; the ends that are `local` map their own part later, and more than once.
+fn make_memory(number: u32, ends: &[String; 2], size: u64, local: [bool; 2]) -> io::Result<Regions> {
+    let make = |side: usize| {
+        let region = memory::create(&format!("tombolo-{number}-{}", ends[side]), size)?;
+        if local[side] {
+            memory::seal_as_it_is(&region)?;
+        }
+        io::Result::Ok(region)
+    };
+    let bell = if local.contains(&true) { Some(relay::event()?) } else { None };
+    Regions::new([make(0)?, make(1)?], bell)
+}
+
 impl Broker {
     /// Draws the consequences of all that was heard.
     ///
@@ -93,18 +144,24 @@ impl Broker {
         self.retire(number);
         self.book.links.remove(&number);
         self.short.remove(&number);
+        self.paces.remove(&number);
         self.save()
+    }
+
+    /// The lives of both ends of a link, if both are there.
+    fn lives(&self, link: &Link) -> Option<[u64; 2]> {
+        let lives = link.ends.each_ref().map(|end| match self.book.machines.get(end) {
+            _ if self.config.is_local(end) => Some(0),
+            machine => machine.map(|machine| machine.life),
+        });
+        let [a, b] = lives;
+        Some([a?, b?])
     }
 
     /// B-10. Memory for a link whose ends are both there, and new memory after an end began a new life.
     fn settle_memory(&mut self, number: u32) -> io::Result<()> {
         let link = &self.book.links[&number];
-        let lives = link.ends.each_ref().map(|end| match self.book.machines.get(end) {
-            _ if self.config.is_local(end) => Some(0),
-            machine => machine.map(|machine| machine.life),
-        });
-        let [Some(a), Some(b)] = lives else { return Ok(()) };
-        let lives = [a, b];
+        let Some(lives) = self.lives(link) else { return Ok(()) };
         // A region that was handed over and is not there any more cannot be had again: it is sealed.
         let lost =
             |side: usize| link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(false);
@@ -114,7 +171,8 @@ impl Broker {
         if self.book.links[&number].has_memory || !self.may_have_memory(number) {
             return Ok(());
         }
-        self.give_memory(number, lives)
+        self.begin_memory(number);
+        Ok(())
     }
 
     /// B-17. Whether there is room for new memory beside what is not given back.
@@ -125,21 +183,57 @@ impl Broker {
         old < OLD_MAX && !self.book.links[&number].ends.iter().any(over)
     }
 
-    fn give_memory(&mut self, number: u32, lives: [u64; 2]) -> io::Result<()> {
-        if self.short.get(&number).is_some_and(|tried| tried.elapsed() < SHORT) {
-            return Ok(());
+    /// Has memory made for a link, by a thread beside this one: it takes time, and others are served meanwhile.
+    fn begin_memory(&mut self, number: u32) {
+        let is_short = self.short.get(&number).is_some_and(|tried| tried.elapsed() < SHORT);
+        if is_short || self.making.contains(&number) {
+            return;
+        }
+        if let Err(wait) = self.paces.entry(number).or_default().take(Instant::now()) {
+            self.settle_after(wait);
+            return;
         }
         let link = &self.book.links[&number];
-        let (key, generation) = (memory_key(number, link.generation + 1), link.generation + 1);
-        let made = self.make_memory(number, link);
-        let kept = made.and_then(|regions| self.holder.keep(&key, &regions.descriptors()).map(|()| regions));
-        let regions = match kept {
+        let (ends, size, generation) = (link.ends.clone(), link.size, link.generation + 1);
+        let local = ends.each_ref().map(|end| self.config.is_local(end));
+        self.making.insert(number);
+        let events = self.events.clone();
+        tokio::task::spawn_blocking(move || {
+            let made = make_memory(number, &ends, size, local);
+            let _ = events.blocking_send(Event::Made(number, generation, made));
+        });
+    }
+
+    /// Draws consequences again after a while. One reminder at a time: whoever needs a later one asks again then.
+    fn settle_after(&mut self, wait: Duration) {
+        let (now, at) = (Instant::now(), Instant::now() + wait);
+        if self.reminder.is_some_and(|reminder| now < reminder && reminder <= at) {
+            return;
+        }
+        self.reminder = Some(at);
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            let _ = events.send(Event::Unsettled).await;
+        });
+    }
+
+    /// B-10, B-16. Memory for a link is there: it goes into safe keeping, unless it is not wanted any more.
+    pub(crate) fn made(&mut self, number: u32, generation: u32, made: io::Result<Regions>) -> io::Result<()> {
+        self.making.remove(&number);
+        let Some(link) = self.book.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation) else {
+            return Ok(());
+        };
+        let Some(lives) = self.lives(link).filter(|_| self.may_have_memory(number)) else { return Ok(()) };
+        let key = memory_key(number, generation);
+        let regions = match made.and_then(|made| self.holder.keep(&key, &made.descriptors()).map(|()| made)) {
             Ok(regions) => regions,
             Err(error) => {
                 if self.short.insert(number, Instant::now()).is_none() {
-                    let size = link.size;
-                    crate::log(&format!("link {number}: no memory for two regions of {size} bytes yet: {error}"));
+                    let size = crate::units::bytes(link.size);
+                    crate::log(&format!("link {number}: no memory for two regions of {size} yet: {error}"));
                 }
+                self.settle_after(SHORT);
                 // If not even that is to be had the holder is gone.
                 return self.holder.forget(&key);
             }
@@ -151,19 +245,6 @@ impl Broker {
         }
         self.memory.insert(number, regions);
         Ok(())
-    }
-
-    fn make_memory(&self, number: u32, link: &Link) -> io::Result<Regions> {
-        let local = link.ends.each_ref().map(|end| self.config.is_local(end));
-        let make = |side: usize| {
-            let region = memory::create(&format!("tombolo-{number}-{}", link.ends[side]), link.size)?;
-            if local[side] {
-                memory::seal_as_it_is(&region)?;
-            }
-            io::Result::Ok(region)
-        };
-        let bell = if local.contains(&true) { Some(relay::event()?) } else { None };
-        Regions::new([make(0)?, make(1)?], bell)
     }
 
     /// Whether a domain's QEMU has a region; none: it has not said.
@@ -458,7 +539,10 @@ impl Broker {
             held_by: link.ends.iter().filter_map(process).chain(local).collect(),
             since: now(),
         });
-        self.memory.remove(&number);
+        let generation = link.generation;
+        if let Some(memory) = self.memory.remove(&number) {
+            self.retired.insert((number, generation), memory);
+        }
     }
 
     /// B-11. What a QEMU does not have any more, and will not be given, is given back.
@@ -491,6 +575,10 @@ impl Broker {
         }
         for old in free {
             self.holder.forget(&memory_key(old.link, old.generation))?;
+            if let Some(memory) = self.retired.remove(&(old.link, old.generation)) {
+                // Beside this thread: there may be much of it.
+                tokio::task::spawn_blocking(move || memory.free());
+            }
         }
         Ok(())
     }

@@ -199,12 +199,13 @@ impl Book {
         machines.chain(links).chain(quarantine).collect()
     }
 
-    /// B-17. Bytes that count against `domain`: its links', whether they have memory now or not, and what is quarantined.
+    /// B-17. Bytes that count against `domain`: its links', whether they have memory now or not, and what it has not given back of
+    /// the quarantine. What others keep is theirs to answer for.
     #[must_use]
     pub fn memory_of(&self, domain: &str) -> u64 {
         let mine = |ends: &[String; 2]| ends.iter().any(|end| end == domain);
         let links = self.links.values().filter(|link| mine(&link.ends)).map(|link| 2 * link.size);
-        let old = self.quarantine.iter().filter(|old| mine(&old.ends)).map(|old| old.bytes);
+        let old = self.quarantine.iter().filter(|old| old.held_by.contains_key(domain)).map(|old| old.bytes);
         links.chain(old).sum()
     }
 
@@ -280,7 +281,8 @@ mod tests {
         book.save(folder.path()).unwrap();
         assert_eq!(Book::read(folder.path()).unwrap(), book);
         assert_eq!(book.keys(), ["memory/7/2", "memory/7/3"].map(String::from).into());
-        assert_eq!((book.memory_of("a"), book.memory_of("c")), (4 << 20, 0));
+        let uses = ["a", "b", "c"].map(|domain| book.memory_of(domain));
+        assert_eq!(uses, [4 << 20, 2 << 20, 0], "what a keeps is not b's");
     }
 
     #[test]

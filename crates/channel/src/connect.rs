@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tombolo_domain::{Deadline, Error as DomainError, Link, Offer, Received, Rendezvous, Slot};
+use tombolo_domain::{Deadline, Error as DomainError, Life, Link, Offer, Received, Rendezvous, Slot};
 use tombolo_layout::{
     Features, SegmentHeader, VERSION,
     handshake::{Greeting, Message, Refusal, versions},
@@ -347,7 +347,13 @@ fn refuse(link: &mut dyn Link, error: Error) -> Error {
 fn await_readable(link: &dyn Link, deadline: Deadline) -> Result<()> {
     let fd = link.fd();
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    poll_until(&mut fds, deadline)
+    poll_until(&mut fds, deadline).map_err(|error| match error {
+        Error::TimedOut if link.life() == Life::Paused => {
+            let why = format!("timed out, as the peer {} is paused", link.peer().domain);
+            DomainError::os("connect", std::io::Error::new(std::io::ErrorKind::TimedOut, why)).into()
+        }
+        error => error,
+    })
 }
 
 /// Polls until one of `fds` is ready; an interruption is no end.

@@ -153,6 +153,7 @@ impl Error {
                 DomainError::InUse(_) => Errno::ADDRINUSE,
                 DomainError::Denied(_) => Errno::ACCESS,
                 DomainError::Limit { .. } | DomainError::Quota(_) => Errno::NOMEM,
+                DomainError::Os { source, .. } if source.kind() == io::ErrorKind::TimedOut => Errno::TIMEDOUT,
                 DomainError::Os { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
                 _ => Errno::IO,
             },

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tombolo_control::{Boxes, Message, Said, Session};
 
 use super::*;
-use crate::{broker::Event, config::Config, hold, machine::News, memory::Regions};
+use crate::{broker::Event, config::Config, hold, machine::News};
 
 const TEXT: &str = r#"
 [host]
@@ -48,37 +48,54 @@ struct World {
     events: mpsc::Receiver<Event>,
     /// QEMU's ends of the connections.
     sockets: Vec<OwnedFd>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 /// Runs `test` in a runtime, with both machines connected and their links up.
 fn play(test: impl FnOnce(&mut World)) {
+    play_on(|mut world| test(&mut world));
+}
+
+fn play_on(test: impl FnOnce(World)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut world = World::new(TEXT);
         ["a", "b"].into_iter().for_each(|name| world.join(name));
         world.until("the links are up", World::is_up);
-        test(&mut world);
+        test(world);
     });
+}
+
+/// A broker in `folder`, whose holder begins.
+fn begin(folder: &Path, text: &str) -> (Broker, mpsc::Receiver<Event>) {
+    let config = Config::parse(Path::new("t"), text).unwrap();
+    let began = Instant::now();
+    let holder = loop {
+        match hold::Holder::find(folder, false) {
+            Ok(holder) => break holder,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "no holder: {error}"),
+        }
+        thread::yield_now();
+    };
+    let (sender, events) = mpsc::channel(1024);
+    (Broker::begin(folder, &folder.join("t"), config, holder, sender).unwrap(), events)
 }
 
 impl World {
     fn new(text: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let config = Config::parse(Path::new("t"), text).unwrap();
         let place = folder.path().to_owned();
         thread::spawn(move || hold::serve(&place));
-        let began = Instant::now();
-        let holder = loop {
-            match hold::Holder::find(folder.path(), false) {
-                Ok(holder) => break holder,
-                Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "no holder: {error}"),
-            }
-            thread::yield_now();
-        };
-        let (sender, events) = mpsc::channel(1024);
-        let broker = Broker::begin(folder.path(), &folder.path().join("t"), config, holder, sender).unwrap();
-        Self { broker, events, sockets: Vec::new(), _folder: folder }
+        let (broker, events) = begin(folder.path(), text);
+        Self { broker, events, sockets: Vec::new(), folder }
+    }
+
+    /// Another broker takes up what this one leaves.
+    fn restart(self) -> Self {
+        let Self { broker, sockets, folder, .. } = self;
+        drop(broker);
+        let (broker, events) = begin(folder.path(), TEXT);
+        Self { broker, events, sockets, folder }
     }
 
     fn join(&mut self, name: &str) {
@@ -117,6 +134,9 @@ impl World {
         let began = Instant::now();
         while !done(self) {
             assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
+            while let Ok(event) = self.events.try_recv() {
+                self.hear(event);
+            }
             self.hear_account();
             self.broker.vms.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| self.meet(name));
             thread::yield_now();
@@ -211,8 +231,8 @@ fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
         // New memory, which the account is not told of before it goes again: it was told of another generation.
         let generation = world.broker.book.links[&link].generation + 1;
         world.broker.retire(link);
-        let made = world.broker.make_memory(link, &world.broker.book.links[&link].clone()).unwrap();
-        let _: &Regions = &made;
+        let ends = world.broker.book.links[&link].ends.clone();
+        let made = make_memory(link, &ends, 64 << 10, [false, true]).unwrap();
         world.broker.memory.insert(link, made);
         let new = world.broker.book.links.get_mut(&link).unwrap();
         (new.has_memory, new.generation) = (true, generation);
@@ -220,5 +240,53 @@ fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
         let held: Vec<_> =
             world.broker.book.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
         assert_eq!(held, [true, false]);
+    });
+}
+
+#[test]
+fn b17_link_gets_new_memory_a_few_times_at_once_and_then_now_and_then() {
+    let mut pace = Pace::default();
+    let now = Instant::now();
+    let at_once = (0..100).filter(|_| pace.take(now).is_ok()).count();
+    assert_eq!(at_once, 6);
+    let wait = pace.take(now).unwrap_err();
+    assert!(!wait.is_zero() && wait <= STEP, "{wait:?}");
+    assert!(pace.take(now + wait).is_ok() && pace.take(now + wait).is_err());
+    let later = now + Duration::from_secs(3600);
+    assert_eq!((0..100).filter(|_| pace.take(later).is_ok()).count(), 6, "what was not used is not saved up");
+}
+
+#[test]
+fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
+    play(|world| {
+        let life = world.broker.book.number();
+        world.broker.book.machines.get_mut("a").unwrap().life = life;
+        world.broker.settle().unwrap();
+        let link = world.broker.link_between(&name("a"), &name("host")).unwrap();
+        assert!(world.broker.making.contains(&link) && !world.broker.book.links[&link].has_memory);
+        // Its end begins once more before it is there: then it is for that life.
+        let life = world.broker.book.number();
+        world.broker.book.machines.get_mut("a").unwrap().life = life;
+        world.until("the links are up", World::is_up);
+        assert_eq!(world.broker.book.links[&link].lives[0], life);
+        assert!(world.broker.making.is_empty());
+    });
+}
+
+#[test]
+fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
+    play_on(|world| {
+        // What a broker of before left: memory that its QEMU sealed.
+        let sealed = memory::create("sealed", tombolo_control::DEVICE_LEN).unwrap();
+        memory::seal_against_writing(&sealed).unwrap();
+        let (process, device) = (world.broker.book.machines["a"].process, &world.broker.vms["a"].device);
+        let mut descriptors = device.descriptors();
+        descriptors[1] = std::os::fd::AsFd::as_fd(&sealed);
+        world.broker.holder.keep(&crate::state::machine_key("a", process), &descriptors).unwrap();
+        let world = world.restart();
+        assert_eq!(world.broker.vms.keys().collect::<Vec<_>>(), ["b"]);
+        assert!(world.broker.is_gone("a") && !world.broker.book.machines.contains_key("a"));
+        let b = world.broker.link_between(&name("b"), &name("host")).unwrap();
+        assert!(world.broker.book.links[&b].has_memory, "what others have stays");
     });
 }
