@@ -6,9 +6,11 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use tombolo_domain::{Life, Link, Offer, Peer};
+use tombolo_domain::{Error as DomainError, Life, Link, Offer, Peer};
 use tombolo_layout::{Features, state::Phase};
 use tombolo_mem::{MappedOwnWord, MappedPeerWord};
+
+use crate::Error;
 
 /// How the peer's side of a pipe ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +59,8 @@ pub(crate) struct End {
     pub(crate) peer_map_limit: u64,
     /// The doorbell said so once; it stays so.
     gone: AtomicBool,
+    /// Memory of the peer was found to be taken away.
+    revoked: AtomicBool,
 }
 
 /// The link, and what of this end's memory must be taken back in the end.
@@ -87,7 +91,7 @@ impl End {
         let same_cpus = link.same_kernel();
         let link = Mutex::new(Shared { link, offers: vec![first] });
         let (own_cpu, peer_cpu) = cpus;
-        let gone = AtomicBool::new(false);
+        let (gone, revoked) = Default::default();
         Self {
             link,
             own_cpu,
@@ -99,6 +103,7 @@ impl End {
             own_map_limit,
             peer_map_limit,
             gone,
+            revoked,
         }
     }
 
@@ -108,7 +113,27 @@ impl End {
     }
 
     pub(crate) fn life(&self) -> Life {
+        if self.revoked.load(Ordering::Relaxed) {
+            return Life::Revoked;
+        }
         self.link().link.life()
+    }
+
+    /// D-3. Whether `error`, which was found in the peer's memory, says that this memory was taken away. Then zeros may stand
+    /// there, which no peer wrote and which break the specification.
+    #[cold]
+    pub(crate) fn is_revoked(&self, error: &Error) -> bool {
+        let revoked = match error {
+            Error::Domain(DomainError::Revoked) => true,
+            Error::Corrupt(_) | Error::Malformed { .. } => self.life() == Life::Revoked,
+            _ => false,
+        };
+        if revoked {
+            // ORDER: Relaxed; the flag stands for itself.
+            self.revoked.store(true, Ordering::Relaxed);
+            self.set_gone();
+        }
+        revoked
     }
 
     /// Whether the peer can map what this end sent it even once this end is gone.

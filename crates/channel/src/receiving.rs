@@ -30,6 +30,17 @@ impl Receiving {
     #[inline]
     pub(crate) fn attempt<T>(
         &mut self,
+        call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
+    ) -> Result<Poll<Option<T>>> {
+        match self.try_call(call) {
+            Err(error) => self.end_if_revoked(error).map(|()| Poll::Ready(None)),
+            done => done,
+        }
+    }
+
+    #[inline]
+    fn try_call<T>(
+        &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
     ) -> Result<Poll<Option<T>>> {
         let mut looked = false;
@@ -83,6 +94,31 @@ impl Receiving {
     #[inline]
     pub(crate) fn complete<T>(
         &mut self,
+        call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        deadline: Deadline,
+        before_wait: impl FnMut(),
+    ) -> Result<Option<T>> {
+        match self.call_until(call, deadline, before_wait) {
+            Err(error) => self.end_if_revoked(error).map(|()| None),
+            done => done,
+        }
+    }
+
+    /// D-3. Where what was found wrong is that the memory was taken away, that is the end, and not the peer's fault.
+    #[cold]
+    #[inline(never)]
+    fn end_if_revoked(&mut self, error: Error) -> Result<()> {
+        if !self.waiter.end().is_revoked(&error) {
+            return Err(error);
+        }
+        self.ending = Some(Ending::Revoked);
+        self.waiter.settle();
+        Ok(())
+    }
+
+    #[inline]
+    fn call_until<T>(
+        &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
         deadline: Deadline,
         mut before_wait: impl FnMut(),
@@ -109,6 +145,13 @@ impl Receiving {
     /// so many, or once no more will come.
     /// For that it is armed, unless it was for the same and its descriptor has been `quiet` since.
     pub(crate) fn look_for(&mut self, need: u64, quiet: bool) -> Result<u64> {
+        match self.try_look_for(need, quiet) {
+            Err(error) => self.end_if_revoked(error).map(|()| 0),
+            there => there,
+        }
+    }
+
+    fn try_look_for(&mut self, need: u64, quiet: bool) -> Result<u64> {
         if self.reader.available() >= need {
             return Ok(self.reader.available());
         }
@@ -118,7 +161,7 @@ impl Receiving {
         let wanted = self.reader.position().wrapping_add(need);
         // Whoever rings for that has published it before, and it is not here: the ring is still to come.
         let armed = quiet && self.waiter.is_armed(wanted);
-        if there < need && !armed && self.waiter.is_polled() && !self.is_last()? {
+        if there < need && !armed && self.waiter.is_polled() && !self.will_not_grow()? {
             if self.waiter.arm_for_poll(&mut self.reader, need)? {
                 there = self.reader.refresh()?;
             } else if self.waiter.gone_now() {
@@ -133,9 +176,16 @@ impl Receiving {
 
     /// Waits until `need` bytes are there, or no more will come: how many are.
     pub(crate) fn wait_for(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
+        match self.await_bytes(need, deadline) {
+            Err(error) => self.end_if_revoked(error).map(|()| 0),
+            there => there,
+        }
+    }
+
+    fn await_bytes(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
         loop {
             let there = self.reader.refresh()?;
-            if there >= need || self.is_last()? {
+            if there >= need || self.will_not_grow()? {
                 // What was published before the end is visible with it.
                 let there = self.reader.refresh()?;
                 self.waiter.settle();
@@ -156,6 +206,13 @@ impl Receiving {
 
     /// Whether nothing will be added to what is there; whether the peer lives is looked at now and then.
     pub(crate) fn is_last(&mut self) -> Result<bool> {
+        match self.will_not_grow() {
+            Err(error) => self.end_if_revoked(error).map(|()| true),
+            last => last,
+        }
+    }
+
+    fn will_not_grow(&mut self) -> Result<bool> {
         if self.waiter.end().gone() || self.reader.writer_closed()? {
             return Ok(true);
         }
@@ -283,6 +340,7 @@ impl Receiving {
     }
 
     pub(crate) fn consumed(&mut self, len: usize) -> Result<()> {
+        self.reader.check_memory()?;
         self.reader.consume(len);
         self.after()
     }

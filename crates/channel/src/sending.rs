@@ -30,6 +30,15 @@ impl Sending {
     #[inline]
     pub(crate) fn attempt<T>(
         &mut self,
+        call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        need: impl Fn() -> u64,
+    ) -> Result<Option<T>> {
+        self.try_call(call, need).map_err(|error| self.judge(error))
+    }
+
+    #[inline]
+    fn try_call<T>(
+        &mut self,
         mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
         need: impl Fn() -> u64,
     ) -> Result<Option<T>> {
@@ -68,6 +77,17 @@ impl Sending {
     /// waiting for before this one waits.
     #[inline]
     pub(crate) fn complete<T>(
+        &mut self,
+        call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        need: impl Fn() -> u64,
+        deadline: Deadline,
+        before_wait: impl FnMut() -> Result<()>,
+    ) -> Result<T> {
+        self.call_until(call, need, deadline, before_wait).map_err(|error| self.judge(error))
+    }
+
+    #[inline]
+    fn call_until<T>(
         &mut self,
         mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
         need: impl Fn() -> u64,
@@ -145,6 +165,17 @@ impl Sending {
         Error::PeerGone
     }
 
+    /// D-3. Where what was found wrong is that the memory was taken away, the peer is gone, and it is not its fault.
+    #[cold]
+    #[inline(never)]
+    fn judge(&mut self, error: Error) -> Error {
+        if self.waiter.end().is_revoked(&error) {
+            self.gone = true;
+            return Error::PeerGone;
+        }
+        error
+    }
+
     #[cold]
     #[inline(never)]
     fn wait(&mut self, need: u64, deadline: Deadline) -> Result<()> {
@@ -161,18 +192,23 @@ impl Sending {
     /// Waits until the reader has read everything that was written.
     pub(crate) fn drained(&mut self, deadline: Deadline) -> Result<()> {
         self.writer.flush();
+        self.await_drained(deadline).map_err(|error| self.judge(error))
+    }
+
+    fn await_drained(&mut self, deadline: Deadline) -> Result<()> {
         loop {
+            self.after();
+            // First of all: what was read before the peer closed or went was read.
+            if self.writer.check_drained()? {
+                return Ok(());
+            }
             if self.gone || self.move_.is_under_way() {
                 self.go_on()?;
             }
-            self.after();
-            if self.writer.is_drained()? {
-                return Ok(());
-            }
             let whole = self.writer.capacity();
-            self.wait(whole, deadline)?;
-            if self.writer.reader_closed()? {
-                return Err(Error::Closed);
+            match self.wait(whole, deadline) {
+                Err(Error::PeerGone) => self.gone = true,
+                waited => waited?,
             }
         }
     }
@@ -214,9 +250,11 @@ impl Sending {
         if self.gone { Err(self.peer_gone()) } else { Ok(()) }
     }
 
-    /// After a commit, which published by itself.
-    pub(crate) fn committed(&mut self) {
+    /// Publishes what was reserved.
+    pub(crate) fn commit(&mut self, len: usize) -> Result<()> {
+        self.writer.commit(len).map_err(|error| self.judge(error.into()))?;
         self.after();
+        Ok(())
     }
 
     pub(crate) fn set_flush_policy(&mut self, policy: FlushPolicy) {

@@ -189,3 +189,19 @@ pub fn read<M: Mem>(
     }
     Ok((all, None))
 }
+
+/// Sends two records and waits until both were read.
+pub fn write_and_drain<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells) {
+    (0..2).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
+    while !writer.check_drained().unwrap() {
+        let whole = writer.capacity();
+        sleep_until(writer, bells, whole).unwrap();
+    }
+}
+
+/// Receives two records, wants no more, and does not look whether there are.
+pub fn read_two_and_close<M: Mem>(reader: &mut Reader<M>, bells: &mut Bells) {
+    (0..2).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
+    reader.close();
+    settle(reader, bells);
+}
