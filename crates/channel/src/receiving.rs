@@ -6,7 +6,11 @@ use std::{os::fd::BorrowedFd, task::Poll, time::Duration};
 use tombolo_mem::Mapped;
 use tombolo_ring::{Deadline, Error as RingError, Reader, Waited};
 
-use crate::{Ending, Error, Result, handover, stats::PipeStatistics, waiter::Waiter};
+use crate::{
+    Ending, Error, Result, handover,
+    stats::PipeStatistics,
+    waiter::{Armed, Waiter},
+};
 
 /// Calls between two looks for a ring to follow to, where there is always something to read.
 const CALLS_PER_LOOK: u32 = 64;
@@ -58,12 +62,8 @@ impl Receiving {
             self.follow()?;
             if !looked && self.waiter.is_polled() {
                 let need = self.reader.need()?;
-                looked = self.waiter.arm_for_poll(&mut self.reader, need)?;
-                if !looked && self.waiter.gone_now() {
-                    self.waiter.end().set_gone();
+                if self.arm_for_poll(need)? != Armed::Quiet {
                     looked = true;
-                }
-                if looked {
                     continue;
                 }
             }
@@ -84,6 +84,7 @@ impl Receiving {
         if done > 0 {
             self.calls += 1;
             self.ring_if_owed();
+            self.waiter.end_nap();
             self.waiter.settle();
         }
         done
@@ -162,16 +163,24 @@ impl Receiving {
         // Whoever rings for that has published it before, and it is not here: the ring is still to come.
         let armed = quiet && self.waiter.is_armed(wanted);
         if there < need && !armed && self.waiter.is_polled() && !self.will_not_grow()? {
-            if self.waiter.arm_for_poll(&mut self.reader, need)? {
-                there = self.reader.refresh()?;
-            } else if self.waiter.gone_now() {
-                self.waiter.end().set_gone();
-            } else {
-                self.waiter.note_armed(wanted);
-            }
+            self.arm_for_poll(need)?;
+            there = self.reader.refresh()?;
+        }
+        if there >= need {
+            self.waiter.end_nap();
         }
         self.waiter.settle();
         Ok(there)
+    }
+
+    /// Before one who polls is told that there is too little.
+    fn arm_for_poll(&mut self, need: u64) -> Result<Armed> {
+        let wanted = self.reader.position().wrapping_add(need);
+        let armed = self.waiter.arm_for_poll(&mut self.reader, need, wanted)?;
+        if armed == Armed::PeerGone {
+            self.waiter.end().set_gone();
+        }
+        Ok(armed)
     }
 
     /// Waits until `need` bytes are there, or no more will come: how many are.
@@ -284,6 +293,7 @@ impl Receiving {
             self.publish();
             self.follow()?;
         }
+        self.waiter.end_nap();
         self.waiter.settle();
         Ok(())
     }

@@ -6,7 +6,12 @@ use std::{cell::Cell, os::fd::BorrowedFd, thread, time::Duration};
 use tombolo_mem::Mapped;
 use tombolo_ring::{Deadline, Error as RingError, FlushPolicy, Waited, Writer};
 
-use crate::{Error, Result, handover::Outgoing, stats::PipeStatistics, waiter::Waiter};
+use crate::{
+    Error, Result,
+    handover::Outgoing,
+    stats::PipeStatistics,
+    waiter::{Armed, Waiter},
+};
 
 /// C-9. For so long an end that goes waits for a peer that has not begun, and so often it looks.
 const LINGER: Duration = Duration::from_secs(1);
@@ -48,15 +53,22 @@ impl Sending {
                 self.go_on()?;
             }
             let done = call(&mut self.writer)?;
-            if done.is_none() {
-                if self.waiter.gone_now() {
-                    return Err(self.peer_gone());
+            if done.is_some() {
+                self.waiter.end_nap();
+            } else if !armed && self.waiter.is_polled() {
+                let need = need();
+                let wanted = self.writer.position().wrapping_add(need);
+                match self.waiter.arm_for_poll(&mut self.writer, need, wanted)? {
+                    Armed::Quiet => {}
+                    // Something to look at after all may be room in another ring.
+                    Armed::Ready => {
+                        armed = true;
+                        continue;
+                    }
+                    Armed::PeerGone => return Err(self.peer_gone()),
                 }
-                // Something to look at after all may be room in another ring.
-                if !armed && self.waiter.is_polled() && self.waiter.arm_for_poll(&mut self.writer, need())? {
-                    armed = true;
-                    continue;
-                }
+            } else if self.waiter.gone_now() {
+                return Err(self.peer_gone());
             }
             self.after();
             return Ok(done);
@@ -68,6 +80,7 @@ impl Sending {
     pub(crate) fn write_at_once(&mut self, bytes: &[u8]) -> bool {
         let done = !self.gone && !self.move_.is_under_way() && self.writer.write_at_once(bytes);
         if done {
+            self.waiter.end_nap();
             self.after();
         }
         done
@@ -216,6 +229,8 @@ impl Sending {
     #[cold]
     fn go_on(&mut self) -> Result<()> {
         self.still_there()?;
+        // In another ring there is room at another position.
+        self.waiter.forget_armed();
         self.move_.go_on(&mut self.writer, self.waiter.end())?;
         self.after();
         Ok(())
