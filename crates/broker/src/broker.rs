@@ -589,7 +589,8 @@ fn start(
         })));
     }
 
-    let (running, is_stopped, has, trouble, stormed_by, loud, booted) = (None, false, None, None, BTreeSet::new(), None, None);
+    let (running, is_stopped, has, trouble, stormed_by, loud, booted) =
+        (None, false, None, None, BTreeSet::new(), None, None);
     let outbound = Outbound::default();
     Ok(Vm { device, outbound, guest, running, is_stopped, has, trouble, wanted, stormed_by, loud, booted, tasks })
 }

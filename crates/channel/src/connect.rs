@@ -191,7 +191,8 @@ impl Introduction {
         let features = greeting.offered.and(theirs.offered);
         let ordering = if features.has(Features::MEMBARRIER) { Ordering::SleeperBarrier } else { Ordering::Fences };
         let messages = features.has(Features::MESSAGES);
-        let (halves, header) = halves(own, segment, Mode { messages, ordering })?;
+        let (halves, header) =
+            halves(own, segment, Mode { messages, ordering }).map_err(|corrupt| Error::in_segment(corrupt, segment))?;
         if header.epoch != theirs.epoch || theirs.epoch == 0 {
             let what = format!("segment of epoch {:#x} in a greeting of epoch {:#x}", header.epoch, theirs.epoch);
             return Err(Error::Malformed { clause: "C-11", what });

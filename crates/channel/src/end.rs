@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use tombolo_domain::{Life, Link, Offer, Peer};
+use tombolo_domain::{Error as DomainError, Life, Link, Offer, Peer};
 use tombolo_layout::{Features, state::Phase};
 use tombolo_mem::{MappedOwnWord, MappedPeerWord};
 
@@ -61,6 +61,8 @@ pub(crate) struct End {
     gone: AtomicBool,
     /// What one half caught the peer at ends the other as well.
     lie: OnceLock<Error>,
+    /// Memory of the peer was found to be taken away.
+    revoked: AtomicBool,
 }
 
 /// The link, and what of this end's memory must be taken back in the end.
@@ -91,7 +93,7 @@ impl End {
         let same_cpus = link.same_kernel();
         let link = Mutex::new(Shared { link, offers: vec![first] });
         let (own_cpu, peer_cpu) = cpus;
-        let gone = AtomicBool::new(false);
+        let (gone, revoked) = Default::default();
         Self {
             link,
             own_cpu,
@@ -104,6 +106,7 @@ impl End {
             peer_map_limit,
             gone,
             lie: OnceLock::new(),
+            revoked,
         }
     }
 
@@ -128,7 +131,27 @@ impl End {
     }
 
     pub(crate) fn life(&self) -> Life {
+        if self.revoked.load(Ordering::Relaxed) {
+            return Life::Revoked;
+        }
         self.link().link.life()
+    }
+
+    /// D-3. Whether `error`, which was found in the peer's memory, says that this memory was taken away. Then zeros may stand
+    /// there, which no peer wrote and which break the specification.
+    #[cold]
+    pub(crate) fn is_revoked(&self, error: &Error) -> bool {
+        let revoked = match error {
+            Error::Domain(DomainError::Revoked) => true,
+            Error::Corrupt(_) | Error::Malformed { .. } => self.life() == Life::Revoked,
+            _ => false,
+        };
+        if revoked {
+            // ORDER: Relaxed; the flag stands for itself.
+            self.revoked.store(true, Ordering::Relaxed);
+            self.set_gone();
+        }
+        revoked
     }
 
     /// Whether the peer can map what this end sent it even once this end is gone.

@@ -9,6 +9,7 @@ use tombolo_layout::{
     handshake::{MessageError, Refusal},
     header::HeaderError,
 };
+use tombolo_mem::PeerSegment;
 use tombolo_ring::{Corrupt, Error as RingError};
 
 use crate::AddressError;
@@ -179,14 +180,16 @@ impl From<RingError> for Error {
             RingError::Corrupt(corrupt) => Self::Corrupt(corrupt),
             RingError::TooLarge { len, max } => Self::TooLarge { len, max },
             RingError::BufferTooSmall { len, buffer } => Self::BufferTooSmall { len, buffer },
+            RingError::Revoked => Self::Domain(DomainError::Revoked),
             _ => Self::Closed,
         }
     }
 }
 
-impl From<Corrupt> for Error {
-    fn from(corrupt: Corrupt) -> Self {
-        Self::Corrupt(corrupt)
+impl Error {
+    /// D-3. What `corrupt`, found in `segment`, means: nothing where that was taken away meanwhile.
+    pub(crate) fn in_segment(corrupt: Corrupt, segment: &PeerSegment) -> Self {
+        if segment.is_lost() { Self::Domain(DomainError::Revoked) } else { Self::Corrupt(corrupt) }
     }
 }
 

@@ -104,7 +104,7 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
         return Err(malformed("a control message out of place"));
     };
     let segment = received.segment.ok_or_else(|| malformed("a ring was offered without its segment"))?;
-    let (carrier, header) = follow_to(&segment, generation)?;
+    let (carrier, header) = follow_to(&segment, generation).map_err(|corrupt| Error::in_segment(corrupt, &segment))?;
     if generation != announced || epoch != end.peer_epoch || header.epoch != epoch {
         return Err(malformed("the ring offered is not the one announced"));
     }

@@ -76,7 +76,8 @@ fn serve(mut device: File, is_mute: &AtomicBool) {
 
 /// Mounts a file system at `folder` that `is_mute` on demand; why not, if that cannot be done here.
 fn mount(folder: &Path, is_mute: Arc<AtomicBool>) -> Result<(), String> {
-    let device = File::options().read(true).write(true).open("/dev/fuse").map_err(|error| format!("/dev/fuse: {error}"))?;
+    let device =
+        File::options().read(true).write(true).open("/dev/fuse").map_err(|error| format!("/dev/fuse: {error}"))?;
     rustix::io::fcntl_setfd(&device, FdFlags::empty()).unwrap();
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", std::os::fd::AsRawFd::as_raw_fd(&device));
     let serving = device.try_clone().unwrap();

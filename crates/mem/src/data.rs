@@ -14,7 +14,9 @@ use crate::{CopyMethod, OwnData, PeerData, Untrusted, copy, map::Mapping};
 struct Range {
     base: NonNull<u8>,
     len: usize,
-    _mapping: Arc<Mapping>,
+    /// Kept here as well, beside what every copy needs.
+    revocable: bool,
+    mapping: Arc<Mapping>,
 }
 
 // SAFETY: the range is an address in a mapping that is Send and Sync; who writes it is settled by the owners below.
@@ -27,7 +29,7 @@ impl Range {
         assert!(offset % 8 == 0 && offset <= mapping.len(), "data begin at {offset:#x}, outside their segment");
         // SAFETY: (in bounds) just checked.
         let base = unsafe { mapping.base().add(offset) };
-        Self { base, len: mapping.len() - offset, _mapping: mapping }
+        Self { base, len: mapping.len() - offset, revocable: mapping.is_revocable(), mapping }
     }
 
     #[inline]
@@ -187,6 +189,11 @@ impl PeerData for PeerBytes {
         // SAFETY: (valid) `at` checked the range; (aligned) so was the offset, and data begin at a page; (races) a
         // volatile load of one word, whatever it finds.
         Untrusted::new(u64::from_le(unsafe { at.read_volatile() }))
+    }
+
+    #[inline]
+    fn is_lost(&self) -> bool {
+        self.0.revocable && self.0.mapping.is_lost()
     }
 
     #[inline]

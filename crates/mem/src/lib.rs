@@ -79,6 +79,10 @@ pub trait PeerWord {
     fn load_acquire(&self) -> Untrusted<u64>;
     /// The word with no order of its own; a fence gives it one.
     fn load_relaxed(&self) -> Untrusted<u64>;
+    /// Whether the memory was taken away by the time of the last load, so that what was loaded may not be the peer's word.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Bytes in this end's own memory.
@@ -134,6 +138,10 @@ pub trait PeerData {
     }
     /// Asks the CPU to fetch the lines of `offset .. offset + len`; a hint, so out of bounds it does nothing.
     fn prefetch(&self, offset: usize, len: usize);
+    /// Whether the memory was taken away by the time of the last copy, so that what was copied may not be the peer's bytes.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Real memory: segments mapped into this process.

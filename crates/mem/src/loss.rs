@@ -18,7 +18,7 @@ use std::{
     ptr,
     sync::{
         OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
     },
 };
 
@@ -73,6 +73,8 @@ impl Watched {
     }
 
     pub(crate) fn is_lost(&self) -> bool {
+        // ORDER Acquire: a fence, so that what this thread read before is not read after; with the handler's Release.
+        fence(Ordering::Acquire);
         self.0.lost.load(Ordering::Relaxed)
     }
 }
@@ -133,11 +135,12 @@ fn replace(slot: &Slot, base: usize, len: usize) -> bool {
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: (valid) as above.
     let kept = unsafe { *errno };
+    // ORDER Release: before anybody finds zeros there. The call of the kernel that puts them there comes after it.
+    slot.lost.store(true, Ordering::Release);
     // SAFETY: (range) it is in the table, so it is a mapping of this crate, which goes only after it left the table.
     let mapped = unsafe { libc::mmap(base as *mut c_void, len, libc::PROT_READ | write, flags, -1, 0) };
     // SAFETY: (valid) as above.
     unsafe { *errno = kept };
-    slot.lost.store(true, Ordering::Relaxed);
     mapped != libc::MAP_FAILED
 }
 

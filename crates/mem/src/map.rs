@@ -61,9 +61,15 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Whether the memory was taken away and somebody stumbled over that: then there are zeros in its place.
+    /// Whether the memory was taken away and somebody stumbled over that: then there are zeros in its place. What was read
+    /// before a look that says no was there.
     pub(crate) fn is_lost(&self) -> bool {
         self.watched.as_ref().is_some_and(Watched::is_lost)
+    }
+
+    /// Whether the memory can be taken away.
+    pub(crate) fn is_revocable(&self) -> bool {
+        self.watched.is_some()
     }
 
     /// Keeps `guard` until the range is unmapped.
