@@ -73,7 +73,8 @@ impl Qmp {
         let stream = UnixStream::connect(path).await?;
         let (own, who) = (rustix::process::geteuid().as_raw(), passing::user_of(&stream)?);
         if who != 0 && who != own && Some(who) != user {
-            let why = format!("user {who} listens there, and not the one that this QEMU runs as: see `user` of the domain");
+            let why =
+                format!("user {who} listens there, and not the one that this QEMU runs as: see `user` of the domain");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why).into());
         }
         let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0 };

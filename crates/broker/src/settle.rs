@@ -60,7 +60,8 @@ impl Pace {
         let passed = now.saturating_duration_since(self.since);
         let more = u32::try_from(passed.as_millis() / STEP.as_millis()).unwrap_or(u32::MAX);
         if more != 0 {
-            (self.left, self.since) = (self.left.saturating_add(more).min(BURST), self.since + STEP * more.min(1 << 16));
+            (self.left, self.since) =
+                (self.left.saturating_add(more).min(BURST), self.since + STEP * more.min(1 << 16));
         }
         if self.left == BURST {
             self.since = now;
@@ -145,6 +146,7 @@ impl Broker {
         self.book.links.remove(&number);
         self.short.remove(&number);
         self.paces.remove(&number);
+        self.storms.retain(|(link, _), _| *link != number);
         self.save()
     }
 
@@ -221,7 +223,8 @@ impl Broker {
     /// B-10, B-16. Memory for a link is there: it goes into safe keeping, unless it is not wanted any more.
     pub(crate) fn made(&mut self, number: u32, generation: u32, made: io::Result<Regions>) -> io::Result<()> {
         self.making.remove(&number);
-        let Some(link) = self.book.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation) else {
+        let Some(link) = self.book.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation)
+        else {
             return Ok(());
         };
         let Some(lives) = self.lives(link).filter(|_| self.may_have_memory(number)) else { return Ok(()) };
@@ -251,6 +254,11 @@ impl Broker {
     fn has(&self, domain: &str, link: u32, generation: u32, own: bool) -> Option<bool> {
         let (places, _) = self.vms.get(domain)?.has.as_ref()?;
         Some(places.contains_key(&plug_name(link, generation, own)))
+    }
+
+    /// Whether a domain's QEMU has both regions of a link.
+    pub(crate) fn has_both(&self, number: u32, link: &Link, domain: &str) -> bool {
+        link.has_memory && [true, false].iter().all(|own| self.has(domain, number, link.generation, *own) == Some(true))
     }
 
     /// B-10. Once the owner's QEMU has its region nobody else will write it.

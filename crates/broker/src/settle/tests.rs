@@ -237,8 +237,7 @@ fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
         let new = world.broker.book.links.get_mut(&link).unwrap();
         (new.has_memory, new.generation) = (true, generation);
         world.broker.retire(link);
-        let held: Vec<_> =
-            world.broker.book.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
+        let held: Vec<_> = world.broker.book.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
         assert_eq!(held, [true, false]);
     });
 }
