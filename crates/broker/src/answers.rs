@@ -4,7 +4,7 @@
 use std::io;
 
 use tombolo_broker_guest::host::LINKS_MAX;
-use tombolo_control::{Life, LinkState, Message, Name, What, code};
+use tombolo_control::{Life, LinkState, Message, NO_BELL, Name, Stage, What, code};
 
 use crate::{
     broker::{Broker, Question, refuse},
@@ -92,7 +92,8 @@ impl Broker {
         if let Some(refusal) = ends.into_iter().find_map(|name| self.over_quota(name, size)) {
             return Ok(Some(refusal));
         }
-        let Some(number) = self.book.link_number() else {
+        let vectors = ends.map(|name| self.config.domains.get(name.as_str()).map(|domain| domain.vectors));
+        let Some(number) = self.book.link_number_for(ends.map(Name::as_str), vectors) else {
             return Ok(Some((code::QUOTA, "all numbers of links are used up".into())));
         };
         let ends = ends.map(|name| name.as_str().to_owned());
@@ -163,7 +164,8 @@ impl Broker {
             let short = !link.has_memory && link.ends.iter().all(there);
             let waits =
                 short.then(|| "it gets memory once there is room in both quotas, or old memory is given back".into());
-            let note = link.ends.iter().find_map(|end| self.trouble(end)).or(waits).unwrap_or_default();
+            let trouble = link.ends.iter().find_map(|end| self.trouble(end));
+            let note = trouble.or(waits).or_else(|| self.idle_end(number, link)).unwrap_or_default();
             let [a, b] = link.ends.each_ref().map(|end| crate::broker::name(end));
             rows.push(Message::LinkRow {
                 link: number,
@@ -175,6 +177,7 @@ impl Broker {
                 quarantined: old.map(|old| old.bytes).sum(),
                 note: note.into(),
             });
+            rows.extend(link.ends.iter().map(|end| self.end_row(number, link, end)));
         }
         for old in self.book.quarantine.iter().filter(|old| !self.book.links.contains_key(&old.link)) {
             let held_by: Vec<&str> = old.held_by.keys().map(String::as_str).collect();
@@ -192,6 +195,54 @@ impl Broker {
         }
         rows.push(Message::Done {});
         rows
+    }
+
+    /// How far one end of a link is.
+    fn stage(&self, number: u32, link: &Link, end: &str) -> Stage {
+        let guest = match (self.vms.get(end), self.locals.get(end)) {
+            (Some(vm), _) => &vm.guest,
+            (_, Some(local)) => &local.guest,
+            _ => return Stage::Absent,
+        };
+        let is_plugged = self.config.is_local(end) || self.has_both(number, link, end);
+        match guest.usage(number, link.generation) {
+            _ if !is_plugged => Stage::Unplugged,
+            Some(_) if guest.is_there() => Stage::Open,
+            _ if guest.is_there() => Stage::Closed,
+            _ => Stage::Silent,
+        }
+    }
+
+    fn end_row(&self, number: u32, link: &Link, end: &String) -> Message {
+        let (vm, machine) = (self.vms.get(end), self.book.machines.get(end));
+        let guest = vm.map(|vm| &vm.guest).or_else(|| self.locals.get(end).map(|local| &local.guest));
+        let (calls, used) = guest.and_then(|guest| guest.usage(number, link.generation)).unwrap_or_default();
+        let bell = machine.and_then(|it| it.bells.iter().find(|(_, bell)| bell.link == number).map(|(bell, _)| *bell));
+        Message::EndRow {
+            link: number,
+            name: crate::broker::name(end),
+            stage: self.stage(number, link, end),
+            life: self.life(end),
+            bell: bell.unwrap_or(NO_BELL),
+            vector: vm.map_or(0, |vm| vm.device.vector(number)),
+            calls,
+            used,
+            storms: self.storms.get(&(number, end.clone())).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Why a link that QEMU has is of no use to programs.
+    fn idle_end(&self, number: u32, link: &Link) -> Option<String> {
+        link.ends.iter().find_map(|end| match self.stage(number, link, end) {
+            _ if self.life(end) == Life::Paused => Some(format!("{end} is paused")),
+            Stage::Silent => {
+                Some(format!("{end}'s guest says nothing: has it the driver, and does tombolod --guest run?"))
+            }
+            Stage::Closed => {
+                Some(format!("{end}'s broker runs and has not opened the link: see dmesg and its log there"))
+            }
+            _ => None,
+        })
     }
 
     fn list_domains(&self) -> Vec<Message> {
@@ -243,6 +294,9 @@ impl Broker {
         }
         if let Some(trouble) = self.vms.get(name).and_then(|vm| vm.trouble.clone()) {
             return Some(format!("{name}: {trouble}"));
+        }
+        if self.vms.get(name).is_some_and(|vm| vm.is_stopped) {
+            return Some(format!("{name}: its QEMU is stopped, by a signal or a debugger"));
         }
         let there = self.config.domains.contains_key(name) && self.life(name) != Life::DomainGone;
         (there && self.free_slots(name) < 2).then(|| format!("{name} has no slots for another link"))

@@ -133,6 +133,8 @@ pub struct Broker {
     pub(crate) making: BTreeSet<u32>,
     /// How often links got new memory.
     pub(crate) paces: BTreeMap<u32, Pace>,
+    /// How often an end of a link rang the other without end.
+    pub(crate) storms: BTreeMap<(u32, String), u32>,
     /// When consequences are drawn again though nothing happens.
     pub(crate) reminder: Option<Instant>,
     /// Links for which no memory was to be had, and when that was tried.
@@ -171,6 +173,7 @@ impl Broker {
             making: BTreeSet::new(),
             paces: BTreeMap::new(),
             reminder: None,
+            storms: BTreeMap::new(),
             short: BTreeMap::new(),
             unmade: BTreeSet::new(),
             events,
@@ -410,6 +413,8 @@ impl Broker {
         let peer = self.book.links.get(&link).and_then(|link| Some(link.ends[1 - link.side(name)?].clone()));
         let Some(peer) = peer else { return };
         if self.stormed_by(name).is_some_and(|stormed_by| stormed_by.insert(peer.clone())) {
+            let times = self.storms.entry((link, peer.clone())).or_default();
+            *times = times.saturating_add(1);
             crate::log(&format!(
                 "{name}: {peer} rings without end: its doorbell is taken away for {} s",
                 CALM.as_secs()
@@ -490,7 +495,10 @@ impl Broker {
                     crate::log(&format!("not all accounts can be served, read it again later: {error}"));
                 }
             }
-            Err(error) => crate::log(&format!("the configuration stays as it was: {error}")),
+            Err(error) => {
+                crate::log("the configuration stays as it was");
+                error.mistakes().for_each(crate::log);
+            }
         }
         Ok(())
     }

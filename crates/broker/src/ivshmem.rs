@@ -92,16 +92,22 @@ impl Device {
         Ok(all)
     }
 
+    /// B-8. The vector at which the domain waits for the peer on `link`.
+    #[must_use]
+    pub fn vector(&self, link: u32) -> u16 {
+        vector_of(link, self.own.len() as u16)
+    }
+
     /// B-8. The doorbell of this device for the peer on `link`, who can ring no other of its vectors.
     #[must_use]
     pub fn bell(&self, link: u32) -> &Arc<OwnedFd> {
-        &self.own[usize::from(vector_of(link, self.own.len() as u16))]
+        &self.own[usize::from(self.vector(link))]
     }
 
     /// What rings [`bell`](Self::bell).
     #[must_use]
     pub fn lane(&self, link: u32) -> &Lane {
-        &self.lanes[usize::from(vector_of(link, self.own.len() as u16))]
+        &self.lanes[usize::from(self.vector(link))]
     }
 
     /// B-3. Rings the domain's broker: the mark of channel 0, then the first vector.

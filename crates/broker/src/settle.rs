@@ -146,6 +146,7 @@ impl Broker {
         self.book.links.remove(&number);
         self.short.remove(&number);
         self.paces.remove(&number);
+        self.storms.retain(|(link, _), _| *link != number);
         self.save()
     }
 
@@ -253,6 +254,11 @@ impl Broker {
     fn has(&self, domain: &str, link: u32, generation: u32, own: bool) -> Option<bool> {
         let (places, _) = self.vms.get(domain)?.has.as_ref()?;
         Some(places.contains_key(&plug_name(link, generation, own)))
+    }
+
+    /// Whether a domain's QEMU has both regions of a link.
+    pub(crate) fn has_both(&self, number: u32, link: &Link, domain: &str) -> bool {
+        link.has_memory && [true, false].iter().all(|own| self.has(domain, number, link.generation, *own) == Some(true))
     }
 
     /// B-10. Once the owner's QEMU has its region nobody else will write it.

@@ -16,7 +16,7 @@ use common::{
 };
 use tombolo_broker::{local::relay::ring, passing};
 use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
-use tombolo_control::{MESSAGE_MAX, Message, Path, Said, code};
+use tombolo_control::{MESSAGE_MAX, Message, Path, Said, Stage, code};
 use tombolo_domain::{
     Error, Life, Rendezvous,
     conformance::{self, Actor},
@@ -252,6 +252,44 @@ fn b16_calls_of_the_host_outlive_a_broker_that_is_killed_again_and_again() {
     drop((questions, replies));
     assert_eq!(echo.join().unwrap(), rounds);
     until("all calls are over", || (!world.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(()));
+}
+
+#[test]
+fn b7_ends_of_a_link_are_told_with_their_guests_and_calls() {
+    let daemon = common::Daemon::start(common::host::PAIR);
+    let vm = common::Vm::start(&daemon, "a");
+    vm.qmp.state().unsealed = true;
+    let of_a = |daemon: &common::Daemon| {
+        daemon.client().ends().into_iter().find_map(|row| match row {
+            Message::EndRow { name, stage, calls, used, .. } if name.as_str() == "a" => Some((stage, calls, used)),
+            _ => None,
+        })
+    };
+    let host = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::broker::program_socket(daemon.path()));
+    // QEMU has all, and nobody is in the guest: neither the list nor a caller takes that for a peer that does not listen.
+    until("QEMU has both regions", || of_a(&daemon).filter(|end| *end == (Stage::Silent, 0, 0)));
+    let note = |daemon: &common::Daemon| {
+        daemon.client().links().into_iter().find_map(|row| match row {
+            Message::LinkRow { note, .. } => Some(note.to_string()),
+            _ => None,
+        })
+    };
+    assert!(note(&daemon).is_some_and(|note| note.starts_with("a's guest says nothing")), "{:?}", note(&daemon));
+    let why = until("the host is told of the link", || {
+        let why = host.connect("a/service", patience()).map(drop).unwrap_err().to_string();
+        why.contains("has not opened the link").then_some(why)
+    });
+    assert!(why.contains("vm:a/service, as the broker of a"), "{why}");
+    let guest = common::host::Guest::start(&daemon, &vm, 1);
+    until("its broker is there", || of_a(&daemon).filter(|end| end.0 == Stage::Closed));
+    guest.plug(&daemon, &vm);
+    until("it has opened the link", || of_a(&daemon).filter(|end| *end == (Stage::Open, 0, 0)));
+    let mut listener = guest.domain.listen("service").unwrap();
+    let calling = until("it connects", || host.connect("a/service", patience()).ok());
+    let accepted = accept(&mut *listener);
+    until("the call is counted", || of_a(&daemon).filter(|end| end.1 == 1 && end.2 > 0));
+    drop((calling, accepted));
+    until("and its end", || of_a(&daemon).filter(|end| *end == (Stage::Open, 0, 0)));
 }
 
 /// A program that makes what it shares with its broker as a hostile one would.
