@@ -161,7 +161,10 @@ impl Broker {
             let short = !link.has_memory && link.ends.iter().all(there);
             let waits =
                 short.then(|| "it gets memory once there is room in both quotas, or old memory is given back".into());
-            let note = link.ends.iter().find_map(|end| self.trouble(end)).or(waits).unwrap_or_default();
+            let note = link.ends.iter().find_map(|end| self.trouble(end)).or(waits);
+            let mut open = (0..2).filter(|side| link.has_memory && !link.sealed[*side]);
+            let unguarded = || open.by_ref().filter_map(|side| self.guard_of(link, side)).find_map(Result::err);
+            let note = note.or_else(unguarded).unwrap_or_default();
             let [a, b] = link.ends.each_ref().map(|end| crate::broker::name(end));
             rows.push(Message::LinkRow {
                 link: number,

@@ -62,6 +62,7 @@ pub struct Qmp {
     seen: usize,
     events: VecDeque<Event>,
     asked: u64,
+    user: u32,
 }
 
 impl Qmp {
@@ -71,13 +72,19 @@ impl Qmp {
     /// Nobody is there, or it does not speak QMP.
     pub async fn connect(path: &Path) -> Result<Self, Error> {
         let stream = UnixStream::connect(path).await?;
-        let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0 };
+        let user = stream.peer_cred()?.uid();
+        let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0, user };
         let greeting = timeout(PATIENCE, qmp.line()).await.map_err(late)??;
         if !greeting["QMP"].is_object() {
             return Err(io::Error::other("no greeting").into());
         }
         qmp.execute("qmp_capabilities", json!({}), None).await?;
         Ok(qmp)
+    }
+
+    /// The user who listened there.
+    pub fn user(&self) -> u32 {
+        self.user
     }
 
     /// Asks QEMU to do something, with a descriptor if the command takes one.
