@@ -3,6 +3,7 @@
 
 mod abuse;
 mod bells;
+mod boards;
 mod build;
 mod channels;
 mod churn;
@@ -30,7 +31,7 @@ pub type Case = runner::Case<Rig>;
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 16] = [
+const CASES: [&[Case]; 17] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -47,6 +48,7 @@ const CASES: [&[Case]; 16] = [
     life::CASES,
     rage::CASES,
     network::CASES,
+    boards::CASES,
 ];
 const HALVES: [&[Half]; 13] = [
     lifetime::HALVES,

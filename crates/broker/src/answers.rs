@@ -164,8 +164,10 @@ impl Broker {
             let short = !link.has_memory && link.ends.iter().all(there);
             let waits =
                 short.then(|| "it gets memory once there is room in both quotas, or old memory is given back".into());
+            let mut open = (0..2).filter(|side| link.has_memory && !link.sealed[*side]);
+            let unguarded = || open.by_ref().filter_map(|side| self.guard_of(link, side)).find_map(Result::err);
             let trouble = link.ends.iter().find_map(|end| self.trouble(end));
-            let note = trouble.or(waits).or_else(|| self.idle_end(number, link)).unwrap_or_default();
+            let note = trouble.or(waits).or_else(unguarded).or_else(|| self.idle_end(number, link)).unwrap_or_default();
             let [a, b] = link.ends.each_ref().map(|end| crate::broker::name(end));
             rows.push(Message::LinkRow {
                 link: number,

@@ -18,6 +18,7 @@ use tombolo_control::{Life, Message, Name};
 
 use crate::{
     config::Config,
+    guard::Process,
     guest::{Guest, Heard},
     hold::Holder,
     ivshmem::{Device, Outbound},
@@ -95,6 +96,8 @@ pub(crate) struct Vm {
     /// Its regions and where they are, and the slots that are free.
     pub has: Option<(BTreeMap<String, String>, u16)>,
     pub trouble: Option<String>,
+    /// Who its QEMU is, once that has said.
+    pub process: Option<Process>,
     pub wanted: watch::Sender<Wanted>,
     /// B-8. Peers that may not ring it for now.
     pub stormed_by: BTreeSet<String>,
@@ -440,14 +443,14 @@ impl Broker {
             News::Stopped(is_stopped) => vm.is_stopped = is_stopped,
             // One that is told late ended a life before this one.
             News::Ended(at) => machine.ended |= vm.booted.is_none_or(|booted| at >= booted),
-            News::Has { version, places, holds, free, trouble } => {
+            News::Has { version, places, holds, free, trouble, process } => {
                 if trouble.is_some() && trouble != vm.trouble {
                     crate::log(&format!("{name}: {}", trouble.as_deref().unwrap_or_default()));
                 }
                 vm.trouble = trouble;
                 self.given_back(name, version, &holds);
                 if let Some(vm) = self.vms.get_mut(name) {
-                    vm.has = Some((places, free));
+                    (vm.has, vm.process) = (Some((places, free)), Some(process));
                 }
             }
             News::Lost(why) => {
@@ -600,7 +603,21 @@ fn start(
     let (running, is_stopped, has, trouble, stormed_by, loud, booted) =
         (None, false, None, None, BTreeSet::new(), None, None);
     let outbound = Outbound::default();
-    Ok(Vm { device, outbound, guest, running, is_stopped, has, trouble, wanted, stormed_by, loud, booted, tasks })
+    Ok(Vm {
+        device,
+        outbound,
+        guest,
+        running,
+        is_stopped,
+        has,
+        process: None,
+        trouble,
+        wanted,
+        stormed_by,
+        loud,
+        booted,
+        tasks,
+    })
 }
 
 /// Tells whenever a bell rang, at a rate that the broker can bear.

@@ -12,6 +12,7 @@
 pub mod answers;
 pub mod broker;
 pub mod config;
+pub mod guard;
 pub mod guest;
 pub mod hold;
 pub mod ivshmem;

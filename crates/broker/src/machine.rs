@@ -20,6 +20,7 @@ use tokio::{
 
 use crate::{
     config::Board,
+    guard::Process,
     qmp::{Error, Event, Qmp},
 };
 
@@ -79,6 +80,8 @@ pub enum News {
         free: u16,
         /// Why something is missing.
         trouble: Option<String>,
+        /// Who it is.
+        process: Process,
     },
     /// QEMU cannot be reached.
     Lost(String),
@@ -259,7 +262,40 @@ impl Session {
         let mut holds = self.names("/objects", MEMORY).await?;
         holds.extend(places.keys().cloned());
         let again = trouble.is_some() || holds.len() != wanted.plugs.len();
-        Ok((News::Has { version: wanted.version, places, holds, free, trouble }, again))
+        let process = self.process().await?;
+        Ok((News::Has { version: wanted.version, places, holds, free, trouble, process }, again))
+    }
+
+    /// Who it is, and whether other processes have, or may have, the guest's memory.
+    async fn process(&mut self) -> Result<Process, Error> {
+        let user = self.qmp.user();
+        let memories = self.allowed("query-memdev", json!({})).await?;
+        let other = |memory: &&Value| !memory["id"].as_str().is_some_and(|id| id.starts_with(MEMORY));
+        let is_shared = memories.as_array().into_iter().flatten().filter(other).any(|it| it["share"] == true);
+        if !is_shared {
+            return Ok(Process { user, is_shared, backend: None });
+        }
+        for place in ["/machine/peripheral", "/machine/peripheral-anon", "/objects"] {
+            let list = self.allowed("qom-list", json!({ "path": place })).await?;
+            let mut entries = list.as_array().into_iter().flatten();
+            let is_backend = |entry: &&Value| entry["type"].as_str().is_some_and(|it| it.contains("vhost-user"));
+            if let Some(entry) = entries.find(is_backend) {
+                let backend = entry["name"].as_str().map(String::from);
+                return Ok(Process { user, is_shared, backend });
+            }
+        }
+        // A network card's other end is no object.
+        let networks = self.allowed("human-monitor-command", json!({ "command-line": "info network" })).await?;
+        let is_backend = networks.as_str().is_some_and(|text| text.contains("vhost-user"));
+        Ok(Process { user, is_shared, backend: is_backend.then(|| "a network card".into()) })
+    }
+
+    /// What QEMU answers, or nothing if it does not know the question.
+    async fn allowed(&mut self, command: &'static str, arguments: Value) -> Result<Value, Error> {
+        match self.qmp.execute(command, arguments, None).await {
+            Err(Error::Refused { .. }) => Ok(Value::Null),
+            answer => answer,
+        }
     }
 
     /// Names of ours at a place of QEMU's object tree, without what they begin with.

@@ -62,6 +62,7 @@ pub struct Qmp {
     seen: usize,
     events: VecDeque<Event>,
     asked: u64,
+    user: u32,
 }
 
 impl Qmp {
@@ -77,13 +78,18 @@ impl Qmp {
                 format!("user {who} listens there, and not the one that this QEMU runs as: see `user` of the domain");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why).into());
         }
-        let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0 };
+        let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0, user: who };
         let greeting = timeout(PATIENCE, qmp.line()).await.map_err(late)??;
         if !greeting["QMP"].is_object() {
             return Err(io::Error::other("no greeting").into());
         }
         qmp.execute("qmp_capabilities", json!({}), None).await?;
         Ok(qmp)
+    }
+
+    /// The user who listened there.
+    pub fn user(&self) -> u32 {
+        self.user
     }
 
     /// Asks QEMU to do something, with a descriptor if the command takes one.

@@ -14,6 +14,7 @@ use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place
 
 use crate::{
     broker::{Broker, Event, name},
+    guard::{self, Guard},
     guest::Told,
     local::relay::{self, Line},
     machine::{Plug, Wanted},
@@ -267,7 +268,12 @@ impl Broker {
         let Some(memory) = self.memory.get(&number) else { return Ok(()) };
         for (side, region) in memory.own.iter().enumerate() {
             if !link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(true) {
-                match memory::seal_against_writing(region) {
+                let sealed = match self.guard_of(&link, side) {
+                    Some(Ok(Guard::Seal)) => memory::seal_against_writing(region),
+                    Some(Ok(Guard::Rights)) => memory::seal_as_it_is(region),
+                    Some(Err(_)) | None => continue,
+                };
+                match sealed {
                     Ok(()) => {}
                     // An earlier broker sealed it and did not live to write that down.
                     Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
@@ -279,6 +285,14 @@ impl Broker {
             }
         }
         Ok(())
+    }
+
+    /// B-10. What guards the region of an end from the other; why nothing would.
+    pub(crate) fn guard_of(&self, link: &Link, side: usize) -> Option<Result<Guard, String>> {
+        let [owner, reader] = [side, 1 - side].map(|side| link.ends[side].as_str());
+        let process = |end: &str| self.vms.get(end).and_then(|vm| vm.process.as_ref());
+        let own = rustix::process::geteuid().as_raw();
+        guard::choose((owner, process(owner)?), (reader, process(reader)), self.config.is_local(reader), own)
     }
 
     /// What each QEMU should have.
