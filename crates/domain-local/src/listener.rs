@@ -36,10 +36,12 @@ pub(crate) struct LocalListener {
     file: (u64, u64),
     /// A child made by fork does not take the file away from its parent.
     pid: u32,
+    /// Nobody else takes the name, so the folder need not be locked.
+    unique: bool,
 }
 
 impl LocalListener {
-    pub(crate) fn new(place: Place) -> Result<Self> {
+    pub(crate) fn new(place: Place, unique: bool) -> Result<Self> {
         let folder = crate::aside(place.folder_to_listen()?)?;
         let address = place.address(&folder)?;
         let socket = crate::aside(open(SocketType::SEQPACKET)?)?;
@@ -47,9 +49,9 @@ impl LocalListener {
         // connect.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| place.error("fchmod", error))?;
 
-        let lock = Lock::take(&folder)?;
+        let lock = if unique { None } else { Some(Lock::take(&folder)?) };
         match rustix::net::bind(&socket, &address) {
-            Err(Errno::ADDRINUSE) => {
+            Err(Errno::ADDRINUSE) if !unique => {
                 clear(&place, &folder, &address)?;
                 rustix::net::bind(&socket, &address)
             }
@@ -64,7 +66,7 @@ impl LocalListener {
             return Err(place.error("listen", error));
         }
         drop(lock);
-        Ok(Self { socket, place, folder, spare: spare(), file, pid: std::process::id() })
+        Ok(Self { socket, place, folder, spare: spare(), file, pid: std::process::id(), unique })
     }
 }
 
@@ -121,7 +123,10 @@ impl Drop for LocalListener {
             return;
         }
         // A file that cannot be removed now is one that the next listener takes over.
-        let Ok(_lock) = Lock::take(&self.folder) else { return };
+        let lock = if self.unique { None } else { Some(Lock::take(&self.folder)) };
+        if matches!(lock, Some(Err(_))) {
+            return;
+        }
         if identity(&self.place, &self.folder) == Ok(self.file) {
             let _ = rustix::fs::unlinkat(&self.folder, self.place.name(), AtFlags::empty());
         }
