@@ -43,10 +43,12 @@ pub(crate) struct LocalListener {
     file: (u64, u64),
     /// A child made by fork does not take the file away from its parent.
     pid: u32,
+    /// Nobody else takes the name, so the folder need not be locked.
+    unique: bool,
 }
 
 impl LocalListener {
-    pub(crate) fn new(place: Place) -> Result<Self> {
+    pub(crate) fn new(place: Place, unique: bool) -> Result<Self> {
         let folder = crate::aside(place.folder_to_listen()?)?;
         let address = place.address(&folder)?;
         let socket = crate::aside(open(SocketType::SEQPACKET)?)?;
@@ -54,9 +56,9 @@ impl LocalListener {
         // connect.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| place.error("fchmod", error))?;
 
-        let lock = Lock::take(&folder)?;
+        let lock = if unique { None } else { Some(Lock::take(&folder)?) };
         match rustix::net::bind(&socket, &address) {
-            Err(Errno::ADDRINUSE) => {
+            Err(Errno::ADDRINUSE) if !unique => {
                 clear(&place, &folder, &address)?;
                 rustix::net::bind(&socket, &address)
             }
@@ -71,7 +73,7 @@ impl LocalListener {
             return Err(place.error("listen", error));
         }
         drop(lock);
-        Ok(Self { socket: Some(socket), place, folder, spare: spare(), file, pid: std::process::id() })
+        Ok(Self { socket: Some(socket), place, folder, spare: spare(), file, pid: std::process::id(), unique })
     }
 }
 
@@ -142,7 +144,10 @@ impl LocalListener {
 
     fn remove_file(&self) {
         // A file that cannot be removed now is one that the next listener takes over.
-        let Ok(_lock) = Lock::take(&self.folder) else { return };
+        let lock = if self.unique { None } else { Some(Lock::take(&self.folder)) };
+        if matches!(lock, Some(Err(_))) {
+            return;
+        }
         if identity(&self.place, &self.folder) == Ok(self.file) {
             let _ = rustix::fs::unlinkat(&self.folder, self.place.name(), AtFlags::empty());
         }

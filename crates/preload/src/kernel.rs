@@ -15,6 +15,7 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo::sockets::{
+    hook,
     kernel::{Counts, Kernel, Sample},
     tuple::Tuple,
 };
@@ -102,6 +103,11 @@ impl Kernel for Linux {
 
     fn counts(&self, fd: RawFd, dialled: bool) -> Option<Sample> {
         errno::kept(|| sample(fd, dialled))
+    }
+
+    fn sequences(&self, fd: RawFd, dialled: bool) -> Option<[u32; 2]> {
+        let (said, len) = errno::kept(|| option::<8>(fd, hook::LEVEL, hook::SEQUENCES))?;
+        (len == said.len()).then(|| hook::sequences(said, dialled))
     }
 
     fn holds(&self, fd: RawFd) -> Option<u64> {

@@ -264,6 +264,26 @@ mod tests {
     }
 
     #[test]
+    fn r26_record_of_a_holder_who_died_is_not_believed() {
+        let family = Family::new([0, 0]).unwrap();
+        // A writer's, at the beginning.
+        let mut bytes = [0; private::LEN];
+        bytes[..8].copy_from_slice(&0x1_0001_u64.to_le_bytes());
+        let left = Record::decode(&bytes).unwrap();
+        family.turn(Direction::Out).unwrap().leave(&left);
+        assert!(family.turn(Direction::Out).unwrap().record().is_some());
+        // A thread that ends within its turn leaves the lock as a process does that is killed.
+        std::thread::scope(|scope| _ = scope.spawn(|| std::mem::forget(family.turn(Direction::Out))).join());
+        assert!(family.turn(Direction::Out).unwrap().record().is_none());
+        assert!(
+            family.is_unsure(Direction::Out) && !family.is_unsure(Direction::In),
+            "the kernel's count is what counts"
+        );
+        family.turn(Direction::Out).unwrap().leave(&left);
+        assert!(family.turn(Direction::Out).unwrap().record().is_some());
+    }
+
+    #[test]
     fn r26_more_members_than_can_be_told_apart_are_never_alone_again() {
         let family = Family::new([0, 0]).unwrap();
         let places: Vec<_> = (0..MEMBERS).map(|_| family.expect()).collect();

@@ -72,7 +72,7 @@ impl Process {
                     pipes.hand_on(still, family)?;
                 }
                 // Two processes will have it; it is claimed again by the one that is left.
-                if matches!(*talk, Talk::Claimed { .. }) {
+                if matches!(*talk, Talk::Claimed(_)) {
                     exchange.withdraw(connection, &mut talk);
                 }
                 place = Some(family.expect());

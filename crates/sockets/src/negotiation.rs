@@ -16,6 +16,8 @@
 use std::{
     collections::HashMap,
     hash::Hash,
+    io,
+    os::unix::fs::MetadataExt,
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
@@ -30,17 +32,30 @@ use tombolo_ring::Fresh;
 
 use crate::{
     Reason,
-    claim::{Claimed, Claims, NotClaimed},
+    claim::{self, Claimed, Claims, NotClaimed},
     connection::{Connection, Stage},
+    folder::Folder,
     pipes::{Line, Pipes},
     process::{Process, lock, random, random_id},
-    proof,
+    proof::{self, Secret},
     quota::Lease,
     tuple::{Role, Tuple},
 };
 
-/// How long a link to another process may take to be made. Its listener's backlog is long, so this is never waited for.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a link to another process may take to be made. Its listener's backlog is long: one that is full is asked again later.
+const PATIENCE: Duration = Duration::ZERO;
+/// Who knocks, and messages of one link, that are heard at once: a program's call is not for strangers to make long.
+const KNOCKS: usize = 64;
+const MESSAGES: usize = 64;
+/// Links at most, and of these ones that came and over which nothing was joined yet: each takes six descriptors.
+const NEIGHBOURS: usize = 1024;
+const UNPROVEN: usize = 256;
+/// Messages that led to nothing, over a link to which nothing else was ever owed: it ends.
+const USELESS: u32 = 256;
+/// Calls in which an end waits to have read what its kernel received.
+const TRIES: u32 = 1 << 12;
+/// Bytes of a segment at most, where this process's own are smaller.
+const SEGMENT: u64 = 64 << 20;
 /// How long the links are left alone once a connection has made its first calls.
 const PAUSE: Duration = Duration::from_millis(1);
 /// A connection that nobody claimed by its this many'th call is asked about no more.
@@ -51,10 +66,8 @@ const CALLS: u64 = 1 << 20;
 pub(crate) enum Talk {
     #[default]
     Silent,
-    /// Claimed, and nobody came yet.
-    Claimed {
-        _claimed: Claimed,
-    },
+    /// Claimed.
+    Claimed(Box<Waiting>),
     /// Proposed over the link with this number.
     Proposed {
         claim: Claim,
@@ -67,10 +80,22 @@ pub(crate) enum Talk {
 }
 
 #[derive(Debug)]
+pub(crate) struct Waiting {
+    /// What the kernel counted before anybody could know of the claim.
+    before: Claim,
+    /// What came first, over the link with this number: there is no second try.
+    proposal: Option<(Claim, u64)>,
+    tries: u32,
+    claimed: Claimed,
+}
+
+#[derive(Debug)]
 pub(crate) struct Answered {
     proposal: Claim,
     own: Claim,
     proof: Proof,
+    /// The link over which it was proposed.
+    link: u64,
     fresh: (Fresh, Lease),
     _claimed: Claimed,
 }
@@ -83,12 +108,28 @@ pub(crate) struct Neighbour {
     service: Option<String>,
     link: Box<dyn Link>,
     line: Option<Arc<Line>>,
+    /// A connection was joined over it.
+    proven: bool,
+    /// Messages that led to nothing.
+    useless: u32,
+    /// Whether its process is in this one's network namespace, by this kernel's word; once it was asked.
+    near: Option<bool>,
+}
+
+/// Whether a service could be called.
+enum Dialled {
+    /// This neighbour is its process.
+    Is(usize),
+    /// Not now.
+    Later,
+    /// Its process died: a claim that names it means nothing.
+    Dead,
 }
 
 /// All links of a process, and the connections that are talked about.
 #[derive(Debug, Default)]
 pub(crate) struct Exchange {
-    claims: Option<Claims>,
+    claims: Option<Arc<Claims>>,
     listener: Option<(String, Box<dyn Listener>)>,
     pub(crate) neighbours: Vec<Neighbour>,
     by_tuple: HashMap<Tuple, Weak<Connection>>,
@@ -150,31 +191,49 @@ impl Process {
 
     fn describe(&self, connection: &Connection) -> Result<Claim, Reason> {
         let (tuple, id) = connection.identity(self.kernel()).ok_or(Reason::Usage)?;
+        let meeting = connection.meeting().unwrap_or(tuple);
         let fd = connection.fd();
         let sample = self.kernel().counts(fd, connection.dialled).ok_or(Reason::Usage)?;
         Ok(Claim {
             id,
             cookie: self.kernel().cookie(fd),
-            addresses: [tuple.own, tuple.peer],
+            addresses: [meeting.own, meeting.peer],
             known: connection.with_history(proof::History::known),
             counts: sample.counts,
             nonce: random(),
         })
     }
+
+    /// S-6. What only the ends of this connection have, as far as this kernel tells it.
+    fn secret(&self, connection: &Connection, claims: &Claims, link: &dyn Link) -> Result<Secret, Reason> {
+        let secret = self.kernel().sequences(connection.fd(), connection.dialled);
+        // What passed can be guessed; only within one kernel does its word about the peer make up for that.
+        let needed = claims.folder.sequences_required || !link.same_kernel();
+        if secret.is_none() && needed { Err(Reason::Sequences) } else { Ok(secret) }
+    }
 }
 
 impl Exchange {
-    fn claims(&mut self, process: &Process) -> Result<Claims, Reason> {
-        if self.claims.is_none() {
-            self.claims = Some(Claims::in_folder(&process.settings.folder).map_err(|_| Reason::Resources)?);
+    /// The folder, checked when it is first needed. S-7
+    fn claims(&mut self, process: &Process) -> Result<Arc<Claims>, Reason> {
+        // A program may change its user.
+        let own = rustix::process::geteuid().as_raw();
+        if let Some(claims) = self.claims.as_ref().filter(|claims| claims.own() == own) {
+            return Ok(Arc::clone(claims));
         }
-        self.claims.clone().ok_or(Reason::Resources)
+        let folder = Folder::check(&process.settings.folder, own).map_err(|_| Reason::Folder)?;
+        let claims = Claims::new(folder, own).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => Reason::Folder,
+            _ => Reason::Resources,
+        })?;
+        Ok(Arc::clone(self.claims.insert(Arc::new(claims))))
     }
 
-    fn service(&mut self, process: &Process) -> Result<String, Reason> {
+    fn service(&mut self, process: &Process, claims: &Claims) -> Result<String, Reason> {
         if self.listener.is_none() {
-            let service = format!("sockets-{:016x}", random_id());
+            let service = claim::service_name(random_id());
             let listener = process.rendezvous.listen(&service).map_err(|_| Reason::Resources)?;
+            claims.open_to_users(&service).map_err(|_| Reason::Resources)?;
             self.listener = Some((service, listener));
         }
         self.listener.as_ref().map(|(service, _)| service.clone()).ok_or(Reason::Resources)
@@ -182,28 +241,45 @@ impl Exchange {
 
     /// Takes back the claim of a connection that nobody came for.
     pub(crate) fn withdraw(&mut self, connection: &Connection, talk: &mut Talk) {
-        if let Some(tuple) = connection.tuple() {
+        if let Some(tuple) = connection.meeting() {
             self.by_tuple.remove(&tuple);
         }
-        *talk = Talk::Silent;
+        if let Talk::Claimed(waiting) = std::mem::replace(talk, Talk::Silent)
+            && let Some((proposal, link)) = waiting.proposal
+            && let Some(neighbour) = self.neighbours.iter_mut().find(|neighbour| neighbour.number == link)
+        {
+            let refuse = Message::Refuse { to: proposal.id, reason: Reason::Shared as u16 };
+            let _ = neighbour.link.send(&refuse.encode(), None);
+        }
     }
 
     fn advance(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<(), Reason> {
         let (tuple, id) = connection.identity(process.kernel()).ok_or(Reason::Usage)?;
+        let tuple = self.meeting(process, connection, tuple)?;
         let mut talk = lock(&connection.talk);
         match (&*talk, tuple.role()) {
             (_, None) => Err(Reason::Usage),
             (Talk::Silent, Some(Role::Waiting)) => {
                 let claims = self.claims(process)?;
-                let service = self.service(process)?;
+                let service = self.service(process, &claims)?;
+                let before = process.describe(connection)?;
                 let claimed = self.claim(process, &claims, tuple, Role::Waiting, &service)?;
                 remember(&mut self.by_tuple, tuple, connection);
-                *talk = Talk::Claimed { _claimed: claimed };
+                *talk = Talk::Claimed(Box::new(Waiting { before, proposal: None, tries: 0, claimed }));
                 Ok(())
             }
+            (Talk::Claimed(waiting), _) if waiting.proposal.is_some() => self.get_on(process, connection, &mut talk),
             (Talk::Silent, Some(Role::Seeking)) => self.seek(process, connection, (tuple, id), &mut talk),
             _ => Ok(()),
         }
+    }
+
+    /// S-7. Under which addresses both ends know this connection: its own, or where those may be translated, ones made of its
+    /// sequence numbers.
+    fn meeting(&mut self, process: &Process, connection: &Connection, tuple: Tuple) -> Result<Tuple, Reason> {
+        let translated = self.claims(process)?.folder.translated;
+        let numbers = || process.kernel().sequences(connection.fd(), connection.dialled).filter(|_| translated);
+        Ok(*connection.meeting.get_or_init(|| numbers().map_or(tuple, Tuple::of_sequences)))
     }
 
     fn claim(
@@ -219,14 +295,11 @@ impl Exchange {
                 Ok(claimed) => return Ok(claimed),
                 Err(NotClaimed::Io(_)) => return Err(Reason::Resources),
                 Err(NotClaimed::Taken(by)) => {
-                    let dead = !by.is_empty()
-                        && matches!(
-                            process.rendezvous.connect(&by, Deadline::after(PATIENCE)),
-                            Err(Error::NotFound(_))
-                        );
-                    if !dead {
-                        break;
-                    }
+                    let is_dead = |by: &String| {
+                        let called = process.rendezvous.connect(by, Deadline::after(PATIENCE));
+                        matches!(called, Err(Error::NotFound(_)))
+                    };
+                    let Some(by) = by.filter(is_dead) else { break };
                     claims.bury(tuple, role, &by);
                 }
             }
@@ -247,14 +320,21 @@ impl Exchange {
         if claims.is_contested(tuple) {
             return Err(Reason::Ambiguous);
         }
-        let own_service = self.service(process)?;
-        let Some(index) = self.dial(process, &service)? else {
-            // Its process died: the claim means nothing.
-            claims.bury(tuple, Role::Waiting, &service);
+        // Before the link says anything; and who waits there must not be asked for less than all that it has a right to.
+        let claim = process.describe(connection)?;
+        if !proof::is_ready(&claim) {
             return Ok(());
+        }
+        let own_service = self.service(process, &claims)?;
+        let index = match self.dial(process, &claims, &service)? {
+            Dialled::Is(index) => index,
+            Dialled::Later => return Ok(()),
+            Dialled::Dead => {
+                claims.bury(tuple, Role::Waiting, &service);
+                return Ok(());
+            }
         };
         let claimed = self.claim(process, &claims, tuple, Role::Seeking, &own_service)?;
-        let claim = process.describe(connection)?;
         let neighbour = &mut self.neighbours[index];
         neighbour.link.send(&Message::Propose(claim).encode(), None).map_err(|_| Reason::PeerGone)?;
         remember(&mut self.by_id, id, connection);
@@ -262,34 +342,61 @@ impl Exchange {
         Ok(())
     }
 
-    fn dial(&mut self, process: &Process, service: &str) -> Result<Option<usize>, Reason> {
+    fn dial(&mut self, process: &Process, claims: &Claims, service: &str) -> Result<Dialled, Reason> {
         let known = |neighbour: &Neighbour| neighbour.service.as_deref() == Some(service) && !neighbour.is_gone();
         if let Some(index) = self.neighbours.iter().position(known) {
-            return Ok(Some(index));
+            return Ok(Dialled::Is(index));
+        }
+        if self.neighbours.len() >= NEIGHBOURS {
+            return Err(Reason::Resources);
+        }
+        if process.rendezvous.scheme() == "local" && !claims.has_socket(service) {
+            return Ok(Dialled::Dead);
         }
         match process.rendezvous.connect(service, Deadline::after(PATIENCE)) {
+            Ok(link) if !claims.admits(link.peer().uid) => Err(Reason::User),
             Ok(link) => {
                 self.neighbours.push(Neighbour::new(Some(service.to_owned()), link));
-                Ok(Some(self.neighbours.len() - 1))
+                Ok(Dialled::Is(self.neighbours.len() - 1))
             }
-            Err(Error::NotFound(_)) => Ok(None),
+            Err(Error::NotFound(_)) => Ok(Dialled::Dead),
+            Err(Error::TimedOut) => Ok(Dialled::Later),
             Err(Error::Denied(_)) => Err(Reason::NoPeer),
             Err(_) => Err(Reason::Resources),
         }
     }
 
+    /// Lets in who knocked, if it is a user's of the folder. One that nothing came of yet makes room for those that come.
+    fn let_in(&mut self, process: &Process, link: Box<dyn Link>) {
+        if !self.claims(process).is_ok_and(|claims| claims.admits(link.peer().uid)) {
+            return;
+        }
+        let is_unproven = |neighbour: &Neighbour| neighbour.service.is_none() && !neighbour.proven;
+        if self.neighbours.iter().filter(|neighbour| is_unproven(neighbour)).count() >= UNPROVEN
+            && let Some(oldest) = self.neighbours.iter().position(is_unproven)
+        {
+            let oldest = self.neighbours.remove(oldest);
+            oldest.lost();
+            self.abandon(process, oldest.number);
+        }
+        if self.neighbours.len() < NEIGHBOURS {
+            self.neighbours.push(Neighbour::new(None, link));
+        }
+    }
+
     /// Takes what came over the links, and lets in who knocked.
     pub(crate) fn hear(&mut self, process: &Process) {
-        if let Some((_, listener)) = &mut self.listener {
-            while let Ok(Some(link)) = listener.accept() {
-                self.neighbours.push(Neighbour::new(None, link));
-            }
+        for _ in 0..KNOCKS {
+            let Some((_, listener)) = &mut self.listener else { break };
+            let Ok(Some(link)) = listener.accept() else { break };
+            self.let_in(process, link);
         }
         let mut neighbours = std::mem::take(&mut self.neighbours);
         neighbours.retain_mut(|neighbour| match self.hear_one(process, neighbour) {
             Ok(()) => true,
             Err(_) => {
                 neighbour.lost();
+                self.abandon(process, neighbour.number);
                 process.kick();
                 false
             }
@@ -305,11 +412,40 @@ impl Exchange {
         });
     }
 
+    /// What was talked about over a link that is lost stays on TCP, and what was made for it is let go.
+    fn abandon(&mut self, process: &Process, link: u64) {
+        let met = |connection: &Arc<Connection>| {
+            connection.stage() == Stage::Candidate
+                && match &*lock(&connection.talk) {
+                    Talk::Claimed(waiting) => waiting.proposal.as_ref().is_some_and(|(_, number)| *number == link),
+                    Talk::Proposed { link: number, .. } => *number == link,
+                    Talk::Answered(answered) => answered.link == link,
+                    Talk::Silent | Talk::Done => false,
+                }
+        };
+        let all = self.by_id.values().chain(self.by_tuple.values()).filter_map(Weak::upgrade);
+        let lost: Vec<_> = all.filter(met).collect();
+        for connection in lost {
+            *lock(&connection.talk) = Talk::Done;
+            let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
+            self.forget(&connection, id);
+            process.stays(&connection, Reason::PeerGone);
+        }
+    }
+
     fn hear_one(&mut self, process: &Process, neighbour: &mut Neighbour) -> Result<(), Error> {
-        let max = limits::CONTROL_LEN + limits::CAPACITY_MAX;
-        while let Some(received) = neighbour.link.recv(max)? {
+        let max = limits::CONTROL_LEN + process.settings.ring.max(SEGMENT);
+        for heard in 0.. {
+            if heard == MESSAGES {
+                // The rest in a later call, and soon.
+                process.rang();
+                process.kick();
+                break;
+            }
+            let Some(received) = neighbour.link.recv(max)? else { break };
             neighbour.meet(process)?;
             let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
+            let is_proposal = matches!(message, Message::Propose(_));
             let answered = match message {
                 Message::Propose(claim) => self.proposed(process, neighbour, claim),
                 Message::Answer { to, claim, proof } => {
@@ -323,6 +459,11 @@ impl Exchange {
                     Ok(())
                 }
             };
+            // What was proposed and answered is no more than this process has connections.
+            neighbour.useless += u32::from(!is_proposal || answered.is_err());
+            if !neighbour.proven && neighbour.useless > USELESS {
+                return Err(Error::PeerGone);
+            }
             if let Err((to, reason)) = answered {
                 neighbour.link.send(&Message::Refuse { to, reason: reason as u16 }.encode(), None)?;
             }
@@ -337,7 +478,7 @@ impl Exchange {
 
     fn forget(&mut self, connection: &Connection, id: u64) {
         self.by_id.remove(&id);
-        if let Some(tuple) = connection.tuple() {
+        if let Some(tuple) = connection.meeting() {
             self.by_tuple.remove(&tuple);
         }
     }
@@ -350,27 +491,54 @@ impl Exchange {
             return Err((to, Reason::NoPeer));
         };
         let mut talk = lock(&connection.talk);
-        let claimed = match std::mem::replace(&mut *talk, Talk::Done) {
-            Talk::Claimed { _claimed } => _claimed,
-            other => {
-                *talk = other;
-                return Err((to, Reason::Ambiguous));
+        match &mut *talk {
+            Talk::Claimed(waiting) if waiting.proposal.is_none() => {
+                waiting.proposal = Some((proposal, neighbour.number));
             }
-        };
-        let answer = self.answer(process, neighbour, &connection, proposal, claimed);
-        match answer {
-            Ok(answered) => {
-                *talk = Talk::Answered(answered);
-                Ok(())
-            }
-            Err(reason) => {
-                drop(talk);
-                let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
-                self.forget(&connection, id);
-                process.stays(&connection, reason);
-                Err((to, reason))
-            }
+            _ => return Err((to, Reason::Ambiguous)),
         }
+        self.answer_when_ready(process, neighbour, &connection, &mut talk).map_err(|reason| {
+            drop(talk);
+            let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
+            self.forget(&connection, id);
+            process.stays(&connection, reason);
+            (to, reason)
+        })
+    }
+
+    /// A call on a connection that was proposed for, and not answered.
+    fn get_on(&mut self, process: &Process, connection: &Arc<Connection>, talk: &mut Talk) -> Result<(), Reason> {
+        let Talk::Claimed(waiting) = &*talk else { return Ok(()) };
+        let Some((proposal, link)) = waiting.proposal else { return Ok(()) };
+        let found = self.neighbours.iter().position(|neighbour| neighbour.number == link);
+        let mut neighbour = self.neighbours.swap_remove(found.ok_or(Reason::PeerGone)?);
+        let done = self.answer_when_ready(process, &mut neighbour, connection, talk);
+        if let Err(reason) = done {
+            let refuse = Message::Refuse { to: proposal.id, reason: reason as u16 };
+            let _ = neighbour.link.send(&refuse.encode(), None);
+        }
+        self.neighbours.push(neighbour);
+        done
+    }
+
+    /// Answers what was proposed, once this end has read what its kernel received. S-6
+    fn answer_when_ready(
+        &mut self,
+        process: &Process,
+        neighbour: &mut Neighbour,
+        connection: &Arc<Connection>,
+        talk: &mut Talk,
+    ) -> Result<(), Reason> {
+        let own = process.describe(connection)?;
+        if let Talk::Claimed(waiting) = talk
+            && !proof::is_ready(&own)
+        {
+            waiting.tries += 1;
+            return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
+        }
+        let Talk::Claimed(waiting) = std::mem::replace(talk, Talk::Done) else { return Ok(()) };
+        *talk = Talk::Answered(self.answer(process, neighbour, connection, own, *waiting)?);
+        Ok(())
     }
 
     fn answer(
@@ -378,24 +546,28 @@ impl Exchange {
         process: &Process,
         neighbour: &mut Neighbour,
         connection: &Arc<Connection>,
-        proposal: Claim,
-        claimed: Claimed,
+        own: Claim,
+        waiting: Waiting,
     ) -> Result<Box<Answered>, Reason> {
-        let own = process.describe(connection)?;
-        proof::compare(&own, &proposal)?;
+        let Waiting { before, proposal: Some((proposal, link)), claimed, .. } = waiting else {
+            return Err(Reason::NoPeer);
+        };
+        let claims = self.claims(process)?;
+        let secret = process.secret(connection, &claims, &*neighbour.link)?;
+        proof::compare(&own, &proposal, secret.is_some() || neighbour.is_near())?;
+        proof::counts_fit(&before, &proposal)?;
         proof::counts_fit(&proposal, &own)?;
         if !process.settings.loopback && proof::same_namespace(&own, &proposal) {
             return Err(Reason::Loopback);
         }
-        let claims = self.claims(process)?;
-        if connection.tuple().is_none_or(|tuple| claims.is_contested(tuple)) {
+        if connection.meeting().is_none_or(|tuple| claims.is_contested(tuple)) {
             return Err(Reason::Ambiguous);
         }
-        let proof = connection.with_history(|history| proof::answer(history, &proposal, &own));
+        let proof = connection.with_history(|history| proof::answer(history, secret, &proposal, &own, &before))?;
         let message = Message::Answer { to: proposal.id, claim: own, proof };
         let fresh = neighbour.offer(process, connection, own.id, &message)?;
         remember(&mut self.by_id, own.id, connection);
-        Ok(Box::new(Answered { proposal, own, proof, fresh, _claimed: claimed }))
+        Ok(Box::new(Answered { proposal, own, proof, link, fresh, _claimed: claimed }))
     }
 
     fn answered(
@@ -419,10 +591,12 @@ impl Exchange {
         drop(talk);
         let joined = (|| {
             let now = process.describe(&connection)?;
-            proof::compare(&claim, &peer)?;
+            let claims = self.claims(process)?;
+            let secret = process.secret(&connection, &claims, &*neighbour.link)?;
+            proof::compare(&claim, &peer, secret.is_some() || neighbour.is_near())?;
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;
-            let own_proof = connection.with_history(|history| proof::confirm(history, &claim, &peer, proof))?;
+            let own_proof = connection.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
             let segment = segment.ok_or(Reason::Corrupt)?;
             let fresh =
                 neighbour.offer(process, &connection, claim.id, &Message::Confirm { to: peer.id, proof: own_proof })?;
@@ -447,7 +621,7 @@ impl Exchange {
         let Some(connection) = self.named(to) else { return Ok(()) };
         let mut talk = lock(&connection.talk);
         let answered = match std::mem::replace(&mut *talk, Talk::Done) {
-            Talk::Answered(answered) => *answered,
+            Talk::Answered(answered) if answered.link == neighbour.number => *answered,
             other => {
                 *talk = other;
                 return Ok(());
@@ -455,9 +629,13 @@ impl Exchange {
         };
         drop(talk);
         self.forget(&connection, to);
-        let Answered { proposal, own, proof: given, fresh, _claimed } = answered;
-        let joined = connection
-            .with_history(|history| proof::check(history, &proposal, &own, &given, proof))
+        let Answered { proposal, own, proof: given, fresh, .. } = answered;
+        let joined = self
+            .claims(process)
+            .and_then(|claims| process.secret(&connection, &claims, &*neighbour.link))
+            .and_then(|secret| {
+                connection.with_history(|history| proof::check(history, secret, [&proposal, &own], &given, proof))
+            })
             .and_then(|()| segment.ok_or(Reason::Corrupt))
             .and_then(|segment| join(process, neighbour, &connection, fresh, segment));
         joined.map_err(|reason| {
@@ -506,6 +684,7 @@ fn join(
     let line = neighbour.line.clone().ok_or(Reason::PeerGone)?;
     let pipes = Pipes::new(own, segment, line).map_err(|_| Reason::Corrupt)?;
     connection.join(pipes);
+    neighbour.proven = true;
     process.counters.joined.fetch_add(1, Ordering::Relaxed);
     process.log(connection, "joined: shared memory beside TCP");
     Ok(())
@@ -516,7 +695,21 @@ const LEAST_RING: u64 = 4096;
 
 impl Neighbour {
     fn new(service: Option<String>, link: Box<dyn Link>) -> Self {
-        Self { number: random_id(), service, link, line: None }
+        Self { number: random_id(), service, link, line: None, proven: false, useless: 0, near: None }
+    }
+
+    /// Whether its process is in this one's network namespace, by what this kernel says of it. S-5
+    fn is_near(&mut self) -> bool {
+        let namespace = |process: &str| std::fs::metadata(format!("/proc/{process}/ns/net")).ok();
+        *self.near.get_or_insert_with(|| {
+            let pid = self.link.peer().pid.filter(|_| self.link.same_kernel());
+            let theirs = pid.and_then(|pid| namespace(&pid.to_string()));
+            let own = namespace("self");
+            let same = |(one, other): (std::fs::Metadata, std::fs::Metadata)| {
+                one.dev() == other.dev() && one.ino() == other.ino()
+            };
+            own.zip(theirs).is_some_and(same)
+        })
     }
 
     pub(crate) fn into_parts(self) -> (Option<Arc<Line>>, Box<dyn Link>) {
