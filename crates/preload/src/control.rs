@@ -51,13 +51,14 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
 /// As `connect(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    errno::kept(|| state::dialling(fd));
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::connect(fd, address, len) };
     // SAFETY: (valid) the kernel read the address if it is one; the family is its first field.
     let family = if address.is_null() || len < 2 { 0 } else { c_int::from(unsafe { (*address).sa_family }) };
-    let began = answer == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR);
-    if began && matches!(family, libc::AF_INET | libc::AF_INET6) {
-        errno::kept(|| state::dialled(fd));
+    let began = answer == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR | libc::EALREADY | libc::EISCONN);
+    if !began || !matches!(family, libc::AF_INET | libc::AF_INET6) {
+        state::not_dialled(fd);
     }
     answer
 }
@@ -246,6 +247,9 @@ fn closing(fd: RawFd) {
     }
     if let Some(Watched::Connection(connection)) = state::forget(fd) {
         let other = if connection.is_single() { None } else { state::other(fd, &connection) };
+        if other.is_some() {
+            epoll::closed(fd, &connection);
+        }
         if connection.closing(other) {
             settle(fd, &connection);
             epoll::forget(&connection);
@@ -431,12 +435,37 @@ pub(crate) mod exported {
     ) -> c_int {
         // SAFETY: (contract) the caller's promise.
         let real = || unsafe { real::epoll_ctl(epfd, operation, fd, event) };
-        let Some(process) = state::busy() else { return real() };
-        match (state::set(epfd), state::find(fd)) {
+        let Some(process) = state::waiting() else {
+            // In a set that nobody here knows of.
+            state::shared(fd);
+            return real();
+        };
+        let set = state::set(epfd);
+        // SAFETY: (contract) null or an event of the caller's.
+        let event = unsafe { event.as_ref() }.copied();
+        let found = loop {
+            let found = state::find(fd);
+            if found.is_some() || !state::is_unconnected(fd) {
+                break found;
+            }
+            match &set {
+                None => state::shared(fd),
+                Some(set) if state::registered(fd) => {
+                    let answer = epoll::register(set, epoll::Request { epfd, operation, fd, event }, real);
+                    if let Some(Watched::Connection(connection)) = state::find(fd) {
+                        // Connected by another thread meanwhile.
+                        if epoll::adopt(set, fd, &connection) {
+                            errno::kept(|| process.leaves(&connection, Reason::Usage));
+                        }
+                    }
+                    return answer;
+                }
+                Some(_) => {}
+            }
+        };
+        match (set, found) {
             (Some(set), Some(Watched::Connection(connection))) => {
                 flow::begin(process, &connection);
-                // SAFETY: (contract) null or an event of the caller's.
-                let event = unsafe { event.as_ref() }.copied();
                 epoll::change(process, &set, &connection, epoll::Request { epfd, operation, fd, event }, real)
             }
             (None, Some(Watched::Connection(connection))) => {
@@ -516,7 +545,7 @@ unsafe fn wait(
     mask: *const sigset_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (Some(process), Some(set)) = (state::busy(), state::set(epfd)) else { return real() };
+    let (Some(process), Some(set)) = (state::waiting(), state::set(epfd)) else { return real() };
     if events.is_null() || max <= 0 {
         return real();
     }

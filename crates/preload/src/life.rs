@@ -29,6 +29,9 @@ use crate::{control, epoll, errno, kernel, real, state};
 fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     let Some(process) = state::busy().filter(|_| state::is_owner()) else {
         let _begun = state::beginning();
+        if state::is_owner() {
+            state::share_unconnected();
+        }
         let answer = fork();
         if answer == 0 {
             state::inherit();

@@ -68,10 +68,12 @@ fn sort<'a>(
         flow::begin(process, connection);
         match connection.stage() {
             Stage::Joined => joined.push((*at, Arc::clone(connection))),
-            Stage::Candidate if fds[*at].events & libc::POLLIN != 0 => match connection.plain(Direction::In) {
-                Some(inside) => plain.push(inside),
-                None => joined.push((*at, Arc::clone(connection))),
-            },
+            Stage::Candidate if fds[*at].events & (libc::POLLIN | libc::POLLRDNORM) != 0 => {
+                match connection.plain(Direction::In) {
+                    Some(inside) => plain.push(inside),
+                    None => joined.push((*at, Arc::clone(connection))),
+                }
+            }
             Stage::Candidate | Stage::Plain => {}
         }
     }
@@ -86,7 +88,7 @@ fn connections(fds: &[pollfd]) -> Vec<Joined> {
 
 /// `poll` with the timeout as a duration; `real` is the call itself.
 fn poll_any(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask, real: impl FnOnce() -> c_int) -> c_int {
-    let Some(process) = state::busy() else { return real() };
+    let Some(process) = state::waiting() else { return real() };
     let all = connections(fds);
     let (joined, plain) = sort(process, fds, &all);
     if joined.is_empty() {
@@ -224,7 +226,7 @@ fn select_any(
     mask: Mask,
     real: impl FnOnce(c_int) -> c_int,
 ) -> (c_int, Option<Duration>) {
-    let Some(process) = state::busy() else { return (real(count), None) };
+    let Some(process) = state::waiting() else { return (real(count), None) };
     let count = if count as usize <= libc::FD_SETSIZE { count } else { errno::kept(|| known(count)) };
     let begun = Instant::now();
     let sets = sets.map(Bits);
