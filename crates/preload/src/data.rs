@@ -19,8 +19,8 @@ use tombolo::sockets::{
 };
 
 use crate::{
-    control, epoll, errno, flow,
-    poll::check,
+    control, epoll, errno, flow, inside,
+    poll::{self, check},
     real,
     state::{self, Watched},
 };
@@ -101,9 +101,15 @@ unsafe fn vector<'a>(
 /// The connection that `fd` is and the process, or what comes after `else`.
 macro_rules! watched {
     ($fd:expr, else $real:expr) => {
-        match (state::busy(), state::connection($fd)) {
-            (Some(process), Some(connection)) => (process, connection),
-            _ => return $real,
+        match state::busy() {
+            Some(_) if inside::has_interrupted() => {
+                return if state::is_out_of_reach($fd) { poll::interrupted() as _ } else { $real };
+            }
+            Some(process) => match state::connection($fd) {
+                Some(connection) => (process, connection),
+                None => return $real,
+            },
+            None => return $real,
         }
     };
 }
@@ -276,7 +282,7 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     let real = || unsafe { real::sendmsg(fd, message, flags) };
     // SAFETY: (contract) null or a header of the caller's.
     let Some(header) = (unsafe { message.as_ref() }) else { return real() };
-    if !header.msg_control.is_null() {
+    if !header.msg_control.is_null() && !inside::has_interrupted() {
         // SAFETY: (contract) the caller's promise: the control messages are well formed.
         unsafe { given_away(header) };
     }

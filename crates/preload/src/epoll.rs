@@ -14,6 +14,7 @@ mod entry;
 mod registry;
 
 use std::{
+    ops::{Deref, DerefMut},
     os::fd::{AsRawFd, RawFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -34,7 +35,14 @@ use self::{
     entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, PRI, RDHUP},
     registry::Registry,
 };
-use crate::{control, errno, flow, kernel, poll::Mask, state, wait::BLIND};
+use crate::{
+    control, errno, flow,
+    inside::{self, Inside},
+    kernel,
+    poll::Mask,
+    state,
+    wait::BLIND,
+};
 
 /// How long the kernel may go without being asked while shared memory alone keeps the program busy.
 const PATIENCE: Duration = Duration::from_micros(50);
@@ -75,14 +83,35 @@ pub(crate) struct Set {
     asked: AtomicU64,
 }
 
+/// What a set has, for whoever holds this.
+struct Locked<'a> {
+    inner: MutexGuard<'a, Registry>,
+    _inside: Inside,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Registry;
+
+    fn deref(&self) -> &Registry {
+        &self.inner
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Registry {
+        &mut self.inner
+    }
+}
+
 fn since() -> Instant {
     static SINCE: OnceLock<Instant> = OnceLock::new();
     *SINCE.get_or_init(Instant::now)
 }
 
 impl Set {
-    fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_> {
+        let inside = inside::enter();
+        Locked { inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner), _inside: inside }
     }
 
     fn count(&self, inner: &Registry) {

@@ -14,11 +14,15 @@ use std::{
     time::Duration,
 };
 
-use tombolo::sockets::{Process, Settings, aside, connection::Connection, rendezvous_in};
+use tombolo::sockets::{
+    Process, Settings, aside,
+    connection::{Connection, Stage},
+    rendezvous_in,
+};
 
 use crate::{
     epoll::{self, Set},
-    errno, kernel, life,
+    errno, inside, kernel, life,
 };
 
 /// Descriptors beyond this are left alone.
@@ -148,6 +152,7 @@ fn set_kind(fd: RawFd, kind: u8) {
 }
 
 fn watched(fd: RawFd) -> Option<Watched> {
+    let _inside = inside::enter();
     read().get(fd as usize).cloned().flatten()
 }
 
@@ -188,6 +193,21 @@ pub(crate) fn connection(fd: RawFd) -> Option<Arc<Connection>> {
     }
 }
 
+/// For a call that has interrupted another: whether `fd` is joined, as far as can be told without waiting for a lock. Otherwise
+/// the kernel can carry the call out.
+pub(crate) fn is_out_of_reach(fd: RawFd) -> bool {
+    let is_joined = |table: RwLockReadGuard<'_, Vec<Option<Watched>>>| match table.get(fd as usize) {
+        Some(Some(Watched::Connection(connection))) => connection.stage() == Stage::Joined,
+        _ => false,
+    };
+    kind(fd) == CONNECTION && WATCH.try_read().map_or(true, is_joined)
+}
+
+/// For a call that has interrupted another: nothing is known of `fd` any more.
+pub(crate) fn abandon(fd: RawFd) {
+    set_kind(fd, NOTHING);
+}
+
 /// The epoll set that `fd` is, if it is one that is watched.
 #[inline]
 pub(crate) fn set(fd: RawFd) -> Option<Arc<Set>> {
@@ -209,6 +229,7 @@ fn find_fresh(fd: RawFd, found: u8) -> Option<Watched> {
         forget_if(fd, found);
         return None;
     }
+    let _inside = inside::enter();
     let connection = Arc::new(process.track(matches!(found, DIALLED | DIALLED_REGISTERED), fd));
     let mut table = write();
     match kind(fd) {
@@ -360,6 +381,7 @@ pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
     if kind(fd) == NOTHING {
         return None;
     }
+    let _inside = inside::enter();
     let mut table = write();
     set_kind(fd, NOTHING);
     table.get_mut(fd as usize).and_then(Option::take)
@@ -415,6 +437,7 @@ pub(crate) fn other(fd: RawFd, connection: &Arc<Connection>) -> Option<RawFd> {
 
 /// All connections that are watched, each with one of its descriptors.
 pub(crate) fn connections() -> Vec<(RawFd, Arc<Connection>)> {
+    let _inside = inside::enter();
     connections_in(&read())
 }
 
@@ -428,6 +451,7 @@ fn connections_in(table: &[Option<Watched>]) -> Vec<(RawFd, Arc<Connection>)> {
 
 /// All epoll sets that are watched, with their descriptors.
 pub(crate) fn sets() -> Vec<(RawFd, Arc<Set>)> {
+    let _inside = inside::enter();
     sets_in(&read())
 }
 
@@ -437,6 +461,11 @@ fn sets_in(table: &[Option<Watched>]) -> Vec<(RawFd, Arc<Set>)> {
         _ => None,
     });
     all.collect()
+}
+
+/// Whether there may be something to put in order.
+pub(crate) fn has_begun() -> bool {
+    matches!(STAGE.load(Ordering::Relaxed), BUSY | LEFT) && is_owner()
 }
 
 /// This process, if it ever had a connection to watch. A copy that was made by a call nobody here saw is not it: there
