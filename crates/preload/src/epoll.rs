@@ -14,6 +14,7 @@ mod entry;
 mod registry;
 
 use std::{
+    ops::{Deref, DerefMut},
     os::fd::{AsRawFd, RawFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -34,7 +35,14 @@ use self::{
     entry::{EDGE, EXCLUSIVE, Entry, IN, OUT, PRI, RDHUP},
     registry::Registry,
 };
-use crate::{control, errno, flow, poll::Mask, state, wait::BLIND};
+use crate::{
+    control, errno, flow,
+    inside::{self, Inside},
+    kernel,
+    poll::Mask,
+    state,
+    wait::BLIND,
+};
 
 /// How long the kernel may go without being asked while shared memory alone keeps the program busy.
 const PATIENCE: Duration = Duration::from_micros(50);
@@ -75,14 +83,35 @@ pub(crate) struct Set {
     asked: AtomicU64,
 }
 
+/// What a set has, for whoever holds this.
+struct Locked<'a> {
+    inner: MutexGuard<'a, Registry>,
+    _inside: Inside,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Registry;
+
+    fn deref(&self) -> &Registry {
+        &self.inner
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Registry {
+        &mut self.inner
+    }
+}
+
 fn since() -> Instant {
     static SINCE: OnceLock<Instant> = OnceLock::new();
     *SINCE.get_or_init(Instant::now)
 }
 
 impl Set {
-    fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_> {
+        let inside = inside::enter();
+        Locked { inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner), _inside: inside }
     }
 
     fn count(&self, inner: &Registry) {
@@ -117,12 +146,15 @@ impl Set {
 /// Prepares every set of the program's for a connection that was joined; only then may its bytes come another way.
 pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     for (epfd, set) in state::sets() {
+        // Without the lock: whatever opens a file may come by here again.
+        let once = set.lock().all().iter().any(|entry| entry.is_once() && Arc::ptr_eq(&entry.connection, connection));
+        let known = if once { kernel::registrations(epfd) } else { None };
         let mut inner = set.lock();
         let inner = &mut *inner;
         let mut touched = false;
         for entry in inner.all_mut() {
             if Arc::ptr_eq(&entry.connection, connection) && !entry.wired {
-                if !wire_entry(process, epfd, &set, entry) {
+                if wire_entry(process, epfd, &set, entry, known.as_deref()) == Err(Stays) {
                     process.leaves(connection, Reason::Usage);
                     return;
                 }
@@ -130,6 +162,8 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
             }
         }
         if touched {
+            // The kernel has forgotten those that were not found.
+            inner.retain(|entry| entry.wired || !Arc::ptr_eq(&entry.connection, connection));
             set.count(inner);
         }
     }
@@ -138,16 +172,26 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     process.kick();
 }
 
-fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry) -> bool {
-    // The kernel does not let one that is exclusive be changed.
-    let wired = !entry.is_exclusive()
-        && !set.nested.load(Ordering::SeqCst)
-        && add_bells(process, epfd, set)
-        && control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry)).is_ok();
-    if wired {
-        entry.wire();
+/// An entry that cannot be wired: its connection has to stay on TCP.
+#[derive(PartialEq, Eq)]
+struct Stays;
+
+/// One that is not in the set, as the kernel says, is not wired by that.
+fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry, known: Option<&str>) -> Result<(), Stays> {
+    // The kernel does not let one that is exclusive be changed, nor one whose number is gone.
+    if entry.is_exclusive() || entry.orphan || set.nested.load(Ordering::SeqCst) || !add_bells(process, epfd, set) {
+        return Err(Stays);
     }
-    wired
+    // The kernel alone knows whether one that is told once was told.
+    let spent = entry.is_once() && !kernel::is_armed(known.ok_or(Stays)?, entry.fd, entry.data());
+    let before = control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry));
+    match before {
+        Ok(()) => entry.wire(spent),
+        // Its number was closed, and made again for this one, behind our back.
+        Err(Errno::NOENT) => {}
+        Err(_) => return Err(Stays),
+    }
+    Ok(())
 }
 
 /// What the kernel is to say of a wired entry.
@@ -166,6 +210,40 @@ fn add_bells(process: &Process, epfd: RawFd, set: &Set) -> bool {
         set.bells.store(added, Ordering::SeqCst);
     }
     set.bells.load(Ordering::SeqCst)
+}
+
+/// `epoll_ctl` about a socket that is not connected: what it asks for is kept for the connection that it may become. `real` is
+/// the call itself.
+pub(crate) fn register(set: &Set, request: Request, real: impl FnOnce() -> i32) -> i32 {
+    let mut inner = set.lock();
+    let answer = real();
+    if answer == 0 {
+        inner.register(request.fd, request.event.filter(|_| request.operation != libc::EPOLL_CTL_DEL));
+    }
+    answer
+}
+
+/// What was asked for before `fd` was connected is from now on about `connection`. Says whether that comes too late.
+pub(crate) fn adopt(set: &Set, fd: RawFd, connection: &Arc<Connection>) -> bool {
+    let mut guard = set.lock();
+    let inner = &mut *guard;
+    let Some(event) = inner.registered(fd) else { return false };
+    if inner.find(fd, connection).is_none() {
+        let at = inner.push(fd, connection, tokens());
+        inner.wake(at).ask(event);
+        set.count(inner);
+    }
+    connection.is_wired()
+}
+
+/// The number `fd` of `connection` is about to be closed, and there are others. Registrations by it stay, and nobody can change
+/// them any more.
+pub(crate) fn closed(fd: RawFd, connection: &Arc<Connection>) {
+    for (_, set) in state::sets() {
+        if set.entries.load(Ordering::SeqCst) != 0 {
+            set.lock().abandon(fd, connection);
+        }
+    }
 }
 
 /// The arguments of `epoll_ctl`.
@@ -257,7 +335,7 @@ fn change_joined(
                 Ok(()) => {
                     let entry = inner.wake(at);
                     entry.ask(event);
-                    entry.wire();
+                    entry.wire(false);
                 }
                 Err(_) => inner.remove(at),
             }
@@ -297,7 +375,7 @@ pub(crate) fn inherit(process: &Process, sets: &[(RawFd, Arc<Set>)]) {
 pub(crate) fn give_back(process: &Process) {
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();
-        for entry in inner.all().iter().filter(|entry| entry.wired) {
+        for entry in inner.all().iter().filter(|entry| entry.wired && !entry.orphan) {
             let (operation, event) = match entry.asked() {
                 Some(event) => (libc::EPOLL_CTL_MOD, event),
                 None => (libc::EPOLL_CTL_DEL, token(entry)),

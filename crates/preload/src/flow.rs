@@ -15,7 +15,7 @@ use tombolo::sockets::{
 };
 
 use crate::{
-    control, epoll, errno, kernel,
+    control, epoll, errno, inside, kernel,
     wait::{self, Wanted},
 };
 
@@ -80,6 +80,7 @@ pub(crate) fn receive<'p>(
 /// What a call that was made here answers; it changes `errno` only where it failed.
 fn answer(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     let before = errno::get();
+    let _inside = inside::enter();
     let answer = errno::answer(call());
     if answer >= 0 {
         errno::set(before);
@@ -278,7 +279,7 @@ impl Patience {
         if self.is_nonblocking(fd, flags) {
             return Err(Errno::AGAIN);
         }
-        match wait::one(process, connection, fd, wanted, || self.deadline(fd, wanted)) {
+        match inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(fd, wanted))) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno::AGAIN),
             // A call that has a time limit does not go on.

@@ -21,6 +21,7 @@ mod direct;
 mod epoll;
 mod errno;
 mod flow;
+mod inside;
 mod kernel;
 mod life;
 mod poll;

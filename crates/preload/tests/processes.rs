@@ -3,7 +3,7 @@
 
 mod place;
 
-use std::{process::Command, time::Duration};
+use std::{io::Write, process::Command, time::Duration};
 
 use place::{PATIENCE, Place, built, has, output, output_within, python};
 
@@ -35,6 +35,17 @@ fn shared(part: &str, payload: u64) {
 #[test]
 fn s9_two_processes_that_write_lose_and_double_nothing() {
     shared("writers", 2 * SIZE);
+}
+
+#[test]
+fn s9_processes_of_two_pid_namespaces_lose_and_double_nothing() {
+    let test = "s9_processes_of_two_pid_namespaces_lose_and_double_nothing";
+    let may = Command::new("unshare").args(["--pid", "--fork", "true"]).status().is_ok_and(|status| status.success());
+    if !may {
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs pidns): `unshare --pid` fails");
+        return;
+    }
+    shared("apart", 3 * SIZE);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tombolo_control::{Boxes, Message, Said, Session};
 
 use super::*;
-use crate::{broker::Event, config::Config, hold, machine::News};
+use crate::{broker::Event, config::Config, guard::Process, hold, machine::News};
 
 const TEXT: &str = r#"
 [host]
@@ -121,7 +121,10 @@ impl World {
         let wanted = self.broker.vms[name].wanted.borrow().clone();
         let places: BTreeMap<_, _> = wanted.plugs.iter().map(|plug| (plug.name.clone(), "04.0".to_owned())).collect();
         let holds = places.keys().cloned().collect();
-        self.tell(name, News::Has { version: wanted.version, places, holds, free: 20, trouble: None, process: Process::default() });
+        self.tell(
+            name,
+            News::Has { version: wanted.version, places, holds, free: 20, trouble: None, process: Process::default() },
+        );
     }
 
     /// What the account's broker said is heard, as the ring of its bell does it.
