@@ -134,7 +134,7 @@ pub(crate) enum Taken {
     /// No datagram is there.
     Nothing,
     /// The first one, with as many descriptors as its head says.
-    Datagram(Datagram),
+    Datagram(Box<Datagram>),
     /// It is to be refused, and `files` are to be closed. It `stays` in the queue where it holds descriptors that this
     /// process would have to close.
     Refused { why: Error, files: Vec<OwnedFd>, stays: bool },
@@ -169,7 +169,7 @@ pub(crate) fn receive(
     };
     if !came {
         take_off(socket)?;
-        return Ok(Taken::Datagram(first.into_datagram()));
+        return Ok(Taken::Datagram(Box::new(first.into_datagram())));
     }
     if !has_room() {
         let what = "too many files of this peer wait to be closed: it sent some whose close does not return";
@@ -185,7 +185,7 @@ pub(crate) fn receive(
     if carries != said {
         return Ok(Taken::Refused { why: miscounted(said, carries), files: second.descriptors, stays: false });
     }
-    Ok(Taken::Datagram(second.into_datagram()))
+    Ok(Taken::Datagram(Box::new(second.into_datagram())))
 }
 
 impl Look {
