@@ -11,7 +11,7 @@ use std::{
     fmt::Display,
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::{
@@ -134,7 +134,7 @@ pub(crate) enum Taken {
     /// No datagram is there.
     Nothing,
     /// The first one, with as many descriptors as its head says.
-    Datagram(Datagram),
+    Datagram(Box<Datagram>),
     /// It is to be refused, and `files` are to be closed. It `stays` in the queue where it holds descriptors that this
     /// process would have to close.
     Refused { why: Error, files: Vec<OwnedFd>, stays: bool },
@@ -169,7 +169,7 @@ pub(crate) fn receive(
     };
     if !came {
         take_off(socket)?;
-        return Ok(Taken::Datagram(first.into_datagram()));
+        return Ok(Taken::Datagram(Box::new(first.into_datagram())));
     }
     if !has_room() {
         let what = "too many files of this peer wait to be closed: it sent some whose close does not return";
@@ -185,7 +185,7 @@ pub(crate) fn receive(
     if carries != said {
         return Ok(Taken::Refused { why: miscounted(said, carries), files: second.descriptors, stays: false });
     }
-    Ok(Taken::Datagram(second.into_datagram()))
+    Ok(Taken::Datagram(Box::new(second.into_datagram())))
 }
 
 impl Look {
@@ -217,17 +217,37 @@ fn take_off(socket: BorrowedFd<'_>) -> Result<()> {
     Look::new(socket, false, RecvFlags::empty()).map(drop)
 }
 
-/// Whether nothing is in the queue that would have to be closed with the socket. A `stranger`'s socket nobody else can have: it
-/// is shut down, so that nothing comes after this look.
-pub(crate) fn may_close(socket: BorrowedFd<'_>, stranger: bool) -> bool {
-    let holds_nothing = || match Look::new(socket, false, RecvFlags::PEEK) {
-        Ok(None) | Err(_) => true,
-        Ok(Some(look)) => look.len == 0 && !look.more_came && hung_up(socket),
-    };
-    if !stranger {
-        return holds_nothing();
+/// Datagrams that are taken off a socket's queue before it is closed, and reads of nothing that are taken for its end.
+const QUEUE_MOST: usize = 16;
+const NOTHINGS: usize = 3;
+
+/// Empties the queue of a socket that is to be closed of all that is `harmless` to close. What is not, or may not be, stays, and the
+/// socket must not be closed here: `Err` has what else must not. A `stranger`'s socket nobody else can have: it is shut
+/// down, so that nothing more comes.
+pub(crate) fn empty_queue(
+    socket: BorrowedFd<'_>,
+    stranger: bool,
+    harmless: impl Fn(BorrowedFd<'_>) -> bool,
+) -> std::result::Result<(), Vec<OwnedFd>> {
+    if stranger {
+        let _ = rustix::net::shutdown(socket, Shutdown::Both);
     }
-    let was_empty = is_empty(socket);
-    let shut = rustix::net::shutdown(socket, Shutdown::Both).is_ok();
-    was_empty && shut && holds_nothing()
+    let mut nothings = 0;
+    for _ in 0..QUEUE_MOST {
+        let Ok(Some(look)) = Look::new(socket, false, RecvFlags::PEEK) else { return Ok(()) };
+        if look.more_came {
+            let Ok(Some(look)) = Look::new(socket, true, RecvFlags::PEEK) else { return Ok(()) };
+            if look.more_came || !look.descriptors.iter().all(|file| harmless(file.as_fd())) {
+                return Err(look.descriptors);
+            }
+            let _ = take_off(socket);
+            continue;
+        }
+        nothings = if look.len == 0 && hung_up(socket) { nothings + 1 } else { 0 };
+        if nothings == NOTHINGS {
+            return Ok(());
+        }
+        let _ = take_off(socket);
+    }
+    Err(Vec::new())
 }

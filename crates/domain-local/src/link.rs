@@ -102,9 +102,9 @@ impl LocalLink {
         received.map(Some)
     }
 
-    /// L-5. Closes what is not needed of what the peer sent. A memfd cannot keep anybody waiting.
+    /// L-5. Closes what is not needed of what the peer sent.
     fn discard(&self, mut files: Vec<OwnedFd>) {
-        files.retain(|file| rustix::fs::fcntl_get_seals(file).is_err());
+        files.retain(|file| !is_harmless(file.as_fd()));
         if !files.is_empty() {
             discard::discard(self.identity.source(Kind::Files), files);
         }
@@ -134,6 +134,11 @@ impl LocalLink {
         self.bells = Some(Arc::new(Bells { own, peer: [data, space] }));
         Ok(())
     }
+}
+
+/// Whether nobody's file system, and no network, is asked when `file` is closed.
+pub(crate) fn is_harmless(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok() || matches!(bell::is_eventfd(file), Ok(true))
 }
 
 /// L-6. Maps what the peer offers, if it is what it should be.
@@ -231,8 +236,10 @@ impl Drop for LocalLink {
     fn drop(&mut self) {
         self.own.iter().flat_map(|own| own.iter()).for_each(Bell::give_up);
         let stranger = self.accepted && (self.bells.is_none() || self.spoilt.is_some());
-        if let Some(socket) = self.socket.take_if(|socket| !frame::may_close(socket.as_fd(), stranger)) {
+        let Some(socket) = self.socket.take() else { return };
+        if let Err(files) = frame::empty_queue(socket.as_fd(), stranger, is_harmless) {
             discard::discard(self.identity.source(Kind::Socket), socket);
+            self.discard(files);
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::{
     discard::{self, Kind, Source},
     frame,
     life::Identity,
-    link::LocalLink,
+    link::{LocalLink, is_harmless},
     place::Place,
 };
 
@@ -29,6 +29,8 @@ use crate::{
 const BACKLOG: i32 = 1024;
 /// How long others may hold the folder's lock. They hold it for microseconds, unless one is hostile.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// Who is counted for sockets of which it is not known whose they are.
+const NOBODY: Source = Source { pid: None, uid: u32::MAX, kind: Kind::Socket };
 
 /// A bound socket and the file that stands for it.
 #[derive(Debug)]
@@ -133,11 +135,11 @@ impl LocalListener {
     fn turn_away(&mut self) {
         drop(self.spare.take());
         if let Ok(socket) = self.accept_one()
-            && !frame::may_close(socket.as_fd(), true)
+            && let Err(files) = frame::empty_queue(socket.as_fd(), true, is_harmless)
         {
             // What is in its queue goes with it.
             let source = Identity::of_peer(socket.as_fd()).map(|who| who.source(Kind::Socket));
-            discard::discard(source.unwrap_or(Source { pid: None, uid: u32::MAX, kind: Kind::Socket }), socket);
+            discard::discard(source.unwrap_or(NOBODY), (socket, files));
         }
         self.spare = spare();
     }
@@ -162,7 +164,7 @@ impl Drop for LocalListener {
         self.remove_file();
         // With the socket go those who knocked, and what they sent (L-5).
         if self.is_knocked_at() {
-            discard::discard(Source { pid: None, uid: u32::MAX, kind: Kind::Socket }, self.socket.take());
+            discard::discard(NOBODY, self.socket.take());
         }
     }
 }
