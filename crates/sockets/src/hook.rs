@@ -173,8 +173,8 @@ fn attached(cgroup: RawFd) -> io::Result<Vec<OwnedFd>> {
 /// Where cgroup version 2 is mounted, alone or beside version 1; its root as far as this process sees it.
 #[must_use]
 pub fn find_root() -> Option<PathBuf> {
-    const MAGIC: i64 = 0x6367_7270;
-    let is_second = |path: &PathBuf| rustix::fs::statfs(path).is_ok_and(|found| found.f_type as i64 == MAGIC);
+    const MAGIC: rustix::fs::FsWord = 0x6367_7270;
+    let is_second = |path: &PathBuf| rustix::fs::statfs(path).is_ok_and(|found| found.f_type == MAGIC);
     ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(PathBuf::from).into_iter().find(is_second)
 }
 
