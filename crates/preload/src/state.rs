@@ -195,14 +195,15 @@ pub(crate) fn connection(fd: RawFd) -> Option<Arc<Connection>> {
     }
 }
 
-/// For a call that has interrupted another: whether `fd` is joined, as far as can be told without waiting for a lock. Otherwise
+/// For a call that has interrupted another, or that this library makes by the standard library on a file of its own: whether `fd`
+/// is joined, as far as can be told without waiting for a lock. Otherwise
 /// the kernel can carry the call out.
 pub(crate) fn is_out_of_reach(fd: RawFd) -> bool {
     let is_joined = |table: RwLockReadGuard<'_, Vec<Option<Watched>>>| match table.get(fd as usize) {
         Some(Some(Watched::Connection(connection))) => connection.stage() == Stage::Joined,
         _ => false,
     };
-    kind(fd) == CONNECTION && WATCH.try_read().map_or(true, is_joined)
+    kind(fd) == CONNECTION && is_still(fd) && WATCH.try_read().map_or(true, is_joined)
 }
 
 /// Whether the connection that `fd` is taken for still has that number: somebody may have closed it past this library.

@@ -85,7 +85,7 @@ fn numbers_that_standard_io_or_the_kernel_close_and_calls_that_come_later_are_th
     let mut command = Command::new(&program);
     place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
     assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
-    assert_eq!(place.log().matches("joined").count(), 2 * 5, "{}", place.log());
+    assert_eq!(place.log().matches("joined").count(), 2 * 6, "{}", place.log());
     assert!(!place.log().contains("broken"), "{}", place.log());
 }
 

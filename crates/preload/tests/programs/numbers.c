@@ -72,6 +72,11 @@ int main(void) {
     file("closed past all", ends[0]);
     close(ends[1]);
 
+    /* What is opened next is not the program's. */
+    pair();
+    check(past(SYS_close, ends[0], 0, 0) == 0, "close");
+    printf("and left: %d\n", close(ends[1]));
+
     pair();
     aio_context_t context = 0;
     check(syscall(SYS_io_setup, 4, &context) == 0, "io_setup");
