@@ -35,10 +35,14 @@ pub(crate) unsafe fn submitting(count: c_long, requests: *const *const c_void) {
     }
     for at in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: (in bounds) the caller promises so many.
-        let request = unsafe { requests.add(at).read() };
+        let place = unsafe { requests.add(at) };
+        // SAFETY: (valid) as above.
+        let request = unsafe { place.read() };
         if !request.is_null() {
-            // SAFETY: (in bounds) a request has its descriptor there.
-            bypassed(unsafe { request.cast::<u8>().add(FILDES).cast::<c_int>().read_unaligned() });
+            // SAFETY: (in bounds) a request is longer.
+            let fd = unsafe { request.cast::<u8>().add(FILDES) };
+            // SAFETY: (valid) its descriptor stands there.
+            bypassed(unsafe { fd.cast::<c_int>().read_unaligned() });
         }
     }
 }
@@ -92,8 +96,12 @@ macro_rules! list {
             event: *mut c_void,
         ) -> c_int {
             for at in 0..usize::try_from(count).unwrap_or(0) {
-                // SAFETY: (in bounds) the caller promises so many; each is null or a request.
-                if let Some(request) = unsafe { requests.add(at).read().as_ref() } {
+                // SAFETY: (in bounds) the caller promises so many.
+                let place = unsafe { requests.add(at) };
+                // SAFETY: (valid) as above.
+                let request = unsafe { place.read() };
+                // SAFETY: (valid) null, or the caller's request.
+                if let Some(request) = unsafe { request.as_ref() } {
                     bypassed(request.aio_fildes);
                 }
             }
