@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void},
+    ffi::{c_int, c_long, c_uint, c_ulong, c_void},
     os::fd::RawFd,
     slice,
     sync::Arc,
@@ -182,14 +182,15 @@ pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connectio
 
 /// The same for several, which together wait no longer than one.
 pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
-    for (fd, connection) in all {
+    let all: Vec<_> = all.iter().filter(|(fd, _)| !state::is_owner() || state::is_still(*fd)).collect();
+    for (fd, connection) in &all {
         process.leaves(connection, reason);
         if connection.stage() == Stage::Joined {
             connection.retreat(process.kernel(), *fd, reason);
         }
     }
     let deadline = Instant::now() + PATIENCE;
-    for (fd, connection) in all {
+    for (fd, connection) in &all {
         if !connection.is_given_up()
             && !take_back(process, *fd, connection, reason, deadline)
             && process.gives_up(connection)
@@ -263,7 +264,9 @@ fn closing(fd: RawFd) {
         life::closing_in_child(fd);
         return;
     }
-    if let Some(Watched::Connection(connection)) = state::forget(fd) {
+    let is_still = state::is_still(fd);
+    // Of another file, which has the number by now, nothing is to be changed.
+    if let Some(Watched::Connection(connection)) = state::forget(fd).filter(|_| is_still) {
         let other = if connection.is_single() { None } else { state::other(fd, &connection) };
         if other.is_some() {
             epoll::closed(fd, &connection);
@@ -403,19 +406,6 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_lon
 pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: (contract) the caller's promise.
     controlled(fd, command, argument, || unsafe { real::fcntl64(fd, command, argument) })
-}
-
-/// What standard I/O reads and writes goes past this library.
-///
-/// # Safety
-/// As `fdopen(3)`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-    if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| hand_over(process, fd, &connection, Reason::Bypassed));
-    }
-    // SAFETY: (contract) the caller's promise.
-    unsafe { real::fdopen(fd, mode) }
 }
 
 // ---- epoll

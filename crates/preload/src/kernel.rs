@@ -171,6 +171,13 @@ pub(crate) fn is_tcp(fd: RawFd) -> bool {
     protocol.is_some_and(|(protocol, _)| i32::from_ne_bytes(protocol) == libc::IPPROTO_TCP)
 }
 
+/// What names a socket as long as the kernel runs; 0 for anything else.
+pub(crate) fn socket_cookie(fd: RawFd) -> u64 {
+    errno::kept(|| {
+        option::<8>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).map_or(0, |(cookie, _)| u64::from_ne_bytes(cookie))
+    })
+}
+
 /// The two addresses of a connected TCP socket, own and peer's; none for anything else.
 pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
     errno::kept(|| {

@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 mod aliases;
+mod asynchronous;
 mod batch;
 mod confine;
 mod control;
@@ -28,6 +29,7 @@ mod poll;
 mod real;
 mod splice;
 mod state;
+mod streams;
 #[cfg(target_arch = "x86_64")]
 mod variadic;
 mod wait;

@@ -390,13 +390,14 @@ fn end_in_time(status: c_int) {
     };
     // Memory may be in disorder as well.
     for signal in [libc::SIGALRM, libc::SIGSEGV, libc::SIGABRT] {
-        // SAFETY: (valid) all zeros is a set, filled next; (action) a handler of the kind that has one argument.
-        unsafe {
-            let mut one: libc::sigset_t = std::mem::zeroed();
-            libc::sigaddset(&raw mut one, signal);
-            libc::sigaction(signal, &raw const action, ptr::null_mut());
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const one, ptr::null_mut());
-        }
+        // SAFETY: (valid) all zeros is an empty set.
+        let mut one: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: (valid) a set, and the number of a signal.
+        unsafe { libc::sigaddset(&raw mut one, signal) };
+        // SAFETY: (action) a handler of the kind that has one argument.
+        unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
+        // SAFETY: (valid) a set, for the length of the call.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const one, ptr::null_mut()) };
     }
     // SAFETY: (valid) a time, for the length of the call.
     unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, ptr::null_mut()) };

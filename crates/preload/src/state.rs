@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -47,6 +47,8 @@ const ACCEPTED_STREAM: u8 = 8;
 const DIALLED_REGISTERED: u8 = 9;
 
 static KINDS: [AtomicU8; WATCHED] = [const { AtomicU8::new(NOTHING) }; WATCHED];
+/// By descriptor: the kernel's own number of the socket that is a connection.
+static COOKIES: [AtomicU64; WATCHED] = [const { AtomicU64::new(0) }; WATCHED];
 static WATCH: RwLock<Vec<Option<Watched>>> = RwLock::new(Vec::new());
 /// Whether there ever was a [`STREAM`], or a [`SET`].
 static STREAMS: AtomicBool = AtomicBool::new(false);
@@ -193,14 +195,32 @@ pub(crate) fn connection(fd: RawFd) -> Option<Arc<Connection>> {
     }
 }
 
-/// For a call that has interrupted another: whether `fd` is joined, as far as can be told without waiting for a lock. Otherwise
+/// For a call that has interrupted another, or that this library makes by the standard library on a file of its own: whether `fd`
+/// is joined, as far as can be told without waiting for a lock. Otherwise
 /// the kernel can carry the call out.
 pub(crate) fn is_out_of_reach(fd: RawFd) -> bool {
     let is_joined = |table: RwLockReadGuard<'_, Vec<Option<Watched>>>| match table.get(fd as usize) {
         Some(Some(Watched::Connection(connection))) => connection.stage() == Stage::Joined,
         _ => false,
     };
-    kind(fd) == CONNECTION && WATCH.try_read().map_or(true, is_joined)
+    kind(fd) == CONNECTION && is_still(fd) && WATCH.try_read().map_or(true, is_joined)
+}
+
+/// Whether the connection that `fd` is taken for still has that number: somebody may have closed it past this library.
+pub(crate) fn is_still(fd: RawFd) -> bool {
+    let known = usize::try_from(fd).ok().and_then(|at| COOKIES.get(at));
+    kind(fd) != CONNECTION || known.is_some_and(|known| known.load(Ordering::Relaxed) == kernel::socket_cookie(fd))
+}
+
+/// A call on the connection that `fd` is taken for says that it is no socket. Whether it is another file by now, of which
+/// nothing is known from here on.
+#[cold]
+pub(crate) fn is_another(fd: RawFd) -> bool {
+    let another = !is_still(fd);
+    if another {
+        drop(forget(fd));
+    }
+    another
 }
 
 /// For a call that has interrupted another: nothing is known of `fd` any more.
@@ -262,6 +282,9 @@ fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
         table.resize(at + 1, None);
     }
     let kind = if matches!(what, Watched::Connection(_)) { CONNECTION } else { SET };
+    if kind == CONNECTION {
+        COOKIES[at].store(kernel::socket_cookie(fd), Ordering::Relaxed);
+    }
     table[at] = Some(what.clone());
     set_kind(fd, kind);
     what

@@ -125,6 +125,25 @@ fn runs(short: u64, long: u64) -> u64 {
     if std::env::var_os("TOMBOLO_LONG").is_some() { long } else { short }
 }
 
+#[test]
+fn program_that_is_interrupted_all_the_time_goes_on_and_ends_from_its_handler() {
+    if !has("program_that_is_interrupted_all_the_time_goes_on_and_ends_from_its_handler", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let program = built(&place, "signals.c");
+    for run in 0..runs(20, 400) {
+        for what in ["exit", "all"] {
+            let mut command = Command::new(&program);
+            // A different moment each time.
+            place.dress(command.args([what, &(40 + run * 37 % 400).to_string()]).env("TOMBOLO_SOCKETS_AFTER", "0"));
+            let status = place::Started::new(&mut command).finish();
+            assert_eq!(status.code(), Some(7), "{what}, run {run}: {status}");
+        }
+    }
+    assert!(place.log().contains("joined") && !place.log().contains("broken"), "{}", place.log());
+}
+
 /// Runs one part of `crowd.py` with the library, and gives what was received: over TCP, through shared memory.
 fn crowd(part: &str, count: u64, seed: u64) -> (u64, u64) {
     let place = Place::new();

@@ -350,7 +350,7 @@ mod tests {
         let id = child.id();
         child.wait().unwrap();
         // In another namespace there may be one with the number that nobody has here, or this process's own number.
-        let elsewhere = namespace() + 1 << 32;
+        let elsewhere = (namespace() + 1) << 32;
         for number in [id, std::process::id()] {
             family.word(PIDS + place.0.unwrap()).store(elsewhere | u64::from(number), Ordering::SeqCst);
             family.bury();
