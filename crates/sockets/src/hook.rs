@@ -174,7 +174,7 @@ fn attached(cgroup: RawFd) -> io::Result<Vec<OwnedFd>> {
 #[must_use]
 pub fn find_root() -> Option<PathBuf> {
     const MAGIC: i64 = 0x6367_7270;
-    let is_second = |path: &PathBuf| rustix::fs::statfs(path).is_ok_and(|found| found.f_type as i64 == MAGIC);
+    let is_second = |path: &PathBuf| rustix::fs::statfs(path).is_ok_and(|found| found.f_type == MAGIC);
     ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(PathBuf::from).into_iter().find(is_second)
 }
 
