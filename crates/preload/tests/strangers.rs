@@ -195,8 +195,7 @@ impl Group {
         })();
         let attached = made.as_ref().map_or(Err(std::io::ErrorKind::NotFound.into()), |group| hook::attach(&group.0));
         if let Err(error) = &attached {
-            writeln!(std::io::stderr(), "SKIP {test} (needs bpf): no program can be attached to a cgroup: {error}")
-                .unwrap();
+            let _ = writeln!(std::io::stderr(), "SKIP {test} (needs bpf): no program can be attached: {error}");
         }
         made.filter(|_| attached.is_ok())
     }
@@ -299,7 +298,7 @@ fn gets_in(world: &World, victims: &[usize], knows: Knows, way: Way<'_>) -> Vec<
             let _ = fs::remove_file(world.place.path(file));
         }
         let came_to = attack(world, victim, knows, way);
-        writeln!(std::io::stderr(), "the stranger to end {victim} came to {came_to}").unwrap();
+        let _ = writeln!(std::io::stderr(), "the stranger to end {victim} came to {came_to}");
         assert_ne!(came_to, "nobody waits");
         world.place.log().contains("joined")
     });
@@ -345,7 +344,7 @@ fn everything_known(world: &World) {
 fn everything_known_and_no_numbers(world: &World) {
     if hook::find_root().is_some_and(|root| hook::is_attached(&root).unwrap_or(false)) {
         let test = "canary_stranger_who_knows_every_byte_gets_in_where_no_sequence_numbers_are_told";
-        writeln!(std::io::stderr(), "SKIP {test} (needs bpf): this machine's kernel tells them to all").unwrap();
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs bpf): this machine's kernel tells them to all");
         return;
     }
     assert_eq!(gets_in(world, &[CLIENTS, SERVERS], Knows::Bytes, Way::default()), [true, true]);

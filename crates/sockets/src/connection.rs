@@ -148,7 +148,6 @@ impl Connection {
         lock(&self.identity).map(|(tuple, _)| tuple)
     }
 
-    /// The addresses under which both ends know it, once it was looked for.
     pub(crate) fn meeting(&self) -> Option<Tuple> {
         self.meeting.get().copied()
     }
