@@ -232,7 +232,7 @@ impl Source<'_> {
             let span = error.span().unwrap_or_default();
             // What is missing may have been left out here.
             let is_missing = error.message().starts_with("missing field");
-            if !(is_missing && !self.is_sound()) {
+            if !is_missing || self.is_sound() {
                 self.report(span.clone(), error.message().replace('\n', "; "));
             }
             let from = text[..span.start.min(text.len())].rfind('\n').map_or(0, |at| at + 1);

@@ -22,6 +22,7 @@ pub mod local;
 pub mod machine;
 pub mod memory;
 pub mod notify;
+mod pace;
 pub mod passing;
 pub mod qmp;
 pub mod run;
@@ -30,6 +31,7 @@ pub mod snippet;
 pub mod socket;
 pub mod state;
 pub mod units;
+mod watch;
 pub mod xen;
 
 pub use tombolo_broker_guest::log;

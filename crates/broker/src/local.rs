@@ -25,10 +25,11 @@ use tombolo_broker_guest::{
 use tombolo_control::{DEVICE_LEN, Name};
 
 use crate::{
-    broker::{Event, listen},
+    broker::Event,
     guest::{self, Guest, Heard},
     lane::Lane,
     memory, passing,
+    watch::listen,
 };
 use devices::{HostDevices, Lines};
 use kept::{Kept, Key};

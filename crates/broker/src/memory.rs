@@ -89,6 +89,22 @@ pub fn create_device(name: &str) -> io::Result<OwnedFd> {
     Ok(memory)
 }
 
+/// Two regions for a link; the ends that are `local` map their own part later, and more than once.
+///
+/// # Errors
+/// No memory, or no descriptor, is to be had.
+pub fn create_pair(number: u32, ends: &[String; 2], size: u64, local: [bool; 2]) -> io::Result<Regions> {
+    let make = |side: usize| {
+        let region = create(&format!("tombolo-{number}-{}", ends[side]), size)?;
+        if local[side] {
+            seal_as_it_is(&region)?;
+        }
+        io::Result::Ok(region)
+    };
+    let bell = if local.contains(&true) { Some(crate::local::relay::event()?) } else { None };
+    Regions::new([make(0)?, make(1)?], bell)
+}
+
 /// No new mapping will ever write it; those that are there go on.
 ///
 /// # Errors

@@ -16,7 +16,7 @@ use crate::{
     broker::{Broker, Event, name},
     guard::{self, Guard},
     guest::Told,
-    local::relay::{self, Line},
+    local::relay::Line,
     machine::{Plug, Wanted},
     memory::{self, Regions},
     state::{Bell, Link, Quarantined, memory_key},
@@ -36,58 +36,6 @@ fn now() -> u64 {
 /// A region's name in QEMU: whose memory it is shows in it, so that other memory has another name.
 fn plug_name(link: u32, generation: u32, own: bool) -> String {
     format!("{link}-{generation}-{}", if own { "own" } else { "peer" })
-}
-
-/// B-17. How often a link gets new memory: a guest that begins lives without end makes its peers plug regions as often.
-#[derive(Debug)]
-pub(crate) struct Pace {
-    left: u32,
-    since: Instant,
-}
-
-/// New memories that a link may have at once, and how long until it may have one more.
-const BURST: u32 = 6;
-const STEP: Duration = Duration::from_secs(2);
-
-impl Default for Pace {
-    fn default() -> Self {
-        Self { left: BURST, since: Instant::now() }
-    }
-}
-
-impl Pace {
-    /// Takes one, or says how long to wait.
-    fn take(&mut self, now: Instant) -> Result<(), Duration> {
-        let passed = now.saturating_duration_since(self.since);
-        let more = u32::try_from(passed.as_millis() / STEP.as_millis()).unwrap_or(u32::MAX);
-        if more != 0 {
-            (self.left, self.since) =
-                (self.left.saturating_add(more).min(BURST), self.since + STEP * more.min(1 << 16));
-        }
-        if self.left == BURST {
-            self.since = now;
-        }
-        match self.left.checked_sub(1) {
-            Some(left) => {
-                self.left = left;
-                Ok(())
-            }
-            None => Err((self.since + STEP).saturating_duration_since(now)),
-        }
-    }
-}
-
-/// Two regions for a link; the ends that are `local` map their own part later, and more than once.
-fn make_memory(number: u32, ends: &[String; 2], size: u64, local: [bool; 2]) -> io::Result<Regions> {
-    let make = |side: usize| {
-        let region = memory::create(&format!("tombolo-{number}-{}", ends[side]), size)?;
-        if local[side] {
-            memory::seal_as_it_is(&region)?;
-        }
-        io::Result::Ok(region)
-    };
-    let bell = if local.contains(&true) { Some(relay::event()?) } else { None };
-    Regions::new([make(0)?, make(1)?], bell)
 }
 
 impl Broker {
@@ -202,7 +150,7 @@ impl Broker {
         self.making.insert(number);
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
-            let made = make_memory(number, &ends, size, local);
+            let made = memory::create_pair(number, &ends, size, local);
             let _ = events.blocking_send(Event::Made(number, generation, made));
         });
     }

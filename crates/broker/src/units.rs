@@ -8,7 +8,7 @@ pub fn bytes(bytes: u64) -> String {
     let Some((unit, shift)) = units.into_iter().find(|(_, shift)| bytes >> shift != 0) else {
         return format!("{bytes} B");
     };
-    let tenths = (bytes >> (shift - 10)) * 10 >> 10;
+    let tenths = ((bytes >> (shift - 10)) * 10) >> 10;
     match tenths % 10 {
         0 => format!("{} {unit}", tenths / 10),
         tenth => format!("{}.{tenth} {unit}", tenths / 10),

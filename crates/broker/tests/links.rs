@@ -251,7 +251,7 @@ fn b17_guest_that_begins_a_life_a_moment_makes_its_link_wait() {
     }
     assert_eq!(quarantined(&daemon), 4 << 20);
     assert_eq!(daemon.kept().iter().filter(|key| key.starts_with("memory/")).count(), 2);
-    let mut state = b.qmp.state();
+    let mut state = a.qmp.state();
     state.stubborn = false;
     for id in state.devices.keys().cloned().collect::<Vec<_>>() {
         qmp::Fake::delete(&mut state, &id);
@@ -277,7 +277,7 @@ fn b10_b17_domain_whose_quota_is_full_waits_for_its_old_memory() {
         matches!(&rows[..], [Message::LinkRow { state: LinkState::Waiting, note, .. }, ..] if note.as_str().starts_with("it gets memory once")),
         "{rows:?}"
     );
-    let mut state = a.qmp.state();
+    let mut state = b.qmp.state();
     state.stubborn = false;
     for id in state.devices.keys().cloned().collect::<Vec<_>>() {
         qmp::Fake::delete(&mut state, &id);

@@ -235,7 +235,7 @@ fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
         let generation = world.broker.book.links[&link].generation + 1;
         world.broker.retire(link);
         let ends = world.broker.book.links[&link].ends.clone();
-        let made = make_memory(link, &ends, 64 << 10, [false, true]).unwrap();
+        let made = memory::create_pair(link, &ends, 64 << 10, [false, true]).unwrap();
         world.broker.memory.insert(link, made);
         let new = world.broker.book.links.get_mut(&link).unwrap();
         (new.has_memory, new.generation) = (true, generation);
@@ -243,19 +243,6 @@ fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
         let held: Vec<_> = world.broker.book.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
         assert_eq!(held, [true, false]);
     });
-}
-
-#[test]
-fn b17_link_gets_new_memory_a_few_times_at_once_and_then_now_and_then() {
-    let mut pace = Pace::default();
-    let now = Instant::now();
-    let at_once = (0..100).filter(|_| pace.take(now).is_ok()).count();
-    assert_eq!(at_once, 6);
-    let wait = pace.take(now).unwrap_err();
-    assert!(!wait.is_zero() && wait <= STEP, "{wait:?}");
-    assert!(pace.take(now + wait).is_ok() && pace.take(now + wait).is_err());
-    let later = now + Duration::from_secs(3600);
-    assert_eq!((0..100).filter(|_| pace.take(later).is_ok()).count(), 6, "what was not used is not saved up");
 }
 
 #[test]

@@ -116,10 +116,8 @@ impl Drop for Guest {
     fn drop(&mut self) {
         ring(&self.stop);
         let ended = self.thread.take().map(JoinHandle::join);
-        if !thread::panicking() {
-            if let Some(ended) = ended {
-                ended.expect("the broker does not panic").expect("the broker does not fail");
-            }
+        if let Some(ended) = ended.filter(|_| !thread::panicking()) {
+            ended.expect("the broker does not panic").expect("the broker does not fail");
         }
     }
 }
