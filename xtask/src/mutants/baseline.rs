@@ -72,6 +72,7 @@ impl Baseline {
         Ok(baseline)
     }
 
+    #[cfg(test)]
     pub fn files(&self) -> impl Iterator<Item = &String> {
         self.files.keys()
     }
