@@ -3,7 +3,7 @@
 # Installs what the tests need and is missing: Debian packages if we are root or sudo asks nothing, components of
 # the Rust toolchain if there is a rustup. What cannot be installed is named, with what will be skipped for want of
 # it; the tests say so again. With --nightly also the toolchain that has AddressSanitizer; with --long what the long
-# forms build from Debian's sources with.
+# forms build from Debian's sources with, Miri and cargo-mutants.
 set -eu
 
 missing=
@@ -84,4 +84,11 @@ if command -v rustup >/dev/null; then
     if [ "${1-}" = --nightly ]; then
         rustup toolchain install nightly --profile minimal
     fi
+    if [ "${1-}" = --long ]; then
+        cargo +nightly miri --version >/dev/null 2>&1 || rustup +nightly component add miri rust-src ||
+            echo "tombolo: no Miri: its tier is skipped" >&2
+    fi
+fi
+if [ "${1-}" = --long ] && ! cargo mutants --version >/dev/null 2>&1; then
+    cargo install --locked cargo-mutants || echo "tombolo: no cargo-mutants: its tier is skipped" >&2
 fi

@@ -35,6 +35,8 @@ pub use data::{OwnBytes, PeerBytes, SharedSlice};
 pub use memfd::create_forgeable;
 pub use memfd::{SealError, check_sealed, counts_pages, create_sealed};
 pub use mutual::CommonSegment;
+#[cfg(miri)]
+pub use segment::create_alone;
 pub use segment::{OwnControl, OwnSegment, PeerSegment};
 pub use untrusted::Untrusted;
 pub use word::{MappedOwnWord, MappedPeerWord};

@@ -125,6 +125,9 @@ impl OwnSegment {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.watched = None;
+        if cfg!(miri) {
+            return; // It is memory of its guard, see `alone`.
+        }
         // SAFETY: (range) base and len came from mmap and are unmapped nowhere else; (users) every word and slice holds
         // this mapping alive, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
@@ -150,5 +153,47 @@ impl OwnSegment {
         guard: impl Any + Send + Sync,
     ) -> io::Result<Self> {
         Mapping::revocable(fd, offset, len, Access::ReadWrite).map(|it| Self::from_only_writable(it.guarded(guard)))
+    }
+}
+
+#[cfg(miri)]
+pub(crate) mod alone {
+    //! Memory of this process alone in the place of what two map: Miri knows no shared memory. What is done with it is what
+    //! is done with a mapping.
+
+    use std::{
+        alloc::{Layout, alloc_zeroed, dealloc},
+        ptr::NonNull,
+        sync::Arc,
+    };
+
+    use super::Mapping;
+
+    #[derive(Debug)]
+    struct Heap {
+        base: NonNull<u8>,
+        layout: Layout,
+    }
+
+    // SAFETY: an address and a size; what is done with the bytes is up to `word` and `data`, as for a mapping.
+    unsafe impl Send for Heap {}
+    // SAFETY: as above.
+    unsafe impl Sync for Heap {}
+
+    impl Drop for Heap {
+        fn drop(&mut self) {
+            // SAFETY: (allocated) by `twice`, with this layout; (users) both views are gone.
+            unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        }
+    }
+
+    /// Two views of `len` zeroed bytes.
+    pub(crate) fn twice(len: usize) -> [Mapping; 2] {
+        let layout = Layout::from_size_align(len, 4096).expect("a segment's length");
+        assert!(len > 0);
+        // SAFETY: (size) not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("memory");
+        let heap = Arc::new(Heap { base, layout });
+        [(); 2].map(|()| Mapping { base, len, watched: None, guard: Some(Box::new(Arc::clone(&heap))) })
     }
 }
