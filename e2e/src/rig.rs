@@ -59,9 +59,12 @@ impl runner::Rig for Rig {
             version.context(format!("no {program} (package {package})")).map_err(need)?;
         }
         let archive = Archive::open().map_err(need)?;
-        let newest = std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "newest");
-        let which = if newest { Which::Newest } else { Which::Stable };
-        let kernel = archive.kernel(which, true).context("no kernel to boot").map_err(need)?;
+        let kernel = match std::env::var("TOMBOLO_VM_KERNEL").as_deref() {
+            Ok("debug") => archive.debug_kernel(),
+            Ok("newest") => archive.kernel(Which::Newest, true),
+            _ => archive.kernel(Which::Stable, true),
+        };
+        let kernel = kernel.context("no kernel to boot").map_err(need)?;
         let target = module::target().map_err(Lacking::Fault)?;
         let lock = debian::lock(&target.join("lock")).map_err(Lacking::Fault)?;
         let module = module::build(&module::source(), &kernel, &[]).map_err(Lacking::Fault)?;
@@ -137,6 +140,10 @@ impl Rig {
         more(&mut image)?;
         let mut spec = Spec::new(name, self.kernel.image(), image.seal()?);
         spec.append = WATCHFUL.to_owned();
+        if std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "debug") {
+            // What KASAN and lockdep write down takes room.
+            spec.memory = 768;
+        }
         spec.kvm = std::env::var_os("TOMBOLO_VM_KVM").is_some_and(|wanted| wanted == "1");
         Ok(spec)
     }
