@@ -33,6 +33,11 @@ pub const MODULE: &str = "/module.ko";
 /// A kernel that checks what it allocates, and that stops at the first warning.
 const WATCHFUL: &str = "panic_on_warn=1 oops=panic slub_debug=FZPU page_owner=off hung_task_panic=1";
 
+/// Whether guests boot the kernel of `make vm-debug`, which is many times slower.
+pub fn checks_itself() -> bool {
+    std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "debug")
+}
+
 /// What cases share.
 pub struct Rig {
     /// Debian's archive.
@@ -140,7 +145,7 @@ impl Rig {
         more(&mut image)?;
         let mut spec = Spec::new(name, self.kernel.image(), image.seal()?);
         spec.append = WATCHFUL.to_owned();
-        if std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "debug") {
+        if checks_itself() {
             // What KASAN and lockdep write down takes room.
             spec.memory = 768;
         }
