@@ -69,6 +69,11 @@ const HALVES: [&[Half]; 13] = [
 /// Those that only the long form runs: they need more of this machine than it may have to spare.
 const LONG_CASES: [&[Case]; 1] = [rage::LONG_CASES];
 
+/// Those that try the kernel module alone, in the order in which they run: all that a kernel which checks itself is wanted for.
+pub fn of_module() -> impl Iterator<Item = &'static Case> {
+    CASES.into_iter().skip(1).take(9).flatten()
+}
+
 /// Whether this is the long form.
 fn long() -> bool {
     std::env::var_os("TOMBOLO_LONG").is_some()
