@@ -395,7 +395,8 @@ fn lying_caller(address: &str) -> impl Sized {
 fn r8_r19_peer_that_lies_about_its_head_ends_both_directions_and_the_clause_is_named() {
     let place = Place::new();
     let listener = place.listen("").feed(noise(4 * MIB)).hush();
-    let _liar = lying_caller(&place.address());
+    let address = place.address();
+    let _liar = lying_caller(&address);
     let ended = listener.end_with_open_input().expect(1);
     assert!(ended.said.contains("R-8"), "{}", ended.said);
 }
