@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 .DEFAULT_GOAL := menu
 # A report never takes the place of another.
 REPORT = $(or $(DIR),target/report/$(shell date +%Y-%m-%d-%H%M%S))
-TARGETS := menu demo vm-demo xen-demo sockets-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
+TARGETS := menu demo vm-demo vm-debug xen-demo sockets-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
 .PHONY: $(TARGETS) toolchain
 
 menu: ## print this menu
@@ -15,15 +15,20 @@ demo: toolchain ## move a large file between two domains, then compare with TCP 
 	@cargo run --release -p tombolo-cli -- demo $(if $(FILE),'$(FILE)')
 
 vm-demo: toolchain ## boot two virtual machines, move a file between them, compare with TCP over virtio-net (QEMU)
-	@tools/install-deps.sh
-	@cargo run --quiet --release --package tombolo-e2e --bin vm -- --demo
+	@tools/install-deps.sh --for vm
+	@cargo run --release --package tombolo-e2e --bin vm -- --demo
+
+vm-debug: toolchain ## the kernel module under a kernel that checks itself: KASAN, lockdep (40 minutes to build it, once)
+	@tools/install-deps.sh --for debug
+	@tools/debug-kernel.sh "$${TOMBOLO_VM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/tombolo/vm}/kernel-debug"
+	@TOMBOLO_VM_KERNEL=debug cargo run --package tombolo-e2e --bin vm -- --module
 
 xen-demo: toolchain ## move a file between two domUs of Xen under QEMU, then compare with TCP and libxenvchan (5 minutes once it is built) [DIR=path]
-	@tools/install-deps.sh
-	@cargo run --quiet --release --package tombolo-e2e --bin xen -- demo '$(REPORT)'
+	@tools/install-deps.sh --for xen
+	@cargo run --release --package tombolo-e2e --bin xen -- demo '$(REPORT)'
 
 sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo between two network namespaces [ROWS=all]
-	@tools/install-deps.sh
+	@tools/install-deps.sh $(if $(ROWS),,--for sockets)
 	@cargo build --release -p tombolo-cli -p tombolo-preload
 	@tools/sockets.py $(ROWS)
 

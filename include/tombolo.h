@@ -169,7 +169,7 @@ typedef struct tombolo_options {
    */
   uint64_t ring_size;
   /**
-   * Largest ring of the peer that this end maps, in bytes. Default 1 GiB.
+   * Largest ring of the peer that this end maps, in bytes. Default 16 MiB for a caller, else 1 GiB.
    */
   uint64_t largest_peer_ring;
   /**

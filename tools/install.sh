@@ -24,12 +24,13 @@ cargo build --release --quiet --package tombolo-cli --package tombolo-broker --p
     --package tombolo-vchan
 
 # rustc gives a cdylib a version script of its own, and the linker takes only one with versions. So the shared library is
-# made of the archive: nothing but what the map names is visible, and what is not needed for it is left out.
+# made of the archive: nothing but what the map names is visible, and what is not needed for it is left out. It is never
+# unloaded: a handler of signals may be in it.
 share() { # name, soname, symbols, archive
     # shellcheck disable=SC2086 # Words are meant to be split.
     cc -shared -o "$built/$1" -Wl,-soname,"$2" -Wl,--version-script="$3" \
         -Wl,--whole-archive "$built/$4" -Wl,--no-whole-archive -Wl,--gc-sections \
-        -Wl,--no-undefined -Wl,-z,relro,-z,now $private
+        -Wl,--no-undefined -Wl,-z,relro,-z,now,-z,nodelete $private
 }
 share "$shared" "$soname" crates/capi/symbols.map libtombolo_capi.a
 share "$vchan" "$vchan_soname" crates/vchan/symbols.map libtombolo_vchan.a

@@ -12,6 +12,7 @@ use crate::scratch::Scratch;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -39,6 +40,8 @@ impl Broker {
     pub fn start(programs: &Programs, text: &str) -> Result<Self> {
         let folder = Scratch::new("broker")?;
         fs::write(folder.path().join("tombolod.toml"), text)?;
+        // QEMUs of other users come to their sockets there.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o711))?;
         let mut hold = tied(&[], programs.path("tombolod")?);
         let holder = Process::start(hold.arg("--state").arg(folder.path()).arg("hold"))?;
         let mut broker = Self { programs: programs.clone(), folder, holder, daemon: None };

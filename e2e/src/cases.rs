@@ -3,6 +3,7 @@
 
 mod abuse;
 mod bells;
+mod boards;
 mod build;
 mod channels;
 mod churn;
@@ -30,7 +31,7 @@ pub type Case = runner::Case<Rig>;
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 16] = [
+const CASES: [&[Case]; 17] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -47,6 +48,7 @@ const CASES: [&[Case]; 16] = [
     life::CASES,
     rage::CASES,
     network::CASES,
+    boards::CASES,
 ];
 const HALVES: [&[Half]; 13] = [
     lifetime::HALVES,
@@ -66,6 +68,11 @@ const HALVES: [&[Half]; 13] = [
 
 /// Those that only the long form runs: they need more of this machine than it may have to spare.
 const LONG_CASES: [&[Case]; 1] = [rage::LONG_CASES];
+
+/// Those that try the kernel module alone, in the order in which they run: all that a kernel which checks itself is wanted for.
+pub fn of_module() -> impl Iterator<Item = &'static Case> {
+    CASES.into_iter().skip(1).take(9).flatten()
+}
 
 /// Whether this is the long form.
 fn long() -> bool {

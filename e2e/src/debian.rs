@@ -109,6 +109,17 @@ impl Archive {
         Ok(Kernel { release, root })
     }
 
+    /// The kernel that checks itself, which `tools/debug-kernel.sh` has built here.
+    ///
+    /// # Errors
+    /// It has not.
+    pub fn debug_kernel(&self) -> Result<Kernel> {
+        let root = self.root.join("kernel-debug/root");
+        let release =
+            fs::read_to_string(root.join("release")).context("no kernel with its own checks (make vm-debug)")?;
+        Ok(Kernel { release, root })
+    }
+
     /// One file of a package, fetched if it is not there.
     ///
     /// # Errors

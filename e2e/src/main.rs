@@ -4,8 +4,11 @@
 //! The cases that need virtual machines: their host halves run here, their guest halves in the machines, to
 //! which this binary is copied. It prints what libtest would.
 //!
-//! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --list` names them all, `vm --demo [PART...]`
-//! shows two machines at work.
+//! `vm [NAME...]` runs the cases whose names contain one of the words, `vm --module` those of the kernel module alone, `vm --list`
+//! names them all, `vm --demo [PART...]` shows two machines at work.
+//!
+//! `vm up` boots two machines with a link and keeps them; then `vm run a COMMAND…`, `vm push a FILE [PATH]`, `vm log a` and
+//! `vm down`, where `a` and `b` are the machines.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +16,7 @@ mod cases;
 mod demo;
 mod rig;
 mod site;
+mod typed;
 
 use std::process::ExitCode;
 use tombolo_e2e::agent;
@@ -42,6 +46,9 @@ fn run(words: &[&str], args: &[String]) -> Result<()> {
             cases::all().for_each(|case| println!("{}", case.name));
             Ok(())
         }
+        ["--module", words @ ..] => runner::run(cases::of_module(), words),
+        ["up"] => typed::up(),
+        ["run" | "push" | "log" | "down", ..] => typed::ask(words),
         ["--demo", parts @ ..] => match rig::Rig::prepare() {
             Ok(rig) => demo::run(&rig, demo::FULL, if parts.is_empty() { &demo::PARTS } else { parts }),
             Err(runner::Lacking::Need(why)) => Err(Error::new(format!("not to be had here: {why}"))),

@@ -68,6 +68,7 @@ fn cargo(packages: &[&str], what: &[&str]) -> Result<Vec<Value>> {
         build.args(["-p", package]);
     }
     build.arg("--manifest-path").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"));
+    eprintln!("building {}", packages.join(", "));
     let output = build.stdin(Stdio::null()).stderr(Stdio::inherit()).output().context("no cargo")?;
     if !output.status.success() {
         return Err(Error::new(format!("{} do not build: {}", packages.join(" "), output.status)));

@@ -15,6 +15,7 @@ use crate::process::{Process, tied};
 use crate::qmp::Qmp;
 use rustix::io::{FdFlags, fcntl_setfd};
 use serde_json::{Value, json};
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -65,6 +66,8 @@ pub struct Spec {
     pub memory: u32,
     /// Use the host's virtualization.
     pub kvm: bool,
+    /// QEMU's name of the board: `pc` or `q35`.
+    pub board: &'static str,
     /// Boot this hypervisor, and the kernel as its dom0.
     pub xen: Option<PathBuf>,
     /// More arguments for QEMU.
@@ -91,6 +94,7 @@ impl Spec {
             cpus: Cpus::Two,
             memory: 256,
             kvm: false,
+            board: "pc",
             xen: None,
             args: Vec::new(),
             within: Vec::new(),
@@ -128,6 +132,20 @@ impl Spec {
         let number = fd.as_raw_fd();
         self.fds.push(fd);
         Ok(number)
+    }
+
+    /// Has QEMU run as another user, which only root can do. Not for machines that are made [`again`](Self::again).
+    ///
+    /// # Errors
+    /// There is no kernel.
+    pub fn run_as(&mut self, user: u32) -> Result<()> {
+        // That user may not reach the place where it is.
+        let kernel = File::open(&self.kernel).context(self.kernel.display())?;
+        self.kernel = format!("/proc/self/fd/{}", self.inherit(kernel.into())?).into();
+        let words = [format!("--reuid={user}"), format!("--regid={user}"), "--clear-groups".into(), "--".into()];
+        self.within.push("setpriv".into());
+        self.within.extend(words);
+        Ok(())
     }
 
     /// Adds an ivshmem-doorbell device whose server is at the other end of `line`.
@@ -197,7 +215,7 @@ impl Spec {
         if !self.reboots {
             command.arg("-no-reboot");
         }
-        command.args(["-M", "pc", "-accel", accel, "-cpu", cpu, "-smp", cpus, "-m", &self.memory.to_string()]);
+        command.args(["-M", self.board, "-accel", accel, "-cpu", cpu, "-smp", cpus, "-m", &self.memory.to_string()]);
         command.arg("-kernel").arg(kernel).args(["-initrd", &initrd]);
         command.args(["-append", &append, "-serial", "chardev:console", "-serial", "chardev:control"]);
         command.args(["-mon", "chardev=qmp,mode=control"]).args(&self.args);
@@ -402,8 +420,7 @@ impl Vm {
     /// There is no such device.
     pub fn address(&mut self, id: &str) -> Result<String> {
         let buses = self.qmp.run("query-pci", &json!({}))?;
-        let devices = buses.as_array().into_iter().flatten().flat_map(|bus| bus["devices"].as_array()).flatten();
-        let device = devices.clone().find(|device| device["qdev_id"] == id);
+        let device = buses.as_array().into_iter().flatten().find_map(|bus| device_on(&bus["devices"], id));
         let device = device.ok_or_else(|| Error::new(format!("QEMU has no PCI device {id}")))?;
         let number = |key: &str| device[key].as_u64().unwrap_or(0);
         Ok(format!("0000:{:02x}:{:02x}.{}", number("bus"), number("slot"), number("function")))
@@ -474,4 +491,12 @@ impl Vm {
             None => why,
         })
     }
+}
+
+/// A device among those of a bus and behind its bridges.
+fn device_on<'a>(devices: &'a Value, id: &str) -> Option<&'a Value> {
+    devices.as_array().into_iter().flatten().find_map(|device| match device["qdev_id"] == id {
+        true => Some(device),
+        false => device_on(&device["pci_bridge"]["devices"], id),
+    })
 }

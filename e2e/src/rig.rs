@@ -33,6 +33,11 @@ pub const MODULE: &str = "/module.ko";
 /// A kernel that checks what it allocates, and that stops at the first warning.
 const WATCHFUL: &str = "panic_on_warn=1 oops=panic slub_debug=FZPU page_owner=off hung_task_panic=1";
 
+/// Whether guests boot the kernel of `make vm-debug`, which is many times slower.
+pub fn checks_itself() -> bool {
+    std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "debug")
+}
+
 /// What cases share.
 pub struct Rig {
     /// Debian's archive.
@@ -59,9 +64,12 @@ impl runner::Rig for Rig {
             version.context(format!("no {program} (package {package})")).map_err(need)?;
         }
         let archive = Archive::open().map_err(need)?;
-        let newest = std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "newest");
-        let which = if newest { Which::Newest } else { Which::Stable };
-        let kernel = archive.kernel(which, true).context("no kernel to boot").map_err(need)?;
+        let kernel = match std::env::var("TOMBOLO_VM_KERNEL").as_deref() {
+            Ok("debug") => archive.debug_kernel(),
+            Ok("newest") => archive.kernel(Which::Newest, true),
+            _ => archive.kernel(Which::Stable, true),
+        };
+        let kernel = kernel.context("no kernel to boot").map_err(need)?;
         let target = module::target().map_err(Lacking::Fault)?;
         let lock = debian::lock(&target.join("lock")).map_err(Lacking::Fault)?;
         let module = module::build(&module::source(), &kernel, &[]).map_err(Lacking::Fault)?;
@@ -137,6 +145,10 @@ impl Rig {
         more(&mut image)?;
         let mut spec = Spec::new(name, self.kernel.image(), image.seal()?);
         spec.append = WATCHFUL.to_owned();
+        if checks_itself() {
+            // What KASAN and lockdep write down takes room.
+            spec.memory = 768;
+        }
         spec.kvm = std::env::var_os("TOMBOLO_VM_KVM").is_some_and(|wanted| wanted == "1");
         Ok(spec)
     }

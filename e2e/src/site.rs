@@ -34,6 +34,17 @@ pub enum Purpose {
     Measuring,
 }
 
+/// A site to be.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    /// What it is like.
+    pub purpose: Purpose,
+    /// The configuration of the host's broker.
+    pub config: &'a str,
+    /// Modules of the kernel that are in the machines; `/modules/order` names their files.
+    pub modules: &'a [&'a str],
+}
+
 /// One of the two machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
@@ -62,7 +73,13 @@ pub struct Site {
 impl Site {
     /// Boots all of it, without links.
     pub fn boot(rig: &Rig, purpose: Purpose) -> Result<Self> {
-        let broker = Broker::start(rig.programs()?, CONFIG)?;
+        Self::boot_with(rig, &Plan { purpose, config: CONFIG, modules: &[] }, |_| Ok(()))
+    }
+
+    /// The same by a plan, with machines as `adjust` makes them.
+    pub fn boot_with(rig: &Rig, plan: &Plan<'_>, mut adjust: impl FnMut(&mut Spec) -> Result<()>) -> Result<Self> {
+        let purpose = plan.purpose;
+        let broker = Broker::start(rig.programs()?, plan.config)?;
         let mut network = match purpose {
             Purpose::Measuring => Network::open(),
             Purpose::Cases => Err(Error::new("not wanted")),
@@ -70,8 +87,10 @@ impl Site {
         let logs = Scratch::new("logs")?;
         let mut plan = |name: &str| -> Result<(Spec, String)> {
             let place = network.as_mut().map_err(|why| why.clone()).and_then(Network::tap);
-            let mut spec = spec(rig, name, purpose, place.is_ok())?;
+            let modules = if place.is_ok() { modules::NETWORK } else { plan.modules };
+            let mut spec = spec(rig, name, purpose, modules)?;
             spec.args.extend(broker.snippet(name)?);
+            adjust(&mut spec)?;
             if purpose == Purpose::Measuring {
                 // So that stores to the doorbell are seen by QEMU's trace, as those to other devices are.
                 spec.args.extend(["-global", "ivshmem-doorbell.ioeventfd=off"].map(str::to_owned));
@@ -244,7 +263,7 @@ pub fn line(vm: &mut Vm, job: Job, word: &str, deadline: Instant) -> Result<Stri
 }
 
 /// A machine with everything in it that a user would install.
-fn spec(rig: &Rig, name: &str, purpose: Purpose, network: bool) -> Result<Spec> {
+fn spec(rig: &Rig, name: &str, purpose: Purpose, modules: &[&str]) -> Result<Spec> {
     let mut spec = rig.spec_with(name, |image| {
         for program in ["tombolo", "tombolod"] {
             image.add_program(&format!("bin/{program}"), rig.programs()?.path(program)?)?;
@@ -253,7 +272,7 @@ fn spec(rig: &Rig, name: &str, purpose: Purpose, network: bool) -> Result<Spec> 
             image.add_program(name, from)?;
         }
         image.add_busybox(&rig.archive.file("busybox-static", "bin/busybox")?)?;
-        if network { add_network(rig, image) } else { Ok(()) }
+        add_modules(rig, image, modules)
     })?;
     (spec.cpus, spec.reboots) = (Cpus::One, true);
     if purpose == Purpose::Measuring {
@@ -263,10 +282,10 @@ fn spec(rig: &Rig, name: &str, purpose: Purpose, network: bool) -> Result<Spec> 
     Ok(spec)
 }
 
-/// The modules of the network card, and a file that says in which order they are loaded.
-fn add_network(rig: &Rig, image: &mut Image) -> Result<()> {
+/// Modules of the kernel, and a file that says in which order they are loaded.
+fn add_modules(rig: &Rig, image: &mut Image, names: &[&str]) -> Result<()> {
     let mut order = Vec::new();
-    for file in modules::of(&rig.kernel, modules::NETWORK)? {
+    for file in modules::of(&rig.kernel, names)? {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let name = format!("modules/{}.ko", name.split('.').next().unwrap_or_default());
         image.add_bytes(&name, &modules::content(&file)?);

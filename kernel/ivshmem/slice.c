@@ -6,6 +6,7 @@
 #include <linux/file.h>
 #include <linux/poll.h>
 #include <linux/slab.h>
+#include <linux/timekeeping.h>
 #include <linux/uaccess.h>
 
 #include "tombolo.h"
@@ -37,32 +38,43 @@ static u64 all_channels(const struct slice *slice)
 	return slice->is.channels ? ~0ULL >> (64 - slice->is.channels) : 0;
 }
 
-/* Under vector->lock: notes what was rung. Returns how many were woken. */
-unsigned int tombolo_slice_look(struct slice *slice)
+/*
+ * Under vector->lock: notes what was rung, and wakes who waits for it. False if
+ * that was not over at the time `until`: the next look begins with the rest.
+ */
+bool tombolo_slice_look(struct slice *slice, u64 until, unsigned int *woke)
 {
-	unsigned int i, woke = 0;
-	bool fresh = false;
+	bool fresh = false, late = false;
+	unsigned int i, done;
 
 	if (slice->link->hung_up)
-		return 0;
-	for (i = 0; i < slice->is.channels; i++) {
-		struct channel *channel = &slice->channel[i];
-		u32 mark = le32_to_cpu(READ_ONCE(*peer_mark(slice, i)));
+		return true;
+	for (done = 0; done < slice->is.channels && !late; done++) {
+		struct channel *channel;
+		u32 mark;
 
+		i = slice->from;
+		channel = &slice->channel[i];
+		mark = le32_to_cpu(READ_ONCE(*peer_mark(slice, i)));
+		slice->from = i + 1 < slice->is.channels ? i + 1 : 0;
 		if (mark == channel->seen)
 			continue;
 		channel->seen = mark;
 		if (channel->eventfd) {
 			tombolo_signal(channel->eventfd);
-			woke++;
+			++*woke;
+			late = ktime_get_ns() >= until;
 		} else if (!(slice->pending & BIT_ULL(i))) {
 			slice->pending |= BIT_ULL(i);
 			fresh = true;
 		}
 	}
-	if (fresh)
+	if (fresh) {
 		wake_up_all(&slice->wq);
-	return woke + fresh;
+		++*woke;
+		late = late || ktime_get_ns() >= until;
+	}
+	return !late;
 }
 
 /* Under link->lock, the link being hung up: ends all waits. */
@@ -105,6 +117,7 @@ static ssize_t slice_read(struct file *file, char __user *buf, size_t count, lof
 	struct slice *slice = file->private_data;
 	struct link *link = slice->link;
 	struct vector *vector = link->vector;
+	unsigned int woke = 0;
 	bool hung_up;
 	u64 bits;
 	int err;
@@ -113,7 +126,7 @@ static ssize_t slice_read(struct file *file, char __user *buf, size_t count, lof
 		return -EINVAL;
 	for (;;) {
 		spin_lock_irq(&vector->lock);
-		tombolo_slice_look(slice);
+		tombolo_slice_look(slice, U64_MAX, &woke);
 		bits = slice->pending;
 		slice->pending = 0;
 		hung_up = link->hung_up;
@@ -159,11 +172,12 @@ static __poll_t slice_poll(struct file *file, poll_table *wait)
 {
 	struct slice *slice = file->private_data;
 	struct vector *vector = slice->link->vector;
+	unsigned int woke = 0;
 	__poll_t events = 0;
 
 	poll_wait(file, &slice->wq, wait);
 	spin_lock_irq(&vector->lock);
-	tombolo_slice_look(slice);
+	tombolo_slice_look(slice, U64_MAX, &woke);
 	if (slice->pending)
 		events |= EPOLLIN | EPOLLRDNORM;
 	if (slice->link->hung_up)

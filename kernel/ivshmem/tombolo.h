@@ -55,6 +55,8 @@ struct vector {
 	unsigned long last_storm;
 	unsigned long penalty;
 	unsigned int spent;
+	u64 took;
+	bool closed;
 	bool stopping;
 	struct delayed_work rearm;
 };
@@ -121,6 +123,7 @@ struct slice {
 	spinlock_t ring_lock;
 	wait_queue_head_t wq;
 	u64 pending;		/* under vector->lock */
+	unsigned int from;	/* likewise: the channel to begin with */
 	struct channel channel[];
 };
 
@@ -156,7 +159,7 @@ void tombolo_links_revoke(struct tombolo *dev);
 
 /* slice.c */
 long tombolo_slice_open(struct link *link, const struct tombolo_slice __user *arg);
-unsigned int tombolo_slice_look(struct slice *slice);
+bool tombolo_slice_look(struct slice *slice, u64 until, unsigned int *woke);
 void tombolo_slice_hang_up(struct slice *slice);
 
 #endif /* _TOMBOLO_H */

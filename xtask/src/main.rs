@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod checks;
+mod miri;
+mod mutants;
 mod report;
 mod rust;
 mod tiers;
@@ -30,6 +32,9 @@ usage: cargo xtask <command>
   tables              tables of results hold what the recorded runs do
 
   table               make those tables again, in place
+
+  miri                what Miri can run, and a canary
+  mutants [FILE...]   changes what matters most, line by line, and sees that tests fail; --record keeps what came of it
 
   tiers               the table of test tiers
   test [TIER...]      run all tiers, or those named; --long for the long forms
@@ -66,6 +71,8 @@ fn run(words: &[&str]) -> Result<bool, String> {
             Ok(true)
         }
         ["test", rest @ ..] => tiers::run(rest),
+        ["miri"] => miri::run(),
+        ["mutants", rest @ ..] => mutants::run(rest),
         ["header", "--write"] => checks::write_header(&workspace::Workspace::load()?.root).map(|()| true),
         [name] => match checks::find(name) {
             Some(check) => Ok(checks::run_one(check, &checks::Project::load()?)),

@@ -27,6 +27,7 @@ pub fn describe() -> String {
         let env: String = tier.env.iter().map(|(key, value)| format!("{key}='{value}' ")).collect();
         let when = match tier.runs {
             Runs::Always => "",
+            Runs::Long => " (long)",
             Runs::Asked => " (when named)",
         };
         _ = writeln!(out, "{:12} {:2} min{when}: {}", tier.name, tier.limit, tier.assumes);
@@ -47,7 +48,7 @@ pub fn run(args: &[&str]) -> Result<bool, String> {
     let root = Workspace::load()?.root;
     kin::adopt().map_err(|e| format!("cannot adopt orphans of the tests: {e}"))?;
     let wanted = |tier: &&Tier| match named.is_empty() {
-        true => tier.runs == Runs::Always,
+        true => tier.runs == Runs::Always || (long && tier.runs == Runs::Long),
         false => named.contains(&tier.name),
     };
     let mut rows: Vec<Row> = Vec::new();

@@ -16,6 +16,19 @@ fn measurements(output: &Output) -> Vec<Measurement> {
     text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// The limit is worth something only if a slower copy shows.
+#[test]
+fn canary_raw_copy_that_copies_four_times_is_measured_as_slower() {
+    let place = Place::new("raw");
+    let output = place.run(
+        "--test throughput --transport raw-copy,raw-copy-slowed --size 64KiB --seconds 0.1 --runs 3 --ring 1MiB --json",
+    );
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let all = measurements(&output);
+    let median = |name| all.iter().find(|m| m.transport == name).unwrap().median;
+    assert!(median("raw-copy-slowed") < 0.9 * median("raw-copy"), "{all:?}");
+}
+
 #[test]
 fn run_of_every_transport_and_test_is_sane_and_leaves_nothing() {
     let place = Place::new("all");
@@ -32,6 +45,7 @@ fn run_of_every_transport_and_test_is_sane_and_leaves_nothing() {
         ("line", "latency"),
         ("eventfd", "latency"),
         ("memcpy", "throughput rate"),
+        ("raw-copy", "throughput"),
     ] {
         for test in tests.split(' ') {
             assert!(all.iter().any(|m| m.transport == transport && m.test.name() == test), "{transport} {test}");

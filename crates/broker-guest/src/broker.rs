@@ -37,6 +37,9 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// How often all the same where something tells of them.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// When it is looked again whether the host is to be told how much of a link is in use.
+const USAGE_LATER: Duration = Duration::from_millis(100);
+
 /// How much earlier programs are sent away that the host keeps waiting: before they lose patience themselves.
 const EARLY: Duration = Duration::from_secs(2);
 
@@ -89,6 +92,8 @@ pub struct Broker<D: Devices> {
     number: u64,
     /// Until when nobody is let in.
     shut: Option<Instant>,
+    /// How much of a link is in use is to be said in a while.
+    usage_later: bool,
 }
 
 impl<D: Devices> Broker<D> {
@@ -101,8 +106,8 @@ impl<D: Devices> Broker<D> {
         devices.host().ring();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         let numbers = BTreeMap::new();
-        let (name, door, number, shut) = (None, door.into(), 0, None);
-        Ok(Self { settings, name, numbers, devices, door, host, links, old, programs, number, shut })
+        let (name, door, number, shut, usage_later) = (None, door.into(), 0, None, false);
+        Ok(Self { settings, name, numbers, devices, door, host, links, old, programs, number, shut, usage_later })
     }
 
     /// Serves until `stop` is readable.
@@ -174,7 +179,8 @@ impl<D: Devices> Broker<D> {
         let again = absent.then(|| if self.devices.arrivals().is_none() { AGAIN } else { PATIENCE });
         let (late, now) = (self.programs.values().filter_map(Program::late_at).min(), self.now());
         let late = late.map(|at| at.saturating_duration_since(now));
-        let timeout = [busy.then_some(BREATH), again, late, shut].into_iter().flatten().min();
+        let usage = self.usage_later.then_some(USAGE_LATER);
+        let timeout = [busy.then_some(BREATH), again, late, shut, usage].into_iter().flatten().min();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let mut polled: Vec<_> = fds.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         match poll(&mut polled, timeout.as_ref()) {
@@ -241,6 +247,12 @@ impl<D: Devices> Broker<D> {
             self.open(number);
             busy |= self.hear_peer(number);
         }
+        let (now, mut later) = (Instant::now(), false);
+        for link in self.links.values().filter(|link| link.memory.is_some() && !link.leaving) {
+            let (calls, used) = link.usage();
+            later |= self.host.usage(link.told.link, link.told.generation, calls, used, now);
+        }
+        self.usage_later = later;
         let (host, mut said) = (&mut self.host, false);
         let mut keep = |link: &Link<D::Region>| {
             let gone = link.leaving && link.sockets.is_empty() && link.departing.is_empty();
@@ -492,7 +504,14 @@ impl<D: Devices> Broker<D> {
             return no(code::NOT_FOUND, format!("the machine {peer} is gone"));
         }
         if !link.memory.as_ref().is_some_and(|(_, broker)| broker.is_there()) {
-            return no(code::NOT_FOUND, format!("the broker of {peer} is not there yet"));
+            let paused = if link.told.life == Life::Paused { " (its machine is paused)" } else { "" };
+            return no(
+                code::NOT_FOUND,
+                format!(
+                    "the broker of {peer} has not opened the link{paused}: are driver and tombolod --guest there? \
+                     `tombolo link ls` on the host says more"
+                ),
+            );
         }
         link.call(id, program, service)
     }

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! B-6 to B-8, B-12, B-13. What the host's broker says: which links there are, who may do what on them, who lives.
 
-use std::{collections::BTreeMap, io};
+use std::{
+    collections::BTreeMap,
+    io,
+    time::{Duration, Instant},
+};
 
 use tombolo_control::{
     Boxes, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, QUEUE_MAX, Said, Session, VERSION, Way,
@@ -9,6 +13,8 @@ use tombolo_control::{
 
 /// Most links that are kept: more than a machine has slots, or an administrator patience.
 pub const LINKS_MAX: usize = 64;
+/// How often the host is told how much of a link is in use.
+const USAGE_AGAIN: Duration = Duration::from_secs(1);
 /// The same of the rules of one.
 pub const RULES_MAX: u16 = 256;
 
@@ -73,6 +79,8 @@ pub struct Host {
     /// You was said.
     named: bool,
     links: BTreeMap<u32, Told>,
+    /// What was said of links: generation, calls, bytes, and when.
+    usage: BTreeMap<u32, (u32, u16, u64, Instant)>,
     /// A link whose rules are still to come, and how many.
     half: Option<(Told, u16)>,
 }
@@ -84,7 +92,15 @@ impl Host {
     /// The memory cannot be reached.
     pub fn begin(epoch: u64, boot: [u8; 16], boxes: &mut impl Boxes) -> io::Result<Self> {
         let session = Session::begin(Path::Host, epoch, boxes)?;
-        Ok(Self { session, boot, greeted: false, named: false, links: BTreeMap::new(), half: None })
+        Ok(Self {
+            session,
+            boot,
+            greeted: false,
+            named: false,
+            links: BTreeMap::new(),
+            usage: BTreeMap::new(),
+            half: None,
+        })
     }
 
     /// Hears at most `limit` messages, and says what there is room for. Whether the host is to be rung, and whether
@@ -101,6 +117,7 @@ impl Host {
                 // Links stay as they were until they are told of anew (B-7).
                 Some(Event::Began) => {
                     (self.greeted, self.named, self.half) = (false, false, None);
+                    self.usage.clear();
                     let (name, boot, epoch) = ("guest".parse().expect("a name"), self.boot, self.session.epoch());
                     self.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
                 }
@@ -123,6 +140,22 @@ impl Host {
     /// B-11. This domain has let go of a link's memory.
     pub fn released(&mut self, link: u32, generation: u32) {
         self.say(Message::Released { link, generation });
+    }
+
+    /// B-7. A link is open here, with so many calls that have so many bytes: said when it changed, and now and then. True if it is
+    /// still to be said.
+    pub fn usage(&mut self, link: u32, generation: u32, calls: u16, used: u64, now: Instant) -> bool {
+        let known = self.usage.get(&link).filter(|known| known.0 == generation);
+        if known.is_some_and(|known| (known.1, known.2) == (calls, used)) {
+            return false;
+        }
+        let due = known.is_none_or(|known| now.duration_since(known.3) >= USAGE_AGAIN);
+        if !due || !self.named || self.session.room() < QUEUE_MAX {
+            return true;
+        }
+        self.usage.insert(link, (generation, calls, used, now));
+        self.say(Message::Usage { link, generation, calls, used });
+        true
     }
 
     /// B-8. A peer rings without end. A host that has not heard the last of it yet is not told once more.
@@ -161,6 +194,7 @@ impl Host {
             }
             (None, Message::Unlink { link, generation }) => {
                 self.links.remove(&link);
+                self.usage.remove(&link);
                 Some(Some(News::Unlink(link, generation)))
             }
             (None, Message::Life { link, generation, life }) => {

@@ -16,14 +16,32 @@ pub mod devices;
 pub mod host;
 mod link;
 pub mod machine;
+mod pace;
 pub mod peer;
 pub mod program;
 pub mod run;
 
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Instant,
+};
+
+use pace::Pace;
+
 /// A line for the administrator, on standard error: the journal adds the time. Some of it may be a stranger's words, so it is without
-/// what a terminal would act on.
+/// what a terminal would act on, and there are so many in a time.
 pub fn log(line: &str) {
     use std::io::Write;
+    static PACE: Mutex<Option<Pace>> = Mutex::new(None);
+    let mut pace = PACE.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = Instant::now();
+    let Some(left_out) = pace.get_or_insert_with(|| Pace::new(now)).take(now) else { return };
+    if left_out != 0 {
+        let _ = writeln!(
+            std::io::stderr(),
+            "tombolod: {left_out} lines more were left out, as there were too many at once"
+        );
+    }
     let line = line.replace(char::is_control, "?");
     let _ = writeln!(std::io::stderr(), "tombolod: {line}");
 }

@@ -75,6 +75,12 @@ impl<R: Region> Link<R> {
         }
     }
 
+    /// Calls, and bytes of this end's region that they have.
+    pub(crate) fn usage(&self) -> (u16, u64) {
+        let calls = self.calls.iter().filter(|(_, stage)| *stage != Stage::Refused);
+        calls.fold((0, 0), |(calls, used), (made, _)| (calls + 1, used + made.own.1))
+    }
+
     /// Makes ahead what the next call will want, while nobody waits for it.
     pub(crate) fn make_ahead(&mut self) {
         if self.spare.is_none() && !self.leaving {

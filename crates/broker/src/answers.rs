@@ -4,7 +4,7 @@
 use std::io;
 
 use tombolo_broker_guest::host::LINKS_MAX;
-use tombolo_control::{Life, LinkState, Message, Name, What, code};
+use tombolo_control::{Life, LinkState, Message, NO_BELL, Name, Stage, What, code};
 
 use crate::{
     broker::{Broker, Question, refuse},
@@ -12,6 +12,7 @@ use crate::{
     local::relay::CALM,
     snippet,
     state::Link,
+    units::bytes,
 };
 
 /// B-11. After how many seconds a domain that keeps memory is named.
@@ -61,7 +62,8 @@ impl Broker {
             return Ok(self.unknown(missing));
         }
         if !is_region(size) {
-            return Ok(refuse(code::FAILED, format!("{size} bytes: a region is a power of two from 64KiB to 1GiB")));
+            let size = bytes(size);
+            return Ok(refuse(code::FAILED, format!("{size}: a region is a power of two from 64KiB to 1GiB")));
         }
         if !self.config.may_link(a, b) {
             let path = self.config_path.display();
@@ -90,7 +92,8 @@ impl Broker {
         if let Some(refusal) = ends.into_iter().find_map(|name| self.over_quota(name, size)) {
             return Ok(Some(refusal));
         }
-        let Some(number) = self.book.link_number() else {
+        let vectors = ends.map(|name| self.config.domains.get(name.as_str()).map(|domain| domain.vectors));
+        let Some(number) = self.book.link_number_for(ends.map(Name::as_str), vectors) else {
             return Ok(Some((code::QUOTA, "all numbers of links are used up".into())));
         };
         let ends = ends.map(|name| name.as_str().to_owned());
@@ -112,8 +115,8 @@ impl Broker {
         }
         let (used, more) = (self.book.memory_of(name.as_str()), 2 * size);
         if used + more > domain.memory {
-            let all = domain.memory;
-            return Some((code::QUOTA, format!("{name} uses {used} bytes of {all}; the link would take {more}")));
+            let [used, all, more] = [used, domain.memory, more].map(bytes);
+            return Some((code::QUOTA, format!("{name} uses {used} of {all}; the link would take {more}")));
         }
         let (free, all) = (self.free_slots(name.as_str()), domain.slots());
         if free < 2 {
@@ -161,7 +164,10 @@ impl Broker {
             let short = !link.has_memory && link.ends.iter().all(there);
             let waits =
                 short.then(|| "it gets memory once there is room in both quotas, or old memory is given back".into());
-            let note = link.ends.iter().find_map(|end| self.trouble(end)).or(waits).unwrap_or_default();
+            let mut open = (0..2).filter(|side| link.has_memory && !link.sealed[*side]);
+            let unguarded = || open.by_ref().filter_map(|side| self.guard_of(link, side)).find_map(Result::err);
+            let trouble = link.ends.iter().find_map(|end| self.trouble(end));
+            let note = trouble.or(waits).or_else(unguarded).or_else(|| self.idle_end(number, link)).unwrap_or_default();
             let [a, b] = link.ends.each_ref().map(|end| crate::broker::name(end));
             rows.push(Message::LinkRow {
                 link: number,
@@ -173,6 +179,7 @@ impl Broker {
                 quarantined: old.map(|old| old.bytes).sum(),
                 note: note.into(),
             });
+            rows.extend(link.ends.iter().map(|end| self.end_row(number, link, end)));
         }
         for old in self.book.quarantine.iter().filter(|old| !self.book.links.contains_key(&old.link)) {
             let held_by: Vec<&str> = old.held_by.keys().map(String::as_str).collect();
@@ -190,6 +197,54 @@ impl Broker {
         }
         rows.push(Message::Done {});
         rows
+    }
+
+    /// How far one end of a link is.
+    fn stage(&self, number: u32, link: &Link, end: &str) -> Stage {
+        let guest = match (self.vms.get(end), self.locals.get(end)) {
+            (Some(vm), _) => &vm.guest,
+            (_, Some(local)) => &local.guest,
+            _ => return Stage::Absent,
+        };
+        let is_plugged = self.config.is_local(end) || self.has_both(number, link, end);
+        match guest.usage(number, link.generation) {
+            _ if !is_plugged => Stage::Unplugged,
+            Some(_) if guest.is_there() => Stage::Open,
+            _ if guest.is_there() => Stage::Closed,
+            _ => Stage::Silent,
+        }
+    }
+
+    fn end_row(&self, number: u32, link: &Link, end: &String) -> Message {
+        let (vm, machine) = (self.vms.get(end), self.book.machines.get(end));
+        let guest = vm.map(|vm| &vm.guest).or_else(|| self.locals.get(end).map(|local| &local.guest));
+        let (calls, used) = guest.and_then(|guest| guest.usage(number, link.generation)).unwrap_or_default();
+        let bell = machine.and_then(|it| it.bells.iter().find(|(_, bell)| bell.link == number).map(|(bell, _)| *bell));
+        Message::EndRow {
+            link: number,
+            name: crate::broker::name(end),
+            stage: self.stage(number, link, end),
+            life: self.life(end),
+            bell: bell.unwrap_or(NO_BELL),
+            vector: vm.map_or(0, |vm| vm.device.vector(number)),
+            calls,
+            used,
+            storms: self.storms.get(&(number, end.clone())).copied().unwrap_or_default(),
+        }
+    }
+
+    /// Why a link that QEMU has is of no use to programs.
+    fn idle_end(&self, number: u32, link: &Link) -> Option<String> {
+        link.ends.iter().find_map(|end| match self.stage(number, link, end) {
+            _ if self.life(end) == Life::Paused => Some(format!("{end} is paused")),
+            Stage::Silent => {
+                Some(format!("{end}'s guest says nothing: has it the driver, and does tombolod --guest run?"))
+            }
+            Stage::Closed => {
+                Some(format!("{end}'s broker runs and has not opened the link: see dmesg and its log there"))
+            }
+            _ => None,
+        })
     }
 
     fn list_domains(&self) -> Vec<Message> {
@@ -227,8 +282,9 @@ impl Broker {
 
     /// What an administrator should know of a domain.
     fn trouble(&self, name: &str) -> Option<String> {
-        if let Some((bytes, seconds)) = self.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
-            return Some(format!("{name} has not given back {bytes} bytes for {seconds} s"));
+        if let Some((kept, seconds)) = self.owed_by(name).filter(|(_, seconds)| *seconds >= OVERDUE) {
+            let kept = bytes(kept);
+            return Some(format!("{name} has not given back {kept} for {seconds} s"));
         }
         let vms = self.vms.iter().map(|(victim, vm)| (victim, &vm.stormed_by));
         let locals = self.locals.iter().map(|(victim, local)| (victim, &local.stormed_by));
@@ -240,6 +296,9 @@ impl Broker {
         }
         if let Some(trouble) = self.vms.get(name).and_then(|vm| vm.trouble.clone()) {
             return Some(format!("{name}: {trouble}"));
+        }
+        if self.vms.get(name).is_some_and(|vm| vm.is_stopped) {
+            return Some(format!("{name}: its QEMU is stopped, by a signal or a debugger"));
         }
         let there = self.config.domains.contains_key(name) && self.life(name) != Life::DomainGone;
         (there && self.free_slots(name) < 2).then(|| format!("{name} has no slots for another link"))

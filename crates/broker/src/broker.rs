@@ -7,7 +7,7 @@ use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use tokio::{
@@ -18,27 +18,24 @@ use tombolo_control::{Life, Message, Name};
 
 use crate::{
     config::Config,
+    guard::Process,
     guest::{Guest, Heard},
     hold::Holder,
     ivshmem::{Device, Outbound},
     local::{
         Local,
         kept::{self, Call, Key},
-        relay::{self, CALM},
+        relay::CALM,
     },
-    machine::{self, News, Wanted},
+    machine::{News, Wanted},
     memory::Regions,
+    pace::Pace,
     state::{Book, Machine, machine_key, memory_key},
+    watch::start,
 };
 
 /// Most messages that one guest is heard at a time.
 pub(crate) const TURN: usize = 32;
-/// B-5. A guest that rings more often is heard this often.
-const PAUSE: Duration = Duration::from_millis(1);
-/// A guest that rings the host more often than this in a second is heard less often for a while.
-const LOUD: u64 = 20_000;
-const LOUD_PAUSE: Duration = Duration::from_millis(50);
-
 /// Something that happened.
 #[derive(Debug)]
 pub enum Event {
@@ -64,6 +61,10 @@ pub enum Event {
     Asked(Question),
     /// The configuration is to be read again.
     Reload,
+    /// Memory for a link in a generation was made, or is not to be had.
+    Made(u32, u32, io::Result<Regions>),
+    /// Something was heard while consequences were drawn: it has some, too.
+    Unsettled,
 }
 
 /// A question from the socket.
@@ -85,17 +86,21 @@ pub(crate) struct Vm {
     pub guest: Guest,
     /// Whether the guest's processors run; none: QEMU has not said.
     pub running: Option<bool>,
+    /// The process itself is stopped, so that it says nothing.
+    pub is_stopped: bool,
     /// Its regions and where they are, and the slots that are free.
     pub has: Option<(BTreeMap<String, String>, u16)>,
     pub trouble: Option<String>,
+    /// Who its QEMU is, once that has said.
+    pub process: Option<Process>,
     pub wanted: watch::Sender<Wanted>,
     /// B-8. Peers that may not ring it for now.
     pub stormed_by: BTreeSet<String>,
     /// When it last rang the host more often than makes sense.
     pub loud: Option<Instant>,
     /// When its guest last said Hello in another boot than before.
-    booted: Option<Instant>,
-    tasks: Vec<JoinHandle<()>>,
+    pub booted: Option<Instant>,
+    pub tasks: Vec<JoinHandle<()>>,
 }
 
 impl Drop for Vm {
@@ -120,6 +125,16 @@ pub struct Broker {
     pub(crate) locals: BTreeMap<String, Local>,
     /// Memory of links.
     pub(crate) memory: BTreeMap<u32, Regions>,
+    /// B-11. Memory that is out of use and not given back by all.
+    pub(crate) retired: BTreeMap<(u32, u32), Regions>,
+    /// Links for which memory is being made.
+    pub(crate) making: BTreeSet<u32>,
+    /// How often links got new memory.
+    pub(crate) paces: BTreeMap<u32, Pace>,
+    /// How often an end of a link rang the other without end.
+    pub(crate) storms: BTreeMap<(u32, String), u32>,
+    /// When consequences are drawn again though nothing happens.
+    pub(crate) reminder: Option<Instant>,
     /// Links for which no memory was to be had, and when that was tried.
     pub(crate) short: BTreeMap<u32, Instant>,
     /// Links of the configuration that cannot be had, and of which that was said.
@@ -152,6 +167,11 @@ impl Broker {
             vms: BTreeMap::new(),
             locals: BTreeMap::new(),
             memory: BTreeMap::new(),
+            retired: BTreeMap::new(),
+            making: BTreeSet::new(),
+            paces: BTreeMap::new(),
+            reminder: None,
+            storms: BTreeMap::new(),
             short: BTreeMap::new(),
             unmade: BTreeSet::new(),
             events,
@@ -178,13 +198,18 @@ impl Broker {
         }
         let mut lost = Vec::new();
         for (name, machine) in &self.book.machines {
-            let device = kept.remove(&machine_key(name, machine.process)).and_then(Device::from_descriptors);
+            let device = kept.remove(&machine_key(name, machine.process));
+            let device = device.and_then(|descriptors| Device::from_descriptors(name, descriptors));
             match device.filter(|device| machine.greeted && !device.is_gone() && self.config.domains.contains_key(name))
             {
-                Some(device) => {
-                    let vm = start(name, machine, device, &self.config, &self.folder, &self.events)?;
-                    self.vms.insert(name.clone(), vm);
-                }
+                Some(device) => match start(name, machine, device, &self.config, &self.folder, &self.events) {
+                    Ok(vm) => drop(self.vms.insert(name.clone(), vm)),
+                    // One machine is lost, and no more: all others go on.
+                    Err(error) => {
+                        crate::log(&format!("{name}: its QEMU cannot be served any more: {error}; start it anew"));
+                        lost.push((name.clone(), machine.process));
+                    }
+                },
                 None => lost.push((name.clone(), machine.process)),
             }
         }
@@ -197,6 +222,10 @@ impl Broker {
         }
         for (name, process) in lost {
             self.left(&name, process)?;
+        }
+        for old in &self.book.quarantine {
+            let memory = kept.remove(&memory_key(old.link, old.generation)).and_then(Regions::from_descriptors);
+            self.retired.extend(memory.map(|memory| ((old.link, old.generation), memory)));
         }
         // What programs of the host still map of it is theirs: who would say that they let go is no more.
         let config = &self.config;
@@ -219,8 +248,8 @@ impl Broker {
             Event::Joined(name, socket) => self.joined(&name, socket)?,
             Event::Left(name, process) => self.left(&name, process)?,
             Event::Room(name, process) if self.is_current(&name, process) => self.flush(&name),
-            Event::Rang(name, process) if self.is_current(&name, process) => self.rang(&name),
-            Event::Rang(name, _) if self.locals.contains_key(&name) => self.account_rang(&name),
+            Event::Rang(name, process) if self.is_current(&name, process) => _ = self.converse(&name, TURN),
+            Event::Rang(name, _) if self.locals.contains_key(&name) => _ = self.converse_with_account(&name, TURN),
             Event::Loud(name, process) if self.is_current(&name, process) => self.loud(&name),
             Event::Stormed(name, link) => self.storm(&name, link),
             Event::Knocked(program, user) => self.knocked(program, user),
@@ -232,6 +261,9 @@ impl Broker {
             }
             Event::Asked(question) => self.asked(question)?,
             Event::Reload => self.reload()?,
+            Event::Made(link, generation, made) => self.made(link, generation, made)?,
+            // What follows from an event is drawn after it.
+            Event::Unsettled => {}
             // Of a QEMU that is no more.
             Event::Room(..) | Event::Rang(..) | Event::Loud(..) | Event::Told(..) => {}
         }
@@ -268,7 +300,7 @@ impl Broker {
 
     /// B-9, B-16. A device for a QEMU, in safe keeping before the QEMU hears of it.
     fn serve(&mut self, name: &str, machine: Machine, socket: OwnedFd, vectors: u16) -> io::Result<()> {
-        let device = Device::new(socket, vectors)?;
+        let device = Device::new(name, socket, vectors)?;
         self.holder.keep(&machine_key(name, machine.process), &device.descriptors())?;
         let mut vm = start(name, &machine, device, &self.config, &self.folder, &self.events)?;
         vm.outbound.push(vm.device.greeting()?);
@@ -318,24 +350,32 @@ impl Broker {
         vm.tasks.retain(|task| !task.is_finished());
     }
 
-    fn rang(&mut self, name: &str) {
-        let Some(vm) = self.vms.get_mut(name) else { return };
-        match vm.guest.turn(&vm.device.memory, &self.config.host, TURN) {
+    /// Exchanges messages with a guest: hears at most `limit`, and sends what there is room for. True if it said something that
+    /// has consequences.
+    pub(crate) fn converse(&mut self, name: &str, limit: usize) -> bool {
+        let Some(vm) = self.vms.get_mut(name) else { return false };
+        let heard = match vm.guest.turn(&vm.device.memory, &self.config.host, limit) {
             Ok((heard, ring)) => {
                 if ring {
                     vm.device.ring();
                 }
-                for heard in heard {
-                    match heard {
-                        Heard::Hello(boot) => self.hello(name, boot),
-                        Heard::Storm(link) => self.storm(name, link),
-                        // What it has QEMU knows better.
-                        Heard::Released(..) => {}
-                    }
-                }
+                heard
             }
-            Err(error) => crate::log(&format!("{name}: the device's memory cannot be reached: {error}")),
+            Err(error) => {
+                crate::log(&format!("{name}: the device's memory cannot be reached: {error}"));
+                return false;
+            }
+        };
+        let any = !heard.is_empty();
+        for heard in heard {
+            match heard {
+                Heard::Hello(boot) => self.hello(name, boot),
+                Heard::Storm(link) => self.storm(name, link),
+                // What it has QEMU knows better.
+                Heard::Released(..) => {}
+            }
         }
+        any
     }
 
     /// A guest rings the host without end. That bell it keeps: without it nobody hears of its links.
@@ -371,6 +411,8 @@ impl Broker {
         let peer = self.book.links.get(&link).and_then(|link| Some(link.ends[1 - link.side(name)?].clone()));
         let Some(peer) = peer else { return };
         if self.stormed_by(name).is_some_and(|stormed_by| stormed_by.insert(peer.clone())) {
+            let times = self.storms.entry((link, peer.clone())).or_default();
+            *times = times.saturating_add(1);
             crate::log(&format!(
                 "{name}: {peer} rings without end: its doorbell is taken away for {} s",
                 CALM.as_secs()
@@ -393,16 +435,17 @@ impl Broker {
         let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.book.machines.get_mut(name)) else { return };
         match news {
             News::Running(running) => vm.running = Some(running),
+            News::Stopped(is_stopped) => vm.is_stopped = is_stopped,
             // One that is told late ended a life before this one.
             News::Ended(at) => machine.ended |= vm.booted.is_none_or(|booted| at >= booted),
-            News::Has { version, places, holds, free, trouble } => {
+            News::Has { version, places, holds, free, trouble, process } => {
                 if trouble.is_some() && trouble != vm.trouble {
                     crate::log(&format!("{name}: {}", trouble.as_deref().unwrap_or_default()));
                 }
                 vm.trouble = trouble;
                 self.given_back(name, version, &holds);
                 if let Some(vm) = self.vms.get_mut(name) {
-                    vm.has = Some((places, free));
+                    (vm.has, vm.process) = (Some((places, free)), Some(process));
                 }
             }
             News::Lost(why) => {
@@ -419,6 +462,7 @@ impl Broker {
         }
         match (self.book.machines.get(name), self.vms.get(name)) {
             (Some(machine), Some(_)) if machine.ended => Life::DomainGone,
+            (Some(_), Some(vm)) if vm.is_stopped => Life::Paused,
             (Some(_), Some(vm)) => match vm.running {
                 Some(true) => Life::Running,
                 Some(false) => Life::Paused,
@@ -449,7 +493,10 @@ impl Broker {
                     crate::log(&format!("not all accounts can be served, read it again later: {error}"));
                 }
             }
-            Err(error) => crate::log(&format!("the configuration stays as it was: {error}")),
+            Err(error) => {
+                crate::log("the configuration stays as it was");
+                error.mistakes().for_each(crate::log);
+            }
         }
         Ok(())
     }
@@ -507,73 +554,6 @@ pub fn device_socket(folder: &Path, name: &str) -> PathBuf {
 pub fn qmp_socket(folder: &Path, config: &Config, name: &str) -> PathBuf {
     let configured = config.domains.get(name).and_then(|domain| domain.qmp.clone());
     configured.unwrap_or_else(|| folder.join(format!("{name}.qmp")))
-}
-
-/// Begins to watch over a QEMU.
-fn start(
-    name: &str,
-    machine: &Machine,
-    mut device: Device,
-    config: &Config,
-    folder: &Path,
-    events: &mpsc::Sender<Event>,
-) -> io::Result<Vm> {
-    let process = machine.process;
-    let guest = Guest::begin(self::name(name), &device.memory)?;
-    // A guest that is there already learns that the broker began anew.
-    device.ring();
-    let (wanted, watched) = watch::channel(Wanted::default());
-    let mut tasks = Vec::new();
-
-    let (owner, sender, socket) = (name.to_owned(), events.clone(), crate::socket::watch(device.socket.try_clone()?)?);
-    tasks.push(tokio::spawn(async move {
-        // QEMU has nothing to say: whatever comes ends it.
-        let _ = socket.readable().await;
-        let _ = sender.send(Event::Left(owner, process)).await;
-    }));
-
-    tasks.push(listen(name, process, device.host.try_clone()?, events)?);
-
-    let (owner, sender) = (name.to_owned(), events.clone());
-    let board = config.domains[name].machine;
-    let path = qmp_socket(folder, config, name);
-    tasks.push(tokio::spawn(machine::keep(path, board, watched, async move |news| {
-        let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
-    })));
-
-    let (running, has, trouble, stormed_by, loud, booted) = (None, None, None, BTreeSet::new(), None, None);
-    let outbound = Outbound::default();
-    Ok(Vm { device, outbound, guest, running, has, trouble, wanted, stormed_by, loud, booted, tasks })
-}
-
-/// Tells whenever a bell rang, at a rate that the broker can bear.
-pub(crate) fn listen(
-    name: &str,
-    process: u64,
-    bell: OwnedFd,
-    events: &mpsc::Sender<Event>,
-) -> io::Result<JoinHandle<()>> {
-    let (owner, sender, bell) = (name.to_owned(), events.clone(), crate::socket::watch(bell)?);
-    Ok(tokio::spawn(async move {
-        let (mut since, mut rings) = (Instant::now(), 0u64);
-        loop {
-            let Ok(mut ready) = bell.readable().await else { return };
-            ready.clear_ready();
-            if since.elapsed() > Duration::from_secs(1) {
-                (since, rings) = (Instant::now(), 0);
-            }
-            rings = rings.saturating_add(relay::drain(&bell));
-            let loud = rings > LOUD;
-            let what = if loud { Event::Loud } else { Event::Rang };
-            if sender.send(what(owner.clone(), process)).await.is_err() {
-                return;
-            }
-            if loud && sender.send(Event::Rang(owner.clone(), process)).await.is_err() {
-                return;
-            }
-            tokio::time::sleep(if loud { LOUD_PAUSE } else { PAUSE }).await;
-        }
-    }))
 }
 
 /// A name that was checked when it came in.

@@ -2,6 +2,7 @@
 //! The file that says which domains there are and what they may do (B-13, B-17).
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     fmt,
     ops::{Range, RangeInclusive},
@@ -13,6 +14,8 @@ use tombolo_broker_guest::host::RULES_MAX;
 use tombolo_control::{NUMBERS, Name, Pattern, REGION_MAX, REGION_MIN};
 use toml::Spanned;
 
+/// Most mistakes of spelling and type that are told at once.
+const MISTAKES_MAX: usize = 64;
 /// Most vectors of a device: QEMU's own limit is higher, its use is not.
 const VECTORS_MAX: u16 = 16;
 /// Bytes of a region unless something else is said: several channels with rings of 1 MiB both ways.
@@ -102,16 +105,20 @@ pub struct Rule {
     pub service: Pattern,
 }
 
-/// What is wrong, and where: `file:line: what`.
+/// All that is wrong, in the file's order, each on a line of its own: `file:line: what`.
 #[derive(Debug)]
-pub struct ConfigError {
-    at: String,
-    what: String,
+pub struct ConfigError(Vec<String>);
+
+impl ConfigError {
+    /// Each mistake.
+    pub fn mistakes(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
 }
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.at, self.what)
+        f.write_str(&self.0.join("\n"))
     }
 }
 
@@ -186,44 +193,90 @@ struct FileLink {
     size: Option<Spanned<String>>,
 }
 
-/// The text under examination.
+/// The text under examination, and what was found wrong with it: the line, and what.
 struct Source<'a> {
     path: &'a Path,
     text: &'a str,
+    mistakes: RefCell<Vec<(usize, String)>>,
 }
 
 impl Source<'_> {
-    fn error(&self, span: Range<usize>, what: impl fmt::Display) -> ConfigError {
-        let line = 1 + self.text.as_bytes()[..span.start.min(self.text.len())].iter().filter(|b| **b == b'\n').count();
-        ConfigError { at: format!("{}:{line}", self.path.display()), what: what.to_string() }
+    fn line_of(&self, span: &Range<usize>) -> usize {
+        1 + self.text.as_bytes()[..span.start.min(self.text.len())].iter().filter(|b| **b == b'\n').count()
     }
 
-    fn checked<T>(&self, value: &Spanned<String>) -> Result<T, ConfigError>
+    fn report(&self, span: Range<usize>, what: impl fmt::Display) {
+        self.mistakes.borrow_mut().push((self.line_of(&span), what.to_string()));
+    }
+
+    fn is_sound(&self) -> bool {
+        self.mistakes.borrow().is_empty()
+    }
+
+    fn error(&self) -> ConfigError {
+        let mut mistakes = self.mistakes.take();
+        mistakes.sort();
+        let path = self.path.display();
+        ConfigError(mistakes.into_iter().map(|(line, what)| format!("{path}:{line}: {what}")).collect())
+    }
+
+    /// The file's tables. Of what is misspelt or of a wrong type each mistake is reported, and the line left out: the format's reader
+    /// stops at one.
+    fn tables(&self) -> Option<File> {
+        let mut text = self.text.to_owned();
+        for _ in 0..MISTAKES_MAX {
+            let error = match toml::from_str(&text) {
+                Ok(file) => return Some(file),
+                Err(error) => error,
+            };
+            let span = error.span().unwrap_or_default();
+            // What is missing may have been left out here.
+            let is_missing = error.message().starts_with("missing field");
+            if !is_missing || self.is_sound() {
+                self.report(span.clone(), error.message().replace('\n', "; "));
+            }
+            let from = text[..span.start.min(text.len())].rfind('\n').map_or(0, |at| at + 1);
+            let to = text[from..].find('\n').map_or(text.len(), |at| from + at);
+            let line = &text[from..to];
+            let is_entry = line.contains('=') && !line.trim_start().starts_with('[');
+            if is_missing
+                || !is_entry
+                || error.message().contains("expected") && toml::from_str::<toml::Table>(&text).is_err()
+            {
+                return None;
+            }
+            text.replace_range(from..to, &" ".repeat(to - from));
+        }
+        None
+    }
+
+    fn checked<T>(&self, value: &Spanned<String>) -> Option<T>
     where
         T: std::str::FromStr<Err = tombolo_control::Fault>,
     {
         let text = value.get_ref();
         text.parse()
-            .map_err(|fault: tombolo_control::Fault| self.error(value.span(), format!("{text:?}: {}", fault.what)))
+            .map_err(|fault: tombolo_control::Fault| self.report(value.span(), format!("{text:?}: {}", fault.what)))
+            .ok()
     }
 
-    fn region(&self, value: &Option<Spanned<String>>, default: u64) -> Result<u64, ConfigError> {
-        let size = self.bytes(value, default)?;
+    fn region(&self, value: &Option<Spanned<String>>, default: u64) -> u64 {
+        let size = self.bytes(value, default);
         match value {
             Some(value) if !is_region(size) => {
-                Err(self.error(value.span(), "a region is a power of two from 64KiB to 1GiB"))
+                self.report(value.span(), "a region is a power of two from 64KiB to 1GiB");
+                default
             }
-            _ => Ok(size),
+            _ => size,
         }
     }
 
-    fn bytes(&self, value: &Option<Spanned<String>>, default: u64) -> Result<u64, ConfigError> {
-        let Some(value) = value else { return Ok(default) };
-        parse_bytes(value.get_ref()).ok_or_else(|| {
-            self.error(
-                value.span(),
-                format!("{:?} is no size: write `65536`, `64KiB`, `1MiB` or `1GiB`", value.get_ref()),
-            )
+    fn bytes(&self, value: &Option<Spanned<String>>, default: u64) -> u64 {
+        let Some(value) = value else { return default };
+        parse_bytes(value.get_ref()).unwrap_or_else(|| {
+            let what = format!("{:?} is no size: write `65536`, `64KiB`, `1MiB` or `1GiB`", value.get_ref());
+            self.report(value.span(), what);
+            default
         })
     }
 }
@@ -249,10 +302,10 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its line.
+    /// All that is wrong, each with its line.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| ConfigError { at: path.display().to_string(), what: error.to_string() })?;
+        let text =
+            std::fs::read_to_string(path).map_err(|error| ConfigError(vec![format!("{}: {error}", path.display())]))?;
         Self::parse(path, &text)
     }
 
@@ -261,92 +314,9 @@ impl Config {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let source = Source { path, text };
-        let file: File = toml::from_str(text)
-            .map_err(|error| source.error(error.span().unwrap_or_default(), error.message().replace('\n', "; ")))?;
-        let host: Name = match &file.host.name {
-            Some(name) => source.checked(name)?,
-            None => "host".parse().expect("a name"),
-        };
-        let region = source.region(&file.host.region, REGION)?;
-        let slice = source.bytes(&file.host.slice, SLICE)?;
-        if let Some(written) = file.host.slice.as_ref().filter(|_| slice % PAGE != 0 || !SLICES.contains(&slice)) {
-            return Err(source.error(written.span(), "a slice is a multiple of 4096 bytes, from 16KiB to 512MiB"));
-        }
-        let mut accounts = BTreeMap::new();
-        for (name, account) in &file.account {
-            let checked: Name = source.checked(name)?;
-            if checked == host {
-                return Err(source.error(name.span(), format!("{host:?} is the host's own name", host = host.as_str())));
-            }
-            if accounts.values().any(|user| user == account.user.get_ref()) {
-                return Err(source.error(account.user.span(), "this user has an account already"));
-            }
-            accounts.insert(checked.as_str().to_owned(), *account.user.get_ref());
-        }
-        let mut domains = BTreeMap::new();
-        for (name, domain) in &file.domain {
-            let checked: Name = source.checked(name)?;
-            if checked == host {
-                return Err(source.error(name.span(), format!("{host:?} is the host's own name", host = host.as_str())));
-            }
-            if accounts.contains_key(checked.as_str()) {
-                return Err(source.error(name.span(), format!("an account of the host is called {checked}, too")));
-            }
-            domains.insert(checked.as_str().to_owned(), domain.check(&source)?);
-        }
-        let numbers = file.numbers(&source, host.as_str())?;
-        let xen = file.xen.as_ref().map(|xen| xen.check(&source)).transpose()?;
-        for name in file.xen.iter().flat_map(|xen| &xen.domains) {
-            let text = name.get_ref();
-            if text == host.as_str() || domains.contains_key(text) || accounts.contains_key(text) {
-                return Err(source.error(name.span(), format!("another domain is called {text}, too")));
-            }
-        }
-        let known = |pattern: &Pattern| {
-            domains
-                .keys()
-                .chain(accounts.keys())
-                .map(String::as_str)
-                .chain(xen.iter().flat_map(|xen| xen.domains.iter().map(Name::as_str)))
-                .chain([host.as_str()])
-                .any(|name| pattern.matches(&name.parse().expect("checked")))
-        };
-        let mut rules = Vec::new();
-        for rule in &file.allow {
-            let checked = Rule {
-                from: source.checked(&rule.from)?,
-                to: source.checked(&rule.to)?,
-                service: source.checked(&rule.service)?,
-            };
-            for (pattern, value) in [(&checked.from, &rule.from), (&checked.to, &rule.to)] {
-                if !known(pattern) {
-                    return Err(source.error(value.span(), format!("no domain is called {pattern}")));
-                }
-            }
-            rules.push(checked);
-        }
-        let (group, links) = (file.host.group, Vec::new());
-        let mut config = Self { host, group, region, slice, accounts, xen, numbers, domains, rules, links };
-        for link in &file.link {
-            let [a, b] = link.between.get_ref();
-            let ends = [source.checked::<Name>(a)?, source.checked::<Name>(b)?];
-            if let Some(end) = ends.iter().find(|end| config.is_of_xen(end)) {
-                let what = format!("{end} is a domain of Xen's: it needs a rule and no link");
-                return Err(source.error(link.between.span(), what));
-            }
-            if !config.may_link(&ends[0], &ends[1]) {
-                let [a, b] = &ends;
-                return Err(source.error(link.between.span(), format!("no rule allows {a} and {b} anything")));
-            }
-            let size = source.region(&link.size, region)?;
-            config.links.push((ends, size));
-        }
-        if let (Some(last), Some((a, b, rules))) = (file.allow.last(), config.too_many_rules()) {
-            let what = format!("{rules} rules are for {a} and {b}, and a link has {RULES_MAX}: write some as patterns");
-            return Err(source.error(last.service.span(), what));
-        }
-        Ok(config)
+        let source = Source { path, text, mistakes: RefCell::default() };
+        let config = source.tables().map(|file| file.check(&source));
+        config.filter(|_| source.is_sound()).ok_or_else(|| source.error())
     }
 
     /// Two domains for which there are more rules than a link can have, and how many.
@@ -417,8 +387,102 @@ impl Config {
 }
 
 impl File {
+    /// What is configured, as far as it is sound: mistakes are reported.
+    fn check(&self, source: &Source<'_>) -> Config {
+        let default = || "host".parse().expect("a name");
+        let host: Name = self.host.name.as_ref().and_then(|name| source.checked(name)).unwrap_or_else(default);
+        let region = source.region(&self.host.region, REGION);
+        let slice = source.bytes(&self.host.slice, SLICE);
+        if let Some(written) = self.host.slice.as_ref().filter(|_| slice % PAGE != 0 || !SLICES.contains(&slice)) {
+            source.report(written.span(), "a slice is a multiple of 4096 bytes, from 16KiB to 512MiB");
+        }
+        let own_name = || format!("{:?} is the host's own name", host.as_str());
+        let mut accounts = BTreeMap::new();
+        for (name, account) in &self.account {
+            if accounts.values().any(|user| user == account.user.get_ref()) {
+                source.report(account.user.span(), "this user has an account already");
+            }
+            match source.checked::<Name>(name) {
+                Some(checked) if checked == host => source.report(name.span(), own_name()),
+                Some(checked) => _ = accounts.insert(checked.as_str().to_owned(), *account.user.get_ref()),
+                None => {}
+            }
+        }
+        let mut domains = BTreeMap::new();
+        for (name, domain) in &self.domain {
+            let checked_domain = domain.check(source);
+            match source.checked::<Name>(name) {
+                Some(checked) if checked == host => source.report(name.span(), own_name()),
+                Some(checked) if accounts.contains_key(checked.as_str()) => {
+                    source.report(name.span(), format!("an account of the host is called {checked}, too"));
+                }
+                Some(checked) => _ = domains.insert(checked.as_str().to_owned(), checked_domain),
+                None => {}
+            }
+        }
+        let numbers = self.numbers(source, host.as_str());
+        let xen = self.xen.as_ref().map(|xen| xen.check(source));
+        for name in self.xen.iter().flat_map(|xen| &xen.domains) {
+            let text = name.get_ref();
+            if text == host.as_str() || domains.contains_key(text) || accounts.contains_key(text) {
+                source.report(name.span(), format!("another domain is called {text}, too"));
+            }
+        }
+        let (group, rules, links) = (self.host.group, Vec::new(), Vec::new());
+        let mut config = Config { host, group, region, slice, accounts, xen, numbers, domains, rules, links };
+        let has_all_rules = self.check_rules(&mut config, source);
+        self.check_links(&mut config, source, has_all_rules);
+        if let (Some(last), Some((a, b, rules))) = (self.allow.last(), config.too_many_rules()) {
+            let what = format!("{rules} rules are for {a} and {b}, and a link has {RULES_MAX}: write some as patterns");
+            source.report(last.service.span(), what);
+        }
+        config
+    }
+
+    /// True if all of them are sound.
+    fn check_rules(&self, config: &mut Config, source: &Source<'_>) -> bool {
+        let xen = config.xen.iter().flat_map(|xen| xen.domains.iter().map(Name::as_str));
+        let names = config.domains.keys().chain(config.accounts.keys()).map(String::as_str);
+        let all: Vec<Name> =
+            names.chain(xen).chain([config.host.as_str()]).map(|name| name.parse().expect("checked")).collect();
+        let mut is_sound = true;
+        for rule in &self.allow {
+            let ends = [&rule.from, &rule.to].map(|end| (end, source.checked::<Pattern>(end)));
+            for (written, pattern) in &ends {
+                if let Some(pattern) = pattern.as_ref().filter(|it| !all.iter().any(|name| it.matches(name))) {
+                    source.report(written.span(), format!("no domain is called {pattern}"));
+                    is_sound = false;
+                }
+            }
+            match (ends, source.checked(&rule.service)) {
+                ([(_, Some(from)), (_, Some(to))], Some(service)) => config.rules.push(Rule { from, to, service }),
+                _ => is_sound = false,
+            }
+        }
+        is_sound
+    }
+
+    fn check_links(&self, config: &mut Config, source: &Source<'_>, has_all_rules: bool) {
+        for link in &self.link {
+            let size = source.region(&link.size, config.region);
+            let [a, b] = link.between.get_ref();
+            let (Some(a), Some(b)) = (source.checked::<Name>(a), source.checked::<Name>(b)) else { continue };
+            if let Some(end) = [&a, &b].into_iter().find(|end| config.is_of_xen(end)) {
+                let what = format!("{end} is a domain of Xen's: it needs a rule and no link");
+                source.report(link.between.span(), what);
+            } else if !config.may_link(&a, &b) {
+                // One that is not sound may be that which allows it.
+                if has_all_rules {
+                    source.report(link.between.span(), format!("no rule allows {a} and {b} anything"));
+                }
+            } else {
+                config.links.push(([a, b], size));
+            }
+        }
+    }
+
     /// B-19. What has a number.
-    fn numbers(&self, source: &Source<'_>, host: &str) -> Result<BTreeMap<String, u16>, ConfigError> {
+    fn numbers(&self, source: &Source<'_>, host: &str) -> BTreeMap<String, u16> {
         let domains = self.domain.iter().map(|(name, it)| (name.get_ref().as_str(), &it.number));
         let accounts = self.account.iter().map(|(name, it)| (name.get_ref().as_str(), &it.number));
         let mut numbers = BTreeMap::new();
@@ -426,48 +490,49 @@ impl File {
             let Some(written) = number else { continue };
             let number = *written.get_ref();
             if number >= NUMBERS {
-                return Err(source.error(written.span(), format!("numbers are below {NUMBERS}")));
+                source.report(written.span(), format!("numbers are below {NUMBERS}"));
+            } else if let Some((other, _)) = numbers.iter().find(|(_, it)| **it == number) {
+                source.report(written.span(), format!("{other} has this number"));
+            } else {
+                numbers.insert(name.to_owned(), number);
             }
-            if let Some((other, _)) = numbers.iter().find(|(_, it)| **it == number) {
-                return Err(source.error(written.span(), format!("{other} has this number")));
-            }
-            numbers.insert(name.to_owned(), number);
         }
-        Ok(numbers)
+        numbers
     }
 }
 
 impl FileXen {
-    fn check(&self, source: &Source<'_>) -> Result<Xen, ConfigError> {
-        let domains = self.domains.iter().map(|name| source.checked(name)).collect::<Result<_, _>>()?;
-        Ok(Xen { domains, xl: self.xl.clone().unwrap_or_else(|| "xl".into()) })
+    fn check(&self, source: &Source<'_>) -> Xen {
+        let domains = self.domains.iter().filter_map(|name| source.checked(name)).collect();
+        Xen { domains, xl: self.xl.clone().unwrap_or_else(|| "xl".into()) }
     }
 }
 
 impl FileDomain {
-    fn check(&self, source: &Source<'_>) -> Result<Domain, ConfigError> {
+    fn check(&self, source: &Source<'_>) -> Domain {
         let machine = self.machine.unwrap_or(Board::Pc);
-        if let (Board::Pc, Some(ports)) = (machine, &self.ports) {
-            return Err(
-                source.error(ports.span(), "`ports` is for machine = \"q35\"; on pc a link takes slots of the bus")
-            );
-        }
-        if let Some(ports) = self.ports.as_ref().filter(|ports| !(2..=64).contains(ports.get_ref())) {
-            return Err(source.error(ports.span(), "2 to 64 ports, of which a link takes two"));
+        match (machine, &self.ports) {
+            (Board::Pc, Some(ports)) => {
+                source.report(ports.span(), "`ports` is for machine = \"q35\"; on pc a link takes slots of the bus");
+            }
+            (Board::Q35, Some(ports)) if !(2..=64).contains(ports.get_ref()) => {
+                source.report(ports.span(), "2 to 64 ports, of which a link takes two");
+            }
+            _ => {}
         }
         if let Some(vectors) = self.vectors.as_ref().filter(|n| !(1..=VECTORS_MAX).contains(n.get_ref())) {
-            return Err(source.error(vectors.span(), format!("1 to {VECTORS_MAX} vectors")));
+            source.report(vectors.span(), format!("1 to {VECTORS_MAX} vectors"));
         }
-        Ok(Domain {
+        Domain {
             machine,
             ports: self.ports.as_ref().map_or(8, |ports| *ports.get_ref()),
             qmp: self.qmp.clone(),
             user: self.user,
             vectors: self.vectors.as_ref().map_or(8, |vectors| *vectors.get_ref()),
-            memory: source.bytes(&self.memory, MEMORY)?,
+            memory: source.bytes(&self.memory, MEMORY),
             links: self.links.unwrap_or(LINKS),
             bells: self.bells.unwrap_or(64),
-        })
+        }
     }
 }
 
@@ -590,6 +655,18 @@ mod tests {
             assert!(error.starts_with(said), "{text:?}: {error}");
             assert_eq!(error.lines().count(), 1, "{error}");
         }
+    }
+
+    #[test]
+    fn all_mistakes_are_told_in_the_order_of_the_file() {
+        let text = "[domain.z]\nvectors = 17\nvektors = 2\n[domain.a]\nlinks = \"two\"\nmemory = \"8 MB\"\n\
+                    [[allow]]\nfrom = \"q\"\nto = \"z\"\nservice = \"a b\"\n\
+                    [[link]]\nbetween = [\"a\", \"z\"]\nsize = \"5\"\n";
+        let error = parse(text).unwrap_err();
+        let lines: Vec<_> = error.lines().map(|line| line.split(':').nth(1).unwrap_or_default()).collect();
+        assert_eq!(lines, ["2", "3", "5", "6", "8", "10", "13"], "{error}");
+        // What cannot be read at all is the only mistake that is told.
+        assert_eq!(parse("[domain.a]\nvectors = 17\n[domain.b\n").unwrap_err().lines().count(), 1);
     }
 
     #[test]

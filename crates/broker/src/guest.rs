@@ -69,6 +69,8 @@ pub struct Guest {
     waiting: VecDeque<Message>,
     /// B-19. Numbers that it was told.
     numbers: BTreeMap<Name, u16>,
+    /// Links that it has open, by number and generation: calls, and bytes that these have.
+    usage: BTreeMap<(u32, u32), (u16, u64)>,
 }
 
 /// What a guest wants.
@@ -89,8 +91,8 @@ impl Guest {
     /// The memory cannot be written.
     pub fn begin(name: Name, memory: &OwnedFd) -> io::Result<Self> {
         let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
-        let (told, waiting, numbers) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
-        Ok(Self { session, name, greeted: false, told, waiting, numbers })
+        let (told, waiting, numbers, usage) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self { session, name, greeted: false, told, waiting, numbers, usage })
     }
 
     /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
@@ -114,6 +116,7 @@ impl Guest {
                     self.told.clear();
                     self.waiting.clear();
                     self.numbers.clear();
+                    self.usage.clear();
                     self.say(hello(self.session.epoch(), host));
                     self.say(Message::You { name: self.name.clone() });
                 }
@@ -136,6 +139,14 @@ impl Guest {
             }
             Message::Storm { link } if self.greeted => Some(Heard::Storm(link)),
             Message::Released { link, generation } if self.greeted => Some(Heard::Released(link, generation)),
+            Message::Usage { link, generation, calls, used } if self.greeted => {
+                // Of nothing but what it was told of: it says as much as it likes.
+                if self.told.get(&link).is_some_and(|told| told.generation == generation) {
+                    self.usage.retain(|(it, _), _| *it != link && self.told.contains_key(it));
+                    self.usage.insert((link, generation), (calls, used));
+                }
+                None
+            }
             Message::Refuse { .. } if self.greeted => None,
             _ => {
                 self.session.spoil();
@@ -154,16 +165,27 @@ impl Guest {
         self.greeted && !self.session.is_broken()
     }
 
+    /// B-7. Whether it has a link open: calls on it, and bytes that these have, as it says.
+    #[must_use]
+    pub fn usage(&self, link: u32, generation: u32) -> Option<(u16, u64)> {
+        self.usage.get(&(link, generation)).copied()
+    }
+
     /// The links that it was told of.
     #[must_use]
     pub fn told(&self) -> &BTreeMap<u32, Told> {
         &self.told
     }
 
+    /// Whether nothing waits to be sent.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.waiting.is_empty() && self.session.room() == QUEUE_MAX
+    }
+
     /// Says what changed since it was last told, once it has heard all of that: one that is paused for long is told how things are then.
     /// True if something was said.
     pub fn tell(&mut self, links: &BTreeMap<u32, Told>, numbers: BTreeMap<Name, u16>) -> bool {
-        if !self.is_there() || !self.waiting.is_empty() || self.session.room() < QUEUE_MAX {
+        if !self.is_there() || !self.has_sent_all() {
             return false;
         }
         let mut messages = Vec::new();

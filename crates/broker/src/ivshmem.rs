@@ -15,12 +15,13 @@ use std::{
     collections::VecDeque,
     io,
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
 };
 
 use rustix::event::EventfdFlags;
-use tombolo_control::{DEVICE_LEN, HOST_BELL, MARKS_AT, OWN_BELL, vector_of};
+use tombolo_control::{HOST_BELL, MARKS_AT, OWN_BELL, vector_of};
 
-use crate::{memory, passing};
+use crate::{lane::Lane, memory, passing};
 
 const PROTOCOL: i64 = 0;
 const MEMORY: i64 = -1;
@@ -37,40 +38,45 @@ pub struct Device {
     /// Rung by the domain, heard by the host.
     pub host: OwnedFd,
     /// Rung by the host and by peers, heard by the domain.
-    pub own: Vec<OwnedFd>,
+    pub own: Vec<Arc<OwnedFd>>,
+    /// What rings each of these.
+    lanes: Vec<Lane>,
     /// How often the domain was rung.
     mark: u32,
 }
 
 impl Device {
-    /// Makes all but the connection.
+    /// Makes all but the connection, for the domain `name`.
     ///
     /// # Errors
     /// Memory or descriptors are used up.
-    pub fn new(socket: OwnedFd, vectors: u16) -> io::Result<Self> {
+    pub fn new(name: &str, socket: OwnedFd, vectors: u16) -> io::Result<Self> {
         let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let own = (0..vectors).map(|_| bell()).collect::<Result<_, _>>()?;
-        Ok(Self { socket, memory: memory::create("tombolo-device", DEVICE_LEN)?, host: bell()?, own, mark: 0 })
+        let own = (0..vectors).map(|_| bell().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        let (lanes, memory) = (lanes(name, own.len()), memory::create_device("tombolo-device")?);
+        Ok(Self { socket, memory, host: bell()?, own, lanes, mark: 0 })
     }
 
     /// From safe keeping; none if something is missing.
     #[must_use]
-    pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
+    pub fn from_descriptors(name: &str, descriptors: Vec<OwnedFd>) -> Option<Self> {
         let mut all = descriptors.into_iter();
         let (socket, memory, host) = (all.next()?, all.next()?, all.next()?);
-        let own: Vec<_> = all.collect();
+        let own: Vec<_> = all.map(Arc::new).collect();
         // The guest's driver looks for a mark that changed, so it goes on where an earlier broker stopped. What the guest
         // made of it meanwhile is its own loss.
         let mut mark = [0; 4];
         rustix::io::pread(&memory, &mut mark, MARKS_AT as u64).ok()?;
         let mark = u32::from_le_bytes(mark);
-        (!own.is_empty()).then_some(Self { socket, memory, host, own, mark })
+        let lanes = lanes(name, own.len());
+        (!own.is_empty()).then_some(Self { socket, memory, host, own, lanes, mark })
     }
 
     /// For safe keeping.
     #[must_use]
     pub fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
-        [&self.socket, &self.memory, &self.host].into_iter().chain(&self.own).map(AsFd::as_fd).collect()
+        let own = self.own.iter().map(|own| own.as_fd());
+        [&self.socket, &self.memory, &self.host].into_iter().map(AsFd::as_fd).chain(own).collect()
     }
 
     /// What QEMU is told first.
@@ -86,18 +92,29 @@ impl Device {
         Ok(all)
     }
 
+    /// B-8. The vector at which the domain waits for the peer on `link`.
+    #[must_use]
+    pub fn vector(&self, link: u32) -> u16 {
+        vector_of(link, self.own.len() as u16)
+    }
+
     /// B-8. The doorbell of this device for the peer on `link`, who can ring no other of its vectors.
     #[must_use]
-    pub fn bell(&self, link: u32) -> &OwnedFd {
-        &self.own[usize::from(vector_of(link, self.own.len() as u16))]
+    pub fn bell(&self, link: u32) -> &Arc<OwnedFd> {
+        &self.own[usize::from(self.vector(link))]
+    }
+
+    /// What rings [`bell`](Self::bell).
+    #[must_use]
+    pub fn lane(&self, link: u32) -> &Lane {
+        &self.lanes[usize::from(self.vector(link))]
     }
 
     /// B-3. Rings the domain's broker: the mark of channel 0, then the first vector.
     pub fn ring(&mut self) {
         self.mark = self.mark.wrapping_add(1);
         let _ = rustix::io::pwrite(&self.memory, &self.mark.to_le_bytes(), MARKS_AT as u64);
-        // An eventfd that is full was rung and not heard; that is enough.
-        let _ = rustix::io::write(&self.own[0], &1u64.to_ne_bytes());
+        self.lanes[0].ring(&self.own[0]);
     }
 
     /// Whether QEMU closed the connection.
@@ -108,6 +125,11 @@ impl Device {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut polled, Some(&now)).is_ok() && polled[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP)
     }
+}
+
+/// A lane for each vector: who holds one does not hold the others. They are the domain's, whichever QEMU it has.
+fn lanes(name: &str, vectors: usize) -> Vec<Lane> {
+    (0..vectors).map(|vector| Lane::named(&format!("machine/{name}/{vector}"))).collect()
 }
 
 /// A number, and what comes with it.

@@ -12,14 +12,17 @@
 pub mod answers;
 pub mod broker;
 pub mod config;
+pub mod guard;
 pub mod guest;
 pub mod hold;
 pub mod ivshmem;
 pub mod keep;
+pub mod lane;
 pub mod local;
 pub mod machine;
 pub mod memory;
 pub mod notify;
+mod pace;
 pub mod passing;
 pub mod qmp;
 pub mod run;
@@ -27,6 +30,8 @@ pub mod settle;
 pub mod snippet;
 pub mod socket;
 pub mod state;
+pub mod units;
+mod watch;
 pub mod xen;
 
 pub use tombolo_broker_guest::log;

@@ -25,9 +25,11 @@ use tombolo_broker_guest::{
 use tombolo_control::{DEVICE_LEN, Name};
 
 use crate::{
-    broker::{Event, TURN, listen},
+    broker::Event,
     guest::{self, Guest, Heard},
+    lane::Lane,
     memory, passing,
+    watch::listen,
 };
 use devices::{HostDevices, Lines};
 use kept::{Kept, Key};
@@ -62,8 +64,9 @@ impl Local {
         let (lines, task) = (Lines::default(), listen(name.as_str(), 0, heard.try_clone()?, events)?);
         let (account, teller) = (name.as_str().to_owned(), events.clone());
         let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
+        let lane = Lane::named(&format!("account/{name}"));
         let devices =
-            HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), kept, storms);
+            HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), kept, storms, lane);
         let settings = Settings { boot: guest::boot(), slice };
         let guest = Guest::begin(name.clone(), &memory)?;
         let broker = Broker::begin(settings, devices, Door::Passed(inside))?;
@@ -109,24 +112,30 @@ impl crate::broker::Broker {
         Ok(())
     }
 
-    /// The broker of an account said something. It is this process, so it is believed.
-    pub(crate) fn account_rang(&mut self, name: &str) {
-        let Some(local) = self.locals.get_mut(name) else { return };
-        match local.guest.turn(&local.memory, &self.config.host, TURN) {
+    /// The same as [`converse`](Self::converse) with the broker of an account. It is this process, so it is believed.
+    pub(crate) fn converse_with_account(&mut self, name: &str, limit: usize) -> bool {
+        let Some(local) = self.locals.get_mut(name) else { return false };
+        let heard = match local.guest.turn(&local.memory, &self.config.host, limit) {
             Ok((heard, ring)) => {
                 if ring {
                     local.ring();
                 }
-                for heard in heard {
-                    match heard {
-                        Heard::Storm(link) => self.storm(name, link),
-                        Heard::Released(link, generation) => self.released(name, link, generation),
-                        Heard::Hello(_) => {}
-                    }
-                }
+                heard
             }
-            Err(error) => crate::log(&format!("{name}: its boxes cannot be reached: {error}")),
+            Err(error) => {
+                crate::log(&format!("{name}: its boxes cannot be reached: {error}"));
+                return false;
+            }
+        };
+        let any = !heard.is_empty();
+        for heard in heard {
+            match heard {
+                Heard::Storm(link) => self.storm(name, link),
+                Heard::Released(link, generation) => self.released(name, link, generation),
+                Heard::Hello(_) => {}
+            }
         }
+        any
     }
 
     /// B-15. Whoever comes in is passed on to the broker of its account.

@@ -20,6 +20,7 @@ use tokio::{
 
 use crate::{
     config::Board,
+    guard::Process,
     qmp::{Error, Event, Qmp},
 };
 
@@ -63,6 +64,8 @@ pub struct Wanted {
 pub enum News {
     /// The guest runs, or does not.
     Running(bool),
+    /// QEMU's own process is stopped, or goes on.
+    Stopped(bool),
     /// The guest was reset, shut down or panicked: its life was over then.
     Ended(std::time::Instant),
     /// What it has now.
@@ -77,16 +80,54 @@ pub enum News {
         free: u16,
         /// Why something is missing.
         trouble: Option<String>,
+        /// Who it is.
+        process: Process,
     },
     /// QEMU cannot be reached.
     Lost(String),
 }
 
-/// Keeps a QEMU as it should be until `wanted` is dropped.
-pub async fn keep(path: PathBuf, board: Board, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
-    let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
+/// A QEMU, and how it is reached.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Its control socket.
+    pub path: PathBuf,
+    /// The board that it plays.
+    pub board: Board,
+    /// The user that it runs as, besides root and the broker's own: nobody else gets memory of links.
+    pub user: Option<u32>,
+}
+
+/// How often it is looked whether a QEMU's process is stopped.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// B-12. Tells whenever the process of a QEMU was stopped or goes on: what QEMU says of its guest is of no use then, and it says
+/// nothing.
+pub async fn watch_process(pid: u32, tell: impl AsyncFn(bool)) {
+    let mut was_stopped = false;
     loop {
-        let error = match Qmp::connect(&path).await {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let is_stopped = is_stopped(&stat);
+        if is_stopped != was_stopped {
+            was_stopped = is_stopped;
+            tell(is_stopped).await;
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Whether a process is stopped, by a signal or a debugger, as its `stat` says: the state stands behind the name, which may be
+/// anything.
+fn is_stopped(stat: &str) -> bool {
+    stat.rsplit_once(')').is_some_and(|(_, rest)| matches!(rest.trim_start().chars().next(), Some('T' | 't')))
+}
+
+/// Keeps a QEMU as it should be until `wanted` is dropped.
+pub async fn keep(target: Target, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
+    let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
+    let Target { path, board, user } = target;
+    loop {
+        let error = match Qmp::connect(&path, user).await {
             Ok(qmp) => {
                 pause = TRY_AGAIN[0];
                 let mut session = Session { qmp, board, asked: BTreeMap::new(), plugged, free };
@@ -221,7 +262,40 @@ impl Session {
         let mut holds = self.names("/objects", MEMORY).await?;
         holds.extend(places.keys().cloned());
         let again = trouble.is_some() || holds.len() != wanted.plugs.len();
-        Ok((News::Has { version: wanted.version, places, holds, free, trouble }, again))
+        let process = self.process().await?;
+        Ok((News::Has { version: wanted.version, places, holds, free, trouble, process }, again))
+    }
+
+    /// Who it is, and whether other processes have, or may have, the guest's memory.
+    async fn process(&mut self) -> Result<Process, Error> {
+        let user = self.qmp.user();
+        let memories = self.allowed("query-memdev", json!({})).await?;
+        let other = |memory: &&Value| !memory["id"].as_str().is_some_and(|id| id.starts_with(MEMORY));
+        let is_shared = memories.as_array().into_iter().flatten().filter(other).any(|it| it["share"] == true);
+        if !is_shared {
+            return Ok(Process { user, is_shared, backend: None });
+        }
+        for place in ["/machine/peripheral", "/machine/peripheral-anon", "/objects"] {
+            let list = self.allowed("qom-list", json!({ "path": place })).await?;
+            let mut entries = list.as_array().into_iter().flatten();
+            let is_backend = |entry: &&Value| entry["type"].as_str().is_some_and(|it| it.contains("vhost-user"));
+            if let Some(entry) = entries.find(is_backend) {
+                let backend = entry["name"].as_str().map(String::from);
+                return Ok(Process { user, is_shared, backend });
+            }
+        }
+        // A network card's other end is no object.
+        let networks = self.allowed("human-monitor-command", json!({ "command-line": "info network" })).await?;
+        let is_backend = networks.as_str().is_some_and(|text| text.contains("vhost-user"));
+        Ok(Process { user, is_shared, backend: is_backend.then(|| "a network card".into()) })
+    }
+
+    /// What QEMU answers, or nothing if it does not know the question.
+    async fn allowed(&mut self, command: &'static str, arguments: Value) -> Result<Value, Error> {
+        match self.qmp.execute(command, arguments, None).await {
+            Err(Error::Refused { .. }) => Ok(Value::Null),
+            answer => answer,
+        }
     }
 
     /// Names of ours at a place of QEMU's object tree, without what they begin with.
@@ -347,6 +421,19 @@ fn event_means(event: &Event) -> Option<News> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn b12_process_is_stopped_if_its_state_says_so_whatever_its_name_is() {
+        for (stat, stopped) in [
+            ("7 (qemu-system-x86) T 1 7 7", true),
+            ("7 (qemu) t 1", true),
+            ("7 (a) T (b) S 1 7 7", false),
+            ("7 (qemu) R 1", false),
+            ("", false),
+        ] {
+            assert_eq!(is_stopped(stat), stopped, "{stat}");
+        }
+    }
 
     #[test]
     fn b12_events_mean_the_lives_that_the_clause_names() {

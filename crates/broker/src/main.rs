@@ -10,7 +10,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use tombolo_broker::{
-    config::{Config, parse_bytes},
+    config::{Config, ConfigError, parse_bytes},
     hold, keep, log, run,
 };
 use tombolo_broker_guest::run::SLICE;
@@ -87,7 +87,7 @@ fn slice(text: &str) -> Result<u64, &'static str> {
     parse_bytes(text).filter(fits).ok_or("`4096` or `2MiB`: a multiple of 4096, at most 1GiB")
 }
 
-fn usage(error: &dyn std::error::Error) -> ExitCode {
-    log(&error.to_string());
+fn usage(error: &ConfigError) -> ExitCode {
+    error.mistakes().for_each(log);
     ExitCode::from(2)
 }

@@ -38,6 +38,18 @@ impl Regions {
         Self::new(own, all.next()).ok().filter(|_| all.next().is_none())
     }
 
+    /// B-11. Gives the pages back that the host's programs might keep, by a mapping or a descriptor that nobody can take from them: of
+    /// regions that are open for writing. A region that a QEMU wrote is sealed, and its pages are there until the last program lets
+    /// go.
+    pub fn free(&self) {
+        for region in &self.own {
+            if let Ok(stat) = rustix::fs::fstat(&**region) {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let _ = rustix::fs::fallocate(&**region, flags, 0, stat.st_size as u64);
+            }
+        }
+    }
+
     /// For safe keeping.
     #[must_use]
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
@@ -65,6 +77,32 @@ pub fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     rustix::fs::fallocate(&memory, FallocateFlags::empty(), 0, len)?;
     fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW)?;
     Ok(memory)
+}
+
+/// The same for a device: nobody seals it further, so that its QEMU cannot keep the host from writing it.
+///
+/// # Errors
+/// No memory, or no descriptor, is to be had.
+pub fn create_device(name: &str) -> io::Result<OwnedFd> {
+    let memory = create(name, tombolo_control::DEVICE_LEN)?;
+    fcntl_add_seals(&memory, SealFlags::SEAL)?;
+    Ok(memory)
+}
+
+/// Two regions for a link; the ends that are `local` map their own part later, and more than once.
+///
+/// # Errors
+/// No memory, or no descriptor, is to be had.
+pub fn create_pair(number: u32, ends: &[String; 2], size: u64, local: [bool; 2]) -> io::Result<Regions> {
+    let make = |side: usize| {
+        let region = create(&format!("tombolo-{number}-{}", ends[side]), size)?;
+        if local[side] {
+            seal_as_it_is(&region)?;
+        }
+        io::Result::Ok(region)
+    };
+    let bell = if local.contains(&true) { Some(crate::local::relay::event()?) } else { None };
+    Regions::new([make(0)?, make(1)?], bell)
 }
 
 /// No new mapping will ever write it; those that are there go on.
@@ -103,6 +141,15 @@ mod tests {
     }
 
     #[test]
+    fn b9_memory_of_a_device_cannot_be_sealed_against_its_host() {
+        let memory = create_device("test").unwrap();
+        for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE] {
+            assert_eq!(fcntl_add_seals(&memory, seal), Err(rustix::io::Errno::PERM));
+        }
+        assert_eq!(rustix::io::pwrite(&memory, &[1], 0), Ok(1));
+    }
+
+    #[test]
     fn b10_region_of_the_host_is_read_by_the_other_end_and_not_written() {
         let region = || create("test", 64 << 10).unwrap();
         let (a, b) = (region(), region());
@@ -113,6 +160,10 @@ mod tests {
         assert_eq!(rustix::fs::fstat(&regions.own[0]).unwrap().st_mode & 0o777, 0o644);
         assert!(fcntl_add_seals(&regions.own[0], SealFlags::WRITE).is_err());
         assert_eq!(regions.descriptors().len(), 2);
+        // A program keeps it for ever: its pages go all the same.
+        let kept = regions.own[0].try_clone().unwrap();
+        regions.free();
+        assert_eq!(rustix::fs::fstat(&kept).unwrap().st_blocks, 0);
     }
 
     #[test]

@@ -80,6 +80,13 @@ pub fn user_of(socket: impl AsFd) -> io::Result<u32> {
     Ok(getsockopt(&socket.as_fd(), PeerCredentials)?.uid())
 }
 
+/// The process that connected, if this kernel knows it by a number here.
+#[must_use]
+pub fn process_of(socket: impl AsFd) -> Option<u32> {
+    let pid = getsockopt(&socket.as_fd(), PeerCredentials).ok()?.pid();
+    u32::try_from(pid).ok().filter(|pid| *pid != 0)
+}
+
 /// A listening socket in the file system, in place of whatever was there, with this mode from its first moment.
 ///
 /// # Errors

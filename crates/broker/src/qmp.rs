@@ -62,22 +62,34 @@ pub struct Qmp {
     seen: usize,
     events: VecDeque<Event>,
     asked: u64,
+    user: u32,
 }
 
 impl Qmp {
-    /// Connects, and waits for QEMU's greeting.
+    /// Connects, and waits for QEMU's greeting. Whoever listens has to be root, this user, or `user`.
     ///
     /// # Errors
-    /// Nobody is there, or it does not speak QMP.
-    pub async fn connect(path: &Path) -> Result<Self, Error> {
+    /// Nobody is there, somebody else is, or it does not speak QMP.
+    pub async fn connect(path: &Path, user: Option<u32>) -> Result<Self, Error> {
         let stream = UnixStream::connect(path).await?;
-        let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0 };
+        let (own, who) = (rustix::process::geteuid().as_raw(), passing::user_of(&stream)?);
+        if who != 0 && who != own && Some(who) != user {
+            let why =
+                format!("user {who} listens there, and not the one that this QEMU runs as: see `user` of the domain");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why).into());
+        }
+        let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0, user: who };
         let greeting = timeout(PATIENCE, qmp.line()).await.map_err(late)??;
         if !greeting["QMP"].is_object() {
             return Err(io::Error::other("no greeting").into());
         }
         qmp.execute("qmp_capabilities", json!({}), None).await?;
         Ok(qmp)
+    }
+
+    /// The user who listened there.
+    pub fn user(&self) -> u32 {
+        self.user
     }
 
     /// Asks QEMU to do something, with a descriptor if the command takes one.

@@ -46,7 +46,7 @@ pub fn run(config_path: &Path, folder: &Path, start_holder: bool) -> Result<(), 
     open_folder(folder)?;
     let _lock = state::lock(&folder.join("lock"))?;
     raise_limit()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
     runtime.block_on(serve(config_path, folder, config, start_holder))?;
     Ok(())
 }

@@ -13,9 +13,10 @@ use std::{
 use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place, Way};
 
 use crate::{
-    broker::{Broker, name},
+    broker::{Broker, Event, name},
+    guard::{self, Guard},
     guest::Told,
-    local::relay::{self, Line},
+    local::relay::Line,
     machine::{Plug, Wanted},
     memory::{self, Regions},
     state::{Bell, Link, Quarantined, memory_key},
@@ -93,18 +94,25 @@ impl Broker {
         self.retire(number);
         self.book.links.remove(&number);
         self.short.remove(&number);
+        self.paces.remove(&number);
+        self.storms.retain(|(link, _), _| *link != number);
         self.save()
+    }
+
+    /// The lives of both ends of a link, if both are there.
+    fn lives(&self, link: &Link) -> Option<[u64; 2]> {
+        let lives = link.ends.each_ref().map(|end| match self.book.machines.get(end) {
+            _ if self.config.is_local(end) => Some(0),
+            machine => machine.map(|machine| machine.life),
+        });
+        let [a, b] = lives;
+        Some([a?, b?])
     }
 
     /// B-10. Memory for a link whose ends are both there, and new memory after an end began a new life.
     fn settle_memory(&mut self, number: u32) -> io::Result<()> {
         let link = &self.book.links[&number];
-        let lives = link.ends.each_ref().map(|end| match self.book.machines.get(end) {
-            _ if self.config.is_local(end) => Some(0),
-            machine => machine.map(|machine| machine.life),
-        });
-        let [Some(a), Some(b)] = lives else { return Ok(()) };
-        let lives = [a, b];
+        let Some(lives) = self.lives(link) else { return Ok(()) };
         // A region that was handed over and is not there any more cannot be had again: it is sealed.
         let lost =
             |side: usize| link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(false);
@@ -114,7 +122,8 @@ impl Broker {
         if self.book.links[&number].has_memory || !self.may_have_memory(number) {
             return Ok(());
         }
-        self.give_memory(number, lives)
+        self.begin_memory(number);
+        Ok(())
     }
 
     /// B-17. Whether there is room for new memory beside what is not given back.
@@ -125,21 +134,58 @@ impl Broker {
         old < OLD_MAX && !self.book.links[&number].ends.iter().any(over)
     }
 
-    fn give_memory(&mut self, number: u32, lives: [u64; 2]) -> io::Result<()> {
-        if self.short.get(&number).is_some_and(|tried| tried.elapsed() < SHORT) {
-            return Ok(());
+    /// Has memory made for a link, by a thread beside this one: it takes time, and others are served meanwhile.
+    fn begin_memory(&mut self, number: u32) {
+        let is_short = self.short.get(&number).is_some_and(|tried| tried.elapsed() < SHORT);
+        if is_short || self.making.contains(&number) {
+            return;
+        }
+        if let Err(wait) = self.paces.entry(number).or_default().take(Instant::now()) {
+            self.settle_after(wait);
+            return;
         }
         let link = &self.book.links[&number];
-        let (key, generation) = (memory_key(number, link.generation + 1), link.generation + 1);
-        let made = self.make_memory(number, link);
-        let kept = made.and_then(|regions| self.holder.keep(&key, &regions.descriptors()).map(|()| regions));
-        let regions = match kept {
+        let (ends, size, generation) = (link.ends.clone(), link.size, link.generation + 1);
+        let local = ends.each_ref().map(|end| self.config.is_local(end));
+        self.making.insert(number);
+        let events = self.events.clone();
+        tokio::task::spawn_blocking(move || {
+            let made = memory::create_pair(number, &ends, size, local);
+            let _ = events.blocking_send(Event::Made(number, generation, made));
+        });
+    }
+
+    /// Draws consequences again after a while. One reminder at a time: whoever needs a later one asks again then.
+    fn settle_after(&mut self, wait: Duration) {
+        let (now, at) = (Instant::now(), Instant::now() + wait);
+        if self.reminder.is_some_and(|reminder| now < reminder && reminder <= at) {
+            return;
+        }
+        self.reminder = Some(at);
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            let _ = events.send(Event::Unsettled).await;
+        });
+    }
+
+    /// B-10, B-16. Memory for a link is there: it goes into safe keeping, unless it is not wanted any more.
+    pub(crate) fn made(&mut self, number: u32, generation: u32, made: io::Result<Regions>) -> io::Result<()> {
+        self.making.remove(&number);
+        let Some(link) = self.book.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation)
+        else {
+            return Ok(());
+        };
+        let Some(lives) = self.lives(link).filter(|_| self.may_have_memory(number)) else { return Ok(()) };
+        let key = memory_key(number, generation);
+        let regions = match made.and_then(|made| self.holder.keep(&key, &made.descriptors()).map(|()| made)) {
             Ok(regions) => regions,
             Err(error) => {
                 if self.short.insert(number, Instant::now()).is_none() {
-                    let size = link.size;
-                    crate::log(&format!("link {number}: no memory for two regions of {size} bytes yet: {error}"));
+                    let size = crate::units::bytes(link.size);
+                    crate::log(&format!("link {number}: no memory for two regions of {size} yet: {error}"));
                 }
+                self.settle_after(SHORT);
                 // If not even that is to be had the holder is gone.
                 return self.holder.forget(&key);
             }
@@ -153,23 +199,15 @@ impl Broker {
         Ok(())
     }
 
-    fn make_memory(&self, number: u32, link: &Link) -> io::Result<Regions> {
-        let local = link.ends.each_ref().map(|end| self.config.is_local(end));
-        let make = |side: usize| {
-            let region = memory::create(&format!("tombolo-{number}-{}", link.ends[side]), link.size)?;
-            if local[side] {
-                memory::seal_as_it_is(&region)?;
-            }
-            io::Result::Ok(region)
-        };
-        let bell = if local.contains(&true) { Some(relay::event()?) } else { None };
-        Regions::new([make(0)?, make(1)?], bell)
-    }
-
     /// Whether a domain's QEMU has a region; none: it has not said.
     fn has(&self, domain: &str, link: u32, generation: u32, own: bool) -> Option<bool> {
         let (places, _) = self.vms.get(domain)?.has.as_ref()?;
         Some(places.contains_key(&plug_name(link, generation, own)))
+    }
+
+    /// Whether a domain's QEMU has both regions of a link.
+    pub(crate) fn has_both(&self, number: u32, link: &Link, domain: &str) -> bool {
+        link.has_memory && [true, false].iter().all(|own| self.has(domain, number, link.generation, *own) == Some(true))
     }
 
     /// B-10. Once the owner's QEMU has its region nobody else will write it.
@@ -178,7 +216,12 @@ impl Broker {
         let Some(memory) = self.memory.get(&number) else { return Ok(()) };
         for (side, region) in memory.own.iter().enumerate() {
             if !link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(true) {
-                match memory::seal_against_writing(region) {
+                let sealed = match self.guard_of(&link, side) {
+                    Some(Ok(Guard::Seal)) => memory::seal_against_writing(region),
+                    Some(Ok(Guard::Rights)) => memory::seal_as_it_is(region),
+                    Some(Err(_)) | None => continue,
+                };
+                match sealed {
                     Ok(()) => {}
                     // An earlier broker sealed it and did not live to write that down.
                     Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
@@ -190,6 +233,14 @@ impl Broker {
             }
         }
         Ok(())
+    }
+
+    /// B-10. What guards the region of an end from the other; why nothing would.
+    pub(crate) fn guard_of(&self, link: &Link, side: usize) -> Option<Result<Guard, String>> {
+        let [owner, reader] = [side, 1 - side].map(|side| link.ends[side].as_str());
+        let process = |end: &str| self.vms.get(end).and_then(|vm| vm.process.as_ref());
+        let own = rustix::process::geteuid().as_raw();
+        guard::choose((owner, process(owner)?), (reader, process(reader)), self.config.is_local(reader), own)
     }
 
     /// What each QEMU should have.
@@ -279,7 +330,7 @@ impl Broker {
     fn give_bell(&mut self, viewer: &str, bell: Bell) -> io::Result<()> {
         let (peer, link) = (bell.peer.clone(), bell.link);
         let rings = match self.vms.get(&peer) {
-            Some(vm) => Some(vm.device.bell(link)),
+            Some(vm) => Some(&**vm.device.bell(link)),
             None => self.memory.get(&link).and_then(|memory| memory.bell.as_deref()),
         };
         // Without a descriptor there is a doorbell later.
@@ -342,7 +393,8 @@ impl Broker {
                         Ok(Line {
                             own: memory.own[side].try_clone()?,
                             peer: memory.readonly[1 - side].try_clone()?,
-                            rings: vm.device.bell(number).try_clone()?,
+                            rings: Arc::clone(vm.device.bell(number)),
+                            lane: vm.device.lane(number).clone(),
                             heard: bell.try_clone()?,
                         })
                     };
@@ -355,19 +407,17 @@ impl Broker {
         }
     }
 
-    /// B-7. Tells each guest, and each account, of its links what it does not know.
+    /// B-7. Tells each guest, and each account, of its links what it does not know. What they say meanwhile counts as ever; its
+    /// consequences are drawn next.
     fn settle_guests(&mut self) {
+        let mut heard = false;
         for domain in self.vms.keys().cloned().collect::<Vec<_>>() {
             let Some(told) = self.vms.get(&domain).map(|vm| self.to_be_told(&domain, vm.guest.told())) else {
                 continue;
             };
             let Some(vm) = self.vms.get_mut(&domain) else { continue };
             if vm.guest.tell(&told, self.config.numbers(&domain, &told)) {
-                match vm.guest.turn(&vm.device.memory, &self.config.host, 1) {
-                    Ok((_, true)) => vm.device.ring(),
-                    Ok(_) => {}
-                    Err(error) => crate::log(&format!("{domain}: the device's memory cannot be reached: {error}")),
-                }
+                heard |= self.converse(&domain, 1);
             }
         }
         for account in self.locals.keys().cloned().collect::<Vec<_>>() {
@@ -376,12 +426,12 @@ impl Broker {
             };
             let Some(local) = self.locals.get_mut(&account) else { continue };
             if local.guest.tell(&told, self.config.numbers(&account, &told)) {
-                match local.guest.turn(&local.memory, &self.config.host, 1) {
-                    Ok((_, true)) => local.ring(),
-                    Ok(_) => {}
-                    Err(error) => crate::log(&format!("{account}: its boxes cannot be reached: {error}")),
-                }
+                heard |= self.converse_with_account(&account, 1);
             }
+        }
+        if heard {
+            // Where there is no room for it there are other events, with the same consequences.
+            let _ = self.events.try_send(Event::Unsettled);
         }
     }
 
@@ -447,7 +497,9 @@ impl Broker {
         (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
         let process = |end: &String| Some((end.clone(), self.book.machines.get(end)?.process));
         // An account that was told of it says when its programs let go.
-        let told = |end: &&String| self.locals.get(*end).is_some_and(|local| local.guest.told().contains_key(&number));
+        let knows = |told: &Told| told.generation == link.generation;
+        let told =
+            |end: &&String| self.locals.get(*end).is_some_and(|it| it.guest.told().get(&number).is_some_and(knows));
         let local = link.ends.iter().filter(told).map(|end| (end.clone(), 0)).collect::<Vec<_>>();
         self.book.quarantine.push(Quarantined {
             link: number,
@@ -457,7 +509,10 @@ impl Broker {
             held_by: link.ends.iter().filter_map(process).chain(local).collect(),
             since: now(),
         });
-        self.memory.remove(&number);
+        let generation = link.generation;
+        if let Some(memory) = self.memory.remove(&number) {
+            self.retired.insert((number, generation), memory);
+        }
     }
 
     /// B-11. What a QEMU does not have any more, and will not be given, is given back.
@@ -490,6 +545,10 @@ impl Broker {
         }
         for old in free {
             self.holder.forget(&memory_key(old.link, old.generation))?;
+            if let Some(memory) = self.retired.remove(&(old.link, old.generation)) {
+                // Beside this thread: there may be much of it.
+                tokio::task::spawn_blocking(move || memory.free());
+            }
         }
         Ok(())
     }
@@ -510,3 +569,6 @@ impl Broker {
         self.life(domain) == Life::DomainGone
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -58,7 +58,8 @@ pub fn lines(form: Form, name: &Name, domain: &Domain, folder: &Path, config: &C
 }
 
 /// Root ports of q35, at the end of the root bus. Firmware leaves room behind each for a region of the largest size that
-/// the configuration has for this domain: less is left unasked, and the guest could not map what is plugged in.
+/// the configuration has for this domain: less is left unasked, and the guest could not map what is plugged in. The room is
+/// twice the region, because it may begin at any MiB and a region only at a multiple of its size.
 fn ports(name: &Name, domain: &Domain, config: &Config) -> impl Iterator<Item = String> {
     let ports = if domain.machine == Board::Q35 { domain.ports } else { 0 };
     let links = config.links.iter().filter(|(ends, _)| ends.contains(name));
@@ -70,7 +71,7 @@ fn ports(name: &Name, domain: &Domain, config: &Config) -> impl Iterator<Item = 
             "pcie-root-port,id={PORT}{port},bus=pcie.0,addr={slot:#x}.{function},chassis={},io-reserve=0,\
              pref64-reserve={}M{multi}",
             port + 100,
-            room >> 20
+            (2 * room) >> 20
         )
     })
 }
@@ -108,7 +109,7 @@ mod tests {
             "[domain.vm]\nmachine = \"q35\"\nports = 10\n[[allow]]\nfrom = \"vm\"\nto = \"host\"\nservice = \"*\"\n[[link]]\nbetween = [\"vm\", \"host\"]\nsize = \"64MiB\"\n",
         );
         assert_eq!(q35.matches("pcie-root-port").count(), 10);
-        let last = "id=tombolo-p-9,bus=pcie.0,addr=0x19.1,chassis=109,io-reserve=0,pref64-reserve=64M";
+        let last = "id=tombolo-p-9,bus=pcie.0,addr=0x19.1,chassis=109,io-reserve=0,pref64-reserve=128M";
         assert!(q35.contains(last), "{q35}");
     }
 

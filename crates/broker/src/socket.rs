@@ -5,13 +5,13 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use tokio::{
     io::{Interest, unix::AsyncFd},
-    sync::{Semaphore, mpsc, oneshot},
+    sync::{mpsc, oneshot},
     time::timeout,
 };
 use tombolo_broker_guest::{broker::may_sit, program};
@@ -26,6 +26,8 @@ use crate::{
 const CLIENTS_MAX: usize = 64;
 /// How long a client may take to say Hello, and to read an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a client that was refused may take to hear that.
+const LINGER: Duration = Duration::from_secs(1);
 /// How long a client may say nothing.
 const IDLE: Duration = Duration::from_secs(600);
 
@@ -101,18 +103,30 @@ pub async fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
     listener.async_io(Interest::READABLE, |socket| Ok(accept_with(socket, flags)?)).await
 }
 
-/// Tells a program that it is not served, and why; of many at once the last are closed without a word.
+/// Tells a program that it is not served, and why; of many at once the last are closed without a word, first of all those of a user
+/// who has many.
 pub fn turn_away(program: OwnedFd, code: u16, why: String) {
-    static SEATS: Semaphore = Semaphore::const_new(CLIENTS_MAX);
-    let Ok(seat) = SEATS.try_acquire() else { return };
+    static SEATS: OnceLock<Seats> = OnceLock::new();
+    let Ok(user) = passing::user_of(&program) else { return };
+    let Some(seat) = SEATS.get_or_init(Seats::default).take(user) else { return };
     tokio::spawn(async move {
         let _seat = seat;
         let Ok(program) = watch(program) else { return };
         let said = timeout(PATIENCE, receive(&program)).await;
         let serial = if let Ok(Ok(Ok(said))) = said { said.serial } else { 0 };
         let refuse = Message::Refuse { code, reason: why.into() };
-        let _ = say(&program, &Said { serial, message: refuse }).await;
+        let _ = say_last(&program, &Said { serial, message: refuse }).await;
     });
+}
+
+/// Says something and that nothing follows, and waits until the client has gone: what it said meanwhile and nobody took would hide
+/// the answer from it if the socket closed.
+async fn say_last(client: &AsyncFd<OwnedFd>, said: &Said) -> io::Result<()> {
+    say(client, said).await?;
+    rustix::net::shutdown(client, rustix::net::Shutdown::Write)?;
+    let gone = async { while receive(client).await.is_ok() {} };
+    let _ = timeout(LINGER, gone).await;
+    Ok(())
 }
 
 /// One client, until it goes or does what it should not.
@@ -122,11 +136,11 @@ async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender
     match timeout(PATIENCE, receive(&client)).await?? {
         Ok(Said { message: Message::Hello { version_min, version_max, .. }, .. }) => {
             if version_min > VERSION || version_max < VERSION {
-                return say(&client, &refuse(0, code::VERSION, "this broker speaks version 1")).await;
+                return say_last(&client, &refuse(0, code::VERSION, "this broker speaks version 1")).await;
             }
         }
-        Ok(_) => return say(&client, &refuse(0, code::MALFORMED, "Hello comes first")).await,
-        Err(fault) => return say(&client, &refuse(0, code::MALFORMED, &fault.to_string())).await,
+        Ok(_) => return say_last(&client, &refuse(0, code::MALFORMED, "Hello comes first")).await,
+        Err(fault) => return say_last(&client, &refuse(0, code::MALFORMED, &fault.to_string())).await,
     }
     let (epoch, boot, name) = (0, [0; 16], host.clone());
     let hello = Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name };
@@ -134,7 +148,7 @@ async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender
     loop {
         let asked = match timeout(IDLE, receive(&client)).await?? {
             Ok(asked) => asked,
-            Err(fault) => return say(&client, &refuse(0, code::MALFORMED, &fault.to_string())).await,
+            Err(fault) => return say_last(&client, &refuse(0, code::MALFORMED, &fault.to_string())).await,
         };
         let (answer, answers) = oneshot::channel();
         let question = Question { message: asked.message, user, answer };

@@ -7,15 +7,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
+    fs::{File, Permissions},
     io::{self, Write},
-    os::fd::OwnedFd,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{OpenOptionsExt, PermissionsExt},
+    },
     path::Path,
 };
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
-use tombolo_control::{FIRST_BELL, NO_BELL};
+use tombolo_control::{FIRST_BELL, NO_BELL, vector_of};
 
 /// All of it.
 #[derive(Serialize, Deserialize, Default, Debug, Clone, PartialEq)]
@@ -53,6 +56,9 @@ pub struct Machine {
     /// B-17. Numbers that each peer used up.
     pub spent: BTreeMap<String, u16>,
 }
+
+/// B-8. How many numbers are looked at for a link: all pairs of vectors of two devices, in nearly all cases.
+const SPREAD: u32 = 255;
 
 /// B-17. Numbers for doorbells that one peer may use up.
 const SHARE: u16 = 1024;
@@ -149,6 +155,24 @@ impl Book {
         Some(self.last_link)
     }
 
+    /// B-8. The same for a link between `ends`, of which each waits at a vector that its number says: one where as few others wait as
+    /// can be had by leaving out some numbers. An end has so many `vectors`; none: it is on this host.
+    pub fn link_number_for(&mut self, ends: [&str; 2], vectors: [Option<u16>; 2]) -> Option<u32> {
+        let first = self.last_link.checked_add(1)?;
+        let shared = |number: u32| {
+            let of_end = |(end, vectors): (&str, Option<u16>)| {
+                let Some(vectors) = vectors else { return 0 };
+                let vector = vector_of(number, vectors);
+                self.links_of(end).filter(|(other, _)| vector_of(*other, vectors) == vector).count()
+            };
+            ends.into_iter().zip(vectors).map(of_end).sum::<usize>()
+        };
+        let candidates = first..=first.saturating_add(SPREAD);
+        let best = candidates.min_by_key(|number| (shared(*number), *number))?;
+        self.last_link = best;
+        Some(best)
+    }
+
     /// Reads the book in `folder`; an empty one where there is none.
     ///
     /// # Errors
@@ -178,7 +202,9 @@ impl Book {
     /// What the file system says.
     pub fn save(&self, folder: &Path) -> io::Result<()> {
         let new = folder.join("state.json.new");
-        let mut file = File::create(&new)?;
+        // It says who has links with whom: for this user alone, also where one of before was for others.
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.set_permissions(Permissions::from_mode(0o600))?;
         file.write_all(&serde_json::to_vec(self).map_err(io::Error::other)?)?;
         std::fs::rename(new, folder.join("state.json"))
     }
@@ -199,12 +225,13 @@ impl Book {
         machines.chain(links).chain(quarantine).collect()
     }
 
-    /// B-17. Bytes that count against `domain`: its links', whether they have memory now or not, and what is quarantined.
+    /// B-17. Bytes that count against `domain`: its links', whether they have memory now or not, and what it has not given back of
+    /// the quarantine. What others keep is theirs to answer for.
     #[must_use]
     pub fn memory_of(&self, domain: &str) -> u64 {
         let mine = |ends: &[String; 2]| ends.iter().any(|end| end == domain);
         let links = self.links.values().filter(|link| mine(&link.ends)).map(|link| 2 * link.size);
-        let old = self.quarantine.iter().filter(|old| mine(&old.ends)).map(|old| old.bytes);
+        let old = self.quarantine.iter().filter(|old| old.held_by.contains_key(domain)).map(|old| old.bytes);
         links.chain(old).sum()
     }
 
@@ -277,10 +304,14 @@ mod tests {
         );
         let held_by = BTreeMap::from([("a".to_owned(), 5)]);
         book.quarantine.push(Quarantined { link: 7, generation: 2, ends, bytes: 2 << 20, held_by, since: 9 });
+        std::fs::write(folder.path().join("state.json.new"), "left by one that died").unwrap();
         book.save(folder.path()).unwrap();
+        let mode = std::fs::metadata(folder.path().join("state.json")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "others read it");
         assert_eq!(Book::read(folder.path()).unwrap(), book);
         assert_eq!(book.keys(), ["memory/7/2", "memory/7/3"].map(String::from).into());
-        assert_eq!((book.memory_of("a"), book.memory_of("c")), (4 << 20, 0));
+        let uses = ["a", "b", "c"].map(|domain| book.memory_of(domain));
+        assert_eq!(uses, [4 << 20, 2 << 20, 0], "what a keeps is not b's");
     }
 
     #[test]
@@ -294,6 +325,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         Book { last: 7, ..Book::default() }.save(folder.path()).unwrap();
         assert_eq!(Book::read(folder.path()).unwrap().link_number(), Some(8));
+    }
+
+    #[test]
+    fn b8_links_share_a_vector_only_where_none_is_free() {
+        let mut book = Book::default();
+        let vectors = [Some(8), Some(4)];
+        for nth in 0..14 {
+            // Others make links in between.
+            book.last_link += 6;
+            let peer = format!("b{nth}");
+            let number = book.link_number_for(["a", &peer], vectors).unwrap();
+            let ends = ["a".to_owned(), peer];
+            let (has_memory, configured, sealed, up, lives) = (false, false, [false; 2], false, [0; 2]);
+            let link = Link { ends, size: 1 << 20, has_memory, configured, generation: 0, sealed, up, lives };
+            book.links.insert(number, link);
+            let used: BTreeSet<u16> = book.links.keys().map(|number| vector_of(*number, 8)).collect();
+            assert_eq!(used.len(), 7.min(nth + 1), "{:?}", book.links.keys());
+        }
+        book.last_link = u32::MAX;
+        assert_eq!(book.link_number_for(["a", "b"], vectors), None);
     }
 
     #[test]

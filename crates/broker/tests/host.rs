@@ -5,6 +5,7 @@ mod common;
 
 use std::{
     io::{self, Read, Write},
+    os::fd::OwnedFd,
     thread,
     time::{Duration, Instant},
 };
@@ -13,9 +14,9 @@ use common::{
     host::{World, accept, patience},
     until,
 };
-use tombolo_broker::local::relay::ring;
+use tombolo_broker::{local::relay::ring, passing};
 use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
-use tombolo_control::{Message, code};
+use tombolo_control::{MESSAGE_MAX, Message, Path, Said, Stage, code};
 use tombolo_domain::{
     Error, Life, Rendezvous,
     conformance::{self, Actor},
@@ -254,6 +255,163 @@ fn b16_calls_of_the_host_outlive_a_broker_that_is_killed_again_and_again() {
 }
 
 #[test]
+fn b7_ends_of_a_link_are_told_with_their_guests_and_calls() {
+    let daemon = common::Daemon::start(common::host::PAIR);
+    let vm = common::Vm::start(&daemon, "a");
+    vm.qmp.state().unsealed = true;
+    let of_a = |daemon: &common::Daemon| {
+        daemon.client().ends().into_iter().find_map(|row| match row {
+            Message::EndRow { name, stage, calls, used, .. } if name.as_str() == "a" => Some((stage, calls, used)),
+            _ => None,
+        })
+    };
+    let host = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::broker::program_socket(daemon.path()));
+    // QEMU has all, and nobody is in the guest: neither the list nor a caller takes that for a peer that does not listen.
+    until("QEMU has both regions", || of_a(&daemon).filter(|end| *end == (Stage::Silent, 0, 0)));
+    let note = |daemon: &common::Daemon| {
+        daemon.client().links().into_iter().find_map(|row| match row {
+            Message::LinkRow { note, .. } => Some(note.to_string()),
+            _ => None,
+        })
+    };
+    assert!(note(&daemon).is_some_and(|note| note.starts_with("a's guest says nothing")), "{:?}", note(&daemon));
+    let why = until("the host is told of the link", || {
+        let why = host.connect("a/service", patience()).map(drop).unwrap_err().to_string();
+        why.contains("has not opened the link").then_some(why)
+    });
+    assert!(why.contains("vm:a/service, as the broker of a"), "{why}");
+    let guest = common::host::Guest::start(&daemon, &vm, 1);
+    until("its broker is there", || of_a(&daemon).filter(|end| end.0 == Stage::Closed));
+    guest.plug(&daemon, &vm);
+    until("it has opened the link", || of_a(&daemon).filter(|end| *end == (Stage::Open, 0, 0)));
+    let mut listener = guest.domain.listen("service").unwrap();
+    let calling = until("it connects", || host.connect("a/service", patience()).ok());
+    let accepted = accept(&mut *listener);
+    until("the call is counted", || of_a(&daemon).filter(|end| end.1 == 1 && end.2 > 0));
+    drop((calling, accepted));
+    until("and its end", || of_a(&daemon).filter(|end| *end == (Stage::Open, 0, 0)));
+}
+
+/// A program that makes what it shares with its broker as a hostile one would.
+fn jam(event: &OwnedFd) {
+    tombolo_broker::local::relay::drain(event);
+    rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    rustix::io::ioctl_fionbio(event, false).unwrap();
+}
+
+#[test]
+fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
+    let mut world = World::new();
+    // A program that listens by hand, so that it has what it is given.
+    let program = passing::connect(&world.socket(), rustix::net::SocketType::SEQPACKET).unwrap();
+    let say = |serial, message| assert!(passing::send(&program, &Said { serial, message }.encode(), &[]).unwrap());
+    let hear = || {
+        let mut buffer = [0; MESSAGE_MAX];
+        let (len, descriptors) = passing::receive(&program, &mut buffer).unwrap();
+        (Said::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
+    };
+    say(0, common::hello());
+    assert!(matches!(hear().0, Message::Hello { .. }));
+    say(1, Message::Listen { service: "jammed".parse().unwrap() });
+    assert!(matches!(hear().0, Message::Done {}));
+    let _calling = world.guest.domain.connect("host/jammed", patience()).unwrap();
+    let (stated, descriptors) = hear();
+    assert!(matches!(stated, Message::Connect { .. }) && descriptors.len() == 8, "{stated:?}");
+    descriptors[2..].iter().for_each(jam);
+    // And the machine's QEMU: its broker's vector, and the links'.
+    world.vm.own.iter().for_each(jam);
+    for _ in 0..2 {
+        world.daemon.kill();
+        world.vm.qmp.forget_client();
+        world.daemon.restart();
+        until("links are answered for", || (!world.daemon.client().links().is_empty()).then_some(()));
+        until("programs are served", || world.host.listen("another").ok());
+    }
+    // The machine comes to its senses: it is rung as before.
+    for own in &world.vm.own {
+        rustix::io::ioctl_fionbio(own, true).unwrap();
+        tombolo_broker::local::relay::drain(own);
+    }
+    ring(&world.vm.own[0]);
+    world.meet();
+}
+
+#[test]
+fn v7_calls_of_the_host_end_with_an_error_once_broker_and_holder_are_gone() {
+    for order in [&["holder", "broker"][..], &["broker", "holder"], &["broker", "holder", "broker again"]] {
+        let mut world = World::new();
+        let [host, guest] = backends(&world);
+        let address = format!("vm:{}", world.service("host")).parse().unwrap();
+        let options = Options::new().spin(Duration::ZERO);
+        let mut listener = host.listen::<Messages>(&address, &options).unwrap();
+        let waits = thread::spawn(move || {
+            let (_sender, mut receiver) = listener.accept().unwrap().into_split();
+            let received = receiver.recv(&mut [0; 64]).map(drop);
+            (received, receiver.ending())
+        });
+        let calling = guest.connect::<Messages>(&address, &options).unwrap();
+        for who in order {
+            match *who {
+                "holder" => {
+                    let holder = rustix::process::Pid::from_raw(world.daemon.holder()).unwrap();
+                    rustix::process::kill_process(holder, rustix::process::Signal::KILL).unwrap();
+                }
+                "broker" => world.daemon.kill(),
+                _ => {
+                    world.vm.qmp.forget_client();
+                    world.daemon.restart();
+                }
+            }
+        }
+        until("who waits is woken", || waits.is_finished().then_some(()));
+        let (received, ending) = waits.join().unwrap();
+        assert_eq!(ending, Some(Ending::Revoked), "{order:?}: {received:?}");
+        drop(calling);
+        // What it finds of a broker that is gone fails: that is no matter here.
+        world.guest.forget();
+    }
+}
+
+#[test]
+fn b12_qemu_that_is_stopped_itself_is_paused() {
+    let daemon = common::Daemon::start(common::TRIO);
+    let life = |wanted: tombolo_control::Life| {
+        common::until("it is said", || {
+            let rows = daemon.client().domains();
+            let is = |row: &Message| matches!(row, Message::DomainRow { name, life, .. } if name.as_str() == "a" && *life == wanted);
+            rows.iter().any(is).then_some(())
+        });
+    };
+    let mut qemu = Actor::start("qemu", daemon.path(), "a");
+    life(tombolo_control::Life::Unknown);
+    qemu.stop();
+    life(tombolo_control::Life::Paused);
+    qemu.go_on();
+    life(tombolo_control::Life::Unknown);
+    qemu.kill();
+    life(tombolo_control::Life::DomainGone);
+}
+
+#[test]
+fn c7_connect_to_a_paused_machine_says_that_it_is_paused() {
+    let world = World::new();
+    let [host, guest] = backends(&world);
+    let address = format!("vm:{}", world.service("a")).parse().unwrap();
+    // It listens, and accepts nobody: it is paused.
+    let _listener = guest.listen::<Messages>(&address, &Options::new()).unwrap();
+    world.vm.qmp.event("STOP");
+    let options = Options::new().handshake_timeout(Duration::from_millis(200));
+    let why = until("it is told", || {
+        let error = host.connect::<Messages>(&address, &options).map(drop).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        let why = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        why.contains("paused").then_some(why)
+    });
+    assert_eq!(why, "timed out, as the peer a is paused");
+    world.vm.qmp.event("RESUME");
+}
+
+#[test]
 fn b12_qemu_that_is_gone_is_told_to_programs_of_the_host_and_its_data_stays_readable() {
     let world = World::new();
     let service = world.service("host");
@@ -343,6 +501,17 @@ fn b15_user_without_an_account_is_told_so() {
     };
     assert!(asked(12345).is_ok());
     assert!(matches!(asked(12346), Err(Error::Denied(_))));
+    // Who asks before it was greeted has something unread when it is turned away.
+    for _ in 0..100 {
+        let domain = domain.clone();
+        let called = thread::spawn(move || {
+            let user = rustix::fs::Uid::from_raw(12346);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            domain.connect("a/service", patience()).map(drop)
+        });
+        let called = called.join().unwrap();
+        assert!(matches!(called, Err(Error::Denied(_))), "{called:?}");
+    }
     // Names of services are each account's own.
     let _mine = domain.listen("service").unwrap();
     assert!(asked(12345).is_ok());

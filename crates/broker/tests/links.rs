@@ -268,22 +268,44 @@ fn b10_b17_domain_whose_quota_is_full_waits_for_its_old_memory() {
     let first = until("the link is up", || is_up(&daemon));
     b.boot(3, 1);
     b.listen_until("the link", is_link);
-    a.qmp.state().stubborn = true;
+    b.qmp.state().stubborn = true;
     b.boot(4, 2);
-    until("b gives back", || memories(&b).is_empty().then_some(()));
+    until("a gives back", || memories(&a).is_empty().then_some(()));
     assert_eq!((is_up(&daemon), quarantined(&daemon)), (None, 2 << 20));
     let rows = daemon.client().links();
     assert!(
-        matches!(&rows[..], [Message::LinkRow { state: LinkState::Waiting, note, .. }] if note.as_str().starts_with("it gets memory once")),
+        matches!(&rows[..], [Message::LinkRow { state: LinkState::Waiting, note, .. }, ..] if note.as_str().starts_with("it gets memory once")),
         "{rows:?}"
     );
-    let mut state = a.qmp.state();
+    let mut state = b.qmp.state();
     state.stubborn = false;
     for id in state.devices.keys().cloned().collect::<Vec<_>>() {
         qmp::Fake::delete(&mut state, &id);
     }
     drop(state);
     assert_eq!(until("the link is up", || is_up(&daemon)), first + 1);
+}
+
+#[test]
+fn b17_memory_that_a_neighbour_keeps_is_not_counted_against_who_gave_it_back() {
+    let daemon = Daemon::start(&TRIO.replace("[domain.b]", "[domain.b]\nmemory = \"2MiB\""));
+    let (a, mut b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    a.qmp.state().stubborn = true;
+    for _ in 0..3 {
+        daemon.client().link("a", "b");
+        until("the link is up", || is_up(&daemon));
+        assert_eq!(daemon.client().ask(remove("a", "b")), []);
+        until("b gives back", || memories(&b).is_empty().then_some(()));
+    }
+    let uses = |name: &str| {
+        let rows = daemon.client().domains();
+        rows.iter().find_map(|row| match row {
+            Message::DomainRow { name: it, memory_used, .. } if it.as_str() == name => Some(*memory_used),
+            _ => None,
+        })
+    };
+    assert_eq!((uses("a"), uses("b")), (Some(6 << 20), Some(0)));
+    b.boot(3, 1);
 }
 
 #[test]
@@ -515,7 +537,7 @@ fn b17_quotas_and_slots_are_told_before_they_are_hit() {
     let (number, why) = client.refusal(add("b", "d", 0));
     assert_eq!((number, why.as_str()), (code::QUOTA, "b has 1 links of 1"));
     let (number, why) = client.refusal(add("a", "d", 2 << 20));
-    assert_eq!((number, why.as_str()), (code::QUOTA, "a uses 2097152 bytes of 4194304; the link would take 4194304"));
+    assert_eq!((number, why.as_str()), (code::QUOTA, "a uses 2 MiB of 4 MiB; the link would take 4 MiB"));
     client.link("c", "d");
     let (number, why) = client.refusal(add("c", "host", 0));
     assert_eq!(number, code::NO_SLOT);

@@ -39,9 +39,48 @@ fn wait(client: &mut UnixStream) {
 
 fn query(folder: &tempfile::TempDir) -> Result<serde_json::Value, Error> {
     run(async {
-        let mut qmp = Qmp::connect(&folder.path().join("qmp")).await?;
+        let mut qmp = Qmp::connect(&folder.path().join("qmp"), None).await?;
         qmp.execute("query-status", json!({}), None).await
     })
+}
+
+#[test]
+fn b10_socket_where_somebody_else_listens_is_told_nothing() {
+    let test = "b10_socket_where_somebody_else_listens_is_told_nothing";
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs root): only root can become somebody else");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("qmp");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(folder.path(), open).unwrap();
+    let place = path.clone();
+    let server = std::thread::spawn(move || {
+        let user = rustix::fs::Uid::from_raw(12345);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        let listener = UnixListener::bind(place).unwrap();
+        let mut heard = Vec::new();
+        for _ in 0..2 {
+            let (mut client, _) = listener.accept().unwrap();
+            let _ = client.write_all(GREETING.as_bytes());
+            let mut said = Vec::new();
+            let _ = client.read_to_end(&mut said);
+            heard.push(said.len());
+        }
+        heard
+    });
+    let connect = |user| run(Qmp::connect(&path, user));
+    let refused = loop {
+        match connect(Some(54321)) {
+            Err(Error::Lost(error)) if error.kind() != std::io::ErrorKind::PermissionDenied => std::thread::yield_now(),
+            other => break other.map(drop).unwrap_err().to_string(),
+        }
+    };
+    assert!(refused.contains("user 12345 listens there"), "{refused}");
+    connect(Some(12345)).map(drop).unwrap();
+    let heard = server.join().unwrap();
+    assert!(heard[0] == 0 && heard[1] != 0, "{heard:?}");
 }
 
 #[test]
@@ -50,7 +89,7 @@ fn answers_and_events_are_told_apart_and_late_answers_dropped() {
                          {\"return\": 0, \"id\": 77}\r\n{\"return\": {\"status\": \"paused\"}, \"id\": 2}\r\n";
     let (folder, server) = serve(LINES, wait);
     run(async {
-        let mut qmp = Qmp::connect(&folder.path().join("qmp")).await.unwrap();
+        let mut qmp = Qmp::connect(&folder.path().join("qmp"), None).await.unwrap();
         let status = qmp.execute("query-status", json!({}), None).await.unwrap();
         assert_eq!(status["status"], "paused");
         assert_eq!(qmp.event().await.unwrap().name, "STOP");
@@ -96,7 +135,7 @@ fn events_that_wait_take_little_memory_whatever_is_in_them() {
         wait(client);
     });
     run(async {
-        let mut qmp = Qmp::connect(&folder.path().join("qmp")).await.unwrap();
+        let mut qmp = Qmp::connect(&folder.path().join("qmp"), None).await.unwrap();
         let before = resident();
         qmp.execute("query-status", json!({}), None).await.unwrap();
         assert!(resident() < before + (40 << 20), "{before} became {}", resident());

@@ -162,6 +162,9 @@ fn tombolod_check_tells_the_mistake_and_its_line() {
     };
     let (code, said) = check(TRIO);
     assert!(code == 0 && said.contains("3 domains, 2 rules"), "{said}");
+    let (code, said) = check("[domain.z]\nvectors = 17\n[domain.a]\nmemory = \"x\"\nvectors = 0\n");
+    let lines: Vec<_> = said.lines().filter_map(|line| line.rsplit(".toml:").next()?.split(':').next()).collect();
+    assert_eq!((code, lines), (2, vec!["2", "4", "5"]), "{said}");
     let (code, said) = check("[domain.a]\nmemory = 5\n");
     assert!(code == 2 && said.starts_with(&format!("tombolod: {}:2: invalid type", path.display())), "{said}");
 }

@@ -26,7 +26,7 @@ pub struct Options {
     pub flags: u32,
     /// Bytes of the ring this end writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB.
     pub ring_size: u64,
-    /// Largest ring of the peer that this end maps, in bytes. Default 1 GiB.
+    /// Largest ring of the peer that this end maps, in bytes. Default 16 MiB for a caller, else 1 GiB.
     pub largest_peer_ring: u64,
     /// Longest spin before a sleep; less where spinning does not pay. Default 50 us, 200 between emulated machines; TOMBOLO_FOREVER never sleeps.
     pub spin_ns: i64,

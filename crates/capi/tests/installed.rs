@@ -125,6 +125,7 @@ fn symbols_are_those_of_the_map_with_their_version_and_no_others() {
     assert_eq!(faults(&header, &map(), &nm), [""; 0]);
     let dynamic = must(Command::new("readelf").arg("-d").arg(prefix().join("lib/libtombolo.so")));
     assert!(dynamic.contains("soname: [libtombolo.so.0.1]"), "{dynamic}");
+    assert!(dynamic.contains("NODELETE"), "{dynamic}");
 }
 
 #[test]

@@ -4,10 +4,10 @@
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tombolo_domain::{Deadline, Error as DomainError, Link, Offer, Received, Rendezvous, Slot};
+use tombolo_domain::{Deadline, Error as DomainError, Life, Link, Offer, Received, Rendezvous, Slot};
 use tombolo_layout::{
     Features, SegmentHeader, VERSION,
-    handshake::{Greeting, Message, Refusal},
+    handshake::{Greeting, Message, Refusal, versions},
     limits,
 };
 use tombolo_mem::PeerSegment;
@@ -128,6 +128,11 @@ fn offered(link: &dyn Link, messages: bool, options: &Options) -> Features {
     offered
 }
 
+/// C-2. The largest segment that this end maps for a peer on `link`. Other backends do not depend on what the kernel counts.
+fn map_limit(link: &dyn Link, options: &Options) -> u64 {
+    options.map_limit(!link.same_kernel() || tombolo_mem::counts_pages())
+}
+
 /// What this end's first ring holds: what was asked for, else what the backend can afford, up to the default.
 fn first_capacity(link: &dyn Link, options: &Options) -> u64 {
     options.capacity.unwrap_or_else(|| {
@@ -175,7 +180,7 @@ impl Introduction {
             offered,
             required: if messages { Features::MESSAGES } else { Features::NONE },
             epoch,
-            map_limit: options.map_limit,
+            map_limit: map_limit(link, options),
         };
         Ok(Self { own: Fresh::new(segment, &header), offer, greeting })
     }
@@ -186,7 +191,8 @@ impl Introduction {
         let features = greeting.offered.and(theirs.offered);
         let ordering = if features.has(Features::MEMBARRIER) { Ordering::SleeperBarrier } else { Ordering::Fences };
         let messages = features.has(Features::MESSAGES);
-        let (halves, header) = halves(own, segment, Mode { messages, ordering })?;
+        let (halves, header) =
+            halves(own, segment, Mode { messages, ordering }).map_err(|corrupt| Error::in_segment(corrupt, segment))?;
         if header.epoch != theirs.epoch || theirs.epoch == 0 {
             let what = format!("segment of epoch {:#x} in a greeting of epoch {:#x}", header.epoch, theirs.epoch);
             return Err(Error::Malformed { clause: "C-11", what });
@@ -230,7 +236,7 @@ fn introduce(mut link: Box<dyn Link>, messages: bool, options: &Options) -> Resu
     link.send(&Message::Hello(introduction.greeting).encode(), Some(&introduction.offer))?;
     let deadline = Deadline::after(options.handshake_timeout);
     let received = loop {
-        match link.recv(options.map_limit).transpose() {
+        match link.recv(introduction.greeting.map_limit).transpose() {
             Some(received) => break received,
             None => await_readable(&*link, deadline)?,
         }
@@ -238,8 +244,11 @@ fn introduce(mut link: Box<dyn Link>, messages: bool, options: &Options) -> Resu
     let agreed = received.map_err(Error::from).and_then(|Received { message, segment }| {
         let theirs = match Message::decode(&message)? {
             Message::Welcome(theirs) => theirs,
+            Message::Refuse(..) if segment.is_some() => {
+                return Err(Error::Malformed { clause: "C-2", what: "a refusal with a segment".into() });
+            }
             // Whoever was refused has nothing to answer.
-            Message::Refuse(code, reason) => return Ok(Err((code, reason))),
+            Message::Refuse(code, reason) => return Ok(Err((code, versions(&message), reason))),
             _ => return Err(Error::Malformed { clause: "C-3", what: "another answer than welcome or refusal".into() }),
         };
         let segment = check(&theirs, segment, introduction.greeting.offered, messages)?;
@@ -247,8 +256,11 @@ fn introduce(mut link: Box<dyn Link>, messages: bool, options: &Options) -> Resu
     });
     match agreed {
         Ok(Ok(agreed)) => agreed.join(link, options),
-        Ok(Err((Refusal::Version, reason))) => Err(version_mismatch(&reason)),
-        Ok(Err((code, reason))) => {
+        Ok(Err((Refusal::Version, range, _))) => {
+            let (theirs_min, theirs_max) = range.unwrap_or_default();
+            Err(Error::VersionMismatch { ours: VERSION, theirs_min, theirs_max })
+        }
+        Ok(Err((code, _, reason))) => {
             // For people to read: one line, and nothing that their terminal would act on.
             let reason = reason.replace(char::is_control, "?");
             Err(Error::Refused { code, reason })
@@ -292,7 +304,8 @@ pub(crate) fn answer(
 fn check(theirs: &Greeting, segment: Option<PeerSegment>, offered: Features, messages: bool) -> Result<PeerSegment> {
     let segment =
         segment.ok_or_else(|| Error::Malformed { clause: "C-2", what: "a greeting without a segment".into() })?;
-    if !(theirs.version_min..=theirs.version_max).contains(&VERSION) {
+    // The newest version is the one spoken now, and its segment's: one that starts from another is told what to say instead.
+    if theirs.version_max != VERSION || theirs.version_min > theirs.version_max {
         let (theirs_min, theirs_max) = (theirs.version_min, theirs.version_max);
         return Err(Error::VersionMismatch { ours: VERSION, theirs_min, theirs_max });
     }
@@ -309,14 +322,19 @@ fn check(theirs: &Greeting, segment: Option<PeerSegment>, offered: Features, mes
     Err(Error::Malformed { clause: "C-4", what })
 }
 
-/// C-5. Tells the peer about `error`; whether that reaches it is its own business. For versions the reason is the range,
-/// so that the peer can name both.
+/// C-5. Tells the peer about `error`; whether that reaches it is its own business. The versions that this end speaks stand
+/// in every message; as a reason they are for people.
 fn refuse(link: &mut dyn Link, error: Error) -> Error {
     let (code, reason) = match &error {
         Error::VersionMismatch { .. } => (Refusal::Version, format!("{VERSION}-{VERSION}")),
         Error::Refused { code, reason } => (*code, reason.clone()),
-        Error::Domain(DomainError::Limit { what, .. }) => (Refusal::Quota, (*what).into()),
+        Error::Domain(DomainError::Limit { what, .. }) => (Refusal::Quota, format!("used up: {what}")),
+        Error::Domain(error @ DomainError::Quota(_)) => (Refusal::Quota, error.to_string()),
         Error::Malformed { clause: "C-4", what } => (Refusal::Feature, what.clone()),
+        // L-6 is about the segment.
+        Error::Malformed { clause: clause @ ("L-4" | "L-5" | "L-7"), what } => {
+            (Refusal::Malformed, format!("{clause}: {what}"))
+        }
         Error::Malformed { clause, what } if clause.starts_with("C-") => (Refusal::Malformed, what.clone()),
         // What a backend or a ring finds wrong is the segment.
         Error::Malformed { .. } | Error::Corrupt(_) => (Refusal::Segment, error.to_string()),
@@ -326,17 +344,17 @@ fn refuse(link: &mut dyn Link, error: Error) -> Error {
     error
 }
 
-fn version_mismatch(range: &str) -> Error {
-    let bounds = range.split_once('-').and_then(|(min, max)| Some((min.parse().ok()?, max.parse().ok()?)));
-    let (theirs_min, theirs_max) = bounds.unwrap_or((0, 0));
-    Error::VersionMismatch { ours: VERSION, theirs_min, theirs_max }
-}
-
 /// Waits until the link has something to say.
 fn await_readable(link: &dyn Link, deadline: Deadline) -> Result<()> {
     let fd = link.fd();
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    poll_until(&mut fds, deadline)
+    poll_until(&mut fds, deadline).map_err(|error| match error {
+        Error::TimedOut if link.life() == Life::Paused => {
+            let why = format!("timed out, as the peer {} is paused", link.peer().domain);
+            DomainError::os("connect", std::io::Error::new(std::io::ErrorKind::TimedOut, why)).into()
+        }
+        error => error,
+    })
 }
 
 /// Polls until one of `fds` is ready; an interruption is no end.

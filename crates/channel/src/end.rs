@@ -2,13 +2,15 @@
 //! What both halves of a channel's end share.
 
 use std::sync::{
-    Mutex, MutexGuard, PoisonError,
+    Mutex, MutexGuard, OnceLock, PoisonError,
     atomic::{AtomicBool, Ordering},
 };
 
-use tombolo_domain::{Life, Link, Offer, Peer};
+use tombolo_domain::{Error as DomainError, Life, Link, Offer, Peer};
 use tombolo_layout::{Features, state::Phase};
 use tombolo_mem::{MappedOwnWord, MappedPeerWord};
+
+use crate::{Error, Result};
 
 /// How the peer's side of a pipe ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +59,10 @@ pub(crate) struct End {
     pub(crate) peer_map_limit: u64,
     /// The doorbell said so once; it stays so.
     gone: AtomicBool,
+    /// What one half caught the peer at ends the other as well.
+    lie: OnceLock<Error>,
+    /// Memory of the peer was found to be taken away.
+    revoked: AtomicBool,
 }
 
 /// The link, and what of this end's memory must be taken back in the end.
@@ -87,7 +93,7 @@ impl End {
         let same_cpus = link.same_kernel();
         let link = Mutex::new(Shared { link, offers: vec![first] });
         let (own_cpu, peer_cpu) = cpus;
-        let gone = AtomicBool::new(false);
+        let (gone, revoked) = Default::default();
         Self {
             link,
             own_cpu,
@@ -99,7 +105,24 @@ impl End {
             own_map_limit,
             peer_map_limit,
             gone,
+            lie: OnceLock::new(),
+            revoked,
         }
+    }
+
+    /// Remembers for both halves what the peer was caught at; says whether this is the first time.
+    pub(crate) fn report_lie(&self, error: &Error) -> bool {
+        error.repeat_lie().is_some_and(|lie| self.lie.set(lie).is_ok())
+    }
+
+    /// Whether the peer was caught by either half.
+    pub(crate) fn is_caught(&self) -> bool {
+        self.lie.get().is_some()
+    }
+
+    /// Fails with what the peer was caught at.
+    pub(crate) fn check_honest(&self) -> Result<()> {
+        self.lie.get().and_then(Error::repeat_lie).map_or(Ok(()), Err)
     }
 
     pub(crate) fn link(&self) -> MutexGuard<'_, Shared> {
@@ -108,7 +131,27 @@ impl End {
     }
 
     pub(crate) fn life(&self) -> Life {
+        if self.revoked.load(Ordering::Relaxed) {
+            return Life::Revoked;
+        }
         self.link().link.life()
+    }
+
+    /// D-3. Whether `error`, which was found in the peer's memory, says that this memory was taken away. Then zeros may stand
+    /// there, which no peer wrote and which break the specification.
+    #[cold]
+    pub(crate) fn is_revoked(&self, error: &Error) -> bool {
+        let revoked = match error {
+            Error::Domain(DomainError::Revoked) => true,
+            Error::Corrupt(_) | Error::Malformed { .. } => self.life() == Life::Revoked,
+            _ => false,
+        };
+        if revoked {
+            // ORDER: Relaxed; the flag stands for itself.
+            self.revoked.store(true, Ordering::Relaxed);
+            self.set_gone();
+        }
+        revoked
     }
 
     /// Whether the peer can map what this end sent it even once this end is gone.

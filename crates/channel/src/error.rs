@@ -9,6 +9,7 @@ use tombolo_layout::{
     handshake::{MessageError, Refusal},
     header::HeaderError,
 };
+use tombolo_mem::PeerSegment;
 use tombolo_ring::{Corrupt, Error as RingError};
 
 use crate::AddressError;
@@ -60,7 +61,9 @@ pub enum Error {
         reason: String,
     },
     /// The two ends have no layout version in common.
-    #[error("no common version: this end speaks {ours}, the peer {theirs_min} to {theirs_max}; upgrade the older one")]
+    #[error(
+        "no common version: this end speaks {ours}, the peer {theirs_min} to {theirs_max}, and begins with its newest; upgrade the older one"
+    )]
     VersionMismatch {
         /// What this end speaks.
         ours: u16,
@@ -91,6 +94,21 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the peer was caught breaking the specification: then neither direction of the channel goes on.
+    #[must_use]
+    pub const fn is_peers_lie(&self) -> bool {
+        matches!(self, Self::Corrupt(_) | Self::Malformed { .. })
+    }
+
+    /// The same once more, of one that [is the peer's lie](Self::is_peers_lie).
+    pub(crate) fn repeat_lie(&self) -> Option<Self> {
+        match self {
+            Self::Corrupt(corrupt) => Some(Self::Corrupt(*corrupt)),
+            Self::Malformed { clause, what } => Some(Self::Malformed { clause, what: what.clone() }),
+            _ => None,
+        }
+    }
+
     /// The kind that stands for this error in `std::io`.
     #[must_use]
     pub fn kind(&self) -> io::ErrorKind {
@@ -136,6 +154,7 @@ impl Error {
                 DomainError::InUse(_) => Errno::ADDRINUSE,
                 DomainError::Denied(_) => Errno::ACCESS,
                 DomainError::Limit { .. } | DomainError::Quota(_) => Errno::NOMEM,
+                DomainError::Os { source, .. } if source.kind() == io::ErrorKind::TimedOut => Errno::TIMEDOUT,
                 DomainError::Os { source, .. } => return source.raw_os_error().unwrap_or(Errno::IO.raw_os_error()),
                 _ => Errno::IO,
             },
@@ -161,14 +180,16 @@ impl From<RingError> for Error {
             RingError::Corrupt(corrupt) => Self::Corrupt(corrupt),
             RingError::TooLarge { len, max } => Self::TooLarge { len, max },
             RingError::BufferTooSmall { len, buffer } => Self::BufferTooSmall { len, buffer },
+            RingError::Revoked => Self::Domain(DomainError::Revoked),
             _ => Self::Closed,
         }
     }
 }
 
-impl From<Corrupt> for Error {
-    fn from(corrupt: Corrupt) -> Self {
-        Self::Corrupt(corrupt)
+impl Error {
+    /// D-3. What `corrupt`, found in `segment`, means: nothing where that was taken away meanwhile.
+    pub(crate) fn in_segment(corrupt: Corrupt, segment: &PeerSegment) -> Self {
+        if segment.is_lost() { Self::Domain(DomainError::Revoked) } else { Self::Corrupt(corrupt) }
     }
 }
 

@@ -89,6 +89,9 @@ fn retire_before_last(end: &End) {
 /// this process; then the writer never switches.
 pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> Result<bool> {
     let malformed = |what: &str| Error::Malformed { clause: "H-1", what: what.into() };
+    if !end.features.has(Features::HANDOVER) {
+        return Err(malformed("a ring was announced where HANDOVER is not in force"));
+    }
     let received = match end.link().link.recv(end.own_map_limit) {
         Ok(Some(received)) => received,
         Ok(None) => return Err(malformed("a ring was announced that was not offered")),
@@ -101,7 +104,7 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
         return Err(malformed("a control message out of place"));
     };
     let segment = received.segment.ok_or_else(|| malformed("a ring was offered without its segment"))?;
-    let (carrier, header) = follow_to(&segment, generation)?;
+    let (carrier, header) = follow_to(&segment, generation).map_err(|corrupt| Error::in_segment(corrupt, &segment))?;
     if generation != announced || epoch != end.peer_epoch || header.epoch != epoch {
         return Err(malformed("the ring offered is not the one announced"));
     }

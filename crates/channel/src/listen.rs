@@ -6,7 +6,10 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::{
+    event::{PollFd, PollFlags, epoll},
+    io::Errno,
+};
 use tombolo_domain::{Deadline, Error as DomainError, Link, Listener as DomainListener, Received};
 
 use crate::{
@@ -16,6 +19,9 @@ use crate::{
 
 /// Peers that knocked and have not introduced themselves.
 const HALF_OPEN_MOST: usize = 64;
+/// Descriptors that it takes at most to let a peer in and answer it.
+const DESCRIPTORS: usize = 12;
+
 /// One who waits for peers and makes channels of kind `C` with them.
 #[derive(Debug)]
 pub struct Listener<C> {
@@ -73,11 +79,12 @@ impl<C: Channel> Listener<C> {
         let mut index = 0;
         while index < self.half_open.len() {
             let (link, deadline) = &mut self.half_open[index];
-            match link.recv(self.options.map_limit).transpose() {
+            match link.recv(self.options.first_map_limit()).transpose() {
                 None if !deadline.expired() => index += 1,
                 None => drop(self.dismiss(index)),
                 Some(received) => {
                     let link = self.dismiss(index);
+                    self.make_room();
                     if let Some(channel) = self.answer(link, received) {
                         return Ok(Some(channel));
                     }
@@ -85,6 +92,7 @@ impl<C: Channel> Listener<C> {
             }
         }
         for _ in 0..HALF_OPEN_MOST {
+            self.make_room();
             let mut link = match self.door.accept() {
                 Ok(Some(link)) => link,
                 Ok(None) => return Ok(None),
@@ -94,7 +102,7 @@ impl<C: Channel> Listener<C> {
                 }
                 Err(error) => return Err(error.into()),
             };
-            match link.recv(self.options.map_limit).transpose() {
+            match link.recv(self.options.first_map_limit()).transpose() {
                 Some(received) => {
                     if let Some(channel) = self.answer(link, received) {
                         return Ok(Some(channel));
@@ -122,6 +130,19 @@ impl<C: Channel> Listener<C> {
         watch(&self.set, link.fd())?;
         self.half_open.push((link, Deadline::after(self.options.handshake_timeout)));
         Ok(())
+    }
+
+    /// Whoever knocks and speaks shall not want for descriptors that silent ones hold: the longest silent go first.
+    fn make_room(&mut self) {
+        while !self.half_open.is_empty() && !self.has_descriptors() {
+            drop(self.dismiss(0));
+        }
+    }
+
+    /// Whether this process may open as many files as a channel takes.
+    fn has_descriptors(&self) -> bool {
+        let spare = [(); DESCRIPTORS].map(|()| rustix::io::fcntl_dupfd_cloexec(&self.set, 0));
+        !spare.iter().any(|one| matches!(one, Err(Errno::MFILE | Errno::NFILE)))
     }
 
     fn dismiss(&mut self, index: usize) -> Box<dyn Link> {

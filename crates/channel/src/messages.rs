@@ -181,9 +181,7 @@ impl MessageSender {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn commit(&mut self, len: usize) -> Result<()> {
-        self.0.writer().commit(len)?;
-        self.0.committed();
-        Ok(())
+        self.0.commit(len)
     }
 
     /// Largest message, in bytes: a ring less eight.

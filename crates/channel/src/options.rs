@@ -11,7 +11,8 @@ use tombolo_ring::FlushPolicy;
 pub struct Options {
     /// None: as much as the backend can afford, up to the default.
     pub(crate) capacity: Option<u64>,
-    pub(crate) map_limit: u64,
+    /// None: as much as a ring may have, where holes in the peer's memory are seen.
+    pub(crate) map_limit: Option<u64>,
     /// None: as long as a wake-up by the backend's bell costs.
     pub(crate) spin: Option<Duration>,
     pub(crate) flush: FlushPolicy,
@@ -24,7 +25,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             capacity: None,
-            map_limit: limits::CONTROL_LEN + limits::CAPACITY_MAX,
+            map_limit: None,
             spin: None,
             flush: FlushPolicy::Immediate,
             barrier: true,
@@ -52,10 +53,29 @@ impl Options {
     }
 
     /// Largest ring of the peer that this end is willing to map, in bytes. A larger one is refused.
+    ///
+    /// By default a listener maps no larger first ring of a caller than 16 MiB, or four times its own
+    /// [ring size](Self::ring_size) where that is more; what a peer grows to later, and what a listener answers with, may
+    /// have 1 GiB. On kernels that do not let one count a memfd's pages (before Linux 6.5) 16 MiB bounds these as well.
     #[must_use]
     pub fn largest_peer_ring(mut self, bytes: u64) -> Self {
-        self.map_limit = limits::CONTROL_LEN + bytes.clamp(limits::CAPACITY_MIN, limits::CAPACITY_MAX);
+        self.map_limit = Some(limits::CONTROL_LEN + bytes.clamp(limits::CAPACITY_MIN, limits::CAPACITY_MAX));
         self
+    }
+
+    /// C-7. The largest segment of a caller that nothing was agreed with yet.
+    pub(crate) fn first_map_limit(&self) -> u64 {
+        self.map_limit.unwrap_or_else(|| {
+            let own = self.capacity.unwrap_or(limits::CAPACITY_DEFAULT);
+            let most = (4 * own).clamp(limits::FIRST_CAPACITY_MOST, limits::CAPACITY_MAX);
+            limits::CONTROL_LEN + most
+        })
+    }
+
+    /// C-2. The largest segment that this end says it maps. `counted` is whether holes in it are seen.
+    pub(crate) fn map_limit(&self, counted: bool) -> u64 {
+        let most = limits::CONTROL_LEN + limits::CAPACITY_MAX;
+        self.map_limit.unwrap_or_else(|| if counted { most } else { self.first_map_limit() })
     }
 
     /// Spins at most this long before each sleep; less where spinning is seen not to pay, never where both ends share
@@ -93,5 +113,22 @@ impl Options {
     pub fn wait_for_listener(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c7_callers_may_make_a_listener_map_little_and_peers_more() {
+        let page = limits::CONTROL_LEN;
+        let plain = Options::new();
+        assert_eq!(plain.first_map_limit(), page + (16 << 20));
+        assert_eq!((plain.map_limit(true), plain.map_limit(false)), (page + (1 << 30), page + (16 << 20)));
+        assert_eq!(Options::new().ring_size(64 << 20).first_map_limit(), page + (256 << 20));
+        assert_eq!(Options::new().ring_size(1 << 30).first_map_limit(), page + (1 << 30));
+        let told = Options::new().largest_peer_ring(1 << 16);
+        assert_eq!((told.first_map_limit(), told.map_limit(false)), (page + (1 << 16), page + (1 << 16)));
     }
 }

@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A descriptor that polls readable while a half of a channel may have something to do, level- and edge-triggered:
-//! an epoll set of the doorbell and of a flag of one's own.
+//! an epoll set of the doorbell, of a flag of one's own and, where the doorbell cannot be relied on, of a clock.
 //!
 //! The doorbell alone would not do. It tells of what came while the half was armed; bytes that are left over from
 //! before are told by the flag, which only this process can raise and lower.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
-use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::{
+    event::{EventfdFlags, Timespec, epoll, eventfd},
+    time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime},
+};
 use tombolo_domain::Error as DomainError;
 
 use crate::Result;
@@ -21,6 +28,14 @@ pub(crate) struct Pollable {
     flag: OwnedFd,
     /// Saves a call of the kernel where there is nothing to lower.
     raised: AtomicBool,
+    /// Made once it is needed.
+    clock: OnceLock<OwnedFd>,
+    /// The doorbell is in the set.
+    listening: AtomicBool,
+}
+
+fn watch(set: &OwnedFd, source: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    epoll::add(set, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
 }
 
 impl Pollable {
@@ -29,10 +44,10 @@ impl Pollable {
         let flag =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| DomainError::os("eventfd2", e))?;
         for source in [bell, flag.as_fd()] {
-            epoll::add(&set, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
-                .map_err(|e| DomainError::os("epoll_ctl", e))?;
+            watch(&set, source).map_err(|e| DomainError::os("epoll_ctl", e))?;
         }
-        Ok(Self { set, flag, raised: AtomicBool::new(false) })
+        let (clock, listening) = (OnceLock::new(), AtomicBool::new(true));
+        Ok(Self { set, flag, raised: AtomicBool::new(false), clock, listening })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -49,5 +64,51 @@ impl Pollable {
         if self.raised.swap(false, Ordering::Relaxed) {
             let _ = rustix::io::read(&self.flag, &mut [0u8; 8]);
         }
+    }
+
+    /// Polls readable once `time` has passed, and not before if it was only the clock that did; not for a `bell` either, if
+    /// it is one that rings for nothing. Says whether that could be done: it takes a descriptor.
+    pub(crate) fn wake_after(&self, time: Duration, bell: Option<BorrowedFd<'_>>) -> bool {
+        if !self.set_clock(time) {
+            return false;
+        }
+        if let Some(bell) = bell
+            && self.listening.swap(false, Ordering::Relaxed)
+        {
+            let _ = epoll::delete(&self.set, bell);
+        }
+        true
+    }
+
+    /// Polls no more readable for the clock.
+    pub(crate) fn stop_clock(&self) {
+        self.set_clock(Duration::ZERO);
+    }
+
+    /// Whether it polls readable once the doorbell was rung.
+    pub(crate) fn is_listening(&self) -> bool {
+        self.listening.load(Ordering::Relaxed)
+    }
+
+    /// Polls readable for `bell` again. Where the kernel has no memory for that, [`is_listening`](Self::is_listening) says so.
+    pub(crate) fn listen(&self, bell: BorrowedFd<'_>) {
+        if !self.listening.load(Ordering::Relaxed) && watch(&self.set, bell).is_ok() {
+            self.listening.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Zero stops it.
+    fn set_clock(&self, time: Duration) -> bool {
+        if self.clock.get().is_none() && !time.is_zero() {
+            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+            let Ok(made) = timerfd_create(TimerfdClockId::Monotonic, flags) else { return false };
+            if watch(&self.set, made.as_fd()).is_err() {
+                return false;
+            }
+            let _ = self.clock.set(made);
+        }
+        let Some(clock) = self.clock.get() else { return time.is_zero() };
+        let (it_interval, it_value) = (Timespec::default(), Timespec { tv_sec: 0, tv_nsec: time.as_nanos() as i64 });
+        timerfd_settime(clock, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value }).is_ok()
     }
 }

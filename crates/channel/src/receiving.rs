@@ -6,7 +6,11 @@ use std::{os::fd::BorrowedFd, task::Poll, time::Duration};
 use tombolo_mem::Mapped;
 use tombolo_ring::{Deadline, Error as RingError, Reader, Waited};
 
-use crate::{Ending, Error, Result, handover, stats::PipeStatistics, waiter::Waiter};
+use crate::{
+    Ending, Error, Result, handover,
+    stats::PipeStatistics,
+    waiter::{Armed, Waiter},
+};
 
 /// Calls between two looks for a ring to follow to, where there is always something to read.
 const CALLS_PER_LOOK: u32 = 64;
@@ -30,6 +34,15 @@ impl Receiving {
     #[inline]
     pub(crate) fn attempt<T>(
         &mut self,
+        call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
+    ) -> Result<Poll<Option<T>>> {
+        let done = self.try_call(call);
+        self.conclude(done, Poll::Ready(None))
+    }
+
+    #[inline]
+    fn try_call<T>(
+        &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
     ) -> Result<Poll<Option<T>>> {
         let mut looked = false;
@@ -47,12 +60,8 @@ impl Receiving {
             self.follow()?;
             if !looked && self.waiter.is_polled() {
                 let need = self.reader.need()?;
-                looked = self.waiter.arm_for_poll(&mut self.reader, need)?;
-                if !looked && self.waiter.gone_now() {
-                    self.waiter.end().set_gone();
+                if self.arm_for_poll(need)? != Armed::Quiet {
                     looked = true;
-                }
-                if looked {
                     continue;
                 }
             }
@@ -73,6 +82,7 @@ impl Receiving {
         if done > 0 {
             self.calls += 1;
             self.ring_if_owed();
+            self.waiter.end_nap();
             self.waiter.settle();
         }
         done
@@ -82,6 +92,43 @@ impl Receiving {
     /// other do what the peer may be waiting for before this one waits.
     #[inline]
     pub(crate) fn complete<T>(
+        &mut self,
+        call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        deadline: Deadline,
+        before_wait: impl FnMut(),
+    ) -> Result<Option<T>> {
+        let done = self.call_until(call, deadline, before_wait);
+        self.conclude(done, None)
+    }
+
+    /// What a call came to: its own result, or `at_end` where the memory was taken away.
+    #[inline]
+    fn conclude<T>(&mut self, done: Result<T>, at_end: T) -> Result<T> {
+        match done {
+            Err(error) => self.judge(error).map(|()| at_end),
+            done => done,
+        }
+    }
+
+    /// D-3, R-19. Where what was found wrong is that the memory was taken away, that is the end, and not the peer's fault. Of a
+    /// peer that lied this half reads no more.
+    #[cold]
+    #[inline(never)]
+    fn judge(&mut self, error: Error) -> Result<()> {
+        if self.waiter.end().is_revoked(&error) {
+            self.ending = Some(Ending::Revoked);
+            self.waiter.settle();
+            return Ok(());
+        }
+        if error.is_peers_lie() {
+            self.waiter.report_lie(&error);
+            self.close();
+        }
+        Err(error)
+    }
+
+    #[inline]
+    fn call_until<T>(
         &mut self,
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<T>, RingError>,
         deadline: Deadline,
@@ -109,6 +156,11 @@ impl Receiving {
     /// so many, or once no more will come.
     /// For that it is armed, unless it was for the same and its descriptor has been `quiet` since.
     pub(crate) fn look_for(&mut self, need: u64, quiet: bool) -> Result<u64> {
+        let there = self.try_look_for(need, quiet);
+        self.conclude(there, 0)
+    }
+
+    fn try_look_for(&mut self, need: u64, quiet: bool) -> Result<u64> {
         if self.reader.available() >= need {
             return Ok(self.reader.available());
         }
@@ -118,24 +170,37 @@ impl Receiving {
         let wanted = self.reader.position().wrapping_add(need);
         // Whoever rings for that has published it before, and it is not here: the ring is still to come.
         let armed = quiet && self.waiter.is_armed(wanted);
-        if there < need && !armed && self.waiter.is_polled() && !self.is_last()? {
-            if self.waiter.arm_for_poll(&mut self.reader, need)? {
-                there = self.reader.refresh()?;
-            } else if self.waiter.gone_now() {
-                self.waiter.end().set_gone();
-            } else {
-                self.waiter.note_armed(wanted);
-            }
+        if there < need && !armed && self.waiter.is_polled() && !self.will_not_grow()? {
+            self.arm_for_poll(need)?;
+            there = self.reader.refresh()?;
+        }
+        if there >= need {
+            self.waiter.end_nap();
         }
         self.waiter.settle();
         Ok(there)
     }
 
+    /// Before one who polls is told that there is too little.
+    fn arm_for_poll(&mut self, need: u64) -> Result<Armed> {
+        let wanted = self.reader.position().wrapping_add(need);
+        let armed = self.waiter.arm_for_poll(&mut self.reader, need, wanted)?;
+        if armed == Armed::PeerGone {
+            self.waiter.end().set_gone();
+        }
+        Ok(armed)
+    }
+
     /// Waits until `need` bytes are there, or no more will come: how many are.
     pub(crate) fn wait_for(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
+        let there = self.await_bytes(need, deadline);
+        self.conclude(there, 0)
+    }
+
+    fn await_bytes(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
         loop {
             let there = self.reader.refresh()?;
-            if there >= need || self.is_last()? {
+            if there >= need || self.will_not_grow()? {
                 // What was published before the end is visible with it.
                 let there = self.reader.refresh()?;
                 self.waiter.settle();
@@ -156,6 +221,12 @@ impl Receiving {
 
     /// Whether nothing will be added to what is there; whether the peer lives is looked at now and then.
     pub(crate) fn is_last(&mut self) -> Result<bool> {
+        let last = self.will_not_grow();
+        self.conclude(last, true)
+    }
+
+    fn will_not_grow(&mut self) -> Result<bool> {
+        self.waiter.end().check_honest()?;
         if self.waiter.end().gone() || self.reader.writer_closed()? {
             return Ok(true);
         }
@@ -195,6 +266,7 @@ impl Receiving {
         if self.ending.is_some() {
             return Ok(true);
         }
+        self.waiter.end().check_honest()?;
         if let Some(phase) = self.reader.finished()? {
             self.ending = Some(Ending::from_phase(phase));
             return Ok(true);
@@ -225,8 +297,10 @@ impl Receiving {
         if self.calls >= CALLS_PER_LOOK {
             self.calls = 0;
             self.publish();
+            self.waiter.end().check_honest()?;
             self.follow()?;
         }
+        self.waiter.end_nap();
         self.waiter.settle();
         Ok(())
     }
@@ -283,8 +357,10 @@ impl Receiving {
     }
 
     pub(crate) fn consumed(&mut self, len: usize) -> Result<()> {
+        self.reader.check_memory()?;
         self.reader.consume(len);
-        self.after()
+        let done = self.after();
+        self.conclude(done, ())
     }
 
     pub(crate) fn ending(&self) -> Option<Ending> {
@@ -311,8 +387,13 @@ impl Receiving {
         }
     }
 
+    /// Wants no more; where the peer was caught, says that it gave up.
     pub(crate) fn close(&mut self) {
-        self.reader.close();
+        if self.waiter.end().is_caught() {
+            self.reader.abort();
+        } else {
+            self.reader.close();
+        }
         self.ring_if_owed();
         self.publish();
     }

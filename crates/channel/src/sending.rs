@@ -6,7 +6,12 @@ use std::{cell::Cell, os::fd::BorrowedFd, thread, time::Duration};
 use tombolo_mem::Mapped;
 use tombolo_ring::{Deadline, Error as RingError, FlushPolicy, Waited, Writer};
 
-use crate::{Error, Result, handover::Outgoing, stats::PipeStatistics, waiter::Waiter};
+use crate::{
+    Error, Result,
+    handover::Outgoing,
+    stats::PipeStatistics,
+    waiter::{Armed, Waiter},
+};
 
 /// C-9. For so long an end that goes waits for a peer that has not begun, and so often it looks.
 const LINGER: Duration = Duration::from_secs(1);
@@ -30,6 +35,16 @@ impl Sending {
     #[inline]
     pub(crate) fn attempt<T>(
         &mut self,
+        call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        need: impl Fn() -> u64,
+    ) -> Result<Option<T>> {
+        let done = self.try_call(call, need);
+        self.conclude(done)
+    }
+
+    #[inline]
+    fn try_call<T>(
+        &mut self,
         mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
         need: impl Fn() -> u64,
     ) -> Result<Option<T>> {
@@ -39,15 +54,26 @@ impl Sending {
                 self.go_on()?;
             }
             let done = call(&mut self.writer)?;
-            if done.is_none() {
-                if self.waiter.gone_now() {
-                    return Err(self.peer_gone());
+            if done.is_some() {
+                self.waiter.end_nap();
+                self.after();
+                return Ok(done);
+            }
+            self.waiter.end().check_honest()?;
+            if !armed && self.waiter.is_polled() {
+                let need = need();
+                let wanted = self.writer.position().wrapping_add(need);
+                match self.waiter.arm_for_poll(&mut self.writer, need, wanted)? {
+                    Armed::Quiet => {}
+                    // Something to look at after all may be room in another ring.
+                    Armed::Ready => {
+                        armed = true;
+                        continue;
+                    }
+                    Armed::PeerGone => return Err(self.peer_gone()),
                 }
-                // Something to look at after all may be room in another ring.
-                if !armed && self.waiter.is_polled() && self.waiter.arm_for_poll(&mut self.writer, need())? {
-                    armed = true;
-                    continue;
-                }
+            } else if self.waiter.gone_now() {
+                return Err(self.peer_gone());
             }
             self.after();
             return Ok(done);
@@ -59,6 +85,7 @@ impl Sending {
     pub(crate) fn write_at_once(&mut self, bytes: &[u8]) -> bool {
         let done = !self.gone && !self.move_.is_under_way() && self.writer.write_at_once(bytes);
         if done {
+            self.waiter.end_nap();
             self.after();
         }
         done
@@ -68,6 +95,18 @@ impl Sending {
     /// waiting for before this one waits.
     #[inline]
     pub(crate) fn complete<T>(
+        &mut self,
+        call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
+        need: impl Fn() -> u64,
+        deadline: Deadline,
+        before_wait: impl FnMut() -> Result<()>,
+    ) -> Result<T> {
+        let done = self.call_until(call, need, deadline, before_wait);
+        self.conclude(done)
+    }
+
+    #[inline]
+    fn call_until<T>(
         &mut self,
         mut call: impl FnMut(&mut Writer<Mapped>) -> std::result::Result<Option<T>, RingError>,
         need: impl Fn() -> u64,
@@ -124,7 +163,7 @@ impl Sending {
     #[inline(never)]
     fn look(&mut self) -> bool {
         self.publish();
-        self.waiter.gone_now()
+        self.waiter.gone_now() || self.waiter.end().is_caught()
     }
 
     #[cold]
@@ -145,34 +184,67 @@ impl Sending {
         Error::PeerGone
     }
 
+    /// What a call came to.
+    #[inline]
+    fn conclude<T>(&mut self, done: Result<T>) -> Result<T> {
+        done.map_err(|error| self.judge(error))
+    }
+
+    /// D-3, R-19. Where what was found wrong is that the memory was taken away, the peer is gone, and it is not its fault. To a
+    /// peer that lied this half writes no more.
+    #[cold]
+    #[inline(never)]
+    fn judge(&mut self, error: Error) -> Error {
+        if self.waiter.end().is_revoked(&error) {
+            self.gone = true;
+            return Error::PeerGone;
+        }
+        if error.is_peers_lie() {
+            self.waiter.report_lie(&error);
+            self.abort();
+        }
+        error
+    }
+
     #[cold]
     #[inline(never)]
     fn wait(&mut self, need: u64, deadline: Deadline) -> Result<()> {
+        self.waiter.end().check_honest()?;
         match self.waiter.wait(&mut self.writer, need, deadline)? {
             Waited::Ready => Ok(()),
             Waited::TimedOut => {
                 self.waiter.settle();
                 Err(Error::TimedOut)
             }
-            Waited::PeerGone => Err(self.peer_gone()),
+            Waited::PeerGone => {
+                self.waiter.end().check_honest()?;
+                Err(self.peer_gone())
+            }
         }
     }
 
     /// Waits until the reader has read everything that was written.
     pub(crate) fn drained(&mut self, deadline: Deadline) -> Result<()> {
         self.writer.flush();
+        let done = self.await_drained(deadline);
+        self.conclude(done)
+    }
+
+    fn await_drained(&mut self, deadline: Deadline) -> Result<()> {
         loop {
+            self.waiter.end().check_honest()?;
+            self.after();
+            // First of all: what was read before the peer closed or went was read.
+            if self.writer.check_drained()? {
+                return Ok(());
+            }
             if self.gone || self.move_.is_under_way() {
                 self.go_on()?;
             }
-            self.after();
-            if self.writer.is_drained()? {
-                return Ok(());
-            }
             let whole = self.writer.capacity();
-            self.wait(whole, deadline)?;
-            if self.writer.reader_closed()? {
-                return Err(Error::Closed);
+            match self.wait(whole, deadline) {
+                Err(Error::PeerGone) => self.gone = true,
+                waited => waited?,
             }
         }
     }
@@ -180,6 +252,8 @@ impl Sending {
     #[cold]
     fn go_on(&mut self) -> Result<()> {
         self.still_there()?;
+        // In another ring there is room at another position.
+        self.waiter.forget_armed();
         self.move_.go_on(&mut self.writer, self.waiter.end())?;
         self.after();
         Ok(())
@@ -201,7 +275,8 @@ impl Sending {
 
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.push();
-        self.still_there()
+        let there = self.still_there();
+        self.conclude(there)
     }
 
     /// Flushes, for one who reads next: what a peer that is gone left is still to be read.
@@ -211,12 +286,16 @@ impl Sending {
     }
 
     fn still_there(&mut self) -> Result<()> {
+        self.waiter.end().check_honest()?;
         if self.gone { Err(self.peer_gone()) } else { Ok(()) }
     }
 
-    /// After a commit, which published by itself.
-    pub(crate) fn committed(&mut self) {
+    /// Publishes what was reserved.
+    pub(crate) fn commit(&mut self, len: usize) -> Result<()> {
+        let done = self.writer.commit(len).map_err(Error::from);
+        self.conclude(done)?;
         self.after();
+        Ok(())
     }
 
     pub(crate) fn set_flush_policy(&mut self, policy: FlushPolicy) {
@@ -243,8 +322,13 @@ impl Sending {
         }
     }
 
+    /// Publishes no more; where the peer was caught, says that it gave up.
     pub(crate) fn close(&mut self) {
-        self.writer.close();
+        if self.waiter.end().is_caught() {
+            self.writer.abort();
+        } else {
+            self.writer.close();
+        }
         self.ring_if_owed();
         self.publish();
     }

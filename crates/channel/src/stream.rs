@@ -348,9 +348,7 @@ impl WriteHalf {
     /// # Errors
     /// As [`write_until`](Self::write_until).
     pub fn commit(&mut self, len: usize) -> Result<()> {
-        self.0.writer().commit(len)?;
-        self.0.committed();
-        Ok(())
+        self.0.commit(len)
     }
 
     /// Waits until the peer has read everything.

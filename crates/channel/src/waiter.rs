@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What a half of a channel sleeps on: the doorbell, seen through the ring's [`Sleeper`].
 
+mod poll;
+
 use std::{
-    os::fd::BorrowedFd,
     sync::{Arc, OnceLock},
     thread,
     time::{Duration, Instant},
@@ -11,8 +12,10 @@ use std::{
 use tombolo_domain::{Doorbell, Slot, Woken as Bell};
 use tombolo_layout::words;
 use tombolo_mem::{OwnWord, PeerWord};
-use tombolo_ring::{Board, Counters, Deadline, Side, Sleeper, Spin, Waited, Woken, arm, wait};
+use tombolo_ring::{Board, Counters, Deadline, Side, Sleeper, Spin, Waited, Woken, wait};
 
+pub(crate) use self::poll::Armed;
+use self::poll::Polling;
 use crate::{Error, Result, end::End, os, pollable::Pollable};
 
 /// Rings in a row that brought nothing, after which the bell is believed no more and naps take its place.
@@ -47,8 +50,9 @@ pub(crate) struct Waiter {
     /// If something is there now or comes later, the bell holds a ring or will: true after an arming that found
     /// nothing, false once the bell was drained.
     promised: bool,
-    /// For which position it was armed for who polls, if it still is and the descriptor was quiet then.
-    armed: Option<u64>,
+    /// A look at the peer's life took a ring, which counts as one at the next arming for who polls.
+    rung_unnoticed: bool,
+    polling: Polling,
     /// C-12. Where this half says what it counted.
     board: Option<Box<Board>>,
 }
@@ -74,13 +78,22 @@ impl Waiter {
             pollable,
             unsure: false,
             promised: false,
-            armed: None,
+            rung_unnoticed: false,
+            polling: Polling::default(),
             board: board.map(Box::new),
         }
     }
 
     pub(crate) fn end(&self) -> &Arc<End> {
         &self.end
+    }
+
+    /// Remembers what the peer was caught at, and ends the wait of the other half.
+    #[cold]
+    pub(crate) fn report_lie(&self, error: &Error) {
+        if self.end.report_lie(error) {
+            self.bell.end_waits();
+        }
     }
 
     pub(crate) fn set_spin(&mut self, most: Duration) {
@@ -142,7 +155,7 @@ impl Waiter {
         let woken = match self.bell.wait(self.slot, Deadline::NOW) {
             // A ring goes before a hang-up, so it must not stay in the way.
             Ok(Bell::Rung) => {
-                self.maybe_rung = true;
+                (self.maybe_rung, self.rung_unnoticed) = (true, true);
                 self.drain();
                 self.bell.wait(self.slot, Deadline::NOW)
             }
@@ -151,77 +164,21 @@ impl Waiter {
         matches!(woken, Ok(Bell::PeerGone))
     }
 
-    /// The descriptor to poll; from its first use on, [`settle`](Self::settle) keeps its promise.
-    pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
-        if self.pollable.get().is_none() {
-            let made = Pollable::new(self.bell.fd(self.slot))?;
-            // Nobody knows yet what is there: whoever polls is sent to look once.
-            made.raise();
-            let _ = self.pollable.set(made);
-        }
-        Ok(self.pollable.get().expect("set just now").fd())
-    }
-
-    #[inline]
-    pub(crate) fn is_polled(&self) -> bool {
-        self.pollable.get().is_some()
-    }
-
-    /// At the end of a call: whoever polls must not miss what is left, nor what came meanwhile.
-    #[inline]
-    pub(crate) fn settle(&mut self) {
-        if !self.promised && self.is_polled() {
-            self.promise();
-        }
-    }
-
-    #[cold]
-    fn promise(&mut self) {
-        if let Some(pollable) = self.pollable.get() {
-            pollable.raise();
-            self.promised = true;
-            self.armed = None;
-        }
-    }
-
-    /// Whether it was armed for `position`, and is.
-    pub(crate) fn is_armed(&self, position: u64) -> bool {
-        self.armed == Some(position)
-    }
-
-    /// It is armed for `position`, if that can be promised.
-    pub(crate) fn note_armed(&mut self, position: u64) {
-        self.armed = self.promised.then_some(position);
-    }
-
-    /// What it was armed for is to be armed for again.
-    pub(crate) fn forget_armed(&mut self) {
-        self.armed = None;
-    }
-
-    /// Before a call says would-block to one who polls: arms, so that the descriptor stays quiet until there is
-    /// something. Says whether there is something after all.
-    pub(crate) fn arm_for_poll(&mut self, side: &mut impl Side, need: u64) -> Result<bool> {
-        let Some(pollable) = self.pollable.get() else { return Ok(false) };
-        pollable.lower();
-        self.maybe_rung = true;
-        let ready = arm(side, self, need)?;
-        // Without the barrier nobody can promise that the peer rings.
-        self.promised = !ready && !self.unsure;
-        self.publish(&side.counted());
-        Ok(ready)
-    }
-
     /// One who is rung again and again for nothing naps instead of listening.
     fn nap(&self, deadline: Deadline) -> Woken {
-        let doublings = (self.fruitless - STORM).min(4);
-        let nap = (NAP.0 * (1 << doublings)).min(NAP.1);
+        let nap = nap_after(self.fruitless);
         let until = Instant::now() + deadline.remaining().map_or(nap, |left| left.min(nap));
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             thread::park_timeout(left);
         }
         if deadline.expired() { Woken::TimedOut } else { Woken::Rung }
     }
+}
+
+/// How long one naps who was rung so often for nothing.
+fn nap_after(fruitless: u32) -> Duration {
+    let doublings = fruitless.saturating_sub(STORM).min(4);
+    (NAP.0 * (1 << doublings)).min(NAP.1)
 }
 
 impl Sleeper for Waiter {
@@ -237,7 +194,7 @@ impl Sleeper for Waiter {
             self.maybe_rung = false;
         }
         self.promised = false;
-        self.armed = None;
+        self.forget_armed();
     }
 
     fn barrier(&mut self) {

@@ -14,6 +14,25 @@ use common::{SOON, eventually, let_pass, noise};
 use tombolo_channel::{Deadline, Ending, Error, FlushPolicy, Messages, Options, Stream};
 
 on_every_backend! {
+    fn r33_writer_is_told_that_all_was_read_also_by_one_who_closed_since(world) {
+        let (mut server, mut client) = world.streams();
+        let write = server.split().1;
+        write.write_all_until(&[7; 100], Deadline::after(SOON)).unwrap();
+        // It reads just what there is, and never looks whether there is more.
+        client.split().0.read_until(&mut [0; 100], Deadline::after(SOON)).unwrap();
+        drop(client);
+        write.drained_until(Deadline::after(SOON)).unwrap();
+    }
+
+    fn r33_writer_is_told_where_not_all_was_read_by_one_who_closed(world) {
+        let (mut server, mut client) = world.streams();
+        let write = server.split().1;
+        write.write_all_until(&[7; 100], Deadline::after(SOON)).unwrap();
+        client.split().0.read_until(&mut [0; 99], Deadline::after(SOON)).unwrap();
+        client.split().0.close();
+        assert!(matches!(write.drained_until(Deadline::after(SOON)), Err(Error::Closed)));
+    }
+
     fn c3_stream_carries_bytes_both_ways_at_once(world) {
         let (server, client) = world.streams();
         let data = noise(8 << 20, 7);

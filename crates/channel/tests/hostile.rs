@@ -20,7 +20,7 @@ use tombolo_layout::{
     state::{Phase, State},
     words,
 };
-use tombolo_mem::OwnWord;
+use tombolo_mem::{OwnWord, PeerWord};
 
 /// What `listener` answers to `message`, sent with a segment of `len` bytes that begins with `header`.
 fn answer_with(
@@ -115,9 +115,81 @@ on_every_backend! {
         assert_eq!(answer, Message::Refuse(Refusal::Version, "1-1".into()));
     }
 
+    fn c6_segment_and_greeting_of_the_next_version_are_refused_as_such_though_this_one_is_spoken_too(world) {
+        let mut listener = world.listen::<Stream>();
+        let mut next = raw::header(0).encode();
+        next[8] = 2;
+        for (min, max, header) in [
+            (1, 2, next),
+            (2, 2, next),
+            (1, 2, raw::header(0).encode()),
+            (1, u16::MAX, raw::header(0).encode()),
+            (0, 0, raw::header(0).encode()),
+            (2, 1, raw::header(0).encode()),
+        ] {
+            let greeting = Greeting { version_min: min, version_max: max, ..raw::greeting() };
+            let hello = Message::Hello(greeting).encode();
+            let answer = answer_with(&world, &mut listener, &hello, Some((8192, header))).unwrap();
+            assert_eq!(answer, Message::Refuse(Refusal::Version, "1-1".into()), "{min} to {max}");
+        }
+        let hello = Message::Hello(raw::greeting()).encode();
+        let other = answer_with(&world, &mut listener, &hello, Some((8192, next)));
+        assert_eq!(code(other), Refusal::Segment, "a greeting of this version with a segment of the next");
+        meet(&world, &mut listener);
+    }
+
+    fn c6_c3_version_is_refused_before_features_and_the_message_before_both(world) {
+        let mut listener = world.listen::<Stream>();
+        let required = Features::MESSAGES;
+        let both = Greeting { version_max: 2, offered: required, required, ..raw::greeting() };
+        let both = Message::Hello(both).encode();
+        assert_eq!(code(answer_with(&world, &mut listener, &both, honest())), Refusal::Version);
+        assert_eq!(code(answer_with(&world, &mut listener, &both, None)), Refusal::Malformed);
+        let feature = Greeting { offered: required, required, ..raw::greeting() };
+        let broken = Some((8192, [0; LEN]));
+        let feature = answer_with(&world, &mut listener, &Message::Hello(feature).encode(), broken);
+        assert_eq!(code(feature), Refusal::Feature, "before the segment");
+        let stale = Greeting { epoch: 9, ..raw::greeting() };
+        let stale = answer_with(&world, &mut listener, &Message::Hello(stale).encode(), broken);
+        assert_eq!(code(stale), Refusal::Segment, "before the epoch");
+    }
+
+    fn c7_first_ring_of_a_caller_is_mapped_up_to_a_small_bound(world) {
+        let hello = Message::Hello(raw::greeting()).encode();
+        let of = |capacity| SegmentHeader::new(capacity, 0, 0, Features::HANDOVER, raw::EPOCH);
+        let with = |header: SegmentHeader| Some((header.segment_len as usize, header.encode()));
+        let mut listener = world.listen::<Stream>();
+        let answer = answer_with(&world, &mut listener, &hello, with(of(32 << 20)));
+        assert_eq!(code(answer), Refusal::Segment);
+        let options = Options::new().ring_size(16 << 20);
+        let reached = thread::scope(|scope| {
+            let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &options));
+            let server = listener.accept_until(Deadline::after(SOON)).unwrap();
+            (client.join().unwrap().is_ok(), server)
+        });
+        assert!(reached.0, "canary: what is within the bound is mapped");
+        drop((reached, listener));
+        let larger = Options::new().largest_peer_ring(32 << 20);
+        let mut listener = world.listening.listen::<Stream>(&world.address, &larger).unwrap();
+        let mut link = world.knock();
+        let header = of(32 << 20);
+        let (_control, offer) = raw::segment(&mut *link, header.segment_len as usize, &header.encode());
+        link.send(&hello, Some(&offer)).unwrap();
+        listener.accept_until(Deadline::after(SOON)).unwrap();
+    }
+
+    fn c2_refusal_that_carries_a_segment_is_refused(world) {
+        let error = connect_to(&world, |link, _| {
+            raw::send_with_segment(link, &Message::Refuse(Refusal::Denied, "no".into()).encode(), 0)
+        });
+        assert_eq!(clause(&error), "C-2", "{error}");
+    }
+
     fn c6_version_mismatch_names_both_versions(world) {
         let refused = connect_to(&world, |link, _| {
-            link.send(&Message::Refuse(Refusal::Version, "7-9".into()).encode(), None).unwrap();
+            let mut refusal = Message::Refuse(Refusal::Version, "what is said here is for people".into()).encode();
+            (refusal[0x0a], refusal[0x0c]) = (7, 9);
+            link.send(&refusal, None).unwrap();
         });
         assert!(matches!(refused, Error::VersionMismatch { ours: VERSION, theirs_min: 7, theirs_max: 9 }));
         assert!(refused.to_string().contains("speaks 1") && refused.to_string().contains("7 to 9"), "{refused}");
@@ -309,6 +381,51 @@ on_every_backend! {
         let none = listener.accept_until(Deadline::after(Duration::from_millis(300)));
         assert!(matches!(none, Err(Error::TimedOut)));
         assert!(matches!(silent.recv(0), Err(DomainError::PeerGone)));
+    }
+
+    fn h1_ring_is_not_followed_where_hand_over_is_not_in_force(world) {
+        let mut listener = world.listen::<Stream>();
+        let mut link = world.knock();
+        let plain = Greeting { offered: Features::NONE, ..raw::greeting() };
+        let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(plain).encode(), 0);
+        let mut stream = listener.accept_until(Deadline::after(SOON)).unwrap();
+        let ring = Message::Ring { generation: 1, epoch: raw::EPOCH }.encode();
+        let _kept = raw::send_with_segment(&mut *link, &ring, 1);
+        tell(&control, 1, 0);
+        assert_eq!(clause(&read(&mut stream).unwrap_err()), "H-1");
+    }
+
+    fn r19_half_that_catches_its_peer_ends_both_and_says_aborted_in_both_words(world) {
+        for lie in [words::HEAD, words::TAIL] {
+            let mut listener = world.listen::<Stream>();
+            let mut link = world.knock();
+            let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
+            let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
+            let welcome = link.recv(1 << 31).unwrap().expect("it was sent before the listener agreed");
+            let theirs = welcome.segment.unwrap();
+            let said = |word| theirs.word(word).load_acquire().check(Ok::<_, ()>).unwrap() & 0xff;
+            assert_eq!((said(words::WRITER_STATE), said(words::READER_STATE)), (1, 1));
+            let (mut reads, mut writes) = stream.into_split();
+            control.word(lie).store_release(1 << 40);
+            let soon = || Deadline::after(Duration::from_millis(300));
+            let caught = if lie == words::HEAD {
+                loop {
+                    if let Err(error) = writes.write_until(&[0; 4096], soon()) {
+                        break error;
+                    }
+                }
+            } else {
+                reads.read_until(&mut [0; 64], soon()).unwrap_err()
+            };
+            assert_eq!(clause(&caught), if lie == words::HEAD { "R-8" } else { "R-7" });
+            let other = if lie == words::HEAD {
+                reads.read_until(&mut [0; 64], soon()).unwrap_err()
+            } else {
+                writes.drained_until(soon()).unwrap_err()
+            };
+            assert_eq!(clause(&other), clause(&caught), "the other half says the same");
+            assert_eq!((said(words::WRITER_STATE), said(words::READER_STATE)), (3, 3));
+        }
     }
 
     fn h1_announced_ring_that_was_not_offered_ends_the_channel(world) {

@@ -165,6 +165,16 @@ fn polled_writer_writes_all(world: &World, flags: epoll::EventFlags) {
     });
 }
 
+/// Reads what there is of those channels, and counts it.
+fn read_all(pairs: &mut [(Stream, Stream)], ready: &[u64], seen: &mut [u32]) {
+    for &number in ready {
+        let (server, _) = &mut pairs[number as usize];
+        while let Some(n) = server.split().0.try_read(&mut [0; 64]).unwrap() {
+            seen[number as usize] += n as u32;
+        }
+    }
+}
+
 on_every_backend! {
     fn r12_edge_triggered_reader_misses_nothing(world) {
         polled_reader_gets_all(&world, EDGE);
@@ -359,12 +369,12 @@ on_every_backend! {
             let number = dice.roll(20) as usize;
             pairs[number].1.write_all(&[1; 10]).unwrap();
             expected[number] += 10;
-            for ready in set.wait(Duration::ZERO) {
-                let (server, _) = &mut pairs[ready as usize];
-                while let Some(n) = server.split().0.try_read(&mut [0; 64]).unwrap() {
-                    seen[ready as usize] += n as u32;
-                }
-            }
+            read_all(&mut pairs, &set.wait(Duration::ZERO), &mut seen);
+        }
+        // Where one doorbell serves all channels, who was rung for the others' sake may nap; else all is there at once.
+        let since = Instant::now();
+        while world.hypervisor.is_some() && seen != expected && since.elapsed() < SOON {
+            read_all(&mut pairs, &set.wait(SOON), &mut seen);
         }
         assert_eq!(seen, expected);
     }

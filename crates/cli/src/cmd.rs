@@ -5,6 +5,7 @@ pub mod cat;
 pub mod demo;
 pub mod doctor;
 pub mod generate;
+pub mod hook;
 pub mod link;
 pub mod ls;
 pub mod proxy;

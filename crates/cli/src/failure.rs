@@ -71,6 +71,11 @@ impl Failure {
         text
     }
 
+    /// Whether the peer was caught breaking the specification.
+    pub fn is_peers_lie(&self) -> bool {
+        matches!(self, Self::Sending { source, .. } | Self::Receiving { source, .. } if source.is_peers_lie())
+    }
+
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Usage(_) | Self::Open { .. } | Self::Folder { .. } | Self::Listen { .. } | Self::Bind { .. } => 2,

@@ -37,6 +37,7 @@ enum Verb {
     /// Measure Tombolo beside the kernel's transports, in one run and between two processes
     Bench(tombolo_bench::BenchArgs),
     Demo(cmd::demo::Args),
+    Hook(cmd::hook::Args),
     Link(cmd::link::Args),
     Ls(cmd::ls::Args),
     Proxy(cmd::proxy::Args),
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         Verb::Cat(args) => cmd::cat::run(&args),
         Verb::Bench(args) => return tombolo_bench::main(&args),
         Verb::Demo(args) => cmd::demo::run(&args),
+        Verb::Hook(args) => cmd::hook::run(&args),
         Verb::Link(args) => cmd::link::run(&args),
         Verb::Ls(args) => cmd::ls::run(&args),
         Verb::Proxy(args) => cmd::proxy::run(&args),

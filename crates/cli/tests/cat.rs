@@ -346,3 +346,57 @@ fn file_on_standard_input_is_sent_from_where_it_stands() {
     Running::start(&words, |command| _ = command.stdin(Stdio::from(file))).end().expect(0);
     assert!(listener.end().expect(0).out == bytes[1000..]);
 }
+
+/// A caller that greets as it should and says of its head, as a reader, what cannot be. What it returns keeps it there.
+fn lying_caller(address: &str) -> impl Sized {
+    use std::{io::IoSlice, mem::MaybeUninit, os::fd::AsFd};
+
+    use rustix::{
+        event::{EventfdFlags, eventfd},
+        net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType},
+    };
+    use tombolo_layout::{
+        Features, SegmentHeader, VERSION,
+        handshake::{Greeting, Message},
+        local::Head,
+        state::State,
+        words,
+    };
+    use tombolo_mem::OwnWord;
+
+    let epoch = 0x5eed;
+    let (segment, memory) = tombolo_mem::create_sealed("tombolo", 8192).unwrap();
+    let (control, _data) = segment.split(4096);
+    control.write_header(&SegmentHeader::new(4096, 0, 0, Features::NONE, epoch).encode());
+    control.word(words::HEAD).store_release(1 << 40);
+    for state in [words::WRITER_STATE, words::READER_STATE] {
+        control.word(state).store_release(State::OPEN.encode());
+    }
+    let (offered, required) = (Features::NONE, Features::NONE);
+    let (version_min, version_max) = (VERSION, VERSION);
+    let hello =
+        Message::Hello(Greeting { version_min, version_max, offered, required, epoch, map_limit: 1 << 31 }).encode();
+    let head = Head { bells: true, single: false, segment: true, len: hello.len() as u16 }.encode();
+    let flags = EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK;
+    let bells = [eventfd(1 << 20, flags).unwrap(), eventfd(1 << 20, flags).unwrap()];
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let path = address.strip_prefix("local:").unwrap();
+    wait_until("the listener is there", || rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).is_ok());
+    let files = [bells[0].as_fd(), bells[1].as_fd(), memory.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut rights = SendAncillaryBuffer::new(&mut space);
+    assert!(rights.push(SendAncillaryMessage::ScmRights(&files)));
+    let parts = [IoSlice::new(&head), IoSlice::new(&hello)];
+    rustix::net::sendmsg(&socket, &parts, &mut rights, SendFlags::NOSIGNAL).unwrap();
+    (socket, control, bells)
+}
+
+#[test]
+fn r8_r19_peer_that_lies_about_its_head_ends_both_directions_and_the_clause_is_named() {
+    let place = Place::new();
+    let listener = place.listen("").feed(noise(4 * MIB)).hush();
+    let address = place.address();
+    let _liar = lying_caller(&address);
+    let ended = listener.end_with_open_input().expect(1);
+    assert!(ended.said.contains("R-8"), "{}", ended.said);
+}

@@ -60,18 +60,42 @@ fn links_are_added_shown_and_removed() {
     let (code, out, err) = link("ls");
     assert_eq!((code, err.as_str()), (0, ""));
     let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(lines[0], ["LINK", "A", "B", "SIZE", "STATE", "KEPT", "NOTE"]);
-    assert_eq!(lines[1][1..], ["web", "db", "64.0", "KiB", "waiting", "-"]);
+    let heads = ["LINK", "A", "B", "SIZE", "GEN", "STATE", "BELLS", "CHANNELS", "USED", "STORMS", "KEPT", "NOTE"];
+    assert_eq!(lines[0], heads);
+    let cells = ["web", "db", "64.0", "KiB", "0", "waiting", "-/-", "0/0", "0", "B/0", "B", "0/0", "-"];
+    assert_eq!(lines[1][1..], cells);
     let (_, out, _) = link("ls --json");
     let row: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
         (row["a"].as_str(), row["state"].as_str(), row["size"].as_u64()),
         (Some("web"), Some("waiting"), Some(65536))
     );
+    let ends: Vec<_> = row["ends"].as_array().unwrap().iter().map(|end| (&end["domain"], &end["stage"])).collect();
+    assert_eq!(serde_json::json!(ends), serde_json::json!([["web", "absent"], ["db", "absent"]]));
     let (_, out, _) = link("ls --domains");
     assert!(out.contains("db      gone     2/2") && out.contains("host    running  -"), "{out}");
     assert_eq!(link("rm db web").0, 0);
     assert_eq!(link("ls --json").1, "");
+}
+
+#[test]
+fn commands_of_the_guide_are_understood() {
+    let guide = include_str!("../../../docs/guide/broker.md");
+    let commands = guide.lines().filter(|line| line.starts_with("tombolo "));
+    let mut count = 0;
+    for line in commands {
+        let line = line.split(['#', '<', '>']).next().unwrap_or_default();
+        let words: Vec<&str> = line.split_whitespace().skip(1).collect();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tombolo"));
+        command.args(&words).env("TOMBOLO_BROKER", "/nowhere").stdin(std::process::Stdio::null());
+        if words[0] == "link" {
+            command.args(["--broker", "/nowhere"]);
+        }
+        let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+        assert!(said.contains("/nowhere"), "{line}: {said}");
+        count += 1;
+    }
+    assert!(count >= 7, "{count} commands");
 }
 
 #[test]

@@ -13,7 +13,9 @@ mod outbox;
 mod text;
 
 pub use field::Fault;
-pub use message::{Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Side, Way, What};
+pub use message::{
+    Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Side, Stage, Way, What,
+};
 pub use outbox::{BOX_LEN, Boxes, Event, MARKS_AT, QUEUE_MAX, Session};
 pub use text::{Line, Name, Pattern, Place, Reason};
 

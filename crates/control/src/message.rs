@@ -242,6 +242,17 @@ messages! {
         /// The number, or [`NO_NUMBER`](crate::NO_NUMBER).
         number: u16,
     }
+    /// B-7. This domain has opened a link: how much of it is in use.
+    11 Usage (Host) {
+        /// Which.
+        link: u32,
+        /// Which memory.
+        generation: u32,
+        /// Calls on it.
+        calls: u16,
+        /// Bytes of this domain's region that they have.
+        used: u64,
+    }
     /// B-14. A program wants a channel.
     16 Connect (Link Socket) {
         /// The domain at the other end; on a link the caller's.
@@ -367,6 +378,27 @@ messages! {
     }
     /// The answer is complete.
     40 Done (Socket) {}
+    /// One end of a link, behind its LinkRow.
+    42 EndRow (Socket) {
+        /// The link's number.
+        link: u32,
+        /// The domain at this end.
+        name: Name,
+        /// How far it is.
+        stage: Stage,
+        /// How it fares.
+        life: Life,
+        /// B-8. The number by which it rings the peer, or [`NO_BELL`](crate::NO_BELL).
+        bell: u16,
+        /// B-8. The vector at which it waits.
+        vector: u16,
+        /// Calls on the link, as this end says.
+        calls: u16,
+        /// Bytes of its region that these have.
+        used: u64,
+        /// How often it rang the peer without end.
+        storms: u32,
+    }
     /// B-19. Which domain has a number? Number answers, or Refuse.
     41 Who (Socket) {
         /// The number, or [`NO_NUMBER`](crate::NO_NUMBER) for one's own domain.
@@ -432,6 +464,19 @@ codes! {
         Waiting = 3,
         /// It is being taken back.
         Leaving = 4,
+    }
+    /// How far an end of a link is.
+    Stage {
+        /// Its QEMU is not there.
+        Absent = 0,
+        /// Its QEMU has not both regions.
+        Unplugged = 1,
+        /// Its QEMU has both regions; the guest said nothing.
+        Silent = 2,
+        /// The guest's broker is there and has not opened the link.
+        Closed = 3,
+        /// It has.
+        Open = 4,
     }
     /// What to list.
     What {

@@ -3,7 +3,9 @@
 
 use proptest::prelude::*;
 use serde_json::Value;
-use tombolo_control::{Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Side, Way, What};
+use tombolo_control::{
+    Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Side, Stage, Way, What,
+};
 
 fn vectors() -> Vec<Value> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../spec/vectors/broker-message.json");
@@ -48,6 +50,7 @@ fn expected(kind: u16) -> (u32, Message) {
         8 => (0, Message::Storm { link: 7 }),
         9 => (0, Message::You { name: name("web-1") }),
         10 => (0, Message::Number { name: name("web-1"), number: 7 }),
+        11 => (0, Message::Usage { link: 7, generation: 3, calls: 2, used: 1 << 21 }),
         16 => (9, Message::Connect { peer: name("web-1"), service: name("sql-main"), offset, len, channel }),
         17 => (9, Message::Accept { offset, len }),
         18 => (9, Message::Refuse { code: 6, reason: "nein, tut uns leid: ä".into() }),
@@ -75,6 +78,11 @@ fn expected(kind: u16) -> (u32, Message) {
         39 => (5, Message::Line { line: "-device x".into() }),
         40 => (5, Message::Done {}),
         41 => (6, Message::Who { number: 7 }),
+        42 => {
+            let (stage, life, bell, vector) = (Stage::Closed, Life::Paused, 5, 3);
+            let (link, calls, used, storms) = (7, 2, 1 << 21, 9);
+            (4, Message::EndRow { link, name: name("a"), stage, life, bell, vector, calls, used, storms })
+        }
         other => panic!("no message of kind {other}"),
     }
 }
@@ -97,7 +105,7 @@ fn b1_b2_messages_are_as_the_vectors_say() {
         assert!(format!("{:?}", said.message).starts_with(vector["shown"].as_str().unwrap()), "{vector}");
         kinds.insert(kind);
     }
-    assert_eq!(kinds.len(), 26, "a vector for each kind");
+    assert_eq!(kinds.len(), 28, "a vector for each kind");
 }
 
 #[test]

@@ -283,7 +283,9 @@ fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmLink> {
 /// B-15. What a refusal means.
 pub(crate) fn refused(code: u16, reason: &str, address: &str) -> Error {
     match code {
-        code::NOT_FOUND => Error::NotFound(address.into()),
+        // That nobody listens the error says itself; any other cause is the broker's to name.
+        code::NOT_FOUND if reason.starts_with("nobody") => Error::NotFound(address.into()),
+        code::NOT_FOUND => Error::NotFound(format!("{address}, as {}", reason.escape_debug())),
         code::EXISTS => Error::InUse(address.into()),
         code::DENIED => Error::Denied(format!("{address}: {}", reason.escape_debug())),
         code::QUOTA => Error::Quota(format!("{address} is not to be had: {}", reason.escape_debug())),

@@ -209,12 +209,15 @@ impl Hub {
                     Message::Close {} => self.end(known, Life::ProcessGone),
                     _ => {}
                 },
-                // The broker is gone. The call goes on (V-7), and nobody can tell how the peer fares.
+                // The broker is gone. In a guest the call goes on (V-7), and nobody can tell how the peer fares. On a host the
+                // holder has this socket as well: without both nobody carries rings, now or later.
                 Err(error) => {
                     self.unwatch(socket.as_fd());
                     known.socket = None;
                     if !self.peer.is_there() {
                         self.refuse(known, error);
+                    } else if self.port.is_carried() && matches!(error, Error::PeerGone) {
+                        self.end(known, Life::Revoked);
                     }
                     if !self.is_over.load(Ordering::Acquire) {
                         known.life = Life::Unknown;

@@ -154,6 +154,11 @@ impl Port {
         self.heard[bell].get().map_or(self.own.fd(), AsFd::as_fd)
     }
 
+    /// V-7. Whether the broker of this kernel carries the rings, so that the call needs it, or who keeps its descriptors meanwhile.
+    pub(crate) fn is_carried(&self) -> bool {
+        matches!(self.ring, Ring::Events(_))
+    }
+
     /// Polls as hung up once the device was unplugged or the link taken away, if there is a device.
     pub(crate) fn hang_up(&self) -> Option<BorrowedFd<'_>> {
         matches!(self.ring, Ring::Module).then(|| self.own.fd())

@@ -186,17 +186,15 @@ fn v6_peer_that_lets_nothing_go_costs_its_own_call_and_no_more() {
 }
 
 #[test]
-fn v7_call_outlives_the_broker_and_its_end_is_still_seen() {
+fn v7_call_of_a_host_whose_broker_and_holder_are_gone_is_revoked_and_wakes_who_waits() {
     let Victim { world, mut link, mut peer, .. } = Victim::new();
     assert_eq!(link.life(), Life::Running);
     world.live("b", Told::Paused);
     eventually("the peer is said to be paused", || link.life() == Life::Paused);
     world.lose_broker();
-    eventually("nobody can tell any more", || link.life() == Life::Unknown);
-    peer.send(b"still there", None).unwrap();
-    assert_eq!(conformance::receive(&mut *link, support::patience()).unwrap().message, b"still there");
-    drop(peer);
-    assert!(matches!(conformance::receive(&mut *link, support::patience()), Err(Error::PeerGone)));
+    eventually("it is said to be revoked", || link.life() == Life::Revoked);
+    assert!(matches!(conformance::receive(&mut *link, support::patience()), Err(Error::Revoked)));
+    assert!(peer.send(b"anybody there", None).is_err());
 }
 
 #[test]

@@ -39,6 +39,7 @@ use std::{
 
 use rustix::{
     event::{EventfdFlags, Timespec, epoll},
+    fs::OFlags,
     io::{Errno, ReadWriteFlags},
 };
 use tombolo_domain::{Deadline, Doorbell, Error, Result, Slot, Woken, aside::Aside};
@@ -186,14 +187,18 @@ fn ring(event: BorrowedFd<'_>) {
     let _ = rustix::io::preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
 }
 
-/// Whether `fd` is an eventfd, so that [`ring`] cannot block on it. Asks /proc, which knows without asking the file: a
-/// `stat` of a file on a hostile file system may take for ever.
+/// Whether `fd` is an eventfd that can be read, so that [`ring`] rings it and cannot block on it. Asks /proc and the
+/// descriptor's flags, which know without asking the file: a `stat` of a file on a hostile file system may take for ever. One
+/// opened with `O_PATH` has the name of what it stands for and does nothing.
 pub(crate) fn is_eventfd(fd: BorrowedFd<'_>) -> Result<bool> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    match rustix::fs::readlink(path.as_str(), Vec::new()) {
-        Ok(target) => Ok(target.as_bytes() == b"anon_inode:[eventfd]"),
-        Err(error) => Err(Error::Os { call: "readlink", path: Some(path), source: error.into() }),
-    }
+    let target = match rustix::fs::readlink(path.as_str(), Vec::new()) {
+        Ok(target) => target,
+        Err(error) => return Err(Error::Os { call: "readlink", path: Some(path), source: error.into() }),
+    };
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(|error| Error::os("fcntl(F_GETFL)", error))?;
+    let can_be_read = !flags.contains(OFlags::PATH) && flags & OFlags::RWMODE != OFlags::WRONLY;
+    Ok(target.as_bytes() == b"anon_inode:[eventfd]" && can_be_read)
 }
 
 /// Both ends' bells of one link.
@@ -216,6 +221,10 @@ impl Doorbell for Bells {
 
     fn drain(&self, slot: Slot) {
         self.own[slot.index()].drain();
+    }
+
+    fn end_waits(&self) {
+        self.own.iter().for_each(Bell::give_up);
     }
 
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {

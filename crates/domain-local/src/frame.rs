@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! L-4, L-5. One datagram: a head, a message, descriptors.
+//!
+//! A datagram is looked at twice before it is taken off the queue. What a look installs has to be closed by this process,
+//! which may never return; what the kernel drops because there was no room is closed by the kernel, for this very
+//! process, before the call returns, if it is the last to have it: the same. So the first look makes room for no
+//! descriptor and learns what the head says, and whether any came. The second has room for one more than may come. If that was
+//! room for all, this process has each of them, and taking the datagram closes none. If not, it is left where it is.
 
 use std::{
+    fmt::Display,
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::{
     io::Errno,
     net::{
         RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-        SendFlags,
+        SendFlags, Shutdown,
     },
 };
 use tombolo_domain::{Error, Result};
@@ -20,11 +27,9 @@ use tombolo_layout::{
     local::{DATAGRAM_MAX, DESCRIPTORS_MAX, Head},
 };
 
-/// Most descriptors that the kernel lets anyone put into one datagram (`SCM_MAX_FD`). There is room for all of them: that
-/// the kernel cuts the list short then means one thing only, that this process may open no more files.
-const SCM_MAX_FD: usize = 253;
+use crate::life::hung_up;
 
-/// What came in, its head not yet believed.
+/// What came in.
 #[derive(Debug)]
 pub(crate) struct Datagram {
     buffer: [u8; DATAGRAM_MAX],
@@ -36,12 +41,7 @@ pub(crate) struct Datagram {
 impl Datagram {
     /// Its head and its message.
     pub(crate) fn parts(&self) -> Result<(Head, &[u8])> {
-        let (head, message) = Head::decode(&self.buffer[..self.len]).map_err(|what| malformed("L-4", what))?;
-        let (said, came) = (head.descriptors(), self.descriptors.len());
-        if said != came {
-            return Err(malformed("L-5", format!("datagram says {said} descriptors and carries {came}")));
-        }
-        Ok((head, message))
+        Head::decode(&self.buffer[..self.len]).map_err(|what| malformed("L-4", what))
     }
 }
 
@@ -84,50 +84,170 @@ pub(crate) fn is_empty(socket: BorrowedFd<'_>) -> bool {
     rustix::net::recv(socket, &mut [0; 1], RecvFlags::DONTWAIT | RecvFlags::PEEK) == Err(Errno::AGAIN)
 }
 
-/// Takes the next datagram, or `None` while there is none. Never blocks.
-pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<Datagram>> {
-    let mut buffer = [0; DATAGRAM_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let mut resets = 0;
-    let received = loop {
-        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
-            Ok(received) => break received,
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(None),
-            // The peer closed with messages of ours unread. The kernel says so once; its own last messages come behind.
-            Err(Errno::CONNRESET) if resets == 0 => resets = 1,
-            Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(Error::PeerGone),
-            Err(error) => return Err(Error::os("recvmsg", error)),
-        }
-    };
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    let refusal = if received.flags.contains(ReturnFlags::TRUNC) {
-        malformed("L-4", format!("datagram of more than {CONTROL_MESSAGE_MAX} bytes"))
-    } else if received.flags.contains(ReturnFlags::CTRUNC) && descriptors.len() <= DESCRIPTORS_MAX {
-        Error::os("recvmsg", Errno::MFILE)
-    } else if descriptors.len() > DESCRIPTORS_MAX {
-        malformed("L-5", format!("datagram with {} descriptors", descriptors.len()))
-    } else if received.bytes == 0 {
-        Error::PeerGone
-    } else {
-        return Ok(Some(Datagram { buffer, len: received.bytes, descriptors }));
-    };
-    discard(descriptors);
-    Err(refusal)
+/// What one look at the first datagram in the queue shows.
+struct Look {
+    buffer: [u8; DATAGRAM_MAX],
+    len: usize,
+    /// It is longer than any may be.
+    is_longer: bool,
+    /// More descriptors came with it than there was room for.
+    more_came: bool,
+    descriptors: Vec<OwnedFd>,
 }
 
-/// L-5. Closes descriptors that nobody asked for. Closing may wait for the file's own file system (FUSE, a dead NFS
-/// server) or for a lingering socket, whichever a hostile peer chose, so it is left to a thread that nobody waits for.
-pub(crate) fn discard(descriptors: Vec<OwnedFd>) {
-    if !descriptors.is_empty() {
-        // Where no thread can be had the closure is dropped, and the descriptors with it.
-        let _ = std::thread::Builder::new().name("tombolo-discard".into()).spawn(move || drop(descriptors));
+/// Descriptors that a look has room for: one more than may come.
+const ROOM: usize = DESCRIPTORS_MAX + 1;
+
+impl Look {
+    /// Looks at the first datagram, with `room` for descriptors or none; `None` while there is none. Never blocks.
+    fn new(socket: BorrowedFd<'_>, room: bool, flags: RecvFlags) -> Result<Option<Self>> {
+        let mut buffer = [0; DATAGRAM_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ROOM))];
+        let mut control = RecvAncillaryBuffer::new(if room { &mut space[..] } else { &mut [] });
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | flags;
+        let mut resets = 0;
+        let received = loop {
+            match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
+                Ok(received) => break received,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                // The peer closed with messages of ours unread. The kernel says so once; its own last messages come behind.
+                Err(Errno::CONNRESET) if resets == 0 => resets = 1,
+                Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(Error::PeerGone),
+                Err(error) => return Err(Error::os("recvmsg", error)),
+            }
+        };
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        let (is_longer, more_came) =
+            (received.flags.contains(ReturnFlags::TRUNC), received.flags.contains(ReturnFlags::CTRUNC));
+        Ok(Some(Self { buffer, len: received.bytes, is_longer, more_came, descriptors }))
     }
+}
+
+/// What [`receive`] came to.
+pub(crate) enum Taken {
+    /// No datagram is there.
+    Nothing,
+    /// The first one, with as many descriptors as its head says.
+    Datagram(Box<Datagram>),
+    /// It is to be refused, and `files` are to be closed. It `stays` in the queue where it holds descriptors that this
+    /// process would have to close.
+    Refused { why: Error, files: Vec<OwnedFd>, stays: bool },
+}
+
+impl Taken {
+    fn refused(why: Error, stays: bool) -> Self {
+        Self::Refused { why, files: Vec::new(), stays }
+    }
+}
+
+/// Takes the next datagram if its head is what `expects` wants. No descriptor is taken of a peer that has no `room` left.
+/// Never blocks.
+pub(crate) fn receive(
+    socket: BorrowedFd<'_>,
+    expects: impl FnOnce(Head) -> Result<()>,
+    has_room: impl FnOnce() -> bool,
+) -> Result<Taken> {
+    let Some(first) = Look::new(socket, false, RecvFlags::PEEK)? else { return Ok(Taken::Nothing) };
+    let came = first.more_came;
+    if first.len == 0 && !came && hung_up(socket) {
+        return Err(Error::PeerGone); // L-8. An empty datagram looks alike, but for that.
+    }
+    let said = match first.check(expects) {
+        Ok(said) => said,
+        Err(why) => {
+            if !came {
+                take_off(socket)?;
+            }
+            return Ok(Taken::refused(why, came));
+        }
+    };
+    if !came {
+        take_off(socket)?;
+        return Ok(Taken::Datagram(Box::new(first.into_datagram())));
+    }
+    if !has_room() {
+        let what = "too many files of this peer wait to be closed: it sent some whose close does not return";
+        return Ok(Taken::refused(Error::Quota(what.into()), true));
+    }
+    let Some(second) = Look::new(socket, true, RecvFlags::PEEK)? else { return Ok(Taken::Nothing) };
+    let carries = second.descriptors.len();
+    if second.more_came {
+        let why = if carries < ROOM { Error::os("recvmsg", Errno::MFILE) } else { miscounted(said, "more") };
+        return Ok(Taken::Refused { why, files: second.descriptors, stays: true });
+    }
+    take_off(socket)?;
+    if carries != said {
+        return Ok(Taken::Refused { why: miscounted(said, carries), files: second.descriptors, stays: false });
+    }
+    Ok(Taken::Datagram(Box::new(second.into_datagram())))
+}
+
+impl Look {
+    /// Checks all but the descriptors; says how many there should be.
+    fn check(&self, expects: impl FnOnce(Head) -> Result<()>) -> Result<usize> {
+        if self.is_longer {
+            return Err(malformed("L-4", format!("datagram of more than {CONTROL_MESSAGE_MAX} bytes")));
+        }
+        let (head, _) = Head::decode(&self.buffer[..self.len]).map_err(|what| malformed("L-4", what))?;
+        let said = head.descriptors();
+        if self.more_came != (said > 0) {
+            return Err(miscounted(said, if said > 0 { "none" } else { "some" }));
+        }
+        expects(head)?;
+        Ok(said)
+    }
+
+    fn into_datagram(self) -> Datagram {
+        Datagram { buffer: self.buffer, len: self.len, descriptors: self.descriptors }
+    }
+}
+
+fn miscounted(said: usize, carries: impl Display) -> Error {
+    malformed("L-5", format!("datagram says {said} descriptors and carries {carries}"))
+}
+
+/// Takes the first datagram off the queue: one without descriptors, or one whose descriptors this process has all.
+fn take_off(socket: BorrowedFd<'_>) -> Result<()> {
+    Look::new(socket, false, RecvFlags::empty()).map(drop)
+}
+
+/// Datagrams that are taken off a socket's queue before it is closed, and reads of nothing that are taken for its end.
+const QUEUE_MOST: usize = 16;
+const NOTHINGS: usize = 3;
+
+/// Empties the queue of a socket that is to be closed of all that is `harmless` to close. What is not, or may not be, stays, and the
+/// socket must not be closed here: `Err` has what else must not. A `stranger`'s socket nobody else can have: it is shut
+/// down, so that nothing more comes.
+pub(crate) fn empty_queue(
+    socket: BorrowedFd<'_>,
+    stranger: bool,
+    harmless: impl Fn(BorrowedFd<'_>) -> bool,
+) -> std::result::Result<(), Vec<OwnedFd>> {
+    if stranger {
+        let _ = rustix::net::shutdown(socket, Shutdown::Both);
+    }
+    let mut nothings = 0;
+    for _ in 0..QUEUE_MOST {
+        let Ok(Some(look)) = Look::new(socket, false, RecvFlags::PEEK) else { return Ok(()) };
+        if look.more_came {
+            let Ok(Some(look)) = Look::new(socket, true, RecvFlags::PEEK) else { return Ok(()) };
+            if look.more_came || !look.descriptors.iter().all(|file| harmless(file.as_fd())) {
+                return Err(look.descriptors);
+            }
+            let _ = take_off(socket);
+            continue;
+        }
+        nothings = if look.len == 0 && hung_up(socket) { nothings + 1 } else { 0 };
+        if nothings == NOTHINGS {
+            return Ok(());
+        }
+        let _ = take_off(socket);
+    }
+    Err(Vec::new())
 }

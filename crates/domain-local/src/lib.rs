@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod bell;
+mod discard;
 mod frame;
 mod life;
 mod link;
@@ -56,19 +57,27 @@ const SCHEME: &str = "local";
 #[derive(Clone, Debug, Default)]
 pub struct LocalDomain {
     folder: Option<PathBuf>,
+    unique: bool,
 }
 
 impl LocalDomain {
     /// Services in the folder that the environment names, looked up at each call.
     #[must_use]
     pub const fn new() -> Self {
-        Self { folder: None }
+        Self { folder: None, unique: false }
     }
 
     /// Services in `folder`, which is made when missing; who may write to it is the caller's business.
     #[must_use]
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: Some(folder.into()) }
+        Self { folder: Some(folder.into()), unique: false }
+    }
+
+    /// With services of which nobody else takes the name, as they are random: who listens asks for no lock of the folder, which a member
+    /// may hold.
+    #[must_use]
+    pub fn with_unique_names(self) -> Self {
+        Self { unique: true, ..self }
     }
 }
 
@@ -85,7 +94,7 @@ impl Rendezvous for LocalDomain {
 
     fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
         let place = Place::find(service, self.folder.as_deref())?;
-        Ok(Box::new(aside::lifted(|| LocalListener::new(place))?))
+        Ok(Box::new(aside::lifted(|| LocalListener::new(place, self.unique))?))
     }
 
     fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {

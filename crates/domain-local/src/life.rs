@@ -10,6 +10,8 @@ use rustix::{
 };
 use tombolo_domain::{Life, Peer};
 
+use crate::discard::{Kind, Source};
+
 /// Where cgroup version 2 is mounted, alone or beside version 1.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
@@ -32,6 +34,11 @@ impl Identity {
         let per_second = rustix::param::clock_ticks_per_second();
         let noted = now.tv_sec as u64 * per_second + now.tv_nsec as u64 * per_second / 1_000_000_000;
         Ok(Self { pid, uid: credentials.uid(), noted })
+    }
+
+    /// Who is counted for what has to be closed of the peer's (L-5).
+    pub(crate) fn source(&self, kind: Kind) -> Source {
+        Source { pid: self.pid, uid: self.uid, kind }
     }
 
     pub(crate) fn peer(&self) -> Peer {
@@ -61,7 +68,7 @@ impl Identity {
 }
 
 /// Whether all holders of the other end have closed it.
-fn hung_up(socket: BorrowedFd<'_>) -> bool {
+pub(crate) fn hung_up(socket: BorrowedFd<'_>) -> bool {
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(1))

@@ -18,15 +18,21 @@ use tombolo_mem::{OwnSegment, PeerSegment, SealError};
 
 use crate::{
     bell::{self, Bell, Bells},
-    frame::{self, Datagram, malformed},
+    discard::{self, Kind},
+    frame::{self, Datagram, Taken, malformed},
     life::Identity,
 };
 
 /// One end of a link.
 #[derive(Debug)]
 pub(crate) struct LocalLink {
-    socket: Aside,
+    /// There until the end is dropped.
+    socket: Option<Aside>,
     identity: Identity,
+    /// It was accepted: whoever called is a stranger.
+    accepted: bool,
+    /// L-5. Why a datagram was refused that stays in the queue: nothing behind it is taken.
+    spoilt: Option<(&'static str, String)>,
     /// L-13. What this end's memory is called.
     name: String,
     /// This end's bells, once needed.
@@ -42,26 +48,31 @@ pub(crate) struct LocalLink {
 impl LocalLink {
     /// An end that connected.
     pub(crate) fn new(socket: OwnedFd) -> Result<Self> {
-        Self::named(socket, MEMORY.into())
+        Self::named(socket, MEMORY.into(), false)
     }
 
     /// An end that listened at `place`, which its memory is named after.
     pub(crate) fn of_listener(socket: OwnedFd, place: &str) -> Result<Self> {
         let name = format!("{MEMORY}:{place}");
-        Self::named(socket, name[..name.floor_char_boundary(MEMFD_NAME_MAX)].into())
+        Self::named(socket, name[..name.floor_char_boundary(MEMFD_NAME_MAX)].into(), true)
     }
 
-    fn named(socket: OwnedFd, name: String) -> Result<Self> {
+    fn named(socket: OwnedFd, name: String, accepted: bool) -> Result<Self> {
         let identity = Identity::of_peer(socket.as_fd()).map_err(|error| Error::os("getsockopt", error))?;
-        let socket = crate::aside(socket)?;
-        Ok(Self { socket, identity, name, own: None, introduced: false, bells: None, ringer: None })
+        let socket = Some(crate::aside(socket)?);
+        let (own, bells, ringer, spoilt) = (None, None, None, None);
+        Ok(Self { socket, identity, accepted, spoilt, name, own, introduced: false, bells, ringer })
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("there until the end is dropped").as_fd()
     }
 
     fn own_bells(&mut self) -> Result<Arc<[Bell; 2]>> {
         if let Some(own) = &self.own {
             return Ok(Arc::clone(own));
         }
-        let socket = self.socket.as_fd();
+        let socket = self.socket();
         let own = aside::lifted(|| Ok(Arc::new([Bell::new(socket)?, Bell::new(socket)?])))?;
         self.own = Some(Arc::clone(&own));
         Ok(own)
@@ -81,37 +92,59 @@ impl LocalLink {
         descriptors.extend(bell.map(AsFd::as_fd));
         descriptors.extend(segment.map(AsFd::as_fd));
         let head = Head { bells: !self.introduced, single: bell.is_some(), segment: segment.is_some(), len };
-        frame::send(self.socket.as_fd(), head, message, &descriptors)?;
+        frame::send(self.socket(), head, message, &descriptors)?;
         self.introduced = true;
         Ok(())
     }
 
     fn take(&mut self, max_segment: u64) -> Result<Option<Received>> {
-        let Some(mut datagram) = frame::receive(self.socket.as_fd())? else { return Ok(None) };
-        let received = self.open(&mut datagram, max_segment);
-        if received.is_err() {
-            frame::discard(datagram.descriptors);
+        if let Some((clause, what)) = &self.spoilt {
+            return Err(malformed(clause, what.clone()));
         }
+        let source = self.identity.source(Kind::Files);
+        let is_first = self.bells.is_none();
+        let expects = |head: Head| match (head.bells, is_first) {
+            (false, true) => Err(malformed("L-5", "first datagram without doorbells")),
+            (true, false) => Err(malformed("L-5", "doorbells in a later datagram")),
+            _ => Ok(()),
+        };
+        let mut datagram = match frame::receive(self.socket(), expects, || discard::has_room(source))? {
+            Taken::Nothing => return Ok(None),
+            Taken::Datagram(datagram) => datagram,
+            Taken::Refused { why, files, stays } => {
+                self.discard(files);
+                if let (Error::Malformed { clause, what }, true) = (&why, stays) {
+                    self.spoilt = Some((clause, what.clone()));
+                }
+                return Err(why);
+            }
+        };
+        let received = self.open(&mut datagram, max_segment);
+        self.discard(datagram.descriptors);
         received.map(Some)
+    }
+
+    /// L-5. Closes what is not needed of what the peer sent.
+    fn discard(&self, mut files: Vec<OwnedFd>) {
+        files.retain(|file| !is_harmless(file.as_fd()));
+        if !files.is_empty() {
+            discard::discard(self.identity.source(Kind::Files), files);
+        }
     }
 
     /// Believes a datagram, or not. What is left of its descriptors is not needed any more.
     fn open(&mut self, datagram: &mut Datagram, max_segment: u64) -> Result<Received> {
         let (head, message) = datagram.parts()?;
         let message = message.to_vec();
-        self.take_bells(head.bells, &mut datagram.descriptors)?;
+        if head.bells {
+            self.take_bells(&mut datagram.descriptors)?;
+        }
         self.ringer = if head.single { Some(take_ringer(&mut datagram.descriptors)?) } else { None };
         Ok(Received { message, segment: map(&datagram.descriptors, max_segment)? })
     }
 
     /// L-5. Takes the peer's bells off the front of what came with its first datagram.
-    fn take_bells(&mut self, came: bool, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
-        match (came, &self.bells) {
-            (false, Some(_)) => return Ok(()),
-            (false, None) => return Err(malformed("L-5", "first datagram without doorbells")),
-            (true, Some(_)) => return Err(malformed("L-5", "doorbells in a later datagram")),
-            (true, None) => {}
-        }
+    fn take_bells(&mut self, descriptors: &mut Vec<OwnedFd>) -> Result<()> {
         let own = self.own_bells()?;
         for fd in &descriptors[..BELLS] {
             if !bell::is_eventfd(fd.as_fd())? {
@@ -134,6 +167,11 @@ fn take_ringer(descriptors: &mut Vec<OwnedFd>) -> Result<SingleRinger> {
     SingleRinger::new(descriptors.remove(0)).map_err(|error| Error::Os { call: "fcntl", path: None, source: error })
 }
 
+/// Whether nobody's file system, and no network, is asked when `file` is closed.
+pub(crate) fn is_harmless(file: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok() || matches!(bell::is_eventfd(file), Ok(true))
+}
+
 /// L-6. Maps what the peer offers, if it is what it should be.
 fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
     let [fd] = descriptors else { return Ok(None) };
@@ -145,6 +183,7 @@ fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
                 SealError::Unsealed(missing) => format!("segment lacks the seals {missing:#x}"),
                 SealError::Size(size) => format!("segment of {size} bytes, where at most {max} in whole pages may be"),
                 SealError::Sparse(there, size) => format!("segment of {size} bytes has {there} allocated"),
+                SealError::Unreadable => "segment that was not opened for reading".into(),
             },
         )
     };
@@ -190,14 +229,14 @@ impl Link for LocalLink {
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
-        if aside::keeps() && frame::is_empty(self.socket.as_fd()) {
+        if aside::keeps() && frame::is_empty(self.socket()) {
             return Ok(None); // No limit is lifted for nothing.
         }
         aside::lifted(|| self.take(max_segment))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.socket()
     }
 
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
@@ -205,7 +244,7 @@ impl Link for LocalLink {
     }
 
     fn life(&self) -> Life {
-        self.identity.life(self.socket.as_fd())
+        self.identity.life(self.socket())
     }
 
     fn peer(&self) -> Peer {
@@ -218,8 +257,14 @@ impl Link for LocalLink {
 }
 
 impl Drop for LocalLink {
-    /// A doorbell may outlive its link; its waiters are not left behind.
+    /// A doorbell may outlive its link; its waiters are not left behind. With the socket goes what is in its queue (L-5).
     fn drop(&mut self) {
         self.own.iter().flat_map(|own| own.iter()).for_each(Bell::give_up);
+        let stranger = self.accepted && (self.bells.is_none() || self.spoilt.is_some());
+        let Some(socket) = self.socket.take() else { return };
+        if let Err(files) = frame::empty_queue(socket.as_fd(), stranger, is_harmless) {
+            discard::discard(self.identity.source(Kind::Socket), socket);
+            self.discard(files);
+        }
     }
 }

@@ -17,17 +17,26 @@ use tombolo_domain::{
     aside::{self, Aside},
 };
 
-use crate::{link::LocalLink, place::Place};
+use crate::{
+    discard::{self, Kind, Source},
+    frame,
+    life::Identity,
+    link::{LocalLink, is_harmless},
+    place::Place,
+};
 
 /// Peers that may knock before they are let in; the kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 1024;
 /// How long others may hold the folder's lock. They hold it for microseconds, unless one is hostile.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// Who is counted for sockets of which it is not known whose they are.
+const NOBODY: Source = Source { pid: None, uid: u32::MAX, kind: Kind::Socket };
 
 /// A bound socket and the file that stands for it.
 #[derive(Debug)]
 pub(crate) struct LocalListener {
-    socket: Aside,
+    /// There until the listener is dropped.
+    socket: Option<Aside>,
     place: Place,
     folder: Aside,
     /// Given up for a moment where this process may open no more files: see [`turn_away`](Self::turn_away).
@@ -36,10 +45,12 @@ pub(crate) struct LocalListener {
     file: (u64, u64),
     /// A child made by fork does not take the file away from its parent.
     pid: u32,
+    /// Nobody else takes the name, so the folder need not be locked.
+    unique: bool,
 }
 
 impl LocalListener {
-    pub(crate) fn new(place: Place) -> Result<Self> {
+    pub(crate) fn new(place: Place, unique: bool) -> Result<Self> {
         let folder = crate::aside(place.folder_to_listen()?)?;
         let address = place.address(&folder)?;
         let socket = crate::aside(open(SocketType::SEQPACKET)?)?;
@@ -47,9 +58,9 @@ impl LocalListener {
         // connect.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| place.error("fchmod", error))?;
 
-        let lock = Lock::take(&folder)?;
+        let lock = if unique { None } else { Some(Lock::take(&folder)?) };
         match rustix::net::bind(&socket, &address) {
-            Err(Errno::ADDRINUSE) => {
+            Err(Errno::ADDRINUSE) if !unique => {
                 clear(&place, &folder, &address)?;
                 rustix::net::bind(&socket, &address)
             }
@@ -64,7 +75,7 @@ impl LocalListener {
             return Err(place.error("listen", error));
         }
         drop(lock);
-        Ok(Self { socket, place, folder, spare: spare(), file, pid: std::process::id() })
+        Ok(Self { socket: Some(socket), place, folder, spare: spare(), file, pid: std::process::id(), unique })
     }
 }
 
@@ -73,24 +84,37 @@ impl Listener for LocalListener {
         if aside::keeps() && !self.is_knocked_at() {
             return Ok(None); // No limit is lifted for nothing.
         }
+        if discard::is_full() && self.is_knocked_at() {
+            let what = "the number of sockets of earlier callers that wait to be closed";
+            return Err(Error::Limit { what, remedy: "they left files in them whose close does not return" });
+        }
         aside::lifted(|| self.take())
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.socket()
     }
 }
 
 impl LocalListener {
+    fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_ref().expect("there until the listener is dropped").as_fd()
+    }
+
+    fn accept_one(&self) -> rustix::io::Result<OwnedFd> {
+        rustix::net::accept_with(self.socket(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+    }
+
     fn is_knocked_at(&self) -> bool {
-        let mut one = [PollFd::new(&self.socket, PollFlags::IN)];
+        let socket = self.socket();
+        let mut one = [PollFd::new(&socket, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         rustix::event::poll(&mut one, Some(&now)) != Ok(0)
     }
 
     fn take(&mut self) -> Result<Option<Box<dyn Link>>> {
         loop {
-            match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            match self.accept_one() {
                 Ok(socket) => return Ok(Some(Box::new(LocalLink::of_listener(socket, &self.place.shown())?))),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
@@ -110,8 +134,25 @@ impl LocalListener {
     /// would wait in vain, and whoever polls it would be sent to look again and again.
     fn turn_away(&mut self) {
         drop(self.spare.take());
-        let _ = rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+        if let Ok(socket) = self.accept_one()
+            && let Err(files) = frame::empty_queue(socket.as_fd(), true, is_harmless)
+        {
+            // What is in its queue goes with it.
+            let source = Identity::of_peer(socket.as_fd()).map(|who| who.source(Kind::Socket));
+            discard::discard(source.unwrap_or(NOBODY), (socket, files));
+        }
         self.spare = spare();
+    }
+
+    fn remove_file(&self) {
+        // A file that cannot be removed now is one that the next listener takes over.
+        let lock = if self.unique { None } else { Some(Lock::take(&self.folder)) };
+        if matches!(lock, Some(Err(_))) {
+            return;
+        }
+        if identity(&self.place, &self.folder) == Ok(self.file) {
+            let _ = rustix::fs::unlinkat(&self.folder, self.place.name(), AtFlags::empty());
+        }
     }
 }
 
@@ -120,10 +161,10 @@ impl Drop for LocalListener {
         if self.pid != std::process::id() {
             return;
         }
-        // A file that cannot be removed now is one that the next listener takes over.
-        let Ok(_lock) = Lock::take(&self.folder) else { return };
-        if identity(&self.place, &self.folder) == Ok(self.file) {
-            let _ = rustix::fs::unlinkat(&self.folder, self.place.name(), AtFlags::empty());
+        self.remove_file();
+        // With the socket go those who knocked, and what they sent (L-5).
+        if self.is_knocked_at() {
+            discard::discard(NOBODY, self.socket.take());
         }
     }
 }

@@ -22,7 +22,7 @@ use support::{
     raw::{Raw, eventfd},
     unblocked,
 };
-use tombolo_domain::{Deadline, Doorbell, Error, Slot, Woken};
+use tombolo_domain::{Deadline, Doorbell, Error, Life, Slot, Woken};
 use tombolo_layout::local::Head;
 use tombolo_mem::OwnData;
 
@@ -117,7 +117,14 @@ fn l4_random_datagrams_are_refused_or_understood() {
             raw.send(&datagram, &fds[..few]);
             match raw.link.recv(1 << 20) {
                 Ok(Some(_)) => understood += 1,
-                Err(Error::Malformed { .. }) => malformed += 1,
+                Err(Error::Malformed { .. }) => {
+                    malformed += 1;
+                    if few > 0 {
+                        raw = Raw::introduced(&folder); // What came may have been left where it is.
+                    }
+                }
+                // The files that it sent before are being closed.
+                Err(Error::Quota(_)) => raw = Raw::introduced(&folder),
                 other => panic!("{datagram:x?}: {other:?}"),
             }
         }
@@ -126,14 +133,36 @@ fn l4_random_datagrams_are_refused_or_understood() {
 }
 
 #[test]
-fn l4_empty_datagram_is_the_end_and_its_descriptors_are_closed() {
+fn l4_l8_empty_datagram_is_refused_and_no_end_and_its_descriptors_are_closed() {
     let _alone = alone();
     let folder = Folder::new();
     let null = dev_null();
     without_leak(|| {
         let mut raw = Raw::introduced(&folder);
+        raw.send(&[], &[]);
+        refused(&mut raw, "L-4");
+        assert_eq!(raw.link.life(), Life::Running);
+        raw.say(BARE, b"x", &[]);
+        assert_eq!(raw.link.recv(0).unwrap().unwrap().message, b"x", "the link goes on");
         raw.send(&[], &[null.as_fd()]);
-        assert!(matches!(raw.link.recv(0), Err(Error::PeerGone)));
+        refused(&mut raw, "L-4");
+        drop(raw.socket);
+        raw.link.recv(0).unwrap_err();
+        assert_eq!(raw.link.life(), Life::ProcessGone);
+    });
+}
+
+#[test]
+fn l5_what_is_refused_with_descriptors_that_were_not_taken_stays_refused() {
+    let _alone = alone();
+    let folder = Folder::new();
+    let null = dev_null();
+    without_leak(|| {
+        let mut raw = Raw::introduced(&folder);
+        raw.say(BARE, b"x", &[null.as_fd()]);
+        refused(&mut raw, "L-5");
+        raw.say(BARE, b"y", &[]);
+        refused(&mut raw, "L-5");
     });
 }
 
@@ -208,7 +237,17 @@ fn l6_segment_that_is_no_sealed_and_present_memory_is_refused() {
     let sparse = rustix::fs::memfd_create("sparse", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&sparse, 1 << 20).unwrap();
     rustix::fs::fcntl_add_seals(&sparse, ALL_SEALS).unwrap();
+    let faked = rustix::fs::memfd_create("faked", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&faked, 1 << 20).unwrap();
+    rustix::fs::fallocate(&faked, rustix::fs::FallocateFlags::KEEP_SIZE, 1 << 20, 1 << 20).unwrap();
+    rustix::fs::fcntl_add_seals(&faked, ALL_SEALS).unwrap();
+    let reopened = |flags| {
+        let fd = memfd(4096, none, ALL_SEALS);
+        rustix::fs::open(format!("/proc/self/fd/{}", fd.as_raw_fd()), flags, rustix::fs::Mode::empty()).unwrap()
+    };
     let mut wrong: Vec<(&str, OwnedFd)> = vec![
+        ("opened as a path", reopened(OFlags::PATH)),
+        ("opened for writing", reopened(OFlags::WRONLY)),
         ("a regular file", tempfile::tempfile().unwrap().into()),
         ("a folder", File::open("/proc").unwrap().into()),
         ("/dev/null", dev_null()),
@@ -219,6 +258,14 @@ fn l6_segment_that_is_no_sealed_and_present_memory_is_refused() {
         ("half a page", memfd(2048, none, ALL_SEALS)),
         ("sparse", sparse),
     ];
+    if tombolo_mem::counts_pages() {
+        wrong.push(("allocated beyond its end", faked));
+    } else {
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIP l6_segment_that_is_no_sealed_and_present_memory_is_refused (needs cachestat): Linux 6.5"
+        );
+    }
     for (name, seal) in [
         ("without the seal against shrinking", SealFlags::SHRINK),
         ("without the seal against growing", SealFlags::GROW),
@@ -265,7 +312,7 @@ fn l7_doorbell_that_is_no_eventfd_is_refused() {
     let folder = Folder::new();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-    let wrong: Vec<(&str, OwnedFd)> = vec![
+    let mut wrong: Vec<(&str, OwnedFd)> = vec![
         ("/dev/null", dev_null()),
         ("a pipe to read", reader),
         ("a pipe to write", writer),
@@ -275,6 +322,9 @@ fn l7_doorbell_that_is_no_eventfd_is_refused() {
         ("an epoll instance", rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap()),
     ];
     let good = eventfd();
+    let path = format!("/proc/self/fd/{}", good.as_raw_fd());
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    wrong.push(("an eventfd opened as a path", rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap()));
     without_leak(|| {
         for (name, fd) in &wrong {
             for fds in [[fd.as_fd(), good.as_fd()], [good.as_fd(), fd.as_fd()]] {

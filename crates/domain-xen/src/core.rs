@@ -129,6 +129,10 @@ pub(crate) struct Door {
     pub line: Option<Arc<Line>>,
 }
 
+/// How often what fired is asked for before the thread looks after everything else.
+const ROUNDS: usize = 16;
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
 /// What the thread works on.
 #[derive(Debug)]
 struct Watched {
@@ -321,6 +325,7 @@ impl Watched {
         // Where it cannot be watched, no more is known of names than was read.
         let _ = lock(&self.store).watch(self.names.folder());
         ring(&self.kick);
+        let mut more = false;
         loop {
             self.sweep();
             lock(&self.doors).retain(|_, door| door.page.state() == at::OPEN);
@@ -329,7 +334,7 @@ impl Watched {
             self.looks.store(false, Ordering::SeqCst);
             let looks = self.knocks_somewhere() || !lock(&self.quarantine).is_empty();
             self.looks.store(looks, Ordering::SeqCst);
-            let timeout = if looks { every.as_ref() } else { None };
+            let timeout = if more { Some(&NOW) } else { every.as_ref().filter(|_| looks) };
             let mut fds = [PollFd::new(&fd, PollFlags::IN), PollFd::new(&self.kick, PollFlags::IN)];
             let _interrupted = rustix::event::poll(&mut fds, timeout);
             let _ = rustix::io::read(&self.kick, &mut [0; 8]);
@@ -337,10 +342,15 @@ impl Watched {
                 return;
             }
             // Again until nothing is left: what fires while an answer is awaited no longer makes the descriptor readable.
-            loop {
+            // Where somebody writes nodes without end, all else has its turn in between.
+            more = true;
+            for _ in 0..ROUNDS {
                 let fired = lock(&self.store).fired();
                 match fired {
-                    Ok(fired) if fired.is_empty() => break,
+                    Ok(fired) if fired.is_empty() => {
+                        more = false;
+                        break;
+                    }
                     Ok(fired) => {
                         let known = fired.iter().filter(|path| self.told(path) || self.changed(path)).count();
                         if known < fired.len() {

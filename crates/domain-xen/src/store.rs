@@ -18,6 +18,8 @@ use crate::{
     wire::{Kind, Message, PAYLOAD_MAX, Parser},
 };
 
+/// Most changes that are heard at once.
+const FIRED_MAX: usize = 256;
 /// How long XenStore may take for an answer: it is a daemon on the same machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -129,7 +131,9 @@ impl Store {
 
     /// Paths that changed. Never blocks.
     pub(crate) fn fired(&mut self) -> Result<Vec<String>> {
-        while let Some(message) = self.next(None)? {
+        // Who writes without end is heard in turns.
+        for _ in 0..FIRED_MAX {
+            let Some(message) = self.next(None)? else { break };
             self.note(&message);
         }
         Ok(std::mem::take(&mut self.fired))

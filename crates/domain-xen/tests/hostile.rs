@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Peers that write garbage into XenStore, leave, or are destroyed, over the Xen of tests.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use tombolo_domain::{
     Deadline, Error, Life, Link, Listener, Rendezvous, Result, Slot, Woken, conformance, wait_readable,
@@ -244,4 +247,37 @@ fn x9_peers_that_come_and_go_do_not_use_up_what_xenstore_watches() {
         |it| Ok((it.life() == Life::DomainGone).then_some(())),
     );
     gone.expect("its end is seen");
+}
+
+#[test]
+fn x5_nodes_that_are_written_without_end_keep_nobody_from_all_else() {
+    let xen = FakeXen::new();
+    let (five, seven) = (xen.domain(5), xen.domain(7));
+    let _own = five.listen("7/own").expect("free");
+    let mut listener = seven.listen("5/back").expect("free");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for writer in 0..2 {
+            let (xen, over) = (&xen, &over);
+            scope.spawn(move || {
+                let node = format!("/local/domain/7/data/tombolo/5/own@{}", 1000 + writer);
+                while !over.load(Ordering::Relaxed) {
+                    xen.write_node(7, &node, "without end");
+                }
+            });
+        }
+        // Whether it was answered is looked for by the thread that hears of the nodes.
+        let met = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..5 {
+                let mut called = five.connect("7/back", patience()).expect("somebody listens");
+                let mut accepted = accept(&mut *listener);
+                called.send(b"hello", None).expect("there is room");
+                assert_eq!(message(&mut *accepted).expect("sent"), b"hello");
+                accepted.send(b"welcome", None).expect("there is room");
+                assert_eq!(message(&mut *called).expect("sent"), b"welcome");
+            }
+        }));
+        over.store(true, Ordering::Relaxed);
+        met.expect("all else goes on");
+    });
 }

@@ -41,7 +41,8 @@ pub trait Listener: Send + std::fmt::Debug {
     /// The next peer that knocked, or `None` while there is none. Never blocks, whatever peers do or fail to do.
     ///
     /// # Errors
-    /// [`Limit`](crate::Error::Limit) where a peer knocked and there is no room for it: it stays knocking.
+    /// [`Limit`](crate::Error::Limit) where a peer knocked and there is no room for it: it stays knocking, or was turned
+    /// away.
     fn accept(&mut self) -> Result<Option<Box<dyn Link>>>;
 
     /// A descriptor that polls readable when [`accept`](Self::accept) has something to say.

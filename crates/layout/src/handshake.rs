@@ -79,6 +79,13 @@ pub enum Message {
     },
 }
 
+/// C-6. The versions that the sender of `message` speaks, from the oldest to the newest: they stand in the same place in
+/// all kinds and versions. `None` where it is too short to say.
+#[must_use]
+pub fn versions(message: &[u8]) -> Option<(u16, u16)> {
+    (message.len() >= AT_DETAIL).then(|| (u16_at(message, AT_VERSION_MIN), u16_at(message, AT_VERSION_MAX)))
+}
+
 const HELLO: u16 = 1;
 const WELCOME: u16 = 2;
 const REFUSE: u16 = 3;

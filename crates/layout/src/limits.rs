@@ -11,6 +11,8 @@ pub const CAPACITY_MIN: u64 = PAGE;
 pub const CAPACITY_MAX: u64 = 1 << 30;
 /// Ring size where nobody asked for another: fits in L2 and lets the writer run ahead of the reader.
 pub const CAPACITY_DEFAULT: u64 = 1 << 20;
+/// C-7. Largest first ring of a caller that a listener maps where nobody asked for another: sixteen default rings.
+pub const FIRST_CAPACITY_MOST: u64 = 16 * CAPACITY_DEFAULT;
 /// Granule of records, and the size of a record's header.
 pub const RECORD_ALIGN: u64 = 8;
 /// C-2. Longest control message.

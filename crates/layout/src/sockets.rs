@@ -85,9 +85,12 @@ pub struct Claim {
     pub known: [u16; 2],
     /// What its kernel counted.
     pub counts: Counts,
-    /// A random number for the keyed hash.
+    /// A random number for the tag.
     pub nonce: [u8; 16],
 }
+
+/// S-6. Bytes of the tag that an *Answer* carries: enough to guess it in vain, too few to search for what it was made of.
+pub const SHORT_TAG: usize = 4;
 
 /// S-6. Which bytes of the two directions were hashed: a prefix of each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,8 +99,17 @@ pub struct Proof {
     pub proposer: u32,
     /// Bytes of the other direction.
     pub answerer: u32,
-    /// The keyed hash.
-    pub hash: [u8; 32],
+    /// The tag; in an *Answer* all but the first [`SHORT_TAG`] bytes are zero.
+    pub tag: [u8; 32],
+}
+
+impl Proof {
+    /// The proof as an *Answer* carries it.
+    #[must_use]
+    pub fn shortened(mut self) -> Self {
+        self.tag[SHORT_TAG..].fill(0);
+        self
+    }
 }
 
 /// A message on the link of two processes. It concerns one connection.
@@ -163,7 +175,7 @@ impl Message {
             }
             Self::Answer { to, claim, proof } => {
                 put_claim(&mut bytes, claim);
-                put_proof(&mut bytes, proof);
+                put_proof(&mut bytes, &proof.shortened());
                 (ANSWER, *to)
             }
             Self::Confirm { to, proof } => {
@@ -246,7 +258,7 @@ fn claim(bytes: &[u8; LEN]) -> Claim {
 fn put_proof(bytes: &mut [u8], proof: &Proof) {
     put(bytes, AT_PROOF, &proof.proposer.to_le_bytes());
     put(bytes, AT_PROOF + 4, &proof.answerer.to_le_bytes());
-    put(bytes, AT_PROOF + 8, &proof.hash);
+    put(bytes, AT_PROOF + 8, &proof.tag);
 }
 
 fn proof(bytes: &[u8; LEN]) -> Proof {
@@ -254,7 +266,7 @@ fn proof(bytes: &[u8; LEN]) -> Proof {
     Proof {
         proposer: u32_at(AT_PROOF),
         answerer: u32_at(AT_PROOF + 4),
-        hash: core::array::from_fn(|index| bytes[AT_PROOF + 8 + index]),
+        tag: core::array::from_fn(|index| bytes[AT_PROOF + 8 + index]),
     }
 }
 
@@ -275,10 +287,10 @@ mod tests {
     }
 
     fn all() -> [Message; 4] {
-        let proof = Proof { proposer: 100, answerer: 1024, hash: [0x5a; 32] };
+        let proof = Proof { proposer: 100, answerer: 1024, tag: [0x5a; 32] };
         [
             Message::Propose(sample()),
-            Message::Answer { to: 5, claim: sample(), proof },
+            Message::Answer { to: 5, claim: sample(), proof: proof.shortened() },
             Message::Confirm { to: 6, proof },
             Message::Refuse { to: 7, reason: 12 },
         ]
@@ -316,6 +328,10 @@ mod tests {
                 assert!(Message::decode(&changed).is_err(), "byte {at:#x} of {message:?}");
             }
         }
+        let mut answer = all()[1].encode();
+        assert_eq!((answer[AT_PROOF + 11], answer[AT_PROOF + 12]), (0x5a, 0), "of the tag there are four bytes");
+        answer[AT_PROOF + 12] = 1;
+        assert!(Message::decode(&answer).is_err(), "an answer with more of its tag");
         let mut refuse = all()[3].encode();
         refuse[AT_PROOF] = 1;
         assert!(Message::decode(&refuse).is_err(), "a refusal has no proof");

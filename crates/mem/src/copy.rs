@@ -25,6 +25,27 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe { imp::copy(from, to, len) }
 }
 
+/// One way to copy, chosen by the caller: for measuring what a machine is good at. Where the CPU does not have it, and
+/// for pieces that are too short for it, the bytes are copied as always.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyMethod {
+    /// A loop of vector loads and stores.
+    Vectors,
+    /// `rep movsb`.
+    RepMovsb,
+    /// Vector loads, and stores that pass the caches by; a store fence comes last.
+    NonTemporal,
+}
+
+/// Copies `len` bytes by the given method.
+///
+/// # Safety
+/// As [`copy`].
+pub(crate) unsafe fn copy_by(method: CopyMethod, from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promises are passed on unchanged.
+    unsafe { imp::copy_by(method, from, to, len) }
+}
+
 /// Asks for the lines of `len` bytes from `at` on.
 #[inline]
 pub(crate) fn prefetch(at: NonNull<u8>, len: usize) {
@@ -177,14 +198,8 @@ mod imp {
             known => known,
         };
         if len >= REP_FROM && good_at & REP != 0 {
-            // SAFETY: (in bounds) `rep movsb` copies exactly `len` bytes upwards; the direction flag is clear on entry.
-            unsafe {
-                asm!(
-                    "rep movsb",
-                    inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
-                    options(nostack, preserves_flags),
-                );
-            }
+            // SAFETY: the caller's promises.
+            unsafe { rep_movsb(from, to, len) }
         } else if good_at & AVX != 0 {
             // SAFETY: the caller's promises; the CPU has AVX and `len > 128`.
             unsafe { avx_loop(from, to, len) }
@@ -195,6 +210,63 @@ mod imp {
             // SAFETY: the caller's promises; `len > 128`.
             unsafe { sse_loop(from, to, len) }
         }
+    }
+
+    /// Any length.
+    #[inline(always)]
+    unsafe fn rep_movsb(from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: (in bounds) `rep movsb` copies exactly `len` bytes upwards; the direction flag is clear on entry.
+        unsafe {
+            asm!(
+                "rep movsb",
+                inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    /// Any length: what the method cannot do, [`copy`] does.
+    pub(super) unsafe fn copy_by(method: super::CopyMethod, from: *const u8, to: *mut u8, len: usize) {
+        use super::CopyMethod::{NonTemporal, RepMovsb, Vectors};
+        let avx = is_x86_feature_detected!("avx");
+        match method {
+            // SAFETY: the caller's promises; the CPU has AVX and `len > 128`.
+            Vectors if avx && len > 128 => unsafe { avx_loop(from, to, len) },
+            // SAFETY: the caller's promises; the CPU has AVX and `len > 128`.
+            NonTemporal if avx && len > 128 => unsafe { non_temporal(from, to, len) },
+            // SAFETY: the caller's promises.
+            RepMovsb => unsafe { rep_movsb(from, to, len) },
+            // SAFETY: the caller's promises.
+            _ => unsafe { copy(from, to, len) },
+        }
+    }
+
+    /// More than 128 bytes: stores that bypass the caches to whole lines, plain ones before the first and after the last.
+    #[target_feature(enable = "avx")]
+    unsafe fn non_temporal(from: *const u8, to: *mut u8, len: usize) {
+        let before = to.align_offset(64).min(len);
+        let lines = (len - before) / 64;
+        // SAFETY: (in bounds) `before <= len`.
+        unsafe { copy(from, to, before) };
+        let mut at = before;
+        for _ in 0..lines {
+            // SAFETY: (in bounds) a whole line is left at `at`; (aligned) `to + at` is a multiple of 64.
+            unsafe {
+                asm!(
+                    "vmovdqu {a}, [{s}]", "vmovdqu {b}, [{s} + 32]",
+                    "vmovntdq [{d}], {a}", "vmovntdq [{d} + 32], {b}",
+                    a = out(ymm_reg) _, b = out(ymm_reg) _,
+                    s = in(reg) from.wrapping_add(at), d = in(reg) to.wrapping_add(at),
+                    options(nostack, preserves_flags),
+                );
+            }
+            at += 64;
+        }
+        // SAFETY: (in bounds) `len - at` bytes are left.
+        unsafe { copy(from.wrapping_add(at), to.wrapping_add(at), len - at) };
+        // SAFETY: (ordered) such stores are outside x86's order of stores: the fence puts them before the position that
+        // publishes them. No memory is touched.
+        unsafe { asm!("sfence", "vzeroupper", options(nostack, preserves_flags)) };
     }
 
     /// More than 128 bytes, 128 at a time, the last 128 first loaded from the end so that no tail is left.
@@ -284,7 +356,7 @@ mod imp {
 
     /// Every routine with the lengths it is meant for.
     #[cfg(test)]
-    pub(super) const ROUTINES: [(&str, Routine, std::ops::RangeInclusive<usize>); 7] = [
+    pub(super) const ROUTINES: [(&str, Routine, std::ops::RangeInclusive<usize>); 9] = [
         ("copy", copy, 0..=5000),
         ("short", short, 0..=15),
         ("vectors", vectors, 16..=128),
@@ -292,6 +364,8 @@ mod imp {
         ("word_loop", word_loop, 129..=700),
         ("avx_loop", avx_loop, 129..=700),
         ("long", long, 4090..=4100),
+        ("rep_movsb", rep_movsb, 0..=700),
+        ("non_temporal", non_temporal, 129..=700),
     ];
 }
 
@@ -319,6 +393,11 @@ mod imp {
             unsafe { byte(from, to, at) };
             at += 1;
         }
+    }
+
+    pub(super) unsafe fn copy_by(_: super::CopyMethod, from: *const u8, to: *mut u8, len: usize) {
+        // SAFETY: the caller's promises.
+        unsafe { copy(from, to, len) }
     }
 
     /// # Safety

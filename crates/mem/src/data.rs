@@ -7,14 +7,16 @@
 
 use std::{marker::PhantomData, ptr::NonNull, sync::Arc};
 
-use crate::{OwnData, PeerData, Untrusted, copy, map::Mapping};
+use crate::{CopyMethod, OwnData, PeerData, Untrusted, copy, map::Mapping};
 
 /// A range of a mapping, and what keeps it mapped.
 #[derive(Debug)]
 struct Range {
     base: NonNull<u8>,
     len: usize,
-    _mapping: Arc<Mapping>,
+    /// Kept here as well, beside what every copy needs.
+    revocable: bool,
+    mapping: Arc<Mapping>,
 }
 
 // SAFETY: the range is an address in a mapping that is Send and Sync; who writes it is settled by the owners below.
@@ -27,7 +29,7 @@ impl Range {
         assert!(offset % 8 == 0 && offset <= mapping.len(), "data begin at {offset:#x}, outside their segment");
         // SAFETY: (in bounds) just checked.
         let base = unsafe { mapping.base().add(offset) };
-        Self { base, len: mapping.len() - offset, _mapping: mapping }
+        Self { base, len: mapping.len() - offset, revocable: mapping.is_revocable(), mapping }
     }
 
     #[inline]
@@ -88,6 +90,16 @@ impl OwnBytes {
         let b = unsafe { std::slice::from_raw_parts_mut(b.as_ptr(), second.1) };
         (a, b)
     }
+
+    /// Copies `from` to `offset` by the given method.
+    ///
+    /// # Panics
+    /// Where it would not fit.
+    pub fn copy_in_by(&mut self, method: CopyMethod, offset: usize, from: &[u8]) {
+        let to = self.0.at(offset, from.len());
+        // SAFETY: as in `copy_in`.
+        unsafe { copy::copy_by(method, from.as_ptr(), to.as_ptr(), from.len()) }
+    }
 }
 
 impl OwnData for OwnBytes {
@@ -146,6 +158,16 @@ impl PeerBytes {
     pub fn slice(&self, offset: usize, len: usize) -> SharedSlice<'_> {
         SharedSlice { base: self.0.at(offset, len), len, _bytes: PhantomData }
     }
+
+    /// Copies what stands at `offset` now into `to`, by the given method.
+    ///
+    /// # Panics
+    /// Where it would reach beyond the end.
+    pub fn copy_out_by(&self, method: CopyMethod, offset: usize, to: &mut [u8]) {
+        let from = self.0.at(offset, to.len());
+        // SAFETY: as in `SharedSlice::copy_to`.
+        unsafe { copy::copy_by(method, from.as_ptr(), to.as_mut_ptr(), to.len()) }
+    }
 }
 
 impl PeerData for PeerBytes {
@@ -167,6 +189,11 @@ impl PeerData for PeerBytes {
         // SAFETY: (valid) `at` checked the range; (aligned) so was the offset, and data begin at a page; (races) a
         // volatile load of one word, whatever it finds.
         Untrusted::new(u64::from_le(unsafe { at.read_volatile() }))
+    }
+
+    #[inline]
+    fn is_lost(&self) -> bool {
+        self.0.revocable && self.0.mapping.is_lost()
     }
 
     #[inline]

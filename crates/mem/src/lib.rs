@@ -29,11 +29,14 @@ mod untrusted;
 mod word;
 
 pub use common::{Common, Held};
+pub use copy::CopyMethod;
 pub use data::{OwnBytes, PeerBytes, SharedSlice};
 #[cfg(feature = "testing")]
 pub use memfd::create_forgeable;
-pub use memfd::{SealError, check_sealed, create_sealed};
+pub use memfd::{SealError, check_sealed, counts_pages, create_sealed};
 pub use mutual::CommonSegment;
+#[cfg(miri)]
+pub use segment::create_alone;
 pub use segment::{OwnControl, OwnSegment, PeerSegment};
 pub use untrusted::Untrusted;
 pub use word::{MappedOwnWord, MappedPeerWord};
@@ -78,6 +81,10 @@ pub trait PeerWord {
     fn load_acquire(&self) -> Untrusted<u64>;
     /// The word with no order of its own; a fence gives it one.
     fn load_relaxed(&self) -> Untrusted<u64>;
+    /// Whether the memory was taken away by the time of the last load, so that what was loaded may not be the peer's word.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Bytes in this end's own memory.
@@ -133,6 +140,10 @@ pub trait PeerData {
     }
     /// Asks the CPU to fetch the lines of `offset .. offset + len`; a hint, so out of bounds it does nothing.
     fn prefetch(&self, offset: usize, len: usize);
+    /// Whether the memory was taken away by the time of the last copy, so that what was copied may not be the peer's bytes.
+    fn is_lost(&self) -> bool {
+        false
+    }
 }
 
 /// Real memory: segments mapped into this process.

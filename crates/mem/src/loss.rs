@@ -4,11 +4,16 @@
 //! Mappings of such memory stand in a table. The first of them installs a handler, which puts zeroed memory of this
 //! process in the place of the whole mapping, notes that it is lost, and lets the access go on. Whoever uses the
 //! mapping finds zeros, which are as good as anything else that a peer may write, and learns from `is_lost` why. A
-//! signal about any other address goes to the handler that was there before.
+//! signal about any other address goes to the handler that was there before, and so does one that somebody sent.
+//!
+//! Who installs a handler later (a JVM, Go, a sanitizer) takes ours away. Each new mapping, and every so many questions
+//! whether one is lost, look for that and put ours first again, with the later one behind it. One that passes signals on
+//! to ours then comes to those that were there before both.
 //!
 //! # Safety
-//! The handler does nothing but load and store atomics, call `mmap` and keep `errno`: all of it is allowed in a signal
-//! handler. A range is in the table only while it is mapped, so what is replaced is a mapping of this crate.
+//! The handler does nothing but load and store atomics, call `mmap`, `gettid`, `sigaction`, `pthread_sigmask` and `raise`,
+//! and keep `errno`: all of it is allowed in a signal handler. A range is in the table only while it is mapped, so what is
+//! replaced is a mapping of this crate. Code that has the handler in it is never unloaded.
 #![allow(unsafe_code)]
 
 use std::{
@@ -17,8 +22,8 @@ use std::{
     mem::MaybeUninit,
     ptr,
     sync::{
-        OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence},
     },
 };
 
@@ -45,8 +50,16 @@ static TABLE: [Slot; MAPPINGS_MAX] = [const {
     }
 }; MAPPINGS_MAX];
 
-/// What was done about `SIGBUS` before.
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+/// Most other handlers that are known at a time.
+const OTHERS_MAX: usize = 8;
+/// What was done about `SIGBUS` before: the oldest first. What is here is never freed.
+static OTHERS: [AtomicPtr<libc::sigaction>; OTHERS_MAX] = [const { AtomicPtr::new(ptr::null_mut()) }; OTHERS_MAX];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Held by who changes these.
+static INSTALLING: Mutex<()> = Mutex::new(());
+
+/// How many questions there are between two looks whether the handler is still there.
+const SELDOM: u32 = 256;
 
 /// A mapping's place in the table, until it is dropped.
 #[derive(Debug)]
@@ -73,6 +86,15 @@ impl Watched {
     }
 
     pub(crate) fn is_lost(&self) -> bool {
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        // ORDER: none needed; a number lost between two threads is asked for once more.
+        let asked = ASKED.load(Ordering::Relaxed);
+        ASKED.store(asked.wrapping_add(1), Ordering::Relaxed);
+        if asked % SELDOM == 0 {
+            let _ = install();
+        }
+        // ORDER Acquire: a fence, so that what this thread read before is not read after; with the handler's Release.
+        fence(Ordering::Acquire);
         self.0.lost.load(Ordering::Relaxed)
     }
 }
@@ -85,36 +107,84 @@ impl Drop for Watched {
     }
 }
 
+/// The action that stands for ours.
+fn is_ours(action: &libc::sigaction) -> bool {
+    action.sa_sigaction == handle as *const () as usize
+}
+
+/// Changes what is done about `SIGBUS`, if there is something new; what was done before.
+fn exchange(new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
+    let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+    let new = new.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: (new action) null changes nothing, or one that the caller made whole; (old action) is room for one.
+    if unsafe { libc::sigaction(libc::SIGBUS, new, before.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: (initialised) all zeros are a valid action, and the call filled it.
+    Ok(unsafe { before.assume_init() })
+}
+
+/// Puts our handler first, if it is not.
 fn install() -> io::Result<()> {
-    static DONE: OnceLock<Result<(), i32>> = OnceLock::new();
-    DONE.get_or_init(|| {
-        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: (new action) null changes nothing; (old action) is room for one.
-        let asked = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) };
-        if asked != 0 {
-            return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL));
-        }
-        // SAFETY: (initialised) all zeros are a valid action, and the call filled it.
-        let before = unsafe { before.assume_init() };
-        // Before the handler can run: it reads this.
-        let mut ours = *BEFORE.get_or_init(|| before);
-        ours.sa_sigaction = handle as *const () as usize;
-        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: (new action) a handler of the kind that SA_SIGINFO asks for, an empty mask of the old action's form.
-        match unsafe { libc::sigaction(libc::SIGBUS, &ours, ptr::null_mut()) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)),
-        }
-    })
-    .map_err(io::Error::from_raw_os_error)
+    if is_ours(&exchange(None)?) {
+        return Ok(());
+    }
+    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = exchange(None)?;
+    if is_ours(&before) {
+        return Ok(());
+    }
+    stay_loaded();
+    // Before the handler can run: it reads this.
+    remember(&before);
+    let mut ours = before;
+    ours.sa_sigaction = handle as *const () as usize;
+    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    let replaced = exchange(Some(&ours))?;
+    if !is_ours(&replaced) && replaced.sa_sigaction != before.sa_sigaction {
+        remember(&replaced); // Somebody else was at it at the same time.
+    }
+    Ok(())
+}
+
+/// Keeps what is to be done where ours is not concerned.
+fn remember(action: &libc::sigaction) {
+    let count = COUNT.load(Ordering::Relaxed);
+    // SAFETY: (valid) what is here was made by a box, and never goes.
+    let last = count.checked_sub(1).and_then(|last| unsafe { OTHERS[last].load(Ordering::Relaxed).as_ref() });
+    if last.is_some_and(|last| last.sa_sigaction == action.sa_sigaction) {
+        return;
+    }
+    let at = count.min(OTHERS_MAX - 1);
+    OTHERS[at].store(Box::into_raw(Box::new(*action)), Ordering::Release);
+    // ORDER Release: with the handler's Acquire; who sees the count sees the actions.
+    COUNT.store(at + 1, Ordering::Release);
+}
+
+/// A library that is unloaded (`dlclose`) would take the handler with it: whatever object this code is in stays.
+fn stay_loaded() {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: (valid) an address of this object, and room for what is known of it.
+    if unsafe { libc::dladdr(handle as *const c_void, found.as_mut_ptr()) } == 0 {
+        return;
+    }
+    // SAFETY: (initialised) all zeros are valid, and the call filled it.
+    let found = unsafe { found.assume_init() };
+    if !found.dli_fname.is_null() {
+        let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+        // SAFETY: (string) the loader's name of an object that is there; nothing is loaded anew.
+        let _ = unsafe { libc::dlopen(found.dli_fname, flags) };
+    }
 }
 
 extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: (valid) the kernel passes the signal's information.
     let info_ref = unsafe { &*info };
-    // SAFETY: (kind) SIGBUS has an address.
+    // SAFETY: (kind) SIGBUS has an address, where the kernel sends it.
     let at = unsafe { info_ref.si_addr() } as usize;
-    for slot in &TABLE {
+    // One that a process sent says what that process likes.
+    let table = if is_fault(info_ref) { &TABLE[..] } else { &[] };
+    for slot in table {
         let base = slot.base.load(Ordering::Acquire);
         let len = slot.len.load(Ordering::Acquire);
         // Both of one mapping: the slot may be given to another in between.
@@ -126,6 +196,11 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     pass_on(signal, info, context);
 }
 
+/// Whether it is about an access, and not sent by somebody.
+fn is_fault(info: &libc::siginfo_t) -> bool {
+    info.si_code > 0
+}
+
 fn replace(slot: &Slot, base: usize, len: usize) -> bool {
     let write = if slot.writable.load(Ordering::Relaxed) { libc::PROT_WRITE } else { 0 };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -133,36 +208,130 @@ fn replace(slot: &Slot, base: usize, len: usize) -> bool {
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: (valid) as above.
     let kept = unsafe { *errno };
+    // ORDER Release: before anybody finds zeros there. The call of the kernel that puts them there comes after it.
+    slot.lost.store(true, Ordering::Release);
     // SAFETY: (range) it is in the table, so it is a mapping of this crate, which goes only after it left the table.
     let mapped = unsafe { libc::mmap(base as *mut c_void, len, libc::PROT_READ | write, flags, -1, 0) };
     // SAFETY: (valid) as above.
     unsafe { *errno = kept };
-    slot.lost.store(true, Ordering::Relaxed);
     mapped != libc::MAP_FAILED
 }
 
-/// Lets the handler of before have it; where there was none, the access is made again and has its usual end.
+/// Threads in the middle of passing a signal on: which one, which signal, how deep in its stack, for the how many'th time.
+#[derive(Debug)]
+struct Passing {
+    thread: AtomicI32,
+    info: AtomicUsize,
+    frame: AtomicUsize,
+    level: AtomicUsize,
+}
+
+static PASSING: [Passing; 32] = [const {
+    Passing {
+        thread: AtomicI32::new(0),
+        info: AtomicUsize::new(0),
+        frame: AtomicUsize::new(0),
+        level: AtomicUsize::new(0),
+    }
+}; 32];
+
+/// Lets the latest of the other handlers have it. Where that passes it on to us, the one before it has it, and so on.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let Some(before) = BEFORE.get() else { return };
-    let has_handler = before.sa_sigaction != libc::SIG_DFL && before.sa_sigaction != libc::SIG_IGN;
-    if has_handler && before.sa_flags & libc::SA_SIGINFO != 0 {
+    // SAFETY: (contract) the call has none.
+    let thread = unsafe { libc::gettid() };
+    let frame = &raw const thread as usize;
+    let own = PASSING.iter().find(|slot| slot.thread.load(Ordering::Relaxed) == thread).or_else(|| {
+        let free =
+            |slot: &&Passing| slot.thread.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        PASSING.iter().find(free)
+    });
+    let mut level = 0;
+    let mut before = (0, 0, 0);
+    if let Some(own) = own {
+        before =
+            (own.info.load(Ordering::Relaxed), own.frame.load(Ordering::Relaxed), own.level.load(Ordering::Relaxed));
+        // The same signal, deeper in the stack: a handler that never came back left a place that is as deep as this.
+        if before.0 == info as usize && frame < before.1 {
+            level = before.2 + 1;
+        } else {
+            before = (0, 0, 0);
+        }
+        own.info.store(info as usize, Ordering::Relaxed);
+        own.frame.store(frame, Ordering::Relaxed);
+        own.level.store(level, Ordering::Relaxed);
+    }
+    let next = COUNT.load(Ordering::Acquire).checked_sub(level + 1).map(|at| OTHERS[at].load(Ordering::Acquire));
+    // SAFETY: (valid) what is there was made by a box, and never goes.
+    match next.and_then(|next| unsafe { next.as_ref() }) {
+        Some(next) => run(next, signal, info, context),
+        None => end(signal),
+    }
+    if let Some(own) = own {
+        own.info.store(before.0, Ordering::Relaxed);
+        own.frame.store(before.1, Ordering::Relaxed);
+        own.level.store(before.2, Ordering::Relaxed);
+        if level == 0 {
+            own.thread.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Does what another action says.
+fn run(action: &libc::sigaction, signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: (valid) the kernel passes the signal's information.
+    let is_fault = is_fault(unsafe { &*info });
+    match action.sa_sigaction {
+        libc::SIG_IGN if !is_fault => return,
+        // A fault cannot be ignored.
+        libc::SIG_DFL | libc::SIG_IGN => return end(signal),
+        _ => {}
+    }
+    // SAFETY: (valid) the action's own mask, which the kernel would have blocked as well; it is put back with the context.
+    let _ = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const action.sa_mask, ptr::null_mut()) };
+    if action.sa_flags & libc::SA_SIGINFO != 0 {
         // SAFETY: (kind) SA_SIGINFO says that the address is that of such a function.
         let next: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
-            unsafe { std::mem::transmute(before.sa_sigaction) };
+            unsafe { std::mem::transmute(action.sa_sigaction) };
         next(signal, info, context);
-    } else if has_handler {
-        // SAFETY: (kind) without SA_SIGINFO the address is that of such a function.
-        let next: extern "C" fn(c_int) = unsafe { std::mem::transmute(before.sa_sigaction) };
-        next(signal);
     } else {
-        // SAFETY: (action) one that the kernel gave.
-        let _ = unsafe { libc::sigaction(signal, before, ptr::null_mut()) };
+        // SAFETY: (kind) without SA_SIGINFO the address is that of such a function.
+        let next: extern "C" fn(c_int) = unsafe { std::mem::transmute(action.sa_sigaction) };
+        next(signal);
     }
+    // Rust's own puts the default in its place, and counts on the access being made again. Nothing is made again after a
+    // signal that somebody sent; the next such signal has the usual end.
+    if !is_fault
+        && let Ok(now) = exchange(None)
+        && matches!(now.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+    {
+        static DEFAULT: libc::sigaction =
+            // SAFETY: (initialised) all zeros is the default action.
+            unsafe { std::mem::zeroed() };
+        let mut ours = now;
+        ours.sa_sigaction = handle as *const () as usize;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        let at = COUNT.load(Ordering::Relaxed).min(OTHERS_MAX - 1);
+        OTHERS[at].store((&raw const DEFAULT).cast_mut(), Ordering::Release);
+        COUNT.store(at + 1, Ordering::Release);
+        let _ = exchange(Some(&ours));
+    }
+}
+
+/// What happens to a program that has no handler.
+fn end(signal: c_int) {
+    // SAFETY: (initialised) all zeros is the default action.
+    let default: libc::sigaction = unsafe { std::mem::zeroed() };
+    let _ = exchange(Some(&default));
+    // SAFETY: (contract) a number of a signal is all that it asks for. It comes when the handler returns.
+    let _ = unsafe { libc::raise(signal) };
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::{
+        os::fd::AsFd,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
 
     use rustix::fs::MemfdFlags;
 
@@ -192,10 +361,119 @@ mod tests {
         assert!(control.is_lost());
     }
 
+    /// Runs a test of this file again in a process of its own, as `role`.
+    fn again(test: &str, role: &str) -> std::process::ExitStatus {
+        std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("loss::tests::{test}")])
+            .env(ROLE, role)
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .status()
+            .unwrap()
+    }
+
+    const ROLE: &str = "TOMBOLO_TEST_BUS_ERROR";
+
+    /// Memory of a device, its mapping, and other memory that is already gone.
+    fn device() -> (std::os::fd::OwnedFd, PeerSegment, PeerSegment) {
+        let make = || {
+            let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&memory, 4096).unwrap();
+            memory
+        };
+        let (memory, other) = (make(), make());
+        let watched = PeerSegment::map_revocable(memory.as_fd(), 0, 4096, ()).unwrap();
+        let bare = PeerSegment::map(other.as_fd(), 4096).unwrap();
+        rustix::fs::ftruncate(&other, 0).unwrap();
+        (memory, watched, bare)
+    }
+
+    fn unplug(memory: &std::os::fd::OwnedFd, watched: &PeerSegment) {
+        rustix::fs::ftruncate(memory, 0).unwrap();
+        assert_eq!(watched.word(8).load_acquire().hint(), 0);
+        assert!(watched.is_lost());
+    }
+
+    fn raise() {
+        // SAFETY: (contract) a number of a signal is all that it asks for.
+        assert_eq!(unsafe { libc::raise(libc::SIGBUS) }, 0);
+    }
+
+    #[test]
+    fn d3_signal_that_somebody_sent_does_not_disarm() {
+        let test = "d3_signal_that_somebody_sent_does_not_disarm";
+        match std::env::var(ROLE).as_deref() {
+            Ok("once") => {
+                let (memory, watched, _) = device();
+                raise(); // Rust's handler lets the first one pass.
+                return unplug(&memory, &watched);
+            }
+            Ok("twice") => {
+                let _device = device();
+                raise();
+                return raise();
+            }
+            _ => {}
+        }
+        assert!(again(test, "once").success());
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(again(test, "twice").signal(), Some(libc::SIGBUS), "the usual end");
+    }
+
+    /// What a later handler found in its place.
+    static FOUND: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn later(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+        match FOUND.load(Ordering::Relaxed) {
+            // SAFETY: (contract) ends the process at once.
+            0 => unsafe { libc::_exit(33) },
+            found => {
+                // SAFETY: (kind) what was found is ours, which is such a function.
+                let found: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                    unsafe { std::mem::transmute(found) };
+                found(signal, info, context);
+            }
+        }
+    }
+
+    /// Installs `later` as a program would; it passes on, or ends the process.
+    fn install_later(passes_on: bool) {
+        // SAFETY: (initialised) all zeros is an action.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = later as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO;
+        let found = super::exchange(Some(&action)).unwrap();
+        FOUND.store(if passes_on { found.sa_sigaction } else { 0 }, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn d3_handler_that_was_installed_later_is_found_and_gets_what_is_its_own() {
+        let test = "d3_handler_that_was_installed_later_is_found_and_gets_what_is_its_own";
+        if let Ok(role) = std::env::var(ROLE) {
+            let (memory, watched, bare) = device();
+            install_later(role.contains("passes"));
+            if role.contains("mapping") {
+                drop(device());
+            } else {
+                (0..super::SELDOM).for_each(|_| assert!(!watched.is_lost()));
+            }
+            unplug(&memory, &watched);
+            if role.contains("other") {
+                bare.word(8).load_acquire().hint();
+            }
+            return;
+        }
+        assert!(again(test, "asked").success());
+        assert!(again(test, "mapping").success());
+        assert_eq!(again(test, "mapping other").code(), Some(33), "the later one has it");
+        use std::os::unix::process::ExitStatusExt;
+        let status = again(test, "mapping other passes");
+        assert_eq!(status.signal(), Some(libc::SIGBUS), "the usual end, without a circle: {status}");
+    }
+
     /// A bus error elsewhere is still one: the child that makes one dies of it.
     #[test]
     fn canary_bus_error_of_other_memory_still_kills() {
-        const ROLE: &str = "TOMBOLO_TEST_BUS_ERROR";
         let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memory, 4096).unwrap();
         if std::env::var_os(ROLE).is_some() {
@@ -205,13 +483,7 @@ mod tests {
             bare.word(8).load_acquire().hint();
             return;
         }
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "loss::tests::canary_bus_error_of_other_memory_still_kills"])
-            .env(ROLE, "1")
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .status()
-            .unwrap();
+        let status = again("canary_bus_error_of_other_memory_still_kills", "canary");
         assert!(!status.success(), "it was survived");
     }
 }

@@ -4,7 +4,12 @@
 //! `drop` and the fields are private to this module. Whether it may be written is fixed when it is made.
 #![allow(unsafe_code)]
 
-use std::{any::Any, io, os::fd::BorrowedFd, ptr::NonNull};
+use std::{
+    any::Any,
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    ptr::NonNull,
+};
 
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -56,9 +61,15 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Whether the memory was taken away and somebody stumbled over that: then there are zeros in its place.
+    /// Whether the memory was taken away and somebody stumbled over that: then there are zeros in its place. What was read
+    /// before a look that says no was there.
     pub(crate) fn is_lost(&self) -> bool {
         self.watched.as_ref().is_some_and(Watched::is_lost)
+    }
+
+    /// Whether the memory can be taken away.
+    pub(crate) fn is_revocable(&self) -> bool {
+        self.watched.is_some()
     }
 
     /// Keeps `guard` until the range is unmapped.
@@ -83,6 +94,20 @@ impl Mapping {
     }
 }
 
+/// How many of the first `len` bytes of `fd` have memory, be it swapped out: counted without a lock and without asking for
+/// any (M-7). `None` where the kernel (before Linux 6.5) or a filter does not let this process count.
+pub(crate) fn count_present(fd: BorrowedFd<'_>, len: u64) -> Option<u64> {
+    /// `cachestat(2)`: pages in the cache, dirty, under write-back, evicted, recently evicted.
+    const CACHESTAT: libc::c_long = 451;
+    let range: [u64; 2] = [0, len];
+    let mut pages = [0_u64; 5];
+    // SAFETY: (range) points to two words, which the kernel reads; (pages) to five, which it writes; both live until the
+    // call returns, and it keeps neither.
+    let failed = unsafe { libc::syscall(CACHESTAT, fd.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0) } != 0;
+    // What is evicted from memory of a memfd is on swap: it was allocated, and charged to who did.
+    (!failed).then(|| (pages[0] + pages[3]) * rustix::param::page_size() as u64)
+}
+
 impl OwnSegment {
     /// Maps `len` bytes of `fd` from `offset` on: for a backend whose memory comes from a device.
     ///
@@ -100,6 +125,9 @@ impl OwnSegment {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.watched = None;
+        if cfg!(miri) {
+            return; // It is memory of its guard, see `alone`.
+        }
         // SAFETY: (range) base and len came from mmap and are unmapped nowhere else; (users) every word and slice holds
         // this mapping alive, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
@@ -125,5 +153,47 @@ impl OwnSegment {
         guard: impl Any + Send + Sync,
     ) -> io::Result<Self> {
         Mapping::revocable(fd, offset, len, Access::ReadWrite).map(|it| Self::from_only_writable(it.guarded(guard)))
+    }
+}
+
+#[cfg(miri)]
+pub(crate) mod alone {
+    //! Memory of this process alone in the place of what two map: Miri knows no shared memory. What is done with it is what
+    //! is done with a mapping.
+
+    use std::{
+        alloc::{Layout, alloc_zeroed, dealloc},
+        ptr::NonNull,
+        sync::Arc,
+    };
+
+    use super::Mapping;
+
+    #[derive(Debug)]
+    struct Heap {
+        base: NonNull<u8>,
+        layout: Layout,
+    }
+
+    // SAFETY: an address and a size; what is done with the bytes is up to `word` and `data`, as for a mapping.
+    unsafe impl Send for Heap {}
+    // SAFETY: as above.
+    unsafe impl Sync for Heap {}
+
+    impl Drop for Heap {
+        fn drop(&mut self) {
+            // SAFETY: (allocated) by `twice`, with this layout; (users) both views are gone.
+            unsafe { dealloc(self.base.as_ptr(), self.layout) };
+        }
+    }
+
+    /// Two views of `len` zeroed bytes.
+    pub(crate) fn twice(len: usize) -> [Mapping; 2] {
+        let layout = Layout::from_size_align(len, 4096).expect("a segment's length");
+        assert!(len > 0);
+        // SAFETY: (size) not zero.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).expect("memory");
+        let heap = Arc::new(Heap { base, layout });
+        [(); 2].map(|()| Mapping { base, len, watched: None, guard: Some(Box::new(Arc::clone(&heap))) })
     }
 }

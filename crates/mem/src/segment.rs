@@ -196,3 +196,11 @@ impl PeerSegment {
         (self.0.base().as_ptr(), self.0.len())
     }
 }
+
+/// A segment of `len` zeroed bytes and the peer's view of it, both of this process alone, for Miri.
+#[cfg(miri)]
+#[must_use]
+pub fn create_alone(len: usize) -> (OwnSegment, PeerSegment) {
+    let [own, peer] = crate::map::alone::twice(len);
+    (OwnSegment::from_only_writable(own), PeerSegment(Arc::new(peer)))
+}

@@ -18,7 +18,7 @@ use crate::{OwnWord, PeerWord, Untrusted, map::Mapping};
 #[derive(Clone, Debug)]
 struct Address {
     at: NonNull<AtomicU64>,
-    _mapping: Arc<Mapping>,
+    mapping: Arc<Mapping>,
 }
 
 // SAFETY: the address is shared and reached only by atomic operations, and the mapping is Send and Sync.
@@ -32,12 +32,12 @@ impl Address {
         assert!(offset % 8 == 0 && Some(offset) <= last, "word at {offset:#x} outside its segment");
         // SAFETY: (in bounds) just checked against the length of the mapping.
         let at = unsafe { mapping.base().add(offset) };
-        Self { at: at.cast(), _mapping: Arc::clone(mapping) }
+        Self { at: at.cast(), mapping: Arc::clone(mapping) }
     }
 
     #[inline]
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: (valid, aligned) checked in `new`, the base being page-aligned; (alive) `_mapping` is held;
+        // SAFETY: (valid, aligned) checked in `new`, the base being page-aligned; (alive) `mapping` is held;
         // (aliasing) only atomics touch this word, here and at the peer.
         unsafe { self.at.as_ref() }
     }
@@ -89,6 +89,10 @@ impl PeerWord for MappedPeerWord {
     #[inline]
     fn load_relaxed(&self) -> Untrusted<u64> {
         Untrusted::new(u64::from_le(self.0.word().load(Ordering::Relaxed)))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.0.mapping.is_lost()
     }
 }
 

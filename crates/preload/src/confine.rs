@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_long, c_ulong};
 
 use tombolo::sockets::{Reason, connection::Stage};
 
-use crate::{control, epoll, errno, real, state};
+use crate::{control, epoll, errno, inside, real, state};
 
 /// # Safety
 /// As `prctl(2)`; no option has more than four arguments.
@@ -28,6 +28,13 @@ pub(crate) fn seccomp(operation: c_long, real: impl FnOnce() -> c_long) -> c_lon
         errno::kept(shut_in);
     }
     real()
+}
+
+/// The program has made something that reads and writes sockets past this library.
+pub(crate) fn shut_in_if_made_here() {
+    if !inside::has_interrupted() {
+        errno::kept(shut_in);
+    }
 }
 
 fn shut_in() {

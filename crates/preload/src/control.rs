@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void},
+    ffi::{c_int, c_long, c_uint, c_ulong, c_void},
     os::fd::RawFd,
     slice,
     sync::Arc,
@@ -21,7 +21,7 @@ use tombolo::sockets::{
 };
 
 use crate::{
-    epoll, errno, flow, kernel, life, poll, real,
+    epoll, errno, flow, inside, kernel, life, poll, real,
     state::{self, Watched},
 };
 
@@ -38,7 +38,7 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
     let fd = unsafe { real::socket(domain, kind, protocol) };
     if fd >= 0 {
         // Somebody may have closed the number behind our back.
-        drop(state::forget(fd));
+        forget(fd);
         let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
         if stream && matches!(domain, libc::AF_INET | libc::AF_INET6) && matches!(protocol, 0 | libc::IPPROTO_TCP) {
             state::made_stream(fd);
@@ -47,23 +47,37 @@ pub unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_i
     fd
 }
 
+/// Nothing is known of a new descriptor.
+fn forget(fd: RawFd) {
+    if inside::has_interrupted() {
+        state::abandon(fd);
+    } else {
+        drop(state::forget(fd));
+    }
+}
+
 /// # Safety
 /// As `connect(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    if !inside::has_interrupted() {
+        errno::kept(|| state::dialling(fd));
+    }
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::connect(fd, address, len) };
     // SAFETY: (valid) the kernel read the address if it is one; the family is its first field.
     let family = if address.is_null() || len < 2 { 0 } else { c_int::from(unsafe { (*address).sa_family }) };
-    let began = answer == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR);
-    if began && matches!(family, libc::AF_INET | libc::AF_INET6) {
-        errno::kept(|| state::dialled(fd));
+    let began = answer == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR | libc::EALREADY | libc::EISCONN);
+    if !began || !matches!(family, libc::AF_INET | libc::AF_INET6) {
+        state::not_dialled(fd);
     }
     answer
 }
 
 fn accepted(listener: c_int, fd: c_int) -> c_int {
-    if fd >= 0 {
+    if inside::has_interrupted() {
+        state::abandon(fd);
+    } else if fd >= 0 {
         errno::kept(|| state::accepted(listener, fd));
     }
     fd
@@ -89,7 +103,8 @@ pub unsafe extern "C-unwind" fn accept4(fd: c_int, address: *mut sockaddr, len: 
 /// As `shutdown(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if let Some(connection) = state::connection(fd)
+    if !inside::has_interrupted()
+        && let Some(connection) = state::connection(fd)
         && how != libc::SHUT_RD
     {
         errno::kept(|| settle(fd, &connection));
@@ -118,7 +133,10 @@ pub unsafe extern "C-unwind" fn setsockopt(
         },
         _ => false,
     };
-    if kernel_only && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
+    if kernel_only
+        && !inside::has_interrupted()
+        && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
+    {
         errno::kept(|| hand_over(process, fd, &connection, Reason::Usage));
     }
     // SAFETY: (contract) the caller's promise.
@@ -129,13 +147,14 @@ pub unsafe extern "C-unwind" fn setsockopt(
 /// As `ioctl(2)`; no request has more than one argument.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    if request == libc::FIOASYNC {
+    if request == libc::FIOASYNC && !inside::has_interrupted() {
         signals(fd);
     }
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::ioctl(fd, request, argument) };
     if request == libc::FIONREAD
         && answer == 0
+        && !inside::has_interrupted()
         && let Some(connection) = state::connection(fd)
     {
         let more = connection.unread().min(i32::MAX as u64) as c_int;
@@ -163,14 +182,15 @@ pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connectio
 
 /// The same for several, which together wait no longer than one.
 pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
-    for (fd, connection) in all {
+    let all: Vec<_> = all.iter().filter(|(fd, _)| !state::is_owner() || state::is_still(*fd)).collect();
+    for (fd, connection) in &all {
         process.leaves(connection, reason);
         if connection.stage() == Stage::Joined {
             connection.retreat(process.kernel(), *fd, reason);
         }
     }
     let deadline = Instant::now() + PATIENCE;
-    for (fd, connection) in all {
+    for (fd, connection) in &all {
         if !connection.is_given_up()
             && !take_back(process, *fd, connection, reason, deadline)
             && process.gives_up(connection)
@@ -244,8 +264,13 @@ fn closing(fd: RawFd) {
         life::closing_in_child(fd);
         return;
     }
-    if let Some(Watched::Connection(connection)) = state::forget(fd) {
+    let is_still = state::is_still(fd);
+    // Of another file, which has the number by now, nothing is to be changed.
+    if let Some(Watched::Connection(connection)) = state::forget(fd).filter(|_| is_still) {
         let other = if connection.is_single() { None } else { state::other(fd, &connection) };
+        if other.is_some() {
+            epoll::closed(fd, &connection);
+        }
         if connection.closing(other) {
             settle(fd, &connection);
             epoll::forget(&connection);
@@ -260,6 +285,16 @@ fn closing(fd: RawFd) {
     }
 }
 
+/// The program closes `fd`, which may be watched.
+pub(crate) fn close_watched(fd: RawFd) {
+    if inside::has_interrupted() {
+        // The kernel tells the peer, as it does where a program is killed.
+        state::abandon(fd);
+    } else {
+        errno::kept(|| closing(fd));
+    }
+}
+
 /// # Safety
 /// As `close(2)`.
 #[unsafe(no_mangle)]
@@ -267,7 +302,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if state::is_ours(fd) {
         return refused(libc::EBADF);
     }
-    errno::kept(|| closing(fd));
+    close_watched(fd);
     // SAFETY: (contract) the caller's promise.
     unsafe { real::close(fd) }
 }
@@ -278,7 +313,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // Flags that are none are for the kernel to refuse.
     if flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) == 0 {
-        errno::kept(|| (first..=last.min(state::bound() as c_uint)).for_each(|fd| closing(fd as RawFd)));
+        (first..=last.min(state::bound() as c_uint)).for_each(|fd| close_watched(fd as RawFd));
     }
     let mut from = first;
     while let Some(ours) = state::next_of_ours(from).filter(|ours| *ours <= last) {
@@ -296,7 +331,7 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
 }
 
 fn duplicated(from: c_int, to: c_int) -> c_int {
-    if to >= 0 && to != from && state::is_owner() {
+    if to >= 0 && to != from && state::is_owner() && !inside::has_interrupted() {
         errno::kept(|| state::duplicated(from, to));
     }
     to
@@ -312,7 +347,9 @@ pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 
 /// `to` is about to become what `fd` is, if that is anything.
 fn replacing(fd: RawFd, to: RawFd) {
-    if fd != to && state::is_known(to) {
+    if fd != to && state::is_known(to) && inside::has_interrupted() {
+        state::abandon(to);
+    } else if fd != to && state::is_known(to) {
         errno::kept(|| {
             if fd >= 0 && rustix::io::fcntl_getfd(kernel::borrow(fd)).is_ok() {
                 closing(to);
@@ -350,7 +387,7 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_in
 fn controlled(fd: c_int, command: c_int, argument: c_long, real: impl FnOnce() -> c_int) -> c_int {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return duplicated(fd, real()),
-        libc::F_SETFL if argument as c_int & libc::O_ASYNC != 0 => signals(fd),
+        libc::F_SETFL if argument as c_int & libc::O_ASYNC != 0 && !inside::has_interrupted() => signals(fd),
         _ => {}
     }
     real()
@@ -370,19 +407,6 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_lon
 pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: (contract) the caller's promise.
     controlled(fd, command, argument, || unsafe { real::fcntl64(fd, command, argument) })
-}
-
-/// What standard I/O reads and writes goes past this library.
-///
-/// # Safety
-/// As `fdopen(3)`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE {
-    if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| hand_over(process, fd, &connection, Reason::Bypassed));
-    }
-    // SAFETY: (contract) the caller's promise.
-    unsafe { real::fdopen(fd, mode) }
 }
 
 // ---- epoll
@@ -439,12 +463,37 @@ pub(crate) mod exported {
     ) -> c_int {
         // SAFETY: (contract) the caller's promise.
         let real = || unsafe { real::epoll_ctl(epfd, operation, fd, event) };
-        let Some(process) = state::busy() else { return real() };
-        match (state::set(epfd), state::find(fd)) {
+        let Some(process) = state::waiting().filter(|_| !inside::has_interrupted()) else {
+            // In a set that nobody here knows of.
+            state::shared(fd);
+            return real();
+        };
+        let set = state::set(epfd);
+        // SAFETY: (contract) null or an event of the caller's.
+        let event = unsafe { event.as_ref() }.copied();
+        let found = loop {
+            let found = state::find(fd);
+            if found.is_some() || !state::is_unconnected(fd) {
+                break found;
+            }
+            match &set {
+                None => state::shared(fd),
+                Some(set) if state::registered(fd) => {
+                    let answer = epoll::register(set, epoll::Request { epfd, operation, fd, event }, real);
+                    if let Some(Watched::Connection(connection)) = state::find(fd) {
+                        // Connected by another thread meanwhile.
+                        if epoll::adopt(set, fd, &connection) {
+                            errno::kept(|| process.leaves(&connection, Reason::Usage));
+                        }
+                    }
+                    return answer;
+                }
+                Some(_) => {}
+            }
+        };
+        match (set, found) {
             (Some(set), Some(Watched::Connection(connection))) => {
                 flow::begin(process, &connection);
-                // SAFETY: (contract) null or an event of the caller's.
-                let event = unsafe { event.as_ref() }.copied();
                 epoll::change(process, &set, &connection, epoll::Request { epfd, operation, fd, event }, real)
             }
             (None, Some(Watched::Connection(connection))) => {
@@ -524,7 +573,11 @@ unsafe fn wait(
     mask: *const sigset_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    let (Some(process), Some(set)) = (state::busy(), state::set(epfd)) else { return real() };
+    let Some(process) = state::waiting() else { return real() };
+    if inside::has_interrupted() {
+        return poll::interrupted();
+    }
+    let Some(set) = state::set(epfd) else { return real() };
     if events.is_null() || max <= 0 {
         return real();
     }

@@ -18,7 +18,12 @@ use tombolo::sockets::{
     connection::{Connection, Direction},
 };
 
-use crate::{control, errno, flow, poll::check, real, state};
+use crate::{
+    control, epoll, errno, flow, inside,
+    poll::{self, check},
+    real,
+    state::{self, Watched},
+};
 
 /// What no call moves more of at once, whatever it is given (`MAX_RW_COUNT`).
 const MOST: usize = i32::MAX as usize & !4095;
@@ -96,9 +101,15 @@ unsafe fn vector<'a>(
 /// The connection that `fd` is and the process, or what comes after `else`.
 macro_rules! watched {
     ($fd:expr, else $real:expr) => {
-        match (state::busy(), state::connection($fd)) {
-            (Some(process), Some(connection)) => (process, connection),
-            _ => return $real,
+        match state::busy() {
+            Some(_) if inside::has_interrupted() => {
+                return if state::is_out_of_reach($fd) { poll::interrupted() as _ } else { $real };
+            }
+            Some(process) => match state::connection($fd) {
+                Some(connection) => (process, connection),
+                None => return $real,
+            },
+            None => return $real,
         }
     };
 }
@@ -269,12 +280,9 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::sendmsg(fd, message, flags) };
-    if state::busy().is_none() {
-        return real();
-    }
     // SAFETY: (contract) null or a header of the caller's.
     let Some(header) = (unsafe { message.as_ref() }) else { return real() };
-    if !header.msg_control.is_null() {
+    if !header.msg_control.is_null() && !inside::has_interrupted() {
         // SAFETY: (contract) the caller's promise: the control messages are well formed.
         unsafe { given_away(header) };
     }
@@ -284,12 +292,22 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
     flow::send(process, &connection, fd, from, flags, real)
 }
 
+/// Another process gets `fd`.
+fn give_away(fd: c_int) {
+    state::shared(fd);
+    let Some(process) = state::waiting() else { return };
+    match state::find(fd) {
+        Some(Watched::Connection(connection)) => control::hand_over(process, fd, &connection, Reason::Shared),
+        Some(Watched::Set(set)) => epoll::nested(process, &set),
+        None => {}
+    }
+}
+
 /// Connections that go to another process by `SCM_RIGHTS` go back to TCP first.
 ///
 /// # Safety
 /// As for `sendmsg(2)`.
 unsafe fn given_away(header: &msghdr) {
-    let Some(process) = state::busy() else { return };
     // SAFETY: (valid) the header is whole.
     let mut control = unsafe { libc::CMSG_FIRSTHDR(header) };
     // SAFETY: (valid) null, or a control message within the header's.
@@ -303,9 +321,7 @@ unsafe fn given_away(header: &msghdr) {
                 let place = unsafe { first.add(at) };
                 // SAFETY: (valid) as above; aligned or not.
                 let fd = unsafe { place.read_unaligned() };
-                if let Some(connection) = state::connection(fd) {
-                    errno::kept(|| control::hand_over(process, fd, &connection, Reason::Shared));
-                }
+                errno::kept(|| give_away(fd));
             }
         }
         // SAFETY: (valid) as above.

@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong};
 
 use libc::{nfds_t, size_t, socklen_t};
 
-use crate::{batch, confine, control, data, life, poll, real, splice};
+use crate::{asynchronous, batch, confine, control, data, life, poll, real, splice};
 
 /// # Safety
 /// As `syscall(2)`. Who gives fewer arguments leaves what there is in their places, which nobody looks at.
@@ -72,6 +72,21 @@ pub unsafe extern "C-unwind" fn syscall(
         libc::SYS_execve => call!(life::execve, a: *const _, b: *const _, c: *const _),
         libc::SYS_execveat => call!(life::execveat, a: c_int, b: *const _, c: *const _, d: *const _, e: c_int),
         libc::SYS_prctl => call!(confine::prctl, a: c_int, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong),
+        libc::SYS_io_submit => {
+            // SAFETY: (contract) the caller's promise.
+            unsafe { asynchronous::submitting(b, c as *const _) };
+            // SAFETY: (contract) the caller's promise.
+            unsafe { real::syscall(number, a, b, c, d, e, f) }
+        }
+        libc::SYS_io_uring_setup => {
+            // SAFETY: (contract) the caller's promise.
+            let made = unsafe { real::syscall(number, a, b, c, d, e, f) };
+            if made >= 0 {
+                // Nobody here sees what goes through it.
+                confine::shut_in_if_made_here();
+            }
+            made
+        }
         // SAFETY: (contract) the caller's promise.
         libc::SYS_seccomp => confine::seccomp(a, || unsafe { real::syscall(number, a, b, c, d, e, f) }),
         // SAFETY: (contract) the caller's promise.

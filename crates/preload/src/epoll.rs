@@ -14,6 +14,7 @@ mod entry;
 mod registry;
 
 use std::{
+    ops::{Deref, DerefMut},
     os::fd::{AsFd, AsRawFd, RawFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
@@ -35,7 +36,14 @@ use self::{
     entry::{BELL, EDGE, EXCLUSIVE, Entry, IN, OUT, PRI, RDHUP},
     registry::Registry,
 };
-use crate::{control, errno, flow, poll::Mask, state, wait::BLIND};
+use crate::{
+    control, errno, flow,
+    inside::{self, Inside},
+    kernel,
+    poll::Mask,
+    state,
+    wait::BLIND,
+};
 
 /// Where tokens begin: no program's own data is likely to.
 fn tokens() -> u64 {
@@ -76,9 +84,30 @@ pub(crate) struct Set {
     decided: AtomicU64,
 }
 
+/// What a set has, for whoever holds this.
+struct Locked<'a> {
+    inner: MutexGuard<'a, Registry>,
+    _inside: Inside,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Registry;
+
+    fn deref(&self) -> &Registry {
+        &self.inner
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Registry {
+        &mut self.inner
+    }
+}
+
 impl Set {
-    fn lock(&self) -> MutexGuard<'_, Registry> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Locked<'_> {
+        let inside = inside::enter();
+        Locked { inner: self.inner.lock().unwrap_or_else(PoisonError::into_inner), _inside: inside }
     }
 
     fn count(&self, inner: &Registry) {
@@ -109,12 +138,15 @@ impl Set {
 pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     let mut woken = Vec::new();
     for (epfd, set) in state::sets() {
+        // Without the lock: whatever opens a file may come by here again.
+        let once = set.lock().all().iter().any(|entry| entry.is_once() && Arc::ptr_eq(&entry.connection, connection));
+        let known = if once { kernel::registrations(epfd) } else { None };
         let mut inner = set.lock();
         let inner = &mut *inner;
         let mut touched = false;
         for entry in inner.all_mut() {
             if Arc::ptr_eq(&entry.connection, connection) && !entry.wired {
-                if !wire_entry(process, epfd, &set, entry) {
+                if wire_entry(process, epfd, &set, entry, known.as_deref()) == Err(Stays) {
                     process.leaves(connection, Reason::Usage);
                     return;
                 }
@@ -122,6 +154,11 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
             }
         }
         if touched {
+            // The kernel has forgotten those that were not found.
+            inner.retain(|entry| entry.wired || !Arc::ptr_eq(&entry.connection, connection));
+            if !inner.all().iter().any(|entry| Arc::ptr_eq(&entry.connection, connection)) {
+                remove_bell(epfd, connection);
+            }
             set.count(inner);
             woken.push(Arc::clone(&set));
         }
@@ -132,17 +169,27 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     connection.bell().inspect(|bell| bell.ring());
 }
 
-fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry) -> bool {
-    // The kernel does not let one that is exclusive be changed.
-    let wired = !entry.is_exclusive()
-        && !set.nested.load(Ordering::SeqCst)
-        && add_bells(process, epfd, set)
-        && add_bell(epfd, entry).is_ok()
-        && control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry)).is_ok();
-    if wired {
-        entry.wire();
+/// An entry that cannot be wired: its connection has to stay on TCP.
+#[derive(PartialEq, Eq)]
+struct Stays;
+
+/// One that is not in the set, as the kernel says, is not wired by that.
+fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry, known: Option<&str>) -> Result<(), Stays> {
+    // The kernel does not let one that is exclusive be changed, nor one whose number is gone.
+    let is_fixed = entry.is_exclusive() || entry.orphan || set.nested.load(Ordering::SeqCst);
+    if is_fixed || !add_bells(process, epfd, set) || add_bell(epfd, entry).is_err() {
+        return Err(Stays);
     }
-    wired
+    // The kernel alone knows whether one that is told once was told.
+    let spent = entry.is_once() && !kernel::is_armed(known.ok_or(Stays)?, entry.fd, entry.data());
+    let before = control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry));
+    match before {
+        Ok(()) => entry.wire(spent),
+        // Its number was closed, and made again for this one, behind our back.
+        Err(Errno::NOENT) => {}
+        Err(_) => return Err(Stays),
+    }
+    Ok(())
 }
 
 /// What the kernel is to say of a wired entry.
@@ -186,6 +233,40 @@ fn add_bells(process: &Process, epfd: RawFd, set: &Set) -> bool {
         set.bells.store(added, Ordering::SeqCst);
     }
     set.bells.load(Ordering::SeqCst)
+}
+
+/// `epoll_ctl` about a socket that is not connected: what it asks for is kept for the connection that it may become. `real` is
+/// the call itself.
+pub(crate) fn register(set: &Set, request: Request, real: impl FnOnce() -> i32) -> i32 {
+    let mut inner = set.lock();
+    let answer = real();
+    if answer == 0 {
+        inner.register(request.fd, request.event.filter(|_| request.operation != libc::EPOLL_CTL_DEL));
+    }
+    answer
+}
+
+/// What was asked for before `fd` was connected is from now on about `connection`. Says whether that comes too late.
+pub(crate) fn adopt(set: &Set, fd: RawFd, connection: &Arc<Connection>) -> bool {
+    let mut guard = set.lock();
+    let inner = &mut *guard;
+    let Some(event) = inner.registered(fd) else { return false };
+    if inner.find(fd, connection).is_none() {
+        let at = inner.push(fd, connection, tokens());
+        inner.wake(at).ask(event);
+        set.count(inner);
+    }
+    connection.is_wired()
+}
+
+/// The number `fd` of `connection` is about to be closed, and there are others. Registrations by it stay, and nobody can change
+/// them any more.
+pub(crate) fn closed(fd: RawFd, connection: &Arc<Connection>) {
+    for (_, set) in state::sets() {
+        if set.entries.load(Ordering::SeqCst) != 0 {
+            set.lock().abandon(fd, connection);
+        }
+    }
 }
 
 /// The arguments of `epoll_ctl`.
@@ -279,7 +360,7 @@ fn change_joined(
                 Ok(()) => {
                     let entry = inner.wake(at);
                     entry.ask(event);
-                    entry.wire();
+                    entry.wire(false);
                 }
                 Err(_) => {
                     let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, epoll_event { events: 0, u64: 0 });
@@ -322,7 +403,7 @@ pub(crate) fn inherit(process: &Process, sets: &[(RawFd, Arc<Set>)]) {
 pub(crate) fn give_back(process: &Process) {
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();
-        for entry in inner.all().iter().filter(|entry| entry.wired) {
+        for entry in inner.all().iter().filter(|entry| entry.wired && !entry.orphan) {
             let (operation, event) = match entry.asked() {
                 Some(event) => (libc::EPOLL_CTL_MOD, event),
                 None => (libc::EPOLL_CTL_DEL, token(entry)),

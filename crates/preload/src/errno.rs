@@ -4,6 +4,8 @@
 
 use rustix::io::Errno;
 
+use crate::inside;
+
 fn place() -> *mut i32 {
     // SAFETY: (contract) the function has none: every thread has an errno.
     unsafe { libc::__errno_location() }
@@ -21,10 +23,13 @@ pub(crate) fn set(errno: i32) {
     unsafe { place().write(errno) }
 }
 
-/// Does `f`, and leaves `errno` as it was.
+/// Does `f`, which may take locks, and leaves `errno` as it was.
 pub(crate) fn kept<T>(f: impl FnOnce() -> T) -> T {
     let errno = get();
-    let result = f();
+    let result = {
+        let _inside = inside::enter();
+        f()
+    };
     set(errno);
     result
 }

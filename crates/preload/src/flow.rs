@@ -15,7 +15,7 @@ use tombolo::sockets::{
 };
 
 use crate::{
-    control, epoll, errno, kernel,
+    control, epoll, errno, inside, kernel, state,
     wait::{self, Wanted},
 };
 
@@ -74,12 +74,19 @@ pub(crate) fn receive<'p>(
         errno::kept(|| process.leaves(connection, Reason::Usage));
         return real();
     }
-    answer(|| joined_receive(process, connection, fd, to.as_mut().map_err(|error| *error)?.as_mut(), flags))
+    let got = answer(|| joined_receive(process, connection, fd, to.as_mut().map_err(|error| *error)?.as_mut(), flags));
+    if is_of_another(got, fd) { real() } else { got }
+}
+
+/// Whether a call failed because the number is another file's by now.
+fn is_of_another(answer: isize, fd: RawFd) -> bool {
+    answer < 0 && errno::get() == libc::ENOTSOCK && errno::kept(|| state::is_another(fd))
 }
 
 /// What a call that was made here answers; it changes `errno` only where it failed.
 fn answer(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     let before = errno::get();
+    let _inside = inside::enter();
     let answer = errno::answer(call());
     if answer >= 0 {
         errno::set(before);
@@ -187,13 +194,14 @@ pub(crate) fn send<'p>(
     if from.iter().flat_map(AsRef::as_ref).all(|part| part.is_empty()) && from.is_ok() {
         return real(); // Moves nothing, but the kernel says whether the end is reached.
     }
-    answer(|| {
+    let sent = answer(|| {
         let sent = joined_send(process, connection, fd, from.as_mut().map_err(|error| *error)?.as_mut(), flags);
         if sent == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
             kernel::signal_broken_pipe();
         }
         sent
-    })
+    });
+    if is_of_another(sent, fd) { real() } else { sent }
 }
 
 fn joined_send(
@@ -278,7 +286,7 @@ impl Patience {
         if self.is_nonblocking(fd, flags) {
             return Err(Errno::AGAIN);
         }
-        match wait::one(process, connection, fd, wanted, || self.deadline(fd, wanted)) {
+        match inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(fd, wanted))) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno::AGAIN),
             // A call that has a time limit does not go on.

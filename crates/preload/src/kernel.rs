@@ -15,6 +15,7 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo::sockets::{
+    aside, hook,
     kernel::{Counts, Kernel, Sample},
     tuple::Tuple,
 };
@@ -104,6 +105,11 @@ impl Kernel for Linux {
         errno::kept(|| sample(fd, dialled))
     }
 
+    fn sequences(&self, fd: RawFd, dialled: bool) -> Option<[u32; 2]> {
+        let (said, len) = errno::kept(|| option::<8>(fd, hook::LEVEL, hook::SEQUENCES))?;
+        (len == said.len()).then(|| hook::sequences(said, dialled))
+    }
+
     fn holds(&self, fd: RawFd) -> Option<u64> {
         let number = |name| option::<4>(fd, libc::SOL_SOCKET, name).map(|(value, _)| u32::from_ne_bytes(value));
         errno::kept(|| {
@@ -165,6 +171,13 @@ pub(crate) fn is_tcp(fd: RawFd) -> bool {
     protocol.is_some_and(|(protocol, _)| i32::from_ne_bytes(protocol) == libc::IPPROTO_TCP)
 }
 
+/// What names a socket as long as the kernel runs; 0 for anything else.
+pub(crate) fn socket_cookie(fd: RawFd) -> u64 {
+    errno::kept(|| {
+        option::<8>(fd, libc::SOL_SOCKET, libc::SO_COOKIE).map_or(0, |(cookie, _)| u64::from_ne_bytes(cookie))
+    })
+}
+
 /// The two addresses of a connected TCP socket, own and peer's; none for anything else.
 pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
     errno::kept(|| {
@@ -183,6 +196,29 @@ fn needs_kernel(fd: RawFd) -> bool {
     let least = option::<4>(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT);
     least.is_some_and(|(least, _)| i32::from_ne_bytes(least) > 1)
         || rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0)
+}
+
+/// What the kernel says of an epoll set: a line for each registration.
+pub(crate) fn registrations(epfd: RawFd) -> Option<String> {
+    aside::lifted(|| std::fs::read_to_string(format!("/proc/self/fdinfo/{epfd}")).ok())
+}
+
+/// Whether one of these is of `fd`, with this word, and would be told.
+pub(crate) fn is_armed(registrations: &str, fd: RawFd, data: u64) -> bool {
+    let field = |line: &str, name: &str| {
+        let mut words = line.split_whitespace().skip_while(|word| *word != name);
+        words.nth(1).map(str::to_owned)
+    };
+    let is_it = |line: &&str| {
+        field(line, "tfd:").and_then(|word| word.parse().ok()) == Some(fd)
+            && field(line, "data:").and_then(|word| u64::from_str_radix(&word, 16).ok()) == Some(data)
+    };
+    // The bits that stay where the kernel has told it: how, not what.
+    let how = (libc::EPOLLWAKEUP | libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLEXCLUSIVE) as u32;
+    registrations.lines().filter(is_it).any(|line| {
+        let events = field(line, "events:").and_then(|word| u32::from_str_radix(&word, 16).ok());
+        events.is_some_and(|events| events & !how != 0)
+    })
 }
 
 /// Whether calls on it return at once.

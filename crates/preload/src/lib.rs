@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 mod aliases;
+mod asynchronous;
 mod batch;
 mod confine;
 mod control;
@@ -21,12 +22,14 @@ mod direct;
 mod epoll;
 mod errno;
 mod flow;
+mod inside;
 mod kernel;
 mod life;
 mod poll;
 mod real;
 mod splice;
 mod state;
+mod streams;
 #[cfg(target_arch = "x86_64")]
 mod variadic;
 mod wait;

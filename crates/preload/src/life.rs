@@ -11,7 +11,7 @@ use std::{
     ptr,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicPtr, AtomicU32, Ordering},
+        atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering},
     },
 };
 
@@ -21,14 +21,21 @@ use tombolo::sockets::{
     connection::{Connection, Stage},
 };
 
-use crate::{control, epoll, errno, kernel, real, state};
+use crate::{control, epoll, errno, inside, kernel, real, state};
 
 // ---- fork
 
 /// Does `fork`, which returns in two processes, or in the child alone (`daemon`).
 fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
+    if inside::has_interrupted() {
+        // What is locked stays so in the child: there everything goes to the kernel, as nobody marks it.
+        return fork();
+    }
     let Some(process) = state::busy().filter(|_| state::is_owner()) else {
         let _begun = state::beginning();
+        if state::is_owner() {
+            state::share_unconnected();
+        }
         let answer = fork();
         if answer == 0 {
             state::inherit();
@@ -36,6 +43,7 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
         return answer;
     };
     let before = errno::get();
+    let inside = inside::enter();
     // In the order in which calls take them: a set's thread moves bytes, one that moves bytes waits for no set.
     let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
     let table = state::hold_for_fork();
@@ -53,6 +61,7 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
         state::forget_fresh();
     }
     drop((left, table, set_locks));
+    drop(inside);
     errno::kept(|| {
         if std::process::id() == parent {
             held.parent(u32::try_from(answer).ok());
@@ -131,6 +140,9 @@ static LEFT: Mutex<Vec<Arc<Connection>>> = Mutex::new(Vec::new());
 
 /// This program's image goes: what the next one inherits must be on TCP, what it does not is given up.
 pub(crate) fn leaving() {
+    if inside::has_interrupted() {
+        return;
+    }
     let Some(process) = state::busy() else { return };
     if !state::is_owner() {
         errno::kept(handing_on);
@@ -338,7 +350,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(actions: *mut c
 /// As `_exit(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
-    end();
+    end_in_time(status);
     // SAFETY: (contract) the caller's promise.
     unsafe { real::_exit(status) }
 }
@@ -347,9 +359,49 @@ pub unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
 /// As `_Exit(3)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _Exit(status: c_int) -> ! {
-    end();
+    end_in_time(status);
     // SAFETY: (contract) the caller's promise.
     unsafe { real::_Exit(status) }
+}
+
+/// What the process is to end with, once that cannot be done in order.
+static STATUS: AtomicI32 = AtomicI32::new(0);
+/// How long that is tried, in microseconds.
+const PATIENCE: i64 = 500_000;
+
+extern "C" fn end_now(_: c_int) {
+    // SAFETY: (contract) ends the process.
+    unsafe { real::_exit(STATUS.load(Ordering::Relaxed)) }
+}
+
+/// The process ends in order, if that can be had in time: a handler may have interrupted whoever has a lock, of libc's memory or of
+/// ours.
+fn end_in_time(status: c_int) {
+    if inside::has_interrupted() || !state::has_begun() {
+        return;
+    }
+    STATUS.store(status, Ordering::Relaxed);
+    // SAFETY: (valid) all zeros is an action.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = end_now as *const () as usize;
+    let timer = libc::itimerval {
+        it_interval: libc::timeval { tv_sec: 0, tv_usec: PATIENCE },
+        it_value: libc::timeval { tv_sec: 0, tv_usec: PATIENCE },
+    };
+    // Memory may be in disorder as well.
+    for signal in [libc::SIGALRM, libc::SIGSEGV, libc::SIGABRT] {
+        // SAFETY: (valid) all zeros is an empty set.
+        let mut one: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: (valid) a set, and the number of a signal.
+        unsafe { libc::sigaddset(&raw mut one, signal) };
+        // SAFETY: (action) a handler of the kind that has one argument.
+        unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
+        // SAFETY: (valid) a set, for the length of the call.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const one, ptr::null_mut()) };
+    }
+    // SAFETY: (valid) a time, for the length of the call.
+    unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, ptr::null_mut()) };
+    end();
 }
 
 /// The process ends in order.

@@ -19,7 +19,7 @@ use tombolo::sockets::{
 };
 
 use crate::{
-    epoll, errno, flow, real, state,
+    epoll, errno, flow, inside, real, state,
     wait::{self, Joined},
 };
 
@@ -36,7 +36,7 @@ pub(crate) fn kernel(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask) 
     let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
     let mask = mask.unwrap_or(ptr::null());
     // SAFETY: (valid) `fds` is a slice; the timeout and the mask are there for the call, or null.
-    let answer = unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout, mask) };
+    let answer = inside::leave(|| unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout, mask) });
     errno::result(answer as isize)
 }
 
@@ -68,14 +68,22 @@ fn sort<'a>(
         flow::begin(process, connection);
         match connection.stage() {
             Stage::Joined => joined.push((*at, Arc::clone(connection))),
-            Stage::Candidate if fds[*at].events & libc::POLLIN != 0 => match connection.plain(Direction::In) {
-                Some(inside) => plain.push(inside),
-                None => joined.push((*at, Arc::clone(connection))),
-            },
+            Stage::Candidate if fds[*at].events & (libc::POLLIN | libc::POLLRDNORM) != 0 => {
+                match connection.plain(Direction::In) {
+                    Some(inside) => plain.push(inside),
+                    None => joined.push((*at, Arc::clone(connection))),
+                }
+            }
             Stage::Candidate | Stage::Plain => {}
         }
     }
     (joined, plain)
+}
+
+/// What a call answers that a signal's handler makes, where it would need what the interrupted call has.
+pub(crate) fn interrupted() -> c_int {
+    errno::set(libc::EINTR);
+    -1
 }
 
 /// The connections among `fds`. None is the usual answer, and costs a load for each.
@@ -86,7 +94,10 @@ fn connections(fds: &[pollfd]) -> Vec<Joined> {
 
 /// `poll` with the timeout as a duration; `real` is the call itself.
 fn poll_any(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask, real: impl FnOnce() -> c_int) -> c_int {
-    let Some(process) = state::busy() else { return real() };
+    let Some(process) = state::waiting() else { return real() };
+    if inside::has_interrupted() {
+        return if fds.iter().any(|entry| state::is_out_of_reach(entry.fd)) { interrupted() } else { real() };
+    }
     let all = connections(fds);
     let (joined, plain) = sort(process, fds, &all);
     if joined.is_empty() {
@@ -224,8 +235,12 @@ fn select_any(
     mask: Mask,
     real: impl FnOnce(c_int) -> c_int,
 ) -> (c_int, Option<Duration>) {
-    let Some(process) = state::busy() else { return (real(count), None) };
-    let count = if count as usize <= libc::FD_SETSIZE { count } else { errno::kept(|| known(count)) };
+    let Some(process) = state::waiting() else { return (real(count), None) };
+    let count = if count as usize <= libc::FD_SETSIZE || inside::has_interrupted() {
+        count
+    } else {
+        errno::kept(|| known(count))
+    };
     let begun = Instant::now();
     let sets = sets.map(Bits);
     let mut fds = Vec::new();
@@ -236,6 +251,10 @@ fn select_any(
             let events = events.iter().zip(wants).filter(|(_, wanted)| *wanted).map(|(event, _)| event).sum();
             fds.push(pollfd { fd, events, revents: 0 });
         }
+    }
+    if inside::has_interrupted() {
+        let stops = fds.iter().any(|entry| state::is_out_of_reach(entry.fd));
+        return (if stops { interrupted() } else { real(count) }, None);
     }
     let all = connections(&fds);
     let (joined, plain) = sort(process, &fds, &all);

@@ -67,6 +67,14 @@ real! {
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
     setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
     fdopen(fd: c_int, mode: *const c_char) -> *mut libc::FILE;
+    fclose(stream: *mut libc::FILE) -> c_int;
+    freopen(path: *const c_char, mode: *const c_char, stream: *mut libc::FILE) -> *mut libc::FILE;
+    aio_read(request: *mut libc::aiocb) -> c_int;
+    aio_read64(request: *mut libc::aiocb) -> c_int;
+    aio_write(request: *mut libc::aiocb) -> c_int;
+    aio_write64(request: *mut libc::aiocb) -> c_int;
+    lio_listio(mode: c_int, requests: *const *mut libc::aiocb, count: c_int, event: *mut c_void) -> c_int;
+    lio_listio64(mode: c_int, requests: *const *mut libc::aiocb, count: c_int, event: *mut c_void) -> c_int;
     read(fd: c_int, to: *mut c_void, len: size_t) -> ssize_t;
     write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t;
     readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;

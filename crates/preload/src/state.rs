@@ -9,14 +9,21 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
-        atomic::{AtomicU8, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use tombolo::sockets::{Process, Settings, aside, connection::Connection, rendezvous_in};
+use tombolo::sockets::{
+    Process, Settings, aside,
+    connection::{Connection, Stage},
+    rendezvous_in,
+};
 
-use crate::{epoll::Set, errno, kernel, life};
+use crate::{
+    epoll::{self, Set},
+    errno, inside, kernel, life,
+};
 
 /// Descriptors beyond this are left alone.
 const WATCHED: usize = 1 << 16;
@@ -30,12 +37,22 @@ const CONNECTION: u8 = 3;
 const SET: u8 = 4;
 /// A TCP socket that the program made: one that it listens at, or that will be connected.
 const STREAM: u8 = 5;
-/// As above, and it is known that it is TCP.
-const DIALLED_STREAM: u8 = 6;
-const ACCEPTED_STREAM: u8 = 7;
+/// As above, and it was put into an epoll set.
+const REGISTERED: u8 = 6;
+/// One that was made as above and that somebody has by a way that is not watched: once connected it is left alone.
+const SHARED: u8 = 7;
+/// As `ACCEPTED`, and it is known that it is TCP.
+const ACCEPTED_STREAM: u8 = 8;
+/// As `DIALLED`, and it was put into an epoll set before.
+const DIALLED_REGISTERED: u8 = 9;
 
 static KINDS: [AtomicU8; WATCHED] = [const { AtomicU8::new(NOTHING) }; WATCHED];
+/// By descriptor: the kernel's own number of the socket that is a connection.
+static COOKIES: [AtomicU64; WATCHED] = [const { AtomicU64::new(0) }; WATCHED];
 static WATCH: RwLock<Vec<Option<Watched>>> = RwLock::new(Vec::new());
+/// Whether there ever was a [`STREAM`], or a [`SET`].
+static STREAMS: AtomicBool = AtomicBool::new(false);
+static SETS: AtomicBool = AtomicBool::new(false);
 /// The process that the table describes: a child of vfork shares the memory and must leave it alone.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 /// How far this process is.
@@ -137,6 +154,7 @@ fn set_kind(fd: RawFd, kind: u8) {
 }
 
 fn watched(fd: RawFd) -> Option<Watched> {
+    let _inside = inside::enter();
     read().get(fd as usize).cloned().flatten()
 }
 
@@ -162,7 +180,7 @@ pub(crate) fn next_of_ours(first: u32) -> Option<u32> {
 #[inline]
 pub(crate) fn find(fd: RawFd) -> Option<Watched> {
     match kind(fd) {
-        NOTHING | STREAM => None,
+        NOTHING | STREAM | REGISTERED | SHARED => None,
         fresh if is_fresh(fresh) => find_fresh(fd, fresh),
         _ => watched(fd),
     }
@@ -175,6 +193,39 @@ pub(crate) fn connection(fd: RawFd) -> Option<Arc<Connection>> {
         Some(Watched::Connection(connection)) => Some(connection),
         _ => None,
     }
+}
+
+/// For a call that has interrupted another, or that this library makes by the standard library on a file of its own: whether `fd`
+/// is joined, as far as can be told without waiting for a lock. Otherwise
+/// the kernel can carry the call out.
+pub(crate) fn is_out_of_reach(fd: RawFd) -> bool {
+    let is_joined = |table: RwLockReadGuard<'_, Vec<Option<Watched>>>| match table.get(fd as usize) {
+        Some(Some(Watched::Connection(connection))) => connection.stage() == Stage::Joined,
+        _ => false,
+    };
+    kind(fd) == CONNECTION && is_still(fd) && WATCH.try_read().map_or(true, is_joined)
+}
+
+/// Whether the connection that `fd` is taken for still has that number: somebody may have closed it past this library.
+pub(crate) fn is_still(fd: RawFd) -> bool {
+    let known = usize::try_from(fd).ok().and_then(|at| COOKIES.get(at));
+    kind(fd) != CONNECTION || known.is_some_and(|known| known.load(Ordering::Relaxed) == kernel::socket_cookie(fd))
+}
+
+/// A call on the connection that `fd` is taken for says that it is no socket. Whether it is another file by now, of which
+/// nothing is known from here on.
+#[cold]
+pub(crate) fn is_another(fd: RawFd) -> bool {
+    let another = !is_still(fd);
+    if another {
+        drop(forget(fd));
+    }
+    another
+}
+
+/// For a call that has interrupted another: nothing is known of `fd` any more.
+pub(crate) fn abandon(fd: RawFd) {
+    set_kind(fd, NOTHING);
 }
 
 /// The epoll set that `fd` is, if it is one that is watched.
@@ -194,14 +245,20 @@ pub(crate) fn set(fd: RawFd) -> Option<Arc<Set>> {
 #[cold]
 fn find_fresh(fd: RawFd, found: u8) -> Option<Watched> {
     let process = process()?;
-    if matches!(found, DIALLED | ACCEPTED) && !errno::kept(|| kernel::is_tcp(fd)) {
+    if found == ACCEPTED && !errno::kept(|| kernel::is_tcp(fd)) {
         forget_if(fd, found);
         return None;
     }
-    let connection = Arc::new(process.track(matches!(found, DIALLED | DIALLED_STREAM), fd));
+    let _inside = inside::enter();
+    let connection = Arc::new(process.track(matches!(found, DIALLED | DIALLED_REGISTERED), fd));
     let mut table = write();
     match kind(fd) {
-        now if now == found => Some(put(&mut table, fd, Watched::Connection(connection))),
+        now if now == found => {
+            if found == DIALLED_REGISTERED {
+                sets_in(&table).iter().for_each(|(_, set)| _ = epoll::adopt(set, fd, &connection));
+            }
+            Some(put(&mut table, fd, Watched::Connection(connection)))
+        }
         // Another thread was faster.
         CONNECTION => table.get(fd as usize).cloned().flatten(),
         _ => None,
@@ -210,7 +267,13 @@ fn find_fresh(fd: RawFd, found: u8) -> Option<Watched> {
 
 /// Nothing is known of `fd`, unless another thread has found out more meanwhile.
 fn forget_if(fd: RawFd, found: u8) {
-    let _ = KINDS[fd as usize].compare_exchange(found, NOTHING, Ordering::SeqCst, Ordering::SeqCst);
+    change_kind(fd, found, NOTHING);
+}
+
+/// Says whether it was that.
+fn change_kind(fd: RawFd, from: u8, to: u8) -> bool {
+    let slot = usize::try_from(fd).ok().and_then(|at| KINDS.get(at));
+    slot.is_some_and(|slot| slot.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok())
 }
 
 fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
@@ -219,18 +282,44 @@ fn put(table: &mut Vec<Option<Watched>>, fd: RawFd, what: Watched) -> Watched {
         table.resize(at + 1, None);
     }
     let kind = if matches!(what, Watched::Connection(_)) { CONNECTION } else { SET };
+    if kind == CONNECTION {
+        COOKIES[at].store(kernel::socket_cookie(fd), Ordering::Relaxed);
+    }
     table[at] = Some(what.clone());
     set_kind(fd, kind);
     what
 }
 
-/// The program connected `fd`, or began to.
-pub(crate) fn dialled(fd: RawFd) {
-    let found = kind(fd);
-    if process().is_some() && !matches!(found, CONNECTION | SET) {
+/// The program is about to connect `fd`: whoever waits for it from now on is seen.
+pub(crate) fn dialling(fd: RawFd) {
+    if is_unconnected(fd) && process().is_some() {
         began();
-        set_kind(fd, if matches!(found, STREAM | DIALLED_STREAM) { DIALLED_STREAM } else { DIALLED });
+        change_kind(fd, STREAM, DIALLED);
+        change_kind(fd, REGISTERED, DIALLED_REGISTERED);
     }
+}
+
+/// It did not come to that.
+pub(crate) fn not_dialled(fd: RawFd) {
+    change_kind(fd, DIALLED, STREAM);
+    change_kind(fd, DIALLED_REGISTERED, REGISTERED);
+}
+
+/// Whether `fd` is a TCP socket that the program made, and did not connect so far.
+#[inline]
+pub(crate) fn is_unconnected(fd: RawFd) -> bool {
+    matches!(kind(fd), STREAM | REGISTERED)
+}
+
+/// `fd`, which is not connected, is put into a set. Says whether it still is not.
+pub(crate) fn registered(fd: RawFd) -> bool {
+    change_kind(fd, STREAM, REGISTERED) || kind(fd) == REGISTERED
+}
+
+/// Somebody has `fd` by a way that is not watched. One that is not connected so far is left alone for good.
+pub(crate) fn shared(fd: RawFd) {
+    change_kind(fd, STREAM, SHARED);
+    change_kind(fd, REGISTERED, SHARED);
 }
 
 /// The program accepted `fd` from `listener`.
@@ -238,13 +327,15 @@ pub(crate) fn accepted(listener: RawFd, fd: RawFd) {
     if process().is_some() {
         began();
         forget(fd);
-        set_kind(fd, if kind(listener) == STREAM { ACCEPTED_STREAM } else { ACCEPTED });
+        let is_tcp = matches!(kind(listener), STREAM | REGISTERED | SHARED);
+        set_kind(fd, if is_tcp { ACCEPTED_STREAM } else { ACCEPTED });
     }
 }
 
 /// The program made a TCP socket.
 pub(crate) fn made_stream(fd: RawFd) {
     set_kind(fd, STREAM);
+    STREAMS.store(true, Ordering::Relaxed);
 }
 
 /// There is something to watch.
@@ -258,6 +349,7 @@ pub(crate) struct Table(RwLockWriteGuard<'static, Vec<Option<Watched>>>);
 /// Nobody changes the table while this is held. All sockets that turn out to be connections are in it: two processes will
 /// have them.
 pub(crate) fn hold_for_fork() -> Table {
+    share_unconnected();
     for (fd, kind) in KINDS.iter().enumerate() {
         let found = kind.load(Ordering::Acquire);
         // What is not connected yet is nobody's yet.
@@ -266,6 +358,13 @@ pub(crate) fn hold_for_fork() -> Table {
         }
     }
     Table(write())
+}
+
+/// A fork is coming: each socket that is not connected will be two processes'. Whichever connects it, the other may use it.
+pub(crate) fn share_unconnected() {
+    if STREAMS.swap(false, Ordering::Relaxed) {
+        (0..WATCHED as RawFd).filter(|fd| is_unconnected(*fd)).for_each(shared);
+    }
 }
 
 impl Table {
@@ -287,7 +386,7 @@ impl Table {
 }
 
 fn is_fresh(kind: u8) -> bool {
-    matches!(kind, DIALLED | ACCEPTED | DIALLED_STREAM | ACCEPTED_STREAM)
+    matches!(kind, DIALLED | ACCEPTED | ACCEPTED_STREAM | DIALLED_REGISTERED)
 }
 
 /// Sockets that have moved no byte are left alone from now on.
@@ -305,6 +404,7 @@ pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
     if kind(fd) == NOTHING {
         return None;
     }
+    let _inside = inside::enter();
     let mut table = write();
     set_kind(fd, NOTHING);
     table.get_mut(fd as usize).and_then(Option::take)
@@ -313,6 +413,7 @@ pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
 /// The program made an epoll set.
 pub(crate) fn made_set(fd: RawFd) {
     if process().is_some() && (0..WATCHED as RawFd).contains(&fd) {
+        SETS.store(true, Ordering::Relaxed);
         let mut table = write();
         put(&mut table, fd, Watched::Set(Arc::default()));
     }
@@ -334,8 +435,17 @@ pub(crate) fn duplicated(from: RawFd, to: RawFd) {
         Some(Watched::Set(set)) if (0..WATCHED as RawFd).contains(&to) => {
             put(&mut write(), to, Watched::Set(set));
         }
-        Some(Watched::Set(_)) => {}
-        None => set_kind(to, kind(from)),
+        // Somebody waits for it who does not come by here.
+        Some(Watched::Set(set)) => {
+            if let Some(process) = process() {
+                epoll::nested(process, &set);
+            }
+        }
+        None => {
+            // By one of the two numbers it would be connected, and used by the other.
+            shared(from);
+            set_kind(to, kind(from));
+        }
     }
 }
 
@@ -350,6 +460,7 @@ pub(crate) fn other(fd: RawFd, connection: &Arc<Connection>) -> Option<RawFd> {
 
 /// All connections that are watched, each with one of its descriptors.
 pub(crate) fn connections() -> Vec<(RawFd, Arc<Connection>)> {
+    let _inside = inside::enter();
     connections_in(&read())
 }
 
@@ -363,6 +474,7 @@ fn connections_in(table: &[Option<Watched>]) -> Vec<(RawFd, Arc<Connection>)> {
 
 /// All epoll sets that are watched, with their descriptors.
 pub(crate) fn sets() -> Vec<(RawFd, Arc<Set>)> {
+    let _inside = inside::enter();
     sets_in(&read())
 }
 
@@ -372,6 +484,11 @@ fn sets_in(table: &[Option<Watched>]) -> Vec<(RawFd, Arc<Set>)> {
         _ => None,
     });
     all.collect()
+}
+
+/// Whether there may be something to put in order.
+pub(crate) fn has_begun() -> bool {
+    matches!(STAGE.load(Ordering::Relaxed), BUSY | LEFT) && is_owner()
 }
 
 /// This process, if it ever had a connection to watch. A copy that was made by a call nobody here saw is not it: there
@@ -384,6 +501,15 @@ pub(crate) fn busy() -> Option<&'static Process> {
         _ => {}
     }
     if life::is_marked() { process() } else { None }
+}
+
+/// The same, if it has a set that is waited for, also before there is anything to watch: a wait may last until there is.
+#[inline]
+pub(crate) fn waiting() -> Option<&'static Process> {
+    match STAGE.load(Ordering::Relaxed) {
+        IDLE if SETS.load(Ordering::Relaxed) && life::is_marked() => process(),
+        _ => busy(),
+    }
 }
 
 /// This process is about to become another program.

@@ -15,7 +15,7 @@ use libc::{POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, pollfd};
 use rustix::io::Errno;
 use tombolo::sockets::{Process, connection::Connection, spin};
 
-use crate::{errno, poll};
+use crate::{errno, inside, poll};
 
 /// Without a descriptor for the bells, or while something is to be sent beside what is waited for, this often.
 pub(crate) const BLIND: Duration = Duration::from_millis(1);
@@ -78,6 +78,7 @@ fn wait_for(
     mask: poll::Mask,
     mut looked: bool,
 ) -> Result<usize, Errno> {
+    let _inside = inside::enter();
     let mut asked = Vec::with_capacity(fds.len() + 1);
     let mut seen = Vec::with_capacity(joined.len());
     loop {
@@ -109,7 +110,7 @@ fn wait_for(
             ask(fds, joined, &mut asked, None, Some(Duration::ZERO), mask)?;
             return Ok(count(fds));
         }
-        if spin::until(|| stirs(fds, joined, &seen)) {
+        if inside::leave(|| spin::until(|| stirs(fds, joined, &seen))) {
             continue;
         }
         let waiter = errno::kept(|| process.waiter(joined.iter().map(|(_, connection)| connection)));

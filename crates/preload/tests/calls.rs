@@ -75,6 +75,21 @@ fn program_that_may_make_few_calls_makes_no_others() {
 }
 
 #[test]
+fn numbers_that_standard_io_or_the_kernel_close_and_calls_that_come_later_are_those_without() {
+    if !has("numbers_that_standard_io_or_the_kernel_close_and_calls_that_come_later_are_those_without", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let program = built(&place, "numbers.c");
+    let plain = output(&mut Command::new(&program), &place.path("plain"));
+    let mut command = Command::new(&program);
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
+    assert_eq!(place.log().matches("joined").count(), 2 * 6, "{}", place.log());
+    assert!(!place.log().contains("broken"), "{}", place.log());
+}
+
+#[test]
 fn program_whose_files_are_bounded_is_not_ended_for_shared_memory() {
     if !has("program_whose_files_are_bounded_is_not_ended_for_shared_memory", &["cc"]) {
         return;

@@ -3,7 +3,7 @@
 
 mod place;
 
-use std::{process::Command, time::Duration};
+use std::{io::Write, process::Command, time::Duration};
 
 use place::{PATIENCE, Place, built, has, output, output_within, python};
 
@@ -35,6 +35,17 @@ fn shared(part: &str, payload: u64) {
 #[test]
 fn s9_two_processes_that_write_lose_and_double_nothing() {
     shared("writers", 2 * SIZE);
+}
+
+#[test]
+fn s9_processes_of_two_pid_namespaces_lose_and_double_nothing() {
+    let test = "s9_processes_of_two_pid_namespaces_lose_and_double_nothing";
+    let may = Command::new("unshare").args(["--pid", "--fork", "true"]).status().is_ok_and(|status| status.success());
+    if !may {
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs pidns): `unshare --pid` fails");
+        return;
+    }
+    shared("apart", 3 * SIZE);
 }
 
 #[test]
@@ -112,6 +123,25 @@ fn shared_after(part: &str) {
 
 fn runs(short: u64, long: u64) -> u64 {
     if std::env::var_os("TOMBOLO_LONG").is_some() { long } else { short }
+}
+
+#[test]
+fn program_that_is_interrupted_all_the_time_goes_on_and_ends_from_its_handler() {
+    if !has("program_that_is_interrupted_all_the_time_goes_on_and_ends_from_its_handler", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let program = built(&place, "signals.c");
+    for run in 0..runs(20, 400) {
+        for what in ["exit", "all"] {
+            let mut command = Command::new(&program);
+            // A different moment each time.
+            place.dress(command.args([what, &(40 + run * 37 % 400).to_string()]).env("TOMBOLO_SOCKETS_AFTER", "0"));
+            let status = place::Started::new(&mut command).finish();
+            assert_eq!(status.code(), Some(7), "{what}, run {run}: {status}");
+        }
+    }
+    assert!(place.log().contains("joined") && !place.log().contains("broken"), "{}", place.log());
 }
 
 /// Runs one part of `crowd.py` with the library, and gives what was received: over TCP, through shared memory.

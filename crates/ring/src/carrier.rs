@@ -94,6 +94,12 @@ impl<M: Mem> PeerCarrier<M> {
         (position & (self.capacity - 1)) as usize
     }
 
+    /// D-3. Whether what was copied so far may be zeros, because the memory was taken away.
+    #[inline(always)]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.data.is_lost()
+    }
+
     #[inline]
     pub(crate) fn word(&self, position: u64) -> Untrusted<u64> {
         self.data.word(self.offset(position))

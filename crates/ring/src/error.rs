@@ -22,6 +22,9 @@ pub enum Error {
     /// The peer lied; the pipe is of no more use.
     #[error(transparent)]
     Corrupt(#[from] Corrupt),
+    /// The memory was taken away: what stands there now is not the peer's.
+    #[error("the shared memory was taken away")]
+    Revoked,
     /// The reader wants no more (the `EPIPE` of this world).
     #[error("the reader has closed the pipe")]
     Closed,

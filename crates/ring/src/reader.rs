@@ -92,7 +92,8 @@ pub struct Reader<M: Mem> {
     want_data: M::OwnWord,
     state_word: M::OwnWord,
     writer_state: M::PeerWord,
-    corrupt: Option<Corrupt>,
+    /// What was found wrong for good: a lie, or that the memory is gone.
+    broken: Option<Error>,
 }
 
 impl<M: Mem> Reader<M> {
@@ -124,7 +125,7 @@ impl<M: Mem> Reader<M> {
             want_data: parts.want_data,
             state_word: parts.state,
             writer_state: parts.writer_state,
-            corrupt: None,
+            broken: None,
         }
     }
 
@@ -137,7 +138,7 @@ impl<M: Mem> Reader<M> {
         let len = to.len() as u64;
         if len <= self.available() && len <= self.release_step {
             self.carrier.copy_out(self.head, to);
-            self.advance(len);
+            self.advance(len)?;
             self.records += 1;
             return Ok(Some(to.len()));
         }
@@ -157,7 +158,9 @@ impl<M: Mem> Reader<M> {
             return 0;
         }
         self.carrier.copy_out(self.head, &mut to[..there as usize]);
-        self.advance(there);
+        if self.advance(there).is_err() {
+            return 0;
+        }
         self.records += 1;
         there as usize
     }
@@ -225,7 +228,7 @@ impl<M: Mem> Reader<M> {
                 continue;
             }
             self.carrier.copy_out(self.head, &mut to[*done..*done + take]);
-            self.advance(take as u64);
+            self.advance(take as u64)?;
             *done += take;
         }
         Ok(())
@@ -262,6 +265,22 @@ impl<M: Mem> Reader<M> {
         }
     }
 
+    /// D-3. Whether what was shown since the last call, or found wrong, came from memory that is still there.
+    ///
+    /// # Errors
+    /// [`Error::Revoked`] where it was taken away.
+    #[inline]
+    pub fn check_memory(&mut self) -> Result<(), Error> {
+        if self.carrier.is_lost() { self.note_loss() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn note_loss(&mut self) -> Result<(), Error> {
+        self.broken = Some(Error::Revoked);
+        self.tail_seen = self.head;
+        Err(Error::Revoked)
+    }
+
     /// For `peek`: how many bytes to skip and to show.
     pub(crate) fn peek_range(&mut self) -> Result<Option<(u64, u64)>, Error> {
         self.peeked = None;
@@ -286,13 +305,13 @@ impl<M: Mem> Reader<M> {
     }
 
     pub(crate) fn consume_peeked(&mut self, len: u64) {
-        if self.corrupt.is_some() {
+        if self.broken.is_some() {
             return; // The writer was caught lying since; what it had there is nobody's any more.
         }
         let peeked = self.peeked.expect("consume after a peek that found something");
         assert!(len <= peeked, "{len} bytes handed back, {peeked} peeked at");
-        self.advance(if self.messages { peeked } else { len });
-        self.records += 1;
+        let consumed = self.advance(if self.messages { peeked } else { len });
+        self.records += u64::from(consumed.is_ok());
     }
 
     pub(crate) fn carrier(&self) -> (&PeerCarrier<M>, u64) {
@@ -343,6 +362,8 @@ impl<M: Mem> Reader<M> {
 
     fn finish(&mut self, phase: Phase) {
         if self.state.phase == Phase::Open {
+            // A writer that finds the end looks once more what was read.
+            self.publish_head();
             self.tell(State { phase, ..self.state });
         }
     }
@@ -405,8 +426,8 @@ impl<M: Mem> Reader<M> {
     /// Loads the writer's position once and checks it.
     #[inline]
     fn look_at_tail(&mut self) -> Result<(), Error> {
-        if let Some(corrupt) = self.corrupt {
-            return Err(corrupt.into());
+        if let Some(error) = self.broken {
+            return Err(error);
         }
         self.load_tail()?;
         let found = self.available();
@@ -446,13 +467,16 @@ impl<M: Mem> Reader<M> {
         Ok(())
     }
 
+    /// Goes beyond `len` bytes that were copied out or shown, unless they may be zeros that nobody wrote.
     #[inline]
-    fn advance(&mut self, len: u64) {
+    fn advance(&mut self, len: u64) -> Result<(), Error> {
+        self.check_memory()?;
         self.head = self.head.wrapping_add(len);
         self.peeked = None;
         if self.head.wrapping_sub(self.released) >= self.release_step {
             self.release();
         }
+        Ok(())
     }
 
     /// Hands back all that was read, now: for one who has the other pipe to wait on. Otherwise it is done in steps, and
@@ -480,8 +504,8 @@ impl<M: Mem> Reader<M> {
     }
 
     fn look_at_writer(&mut self) -> Result<(), Error> {
-        if let Some(corrupt) = self.corrupt {
-            return Err(corrupt.into());
+        if let Some(error) = self.broken {
+            return Err(error);
         }
         // ORDER R-15: Acquire; pairs with the Release in Writer::tell. The final tail is visible with it.
         let seen = self.writer_state.load_acquire().check(|word| {
@@ -496,11 +520,14 @@ impl<M: Mem> Reader<M> {
         Ok(())
     }
 
+    /// Remembers a lie, unless the memory is gone, of which the writer knows nothing (D-3).
     fn note<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
         seen.map_err(|corrupt| {
-            self.corrupt = Some(corrupt);
+            let lost = self.carrier.is_lost() || self.writer_state.is_lost();
+            let error = if lost { Error::Revoked } else { corrupt.into() };
+            self.broken = Some(error);
             self.tail_seen = self.head;
-            corrupt.into()
+            error
         })
     }
 
@@ -521,8 +548,8 @@ impl<M: Mem> Side for Reader<M> {
         if self.available() >= need {
             return Ok(true);
         }
-        if let Some(corrupt) = self.corrupt {
-            return Err(corrupt.into());
+        if let Some(error) = self.broken {
+            return Err(error);
         }
         self.load_tail()?;
         if self.available() >= need {

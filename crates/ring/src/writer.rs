@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The writing half of a pipe.
 
+mod end;
 mod handover;
 mod private;
 
@@ -104,7 +105,8 @@ pub struct Writer<M: Mem> {
     want_space: M::OwnWord,
     state_word: M::OwnWord,
     reader_state: M::PeerWord,
-    corrupt: Option<Corrupt>,
+    /// What was found wrong for good: a lie, or that the memory is gone.
+    broken: Option<Error>,
 }
 
 impl<M: Mem> Writer<M> {
@@ -138,7 +140,7 @@ impl<M: Mem> Writer<M> {
             want_space: parts.want_space,
             state_word: parts.state,
             reader_state: parts.reader_state,
-            corrupt: None,
+            broken: None,
         }
     }
 
@@ -346,15 +348,6 @@ impl<M: Mem> Writer<M> {
         self.tail.wrapping_sub(self.head_seen)
     }
 
-    /// Whether the reader has read everything, looked at afresh.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] where its position is impossible.
-    pub fn is_drained(&mut self) -> Result<bool, Error> {
-        self.look_at_head()?;
-        Ok(self.in_flight() == 0)
-    }
-
     /// Position after the last byte published.
     #[must_use]
     pub fn position(&self) -> u64 {
@@ -380,46 +373,6 @@ impl<M: Mem> Writer<M> {
     #[must_use]
     pub fn take_ring(&mut self) -> bool {
         self.ringer.take()
-    }
-
-    /// Publishes nothing more: the reader drains what is there and then finds the end.
-    pub fn close(&mut self) {
-        self.finish(Phase::Closed);
-    }
-
-    /// Gives up in the middle: the reader still finds what was published, then learns that more was to come.
-    pub fn abort(&mut self) {
-        self.finish(Phase::Aborted);
-    }
-
-    fn finish(&mut self, phase: Phase) {
-        if self.state.phase == Phase::Open {
-            self.tell(State { phase, ..self.state });
-        }
-    }
-
-    /// Whether [`close`](Self::close) or [`abort`](Self::abort) was called.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        self.state.phase != Phase::Open
-    }
-
-    /// Whether the reader has closed or given up, looked at afresh.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] where its state word is impossible.
-    pub fn reader_closed(&mut self) -> Result<bool, Error> {
-        self.look_at_reader()?;
-        Ok(matches!(self.reader.phase, Phase::Closed | Phase::Aborted))
-    }
-
-    /// Whether the reader has begun: it maps the ring and keeps it. Looked at afresh.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] where its state word is impossible.
-    pub fn reader_begun(&mut self) -> Result<bool, Error> {
-        self.look_at_reader()?;
-        Ok(self.reader.phase != Phase::Fresh)
     }
 
     /// B1 to B4 of the wake protocol, the last three as the flush policy says.
@@ -476,8 +429,8 @@ impl<M: Mem> Writer<M> {
     }
 
     fn look_at_reader(&mut self) -> Result<(), Error> {
-        if let Some(corrupt) = self.corrupt {
-            return Err(corrupt.into());
+        if let Some(error) = self.broken {
+            return Err(error);
         }
         // ORDER R-15: Acquire; pairs with the Release in Reader::tell.
         let seen = self.reader_state.load_acquire().check(|word| {
@@ -498,8 +451,8 @@ impl<M: Mem> Writer<M> {
     /// Loads the reader's position once, checks it, and says how much room there is.
     #[inline(never)]
     fn look_at_head(&mut self) -> Result<u64, Error> {
-        if let Some(corrupt) = self.corrupt {
-            return Err(corrupt.into());
+        if let Some(error) = self.broken {
+            return Err(error);
         }
         if self.reader.phase == Phase::Fresh {
             self.look_at_reader()?;
@@ -509,10 +462,12 @@ impl<M: Mem> Writer<M> {
         }
         // ORDER R-5: Acquire; pairs with the Release in Reader::release. The bytes before it may be overwritten.
         let seen = self.head.load_acquire().check(|head| {
-            if head.wrapping_sub(self.head_seen) <= self.tail.wrapping_sub(self.head_seen) {
-                Ok(head)
-            } else {
+            if head.wrapping_sub(self.head_seen) > self.tail.wrapping_sub(self.head_seen) {
                 Err(Corrupt { clause: "R-8", what: "head outside what was written", found: head, bound: self.tail })
+            } else if self.messages && head % limits::RECORD_ALIGN != 0 {
+                Err(Corrupt { clause: "R-20", what: "head inside a word", found: head, bound: limits::RECORD_ALIGN })
+            } else {
+                Ok(head)
             }
         });
         self.head_seen = self.note(seen)?;
@@ -525,13 +480,15 @@ impl<M: Mem> Writer<M> {
         Ok(self.limit.wrapping_sub(self.tail))
     }
 
-    /// Remembers a lie: whoever lied once is not listened to again.
+    /// Remembers a lie: whoever lied once is not listened to again. Where the memory is gone it is none, for of what stands
+    /// there the reader knows nothing (D-3).
     fn note<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
         seen.map_err(|corrupt| {
-            self.corrupt = Some(corrupt);
+            let error = if self.reader_state.is_lost() { Error::Revoked } else { corrupt.into() };
+            self.broken = Some(error);
             self.alert = true;
             self.limit = self.tail;
-            corrupt.into()
+            error
         })
     }
 

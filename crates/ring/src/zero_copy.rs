@@ -63,6 +63,7 @@ impl<M: Mem> Reader<M> {
         let n = (there.saturating_sub(skip)).min(to.len() as u64) as usize;
         let (carrier, head) = self.carrier();
         carrier.copy_out(head.wrapping_add(skip), &mut to[..n]);
+        self.check_memory()?;
         Ok(n)
     }
 }

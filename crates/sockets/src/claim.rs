@@ -6,18 +6,30 @@
 
 use std::{
     fs, io,
-    io::Write,
-    path::{Path, PathBuf},
+    io::{Read, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+    path::PathBuf,
 };
 
 use tombolo_domain::aside;
 
-use crate::tuple::{Role, Tuple};
+use crate::{
+    folder::{self, Folder},
+    tuple::{Role, Tuple},
+};
+
+/// Bytes of a claim at most.
+const CLAIM_MAX: u64 = 64;
+/// What the name of every process's service begins with; sixteen hexadecimal digits follow.
+const SERVICE: &str = "sockets-";
 
 /// The folder of claims.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Claims {
-    folder: PathBuf,
+    /// Where ends meet.
+    pub folder: Folder,
+    claims: PathBuf,
+    own: u32,
 }
 
 /// A claim of this process; dropping it takes it back.
@@ -31,23 +43,58 @@ pub struct Claimed {
 /// Why there is no claim.
 #[derive(Debug)]
 pub enum NotClaimed {
-    /// Somebody else has one; this is the service that it names.
-    Taken(String),
+    /// Somebody else has one; this is the service that it names, if it names one.
+    Taken(Option<String>),
     /// The folder cannot be used.
     Io(io::Error),
 }
 
+/// The name of the service with this number.
+#[must_use]
+pub fn service_name(number: u64) -> String {
+    format!("{SERVICE}{number:016x}")
+}
+
+/// Whether a process's service can have this name. A path, or any other socket of the machine, is none.
+#[must_use]
+pub fn is_service(name: &str) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    name.strip_prefix(SERVICE).is_some_and(|number| number.len() == 16 && number.bytes().all(is_digit))
+}
+
+/// The service that a claim names, and whose file it is; none where it is no claim. Whatever a member has put there, it is not
+/// waited for, and no link is followed.
+#[must_use]
+pub fn read(file: &std::path::Path) -> Option<(String, u32)> {
+    aside::lifted(|| {
+        let opened = folder::open(file).ok()?;
+        let about = opened.metadata().ok().filter(|about| about.is_file() && about.len() <= CLAIM_MAX)?;
+        let mut name = String::new();
+        opened.take(CLAIM_MAX).read_to_string(&mut name).ok()?;
+        is_service(&name).then(|| (name, about.uid()))
+    })
+}
+
 impl Claims {
-    /// Claims in `folder`, which is made if it is missing.
+    /// Claims in `folder` by user `own`.
     ///
     /// # Errors
     /// What the file system says.
-    pub fn in_folder(folder: &Path) -> io::Result<Self> {
-        let folder = folder.join("claims");
-        match fs::create_dir(&folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(Self { folder }),
-        }
+    pub fn new(folder: Folder, own: u32) -> io::Result<Self> {
+        let claims = folder.claims(own)?;
+        Ok(Self { folder, claims, own })
+    }
+
+    /// The user that the folder was checked for.
+    #[must_use]
+    pub fn own(&self) -> u32 {
+        self.own
+    }
+
+    /// Whether a process of this user may be at the other end.
+    #[must_use]
+    pub fn admits(&self, user: Option<u32>) -> bool {
+        self.folder.admits(user, self.own)
     }
 
     fn file(&self, tuple: Tuple, role: Role) -> PathBuf {
@@ -55,11 +102,26 @@ impl Claims {
             Role::Waiting => "waiting",
             Role::Seeking => "seeking",
         };
-        self.folder.join(format!("{}.{ending}", tuple.key()))
+        self.claims.join(format!("{}.{ending}", tuple.key()))
     }
 
     fn contest(&self, tuple: Tuple) -> PathBuf {
-        self.folder.join(format!("{}.contested", tuple.key()))
+        self.claims.join(format!("{}.contested", tuple.key()))
+    }
+
+    /// A file where there is none: what another has put there, a link too, is left as it is.
+    fn make(&self, file: &std::path::Path) -> io::Result<fs::File> {
+        let mode = if self.folder.is_shared() { 0o644 } else { 0o600 };
+        let made = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(file)?;
+        if self.folder.is_shared() {
+            // The mode was cut by the process's mask; others read it.
+            made.set_permissions(fs::Permissions::from_mode(mode))?;
+        }
+        Ok(made)
+    }
+
+    fn service(&self, file: &std::path::Path) -> Option<String> {
+        read(file).filter(|(_, user)| self.admits(Some(*user))).map(|(service, _)| service)
     }
 
     /// Claims the end of `tuple` that has this `role`, reachable at `service`.
@@ -69,10 +131,10 @@ impl Claims {
     pub fn claim(&self, tuple: Tuple, role: Role, service: &str) -> Result<Claimed, NotClaimed> {
         let file = self.file(tuple, role);
         aside::lifted(|| {
-            let mut open = match fs::File::create_new(&file) {
+            let mut open = match self.make(&file) {
                 Ok(open) => open,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    return Err(NotClaimed::Taken(fs::read_to_string(&file).unwrap_or_default()));
+                    return Err(NotClaimed::Taken(self.service(&file)));
                 }
                 Err(error) => return Err(NotClaimed::Io(error)),
             };
@@ -87,26 +149,45 @@ impl Claims {
     pub fn find(&self, tuple: Tuple) -> Option<String> {
         let file = self.file(tuple, Role::Waiting);
         // Most often there is none yet, and no limit is lifted for nothing.
-        let read = file.exists().then(|| aside::lifted(|| fs::read_to_string(file).ok()));
-        read.flatten().filter(|service| !service.is_empty())
+        fs::symlink_metadata(&file).is_ok().then(|| self.service(&file)).flatten()
+    }
+
+    /// Whether a socket stands where `service` must be, and no link to another.
+    #[must_use]
+    pub fn has_socket(&self, service: &str) -> bool {
+        use std::os::unix::fs::FileTypeExt;
+        let socket = self.folder.path().join(format!("{service}.sock"));
+        fs::symlink_metadata(socket).is_ok_and(|found| found.file_type().is_socket())
+    }
+
+    /// Lets the users of the folder call `service`, which this process has just made.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn open_to_users(&self, service: &str) -> io::Result<()> {
+        if !self.folder.is_shared() {
+            return Ok(());
+        }
+        let socket = self.folder.path().join(format!("{service}.sock"));
+        fs::set_permissions(socket, fs::Permissions::from_mode(0o666))
     }
 
     /// Says that a second end claims this connection.
     pub fn contest_it(&self, tuple: Tuple) {
         // A folder that takes no file takes no second claim either.
-        let _ = aside::lifted(|| fs::File::create(self.contest(tuple)).map(drop));
+        let _ = aside::lifted(|| self.make(&self.contest(tuple)).map(drop));
     }
 
     /// Whether more than one end claims this connection.
     #[must_use]
     pub fn is_contested(&self, tuple: Tuple) -> bool {
-        self.contest(tuple).exists()
+        fs::symlink_metadata(self.contest(tuple)).is_ok()
     }
 
     /// Takes away the claim of a process that died: one that still names `service`.
     pub fn bury(&self, tuple: Tuple, role: Role, service: &str) {
         let file = self.file(tuple, role);
-        if aside::lifted(|| fs::read_to_string(&file)).is_ok_and(|named| named == service) {
+        if self.service(&file).is_some_and(|named| named == service) {
             let _ = fs::remove_file(file);
         }
     }
@@ -126,15 +207,25 @@ impl Drop for Claimed {
 mod tests {
     use super::*;
 
+    fn meet() -> (tempfile::TempDir, Claims) {
+        let folder = tempfile::tempdir().unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let claims = Claims::new(Folder::check(folder.path(), own).unwrap(), own).unwrap();
+        (folder, claims)
+    }
+
+    fn tuple() -> Tuple {
+        Tuple::new("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap())
+    }
+
     #[test]
     fn s7_second_claim_of_a_role_is_refused_and_the_first_can_be_found() {
-        let folder = tempfile::tempdir().unwrap();
-        let claims = Claims::in_folder(folder.path()).unwrap();
-        let tuple = Tuple::new("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap());
-        let first = claims.claim(tuple, Role::Waiting, "one").unwrap();
-        assert!(matches!(claims.claim(tuple, Role::Waiting, "two"), Err(NotClaimed::Taken(by)) if by == "one"));
-        assert!(claims.claim(tuple.mirrored(), Role::Seeking, "three").is_ok());
-        assert_eq!(claims.find(tuple.mirrored()).as_deref(), Some("one"));
+        let ((folder, claims), tuple) = (meet(), tuple());
+        let [one, two, three] = [1, 2, 3].map(service_name);
+        let first = claims.claim(tuple, Role::Waiting, &one).unwrap();
+        assert!(matches!(claims.claim(tuple, Role::Waiting, &two), Err(NotClaimed::Taken(Some(by))) if by == one));
+        assert!(claims.claim(tuple.mirrored(), Role::Seeking, &three).is_ok());
+        assert_eq!(claims.find(tuple.mirrored()), Some(one));
         claims.contest_it(tuple);
         assert!(claims.is_contested(tuple.mirrored()));
         drop(first);
@@ -145,14 +236,78 @@ mod tests {
 
     #[test]
     fn s7_claim_of_a_dead_process_is_buried_by_its_name_only() {
-        let folder = tempfile::tempdir().unwrap();
-        let claims = Claims::in_folder(folder.path()).unwrap();
-        let tuple = Tuple::new("10.0.0.1:80".parse().unwrap(), "10.0.0.2:4000".parse().unwrap());
-        let claimed = claims.claim(tuple, Role::Waiting, "dead").unwrap();
-        claims.bury(tuple, Role::Waiting, "other");
+        let ((_folder, claims), tuple) = (meet(), tuple());
+        let [dead, other] = [1, 2].map(service_name);
+        let claimed = claims.claim(tuple, Role::Waiting, &dead).unwrap();
+        claims.bury(tuple, Role::Waiting, &other);
         assert!(claims.find(tuple).is_some());
-        claims.bury(tuple, Role::Waiting, "dead");
+        claims.bury(tuple, Role::Waiting, &dead);
         assert_eq!(claims.find(tuple), None);
         drop(claimed);
+    }
+
+    #[test]
+    fn s7_claim_that_is_no_small_file_with_a_services_name_is_none() {
+        let ((folder, claims), tuple) = (meet(), tuple());
+        let good = service_name(1);
+        let elsewhere = folder.path().join("elsewhere");
+        fs::write(&elsewhere, &good).unwrap();
+        let file = folder.path().join("claims").join(format!("{}.waiting", tuple.key()));
+        for bad in [
+            "",
+            "liar",
+            "/run/some.sock",
+            "sockets-",
+            "sockets-0123456789abcde",
+            "sockets-0123456789abcdef0",
+            "sockets-0123456789ABCDEF",
+            "sockets-../3456789abcdef",
+            "sockets-0123456789abcdef\n",
+            &"x".repeat(65),
+            &" ".repeat(1 << 20),
+        ] {
+            fs::write(&file, bad).unwrap();
+            assert_eq!(claims.find(tuple), None, "{bad:?}");
+            assert!(matches!(claims.claim(tuple, Role::Waiting, &good), Err(NotClaimed::Taken(None))), "{bad:?}");
+            fs::remove_file(&file).unwrap();
+        }
+        std::os::unix::fs::symlink(&elsewhere, &file).unwrap();
+        assert_eq!(claims.find(tuple), None, "a link");
+        fs::remove_file(&file).unwrap();
+        // Nobody writes to it, and none of this may wait for that.
+        rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        assert_eq!(claims.find(tuple), None, "a pipe");
+        assert!(matches!(claims.claim(tuple, Role::Waiting, &good), Err(NotClaimed::Taken(None))));
+        fs::remove_file(&file).unwrap();
+        fs::write(&file, &good).unwrap();
+        assert_eq!(claims.find(tuple), Some(good), "canary: a good one is found");
+    }
+
+    #[test]
+    fn s7_link_in_the_place_of_a_file_that_is_made_is_not_followed() {
+        let ((folder, claims), tuple) = (meet(), tuple());
+        let mine = folder.path().join("mine");
+        fs::write(&mine, "what a program keeps").unwrap();
+        for ending in ["contested", "waiting"] {
+            let file = folder.path().join("claims").join(format!("{}.{ending}", tuple.key()));
+            std::os::unix::fs::symlink(&mine, file).unwrap();
+        }
+        claims.contest_it(tuple);
+        assert!(claims.claim(tuple, Role::Waiting, &service_name(1)).is_err());
+        assert_eq!(fs::read_to_string(&mine).unwrap(), "what a program keeps");
+        assert!(claims.is_contested(tuple));
+    }
+
+    #[test]
+    fn s7_socket_that_is_a_link_to_another_is_not_called() {
+        let (folder, claims) = meet();
+        let other = std::os::unix::net::UnixListener::bind(folder.path().join("other")).unwrap();
+        let [link, own] = [1, 2].map(service_name);
+        let at = |service: &str| folder.path().join(format!("{service}.sock"));
+        std::os::unix::fs::symlink(folder.path().join("other"), at(&link)).unwrap();
+        assert!(!claims.has_socket(&link));
+        let _own = std::os::unix::net::UnixListener::bind(at(&own)).unwrap();
+        assert!(claims.has_socket(&own), "canary");
+        drop(other);
     }
 }

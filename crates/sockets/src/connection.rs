@@ -67,6 +67,8 @@ pub struct Connection {
     pub dialled: bool,
     /// Its addresses, and what names this end (M-3): found out when it is due.
     pub(crate) identity: Mutex<Option<(Tuple, u64)>>,
+    /// S-7. The addresses under which both ends know it.
+    pub(crate) meeting: OnceLock<Tuple>,
     stage: AtomicU8,
     reason: AtomicU16,
     /// Bytes that went over TCP through this library.
@@ -113,6 +115,7 @@ impl Connection {
         Self {
             dialled,
             identity: Mutex::default(),
+            meeting: OnceLock::new(),
             stage: AtomicU8::new(0),
             reason: AtomicU16::new(0),
             counted: [const { AtomicU64::new(0) }; 2],
@@ -144,6 +147,10 @@ impl Connection {
     #[must_use]
     pub fn tuple(&self) -> Option<Tuple> {
         lock(&self.identity).map(|(tuple, _)| tuple)
+    }
+
+    pub(crate) fn meeting(&self) -> Option<Tuple> {
+        self.meeting.get().copied()
     }
 
     /// Its addresses and its number; none where it is no TCP connection.
@@ -400,7 +407,7 @@ impl Connection {
     pub(crate) fn is_due(&self, after: u64) -> bool {
         let [sent, received] = [self.counted(Direction::Out), self.counted(Direction::In)];
         let turned = self.turns.load(Ordering::Relaxed) >= 4 && sent.max(received) >= ENOUGH.into();
-        sent + received >= after || turned
+        (sent + received >= after || turned) && sent + received >= ENOUGH.into()
     }
 
     /// Calls so far, this one included.

@@ -7,7 +7,7 @@
 
 use std::{
     io,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use rustix::process::{Pid, PidfdFlags};
@@ -41,12 +41,18 @@ const TURNS: usize = 10;
 const RECALLED: usize = 11;
 const BASE: usize = 12;
 const PIDS: usize = 16;
-const RECORDS: usize = PIDS + MEMBERS;
+/// The same processes as those see them that made them.
+const SEEN: usize = PIDS + MEMBERS;
+const RECORDS: usize = SEEN + MEMBERS;
 const _: () = assert!(RECORDS + 2 * RECORD <= 256);
 
 /// The page of one end.
 #[derive(Debug)]
-pub(crate) struct Family(Common);
+pub(crate) struct Family {
+    page: Common,
+    /// This process's place; beyond the last one if it has none.
+    own: AtomicUsize,
+}
 
 /// A turn at one direction: nobody else of this end uses it meanwhile.
 #[derive(Debug)]
@@ -59,12 +65,23 @@ pub(crate) struct Turn<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place(Option<usize>);
 
+/// What became of a fork.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Birth {
+    /// There is no child.
+    Failed,
+    /// In the parent: the child, by the number that it has here.
+    Child(u32),
+    /// This process is the child.
+    Own,
+}
+
 impl Family {
     /// A family of one: this process, which has counted so much.
     pub fn new(counted: [u64; 2]) -> io::Result<Self> {
-        let family = Self(Common::new()?);
+        let family = Self { page: Common::new()?, own: AtomicUsize::new(0) };
         family.word(COUNT).store(1, Ordering::SeqCst);
-        family.word(PIDS).store(own_pid(), Ordering::SeqCst);
+        family.word(PIDS).store(member(std::process::id()), Ordering::SeqCst);
         for (at, counted) in counted.into_iter().enumerate() {
             family.word(COUNTED + at).store(counted, Ordering::SeqCst);
         }
@@ -72,7 +89,7 @@ impl Family {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        &self.0.words()[at]
+        &self.page.words()[at]
     }
 
     // ---- who it is
@@ -95,12 +112,21 @@ impl Family {
         Place(place)
     }
 
-    /// After the fork, in both processes: the child is this one; or there is none.
-    pub fn born(&self, place: Place, child: Option<u32>) {
-        match (place.0, child) {
-            (Some(at), Some(child)) => self.word(PIDS + at).store(child.into(), Ordering::SeqCst),
-            (Some(at), None) => _ = self.remove(at, UNBORN),
-            (None, _) => {}
+    /// After the fork, in both processes.
+    pub fn born(&self, place: Place, birth: Birth) {
+        if birth == Birth::Own {
+            self.own.store(place.0.unwrap_or(MEMBERS), Ordering::Relaxed);
+        }
+        let Some(at) = place.0 else { return };
+        match birth {
+            Birth::Failed => _ = self.remove(at, UNBORN),
+            Birth::Child(pid) => {
+                let seen = member(pid);
+                self.word(SEEN + at).store(seen, Ordering::SeqCst);
+                // Unless the child has said so itself, by the number that it has for itself.
+                let _ = self.word(PIDS + at).compare_exchange(UNBORN, seen, Ordering::SeqCst, Ordering::SeqCst);
+            }
+            Birth::Own => self.word(PIDS + at).store(member(std::process::id()), Ordering::SeqCst),
         }
     }
 
@@ -112,28 +138,35 @@ impl Family {
     /// This process comes back: it meant to go, and did not.
     pub fn stay(&self) {
         let place = self.expect();
-        self.born(place, Some(std::process::id()));
+        self.born(place, Birth::Own);
     }
 
     /// This process has no descriptor of the socket any more. Says whether it was the last one.
     pub fn depart(&self) -> bool {
         self.bury();
-        let own = own_pid();
-        (0..MEMBERS).any(|at| self.remove(at, own))
+        let own = self.own.swap(MEMBERS, Ordering::Relaxed);
+        own < MEMBERS && self.remove(own, self.word(PIDS + own).load(Ordering::SeqCst))
     }
 
     /// Strikes out one process; says whether nobody is left.
     fn remove(&self, at: usize, pid: u64) -> bool {
+        // Before the place is free: the next one there is seen anew.
+        self.word(SEEN + at).store(0, Ordering::SeqCst);
         self.word(PIDS + at).compare_exchange(pid, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
             && self.word(COUNT).fetch_sub(1, Ordering::SeqCst) == 1
     }
 
     /// Strikes out those who died without saying so.
     pub fn bury(&self) {
-        for at in 0..MEMBERS {
-            let pid = self.word(PIDS + at).load(Ordering::SeqCst);
-            if pid != 0 && pid != UNBORN && pid != own_pid() && is_dead(pid) {
-                self.remove(at, pid);
+        let own = self.own.load(Ordering::Relaxed);
+        for at in (0..MEMBERS).filter(|at| *at != own) {
+            let known = self.word(PIDS + at).load(Ordering::SeqCst);
+            if known == 0 || known == UNBORN {
+                continue;
+            }
+            let seen = self.word(SEEN + at).load(Ordering::SeqCst);
+            if is_dead(known) || seen != 0 && is_dead(seen) {
+                self.remove(at, known);
             }
         }
     }
@@ -190,12 +223,12 @@ impl Family {
         if self.word(TURNS).fetch_add(1, Ordering::Relaxed) % SELDOM == SELDOM - 1 {
             self.bury();
         }
-        let held = self.0.lock(direction as usize)?;
+        let held = self.page.lock(direction as usize)?;
         if held.is_orphaned() {
             self.word(UNSURE + direction as usize).store(1, Ordering::SeqCst);
         }
         let begin = RECORDS + direction as usize * RECORD;
-        Ok(Turn { held, record: &self.0.words()[begin..begin + RECORD] })
+        Ok(Turn { held, record: &self.page.words()[begin..begin + RECORD] })
     }
 }
 
@@ -220,12 +253,38 @@ impl Turn<'_> {
     }
 }
 
-fn own_pid() -> u64 {
-    std::process::id().into()
+/// The PID namespace of this process, once it was asked for, plus one.
+static NAMESPACE: AtomicU64 = AtomicU64::new(0);
+
+/// In a child made by fork: it may be in another one than its parent.
+pub(crate) fn forget_namespace() {
+    NAMESPACE.store(0, Ordering::Relaxed);
 }
 
-/// Whether the process has ended, waited for or not. Where that cannot be told, it has not.
-fn is_dead(pid: u64) -> bool {
+/// The PID namespace of this process; 0 where it cannot be told.
+fn namespace() -> u64 {
+    let known = NAMESPACE.load(Ordering::Relaxed);
+    if known != 0 {
+        return known - 1;
+    }
+    // The kernel numbers them by 32 bits.
+    let found = rustix::fs::stat("/proc/self/ns/pid").map_or(0, |found| found.st_ino & u64::from(u32::MAX));
+    NAMESPACE.store(found + 1, Ordering::Relaxed);
+    found
+}
+
+/// What stands for the process that has this number in this process's namespace.
+fn member(pid: u32) -> u64 {
+    namespace() << 32 | u64::from(pid)
+}
+
+/// Whether the process has ended, waited for or not. Where that cannot be told, it has not: a number means nothing in another
+/// namespace than its own.
+fn is_dead(member: u64) -> bool {
+    let (namespace, pid) = (member >> 32, member as u32);
+    if namespace == 0 || namespace != self::namespace() {
+        return false;
+    }
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
     aside::lifted(|| match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Ok(fd) => {
@@ -248,12 +307,12 @@ mod tests {
         assert_eq!(family.counted(Direction::In).load(Ordering::SeqCst), 7);
         let place = family.expect();
         assert!(!family.is_alone());
-        family.born(place, None);
+        family.born(place, Birth::Failed);
         assert!(family.is_alone(), "the fork failed");
 
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let place = family.expect();
-        family.born(place, Some(child.id()));
+        family.born(place, Birth::Child(child.id()));
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         while !family.is_alone() {
             assert!(std::time::Instant::now() < deadline, "a dead member stays");
@@ -264,10 +323,55 @@ mod tests {
     }
 
     #[test]
+    fn r26_record_of_a_holder_who_died_is_not_believed() {
+        let family = Family::new([0, 0]).unwrap();
+        // A writer's, at the beginning.
+        let mut bytes = [0; private::LEN];
+        bytes[..8].copy_from_slice(&0x1_0001_u64.to_le_bytes());
+        let left = Record::decode(&bytes).unwrap();
+        family.turn(Direction::Out).unwrap().leave(&left);
+        assert!(family.turn(Direction::Out).unwrap().record().is_some());
+        // A thread that ends within its turn leaves the lock as a process does that is killed.
+        std::thread::scope(|scope| _ = scope.spawn(|| std::mem::forget(family.turn(Direction::Out))).join());
+        assert!(family.turn(Direction::Out).unwrap().record().is_none());
+        assert!(
+            family.is_unsure(Direction::Out) && !family.is_unsure(Direction::In),
+            "the kernel's count is what counts"
+        );
+        family.turn(Direction::Out).unwrap().leave(&left);
+        assert!(family.turn(Direction::Out).unwrap().record().is_some());
+    }
+
+    #[test]
+    fn r26_member_in_another_pid_namespace_is_not_taken_for_dead() {
+        let family = Family::new([0, 0]).unwrap();
+        let place = family.expect();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let id = child.id();
+        child.wait().unwrap();
+        // In another namespace there may be one with the number that nobody has here, or this process's own number.
+        let elsewhere = (namespace() + 1) << 32;
+        for number in [id, std::process::id()] {
+            family.word(PIDS + place.0.unwrap()).store(elsewhere | u64::from(number), Ordering::SeqCst);
+            family.bury();
+            assert!(!family.is_alone());
+        }
+        assert!(!family.depart(), "the other one is left");
+        assert!(family.is_alone());
+        // As its parent sees it, it can be told.
+        let family = Family::new([0, 0]).unwrap();
+        let place = family.expect();
+        family.word(PIDS + place.0.unwrap()).store(elsewhere | 1, Ordering::SeqCst);
+        family.born(place, Birth::Child(id));
+        family.bury();
+        assert!(family.is_alone());
+    }
+
+    #[test]
     fn r26_more_members_than_can_be_told_apart_are_never_alone_again() {
         let family = Family::new([0, 0]).unwrap();
         let places: Vec<_> = (0..MEMBERS).map(|_| family.expect()).collect();
-        places.into_iter().for_each(|place| family.born(place, None));
+        places.into_iter().for_each(|place| family.born(place, Birth::Failed));
         assert!(!family.is_alone());
         assert!(!family.depart());
     }

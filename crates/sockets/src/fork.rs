@@ -14,7 +14,7 @@ use tombolo_domain::aside;
 
 use crate::{
     connection::{Connection, Stage},
-    family::Place,
+    family::{self, Birth, Place},
     negotiation::{Exchange, Talk},
     pipes::{Line, Pipes, Still},
     process::{Process, Waiting, lock},
@@ -72,7 +72,7 @@ impl Process {
                     pipes.hand_on(still, family)?;
                 }
                 // Two processes will have it; it is claimed again by the one that is left.
-                if matches!(*talk, Talk::Claimed { .. }) {
+                if matches!(*talk, Talk::Claimed(_)) {
                     exchange.withdraw(connection, &mut talk);
                 }
                 place = Some(family.expect());
@@ -89,7 +89,7 @@ impl Forking<'_> {
     pub fn parent(self, child: Option<u32>) {
         for member in &self.members {
             if let (Some(family), Some(place)) = (member.connection.family(), member.place) {
-                family.born(place, child);
+                family.born(place, child.map_or(Birth::Failed, Birth::Child));
             }
         }
     }
@@ -98,13 +98,14 @@ impl Forking<'_> {
     pub fn child(self) {
         let Self { process, all, members, mut exchange, waiting, limit } = self;
         drop(limit);
+        family::forget_namespace();
         process.count_anew();
         process.roster.forget();
         all.iter().for_each(|connection| connection.disown());
         waiting.forget();
         for mut member in members {
             if let (Some(family), Some(place)) = (member.connection.family(), member.place) {
-                family.born(place, Some(std::process::id()));
+                family.born(place, Birth::Own);
                 *member.talk = Talk::Silent;
             }
         }

@@ -36,6 +36,11 @@ pub trait Kernel: Send + Sync {
     fn cookie(&self, fd: RawFd) -> u64;
     /// The counts of a connection that this end `dialled`, or accepted; none where they cannot be told.
     fn counts(&self, fd: RawFd, dialled: bool) -> Option<Sample>;
+    /// The initial sequence numbers of a connection that this end `dialled`, or accepted: its own, then the peer's (S-6); none where
+    /// nobody has attached the program that tells them ([`crate::hook`]).
+    fn sequences(&self, _fd: RawFd, _dialled: bool) -> Option<[u32; 2]> {
+        None
+    }
     /// How much the program would have held of what it sends; none where it has left that to the kernel.
     fn holds(&self, _fd: RawFd) -> Option<u64> {
         None

@@ -20,13 +20,15 @@
 //! assert_eq!((server.role(), client.role()), (Some(Role::Waiting), Some(Role::Seeking)));
 //! # Ok::<(), std::net::AddrParseError>(())
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod claim;
 pub mod connection;
 mod family;
+pub mod folder;
 mod fork;
 pub mod gather;
+pub mod hook;
 pub mod kernel;
 mod negotiation;
 mod pipes;

@@ -13,32 +13,34 @@
 //!
 //! Every step happens inside a call of the program on this or another connection; none waits.
 
+mod neighbour;
+
 use std::{
     collections::HashMap,
     hash::Hash,
+    io,
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
-use tombolo_domain::{Deadline, Error, Link, Listener, SingleBell, Slot, aside};
-use tombolo_layout::{
-    Features, SegmentHeader, limits,
-    sockets::{Claim, Message, Proof},
-};
-use tombolo_ring::Fresh;
+use tombolo_domain::{Deadline, Error, Link, Listener};
+use tombolo_layout::sockets::{Claim, Message, Proof};
 
 use crate::{
     Reason,
-    claim::{Claimed, Claims, NotClaimed},
+    claim::{self, Claimed, Claims, NotClaimed},
     connection::{Connection, Stage},
+    folder::Folder,
     pipes::{Brought, Line, Own, Pipes},
     process::{Process, lock, random, random_id},
-    proof,
+    proof::{self, Secret},
     tuple::{Role, Tuple},
 };
+pub(crate) use neighbour::Neighbour;
+use neighbour::{Dialled, PATIENCE};
 
-/// How long a link to another process may take to be made. Its listener's backlog is long, so this is never waited for.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Calls in which an end waits to have read what its kernel received.
+const TRIES: u32 = 1 << 12;
 /// How long the links are left alone once a connection has made its first calls.
 const PAUSE: Duration = Duration::from_millis(1);
 /// A connection that nobody claimed by its this many'th call is asked about no more.
@@ -49,10 +51,8 @@ const CALLS: u64 = 1 << 20;
 pub(crate) enum Talk {
     #[default]
     Silent,
-    /// Claimed, and nobody came yet.
-    Claimed {
-        _claimed: Claimed,
-    },
+    /// Claimed.
+    Claimed(Box<Waiting>),
     /// Proposed over the link with this number.
     Proposed {
         claim: Claim,
@@ -65,28 +65,30 @@ pub(crate) enum Talk {
 }
 
 #[derive(Debug)]
+pub(crate) struct Waiting {
+    /// What the kernel counted before anybody could know of the claim.
+    before: Claim,
+    /// What came first, over the link with this number: there is no second try.
+    proposal: Option<(Claim, u64)>,
+    tries: u32,
+    claimed: Claimed,
+}
+
+#[derive(Debug)]
 pub(crate) struct Answered {
     proposal: Claim,
     own: Claim,
     proof: Proof,
+    /// The link over which it was proposed.
+    link: u64,
     fresh: Own,
     _claimed: Claimed,
-}
-
-/// A link to another process.
-#[derive(Debug)]
-pub(crate) struct Neighbour {
-    number: u64,
-    /// The service, if this process dialled it.
-    service: Option<String>,
-    link: Box<dyn Link>,
-    line: Option<Arc<Line>>,
 }
 
 /// All links of a process, and the connections that are talked about.
 #[derive(Debug, Default)]
 pub(crate) struct Exchange {
-    claims: Option<Claims>,
+    claims: Option<Arc<Claims>>,
     listener: Option<(String, Box<dyn Listener>)>,
     pub(crate) neighbours: Vec<Neighbour>,
     by_tuple: HashMap<Tuple, Weak<Connection>>,
@@ -148,31 +150,49 @@ impl Process {
 
     fn describe(&self, connection: &Connection) -> Result<Claim, Reason> {
         let (tuple, id) = connection.identity(self.kernel()).ok_or(Reason::Usage)?;
+        let meeting = connection.meeting().unwrap_or(tuple);
         let fd = connection.fd();
         let sample = self.kernel().counts(fd, connection.dialled).ok_or(Reason::Usage)?;
         Ok(Claim {
             id,
             cookie: self.kernel().cookie(fd),
-            addresses: [tuple.own, tuple.peer],
+            addresses: [meeting.own, meeting.peer],
             known: connection.with_history(proof::History::known),
             counts: sample.counts,
             nonce: random(),
         })
     }
+
+    /// S-6. What only the ends of this connection have, as far as this kernel tells it.
+    fn secret(&self, connection: &Connection, claims: &Claims, link: &dyn Link) -> Result<Secret, Reason> {
+        let secret = self.kernel().sequences(connection.fd(), connection.dialled);
+        // What passed can be guessed; only within one kernel does its word about the peer make up for that.
+        let needed = claims.folder.sequences_required || !link.same_kernel();
+        if secret.is_none() && needed { Err(Reason::Sequences) } else { Ok(secret) }
+    }
 }
 
 impl Exchange {
-    fn claims(&mut self, process: &Process) -> Result<Claims, Reason> {
-        if self.claims.is_none() {
-            self.claims = Some(Claims::in_folder(&process.settings.folder).map_err(|_| Reason::Resources)?);
+    /// The folder, checked when it is first needed. S-7
+    fn claims(&mut self, process: &Process) -> Result<Arc<Claims>, Reason> {
+        // A program may change its user.
+        let own = rustix::process::geteuid().as_raw();
+        if let Some(claims) = self.claims.as_ref().filter(|claims| claims.own() == own) {
+            return Ok(Arc::clone(claims));
         }
-        self.claims.clone().ok_or(Reason::Resources)
+        let folder = Folder::check(&process.settings.folder, own).map_err(|_| Reason::Folder)?;
+        let claims = Claims::new(folder, own).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => Reason::Folder,
+            _ => Reason::Resources,
+        })?;
+        Ok(Arc::clone(self.claims.insert(Arc::new(claims))))
     }
 
-    fn service(&mut self, process: &Process) -> Result<String, Reason> {
+    fn service(&mut self, process: &Process, claims: &Claims) -> Result<String, Reason> {
         if self.listener.is_none() {
-            let service = format!("sockets-{:016x}", random_id());
+            let service = claim::service_name(random_id());
             let listener = process.rendezvous.listen(&service).map_err(|_| Reason::Resources)?;
+            claims.open_to_users(&service).map_err(|_| Reason::Resources)?;
             self.listener = Some((service, listener));
         }
         self.listener.as_ref().map(|(service, _)| service.clone()).ok_or(Reason::Resources)
@@ -180,28 +200,45 @@ impl Exchange {
 
     /// Takes back the claim of a connection that nobody came for.
     pub(crate) fn withdraw(&mut self, connection: &Connection, talk: &mut Talk) {
-        if let Some(tuple) = connection.tuple() {
+        if let Some(tuple) = connection.meeting() {
             self.by_tuple.remove(&tuple);
         }
-        *talk = Talk::Silent;
+        if let Talk::Claimed(waiting) = std::mem::replace(talk, Talk::Silent)
+            && let Some((proposal, link)) = waiting.proposal
+            && let Some(neighbour) = self.neighbours.iter_mut().find(|neighbour| neighbour.number == link)
+        {
+            let refuse = Message::Refuse { to: proposal.id, reason: Reason::Shared as u16 };
+            let _ = neighbour.link.send(&refuse.encode(), None);
+        }
     }
 
     fn advance(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<(), Reason> {
         let (tuple, id) = connection.identity(process.kernel()).ok_or(Reason::Usage)?;
+        let tuple = self.meeting(process, connection, tuple)?;
         let mut talk = lock(&connection.talk);
         match (&*talk, tuple.role()) {
             (_, None) => Err(Reason::Usage),
             (Talk::Silent, Some(Role::Waiting)) => {
                 let claims = self.claims(process)?;
-                let service = self.service(process)?;
+                let service = self.service(process, &claims)?;
+                let before = process.describe(connection)?;
                 let claimed = self.claim(process, &claims, tuple, Role::Waiting, &service)?;
                 remember(&mut self.by_tuple, tuple, connection);
-                *talk = Talk::Claimed { _claimed: claimed };
+                *talk = Talk::Claimed(Box::new(Waiting { before, proposal: None, tries: 0, claimed }));
                 Ok(())
             }
+            (Talk::Claimed(waiting), _) if waiting.proposal.is_some() => self.get_on(process, connection, &mut talk),
             (Talk::Silent, Some(Role::Seeking)) => self.seek(process, connection, (tuple, id), &mut talk),
             _ => Ok(()),
         }
+    }
+
+    /// S-7. Under which addresses both ends know this connection: its own, or where those may be translated, ones made of its
+    /// sequence numbers.
+    fn meeting(&mut self, process: &Process, connection: &Connection, tuple: Tuple) -> Result<Tuple, Reason> {
+        let translated = self.claims(process)?.folder.translated;
+        let numbers = || process.kernel().sequences(connection.fd(), connection.dialled).filter(|_| translated);
+        Ok(*connection.meeting.get_or_init(|| numbers().map_or(tuple, Tuple::of_sequences)))
     }
 
     fn claim(
@@ -217,14 +254,11 @@ impl Exchange {
                 Ok(claimed) => return Ok(claimed),
                 Err(NotClaimed::Io(_)) => return Err(Reason::Resources),
                 Err(NotClaimed::Taken(by)) => {
-                    let dead = !by.is_empty()
-                        && matches!(
-                            process.rendezvous.connect(&by, Deadline::after(PATIENCE)),
-                            Err(Error::NotFound(_))
-                        );
-                    if !dead {
-                        break;
-                    }
+                    let is_dead = |by: &String| {
+                        let called = process.rendezvous.connect(by, Deadline::after(PATIENCE));
+                        matches!(called, Err(Error::NotFound(_)))
+                    };
+                    let Some(by) = by.filter(is_dead) else { break };
                     claims.bury(tuple, role, &by);
                 }
             }
@@ -245,84 +279,25 @@ impl Exchange {
         if claims.is_contested(tuple) {
             return Err(Reason::Ambiguous);
         }
-        let own_service = self.service(process)?;
-        let Some(index) = self.dial(process, &service)? else {
-            // Its process died: the claim means nothing.
-            claims.bury(tuple, Role::Waiting, &service);
+        // Before the link says anything; and who waits there must not be asked for less than all that it has a right to.
+        let claim = process.describe(connection)?;
+        if !proof::is_ready(&claim) {
             return Ok(());
+        }
+        let own_service = self.service(process, &claims)?;
+        let index = match self.dial(process, &claims, &service)? {
+            Dialled::Is(index) => index,
+            Dialled::Later => return Ok(()),
+            Dialled::Dead => {
+                claims.bury(tuple, Role::Waiting, &service);
+                return Ok(());
+            }
         };
         let claimed = self.claim(process, &claims, tuple, Role::Seeking, &own_service)?;
-        let claim = process.describe(connection)?;
         let neighbour = &mut self.neighbours[index];
         neighbour.link.send(&Message::Propose(claim).encode(), None).map_err(|_| Reason::PeerGone)?;
         remember(&mut self.by_id, id, connection);
         *talk = Talk::Proposed { claim, link: neighbour.number, _claimed: claimed };
-        Ok(())
-    }
-
-    fn dial(&mut self, process: &Process, service: &str) -> Result<Option<usize>, Reason> {
-        let known = |neighbour: &Neighbour| neighbour.service.as_deref() == Some(service) && !neighbour.is_gone();
-        if let Some(index) = self.neighbours.iter().position(known) {
-            return Ok(Some(index));
-        }
-        match process.rendezvous.connect(service, Deadline::after(PATIENCE)) {
-            Ok(link) => {
-                self.neighbours.push(Neighbour::new(Some(service.to_owned()), link));
-                Ok(Some(self.neighbours.len() - 1))
-            }
-            Err(Error::NotFound(_)) => Ok(None),
-            Err(Error::Denied(_)) => Err(Reason::NoPeer),
-            Err(_) => Err(Reason::Resources),
-        }
-    }
-
-    /// Takes what came over the links, and lets in who knocked.
-    pub(crate) fn hear(&mut self, process: &Process) {
-        if let Some((_, listener)) = &mut self.listener {
-            while let Ok(Some(link)) = listener.accept() {
-                self.neighbours.push(Neighbour::new(None, link));
-            }
-        }
-        let mut neighbours = std::mem::take(&mut self.neighbours);
-        neighbours.retain_mut(|neighbour| match self.hear_one(process, neighbour) {
-            Ok(()) => true,
-            Err(_) => {
-                neighbour.lost();
-                process.kick();
-                false
-            }
-        });
-        neighbours.append(&mut self.neighbours);
-        self.neighbours = neighbours;
-        self.inherited.retain(|line| {
-            let gone = line.upgrade().is_none_or(|line| line.look());
-            if gone {
-                process.kick();
-            }
-            !gone
-        });
-    }
-
-    fn hear_one(&mut self, process: &Process, neighbour: &mut Neighbour) -> Result<(), Error> {
-        let max = limits::CONTROL_LEN + limits::CAPACITY_MAX;
-        while let Some(received) = neighbour.link.recv(max)? {
-            neighbour.meet(process)?;
-            let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
-            let ringer = neighbour.link.take_ringer();
-            let brought = received.segment.zip(ringer).map(|(segment, ringer)| Brought { segment, ringer });
-            let answered = match message {
-                Message::Propose(claim) => self.proposed(process, neighbour, claim),
-                Message::Answer { to, claim, proof } => self.answered(process, neighbour, to, claim, &proof, brought),
-                Message::Confirm { to, proof } => self.confirmed(process, neighbour, to, &proof, brought),
-                Message::Refuse { to, reason } => {
-                    self.refused(process, to, Reason::from_number(reason));
-                    Ok(())
-                }
-            };
-            if let Err((to, reason)) = answered {
-                neighbour.link.send(&Message::Refuse { to, reason: reason as u16 }.encode(), None)?;
-            }
-        }
         Ok(())
     }
 
@@ -333,7 +308,7 @@ impl Exchange {
 
     fn forget(&mut self, connection: &Connection, id: u64) {
         self.by_id.remove(&id);
-        if let Some(tuple) = connection.tuple() {
+        if let Some(tuple) = connection.meeting() {
             self.by_tuple.remove(&tuple);
         }
     }
@@ -346,27 +321,54 @@ impl Exchange {
             return Err((to, Reason::NoPeer));
         };
         let mut talk = lock(&connection.talk);
-        let claimed = match std::mem::replace(&mut *talk, Talk::Done) {
-            Talk::Claimed { _claimed } => _claimed,
-            other => {
-                *talk = other;
-                return Err((to, Reason::Ambiguous));
+        match &mut *talk {
+            Talk::Claimed(waiting) if waiting.proposal.is_none() => {
+                waiting.proposal = Some((proposal, neighbour.number));
             }
-        };
-        let answer = self.answer(process, neighbour, &connection, proposal, claimed);
-        match answer {
-            Ok(answered) => {
-                *talk = Talk::Answered(answered);
-                Ok(())
-            }
-            Err(reason) => {
-                drop(talk);
-                let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
-                self.forget(&connection, id);
-                process.stays(&connection, reason);
-                Err((to, reason))
-            }
+            _ => return Err((to, Reason::Ambiguous)),
         }
+        self.answer_when_ready(process, neighbour, &connection, &mut talk).map_err(|reason| {
+            drop(talk);
+            let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
+            self.forget(&connection, id);
+            process.stays(&connection, reason);
+            (to, reason)
+        })
+    }
+
+    /// A call on a connection that was proposed for, and not answered.
+    fn get_on(&mut self, process: &Process, connection: &Arc<Connection>, talk: &mut Talk) -> Result<(), Reason> {
+        let Talk::Claimed(waiting) = &*talk else { return Ok(()) };
+        let Some((proposal, link)) = waiting.proposal else { return Ok(()) };
+        let found = self.neighbours.iter().position(|neighbour| neighbour.number == link);
+        let mut neighbour = self.neighbours.swap_remove(found.ok_or(Reason::PeerGone)?);
+        let done = self.answer_when_ready(process, &mut neighbour, connection, talk);
+        if let Err(reason) = done {
+            let refuse = Message::Refuse { to: proposal.id, reason: reason as u16 };
+            let _ = neighbour.link.send(&refuse.encode(), None);
+        }
+        self.neighbours.push(neighbour);
+        done
+    }
+
+    /// Answers what was proposed, once this end has read what its kernel received. S-6
+    fn answer_when_ready(
+        &mut self,
+        process: &Process,
+        neighbour: &mut Neighbour,
+        connection: &Arc<Connection>,
+        talk: &mut Talk,
+    ) -> Result<(), Reason> {
+        let own = process.describe(connection)?;
+        if let Talk::Claimed(waiting) = talk
+            && !proof::is_ready(&own)
+        {
+            waiting.tries += 1;
+            return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
+        }
+        let Talk::Claimed(waiting) = std::mem::replace(talk, Talk::Done) else { return Ok(()) };
+        *talk = Talk::Answered(self.answer(process, neighbour, connection, own, *waiting)?);
+        Ok(())
     }
 
     fn answer(
@@ -374,24 +376,28 @@ impl Exchange {
         process: &Process,
         neighbour: &mut Neighbour,
         connection: &Arc<Connection>,
-        proposal: Claim,
-        claimed: Claimed,
+        own: Claim,
+        waiting: Waiting,
     ) -> Result<Box<Answered>, Reason> {
-        let own = process.describe(connection)?;
-        proof::compare(&own, &proposal)?;
+        let Waiting { before, proposal: Some((proposal, link)), claimed, .. } = waiting else {
+            return Err(Reason::NoPeer);
+        };
+        let claims = self.claims(process)?;
+        let secret = process.secret(connection, &claims, &*neighbour.link)?;
+        proof::compare(&own, &proposal, secret.is_some() || neighbour.is_near())?;
+        proof::counts_fit(&before, &proposal)?;
         proof::counts_fit(&proposal, &own)?;
         if !process.settings.loopback && proof::same_namespace(&own, &proposal) {
             return Err(Reason::Loopback);
         }
-        let claims = self.claims(process)?;
-        if connection.tuple().is_none_or(|tuple| claims.is_contested(tuple)) {
+        if connection.meeting().is_none_or(|tuple| claims.is_contested(tuple)) {
             return Err(Reason::Ambiguous);
         }
-        let proof = connection.with_history(|history| proof::answer(history, &proposal, &own));
+        let proof = connection.with_history(|history| proof::answer(history, secret, &proposal, &own, &before))?;
         let message = Message::Answer { to: proposal.id, claim: own, proof };
         let fresh = neighbour.offer(process, connection, own.id, &message)?;
         remember(&mut self.by_id, own.id, connection);
-        Ok(Box::new(Answered { proposal, own, proof, fresh, _claimed: claimed }))
+        Ok(Box::new(Answered { proposal, own, proof, link, fresh, _claimed: claimed }))
     }
 
     fn answered(
@@ -415,10 +421,12 @@ impl Exchange {
         drop(talk);
         let joined = (|| {
             let now = process.describe(&connection)?;
-            proof::compare(&claim, &peer)?;
+            let claims = self.claims(process)?;
+            let secret = process.secret(&connection, &claims, &*neighbour.link)?;
+            proof::compare(&claim, &peer, secret.is_some() || neighbour.is_near())?;
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;
-            let own_proof = connection.with_history(|history| proof::confirm(history, &claim, &peer, proof))?;
+            let own_proof = connection.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
             let brought = brought.ok_or(Reason::Corrupt)?;
             let fresh =
                 neighbour.offer(process, &connection, claim.id, &Message::Confirm { to: peer.id, proof: own_proof })?;
@@ -443,7 +451,7 @@ impl Exchange {
         let Some(connection) = self.named(to) else { return Ok(()) };
         let mut talk = lock(&connection.talk);
         let answered = match std::mem::replace(&mut *talk, Talk::Done) {
-            Talk::Answered(answered) => *answered,
+            Talk::Answered(answered) if answered.link == neighbour.number => *answered,
             other => {
                 *talk = other;
                 return Ok(());
@@ -451,9 +459,13 @@ impl Exchange {
         };
         drop(talk);
         self.forget(&connection, to);
-        let Answered { proposal, own, proof: given, fresh, _claimed } = answered;
-        let joined = connection
-            .with_history(|history| proof::check(history, &proposal, &own, &given, proof))
+        let Answered { proposal, own, proof: given, fresh, .. } = answered;
+        let joined = self
+            .claims(process)
+            .and_then(|claims| process.secret(&connection, &claims, &*neighbour.link))
+            .and_then(|secret| {
+                connection.with_history(|history| proof::check(history, secret, [&proposal, &own], &given, proof))
+            })
             .and_then(|()| brought.ok_or(Reason::Corrupt))
             .and_then(|brought| join(process, neighbour, &connection, fresh, brought));
         joined.map_err(|reason| {
@@ -502,61 +514,8 @@ fn join(
     let line = neighbour.line.clone().ok_or(Reason::PeerGone)?;
     let pipes = Pipes::new(own, peer, line).map_err(|_| Reason::Corrupt)?;
     connection.join(pipes);
+    neighbour.proven = true;
     process.counters.joined.fetch_add(1, Ordering::Relaxed);
     process.log(connection, "joined: shared memory beside TCP");
     Ok(())
-}
-
-/// The smallest ring that a program can ask for by its buffer.
-const LEAST_RING: u64 = 4096;
-
-impl Neighbour {
-    fn new(service: Option<String>, link: Box<dyn Link>) -> Self {
-        Self { number: random_id(), service, link, line: None }
-    }
-
-    pub(crate) fn into_parts(self) -> (Option<Arc<Line>>, Box<dyn Link>) {
-        (self.line, self.link)
-    }
-
-    fn is_gone(&self) -> bool {
-        self.line.as_ref().is_some_and(|line| line.gone.load(Ordering::Relaxed))
-    }
-
-    /// The first message came: from now on there is a bell.
-    fn meet(&mut self, process: &Process) -> Result<(), Error> {
-        if self.line.is_some() {
-            return Ok(());
-        }
-        let bell = self.link.doorbell().ok_or(Error::PeerGone)?;
-        process.listen_to(bell.fd(Slot::Data)).map_err(|errno| Error::os("epoll_ctl", errno))?;
-        self.line = Some(Arc::new(Line::new(bell)));
-        Ok(())
-    }
-
-    /// Makes a segment and a bell, and sends both with `message`.
-    fn offer(&mut self, process: &Process, connection: &Connection, id: u64, message: &Message) -> Result<Own, Reason> {
-        // A program that wants little to be under way gets a small ring.
-        let holds = process.kernel().holds(connection.fd());
-        let most = process.settings.ring;
-        let ring = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
-        let header = SegmentHeader::new(ring, 0, 0, Features::NONE, id);
-        let lease = process.quota.take(header.segment_len).ok_or(Reason::Resources)?;
-        // The segment has a descriptor until the peer has been sent one.
-        aside::lifted(|| {
-            let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
-            let fresh = Fresh::new(segment, &header);
-            let bell = SingleBell::new().map_err(|_| Reason::Resources)?;
-            let sent = self.link.send_with_bell(&message.encode(), Some(&offer), &bell);
-            self.link.retire(None, offer);
-            sent.map_err(|_| Reason::PeerGone)?;
-            Ok(Own { fresh, lease, bell: Arc::new(bell) })
-        })
-    }
-
-    fn lost(&self) {
-        if let Some(line) = &self.line {
-            line.gone.store(true, Ordering::SeqCst);
-        }
-    }
 }

@@ -15,7 +15,7 @@ pub enum Reason {
     LocalAddress = 3,
     /// The kernel's byte counts of the two ends do not fit each other (S-5).
     Counts = 4,
-    /// The keyed hashes of the bytes so far differ (S-6).
+    /// The proofs of the two ends differ (S-6).
     Hash = 5,
     /// Too little has passed to tell the ends of two connections apart.
     TooLittle = 6,
@@ -33,10 +33,16 @@ pub enum Reason {
     Corrupt = 12,
     /// Switched off by the user: both ends in one network namespace.
     Loopback = 13,
+    /// The folder where ends meet is not safe to use (S-7).
+    Folder = 14,
+    /// The other end is another user's (S-7).
+    User = 15,
+    /// The folder's configuration asks for sequence numbers, and the kernel does not tell them (S-6).
+    Sequences = 16,
 }
 
 impl Reason {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 17] = [
         Self::Unknown,
         Self::NoPeer,
         Self::Ambiguous,
@@ -51,6 +57,9 @@ impl Reason {
         Self::PeerGone,
         Self::Corrupt,
         Self::Loopback,
+        Self::Folder,
+        Self::User,
+        Self::Sequences,
     ];
 
     /// The reason with this number; a number of a later version is [`Reason::Unknown`].
@@ -68,7 +77,7 @@ impl Reason {
             Self::Ambiguous => "another end claims the same addresses",
             Self::LocalAddress => "the address means something else in the other network namespace",
             Self::Counts => "the two ends' byte counts do not fit",
-            Self::Hash => "the two ends saw different bytes",
+            Self::Hash => "the two ends saw different bytes or sequence numbers",
             Self::TooLittle => "too few bytes passed to tell it from another",
             Self::Bypassed => "bytes went past the library",
             Self::Resources => "no memory or descriptors left",
@@ -77,6 +86,11 @@ impl Reason {
             Self::PeerGone => "the peer is gone",
             Self::Corrupt => "the peer broke the specification",
             Self::Loopback => "both ends are in one network namespace, and that is switched off",
+            Self::Folder => "the folder where ends meet can be written to by others, or is not this user's",
+            Self::User => "the other end is a program of another user",
+            Self::Sequences => {
+                "its sequence numbers are asked for: `tombolo hook attach`, as root, makes the kernel tell them"
+            }
         }
     }
 }

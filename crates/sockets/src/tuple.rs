@@ -39,6 +39,23 @@ impl Tuple {
         Self { own: address(own), peer: address(peer) }
     }
 
+    /// S-7. Addresses that both ends of a connection make of its initial sequence numbers, the own one first, where they see other
+    /// addresses of each other.
+    #[must_use]
+    pub fn of_sequences([own, peer]: [u32; 2]) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(b"tombolo");
+        hash.update(own.min(peer).to_le_bytes());
+        hash.update(own.max(peer).to_le_bytes());
+        let hash: [u8; 32] = hash.finalize().into();
+        let half = |number: u32| {
+            let upper = number > own.min(peer);
+            let at = if upper { 16 } else { 0 };
+            Address { host: core::array::from_fn(|index| hash[at + index]), port: 1 + u16::from(upper) }
+        };
+        Self { own: half(own), peer: half(peer) }
+    }
+
     /// As the other end must see it: NAT, port forwarding and proxies show in a difference.
     #[must_use]
     pub fn mirrored(self) -> Self {
@@ -110,6 +127,17 @@ mod tests {
         assert_eq!((one.role(), one.mirrored().role()), (Some(Role::Waiting), Some(Role::Seeking)));
         assert_ne!(one.key(), tuple("10.0.0.1:80", "10.0.0.2:4001").key());
         assert_eq!(tuple("127.0.0.1:9", "127.0.0.1:9").role(), None);
+    }
+
+    #[test]
+    fn s7_addresses_made_of_sequence_numbers_mirror_each_other() {
+        let one = Tuple::of_sequences([7, 9]);
+        assert_eq!(one, Tuple::of_sequences([9, 7]).mirrored());
+        assert_ne!(one.role(), one.mirrored().role());
+        for other in [[7, 8], [6, 9], [9, 9]] {
+            assert_ne!(one.key(), Tuple::of_sequences(other).key(), "{other:?}");
+        }
+        assert_eq!(Tuple::of_sequences([7, 7]).role(), None, "which end is which cannot be told");
     }
 
     #[test]

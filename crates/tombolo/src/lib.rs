@@ -86,7 +86,7 @@ pub mod sockets {
     /// Meets other processes of this kernel in `folder`.
     #[must_use]
     pub fn rendezvous_in(folder: &std::path::Path) -> Box<dyn Rendezvous> {
-        Box::new(super::LocalDomain::in_folder(folder))
+        Box::new(super::LocalDomain::in_folder(folder).with_unique_names())
     }
 }
 

@@ -67,6 +67,7 @@ fn symbols_are_those_of_the_headers_with_their_version_and_no_others() {
     assert_eq!(mapped(map).len(), 28);
     let dynamic = must(Command::new("readelf").arg("-d").arg(&library));
     assert!(dynamic.contains("soname: [libtombolo-vchan.so.0.1]"), "{dynamic}");
+    assert!(dynamic.contains("NODELETE"), "{dynamic}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::tree::Tree;
 const BEGIN: &str = "<!-- table ";
 const END: &str = "<!-- /table -->";
 /// Transports in the order of rows and columns: name and mode in the results, name for people.
-const TRANSPORTS: [(&str, &str, &str); 9] = [
+const TRANSPORTS: [(&str, &str, &str); 10] = [
     ("tombolo", "stream", "Tombolo stream"),
     ("tombolo", "message", "Tombolo messages"),
     ("tcp", "stream", "TCP, loopback"),
@@ -23,6 +23,7 @@ const TRANSPORTS: [(&str, &str, &str); 9] = [
     ("unix-stream", "stream", "UNIX stream"),
     ("unix-seqpacket", "message", "UNIX seqpacket"),
     ("pipe", "stream", "pipe"),
+    ("raw-copy", "stream", "raw copy between two cores"),
     ("memcpy", "message", "memcpy of one core"),
     ("line", "message", "one cache line"),
 ];

@@ -12,6 +12,8 @@ pub enum Need {
     Clippy,
     Asan,
     CargoFuzz,
+    Miri,
+    Mutants,
     Vm,
     Xen,
 }
@@ -24,6 +26,8 @@ impl Need {
             Self::Clippy => "clippy",
             Self::Asan => "asan",
             Self::CargoFuzz => "fuzz",
+            Self::Miri => "miri",
+            Self::Mutants => "mutants",
             Self::Vm => "vm",
             Self::Xen => "xen",
         }
@@ -40,6 +44,12 @@ impl Need {
             ),
             Self::CargoFuzz => {
                 (answers(&["+nightly", "fuzz", "--version"]), "no cargo-fuzz: `cargo install cargo-fuzz`")
+            }
+            Self::Miri => {
+                (answers(&["+nightly", "miri", "--version"]), "no Miri: `rustup +nightly component add miri rust-src`")
+            }
+            Self::Mutants => {
+                (answers(&["mutants", "--version"]), "no cargo-mutants: `cargo install cargo-mutants --locked`")
             }
             Self::Vm => (runs("qemu-system-x86_64"), "no QEMU: `apt-get install qemu-system-x86`"),
             Self::Xen => (

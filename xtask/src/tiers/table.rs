@@ -38,6 +38,8 @@ pub enum Gate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runs {
     Always,
+    /// In a long run, and if it is named.
+    Long,
     /// Only if it is named: another tier covers it, or it has no natural end.
     Asked,
 }
@@ -94,6 +96,7 @@ pub const TIERS: &[Tier] = &[
         assumes: "nothing: the model checker replaces threads and atomics",
         command: "cargo test --release -p tombolo-ring --test loom",
         env: &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target/loom")],
+        limit: 20,
         gate: Gate::Canaries,
         ..BASE
     },
@@ -122,7 +125,7 @@ pub const TIERS: &[Tier] = &[
     Tier {
         name: "sockets",
         assumes: "root for network namespaces; Python, socat, iperf3, Redis, nginx and more, else skipped",
-        command: "cargo test --release -p tombolo-preload -p tombolo-sockets --no-fail-fast --test model --test sockets --test processes --test calls --test path --test suites --test libraries --test programs --test services --test descriptors --test memory",
+        command: "cargo test --release -p tombolo-preload -p tombolo-sockets --no-fail-fast --test model --test sockets --test processes --test calls --test path --test suites --test libraries --test programs --test services --test descriptors --test memory --test registrations --test strangers",
         limit: 15,
         long: Some(90),
         gate: Gate::Canaries,
@@ -136,6 +139,26 @@ pub const TIERS: &[Tier] = &[
         env: &[("RUSTFLAGS", "-Zsanitizer=address --cfg tombolo_plain_copy"), ("CARGO_TARGET_DIR", "target/asan")],
         long: Some(120),
         needs: Some(Need::Asan),
+        ..BASE
+    },
+    Tier {
+        name: "miri",
+        assumes: "a nightly toolchain with Miri",
+        command: "cargo run --quiet --package xtask -- miri",
+        limit: 20,
+        gate: Gate::Canaries,
+        runs: Runs::Long,
+        needs: Some(Need::Miri),
+        ..BASE
+    },
+    Tier {
+        name: "mutants",
+        assumes: "cargo-mutants, git",
+        command: "cargo run --quiet --package xtask -- mutants",
+        limit: 150,
+        gate: Gate::Canaries,
+        runs: Runs::Long,
+        needs: Some(Need::Mutants),
         ..BASE
     },
     Tier {
@@ -204,7 +227,11 @@ mod tests {
     #[test]
     fn tiers_that_look_for_what_is_rare_have_one_try() {
         for tier in TIERS.iter().filter(|tier| tier.again.is_some()) {
-            assert!(!["loom", "hostile", "crash", "asan", "fuzz"].contains(&tier.name), "{}", tier.name);
+            assert!(
+                !["loom", "hostile", "crash", "asan", "miri", "mutants", "fuzz"].contains(&tier.name),
+                "{}",
+                tier.name
+            );
             // What comes after the first failure would never run.
             let stops = tier.command.contains(" test ") && !tier.command.contains("--no-fail-fast");
             assert!(!stops, "{} stops at the first failure", tier.name);

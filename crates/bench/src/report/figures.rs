@@ -22,7 +22,7 @@ pub struct Figure<'a> {
 }
 
 /// Transports in the order of their looks, see [`super::svg::LOOKS`].
-const KNOWN: [(&str, &str); 16] = [
+const KNOWN: [(&str, &str); 17] = [
     ("tombolo", "Tombolo stream"),
     ("tombolo (messages)", "Tombolo messages"),
     ("tcp", "TCP, loopback"),
@@ -39,9 +39,10 @@ const KNOWN: [(&str, &str); 16] = [
     ("libxenvchan-shape", "libxenvchan's shape"),
     ("ipmpsc", "ipmpsc"),
     ("eventfd", "eventfd"),
+    ("raw-copy", "raw copy between two cores"),
 ];
 /// What nothing can beat is no rival.
-const YARDSTICKS: [&str; 3] = ["memcpy", "line", "eventfd"];
+const YARDSTICKS: [&str; 4] = ["memcpy", "raw-copy", "line", "eventfd"];
 
 /// The charts, in the order of the results.
 pub fn figures(measurements: &[Measurement]) -> Vec<Figure<'_>> {

@@ -151,6 +151,13 @@ impl Region for FakeRegion {
         Ok(())
     }
 
+    /// As a host's holder does: programs here have eventfds as those of a host.
+    fn keep(&mut self, _made: &Made, socket: BorrowedFd<'_>) -> io::Result<()> {
+        static HOLDER: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+        lock(&HOLDER).push(socket.try_clone_to_owned()?);
+        Ok(())
+    }
+
     fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
         let mut wires = lock(&self.wires);
         // Either side may be first.

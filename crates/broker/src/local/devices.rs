@@ -21,6 +21,7 @@ use super::{
     kept::{Call, Kept, Key},
     relay::{Line, Relay, Wire, drain, event, ring},
 };
+use crate::lane::Lane;
 
 /// Zeros are written in pieces of so many bytes.
 const PIECE: usize = 64 << 10;
@@ -94,14 +95,25 @@ pub struct HostDevices {
     lines: Lines,
     kept: Kept,
     storms: Storms,
+    /// Rings programs.
+    lane: Lane,
 }
 
 impl HostDevices {
-    /// `memory` is as a doorbell device's; `rings` rings the host's broker, and `heard` is rung by it.
+    /// `memory` is as a doorbell device's; `rings` rings the host's broker, and `heard` is rung by it. `lane` rings the account's
+    /// programs.
     #[must_use]
-    pub fn new(memory: OwnedFd, rings: OwnedFd, heard: OwnedFd, lines: Lines, kept: Kept, storms: Storms) -> Self {
+    pub fn new(
+        memory: OwnedFd,
+        rings: OwnedFd,
+        heard: OwnedFd,
+        lines: Lines,
+        kept: Kept,
+        storms: Storms,
+        lane: Lane,
+    ) -> Self {
         let host = HostPages { boxes: Between::Host { memory, rings }, heard: Arc::new(heard) };
-        Self { host, lines, kept, storms }
+        Self { host, lines, kept, storms, lane }
     }
 }
 
@@ -124,22 +136,25 @@ impl Devices for HostDevices {
 
     fn open(&mut self, told: &Told) -> io::Result<HostRegion> {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = lines.get(&(told.link, told.generation)).ok_or(io::ErrorKind::NotFound)?;
+        let line = lines.get(&(told.link, told.generation)).map(Arc::clone).ok_or(io::ErrorKind::NotFound)?;
+        // The host's broker wants it, too.
+        drop(lines);
         let heard = Arc::new(event()?);
         let (storms, link) = (Arc::clone(&self.storms), told.link);
-        let relay = Arc::new(Relay::begin(Arc::clone(line), Arc::clone(&heard), move || storms(link))?);
+        let relay = Relay::begin(Arc::clone(&line), Arc::clone(&heard), self.lane.clone(), move || storms(link))?;
+        let relay = Arc::new(relay);
         relay.mute(told.bell == NO_BELL);
         let (key, kept) = ((told.link, told.generation), self.kept.clone());
         let (mut left, mut sockets) = (Vec::new(), BTreeMap::new());
         for Call { made, socket, wire } in kept.take(key) {
             // Who rang while nobody carried it: all are rung once, on both sides.
-            wire.to.iter().for_each(ring);
+            wire.to.iter().for_each(|event| self.lane.ring(event));
             relay.connect(made.channel, wire)?;
             relay.ring(made.channel..made.channel + CALL_CHANNELS);
             sockets.insert(made.serial, socket);
             left.push(made);
         }
-        let pages = HostPages { boxes: Between::Link(Arc::clone(line), relay), heard };
+        let pages = HostPages { boxes: Between::Link(line, relay), heard };
         Ok(HostRegion { pages, key, kept, left, sockets })
     }
 }
@@ -199,7 +214,7 @@ impl Region for HostRegion {
         for event in from.iter().chain(&to) {
             own.push(event.try_clone()?);
         }
-        relay.connect(made.channel, Wire { to, from })?;
+        relay.connect(made.channel, Wire { to: to.map(Arc::new), from })?;
         Ok(own)
     }
 

@@ -56,7 +56,8 @@ impl Kept {
     /// The holder is gone, or full.
     pub fn keep(&self, link: Key, made: &Made, socket: BorrowedFd<'_>, wire: &Wire) -> io::Result<()> {
         let Some(holder) = &self.holder else { return Ok(()) };
-        let descriptors: Vec<_> = wire.to.iter().chain(&wire.from).map(AsFd::as_fd).collect();
+        let to = wire.to.iter().map(|event| event.as_fd());
+        let descriptors: Vec<_> = to.chain(wire.from.iter().map(AsFd::as_fd)).collect();
         holder.keep(&name(link, made), &[&[socket][..], &descriptors].concat())
     }
 
@@ -92,7 +93,7 @@ impl Call {
     #[must_use]
     pub fn from_descriptors(made: Made, descriptors: Vec<OwnedFd>) -> Option<Self> {
         let [socket, a, b, c, d, e, f] = <[OwnedFd; 7]>::try_from(descriptors).ok()?;
-        Some(Self { made, socket, wire: Wire { to: [a, b, c], from: [d, e, f] } })
+        Some(Self { made, socket, wire: Wire { to: [a, b, c].map(Arc::new), from: [d, e, f] } })
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! A machine rings a link by one eventfd, and says in the marks of its region (B-3) which event channels it meant; a
 //! program has an eventfd for each. This thread stands between the two, one for each link. All that a machine or a
-//! program shares with it they could fill or make blocking: then it harms the rings of this link and of no other.
+//! program shares with it they could fill or make blocking: so it reads without waiting, and rings by a [`Lane`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,6 +19,8 @@ use rustix::{
     io::ReadWriteFlags,
 };
 use tombolo_control::{BOX_LEN, CALL_CHANNELS, CHANNELS, MARKS_AT};
+
+use crate::lane::Lane;
 
 /// B-8. What a machine may spend on rings in each [`WINDOW`]: one for a ring that wakes somebody, [`WASTE`] for another.
 const BUDGET: u64 = 1 << 18;
@@ -41,7 +43,8 @@ pub fn event() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// Rings; one that is full was rung and not heard, which is enough.
+/// Rings an eventfd that nobody else holds (for others there is a [`Lane`]); one that is full was rung and not heard, which is
+/// enough.
 pub fn ring(event: impl AsFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
@@ -63,7 +66,9 @@ pub struct Line {
     /// The machine's, to read.
     pub peer: OwnedFd,
     /// Rings the machine.
-    pub rings: OwnedFd,
+    pub rings: Arc<OwnedFd>,
+    /// What rings that.
+    pub lane: Lane,
     /// Rung by the machine.
     pub heard: OwnedFd,
 }
@@ -72,7 +77,7 @@ pub struct Line {
 #[derive(Debug)]
 pub struct Wire {
     /// Ring the program.
-    pub to: [OwnedFd; CALL_CHANNELS as usize],
+    pub to: [Arc<OwnedFd>; CALL_CHANNELS as usize],
     /// Rung by the program.
     pub from: [OwnedFd; CALL_CHANNELS as usize],
 }
@@ -102,18 +107,24 @@ struct Orders {
 }
 
 impl Relay {
-    /// Begins. Channel 0 rings `broker`; `storm` is called when the machine rings without end.
+    /// Begins. Channel 0 rings `broker`, `programs` rings programs; `storm` is called when the machine rings without end.
     ///
     /// # Errors
     /// No descriptors or threads are to be had.
-    pub fn begin(line: Arc<Line>, broker: Arc<OwnedFd>, storm: impl Fn() + Send + 'static) -> io::Result<Self> {
+    pub fn begin(
+        line: Arc<Line>,
+        broker: Arc<OwnedFd>,
+        programs: Lane,
+        storm: impl Fn() + Send + 'static,
+    ) -> io::Result<Self> {
         let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, event()?);
         epoll::add(&epoll, &line.heard, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let shared = Arc::new(Shared { line, epoll, wake, orders: Mutex::default() });
         // What the machine rang before this is for nobody; what it is owed goes on where it stopped.
         let (seen, marks) = (marks(&shared.line.peer)?, marks(&shared.line.own)?);
-        let mut thread = Thread { shared: Arc::clone(&shared), broker, seen, marks, account: Account::new(), storm };
+        let (account, shares) = (Account::new(), Arc::clone(&shared));
+        let mut thread = Thread { shared: shares, broker, programs, seen, marks, account, storm };
         std::thread::Builder::new().name("tombolo-relay".into()).spawn(move || thread.run())?;
         Ok(Self(shared))
     }
@@ -211,7 +222,9 @@ impl Account {
             (self.since, self.spent) = (now, 0);
             self.stormed = self.stormed.filter(|until| now < *until);
         }
-        self.spent = self.spent.saturating_add(woke + WASTE.saturating_mul(rings.saturating_sub(woke)));
+        // A machine can make it look like any number of rings.
+        let wasted = WASTE.saturating_mul(rings.saturating_sub(woke));
+        self.spent = self.spent.saturating_add(woke).saturating_add(wasted);
         let new = self.spent > BUDGET && self.stormed.is_none();
         if new {
             self.stormed = Some(now + CALM + WINDOW);
@@ -224,6 +237,8 @@ struct Thread<S> {
     shared: Arc<Shared>,
     /// Rings the broker.
     broker: Arc<OwnedFd>,
+    /// Rings programs.
+    programs: Lane,
     /// The machine's marks, as they were seen last.
     seen: Marks,
     /// Our own.
@@ -292,7 +307,7 @@ impl<S: Fn()> Thread<S> {
             let _ = rustix::io::pwrite(&self.shared.line.own, &mark.to_le_bytes(), at);
         }
         if !self.shared.orders().muted {
-            ring(&self.shared.line.rings);
+            self.shared.line.lane.ring(&self.shared.line.rings);
         }
     }
 
@@ -306,11 +321,15 @@ impl<S: Fn()> Thread<S> {
             }
             *seen = mark;
             if channel == 0 {
-                woke += u64::from(rouse(&self.broker));
+                woke += u64::from(is_silent(&self.broker));
+                ring(&*self.broker);
             } else {
                 let nth = (channel - 1) % CALL_CHANNELS;
                 let wire = self.shared.orders().wires.get(&(channel - nth)).cloned();
-                woke += u64::from(wire.is_some_and(|wire| rouse(&wire.to[usize::from(nth)])));
+                if let Some(event) = wire.as_ref().map(|wire| &wire.to[usize::from(nth)]) {
+                    woke += u64::from(is_silent(event));
+                    self.programs.ring(event);
+                }
             }
         }
         if self.account.charge(rings, woke.min(rings), Instant::now()) {
@@ -319,13 +338,11 @@ impl<S: Fn()> Thread<S> {
     }
 }
 
-/// Rings, and says whether it was not rung before.
-fn rouse(event: &OwnedFd) -> bool {
+/// Whether an eventfd was not rung, so that a ring wakes somebody.
+fn is_silent(event: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(event, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let slept = poll(&mut polled, Some(&now)).is_ok() && !polled[0].revents().contains(PollFlags::IN);
-    ring(event);
-    slept
+    poll(&mut polled, Some(&now)).is_ok() && !polled[0].revents().contains(PollFlags::IN)
 }
 
 #[cfg(test)]
@@ -356,11 +373,12 @@ mod tests {
     impl World {
         fn new() -> Self {
             let region = || memory::create("test", 64 << 10).unwrap();
-            let line =
-                Arc::new(Line { own: region(), peer: region(), rings: event().unwrap(), heard: event().unwrap() });
+            let (rings, heard) = (Arc::new(event().unwrap()), event().unwrap());
+            let line = Arc::new(Line { own: region(), peer: region(), rings, lane: Lane::default(), heard });
             let (broker, storms) = (Arc::new(event().unwrap()), Arc::new(event().unwrap()));
             let told = Arc::clone(&storms);
-            let relay = Relay::begin(Arc::clone(&line), Arc::clone(&broker), move || ring(&*told)).unwrap();
+            let relay = Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || ring(&*told));
+            let relay = relay.unwrap();
             Self { relay, line, broker, storms, marks: [0; 512] }
         }
 
@@ -369,7 +387,7 @@ mod tests {
             let events = || [(); 3].map(|()| event().unwrap());
             let (to, from) = (events(), events());
             let mine = [from.each_ref().map(copy), to.each_ref().map(copy)];
-            self.relay.connect(channel, Wire { to, from }).unwrap();
+            self.relay.connect(channel, Wire { to: to.map(Arc::new), from }).unwrap();
             mine
         }
 
@@ -434,6 +452,7 @@ mod tests {
         let mut account = Account::new();
         assert!((0..BUDGET / WASTE).all(|_| !account.charge(1, 0, now)));
         assert!(account.charge(1, 0, now) && !account.charge(1, 0, now));
+        assert!(Account::new().charge(u64::MAX, 1, now), "one that fills its eventfd");
         // What it rings before its bell is back belongs to this storm.
         assert!(!account.charge(BUDGET, 0, now + CALM));
         assert!(account.charge(BUDGET, 0, now + CALM + 2 * WINDOW));
@@ -461,7 +480,7 @@ mod tests {
         while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1 {
             std::thread::yield_now();
         }
-        drain(&world.line.rings);
+        drain(&*world.line.rings);
         world.relay.ring([0]);
         world.relay.mute(false);
         assert!(wait(&world.line.rings));

@@ -16,6 +16,7 @@ use std::{
 use rustix::net::SocketType;
 use tombolo_broker::{
     broker::program_socket,
+    lane::Lane,
     local::{
         devices::{HostDevices, Lines},
         kept::Kept,
@@ -70,6 +71,7 @@ impl Guest {
             lines.clone(),
             Kept::default(),
             Arc::new(|_| {}),
+            Lane::default(),
         );
         let settings = Settings { boot: [boot; 16], slice: 1280 << 10 };
         let broker = Broker::begin(settings, devices, door).unwrap();
@@ -95,9 +97,18 @@ impl Guest {
             state.memories.iter().find(|(id, _)| id.ends_with(&end)).unwrap().1.fd.try_clone().unwrap()
         };
         let heard = vm.own[usize::from(vector_of(link, VECTORS as u16))].try_clone().unwrap();
-        let line = Line { own: memory("own"), peer: memory("peer"), rings: bell.expect("an eventfd"), heard };
+        let rings = Arc::new(bell.expect("an eventfd"));
+        let line = Line { own: memory("own"), peer: memory("peer"), rings, lane: Lane::default(), heard };
         self.lines.lock().unwrap().insert((link, generation), Arc::new(line));
         (link, generation)
+    }
+}
+
+impl Guest {
+    /// Ends it, however that goes.
+    pub fn forget(&mut self) {
+        ring(&self.stop);
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -105,8 +116,8 @@ impl Drop for Guest {
     fn drop(&mut self) {
         ring(&self.stop);
         let ended = self.thread.take().map(JoinHandle::join);
-        if !thread::panicking() {
-            ended.expect("it was started").expect("the broker does not panic").expect("the broker does not fail");
+        if let Some(ended) = ended.filter(|_| !thread::panicking()) {
+            ended.expect("the broker does not panic").expect("the broker does not fail");
         }
     }
 }
@@ -159,6 +170,11 @@ pub fn play() {
     let domain = VmDomain::through(&part.place);
     match &*part.role {
         "stream" => stream(domain, &part.service),
+        // A QEMU that only connects: its broker's folder, and its name.
+        "qemu" => {
+            let device = super::Device::connect(&part.place, &part.service);
+            while device.next(super::LIMIT).is_some_and(|(number, _)| number != i64::MIN) {}
+        }
         _ => part.play(&domain),
     }
 }

@@ -238,7 +238,16 @@ impl Client {
     }
 
     pub fn links(&self) -> Vec<Message> {
-        self.ask(Message::List { what: tombolo_control::What::Links })
+        let mut rows = self.ask(Message::List { what: tombolo_control::What::Links });
+        rows.retain(|row| !matches!(row, Message::EndRow { .. }));
+        rows
+    }
+
+    /// The ends of all links.
+    pub fn ends(&self) -> Vec<Message> {
+        let mut rows = self.ask(Message::List { what: tombolo_control::What::Links });
+        rows.retain(|row| matches!(row, Message::EndRow { .. }));
+        rows
     }
 
     pub fn domains(&self) -> Vec<Message> {

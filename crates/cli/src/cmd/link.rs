@@ -17,7 +17,7 @@ use rustix::{
     },
 };
 use tombolo_bench::size;
-use tombolo_control::{Form, LinkState, MESSAGE_MAX, Message, Name, Path, Said, VERSION, What};
+use tombolo_control::{Form, LinkState, MESSAGE_MAX, Message, NO_BELL, Name, Path, Said, Stage, VERSION, What};
 
 use crate::{
     failure::{Failure, Os, Result},
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
         Action::Ls { domains, json } => {
             let what = if *domains { What::Domains } else { What::Links };
             let rows = broker.ask(Message::List { what })?;
-            print(&if *json { rows.iter().filter_map(object).collect() } else { table(what, &rows) })
+            print(&if *json { rows.iter().filter_map(|row| object(row, &rows)).collect() } else { table(what, &rows) })
         }
         Action::Snippet { domain, libvirt } => {
             let form = if *libvirt { Form::Libvirt } else { Form::Qemu };
@@ -210,6 +210,14 @@ pub fn name_of(socket: &std::path::Path) -> Result<String> {
     Broker::connect(socket).map(|broker| broker.domain.to_string())
 }
 
+/// What the broker at this socket says of its links and domains.
+pub fn rows_of(socket: &std::path::Path) -> Result<Vec<Message>> {
+    let broker = Broker::connect(socket)?;
+    let mut rows = broker.ask(Message::List { what: What::Links })?;
+    rows.extend(broker.ask(Message::List { what: What::Domains })?);
+    Ok(rows)
+}
+
 /// What the broker says instead of what was asked.
 fn unexpected(message: &Message) -> Failure {
     Failure::Outcome(match message {
@@ -220,17 +228,26 @@ fn unexpected(message: &Message) -> Failure {
 
 fn table(what: What, rows: &[Message]) -> Vec<String> {
     let mut cells = vec![match what {
-        What::Links => ["LINK", "A", "B", "SIZE", "STATE", "KEPT", "NOTE"].map(String::from).to_vec(),
+        What::Links => {
+            let heads =
+                ["LINK", "A", "B", "SIZE", "GEN", "STATE", "BELLS", "CHANNELS", "USED", "STORMS", "KEPT", "NOTE"];
+            heads.map(String::from).to_vec()
+        }
         What::Domains => ["DOMAIN", "LIFE", "SLOTS", "MEMORY", "OF", "NOTE"].map(String::from).to_vec(),
     }];
     for row in rows {
         match row {
-            Message::LinkRow { link, a, b, size, state, quarantined, note, .. } => cells.push(vec![
+            Message::LinkRow { link, a, b, size, generation, quarantined, note, .. } => cells.push(vec![
                 link.to_string(),
                 a.to_string(),
                 b.to_string(),
                 human::bytes(*size),
-                format!("{state:?}").to_lowercase(),
+                generation.to_string(),
+                shown_state(row, rows).into(),
+                of_ends(*link, rows, |end| if end.bell == NO_BELL { "-".into() } else { end.bell.to_string() }),
+                of_ends(*link, rows, |end| end.calls.to_string()),
+                of_ends(*link, rows, |end| human::bytes(end.used)),
+                of_ends(*link, rows, |end| end.storms.to_string()),
                 if *quarantined == 0 { "-".into() } else { human::bytes(*quarantined) },
                 note.to_string(),
             ]),
@@ -255,6 +272,59 @@ fn table(what: What, rows: &[Message]) -> Vec<String> {
     cells.iter().map(line).collect()
 }
 
+/// One end of a link, as the broker says.
+struct End<'a> {
+    name: &'a Name,
+    stage: Stage,
+    life: tombolo_control::Life,
+    bell: u16,
+    vector: u16,
+    calls: u16,
+    used: u64,
+    storms: u32,
+}
+
+/// The ends of a link: A, then B.
+fn ends(link: u32, rows: &[Message]) -> Vec<End<'_>> {
+    let end = |row| match row {
+        &Message::EndRow { link: it, ref name, stage, life, bell, vector, calls, used, storms } if it == link => {
+            Some(End { name, stage, life, bell, vector, calls, used, storms })
+        }
+        _ => None,
+    };
+    rows.iter().filter_map(end).collect()
+}
+
+/// The same of both ends in one cell.
+fn of_ends(link: u32, rows: &[Message], what: impl Fn(&End<'_>) -> String) -> String {
+    let cells: Vec<String> = ends(link, rows).iter().map(what).collect();
+    if cells.is_empty() { "-".into() } else { cells.join("/") }
+}
+
+/// A link that both QEMUs have is up only once both guests have opened it.
+fn shown_state(row: &Message, rows: &[Message]) -> &'static str {
+    let Message::LinkRow { link, state, .. } = row else { return "" };
+    let ends = ends(*link, rows);
+    match state {
+        LinkState::Wanted => "wanted",
+        LinkState::Up if ends.iter().any(|end| end.life == tombolo_control::Life::Paused) => "paused",
+        LinkState::Up if ends.iter().all(|end| end.stage == Stage::Open) => "up",
+        LinkState::Up => "plugged",
+        LinkState::Waiting => "waiting",
+        LinkState::Leaving => "leaving",
+    }
+}
+
+fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Absent => "absent",
+        Stage::Unplugged => "unplugged",
+        Stage::Silent => "silent",
+        Stage::Closed => "closed",
+        Stage::Open => "open",
+    }
+}
+
 fn life_name(life: tombolo_control::Life) -> &'static str {
     use tombolo_control::Life::{DomainGone, Paused, Running, Unknown};
     match life {
@@ -265,11 +335,19 @@ fn life_name(life: tombolo_control::Life) -> &'static str {
     }
 }
 
-fn object(row: &Message) -> Option<String> {
+fn object(row: &Message, rows: &[Message]) -> Option<String> {
+    let end = |end: &End<'_>| {
+        serde_json::json!({
+            "domain": end.name.as_str(), "stage": stage_name(end.stage), "life": life_name(end.life),
+            "bell": Some(end.bell).filter(|bell| *bell != NO_BELL), "vector": end.vector, "channels": end.calls,
+            "used": end.used, "storms": end.storms,
+        })
+    };
     let value = match row {
         Message::LinkRow { link, generation, a, b, size, state, quarantined, note } => serde_json::json!({
             "link": link, "generation": generation, "a": a.as_str(), "b": b.as_str(), "size": size,
-            "state": format!("{state:?}").to_lowercase(), "quarantined": quarantined, "note": note.as_str(),
+            "state": format!("{state:?}").to_lowercase(), "shown": shown_state(row, rows), "quarantined": quarantined,
+            "note": note.as_str(), "ends": ends(*link, rows).iter().map(end).collect::<Vec<_>>(),
         }),
         Message::DomainRow { name, life, slots_used, slots, memory_used, memory, note } => serde_json::json!({
             "domain": name.as_str(), "life": life_name(*life), "slots_used": slots_used, "slots": slots,

@@ -47,6 +47,10 @@ impl Child {
         kill_process(pid, signal).expect("an own child can be signalled");
     }
 
+    pub fn is_over(&mut self) -> bool {
+        !matches!(self.0.try_wait(), Ok(None))
+    }
+
     /// Kills it and waits for its end.
     pub fn kill(&mut self) {
         let _ = self.0.kill();
@@ -58,6 +62,12 @@ impl Drop for Child {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// What this process is to play, and at which service; nothing in the parent.
+pub fn role() -> Option<(String, String)> {
+    let told = env::var(ROLE).ok()?;
+    told.split_once(' ').map(|(role, service)| (role.into(), service.into()))
 }
 
 /// What a child does; nothing in the parent. Call it from the test `child_process`.
@@ -137,7 +147,7 @@ pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
 }
 
 /// Waits for a condition that nothing tells of.
-pub fn eventually(what: &str, condition: impl Fn() -> bool) {
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = patience();
     while !condition() {
         assert!(!deadline.expired(), "never came true: {what}");

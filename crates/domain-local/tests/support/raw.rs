@@ -14,7 +14,7 @@ use rustix::{
         SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     },
 };
-use tombolo_domain::{Link, Rendezvous};
+use tombolo_domain::{Error, Link, Rendezvous};
 use tombolo_layout::local::Head;
 
 use super::{Folder, accept};
@@ -45,7 +45,13 @@ impl Raw {
             b"hello",
             &[bells[0].as_fd(), bells[1].as_fd()],
         );
-        let heard = raw.link.recv(0).expect("it is well formed").expect("it was sent");
+        // What this process sent before, as a peer, may still have to be closed by it, as a listener.
+        let heard = loop {
+            match raw.link.recv(0) {
+                Err(Error::Quota(_)) => std::thread::yield_now(),
+                heard => break heard.expect("it is well formed").expect("it was sent"),
+            }
+        };
         assert_eq!(heard.message, b"hello");
         raw
     }
@@ -57,10 +63,7 @@ impl Raw {
 
     /// Sends any datagram.
     pub fn send(&self, datagram: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(datagram)], &mut control, SendFlags::NOSIGNAL).unwrap();
+        send_to(&self.socket, datagram, fds);
     }
 
     /// What the link sent: the datagram and its descriptors.
@@ -90,6 +93,19 @@ impl Raw {
         self.link.send(b"", None).expect("the path has room");
         self.hear().1.try_into().expect("two bells come with the first datagram")
     }
+}
+
+/// Sends any datagram, once there are fewer descriptors in flight than this user may have there.
+pub fn send_to(socket: &OwnedFd, datagram: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+    super::eventually("descriptors in flight arrive", || {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+        match rustix::net::sendmsg(socket, &[IoSlice::new(datagram)], &mut control, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::TOOMANYREFS) => false,
+            sent => sent.unwrap() == datagram.len(),
+        }
+    });
 }
 
 /// A bell that is well formed.

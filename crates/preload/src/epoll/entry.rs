@@ -32,6 +32,8 @@ pub(super) struct Entry {
     data: u64,
     /// The program took it out of the set. In the kernel it stays, where it does no harm: its events are filtered.
     pub absent: bool,
+    /// The number by which it came into the set is closed, and may be another's.
+    pub orphan: bool,
     /// It is in the kernel under the token.
     pub wired: bool,
     pub token: u64,
@@ -59,6 +61,7 @@ impl Entry {
             events: 0,
             data: 0,
             absent: false,
+            orphan: false,
             wired: false,
             token,
             spent: false,
@@ -84,9 +87,19 @@ impl Entry {
         (!self.absent).then_some(epoll_event { events, u64: self.data })
     }
 
-    /// It came under the token: look at everything once.
-    pub fn wire(&mut self) {
-        (self.wired, self.edge) = (true, true);
+    /// It came under the token: look at everything once. What it asks for may have been told already, if that is to be once.
+    pub fn wire(&mut self, spent: bool) {
+        (self.wired, self.edge, self.spent) = (true, true, spent);
+    }
+
+    /// The program's word.
+    pub fn data(&self) -> u64 {
+        self.data
+    }
+
+    /// Whether it is to be told once.
+    pub fn is_once(&self) -> bool {
+        !self.wired && self.events & ONESHOT != 0
     }
 
     pub fn is_exclusive(&self) -> bool {
@@ -133,7 +146,10 @@ impl Entry {
             self.connection.arm(self.reads(), false);
         }
         // What came before the peer could know is seen now.
-        !self.connection.stirs() && !self.is_stirred() && !self.is_stalled() && !self.connection.owes(process, self.fd)
+        !self.connection.stirs()
+            && !self.is_stirred()
+            && !self.is_stalled()
+            && !self.connection.owes(process, self.connection.fd())
     }
 
     /// Of one that rests: whether its peer may have rung. Something came, whoever read it; something is asked for; or the
@@ -156,7 +172,7 @@ impl Entry {
             let full = self.writes() && self.connection.is_writable() == Some(false);
             self.connection.arm(self.reads(), full);
         }
-        self.wired && self.connection.owes(process, self.fd)
+        self.wired && self.connection.owes(process, self.connection.fd())
     }
 
     /// The event to be told now, which is told by that: once in a `round`.
@@ -201,7 +217,7 @@ impl Entry {
         let connection = &self.connection;
         let stirs = connection.stirs();
         let mut ready = 0;
-        if stirs && connection.is_readable(process, self.fd) {
+        if stirs && connection.is_readable(process, self.connection.fd()) {
             // The end and errors come after what is in the pipe: programs close when they hear of them.
             ready |= IN | RDNORM;
         } else if !connection.is_quiet() {
@@ -210,12 +226,12 @@ impl Entry {
             ready |= self.sticky;
         }
         if self.urgent && self.events & PRI != 0 {
-            self.urgent = process.kernel().poll(self.fd, POLLPRI) & POLLPRI != 0;
+            self.urgent = process.kernel().poll(self.connection.fd(), POLLPRI) & POLLPRI != 0;
             ready |= if self.urgent { PRI } else { 0 };
         }
         if self.writes() {
             let room = self.connection.is_writable();
-            if room.unwrap_or_else(|| process.kernel().poll(self.fd, POLLOUT) & POLLOUT != 0) {
+            if room.unwrap_or_else(|| process.kernel().poll(self.connection.fd(), POLLOUT) & POLLOUT != 0) {
                 ready |= OUT | WRNORM;
             }
         }
@@ -225,13 +241,13 @@ impl Entry {
     fn look_at_tcp(&mut self, process: &Process) -> u32 {
         // Quiet before the look: an edge that comes during it undoes it.
         self.connection.set_quiet(true);
-        if !self.connection.is_readable(process, self.fd) {
+        if !self.connection.is_readable(process, self.connection.fd()) {
             return self.sticky;
         }
         self.connection.set_quiet(false);
         if !self.connection.stirs() {
             // An error is gone once the program has asked for it.
-            let said = process.kernel().poll(self.fd, POLLRDHUP) as u16;
+            let said = process.kernel().poll(self.connection.fd(), POLLRDHUP) as u16;
             self.sticky = u32::from(said) & (RDHUP | ALWAYS);
         }
         IN | RDNORM | self.sticky

@@ -2,7 +2,7 @@
 //! The registrations of a set. Those of which nothing was heard for long *rest*: their peers are asked to ring, and until a
 //! bell of it rings nobody looks at them, so that a wait costs what is busy and not what there is.
 
-use std::{os::fd::RawFd, sync::Arc};
+use std::{collections::HashMap, fmt, os::fd::RawFd, sync::Arc};
 
 use libc::epoll_event;
 use tombolo::sockets::{Process, connection::Connection};
@@ -12,19 +12,27 @@ use super::entry::Entry;
 /// Numbers of registrations before they come again.
 const MANY: u64 = 0x7fff;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Registry {
     /// Those that are awake come first.
     entries: Vec<Entry>,
     awake: usize,
     /// By descriptor: where its entry is, plus one.
     places: Vec<u32>,
+    /// What was asked for of sockets that are not connected, by descriptor.
+    early: HashMap<RawFd, epoll_event>,
     next_token: u64,
     /// The number of this look, by which nothing is told twice in it.
     round: u64,
     turn: usize,
     /// [`Process::stalls`] when they were last looked at for that.
     stalls: u64,
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry").field("entries", &self.entries).finish_non_exhaustive()
+    }
 }
 
 impl Registry {
@@ -58,7 +66,31 @@ impl Registry {
         self.awake - 1
     }
 
+    /// Keeps what is asked for of a socket that is not connected; nothing ends that.
+    pub fn register(&mut self, fd: RawFd, event: Option<epoll_event>) {
+        match event {
+            Some(event) => _ = self.early.insert(fd, event),
+            None => _ = self.early.remove(&fd),
+        }
+    }
+
+    /// What was asked for of one that was not connected, which is told once.
+    pub fn registered(&mut self, fd: RawFd) -> Option<epoll_event> {
+        self.early.remove(&fd)
+    }
+
+    /// The number of an entry is about to be closed, and its registration stays.
+    pub fn abandon(&mut self, fd: RawFd, connection: &Arc<Connection>) {
+        if let Some(at) = self.find(fd, connection) {
+            self.entries[at].orphan = true;
+            self.places[fd as usize] = 0;
+        }
+    }
+
     fn place(&mut self, at: usize) {
+        if self.entries[at].orphan {
+            return;
+        }
         let fd = self.entries[at].fd as usize;
         if self.places.len() <= fd {
             self.places.resize(fd + 1, 0);
@@ -79,7 +111,9 @@ impl Registry {
             at = self.awake;
         }
         let gone = self.entries.swap_remove(at);
-        self.places[gone.fd as usize] = 0;
+        if !gone.orphan {
+            self.places[gone.fd as usize] = 0;
+        }
         if at < self.entries.len() {
             self.place(at);
         }

@@ -149,6 +149,10 @@ impl Started {
         status.unwrap()
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
     /// Asks it to end.
     pub fn terminate(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);

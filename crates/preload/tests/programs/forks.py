@@ -3,7 +3,7 @@
 
 Every byte says who sent it (its high bit) and where it stands in what that one sent (the rest)."""
 
-import os, random, signal, socket, sys
+import ctypes, os, random, signal, socket, sys
 
 SIZE = int(sys.argv[2])
 random.seed(os.environ.get("SEED", "1"))
@@ -83,6 +83,33 @@ def writers(end, peer):
     send(end, 0, SIZE)
     join(child)
     end.close()
+
+
+def apart(end, peer):
+    """The same in another PID namespace, where nobody has the parent's number; more follows once one is left."""
+    pid = os.getpid()
+    unshare()
+    child = fork(lambda: (send(end, 1, SIZE), receive(end, Check(), SIZE)))
+    assert os.getpid() == pid
+    send(end, 0, SIZE)
+    join(child)
+    end.close()
+
+
+def apart_peer(end):
+    check = Check()
+    receive(end, check, 2 * SIZE)
+    assert check.seen == [SIZE, SIZE], check.seen
+    send(end, 0, SIZE)
+    assert end.recv(1) == b""
+
+
+def unshare():
+    """Children are in a PID namespace of their own from now on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_user, new_pid = 0x10000000, 0x20000000
+    if libc.unshare(new_pid) != 0 and libc.unshare(new_user | new_pid) != 0:
+        sys.exit(f"unshare: {os.strerror(ctypes.get_errno())}")
 
 
 def writers_peer(end):

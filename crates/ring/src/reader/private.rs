@@ -52,7 +52,7 @@ impl<M: Mem> Reader<M> {
         check_fits(record.peer_position.wrapping_sub(record.position), self.carrier.capacity)?;
         self.state = record.state;
         self.head = record.position;
-        self.tail_seen = if self.corrupt.is_some() { self.head } else { record.peer_position };
+        self.tail_seen = if self.broken.is_some() { self.head } else { record.peer_position };
         self.released = record.bound;
         self.ringer.rung = record.rung;
         self.writer = record.peer_state;

@@ -32,7 +32,7 @@ impl<M: Mem> Reader<M> {
             self.waits.stalls += 1;
             return Ok(None);
         }
-        self.advance(span);
+        self.advance(span)?;
         self.records += 1;
         Ok(Some(to.len()))
     }

@@ -67,11 +67,11 @@ impl<M: Mem> Writer<M> {
         self.records = set_counters(&record.counters, &mut self.ringer, &mut self.waits);
         self.unflushed = 0;
         let ended = self.state.phase != Phase::Open || matches!(self.reader.phase, Phase::Closed | Phase::Aborted);
-        self.alert = ended || self.corrupt.is_some();
+        self.alert = ended || self.broken.is_some();
         if self.floor == self.head_seen {
             self.previous = None;
         }
-        self.limit = if self.corrupt.is_some() { self.tail } else { self.floor.wrapping_add(self.carrier.capacity) };
+        self.limit = if self.broken.is_some() { self.tail } else { self.floor.wrapping_add(self.carrier.capacity) };
         Ok(())
     }
 

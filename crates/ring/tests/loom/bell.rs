@@ -2,7 +2,10 @@
 //! A doorbell as weak as one may be: sticky, and apart from that it orders nothing. What is proved over it holds over
 //! an eventfd, an event channel and an interrupt alike.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
 
 use loom::{
     sync::atomic::{AtomicBool, Ordering},
@@ -10,9 +13,15 @@ use loom::{
 };
 use tombolo_ring::{Deadline, Error, Sleeper, Woken};
 
+use crate::asymmetric::Barrier;
+
 #[derive(Debug)]
 struct Bell {
     rung: AtomicBool,
+    /// There was a ring since the last was told of, for one who is told of edges.
+    edge: AtomicBool,
+    /// There is such a one.
+    has_edges: Cell<bool>,
     sleeper: RefCell<Option<Thread>>,
 }
 
@@ -23,14 +32,57 @@ pub struct Bells {
     peer: Rc<Bell>,
     /// A mutant forgets rings that came before the sleep.
     pub sticky: bool,
+    /// Which of the two this is, for its barrier, and what that does.
+    end: usize,
+    pub barrier: Barrier,
 }
 
 impl Bells {
     pub fn pair() -> (Self, Self) {
-        let bell = || Rc::new(Bell { rung: AtomicBool::new(false), sleeper: RefCell::default() });
+        let bell = || {
+            Rc::new(Bell {
+                rung: AtomicBool::new(false),
+                edge: AtomicBool::new(false),
+                has_edges: Cell::default(),
+                sleeper: RefCell::default(),
+            })
+        };
         let (a, b) = (bell(), bell());
-        let end = |own: &Rc<Bell>, peer: &Rc<Bell>| Self { own: Rc::clone(own), peer: Rc::clone(peer), sticky: true };
-        (end(&a, &b), end(&b, &a))
+        let bells = |end, own: &Rc<Bell>, peer: &Rc<Bell>| {
+            let (own, peer) = (Rc::clone(own), Rc::clone(peer));
+            Self { own, peer, sticky: true, end, barrier: Barrier::Sound }
+        };
+        (bells(0, &a, &b), bells(1, &b, &a))
+    }
+
+    /// From the first ring on, [`await_edge`](Self::await_edge) is told of it.
+    pub fn tell_edges(&mut self) {
+        self.own.has_edges.set(true);
+    }
+
+    /// Empties the own bell; says whether it was rung.
+    pub fn take_ring(&mut self) -> bool {
+        self.own.rung.swap(false, Ordering::Relaxed)
+    }
+
+    /// Waits for a ring, which stays.
+    pub fn await_ring(&mut self) {
+        while !self.own.rung.fetch_or(false, Ordering::Relaxed) {
+            self.park();
+        }
+    }
+
+    /// Waits for a ring that it was not told of before.
+    pub fn await_edge(&mut self) {
+        while !self.own.edge.swap(false, Ordering::Relaxed) {
+            self.park();
+        }
+    }
+
+    /// loom switches threads at atomics only: nobody rings between a look and the parking.
+    fn park(&self) {
+        *self.own.sleeper.borrow_mut() = Some(thread::current());
+        thread::park();
     }
 }
 
@@ -40,6 +92,9 @@ impl Sleeper for Bells {
     fn ring(&mut self) {
         // A swap, since loom lets a plain store be overtaken by the sleeper's earlier swap.
         self.peer.rung.swap(true, Ordering::Relaxed);
+        if self.peer.has_edges.get() {
+            self.peer.edge.swap(true, Ordering::Relaxed);
+        }
         // Waking a thread that is not asleep would order memory for it, in loom.
         let asleep = self.peer.sleeper.borrow_mut().take();
         asleep.inspect(Thread::unpark);
@@ -50,7 +105,7 @@ impl Sleeper for Bells {
     }
 
     fn barrier(&mut self) {
-        unreachable!("only Ordering::Fences is modelled");
+        self.barrier.issue(self.end);
     }
 
     fn sleep(&mut self, _: Deadline) -> Result<Woken, Error> {
@@ -58,9 +113,7 @@ impl Sleeper for Bells {
             self.drain();
         }
         while !self.own.rung.swap(false, Ordering::Relaxed) {
-            // loom switches threads at atomics only: nobody rings between the swap and the parking.
-            *self.own.sleeper.borrow_mut() = Some(thread::current());
-            thread::park();
+            self.park();
         }
         Ok(Woken::Rung)
     }

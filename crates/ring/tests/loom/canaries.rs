@@ -10,7 +10,7 @@ use crate::{
     bell::Bells,
     check,
     memory::Sound,
-    pipe::{BATCH, Pipe, messages, recv, send, settle, sleep_until},
+    pipe::{BATCH, Pipe, messages, read_two_and_close, recv, send, settle, sleep_until, write_and_drain},
 };
 
 const RELAXED: loom::sync::atomic::Ordering = loom::sync::atomic::Ordering::Relaxed;
@@ -82,6 +82,19 @@ fn record_and_close<W: Mem + 'static>(
             assert_eq!(recv(&mut reader, &mut readers), Ok(Ok(vec![i; 3])));
         }
         assert_eq!(recv(&mut reader, &mut readers), Ok(Err(Phase::Closed)));
+        other.join().unwrap();
+    });
+}
+
+/// A reader who reads both of two records and closes, over spoilt views.
+fn drained_by_one_who_closes(spoil: fn(&mut Pipe)) {
+    check("canary", 3, move || {
+        let mut pipe = Pipe::new(messages(32));
+        spoil(&mut pipe);
+        let (mut writers, mut readers) = Bells::pair();
+        let (mut writer, mut reader) = (pipe.writer::<true>(), pipe.reader::<true>());
+        let other = thread::spawn(move || write_and_drain(&mut writer, &mut writers));
+        read_two_and_close(&mut reader, &mut readers);
         other.join().unwrap();
     });
 }
@@ -209,6 +222,18 @@ fn canary_r17_no_look_at_the_tail_after_the_state_is_refuted() {
         |pipe| pipe.tail.peer.do_not_load_after_end_in(&mut pipe.writer_state.peer),
         Pipe::writer::<true>,
     );
+}
+
+#[test]
+#[should_panic(expected = "Closed")]
+fn canary_r33_last_head_after_the_state_is_refuted() {
+    drained_by_one_who_closes(|pipe| pipe.head.own.hold_until_access_to(&mut pipe.reader_state.own));
+}
+
+#[test]
+#[should_panic(expected = "Closed")]
+fn canary_r33_no_look_at_the_head_after_the_state_is_refuted() {
+    drained_by_one_who_closes(|pipe| pipe.head.peer.do_not_load_after_end_in(&mut pipe.reader_state.peer));
 }
 
 /// A reader who does not look again once it has armed.

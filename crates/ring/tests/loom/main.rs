@@ -12,10 +12,12 @@
 #![cfg(loom)]
 #![forbid(unsafe_code)]
 
+mod asymmetric;
 mod bell;
 mod canaries;
 mod memory;
 mod pipe;
+mod poll;
 mod proofs;
 
 use std::{

@@ -36,7 +36,7 @@ impl<const FENCED: bool> Mem for LoomMem<FENCED> {
     }
 
     fn light_fence() {
-        unreachable!("loom has no process-wide barrier; tests/stress.rs looks at that mode");
+        unreachable!("`asymmetric` models that order");
     }
 
     fn pause() {

@@ -49,6 +49,11 @@ impl Views {
     }
 }
 
+/// Memory of the model, whatever its fences are.
+pub trait Modelled: Mem<OwnWord = Word, PeerWord = Word, OwnData = Bytes, PeerData = Bytes> {}
+
+impl<M: Mem<OwnWord = Word, PeerWord = Word, OwnData = Bytes, PeerData = Bytes>> Modelled for M {}
+
 /// A pipe before its halves are taken.
 pub struct Pipe {
     pub kind: Kind,
@@ -77,6 +82,14 @@ impl Pipe {
     }
 
     pub fn writer<const FENCED: bool>(&self) -> Writer<LoomMem<FENCED>> {
+        self.writer_of(Ordering::Fences)
+    }
+
+    pub fn reader<const FENCED: bool>(&self) -> Reader<LoomMem<FENCED>> {
+        self.reader_of(Ordering::Fences)
+    }
+
+    pub fn writer_of<M: Modelled>(&self, ordering: Ordering) -> Writer<M> {
         Writer::new(WriterParts {
             carrier: OwnCarrier::new(self.tail.own.clone(), self.data.clone()),
             want_space: self.want_space.own.clone(),
@@ -86,11 +99,11 @@ impl Pipe {
             reader_state: self.reader_state.peer.clone(),
             start: self.kind.start,
             messages: self.kind.messages,
-            ordering: Ordering::Fences,
+            ordering,
         })
     }
 
-    pub fn reader<const FENCED: bool>(&self) -> Reader<LoomMem<FENCED>> {
+    pub fn reader_of<M: Modelled>(&self, ordering: Ordering) -> Reader<M> {
         Reader::new(ReaderParts {
             carrier: PeerCarrier::new(self.tail.peer.clone(), self.data.clone()),
             head: self.head.own.clone(),
@@ -100,7 +113,7 @@ impl Pipe {
             writer_state: self.writer_state.peer.clone(),
             start: self.kind.start,
             messages: self.kind.messages,
-            ordering: Ordering::Fences,
+            ordering,
         })
     }
 }
@@ -188,4 +201,20 @@ pub fn read<M: Mem>(
         }
     }
     Ok((all, None))
+}
+
+/// Sends two records and waits until both were read.
+pub fn write_and_drain<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells) {
+    (0..2).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
+    while !writer.check_drained().unwrap() {
+        let whole = writer.capacity();
+        sleep_until(writer, bells, whole).unwrap();
+    }
+}
+
+/// Receives two records, wants no more, and does not look whether there are.
+pub fn read_two_and_close<M: Mem>(reader: &mut Reader<M>, bells: &mut Bells) {
+    (0..2).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
+    reader.close();
+    settle(reader, bells);
 }

@@ -14,7 +14,10 @@ use crate::{
     bell::Bells,
     check,
     memory::Sound,
-    pipe::{BATCH, Kind, Pipe, messages, next_ring, read, recv, send, settle, sleep_until, stream, write_all},
+    pipe::{
+        BATCH, Kind, Pipe, messages, next_ring, read, read_two_and_close, recv, send, settle, sleep_until, stream,
+        write_all, write_and_drain,
+    },
 };
 
 /// One writer and one reader, each on a thread of its own.
@@ -182,6 +185,11 @@ fn r18_reader_that_ends_frees_a_writer_that_waits_for_it() {
             });
         }
     }
+}
+
+#[test]
+fn r33_writer_learns_that_everything_was_read_by_a_reader_that_closed() {
+    check("drained", 3, || one_way(messages(32), write_and_drain, read_two_and_close));
 }
 
 #[test]

@@ -26,9 +26,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use tombolo_e2e::error::Result;
 use tombolo_e2e::runner;
+use tombolo_e2e::up;
 use tombolo_e2e::wire::End;
 use tombolo_e2e::xen::host::Kind;
-use tombolo_e2e::xen::{init, up};
+use tombolo_e2e::xen::{self, init};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -59,9 +60,9 @@ fn run(words: &[&str]) -> Result<End> {
         ["open", address, count] => many::open(address, count),
         ["keep", address, word] => cases::shown::keep(address, word),
         ["hold", address, count] => many::hold(address, count),
-        ["up"] => up::up(Kind::Pv, &[]),
-        ["up", "--pvh"] => up::up(Kind::Pvh, &[]),
-        ["run" | "push" | "log" | "renew" | "down", ..] => return up::ask(words),
+        ["up"] => xen::up::up(Kind::Pv),
+        ["up", "--pvh"] => xen::up::up(Kind::Pvh),
+        ["run" | "push" | "log" | "renew" | "down", ..] => return up::ask::<xen::up::Kept>(words),
         ["demo", to, "--pvh", parts @ ..] => demo::run(Path::new(to), Kind::Pvh, parts),
         ["demo", to, parts @ ..] => demo::run(Path::new(to), Kind::Pv, parts),
         ["vchan", to] => compare::run(Path::new(to)),

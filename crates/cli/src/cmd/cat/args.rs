@@ -49,6 +49,9 @@ pub struct Args {
     /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two [default: 1MiB, less where memory to share is scarce]
     #[arg(long, value_name = "SIZE", value_parser = ring)]
     pub ring: Option<u64>,
+    /// Largest ring of the peer that this side maps, 4KiB to 1GiB [default: 16MiB of one who connects, or four times --ring]
+    #[arg(long, value_name = "SIZE", value_parser = ring)]
+    pub peer_ring: Option<u64>,
     /// Microseconds to spin, at most, before sleeping while the peer is busy; 0 never spins [default: what a wake-up costs, 50 or so]
     #[arg(long, value_name = "US", value_parser = micros)]
     pub spin: Option<Duration>,

@@ -40,6 +40,9 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(ring) = args.ring {
         options = options.ring_size(ring);
     }
+    if let Some(most) = args.peer_ring {
+        options = options.largest_peer_ring(most);
+    }
     let input = Input::open(args.file.as_deref(), args.receive_only)?;
     let output = Arc::new(Output::open(args.output.as_deref())?);
     match (&args.place.listen, &args.place.connect) {

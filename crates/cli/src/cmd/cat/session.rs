@@ -97,6 +97,14 @@ impl Session<'_> {
             }
             match Worker::join_if_over(&mut sender)? {
                 Some(Ok(digest)) => reports.insert(0, report(Direction::Sent, flow.sent(), digest)),
+                Some(Err(failure)) if failure.is_peers_lie() => {
+                    // Nothing that it says is worth receiving any more; the other half hears of it.
+                    flow.given_up.store(true, Ordering::Relaxed);
+                    if let Some(receiver) = &receiver {
+                        await_any(&[receiver.over()], Some(FAREWELL))?;
+                    }
+                    return Err(failure);
+                }
                 Some(Err(failure)) => failed = Some(failure),
                 None => continue,
             }

@@ -20,7 +20,7 @@ use tombolo::{Deadline, Options, Stream};
 
 use super::{
     guest::{self, Guest},
-    xen,
+    host, xen,
 };
 use crate::{
     cmd::demo::Kind,
@@ -61,6 +61,8 @@ pub struct Facts {
     pub shm: bool,
     /// What there is of a virtual machine under QEMU.
     pub guest: Guest,
+    /// What the broker of a host of virtual machines says.
+    pub host: host::Said,
     /// What there is of a domain of Xen's.
     pub xen: Option<xen::Domain>,
 }
@@ -124,6 +126,7 @@ pub fn probe() -> Facts {
         },
         shm: Path::new("/dev/shm").is_dir(),
         guest: guest::probe(Path::new("/sys")),
+        host: host::probe(),
         xen: xen::probe(),
     }
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{
     facts::{Facts, Folder, Found, Membarrier},
-    guest, xen,
+    guest, host, xen,
 };
 use crate::{human, memory::Limit};
 
@@ -76,6 +76,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         guest::ivshmem(&facts.guest),
         guest::interrupts(&facts.guest),
         guest::broker(&facts.guest),
+        host::machines(&facts.host),
         xen::xen(facts.xen.as_ref()),
     ]
 }
@@ -277,6 +278,7 @@ mod tests {
             quota: None,
             namespaces: Ok(()),
             shm: true,
+            host: None,
             guest: Guest {
                 devices: vec![bell(), region(1 << 40)],
                 module: true,

@@ -3,13 +3,16 @@
 
 use std::{
     env, fs, io,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
+use tombolo::sockets::folder::Folder;
+
 use crate::failure::{Failure, Result};
 
-/// The folder that was asked for, or the default one: made if it is missing, and then this user's alone.
+/// The folder that was asked for, or the default one: made if it is missing, and then this user's alone. One that others may
+/// write to, or that is somebody else's, needs a configuration that says so.
 pub fn prepare(named: Option<&Path>) -> Result<PathBuf> {
     let folder = named.map_or_else(default, Path::to_owned);
     let open = |source| Failure::Open { file: folder.display().to_string(), source };
@@ -17,15 +20,14 @@ pub fn prepare(named: Option<&Path>) -> Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(open(error)),
         _ => {}
     }
-    if named.is_none() {
-        // Nobody vouched for it: another user may have been there first.
-        let found = fs::symlink_metadata(&folder).map_err(open)?;
-        let own = rustix::process::geteuid().as_raw();
-        if !found.is_dir() || found.uid() != own || found.mode() & 0o022 != 0 {
-            let source = io::Error::new(io::ErrorKind::PermissionDenied, "not this user's alone; name one by --folder");
-            return Err(open(source));
-        }
+    // Nobody vouched for the default one: another user may have been there first.
+    if named.is_none() && fs::symlink_metadata(&folder).map_err(open)?.is_symlink() {
+        let source = io::Error::new(io::ErrorKind::PermissionDenied, "it is a symbolic link; name one by --folder");
+        return Err(open(source));
     }
+    // Said here, where there is somebody to hear it: the library would leave all connections on TCP.
+    Folder::check(&folder, rustix::process::geteuid().as_raw())
+        .map_err(|refused| Failure::Usage(refused.to_string()))?;
     fs::canonicalize(&folder).map_err(open)
 }
 

@@ -3,7 +3,9 @@
 
 use std::{
     fs, io,
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::{
@@ -11,41 +13,65 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketType},
 };
+use tombolo::sockets::claim;
+
+/// Files that are looked at: a member may make any number.
+const FILES: usize = 1 << 16;
+/// Who listens here takes no lock: a socket this young may be about to be listened at.
+const YOUNG: Duration = Duration::from_secs(10);
 
 /// Removes services whose process is gone, then claims whose service is. What cannot be removed stays: it does no harm but
 /// to be there.
 pub fn sweep(folder: &Path) -> io::Result<()> {
+    sweep_older(folder, YOUNG)
+}
+
+fn sweep_older(folder: &Path, young: Duration) -> io::Result<()> {
     let lock = fs::File::open(folder)?;
-    // Who listens holds it until its socket can be told from a dead one (L-3). Whoever else sweeps does the same work.
+    // Whoever else sweeps does the same work; one that holds it for long keeps nobody from running.
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Ok(());
     }
     for file in files(folder, "sock")? {
-        if is_dead(&file) {
-            fs::remove_file(file)?;
+        let is_ours = file.file_stem().and_then(|name| name.to_str()).is_some_and(claim::is_service);
+        if is_ours && is_old_socket(&file, young) && is_dead(&file) {
+            remove(&file);
         }
     }
     let claims = folder.join("claims");
-    if !claims.is_dir() {
+    if !fs::symlink_metadata(&claims).is_ok_and(|found| found.is_dir()) {
         return Ok(());
     }
-    for claim in files(&claims, "waiting")?.into_iter().chain(files(&claims, "seeking")?) {
-        let service = fs::read_to_string(&claim).unwrap_or_default();
-        if !service.is_empty() && !folder.join(format!("{service}.sock")).exists() {
-            fs::remove_file(claim)?;
+    for file in files(&claims, "waiting")?.into_iter().chain(files(&claims, "seeking")?) {
+        let gone = |(service, _): (String, u32)| fs::symlink_metadata(folder.join(format!("{service}.sock"))).is_err();
+        if claim::read(&file).is_some_and(gone) {
+            remove(&file);
         }
     }
     for contest in files(&claims, "contested")? {
-        if !contest.with_extension("waiting").exists() && !contest.with_extension("seeking").exists() {
-            fs::remove_file(contest)?;
+        let is_there = |ending| fs::symlink_metadata(contest.with_extension(ending)).is_ok();
+        if !is_there("waiting") && !is_there("seeking") {
+            remove(&contest);
         }
     }
     Ok(())
 }
 
+/// One of another member stays.
+fn remove(file: &Path) {
+    let _ = fs::remove_file(file);
+}
+
 fn files(folder: &Path, ending: &str) -> io::Result<Vec<PathBuf>> {
-    let paths = fs::read_dir(folder)?.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let paths = fs::read_dir(folder)?.take(FILES).filter_map(|entry| entry.ok().map(|entry| entry.path()));
     Ok(paths.filter(|path| path.extension().is_some_and(|found| found == ending)).collect())
+}
+
+/// A link may lead to a socket that is none of this folder's.
+fn is_old_socket(file: &Path, young: Duration) -> bool {
+    let Ok(found) = fs::symlink_metadata(file) else { return false };
+    let age = found.modified().ok().and_then(|since| since.elapsed().ok());
+    found.file_type().is_socket() && age.is_some_and(|age| age >= young)
 }
 
 /// A socket of another type is told apart from none at all without disturbing who listens (L-3).
@@ -70,17 +96,27 @@ mod tests {
             rustix::net::listen(&socket, 1).unwrap();
             socket
         };
-        let _living = listen("living.sock");
-        drop(listen("dead.sock"));
-        for (file, service) in [
-            ("a.waiting", "living"),
-            ("b.waiting", "dead"),
-            ("c.seeking", "dead"),
+        let [living, dead, young] = [1, 2, 3].map(claim::service_name);
+        let socket = |service: &str| format!("{service}.sock");
+        let _living = listen(&socket(&living));
+        let _other = listen("other.sock");
+        drop(listen(&socket(&dead)));
+        // What members put there to be followed.
+        std::os::unix::fs::symlink("other.sock", at(&socket(&claim::service_name(4)))).unwrap();
+        for (file, text) in [
+            ("a.waiting", &living[..]),
+            ("b.waiting", &dead),
+            ("c.seeking", &dead),
             ("b.contested", ""),
             ("a.contested", ""),
+            ("d.waiting", "../other"),
         ] {
-            fs::write(at("claims").join(file), service).unwrap();
+            fs::write(at("claims").join(file), text).unwrap();
         }
+        let pipe = at("claims").join("e.waiting");
+        rustix::fs::mknodat(rustix::fs::CWD, pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        sweep_older(folder.path(), Duration::ZERO).unwrap();
+        drop(listen(&socket(&young)));
         sweep(folder.path()).unwrap();
         let mut left: Vec<_> = fs::read_dir(folder.path())
             .unwrap()
@@ -88,6 +124,10 @@ mod tests {
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         left.sort();
-        assert_eq!(left, ["a.contested", "a.waiting", "claims", "living.sock"]);
+        let link = socket(&claim::service_name(4));
+        let kept = ["a.contested", "a.waiting", "claims", "d.waiting", "e.waiting", "other.sock"].map(str::to_owned);
+        let mut kept: Vec<_> = kept.into_iter().chain([socket(&living), socket(&young), link]).collect();
+        kept.sort();
+        assert_eq!(left, kept);
     }
 }

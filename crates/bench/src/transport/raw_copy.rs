@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A copy from one core to the other with next to no protocol: what limits a ring of that size on this machine.
+//!
+//! The left process copies into memory that the right one maps read-only; the right copies out. Each publishes its own
+//! position once for every [`BATCH`] bytes and spins on the other's. Nobody checks a position, sleeps or notifies.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use tombolo_mem::{
+    CopyMethod, MappedOwnWord, MappedPeerWord, OwnBytes, OwnWord, PeerBytes, PeerSegment, PeerWord, create_sealed,
+};
+
+use super::{Card, Context, End, Namespaces, Wire};
+use crate::error::{Error, Os, Result};
+use crate::job::{Mode, Role, Test};
+
+/// Bytes between two positions.
+const BATCH: usize = 16 << 10;
+/// A page before the data holds the position.
+const DATA: usize = 4096;
+/// Set in the writer's position once nothing follows.
+const LAST: u64 = 1 << 63;
+/// No wait for the other side takes longer.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The transport `raw-copy`. Its variants are the instructions that the writer and the reader copy with; the best counts.
+pub struct RawCopy {
+    /// How often each batch is copied.
+    times: u32,
+}
+
+impl RawCopy {
+    pub(super) const ONCE: Self = Self { times: 1 };
+
+    /// The canary `raw-copy-slowed`: it copies each batch four times, so a run must show it to be slower.
+    pub const SLOWED: Self = Self { times: 4 };
+}
+
+const METHODS: [(&str, CopyMethod, CopyMethod); 3] = [
+    ("vectors", CopyMethod::Vectors, CopyMethod::Vectors),
+    ("rep-movsb", CopyMethod::RepMovsb, CopyMethod::RepMovsb),
+    ("non-temporal", CopyMethod::NonTemporal, CopyMethod::Vectors),
+];
+
+const VARIANTS: &[&str] = &[METHODS[0].0, METHODS[1].0, METHODS[2].0];
+
+impl Wire for RawCopy {
+    type Host = ();
+    type End = Half;
+
+    fn card(&self) -> Card {
+        Card {
+            name: if self.times == 1 { "raw-copy" } else { "raw-copy-slowed" },
+            mode: Mode::Stream,
+            variants: VARIANTS,
+            namespaces: Namespaces::Shared,
+            tests: &[Test::Throughput],
+            waits: &[],
+            size: None,
+            rings: true,
+        }
+    }
+
+    fn listen(&self, _: &Context) -> Result<((), String)> {
+        Ok(((), String::new()))
+    }
+
+    fn accept(&self, (): &mut (), context: &Context) -> Result<Half> {
+        Half::open(context, self.times)
+    }
+
+    fn connect(&self, _: &str, context: &Context) -> Result<Half> {
+        Half::open(context, self.times)
+    }
+}
+
+/// One side: the left sends, the right receives.
+pub struct Half {
+    method: CopyMethod,
+    times: u32,
+    /// Bytes of the ring, a power of two.
+    ring: u64,
+    /// Bytes that this side copied, and up to where the other side was told.
+    position: u64,
+    published: u64,
+    /// The other side's position when it was loaded last.
+    seen: u64,
+    mine: MappedOwnWord,
+    theirs: MappedPeerWord,
+    /// What the left side fills.
+    own: OwnBytes,
+    /// What the right side empties.
+    peer: PeerBytes,
+}
+
+impl Half {
+    fn open(context: &Context, times: u32) -> Result<Self> {
+        let job = &context.job;
+        let (_, writer, reader) = METHODS
+            .into_iter()
+            .find(|(name, ..)| *name == job.variant)
+            .ok_or_else(|| Error::Usage(format!("raw-copy has no variant {:?}", job.variant)))?;
+        let (own, fd) = create_sealed("tombolo-bench-raw", DATA + job.ring).os("making a ring")?;
+        context.link.pass(fd.as_fd())?;
+        let peer =
+            PeerSegment::map(context.link.take()?.as_fd(), DATA + job.ring).os("mapping the other worker's ring")?;
+        let (control, own) = own.split(DATA);
+        Ok(Self {
+            method: if context.role == Role::Left { writer } else { reader },
+            times,
+            ring: job.ring as u64,
+            position: 0,
+            published: 0,
+            seen: 0,
+            mine: control.word(0),
+            theirs: peer.word(0),
+            own,
+            peer: peer.data(DATA),
+        })
+    }
+
+    fn batch(&self) -> u64 {
+        (BATCH as u64).min(self.ring / 4)
+    }
+
+    /// Waits until the other side's position is no longer what was seen.
+    fn await_change(&mut self) -> Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            for _ in 0..1 << 14 {
+                let position = self.theirs.load_acquire().hint();
+                if position != self.seen {
+                    self.seen = position;
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Timeout { what: "the other end of the ring".into(), seconds: LIMIT.as_secs_f64() });
+            }
+        }
+    }
+
+    #[inline]
+    fn advance(&mut self, len: usize) {
+        self.position += len as u64;
+        if self.position - self.published >= self.batch() {
+            self.publish(0);
+        }
+    }
+
+    fn publish(&mut self, mark: u64) {
+        self.published = self.position;
+        self.mine.store_release(self.position | mark);
+    }
+
+    /// Where the position stands in the ring, and how many bytes are left to its end.
+    fn place(&self) -> (usize, usize) {
+        let at = self.position & (self.ring - 1);
+        (at as usize, (self.ring - at) as usize)
+    }
+}
+
+impl End for Half {
+    fn send(&mut self, mut message: &[u8]) -> Result<()> {
+        while !message.is_empty() {
+            let room = self.ring - (self.position - self.seen);
+            if room == 0 {
+                self.publish(0);
+                self.await_change()?;
+                continue;
+            }
+            let (at, straight) = self.place();
+            let len = message.len().min(straight).min(BATCH).min(room as usize);
+            for _ in 0..self.times {
+                self.own.copy_in_by(self.method, at, &message[..len]);
+            }
+            message = &message[len..];
+            self.advance(len);
+        }
+        Ok(())
+    }
+
+    fn recv(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        while self.seen & !LAST == self.position {
+            if self.seen & LAST != 0 {
+                return Ok(0);
+            }
+            self.publish(0);
+            self.await_change()?;
+        }
+        let (at, straight) = self.place();
+        let there = (self.seen & !LAST) - self.position;
+        let len = buffer.len().min(straight).min(BATCH).min(there as usize);
+        for _ in 0..self.times {
+            self.peer.copy_out_by(self.method, at, &mut buffer[..len]);
+        }
+        self.advance(len);
+        Ok(len)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.publish(LAST);
+        Ok(())
+    }
+}

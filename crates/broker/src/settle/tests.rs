@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The broker in one thread with the test, which is all that it hears of: what happens between two events is the test's to say.
+
+use std::{
+    os::fd::OwnedFd,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tokio::sync::mpsc;
+use tombolo_control::{Boxes, Message, Said, Session};
+
+use super::*;
+use crate::{broker::Event, config::Config, guard::Process, hold, machine::News};
+
+const TEXT: &str = r#"
+[host]
+region = "64KiB"
+[domain.a]
+[domain.b]
+[[allow]]
+from = "*"
+to = "*"
+service = "*"
+[[link]]
+between = ["a", "host"]
+[[link]]
+between = ["b", "host"]
+"#;
+
+/// The guest's side of a device's boxes.
+struct Inside(OwnedFd);
+
+impl Boxes for Inside {
+    fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        rustix::io::pread(&self.0, bytes, offset as u64).map(drop).map_err(Into::into)
+    }
+
+    fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        rustix::io::pwrite(&self.0, bytes, 4096 + offset as u64).map(drop).map_err(Into::into)
+    }
+}
+
+struct World {
+    broker: Broker,
+    events: mpsc::Receiver<Event>,
+    /// QEMU's ends of the connections.
+    sockets: Vec<OwnedFd>,
+    folder: tempfile::TempDir,
+}
+
+/// Runs `test` in a runtime, with both machines connected and their links up.
+fn play(test: impl FnOnce(&mut World)) {
+    play_on(|mut world| test(&mut world));
+}
+
+fn play_on(test: impl FnOnce(World)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut world = World::new(TEXT);
+        ["a", "b"].into_iter().for_each(|name| world.join(name));
+        world.until("the links are up", World::is_up);
+        test(world);
+    });
+}
+
+/// A broker in `folder`, whose holder begins.
+fn begin(folder: &Path, text: &str) -> (Broker, mpsc::Receiver<Event>) {
+    let config = Config::parse(Path::new("t"), text).unwrap();
+    let began = Instant::now();
+    let holder = loop {
+        match hold::Holder::find(folder, false) {
+            Ok(holder) => break holder,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "no holder: {error}"),
+        }
+        thread::yield_now();
+    };
+    let (sender, events) = mpsc::channel(1024);
+    (Broker::begin(folder, &folder.join("t"), config, holder, sender).unwrap(), events)
+}
+
+impl World {
+    fn new(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().to_owned();
+        thread::spawn(move || hold::serve(&place));
+        let (broker, events) = begin(folder.path(), text);
+        Self { broker, events, sockets: Vec::new(), folder }
+    }
+
+    /// Another broker takes up what this one leaves.
+    fn restart(self) -> Self {
+        let Self { broker, sockets, folder, .. } = self;
+        drop(broker);
+        let (broker, events) = begin(folder.path(), TEXT);
+        Self { broker, events, sockets, folder }
+    }
+
+    fn join(&mut self, name: &str) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        self.sockets.push(theirs);
+        self.hear(Event::Joined(name.into(), ours));
+        self.tell(name, News::Running(true));
+    }
+
+    fn hear(&mut self, event: Event) {
+        self.broker.hear(event).unwrap();
+        self.broker.settle().unwrap();
+    }
+
+    fn tell(&mut self, name: &str, news: News) {
+        let process = self.broker.book.machines[name].process;
+        self.hear(Event::Told(name.into(), process, news));
+    }
+
+    /// Its QEMU does all that it should.
+    fn meet(&mut self, name: &str) {
+        let wanted = self.broker.vms[name].wanted.borrow().clone();
+        let places: BTreeMap<_, _> = wanted.plugs.iter().map(|plug| (plug.name.clone(), "04.0".to_owned())).collect();
+        let holds = places.keys().cloned().collect();
+        self.tell(
+            name,
+            News::Has { version: wanted.version, places, holds, free: 20, trouble: None, process: Process::default() },
+        );
+    }
+
+    /// What the account's broker said is heard, as the ring of its bell does it.
+    fn hear_account(&mut self) {
+        self.hear(Event::Rang("host".into(), 0));
+    }
+
+    #[track_caller]
+    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let began = Instant::now();
+        while !done(self) {
+            assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
+            while let Ok(event) = self.events.try_recv() {
+                self.hear(event);
+            }
+            self.hear_account();
+            self.broker.vms.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| self.meet(name));
+            thread::yield_now();
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        let told = self.broker.locals["host"].guest.told();
+        self.broker.book.links.iter().all(|(number, link)| {
+            let is_told = told.get(number).is_some_and(|told| told.generation == link.generation);
+            self.broker.link_state(*number) == LinkState::Up && is_told
+        })
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        let mut word = [0; 8];
+        rustix::io::pread(&self.broker.locals["host"].memory, &mut word, at).unwrap();
+        u64::from_le_bytes(word)
+    }
+
+    /// The number of the message that stands in the account's box.
+    fn said_by_account(&self) -> u64 {
+        self.word(4096 + 0x40)
+    }
+
+    /// Whether the account heard all that it was told.
+    fn is_quiet(&self) -> bool {
+        self.broker.locals["host"].guest.has_sent_all() && self.word(0x40) == self.word(4096 + 0x80)
+    }
+
+    fn is_held_by_host(&self) -> bool {
+        self.broker.book.quarantine.iter().any(|old| old.held_by.contains_key("host"))
+    }
+}
+
+#[test]
+fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
+    play(|world| {
+        // Three reboots: memory that stays for ever ends the link.
+        for _ in 0..3 {
+            world.until("the account heard all", World::is_quiet);
+            let before = world.said_by_account();
+            let life = world.broker.book.number();
+            world.broker.book.machines.get_mut("a").unwrap().life = life;
+            world.broker.settle().unwrap();
+            assert!(world.is_held_by_host());
+            let began = Instant::now();
+            while world.said_by_account() == before {
+                assert!(began.elapsed() < Duration::from_secs(20), "the account does not let go");
+                thread::yield_now();
+            }
+            // It stands in the box; what is heard first are news on the other link.
+            world.tell("b", News::Running(false));
+            world.tell("b", News::Running(true));
+            world.until("the account gave it back", |world| !world.is_held_by_host());
+            world.until("the links are up", World::is_up);
+        }
+        assert!(world.broker.book.quarantine.is_empty());
+    });
+}
+
+#[test]
+fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_consequences() {
+    play(|world| {
+        let mut boxes = Inside(world.broker.vms["a"].device.memory.try_clone().unwrap());
+        let mut guest = Session::begin(tombolo_control::Path::Host, 7, &mut boxes).unwrap();
+        let process = world.broker.book.machines["a"].process;
+        assert!(matches!(guest.turn(&mut boxes), Ok((Some(tombolo_control::Event::Began), _))));
+        let (boot, name) = ([1; 16], name("a"));
+        guest.say(&Said::statement(Message::Hello { version_min: 1, version_max: 1, epoch: 7, boot, name }));
+        for _ in 0..64 {
+            guest.turn(&mut boxes).unwrap();
+            world.hear(Event::Rang("a".into(), process));
+        }
+        assert!(world.broker.vms["a"].guest.is_there());
+        let link = world.broker.link_between(&super::name("a"), &super::name("host")).unwrap();
+        guest.say(&Said::statement(Message::Storm { link }));
+        guest.turn(&mut boxes).unwrap();
+        while world.events.try_recv().is_ok() {}
+        // It stands in the box; what comes first is a change of what the guest is told.
+        world.broker.config.numbers.insert("a".into(), 5);
+        world.broker.settle().unwrap();
+        assert!(world.broker.vms["a"].stormed_by.contains("host"), "it was heard");
+        assert!(matches!(world.events.try_recv(), Ok(Event::Unsettled)), "its consequences are still to be drawn");
+    });
+}
+
+#[test]
+fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
+    play(|world| {
+        let link = world.broker.link_between(&name("a"), &name("host")).unwrap();
+        // New memory, which the account is not told of before it goes again: it was told of another generation.
+        let generation = world.broker.book.links[&link].generation + 1;
+        world.broker.retire(link);
+        let ends = world.broker.book.links[&link].ends.clone();
+        let made = memory::create_pair(link, &ends, 64 << 10, [false, true]).unwrap();
+        world.broker.memory.insert(link, made);
+        let new = world.broker.book.links.get_mut(&link).unwrap();
+        (new.has_memory, new.generation) = (true, generation);
+        world.broker.retire(link);
+        let held: Vec<_> = world.broker.book.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
+        assert_eq!(held, [true, false]);
+    });
+}
+
+#[test]
+fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
+    play(|world| {
+        let life = world.broker.book.number();
+        world.broker.book.machines.get_mut("a").unwrap().life = life;
+        world.broker.settle().unwrap();
+        let link = world.broker.link_between(&name("a"), &name("host")).unwrap();
+        assert!(world.broker.making.contains(&link) && !world.broker.book.links[&link].has_memory);
+        // Its end begins once more before it is there: then it is for that life.
+        let life = world.broker.book.number();
+        world.broker.book.machines.get_mut("a").unwrap().life = life;
+        world.until("the links are up", World::is_up);
+        assert_eq!(world.broker.book.links[&link].lives[0], life);
+        assert!(world.broker.making.is_empty());
+    });
+}
+
+#[test]
+fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
+    play_on(|world| {
+        // What a broker of before left: memory that its QEMU sealed.
+        let sealed = memory::create("sealed", tombolo_control::DEVICE_LEN).unwrap();
+        memory::seal_against_writing(&sealed).unwrap();
+        let (process, device) = (world.broker.book.machines["a"].process, &world.broker.vms["a"].device);
+        let mut descriptors = device.descriptors();
+        descriptors[1] = std::os::fd::AsFd::as_fd(&sealed);
+        world.broker.holder.keep(&crate::state::machine_key("a", process), &descriptors).unwrap();
+        let world = world.restart();
+        assert_eq!(world.broker.vms.keys().collect::<Vec<_>>(), ["b"]);
+        assert!(world.broker.is_gone("a") && !world.broker.book.machines.contains_key("a"));
+        let b = world.broker.link_between(&name("b"), &name("host")).unwrap();
+        assert!(world.broker.book.links[&b].has_memory, "what others have stays");
+    });
+}

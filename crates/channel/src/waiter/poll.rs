@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a half of a channel does for one who polls: it arms before a call says would-block, and listens less to a bell
+//! that rings for nothing.
+
+use std::{os::fd::BorrowedFd, time::Instant};
+
+use tombolo_domain::Woken as Bell;
+use tombolo_ring::{Deadline, Side, arm};
+
+use super::{STORM, UNSURE, Waiter, nap_after};
+use crate::{Result, os, pollable::Pollable};
+
+/// What arming for one who polls came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Armed {
+    /// There is something after all.
+    Ready,
+    /// There is nothing, and the descriptor will tell once there is.
+    Quiet,
+    /// There is nothing, and nobody is left who could change that.
+    PeerGone,
+}
+
+/// What is known of one who polls.
+#[derive(Debug, Default)]
+pub(super) struct Polling {
+    /// The last arming found nothing, and was for this position.
+    idle_at: Option<u64>,
+    /// As [`idle_at`](Self::idle_at); it is still armed, and the descriptor was quiet then.
+    armed: Option<u64>,
+    /// The bell is not listened to before then.
+    nap_until: Option<Instant>,
+    /// The descriptor's clock may be running, or have run down.
+    clocked: bool,
+}
+
+impl Waiter {
+    /// The descriptor to poll; from its first use on, [`settle`](Self::settle) keeps its promise.
+    pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
+        if self.pollable.get().is_none() {
+            let made = Pollable::new(self.bell.fd(self.slot))?;
+            // Nobody knows yet what is there: whoever polls is sent to look once.
+            made.raise();
+            let _ = self.pollable.set(made);
+        }
+        Ok(self.pollable.get().expect("set just now").fd())
+    }
+
+    #[inline]
+    pub(crate) fn is_polled(&self) -> bool {
+        self.pollable.get().is_some()
+    }
+
+    /// At the end of a call: whoever polls must not miss what is left, nor what came meanwhile.
+    #[inline]
+    pub(crate) fn settle(&mut self) {
+        if !self.promised && self.is_polled() {
+            self.promise();
+        }
+    }
+
+    #[cold]
+    fn promise(&mut self) {
+        if let Some(pollable) = self.pollable.get() {
+            pollable.raise();
+            self.promised = true;
+            self.polling.armed = None;
+        }
+    }
+
+    /// Whether it was armed for `position`, and is.
+    pub(crate) fn is_armed(&self, position: u64) -> bool {
+        self.polling.armed == Some(position)
+    }
+
+    /// What it was armed for is to be armed for again.
+    #[inline]
+    pub(crate) fn forget_armed(&mut self) {
+        self.polling.armed = None;
+    }
+
+    /// After a call that did something: there was no storm, or it is not all that comes.
+    #[inline]
+    pub(crate) fn end_nap(&mut self) {
+        if self.polling.nap_until.is_some() {
+            self.listen_again();
+        }
+    }
+
+    #[cold]
+    fn listen_again(&mut self) {
+        self.fruitless = 0;
+        self.polling = Polling::default();
+        // Whether anybody rang meanwhile, nobody knows.
+        self.promised = false;
+        if let Some(pollable) = self.pollable.get() {
+            pollable.stop_clock();
+            pollable.listen(self.bell.fd(self.slot));
+        }
+    }
+
+    /// Before a call says would-block to one who polls, for want of what comes with `position`: arms, so that the
+    /// descriptor stays quiet until there is something. Where it is armed for that already and nobody has rung, that is all.
+    pub(crate) fn arm_for_poll(&mut self, side: &mut impl Side, need: u64, position: u64) -> Result<Armed> {
+        if !self.is_polled() {
+            return Ok(Armed::Quiet);
+        }
+        let again = self.polling.idle_at == Some(position);
+        let napped = match self.polling.nap_until {
+            Some(until) if again && Instant::now() < until => {
+                // The clock tells, whatever was drained meanwhile.
+                self.pollable.get().expect("looked at above").lower();
+                self.promised = true;
+                return Ok(Armed::Quiet);
+            }
+            nap => nap.is_some(),
+        };
+        let rung = match self.take_rings()? {
+            Bell::PeerGone => return Ok(Armed::PeerGone),
+            woken => woken == Bell::Rung,
+        };
+        if again && !rung && self.is_armed(position) && !napped {
+            return Ok(Armed::Quiet);
+        }
+        self.fruitless = match (again, rung) {
+            (true, true) => self.fruitless.saturating_add(1),
+            // Nobody rang during a whole nap: the storm is over.
+            (true, false) if !napped => self.fruitless,
+            _ => 0,
+        };
+        if napped && self.fruitless < STORM {
+            self.listen_again();
+        }
+        self.pollable.get().expect("looked at above").lower();
+        if arm(side, self, need)? {
+            self.polling.idle_at = None;
+            return Ok(Armed::Ready);
+        }
+        self.polling.idle_at = Some(position);
+        self.promise_quietly();
+        self.polling.armed = (self.promised && !self.polling.clocked).then_some(position);
+        self.publish(&side.counted());
+        Ok(Armed::Quiet)
+    }
+
+    /// After an arming that found nothing: the bell tells what comes, or a clock where the bell tells too much or too little.
+    fn promise_quietly(&mut self) {
+        let Some(pollable) = self.pollable.get() else { return };
+        // Without the barrier nobody can promise that the peer rings.
+        let heard = !self.unsure && pollable.is_listening();
+        let storm = self.fruitless >= STORM;
+        self.promised = heard;
+        self.polling.nap_until = None;
+        if storm || !heard {
+            let nap = if storm { nap_after(self.fruitless) } else { UNSURE };
+            // Where there is no clock to be had, a bell that rings for nothing is listened to, and for want of both the
+            // descriptor stays readable.
+            if pollable.wake_after(nap, storm.then(|| self.bell.fd(self.slot))) {
+                (self.promised, self.polling.clocked) = (true, true);
+                self.polling.nap_until = storm.then(|| Instant::now() + nap);
+            }
+        } else if self.polling.clocked {
+            pollable.stop_clock();
+            self.polling.clocked = false;
+        }
+    }
+
+    /// Empties the bell, and says whether it was rung; or that the peer is gone.
+    fn take_rings(&mut self) -> Result<Bell> {
+        self.calls = 0;
+        self.looked = os::coarse_time();
+        if self.end.gone() {
+            return Ok(Bell::PeerGone);
+        }
+        let mut woken = self.bell.wait(self.slot, Deadline::NOW)?;
+        let rung = woken == Bell::Rung || self.rung_unnoticed;
+        if woken == Bell::Rung {
+            // A ring goes before a hang-up, so it must not stay in the way.
+            self.bell.drain(self.slot);
+            woken = self.bell.wait(self.slot, Deadline::NOW)?;
+        }
+        (self.maybe_rung, self.rung_unnoticed) = (woken == Bell::Rung, false);
+        Ok(if rung && woken != Bell::PeerGone { Bell::Rung } else { woken })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn r25_naps_double_from_one_millisecond_to_sixteen() {
+        let naps: Vec<_> = (0..8).map(|more| nap_after(STORM + more).as_millis()).collect();
+        assert_eq!(naps, [1, 2, 4, 8, 16, 16, 16, 16]);
+        assert_eq!(nap_after(u32::MAX), Duration::from_millis(16));
+    }
+}

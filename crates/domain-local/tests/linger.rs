@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! L-5: callers whose descriptors are long in closing: TCP connections that linger, because they have bytes for somebody who
+//! does not read, and whose last holder is who received them. (A file of a FUSE server that answers nothing is closed no
+//! sooner than its server goes, and nor do the processes that close it: nothing to leave behind in a test.)
+
+mod support;
+
+use std::{
+    fs,
+    io::{ErrorKind, Write},
+    net::{TcpListener, TcpStream},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use support::{Child, Folder, eventually, raw::send_to};
+use tombolo_domain::{Deadline, Error, Link, Rendezvous};
+use tombolo_layout::local::Head;
+
+/// Long enough to see that nobody waits for it.
+const LINGER: Duration = Duration::from_secs(30);
+const CALLS: usize = 60;
+
+/// A connection that is not closed before its peer, which does not read, is.
+fn lingering(to: &TcpListener) -> (OwnedFd, TcpStream) {
+    let mut stream = TcpStream::connect(to.local_addr().unwrap()).unwrap();
+    let (other, _) = to.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    assert_eq!(stream.write(&[0; 1 << 16]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    sockopt::set_socket_linger(&stream, Some(LINGER)).unwrap();
+    (stream.into(), other)
+}
+
+fn count(folder: &str) -> usize {
+    fs::read_dir(folder).unwrap().count()
+}
+
+fn call(service: &str, head: Head, files: &[BorrowedFd<'_>]) -> OwnedFd {
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(service).unwrap()).unwrap();
+    send_to(&socket, &[&head.encode()[..], b"x"].concat(), files);
+    socket
+}
+
+#[test]
+fn l5_descriptors_that_do_not_close_cost_a_listener_few_threads_and_descriptors_and_no_time() {
+    let folder = Folder::new();
+    let service = folder.service();
+    let mut listener = folder.domain.listen(&service).unwrap();
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut refused, mut quota, mut longest, mut readers) = (0, 0, Duration::ZERO, Vec::new());
+    for turn in 0..CALLS {
+        let (stuck, reader) = lingering(&door);
+        let (head, times) = match turn % 3 {
+            0 => (Head { bells: true, single: false, segment: true, len: 1 }, 3),
+            1 => (Head { bells: true, single: false, segment: true, len: 1 }, 50),
+            _ => (Head { bells: false, single: false, segment: false, len: 1 }, 50),
+        };
+        let caller = call(&service, head, &vec![stuck.as_fd(); times]);
+        drop(stuck); // What is in flight is the last.
+        readers.push(reader);
+        let began = Instant::now();
+        let mut link = support::accept(&mut *listener);
+        match link.recv(1 << 20) {
+            Err(Error::Malformed { clause: "L-5" | "L-7", .. }) => refused += 1,
+            Err(Error::Quota(_)) => quota += 1,
+            other => panic!("{other:?}"),
+        }
+        drop((link, caller));
+        longest = longest.max(began.elapsed());
+    }
+    // Each call left one open on this side: what lingers in a thread. The rest are the readers' and this test's own.
+    let (files, threads) = (count("/proc/self/fd") - CALLS, count("/proc/self/task"));
+    assert!(longest < LINGER / 3, "{longest:?} for one call");
+    assert!(files < 250 && threads < 110, "{files} files, {threads} threads");
+    assert!(threads > 5, "canary: closing these takes long, or the test shows nothing ({refused}, {quota})");
+    let mut honest = Child::start(&[], "honest", &service);
+    let mut link: Box<dyn Link> = support::accept(&mut *listener);
+    eventually("an honest caller is heard", || link.recv(1 << 20).is_ok_and(|got| got.is_some()));
+    honest.kill();
+    drop((link, listener, readers, door));
+    eventually("all is closed once nobody is waited for", || count("/proc/self/task") <= 4);
+}
+
+#[test]
+fn child_process() {
+    let Some((_, service)) = support::role() else { return };
+    let domain = tombolo_domain_local::LocalDomain::new();
+    let mut link = domain.connect(&service, Deadline::NEVER).unwrap();
+    link.send(b"good day", None).unwrap();
+    loop {
+        std::thread::park();
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Standard I/O on a connection: it reads, writes and closes within libc, past this library.
+//!
+//! Why there is `unsafe`: streams and names come as the program gave them, and go on to the real call.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int};
+
+use libc::FILE;
+use tombolo::sockets::Reason;
+
+use crate::{control, errno, inside, real, state};
+
+/// What standard I/O reads and writes goes past this library.
+///
+/// # Safety
+/// As `fdopen(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    if !inside::has_interrupted()
+        && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
+    {
+        errno::kept(|| control::hand_over(process, fd, &connection, Reason::Bypassed));
+    }
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::fdopen(fd, mode) }
+}
+
+/// The stream is about to close its descriptor.
+///
+/// # Safety
+/// It is null or a stream that is open.
+unsafe fn closing(stream: *mut FILE) {
+    if stream.is_null() {
+        return;
+    }
+    // SAFETY: (contract) the caller's promise.
+    let fd = errno::kept(|| unsafe { libc::fileno(stream) });
+    if state::is_known(fd) {
+        // SAFETY: (contract) the caller's promise. What is left in it goes before the end.
+        errno::kept(|| unsafe { libc::fflush(stream) });
+        control::close_watched(fd);
+    }
+}
+
+/// # Safety
+/// As `fclose(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    unsafe { closing(stream) };
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::fclose(stream) }
+}
+
+/// # Safety
+/// As `freopen(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+    // SAFETY: (contract) the caller's promise.
+    unsafe { closing(stream) };
+    // SAFETY: (contract) the caller's promise.
+    unsafe { real::freopen(path, mode, stream) }
+}
+
+/// # Safety
+/// As `freopen(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+    // SAFETY: (contract) the caller's promise.
+    unsafe { freopen(path, mode, stream) }
+}

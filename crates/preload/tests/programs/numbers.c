@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * Sockets that are closed, read and written by ways that do not come by the functions for it, and files that get their numbers.
+ * It prints what calls gave. */
+#define _GNU_SOURCE
+#include <aio.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/aio_abi.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include "ends.h"
+
+static int ends[2];
+static char room[64];
+
+/* What a file gives that has the number. */
+static void file(const char *what, int number) {
+    int fd;
+    /* Those below stay open. */
+    do {
+        check((fd = memfd_create("file", 0)) >= 0, "memfd_create");
+    } while (fd < number);
+    printf("%s: the number again: %d,", what, fd == number);
+    printf(" write %zd,", write(fd, "file", 4));
+    printf(" seek %ld,", (long)lseek(fd, 0, SEEK_SET));
+    printf(" read %zd,", read(fd, room, sizeof room));
+    printf(" close %d\n", close(fd));
+}
+
+/* What the other end gets. */
+static void peer(const char *what) {
+    ssize_t n = recv(ends[1], room, sizeof room, 0);
+    printf("%s: %zd %.*s, then %zd\n", what, n, n > 0 ? (int)n : 0, room, recv(ends[1], room, sizeof room, 0));
+    close(ends[1]);
+}
+
+static void pair(void) {
+    meet(ends);
+    talk(ends);
+}
+
+static long past(long number, long a, long b, long c) {
+    long answer;
+    __asm__ volatile("syscall" : "=a"(answer) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    return answer;
+}
+
+int main(void) {
+    FILE *stream;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+
+    pair();
+    check((stream = fdopen(ends[0], "r+")) != NULL, "fdopen");
+    printf("fprintf: %d\n", fprintf(stream, "stream"));
+    printf("fclose: %d\n", fclose(stream));
+    file("fclose", ends[0]);
+    peer("fclose");
+
+    pair();
+    check((stream = fdopen(ends[0], "w")) != NULL && fputs("again", stream) >= 0, "fdopen");
+    check((stream = freopen("/dev/null", "r", stream)) != NULL, "freopen");
+    printf("freopen: %d, read %zd\n", fileno(stream) == ends[0], read(fileno(stream), room, 1));
+    fclose(stream);
+    peer("freopen");
+
+    pair();
+    check(write(ends[1], "late", 4) == 4, "write");
+    check(past(SYS_close, ends[0], 0, 0) == 0, "close");
+    file("closed past all", ends[0]);
+    close(ends[1]);
+
+    /* What is opened next is not the program's. */
+    pair();
+    check(past(SYS_close, ends[0], 0, 0) == 0, "close");
+    printf("and left: %d\n", close(ends[1]));
+
+    pair();
+    aio_context_t context = 0;
+    check(syscall(SYS_io_setup, 4, &context) == 0, "io_setup");
+    struct iocb request = {.aio_fildes = ends[0], .aio_lio_opcode = IOCB_CMD_PWRITE, .aio_buf = (uintptr_t) "submit", .aio_nbytes = 6};
+    struct iocb *requests[] = {&request};
+    struct io_event event;
+    printf("io_submit: %ld,", syscall(SYS_io_submit, context, 1, requests));
+    printf(" %ld,", syscall(SYS_io_getevents, context, 1, 1, &event, NULL));
+    printf(" %lld\n", (long long)event.res);
+    printf("write after: %zd\n", write(ends[0], "more", 4));
+    check(recv(ends[1], room, 10, MSG_WAITALL) == 10, "recv");
+    check(write(ends[1], "back", 4) == 4, "write");
+    request.aio_lio_opcode = IOCB_CMD_PREAD;
+    request.aio_buf = (uintptr_t)room;
+    printf("io_submit: %ld,", syscall(SYS_io_submit, context, 1, requests));
+    printf(" %ld,", syscall(SYS_io_getevents, context, 1, 1, &event, NULL));
+    printf(" %lld\n", (long long)event.res);
+    close(ends[0]);
+    peer("io_submit");
+
+    pair();
+    check(write(ends[1], "later", 5) == 5, "write");
+    struct aiocb one = {.aio_fildes = ends[0], .aio_buf = room, .aio_nbytes = sizeof room};
+    const struct aiocb *all[] = {&one};
+    printf("aio_read: %d,", aio_read(&one));
+    while (aio_error(&one) == EINPROGRESS) {
+        aio_suspend(all, 1, NULL);
+    }
+    printf(" %zd\n", aio_return(&one));
+    one.aio_nbytes = 5;
+    printf("aio_write: %d,", aio_write(&one));
+    while (aio_error(&one) == EINPROGRESS) {
+        aio_suspend(all, 1, NULL);
+    }
+    printf(" %zd\n", aio_return(&one));
+    close(ends[0]);
+    peer("aio");
+    printf("done\n");
+    return 0;
+}

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * Sockets that are watched from before they are connected, in every way: each case prints what a wait gave once both ends have
+ * talked enough to be joined. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "ends.h"
+
+enum { LONG = 10000, DATA = 77 };
+
+static int ends[2];
+static int listener = -1;
+static struct sockaddr_in address;
+static char room[1 << 16];
+
+/* A socket that will be the first end. */
+static int make(void) {
+    socklen_t len = sizeof address;
+    close(listener);
+    address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
+    return ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+}
+
+static void join(void) {
+    check(connect(ends[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
+    talk(ends);
+}
+
+static int set_with(int fd, uint32_t events) {
+    int set = epoll_create1(0);
+    struct epoll_event event = {.events = events, .data.u64 = DATA};
+    check(set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0, "add");
+    return set;
+}
+
+/* Takes what there is, so that an edge is due. */
+static void drain(int set) {
+    struct epoll_event event;
+    while (epoll_wait(set, &event, 1, 0) > 0 && event.events & EPOLLET) {
+    }
+}
+
+static void say(const char *what, int set) {
+    struct epoll_event events[4] = {0};
+    int n = epoll_wait(set, events, 4, LONG);
+    printf("%s: %d", what, n);
+    for (int at = 0; at < n; at++) {
+        printf(" %x of %llu", events[at].events & (EPOLLIN | EPOLLHUP | EPOLLERR), (unsigned long long)events[at].data.u64);
+    }
+    printf("\n");
+}
+
+static void *wait_for_one(void *set) {
+    say("asleep", *(int *)set);
+    return NULL;
+}
+
+/* Until another thread is in a call by one of these numbers. */
+static void until_asleep(int call, int other) {
+    for (;;) {
+        DIR *tasks = opendir("/proc/self/task");
+        struct dirent *task;
+        int found = 0;
+        while (tasks && (task = readdir(tasks))) {
+            char path[300], line[64] = "";
+            snprintf(path, sizeof path, "/proc/self/task/%s/syscall", task->d_name);
+            FILE *file = atoi(task->d_name) == getpid() ? NULL : fopen(path, "r");
+            if (file) {
+                int number = fgets(line, sizeof line, file) && strncmp(line, "running", 7) ? atoi(line) : -1;
+                found |= number == call || number == other;
+                fclose(file);
+            }
+        }
+        closedir(tasks);
+        if (found) {
+            return;
+        }
+        sched_yield();
+    }
+}
+
+static void early(uint32_t events) {
+    int set = set_with(make(), events);
+    join();
+    drain(set);
+    if (events & EPOLLONESHOT) {
+        struct epoll_event event = {.events = events, .data.u64 = DATA};
+        check(epoll_ctl(set, EPOLL_CTL_MOD, ends[0], &event) == 0, "mod");
+    }
+    check(write(ends[1], "news", 4) == 4, "write");
+    say("early", set);
+    check(read(ends[0], room, 8) == 4, "read");
+    check(epoll_ctl(set, EPOLL_CTL_DEL, ends[0], NULL) == 0, "del");
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 1};
+    check(epoll_ctl(set, EPOLL_CTL_MOD, ends[0], &event) == -1 && errno == ENOENT, "mod of none");
+}
+
+/* A set in which a thread sleeps since before there was any connection. */
+static void asleep(uint32_t events) {
+    int set = events & EPOLLOUT ? set_with(make(), EPOLLIN | EPOLLET) : (make(), epoll_create1(0));
+    pthread_t thread;
+    drain(set);
+    check(pthread_create(&thread, NULL, wait_for_one, &set) == 0, "thread");
+    if (!(events & EPOLLOUT)) {
+        until_asleep(SYS_epoll_wait, SYS_epoll_pwait);
+        join();
+        struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA};
+        check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "add");
+    } else {
+        join();
+    }
+    check(write(ends[1], "news", 4) == 4, "write");
+    pthread_join(thread, NULL);
+}
+
+/* Another number of the socket, made before it is connected. */
+static void copied(void) {
+    int other = dup(make());
+    join();
+    check(write(ends[1], "news", 4) == 4, "write");
+    struct pollfd one = {.fd = other, .events = POLLIN};
+    printf("copied: %d", poll(&one, 1, LONG));
+    printf(" %zd\n", recv(other, room, 8, MSG_DONTWAIT));
+}
+
+/* A registration whose number is closed, and then another's. */
+static void reused(int joined_before) {
+    int first[2], second[2];
+    make();
+    if (joined_before) {
+        join();
+    } else {
+        check(connect(ends[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
+        check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
+    }
+    memcpy(first, ends, sizeof ends);
+    int number = dup(first[0]);
+    int set = set_with(number, EPOLLIN);
+    close(number);
+    talk(first);
+    make();
+    second[0] = dup2(ends[0], number);
+    if (ends[0] != number) {
+        close(ends[0]);
+    }
+    ends[0] = second[0] = number;
+    check(connect(ends[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = 2};
+    check(epoll_ctl(set, EPOLL_CTL_ADD, number, &event) == 0, "add");
+    second[1] = ends[1];
+    talk(second);
+    check(write(first[1], "news", 4) == 4, "write");
+    say("closed number", set);
+    check(read(first[0], room, 8) == 4, "read");
+    event.events = EPOLLIN | EPOLLRDHUP;
+    check(epoll_ctl(set, EPOLL_CTL_MOD, number, &event) == 0, "mod");
+    check(write(second[1], "more", 4) == 4, "write");
+    say("number again", set);
+    check(read(second[0], room, 8) == 4, "read");
+}
+
+/* A registration that was for one event, which has been told. */
+static void spent(void) {
+    make();
+    check(connect(ends[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
+    int set = set_with(ends[0], EPOLLIN | EPOLLONESHOT);
+    struct epoll_event event;
+    check(write(ends[1], "one", 3) == 3, "write");
+    say("one shot", set);
+    check(read(ends[0], room, 8) == 3, "read");
+    talk(ends);
+    check(write(ends[1], "news", 4) == 4, "write");
+    printf("spent: %d\n", epoll_wait(set, &event, 1, 50));
+    event = (struct epoll_event){.events = EPOLLIN | EPOLLONESHOT, .data.u64 = 5};
+    check(epoll_ctl(set, EPOLL_CTL_MOD, ends[0], &event) == 0, "mod");
+    say("again", set);
+}
+
+static void *poll_one(void *events) {
+    struct pollfd one = {.fd = ends[0], .events = *(short *)events};
+    int n = poll(&one, 1, LONG);
+    printf("polled: %d %x\n", n, one.revents & (POLLIN | POLLRDNORM));
+    return NULL;
+}
+
+/* A thread that polls, by the less usual name of what it waits for, while another talks. */
+static void polled(void) {
+    short events = POLLRDNORM;
+    pthread_t thread;
+    make();
+    check(connect(ends[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
+    check(pthread_create(&thread, NULL, poll_one, &events) == 0, "thread");
+    until_asleep(SYS_poll, SYS_ppoll);
+    /* One way alone, so that it stays asleep. */
+    for (int at = 0; at < 100; at++) {
+        check(send(ends[0], room, 1000, 0) == 1000 && recv(ends[1], room, 1000, MSG_WAITALL) == 1000, "turn");
+    }
+    check(write(ends[1], "news", 4) == 4, "write");
+    pthread_join(thread, NULL);
+}
+
+static volatile sig_atomic_t signals;
+
+static void count(int signal) {
+    (void)signal;
+    signals++;
+}
+
+/* A socket that signals, since before it was connected. */
+static void signalled(void) {
+    struct sigaction action = {.sa_handler = count, .sa_flags = SA_RESTART};
+    check(sigaction(SIGIO, &action, NULL) == 0, "sigaction");
+    make();
+    check(fcntl(ends[0], F_SETOWN, getpid()) == 0 && fcntl(ends[0], F_SETFL, O_ASYNC) == 0, "async");
+    join();
+    signals = 0;
+    check(write(ends[1], "news", 4) == 4, "write");
+    for (int at = 0; at < LONG && !signals; at++) {
+        poll(NULL, 0, 1);
+    }
+    printf("signalled: %d\n", signals > 0);
+}
+
+/* A socket that two processes have from before it is connected. */
+static void inherited(void) {
+    int go[2];
+    check(pipe(go) == 0, "pipe");
+    make();
+    pid_t child = fork();
+    if (child == 0) {
+        join();
+        check(write(ends[1], "news", 4) == 4 && write(go[1], "!", 1) == 1, "write");
+        pause();
+        _exit(0);
+    }
+    check(read(go[0], room, 1) == 1, "read");
+    struct pollfd one = {.fd = ends[0], .events = POLLIN};
+    printf("inherited: %d", poll(&one, 1, LONG));
+    printf(" %zd\n", recv(ends[0], room, 8, MSG_DONTWAIT));
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+}
+
+/* A set that has a number beyond the usual ones as well. */
+static void far(void) {
+    struct rlimit limit;
+    check(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");
+    limit.rlim_cur = limit.rlim_max < 70010 ? limit.rlim_max : 70010;
+    check(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
+    int set = set_with(make(), EPOLLIN);
+    int other = fcntl(set, F_DUPFD, limit.rlim_cur - 5);
+    check(other >= 0, "dup");
+    join();
+    check(write(ends[1], "news", 4) == 4, "write");
+    say("far", other);
+}
+
+int main(int count, char **words) {
+    const char *word = count > 1 ? words[1] : "";
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (strcmp(word, "level") == 0) {
+        early(EPOLLIN);
+    } else if (strcmp(word, "edge") == 0) {
+        early(EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
+    } else if (strcmp(word, "oneshot") == 0) {
+        early(EPOLLIN | EPOLLONESHOT);
+    } else if (strcmp(word, "exclusive") == 0) {
+        int set = set_with(make(), EPOLLIN | EPOLLEXCLUSIVE);
+        join();
+        check(write(ends[1], "news", 4) == 4, "write");
+        say("exclusive", set);
+    } else if (strcmp(word, "asleep") == 0) {
+        asleep(EPOLLIN);
+    } else if (strcmp(word, "asleep early") == 0) {
+        asleep(EPOLLIN | EPOLLOUT);
+    } else if (strcmp(word, "copied") == 0) {
+        copied();
+    } else if (strcmp(word, "reused") == 0) {
+        reused(0);
+    } else if (strcmp(word, "reused joined") == 0) {
+        reused(1);
+    } else if (strcmp(word, "spent") == 0) {
+        spent();
+    } else if (strcmp(word, "polled") == 0) {
+        polled();
+    } else if (strcmp(word, "signalled") == 0) {
+        signalled();
+    } else if (strcmp(word, "inherited") == 0) {
+        inherited();
+    } else if (strcmp(word, "far") == 0) {
+        far();
+    } else {
+        return 1;
+    }
+    printf("done\n");
+    return 0;
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One who polls in place of sleeping: `arm`, as it ships, and around it what a channel does for a descriptor (`Waiter::arm_for_poll`
+//! of `tombolo-channel`), repeated here step by step, since descriptors are the kernel's. The descriptor is a flag of the poller's
+//! own beside the bell. Naps are left out: a clock ends them, and what a clock tells cannot be lost.
+
+use loom::thread;
+use tombolo_mem::Mem;
+use tombolo_ring::{Deadline, Error, Ordering, Reader, Sleeper, Woken, arm};
+
+use crate::{
+    asymmetric::Light,
+    bell::Bells,
+    check,
+    memory::Sound,
+    pipe::{Modelled, Pipe, messages, send, settle},
+};
+
+/// How a poller is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Trigger {
+    /// As long as there is a ring in the bell or the flag is up.
+    Level,
+    /// Once for each ring, and once when the flag goes up.
+    Edge,
+}
+
+/// What a poller does wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mutant {
+    None,
+    /// Forgets rings once it has armed.
+    DrainsLate,
+    /// Forgets a ring, and is content that it had armed before.
+    ForgetsARing,
+    /// Leaves something unread and raises no flag for it.
+    RaisesNoFlag,
+    /// Does not look again once it has armed.
+    LooksNotAgain,
+}
+
+struct Poller {
+    bells: Bells,
+    trigger: Trigger,
+    mutant: Mutant,
+    /// The flag, and whether it went up since it was last told of.
+    flag: (bool, bool),
+    promised: bool,
+    armed: Option<u64>,
+}
+
+/// [`arm`] drains nothing more: it was done before.
+struct Drained<'a>(&'a mut Bells);
+
+impl Sleeper for Drained<'_> {
+    type Error = Error;
+
+    fn ring(&mut self) {
+        self.0.ring();
+    }
+
+    fn drain(&mut self) {}
+
+    fn barrier(&mut self) {
+        self.0.barrier();
+    }
+
+    fn sleep(&mut self, _: Deadline) -> Result<Woken, Error> {
+        unreachable!("one who polls does not sleep in a call");
+    }
+
+    fn may_spin(&mut self) -> bool {
+        false
+    }
+}
+
+impl Poller {
+    fn new(mut bells: Bells, trigger: Trigger, mutant: Mutant) -> Self {
+        if trigger == Trigger::Edge {
+            bells.tell_edges();
+        }
+        Self { bells, trigger, mutant, flag: (true, true), promised: false, armed: None }
+    }
+
+    /// What `epoll_wait` does.
+    fn poll(&mut self) {
+        match self.trigger {
+            Trigger::Level if self.flag.0 => {}
+            Trigger::Edge if std::mem::take(&mut self.flag.1) => {}
+            Trigger::Level => self.bells.await_ring(),
+            Trigger::Edge => self.bells.await_edge(),
+        }
+    }
+
+    /// At the end of each call.
+    fn settle(&mut self) {
+        if !self.promised && self.mutant != Mutant::RaisesNoFlag {
+            (self.flag, self.promised, self.armed) = ((true, true), true, None);
+        }
+    }
+
+    /// Arms; says whether there is something after all.
+    fn arm<M: Mem>(&mut self, reader: &mut Reader<M>) -> bool {
+        let need = reader.need().unwrap();
+        let wanted = reader.position().wrapping_add(need);
+        let rung = self.bells.take_ring();
+        let stays = self.armed == Some(wanted) && (!rung || self.mutant == Mutant::ForgetsARing);
+        if stays {
+            return false;
+        }
+        (self.flag, self.promised, self.armed) = ((false, false), false, None);
+        let mut ready = arm(reader, &mut Drained(&mut self.bells), need).unwrap();
+        match self.mutant {
+            Mutant::DrainsLate => drop(self.bells.take_ring()),
+            Mutant::LooksNotAgain => ready = false,
+            _ => {}
+        }
+        self.promised = !ready;
+        self.armed = (!ready).then_some(wanted);
+        ready
+    }
+
+    /// A non-blocking receive.
+    fn try_recv<M: Mem>(&mut self, reader: &mut Reader<M>) -> Option<Vec<u8>> {
+        let (mut record, mut looked) = (vec![0; reader.message_max() as usize], false);
+        loop {
+            let received = reader.recv(&mut record).unwrap();
+            settle(reader, &mut self.bells);
+            if let Some(len) = received {
+                self.settle();
+                record.truncate(len);
+                return Some(record);
+            }
+            if !looked && self.arm(reader) {
+                looked = true;
+                continue;
+            }
+            self.settle();
+            return None;
+        }
+    }
+
+    fn recv<M: Mem>(&mut self, reader: &mut Reader<M>) -> Vec<u8> {
+        loop {
+            self.poll();
+            if let Some(record) = self.try_recv(reader) {
+                // Whoever is told of edges alone reads until there is nothing, or comes again by itself.
+                self.flag.1 |= self.trigger == Trigger::Edge;
+                return record;
+            }
+        }
+    }
+}
+
+/// Two records for one who polls.
+fn polled<W: Modelled + 'static, R: Modelled + 'static>(ordering: Ordering, trigger: Trigger, mutant: Mutant) {
+    check(&format!("{trigger:?}, {ordering:?}, {mutant:?}"), 3, move || {
+        let pipe = Pipe::new(messages(64));
+        let (mut writers, readers) = Bells::pair();
+        let (mut writer, mut reader) = (pipe.writer_of::<W>(ordering), pipe.reader_of::<R>(ordering));
+        let mut poller = Poller::new(readers, trigger, mutant);
+        let other = thread::spawn(move || {
+            for i in 0..2 {
+                send(&mut writer, &mut writers, &[i; 3]).unwrap();
+            }
+        });
+        for i in 0..2 {
+            assert_eq!(poller.recv(&mut reader), [i; 3]);
+        }
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn r12_poller_misses_nothing() {
+    for trigger in [Trigger::Level, Trigger::Edge] {
+        polled::<Sound, Sound>(Ordering::Fences, trigger, Mutant::None);
+    }
+}
+
+#[test]
+fn r13_poller_with_a_barrier_misses_nothing() {
+    for trigger in [Trigger::Level, Trigger::Edge] {
+        polled::<Light<0>, Light<1>>(Ordering::SleeperBarrier, trigger, Mutant::None);
+    }
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_poller_that_drains_once_it_has_armed_is_refuted() {
+    polled::<Sound, Sound>(Ordering::Fences, Trigger::Level, Mutant::DrainsLate);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_poller_that_does_not_look_after_arming_is_refuted() {
+    polled::<Sound, Sound>(Ordering::Fences, Trigger::Edge, Mutant::LooksNotAgain);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_poller_that_raises_no_flag_for_what_is_left_is_refuted() {
+    polled::<Sound, Sound>(Ordering::Fences, Trigger::Level, Mutant::RaisesNoFlag);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_poller_that_forgets_a_ring_it_was_armed_for_is_refuted() {
+    polled::<Light<0>, Light<1>>(Ordering::SleeperBarrier, Trigger::Level, Mutant::ForgetsARing);
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-4, S-7. Links to other processes: whom this one calls and lets in, how much of what they say it hears, and what it sends.
+
+use std::{
+    os::unix::fs::MetadataExt,
+    sync::{Arc, Weak, atomic::Ordering},
+    time::Duration,
+};
+
+use tombolo_domain::{Deadline, Error, Link, SingleBell, Slot, aside};
+use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
+use tombolo_ring::Fresh;
+
+use super::{Exchange, Talk};
+use crate::{
+    Reason,
+    claim::Claims,
+    connection::{Connection, Stage},
+    pipes::{Brought, Line, Own},
+    process::{Process, lock, random_id},
+};
+
+/// How long a link to another process may take to be made. Its listener's backlog is long: one that is full is asked again later.
+pub(super) const PATIENCE: Duration = Duration::ZERO;
+/// Who knocks, and messages of one link, that are heard at once: a program's call is not for strangers to make long.
+const KNOCKS: usize = 64;
+const MESSAGES: usize = 64;
+/// Links at most, and of these ones that came and over which nothing was joined yet: each takes six descriptors.
+const NEIGHBOURS: usize = 1024;
+const UNPROVEN: usize = 256;
+/// Messages that led to nothing, over a link to which nothing else was ever owed: it ends.
+const USELESS: u32 = 256;
+/// Bytes of a segment at most, where this process's own are smaller.
+const SEGMENT: u64 = 64 << 20;
+
+/// A link to another process.
+#[derive(Debug)]
+pub(crate) struct Neighbour {
+    pub(super) number: u64,
+    /// The service, if this process dialled it.
+    service: Option<String>,
+    pub(super) link: Box<dyn Link>,
+    pub(super) line: Option<Arc<Line>>,
+    /// A connection was joined over it.
+    pub(super) proven: bool,
+    /// Messages that led to nothing.
+    useless: u32,
+    /// Whether its process is in this one's network namespace, by this kernel's word; once it was asked.
+    near: Option<bool>,
+}
+
+/// Whether a service could be called.
+pub(super) enum Dialled {
+    /// This neighbour is its process.
+    Is(usize),
+    /// Not now.
+    Later,
+    /// Its process died: a claim that names it means nothing.
+    Dead,
+}
+
+impl Exchange {
+    pub(super) fn dial(&mut self, process: &Process, claims: &Claims, service: &str) -> Result<Dialled, Reason> {
+        let known = |neighbour: &Neighbour| neighbour.service.as_deref() == Some(service) && !neighbour.is_gone();
+        if let Some(index) = self.neighbours.iter().position(known) {
+            return Ok(Dialled::Is(index));
+        }
+        if self.neighbours.len() >= NEIGHBOURS {
+            return Err(Reason::Resources);
+        }
+        if process.rendezvous.scheme() == "local" && !claims.has_socket(service) {
+            return Ok(Dialled::Dead);
+        }
+        match process.rendezvous.connect(service, Deadline::after(PATIENCE)) {
+            Ok(link) if !claims.admits(link.peer().uid) => Err(Reason::User),
+            Ok(link) => {
+                self.neighbours.push(Neighbour::new(Some(service.to_owned()), link));
+                Ok(Dialled::Is(self.neighbours.len() - 1))
+            }
+            Err(Error::NotFound(_)) => Ok(Dialled::Dead),
+            Err(Error::TimedOut) => Ok(Dialled::Later),
+            Err(Error::Denied(_)) => Err(Reason::NoPeer),
+            Err(_) => Err(Reason::Resources),
+        }
+    }
+
+    /// Lets in who knocked, if it is a user's of the folder. One that nothing came of yet makes room for those that come.
+    fn let_in(&mut self, process: &Process, link: Box<dyn Link>) {
+        if !self.claims(process).is_ok_and(|claims| claims.admits(link.peer().uid)) {
+            return;
+        }
+        let is_unproven = |neighbour: &Neighbour| neighbour.service.is_none() && !neighbour.proven;
+        if self.neighbours.iter().filter(|neighbour| is_unproven(neighbour)).count() >= UNPROVEN
+            && let Some(oldest) = self.neighbours.iter().position(is_unproven)
+        {
+            let oldest = self.neighbours.remove(oldest);
+            oldest.lost();
+            self.abandon(process, oldest.number);
+        }
+        if self.neighbours.len() < NEIGHBOURS {
+            self.neighbours.push(Neighbour::new(None, link));
+        }
+    }
+
+    /// Takes what came over the links, and lets in who knocked.
+    pub(crate) fn hear(&mut self, process: &Process) {
+        for _ in 0..KNOCKS {
+            let Some((_, listener)) = &mut self.listener else { break };
+            let Ok(Some(link)) = listener.accept() else { break };
+            self.let_in(process, link);
+        }
+        let mut neighbours = std::mem::take(&mut self.neighbours);
+        neighbours.retain_mut(|neighbour| match self.hear_one(process, neighbour) {
+            Ok(()) => true,
+            Err(_) => {
+                neighbour.lost();
+                self.abandon(process, neighbour.number);
+                process.kick();
+                false
+            }
+        });
+        neighbours.append(&mut self.neighbours);
+        self.neighbours = neighbours;
+        self.inherited.retain(|line| {
+            let gone = line.upgrade().is_none_or(|line| line.look());
+            if gone {
+                process.kick();
+            }
+            !gone
+        });
+    }
+
+    /// What was talked about over a link that is lost stays on TCP, and what was made for it is let go.
+    fn abandon(&mut self, process: &Process, link: u64) {
+        let met = |connection: &Arc<Connection>| {
+            connection.stage() == Stage::Candidate
+                && match &*lock(&connection.talk) {
+                    Talk::Claimed(waiting) => waiting.proposal.as_ref().is_some_and(|(_, number)| *number == link),
+                    Talk::Proposed { link: number, .. } => *number == link,
+                    Talk::Answered(answered) => answered.link == link,
+                    Talk::Silent | Talk::Done => false,
+                }
+        };
+        let all = self.by_id.values().chain(self.by_tuple.values()).filter_map(Weak::upgrade);
+        let lost: Vec<_> = all.filter(met).collect();
+        for connection in lost {
+            *lock(&connection.talk) = Talk::Done;
+            let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
+            self.forget(&connection, id);
+            process.stays(&connection, Reason::PeerGone);
+        }
+    }
+
+    fn hear_one(&mut self, process: &Process, neighbour: &mut Neighbour) -> Result<(), Error> {
+        let max = limits::CONTROL_LEN + process.settings.ring.max(SEGMENT);
+        for heard in 0.. {
+            if heard == MESSAGES {
+                // The rest in a later call, and soon.
+                process.rang();
+                process.kick();
+                break;
+            }
+            let Some(received) = neighbour.link.recv(max)? else { break };
+            neighbour.meet(process)?;
+            let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
+            let is_proposal = matches!(message, Message::Propose(_));
+            let ringer = neighbour.link.take_ringer();
+            let brought = received.segment.zip(ringer).map(|(segment, ringer)| Brought { segment, ringer });
+            let answered = match message {
+                Message::Propose(claim) => self.proposed(process, neighbour, claim),
+                Message::Answer { to, claim, proof } => self.answered(process, neighbour, to, claim, &proof, brought),
+                Message::Confirm { to, proof } => self.confirmed(process, neighbour, to, &proof, brought),
+                Message::Refuse { to, reason } => {
+                    self.refused(process, to, Reason::from_number(reason));
+                    Ok(())
+                }
+            };
+            // What was proposed and answered is no more than this process has connections.
+            neighbour.useless += u32::from(!is_proposal || answered.is_err());
+            if !neighbour.proven && neighbour.useless > USELESS {
+                return Err(Error::PeerGone);
+            }
+            if let Err((to, reason)) = answered {
+                neighbour.link.send(&Message::Refuse { to, reason: reason as u16 }.encode(), None)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The smallest ring that a program can ask for by its buffer.
+const LEAST_RING: u64 = 4096;
+
+impl Neighbour {
+    fn new(service: Option<String>, link: Box<dyn Link>) -> Self {
+        Self { number: random_id(), service, link, line: None, proven: false, useless: 0, near: None }
+    }
+
+    /// Whether its process is in this one's network namespace, by what this kernel says of it. S-5
+    pub(super) fn is_near(&mut self) -> bool {
+        let namespace = |process: &str| std::fs::metadata(format!("/proc/{process}/ns/net")).ok();
+        *self.near.get_or_insert_with(|| {
+            let pid = self.link.peer().pid.filter(|_| self.link.same_kernel());
+            let theirs = pid.and_then(|pid| namespace(&pid.to_string()));
+            let own = namespace("self");
+            let same = |(one, other): (std::fs::Metadata, std::fs::Metadata)| {
+                one.dev() == other.dev() && one.ino() == other.ino()
+            };
+            own.zip(theirs).is_some_and(same)
+        })
+    }
+
+    pub(crate) fn into_parts(self) -> (Option<Arc<Line>>, Box<dyn Link>) {
+        (self.line, self.link)
+    }
+
+    fn is_gone(&self) -> bool {
+        self.line.as_ref().is_some_and(|line| line.gone.load(Ordering::Relaxed))
+    }
+
+    /// The first message came: from now on there is a bell.
+    fn meet(&mut self, process: &Process) -> Result<(), Error> {
+        if self.line.is_some() {
+            return Ok(());
+        }
+        let bell = self.link.doorbell().ok_or(Error::PeerGone)?;
+        process.listen_to(bell.fd(Slot::Data)).map_err(|errno| Error::os("epoll_ctl", errno))?;
+        self.line = Some(Arc::new(Line::new(bell)));
+        Ok(())
+    }
+
+    /// Makes a segment and a bell, and sends both with `message`.
+    pub(super) fn offer(
+        &mut self,
+        process: &Process,
+        connection: &Connection,
+        id: u64,
+        message: &Message,
+    ) -> Result<Own, Reason> {
+        // A program that wants little to be under way gets a small ring.
+        let holds = process.kernel().holds(connection.fd());
+        let most = process.settings.ring;
+        let ring = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
+        let header = SegmentHeader::new(ring, 0, 0, Features::NONE, id);
+        let lease = process.quota.take(header.segment_len).ok_or(Reason::Resources)?;
+        // The segment has a descriptor until the peer has been sent one.
+        aside::lifted(|| {
+            let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
+            let fresh = Fresh::new(segment, &header);
+            let bell = SingleBell::new().map_err(|_| Reason::Resources)?;
+            let sent = self.link.send_with_bell(&message.encode(), Some(&offer), &bell);
+            self.link.retire(None, offer);
+            sent.map_err(|_| Reason::PeerGone)?;
+            Ok(Own { fresh, lease, bell: Arc::new(bell) })
+        })
+    }
+
+    fn lost(&self) {
+        if let Some(line) = &self.line {
+            line.gone.store(true, Ordering::SeqCst);
+        }
+    }
+}

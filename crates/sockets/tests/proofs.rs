@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What an end asks before it believes another: each rule alone decides a case here, in which all else is as it should be.
+
+mod victim;
+
+use std::{
+    fs,
+    io::{IoSlice, IoSliceMut},
+    time::{Duration, Instant},
+};
+
+use tombolo_domain::{Deadline, Rendezvous};
+use tombolo_domain_local::LocalDomain;
+use tombolo_layout::sockets::{BOUNDARY, Claim, Counts, Followed, MOVES, Message};
+use tombolo_mem::OwnWord;
+use tombolo_sockets::{
+    Read, Reason,
+    connection::{Connection, Stage},
+    proof::Secret,
+};
+use victim::{Liar, Play, RECEIVED, SENT, SOON, Victim, convince, counts, talk};
+
+const BOTH: [bool; 2] = [true, false];
+const NUMBERS: Secret = Some([0x0102_0304, 0xa0b0_c0d0]);
+const MIRRORED: Secret = Some([0xa0b0_c0d0, 0x0102_0304]);
+
+fn honest(_: &mut Claim) {}
+
+/// Whether a victim believes one whose claim is changed so; and why it stays on TCP.
+fn tried(play: Play, secret: Secret, lie: impl Fn(&mut Claim)) -> (bool, Option<Reason>) {
+    let victim = Victim::playing(play);
+    let joined = convince(&victim, secret, lie);
+    (joined, victim.connection.reason())
+}
+
+#[test]
+fn s5_counts_that_do_not_fit_both_samples_are_refused() {
+    let (sent, received) = (SENT.len() as u64, RECEIVED.len() as u64);
+    let right = counts(RECEIVED, SENT);
+    for waits in BOTH {
+        assert!(tried(Play::new(waits), None, |claim| claim.counts = right).0, "canary");
+        for wrong in [
+            Counts::default(),
+            Counts { received: sent - 1, ..right },
+            Counts { written: received - 1, acked: 0, ..right },
+            Counts { acked: received + 1, written: received + 1, ..right },
+            Counts { received: sent + 1, ..right },
+        ] {
+            let (joined, reason) = tried(Play::new(waits), None, |claim| claim.counts = wrong);
+            assert_eq!((joined, reason), (false, Some(Reason::Counts)), "waits: {waits}, {wrong:?}");
+        }
+    }
+}
+
+#[test]
+fn s5_counts_from_before_the_peer_spoke_are_compared() {
+    // By now the kernel has counted more; what the peer says must be no less than what was counted when the victim claimed.
+    for (received, joins) in [(SENT.len() as u64 - 1, false), (SENT.len() as u64, true)] {
+        let play = Play::new(true);
+        let victim = Victim::playing(play.clone());
+        victim.call();
+        play.counts.lock().unwrap().written += 100;
+        assert_eq!(convince(&victim, None, |claim| claim.counts.received = received), joins, "{received}");
+    }
+}
+
+#[test]
+fn s5_other_addresses_are_refused() {
+    for waits in BOTH {
+        let (joined, _) = tried(Play::new(waits), None, |claim| claim.addresses[1].port += 1);
+        assert!(!joined, "waits: {waits}");
+        let (joined, _) = tried(Play::new(waits), None, |claim| claim.addresses.swap(0, 1));
+        assert!(!joined, "waits: {waits}");
+    }
+}
+
+#[test]
+fn s5_loopback_is_joined_by_the_kernels_word_or_by_sequence_numbers() {
+    let own = Some(rustix::process::geteuid().as_raw());
+    for waits in BOTH {
+        let play = |pid, sequences| Play {
+            addresses: ["127.0.0.1:80", "127.0.0.1:4000"],
+            peer: Some((own, pid)),
+            sequences,
+            ..Play::new(waits)
+        };
+        assert!(tried(play(Some(std::process::id()), None), None, honest).0, "a process of this namespace");
+        for pid in [None, Some(0), Some(u32::MAX >> 1)] {
+            let (joined, reason) = tried(play(pid, None), None, honest);
+            assert_eq!((joined, reason), (false, Some(Reason::LocalAddress)), "waits: {waits}, {pid:?}");
+        }
+        assert!(tried(play(None, NUMBERS), MIRRORED, honest).0, "by sequence numbers");
+    }
+}
+
+#[test]
+fn s6_sequence_numbers_that_the_kernel_tells_are_asked_for() {
+    for waits in BOTH {
+        let play = || Play { sequences: NUMBERS, ..Play::new(waits) };
+        assert!(tried(play(), MIRRORED, honest).0, "waits: {waits}");
+        for wrong in [None, NUMBERS, Some([0xa0b0_c0d0, 0x0102_0305]), Some([0, 0])] {
+            let (joined, reason) = tried(play(), wrong, honest);
+            assert!(!joined, "waits: {waits}, {wrong:?}, {reason:?}");
+        }
+        assert!(!tried(Play::new(waits), MIRRORED, honest).0, "the kernel knows of none: nor may the peer");
+    }
+}
+
+#[test]
+fn s6_folder_may_ask_for_sequence_numbers() {
+    for waits in BOTH {
+        let play = |sequences| Play { sequences, configuration: "sequence-numbers = required", ..Play::new(waits) };
+        assert_eq!(tried(play(None), None, honest), (false, Some(Reason::Sequences)), "waits: {waits}");
+        assert!(tried(play(NUMBERS), MIRRORED, honest).0);
+    }
+}
+
+#[test]
+fn s6_proof_over_less_than_was_counted_is_refused() {
+    for waits in BOTH {
+        for known in [[0, 0], [0, SENT.len() as u16], [RECEIVED.len() as u16, 0], [8, 7]] {
+            let (joined, _) = tried(Play::new(waits), None, |claim| claim.known = known);
+            assert!(!joined, "waits: {waits}, {known:?}");
+        }
+    }
+}
+
+#[test]
+fn s6_end_waits_until_it_has_read_what_its_kernel_received() {
+    let late = b"and a line that its program reads later";
+    for waits in BOTH {
+        let play = Play::new(waits);
+        play.counts.lock().unwrap().received += late.len() as u64;
+        let victim = Victim::playing(play);
+        if waits {
+            let mut liar = Liar::meet(&victim, true, true);
+            liar.history.sent(RECEIVED.len() as u64, late);
+            liar.claim.known = liar.history.known();
+            liar.claim.counts.written += late.len() as u64;
+            liar.claim.counts.acked += late.len() as u64;
+            liar.say(&Message::Propose(liar.claim), None, &mut None);
+            for _ in 0..20 {
+                victim.call();
+                assert_eq!(liar.hear(), None, "answered over less than it has");
+            }
+            read(&victim.connection, late);
+            victim.call();
+            assert!(matches!(liar.hear(), Some(Message::Answer { .. })));
+        } else {
+            let mut listener = LocalDomain::in_folder(victim.folder.path()).listen(victim::SERVICE).unwrap();
+            fs::create_dir(victim.folder.path().join("claims")).unwrap();
+            fs::write(victim.claim_file("waiting"), victim::SERVICE).unwrap();
+            (0..20).for_each(|_| victim.call());
+            assert!(listener.accept().unwrap().is_none(), "proposed over less than it has");
+            read(&victim.connection, late);
+            victim.call();
+            assert!(listener.accept().unwrap().is_some());
+        }
+    }
+}
+
+fn read(connection: &Connection, bytes: &[u8]) {
+    let direction = tombolo_sockets::connection::Direction::In;
+    connection.plain(direction).unwrap().moved(bytes.len(), [bytes].into_iter());
+}
+
+#[test]
+fn s6_nonces_are_new_for_each_claim() {
+    let mut seen = Vec::new();
+    for _ in 0..4 {
+        let victim = Victim::new(false);
+        let mut liar = Liar::meet(&victim, false, true);
+        let Some(Message::Propose(claim)) = liar.hear() else { panic!("it proposes") };
+        seen.push((claim.nonce, claim.id));
+        let victim = Victim::new(true);
+        let mut liar = Liar::meet(&victim, true, true);
+        liar.say(&Message::Propose(liar.claim), None, &mut None);
+        victim.call();
+        let Some(Message::Answer { claim, .. }) = liar.hear() else { panic!("it answers") };
+        seen.push((claim.nonce, claim.id));
+    }
+    for at in 0..seen.len() {
+        assert!(seen[..at].iter().all(|(nonce, id)| *nonce != seen[at].0 && *id != seen[at].1), "{seen:?}");
+        assert_ne!(seen[at].0, [0; 16]);
+    }
+}
+
+#[test]
+fn s6_second_proposal_for_a_connection_has_no_answer() {
+    let victim = Victim::new(true);
+    let mut first = Liar::meet(&victim, true, false);
+    first.say(&Message::Propose(first.claim), None, &mut None);
+    victim.call();
+    assert!(matches!(first.hear(), Some(Message::Answer { .. })));
+    for _ in 0..3 {
+        first.say(&Message::Propose(first.claim), None, &mut None);
+        victim.call();
+        assert!(matches!(first.hear(), Some(Message::Refuse { .. })), "another tag to compare with");
+    }
+}
+
+#[test]
+fn s6_confirmation_over_another_link_is_none() {
+    let victim = Victim::new(true);
+    let mut liar = Liar::meet(&victim, true, true);
+    liar.say(&Message::Propose(liar.claim), None, &mut None);
+    victim.call();
+    let Some(Message::Answer { claim: theirs, proof, .. }) = liar.hear() else { panic!("it answers") };
+    let covered = [proof.proposer, proof.answerer];
+    let (side, claims) = (tombolo_sockets::proof::Side::Proposer, [&liar.claim, &theirs]);
+    let proof = tombolo_sockets::proof::prove(side, &liar.history, None, claims, covered).unwrap();
+    let service = fs::read_to_string(victim.claim_file("waiting")).unwrap();
+    let mut other = LocalDomain::in_folder(victim.folder.path()).connect(&service, Deadline::after(SOON)).unwrap();
+    other.send(&Message::Confirm { to: theirs.id, proof }.encode(), None).unwrap();
+    victim.call();
+    assert_eq!(victim.connection.stage(), Stage::Candidate);
+    liar.say(&Message::Confirm { to: theirs.id, proof }, Some(victim::header(liar.claim.id)), &mut None);
+    victim.call();
+    assert_eq!(victim.connection.stage(), Stage::Joined);
+}
+
+#[test]
+fn s7_peer_of_another_user_is_not_talked_to() {
+    let own = rustix::process::geteuid().as_raw();
+    let process = Some(std::process::id());
+    for waits in BOTH {
+        for (user, configuration, joins) in [
+            (Some(own), "", true),
+            (Some(own + 1), "", false),
+            (None, "", false),
+            (Some(own + 1), "users = 4000000000", false),
+            (Some(4_000_000_000), "users = 4000000000", true),
+            (Some(own + 1), "users = any", true),
+        ] {
+            let play = Play { peer: Some((user, process)), configuration, ..Play::new(waits) };
+            let victim = Victim::playing(play);
+            if joins {
+                assert!(convince(&victim, None, honest), "waits: {waits}, {user:?}, {configuration}");
+                continue;
+            }
+            let mut liar = Liar::meet(&victim, waits, true);
+            liar.say(&Message::Propose(liar.claim), None, &mut None);
+            (0..3).for_each(|_| victim.call());
+            assert_eq!(liar.hear(), None, "waits: {waits}, {user:?}, {configuration}");
+            assert_ne!(victim.connection.stage(), Stage::Joined);
+        }
+    }
+}
+
+#[test]
+fn s7_contested_connection_is_nobodys() {
+    let victim = Victim::new(false);
+    let mut listener = LocalDomain::in_folder(victim.folder.path()).listen(victim::SERVICE).unwrap();
+    fs::create_dir(victim.folder.path().join("claims")).unwrap();
+    fs::write(victim.claim_file("waiting"), victim::SERVICE).unwrap();
+    fs::write(victim.claim_file("contested"), "").unwrap();
+    victim.call();
+    assert!(listener.accept().unwrap().is_none());
+    assert_eq!(victim.connection.reason(), Some(Reason::Ambiguous));
+    let victim = Victim::new(true);
+    victim.call();
+    fs::write(victim.claim_file("contested"), "").unwrap();
+    assert!(!convince(&victim, None, honest));
+    assert_eq!(victim.connection.reason(), Some(Reason::Ambiguous));
+    // Whoever finds a claim of somebody who lives contests it.
+    let victim = Victim::new(true);
+    let _lives = LocalDomain::in_folder(victim.folder.path()).listen(victim::SERVICE).unwrap();
+    fs::create_dir(victim.folder.path().join("claims")).unwrap();
+    fs::write(victim.claim_file("waiting"), victim::SERVICE).unwrap();
+    victim.call();
+    assert_eq!(victim.connection.reason(), Some(Reason::Ambiguous));
+    assert!(victim.claim_file("contested").exists());
+}
+
+#[test]
+fn s7_claim_of_the_dead_is_taken_over() {
+    let victim = Victim::new(true);
+    fs::create_dir(victim.folder.path().join("claims")).unwrap();
+    fs::write(victim.claim_file("waiting"), victim::SERVICE).unwrap();
+    victim.call();
+    assert_eq!(victim.connection.reason(), None);
+    assert_ne!(fs::read_to_string(victim.claim_file("waiting")).unwrap(), victim::SERVICE);
+    assert!(!victim.claim_file("contested").exists());
+    let victim = Victim::new(false);
+    fs::create_dir(victim.folder.path().join("claims")).unwrap();
+    fs::write(victim.claim_file("waiting"), victim::SERVICE).unwrap();
+    victim.call();
+    assert!(!victim.claim_file("waiting").exists(), "one that nobody stands behind is taken away");
+    assert_eq!(victim.connection.reason(), None);
+}
+
+#[test]
+fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
+    let mut victim = Victim::new(true);
+    victim.call();
+    let service = fs::read_to_string(victim.claim_file("waiting")).unwrap();
+    let domain = LocalDomain::in_folder(victim.folder.path());
+    let files = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = files();
+    // Ends of ours, which are descriptors of this process too: they are closed at once, or kept by the victim.
+    for _ in 0..600 {
+        drop(domain.connect(&service, Deadline::after(SOON)));
+    }
+    (0..20).for_each(|_| victim.call());
+    assert!(files() < before + 20, "who has gone is kept");
+    let mut knocks = Vec::new();
+    for _ in 0..400 {
+        knocks.push(domain.connect(&service, Deadline::after(SOON)).unwrap());
+        if knocks.len() % 50 == 0 {
+            victim.call();
+        }
+    }
+    (0..10).for_each(|_| victim.call());
+    let gone = knocks.iter().filter(|link| link.life() == tombolo_domain::Life::ProcessGone).count();
+    assert!((100..400).contains(&gone), "{gone} of 400 who say nothing had to go");
+    // One that speaks without end is heard for a while in each call, and then no more.
+    let mut liar = knocks.pop().unwrap();
+    let nothing = Message::Refuse { to: 7, reason: 1 }.encode();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut sent = 0;
+    while liar.life() != tombolo_domain::Life::ProcessGone {
+        assert!(Instant::now() < deadline, "it is heard for ever: {sent}");
+        sent += u32::from(liar.send(&nothing, None).is_ok());
+        if sent % 10 == 0 {
+            victim.call();
+        }
+    }
+    assert!(sent < 2000, "{sent}");
+    // An honest end finds its way in all the same.
+    victim.second();
+    assert!(convince(&victim, None, honest));
+}
+
+#[test]
+fn s7_lock_that_a_member_holds_stops_nobody() {
+    let victim = Victim::new(true);
+    let folder = fs::File::open(victim.folder.path()).unwrap();
+    rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let since = Instant::now();
+    victim.call();
+    assert!(since.elapsed() < Duration::from_secs(1));
+    assert!(victim.claim_file("waiting").exists());
+}
+
+// ---- joined
+
+/// A victim that is joined, and the other end's words.
+fn joined() -> (Victim, Liar, Play) {
+    let play = Play::new(true);
+    let victim = Victim::playing(play.clone());
+    let (liar, joined) = talk(&victim, true, true, None);
+    assert!(joined);
+    (victim, liar, play)
+}
+
+#[test]
+fn s5_bytes_that_went_past_the_library_keep_both_directions_on_tcp() {
+    let receive = |victim: &Victim| {
+        let _ = victim.connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut [0; 9])], Read::Take);
+    };
+    // What is received: the library has counted less than the kernel handed out.
+    for (more, ready) in [(0, true), (1, false)] {
+        let (victim, _liar, play) = joined();
+        play.counts.lock().unwrap().received += more;
+        receive(&victim);
+        let left = victim.connection.reason() == Some(Reason::Bypassed);
+        assert_eq!(!left, ready, "{more}");
+    }
+    // What is sent: the peer is ready, and the library has counted less than the kernel took.
+    for (more, moves) in [(0, true), (1, false)] {
+        let (victim, liar, play) = joined();
+        play.counts.lock().unwrap().written += more;
+        let followed = Followed { moves: 0, ready: true, leave: false }.encode();
+        liar.control.as_ref().unwrap().word(tombolo_layout::sockets::FOLLOWED).store_release(followed);
+        let _ = victim.connection.send(&victim.process, -1, &[IoSlice::new(b"into the pipe")]);
+        let left = victim.connection.reason() == Some(Reason::Bypassed);
+        assert_eq!(!left, moves, "{more}");
+        let carrier = victim.connection.carriers()[0];
+        assert_eq!(carrier == tombolo_sockets::switch::Carrier::Pipe, moves);
+    }
+}
+
+#[test]
+fn s3_boundary_behind_what_was_read_ends_the_stream() {
+    let read = RECEIVED.len() as u64;
+    for (boundary, fits) in [(0, false), (read - 1, false), (read, true)] {
+        let (victim, liar, _) = joined();
+        let receive = || victim.connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut [0; 9])], Read::Take);
+        assert_eq!(receive(), Err(rustix::io::Errno::AGAIN));
+        let control = liar.control.as_ref().unwrap();
+        control.word(BOUNDARY).store_release(boundary);
+        control.word(MOVES).store_release(1);
+        let wanted = if fits { rustix::io::Errno::AGAIN } else { rustix::io::Errno::CONNRESET };
+        assert_eq!(receive(), Err(wanted), "{boundary}");
+    }
+}

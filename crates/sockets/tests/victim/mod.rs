@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! An honest process with a connection, and another end that may lie.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::{
+    fs,
+    io::{IoSlice, IoSliceMut},
+    os::{
+        fd::{BorrowedFd, RawFd},
+        unix::fs::PermissionsExt,
+    },
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use rustix::io::Errno;
+use tombolo_domain::{
+    Deadline, Doorbell, Life, Link, Listener, Memory, Offer, Peer, Received, Rendezvous, Result as Outcome, SingleBell,
+    SingleRinger,
+};
+use tombolo_domain_local::LocalDomain;
+use tombolo_layout::{
+    Features, SegmentHeader,
+    sockets::{Address, Claim, Counts, Message, Proof},
+};
+use tombolo_mem::{OwnControl, OwnSegment};
+use tombolo_sockets::{
+    Process, Settings,
+    connection::{Connection, Direction, Stage},
+    kernel::{Kernel, Sample},
+    proof::{self, History, Secret, Side},
+    tuple::Tuple,
+};
+
+pub const RING: u64 = 4096;
+pub const SERVICE: &str = "sockets-0123456789abcdef";
+/// What a call may take at most, however busy the machine is.
+pub const SOON: Duration = Duration::from_secs(5);
+/// What both programs have seen of each other.
+pub const SENT: &[u8] = b"what the victim sent to the other end of its connection";
+pub const RECEIVED: &[u8] = b"what the victim received from there, which a liar has not seen";
+
+/// A kernel for which everything is as it should be, unless a test says otherwise.
+pub struct Calm {
+    tuple: Tuple,
+    play: Play,
+}
+
+/// What a test plays: the kernel's part, and who the peer is by its word.
+#[derive(Clone)]
+pub struct Play {
+    /// Whether the victim waits to be found, or seeks.
+    pub waits: bool,
+    /// What is counted now.
+    pub counts: Arc<Mutex<Counts>>,
+    /// The sequence numbers that are told.
+    pub sequences: Secret,
+    /// The two addresses, the lower one first.
+    pub addresses: [&'static str; 2],
+    /// The user and the process of the peer, if they are not this one's.
+    pub peer: Option<(Option<u32>, Option<u32>)>,
+    /// What the folder's configuration says.
+    pub configuration: &'static str,
+}
+
+impl Play {
+    pub fn new(waits: bool) -> Self {
+        Self {
+            waits,
+            counts: Arc::new(Mutex::new(counts(SENT, RECEIVED))),
+            sequences: None,
+            addresses: ["10.0.0.1:80", "10.0.0.2:4000"],
+            peer: None,
+            configuration: "",
+        }
+    }
+}
+
+/// The descriptor of another connection of a victim, whose ports are the next ones.
+pub const SECOND: RawFd = -2;
+
+pub fn next(tuple: Tuple) -> Tuple {
+    let up = |address: Address| Address { port: address.port + 1, ..address };
+    Tuple { own: up(tuple.own), peer: up(tuple.peer) }
+}
+
+impl Kernel for Calm {
+    fn tuple(&self, fd: RawFd) -> Option<Tuple> {
+        Some(if fd == SECOND { next(self.tuple) } else { self.tuple })
+    }
+    fn cookie(&self, _: RawFd) -> u64 {
+        7
+    }
+    fn counts(&self, _: RawFd, _: bool) -> Option<Sample> {
+        Some(Sample { counts: *self.play.counts.lock().unwrap(), unread: 0 })
+    }
+    fn sequences(&self, _: RawFd, _: bool) -> Option<[u32; 2]> {
+        self.play.sequences
+    }
+    fn push(&self, _: RawFd) {}
+    fn recv(&self, _: RawFd, _: &mut [IoSliceMut<'_>], _: bool) -> Result<usize, Errno> {
+        Err(Errno::AGAIN)
+    }
+    fn send(&self, _: RawFd, _: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        Err(Errno::AGAIN)
+    }
+    fn poll(&self, _: RawFd, _: i16) -> i16 {
+        0
+    }
+    fn reset(&self, _: RawFd) {}
+}
+
+pub fn counts(written: &[u8], received: &[u8]) -> Counts {
+    Counts { written: written.len() as u64, acked: written.len() as u64, received: received.len() as u64 }
+}
+
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 16) ^ (self.0 << 48)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() >> 8) as usize % bound
+    }
+
+    /// A word as liars like them.
+    pub fn word(&mut self) -> u64 {
+        match self.below(4) {
+            0 => self.next(),
+            1 => u64::MAX - self.below(9) as u64,
+            2 => 1 << self.below(64),
+            _ => self.below(3 * RING as usize) as u64,
+        }
+    }
+}
+
+/// An honest process with one connection, and the folder in which it can be found.
+pub struct Victim {
+    pub folder: tempfile::TempDir,
+    pub process: Process,
+    pub connection: Arc<Connection>,
+    pub tuple: Tuple,
+}
+
+impl Victim {
+    /// One that `waits` to be found, or seeks.
+    pub fn new(waits: bool) -> Self {
+        Self::playing(Play::new(waits))
+    }
+
+    pub fn playing(play: Play) -> Self {
+        let folder = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+        let settings = Settings {
+            folder: folder.path().into(),
+            ring: RING,
+            after: 0,
+            memory: u64::MAX,
+            loopback: true,
+            flip: None,
+            log: None,
+            report: None,
+        };
+        if !play.configuration.is_empty() {
+            fs::write(folder.path().join("tombolo.conf"), play.configuration).unwrap();
+        }
+        let domain = Posing(LocalDomain::in_folder(folder.path()).with_unique_names(), play.peer);
+        let [low, high] = play.addresses.map(|address| address.parse().unwrap());
+        let waits = play.waits;
+        let tuple = if waits { Tuple::new(low, high) } else { Tuple::new(high, low) };
+        let process = Process::new(settings, Box::new(Calm { tuple, play }), Box::new(domain));
+        let connection = Self::begun(&process, !waits, -1);
+        Self { folder, process, connection, tuple }
+    }
+
+    /// A connection over which something has passed.
+    pub fn begun(process: &Process, dialled: bool, fd: RawFd) -> Arc<Connection> {
+        let connection = Arc::new(process.track(dialled, fd));
+        for (direction, bytes) in [(Direction::Out, SENT), (Direction::In, RECEIVED)] {
+            connection.plain(direction).unwrap().moved(bytes.len(), [bytes].into_iter());
+        }
+        connection.set_wired();
+        connection
+    }
+
+    /// Turns to its second connection.
+    pub fn second(&mut self) {
+        self.tuple = next(self.tuple);
+        self.connection = Self::begun(&self.process, self.connection.dialled, SECOND);
+    }
+
+    /// A call of its program.
+    pub fn call(&self) {
+        let since = Instant::now();
+        self.process.advance(&self.connection);
+        assert!(since.elapsed() < SOON, "a call waited for a liar");
+    }
+
+    pub fn claim_file(&self, ending: &str) -> std::path::PathBuf {
+        self.folder.path().join("claims").join(format!("{}.{ending}", self.tuple.key()))
+    }
+}
+
+/// The other end, which may lie.
+pub struct Liar {
+    pub link: Box<dyn Link>,
+    pub claim: Claim,
+    /// What it says to have seen.
+    pub history: History,
+    pub control: Option<OwnControl>,
+    /// What it rings, and where it would wait.
+    pub ringer: Option<SingleRinger>,
+    pub bell: Option<SingleBell>,
+    _listener: Option<Box<dyn tombolo_domain::Listener>>,
+}
+
+impl Liar {
+    /// Meets a victim that waits, or that seeks.
+    pub fn meet(victim: &Victim, waits: bool, knows: bool) -> Self {
+        let domain = LocalDomain::in_folder(victim.folder.path());
+        let (link, listener) = if waits {
+            victim.call();
+            let service = fs::read_to_string(victim.claim_file("waiting")).unwrap();
+            (domain.connect(&service, Deadline::after(SOON)).unwrap(), None)
+        } else {
+            let mut listener = domain.listen(SERVICE).unwrap();
+            fs::create_dir_all(victim.folder.path().join("claims")).unwrap();
+            fs::write(victim.claim_file("waiting"), SERVICE).unwrap();
+            victim.call();
+            (listener.accept().unwrap().expect("it seeks the claimer"), Some(listener))
+        };
+        let mut history = History::default();
+        let seen = |bytes: &[u8]| if knows { bytes.to_vec() } else { vec![b'?'; bytes.len()] };
+        history.sent(0, &seen(RECEIVED));
+        history.received(0, &seen(SENT));
+        let tuple = victim.tuple;
+        let claim = Claim {
+            id: 0x1234,
+            cookie: 7,
+            addresses: [tuple.peer, tuple.own],
+            known: history.known(),
+            counts: counts(RECEIVED, SENT),
+            nonce: [9; 16],
+        };
+        Self { link, claim, history, control: None, ringer: None, bell: SingleBell::new().ok(), _listener: listener }
+    }
+
+    /// What the victim said, if anything.
+    pub fn hear(&mut self) -> Option<Message> {
+        let received = self.link.recv(1 << 20).ok()??;
+        self.ringer = self.link.take_ringer().or(self.ringer.take());
+        Some(Message::decode(&received.message).expect("the victim speaks well"))
+    }
+
+    /// Says `message`, changed by `lie`, with a segment that is a good one or not.
+    pub fn say(&mut self, message: &Message, mut segment: Option<SegmentHeader>, lie: &mut Option<Random>) {
+        let mut bytes = message.encode();
+        if let Some(random) = lie {
+            for _ in 0..random.below(4) {
+                let at = random.below(bytes.len());
+                bytes[at] = random.next() as u8;
+            }
+            match random.below(8) {
+                0 => bytes.truncate(random.below(bytes.len() + 1)),
+                1 => bytes.extend([0; 8]),
+                2 => segment = None,
+                3 => segment = Some(header(random.word())),
+                4 => self.bell = None,
+                _ => {}
+            }
+        }
+        let offer = segment.and_then(|header| {
+            let (segment, offer) = self.link.allocate(header.segment_len as usize).ok()?;
+            let (control, _data) = segment.split(header.geometry().data_offset);
+            let mut encoded = header.encode();
+            if let Some(random) = lie.as_mut().filter(|random| random.0 % 3 == 0) {
+                encoded[random.below(tombolo_layout::header::LEN)] = random.next() as u8;
+            }
+            control.write_header(&encoded);
+            self.control = Some(control);
+            Some(offer)
+        });
+        let _ = match self.bell.as_ref().filter(|_| offer.is_some()) {
+            Some(bell) => self.link.send_with_bell(&bytes, offer.as_ref(), bell),
+            None => self.link.send(&bytes, offer.as_ref()),
+        };
+    }
+}
+
+pub fn header(epoch: u64) -> SegmentHeader {
+    SegmentHeader::new(RING, 0, 0, Features::NONE, epoch.max(1))
+}
+
+/// A proof of nothing.
+pub const NOTHING: Proof = Proof { proposer: 0, answerer: 0, tag: [7; 32] };
+
+/// What an answerer and a proposer can both vouch for: of the proposer's direction, and of the answerer's.
+pub fn both(answerer: [u16; 2], proposer: [u16; 2]) -> [u32; 2] {
+    [answerer[1].min(proposer[0]).into(), answerer[0].min(proposer[1]).into()]
+}
+
+/// Talks to a victim until it is joined or nothing more is to be said; lies where it is told to. Gives what it needs to go
+/// on, and whether the victim believed it.
+pub fn talk(victim: &Victim, waits: bool, knows: bool, lie: Option<Random>) -> (Liar, bool) {
+    go_on(victim, Liar::meet(victim, waits, knows), waits, lie)
+}
+
+/// As [`talk`], once they have met.
+pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Random>) -> (Liar, bool) {
+    let claim = liar.claim;
+    if waits {
+        liar.say(&Message::Propose(claim), None, &mut lie);
+    }
+    for _ in 0..4 {
+        victim.call();
+        let heard = liar.hear();
+        let answer = match heard {
+            Some(Message::Propose(proposal)) => {
+                let covered = both(claim.known, proposal.known);
+                let proof = proof::prove(Side::Answerer, &liar.history, None, [&proposal, &claim], covered);
+                Message::Answer { to: proposal.id, claim, proof: proof.unwrap_or(NOTHING) }
+            }
+            Some(Message::Answer { claim: theirs, proof, .. }) => {
+                let covered = [proof.proposer, proof.answerer];
+                let proof = proof::prove(Side::Proposer, &liar.history, None, [&claim, &theirs], covered);
+                Message::Confirm { to: theirs.id, proof: proof.unwrap_or(NOTHING) }
+            }
+            // Out of turn, and about nothing.
+            _ => match lie.as_mut().map(|random| random.below(3)) {
+                Some(0) => Message::Refuse { to: claim.id, reason: 99 },
+                Some(1) => Message::Propose(claim),
+                Some(_) => Message::Confirm { to: 1, proof: Proof { proposer: 9, answerer: 9, tag: [0; 32] } },
+                None => break,
+            },
+        };
+        let segment = matches!(answer, Message::Answer { .. } | Message::Confirm { .. }).then(|| header(claim.id));
+        liar.say(&answer, segment, &mut lie);
+    }
+    victim.call();
+    let joined = victim.connection.stage() == Stage::Joined;
+    (liar, joined)
+}
+
+/// Talks to a victim with all that an honest end knows, but that `lie` changes its claim, once it has heard the victim's, and the
+/// sequence numbers that it proves. Gives whether the victim believed it.
+pub fn convince(victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bool {
+    let waits = victim.tuple.own < victim.tuple.peer;
+    let mut liar = Liar::meet(victim, waits, true);
+    if waits {
+        lie(&mut liar.claim);
+        liar.say(&Message::Propose(liar.claim), None, &mut None);
+    }
+    for _ in 0..3 {
+        victim.call();
+        let said = match liar.hear() {
+            Some(Message::Propose(proposal)) => {
+                lie(&mut liar.claim);
+                let claim = liar.claim;
+                let covered = both(claim.known, proposal.known);
+                let proof = proof::prove(Side::Answerer, &liar.history, secret, [&proposal, &claim], covered);
+                Message::Answer { to: proposal.id, claim, proof: proof.unwrap_or(NOTHING) }
+            }
+            Some(Message::Answer { claim: theirs, proof, .. }) => {
+                let covered = [proof.proposer, proof.answerer];
+                let proof = proof::prove(Side::Proposer, &liar.history, secret, [&liar.claim, &theirs], covered);
+                Message::Confirm { to: theirs.id, proof: proof.unwrap_or(NOTHING) }
+            }
+            _ => break,
+        };
+        liar.say(&said, Some(header(liar.claim.id)), &mut None);
+    }
+    victim.call();
+    victim.connection.stage() == Stage::Joined
+}
+
+/// A rendezvous whose links say of their peer what a test wants.
+#[derive(Debug)]
+struct Posing(LocalDomain, Option<(Option<u32>, Option<u32>)>);
+
+#[derive(Debug)]
+struct PosingListener(Box<dyn Listener>, (Option<u32>, Option<u32>));
+
+#[derive(Debug)]
+struct PosingLink(Box<dyn Link>, (Option<u32>, Option<u32>));
+
+impl Rendezvous for Posing {
+    fn scheme(&self) -> &'static str {
+        self.0.scheme()
+    }
+    fn listen(&self, service: &str) -> Outcome<Box<dyn Listener>> {
+        let listener = self.0.listen(service)?;
+        Ok(match self.1 {
+            Some(peer) => Box::new(PosingListener(listener, peer)),
+            None => listener,
+        })
+    }
+    fn connect(&self, service: &str, deadline: Deadline) -> Outcome<Box<dyn Link>> {
+        let link = self.0.connect(service, deadline)?;
+        Ok(match self.1 {
+            Some(peer) => Box::new(PosingLink(link, peer)),
+            None => link,
+        })
+    }
+}
+
+impl Listener for PosingListener {
+    fn accept(&mut self) -> Outcome<Option<Box<dyn Link>>> {
+        let link = self.0.accept()?;
+        Ok(link.map(|link| Box::new(PosingLink(link, self.1)) as Box<dyn Link>))
+    }
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
+impl Memory for PosingLink {
+    fn allocate(&mut self, len: usize) -> Outcome<(OwnSegment, Offer)> {
+        self.0.allocate(len)
+    }
+    fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
+        self.0.retire(segment, offer);
+    }
+    fn quarantined(&self) -> u64 {
+        self.0.quarantined()
+    }
+    fn outlives_owner(&self) -> bool {
+        self.0.outlives_owner()
+    }
+}
+
+impl Link for PosingLink {
+    fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Outcome<()> {
+        self.0.send(message, offer)
+    }
+    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, bell: &SingleBell) -> Outcome<()> {
+        self.0.send_with_bell(message, offer, bell)
+    }
+    fn take_ringer(&mut self) -> Option<SingleRinger> {
+        self.0.take_ringer()
+    }
+    fn recv(&mut self, max_segment: u64) -> Outcome<Option<Received>> {
+        self.0.recv(max_segment)
+    }
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+    fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
+        self.0.doorbell()
+    }
+    fn life(&self) -> Life {
+        self.0.life()
+    }
+    fn peer(&self) -> Peer {
+        Peer { uid: self.1.0, pid: self.1.1, ..self.0.peer() }
+    }
+    fn same_kernel(&self) -> bool {
+        self.0.same_kernel()
+    }
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Keeps machines for somebody who types: `up` waits at a socket, the other words come to it there.
+
+use crate::control::{Control, Job};
+use crate::error::{Context, Error, Result};
+use crate::lines::within;
+use crate::wire::{End, ToHost};
+use rustix::fs::unlink;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// For how long one who waits for a command keeps others from theirs.
+const TURN: Duration = Duration::from_millis(20);
+
+/// Machines that somebody types to.
+pub trait Machines: Send + 'static {
+    /// What their socket is called, and who is asked for them.
+    const NAME: &'static str;
+
+    /// How commands get to one of them.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    fn control(&mut self, at: &str) -> Result<&mut Control>;
+
+    /// Copies a file of the host into one of them, executable.
+    ///
+    /// # Errors
+    /// There is no such file or machine.
+    fn push(&mut self, to: &str, from: &Path, path: &str) -> Result<()>;
+
+    /// All that its console said.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    fn log(&mut self, of: &str) -> Result<String>;
+
+    /// Makes one of them anew, and says what it is now.
+    ///
+    /// # Errors
+    /// That cannot be done.
+    fn renew(&mut self, at: &str) -> Result<String>;
+
+    /// Ends them.
+    ///
+    /// # Errors
+    /// A console tells of a fault.
+    fn finish(self) -> Result<()>;
+}
+
+/// What is asked of them.
+#[derive(Debug, Serialize, Deserialize)]
+enum Ask {
+    Run { at: String, argv: Vec<String> },
+    Push { to: String, from: PathBuf, path: String },
+    Log { of: String },
+    Renew { at: String },
+    Down,
+}
+
+/// The socket: in the build's folder, so that each tree has its own.
+fn place(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../target/{name}.socket"))
+}
+
+/// Serves machines until it is told to end them.
+///
+/// # Errors
+/// There is no socket, or a console tells of a fault at the end.
+pub fn serve<M: Machines>(machines: M) -> Result<()> {
+    let place = place(M::NAME);
+    _ = unlink(&place);
+    let listener = UnixListener::bind(&place).context(place.display())?;
+    let machines = Arc::new(Mutex::new(Some(machines)));
+    for stream in listener.incoming() {
+        let (mut stream, machines) = (stream?, Arc::clone(&machines));
+        let mut line = String::new();
+        BufReader::new(stream.try_clone()?).read_line(&mut line)?;
+        let ask: Ask = serde_json::from_str(&line)?;
+        if matches!(ask, Ask::Down) {
+            _ = unlink(&place);
+            let ended = lock(&machines).take().map_or(Ok(()), M::finish);
+            finish(&mut stream, ended.clone().map(|()| End::Code(0)))?;
+            return ended;
+        }
+        thread::spawn(move || {
+            let done = answer(&machines, ask, &mut stream);
+            finish(&mut stream, done)
+        });
+    }
+    Ok(())
+}
+
+fn answer<M: Machines>(machines: &Mutex<Option<M>>, ask: Ask, stream: &mut UnixStream) -> Result<End> {
+    let gone = || Error::new("they are gone");
+    let text = match ask {
+        Ask::Run { at, argv } => {
+            let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+            let job = lock(machines).as_mut().ok_or_else(gone)?.control(&at)?.start(&argv)?;
+            return follow(machines, &at, job, stream);
+        }
+        Ask::Push { to, from, path } => {
+            lock(machines).as_mut().ok_or_else(gone)?.push(&to, &from, &path)?;
+            String::new()
+        }
+        Ask::Log { of } => lock(machines).as_mut().ok_or_else(gone)?.log(&of)?,
+        Ask::Renew { at } => lock(machines).as_mut().ok_or_else(gone)?.renew(&at)?,
+        Ask::Down => String::new(),
+    };
+    tell(stream, &ToHost::Line { job: 0, text })?;
+    Ok(End::Code(0))
+}
+
+/// Passes on what a command prints. It is killed when nobody listens any more.
+fn follow<M: Machines>(host: &Mutex<Option<M>>, at: &str, job: Job, stream: &mut UnixStream) -> Result<End> {
+    loop {
+        let mut host = lock(host);
+        let control = host.as_mut().ok_or_else(|| Error::new("they are gone"))?.control(at)?;
+        match control.line(job, Instant::now() + TURN) {
+            Ok(text) => {
+                if tell(stream, &ToHost::Line { job: 0, text }).is_err() {
+                    control.kill(job)?;
+                }
+            }
+            Err(why) if control.ended(job) => {
+                _ = why;
+                return Ok(control.wait(job, within(0))?.end);
+            }
+            Err(_) => {}
+        }
+        drop(host);
+        thread::yield_now();
+    }
+}
+
+fn lock<M>(machines: &Mutex<Option<M>>) -> MutexGuard<'_, Option<M>> {
+    machines.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn tell(stream: &mut UnixStream, what: &ToHost) -> Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    Ok(stream.write_all(&line)?)
+}
+
+fn finish(stream: &mut UnixStream, result: Result<End>) -> Result<()> {
+    let end = match result {
+        Ok(end) => end,
+        Err(why) => {
+            tell(stream, &ToHost::Line { job: 1, text: why.to_string() })?;
+            End::NotStarted
+        }
+    };
+    tell(stream, &ToHost::Exit { job: 0, end })
+}
+
+/// Takes words to the machines that are up: `run`, `push`, `log`, `renew`, `down`. Prints what comes of it, and says how the
+/// command ended.
+///
+/// # Errors
+/// None are up, or what was asked fails.
+pub fn ask<M: Machines>(words: &[&str]) -> Result<End> {
+    let ask = match *words {
+        ["run", at, ref argv @ ..] => {
+            Ask::Run { at: at.into(), argv: argv.iter().map(|word| (*word).to_owned()).collect() }
+        }
+        ["push", to, from, ref path @ ..] => {
+            let from = Path::new(from).canonicalize().context(from)?;
+            let name = from.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let path = path.first().map_or_else(|| format!("/bin/{name}"), |path| (*path).to_owned());
+            Ask::Push { to: to.into(), from, path }
+        }
+        ["log", of] => Ask::Log { of: of.into() },
+        ["renew", at] => Ask::Renew { at: at.into() },
+        ["down"] => Ask::Down,
+        _ => return Err(Error::new("run WHERE COMMAND…, push WHERE FILE [PATH], log WHERE, renew WHERE, or down")),
+    };
+    let mut stream = UnixStream::connect(place(M::NAME)).context("nothing is up")?;
+    let mut line = serde_json::to_vec(&ask)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    for line in BufReader::new(stream).lines() {
+        match serde_json::from_str(&line?)? {
+            ToHost::Line { job: 0, text } => println!("{text}"),
+            ToHost::Line { text, .. } => return Err(Error::new(text)),
+            ToHost::Exit { end, .. } => return Ok(end),
+            ToHost::Ready => {}
+        }
+    }
+    Err(Error::new("they went"))
+}
