@@ -19,7 +19,7 @@ use place::{
     Place, SERVER, Started,
     world::{CLIENTS, SERVERS, World, interpreter, script},
 };
-use tombolo_domain::{Deadline, Link, Rendezvous};
+use tombolo_domain::{Deadline, Link, Rendezvous, SingleBell};
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
     Features, SegmentHeader,
@@ -118,9 +118,10 @@ fn send(link: &mut dyn Link, message: &Message) {
     let (segment, offer) = link.allocate(header.segment_len as usize).unwrap();
     let (control, _data) = segment.split(header.geometry().data_offset);
     control.write_header(&header.encode());
-    let _ = link.send(&message.encode(), Some(&offer));
-    // It is there for the peer as long as this process lives.
-    std::mem::forget((control, _data));
+    let bell = SingleBell::new().unwrap();
+    let _ = link.send_with_bell(&message.encode(), Some(&offer), &bell);
+    // They are there for the peer as long as this process lives.
+    std::mem::forget((control, _data, bell));
 }
 
 /// Claims the end of the connection that waits; says how far it came.

@@ -4,15 +4,21 @@
 #[macro_use]
 mod place;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use place::{
     Place, built_with,
     world::{World, number_after},
 };
 
-fn world(test: &str, source: &str) -> Option<(World, String)> {
+/// What is counted here depends on what else runs: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn world(test: &str, source: &str) -> Option<(World, String, MutexGuard<'static, ()>)> {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let world = World::new(test, &["cc"], Place::new)?;
     let program = built_with(&world.place, source, &["-O2"]);
-    Some((world, program.to_str().unwrap().to_owned()))
+    Some((world, program.to_str().unwrap().to_owned(), alone))
 }
 
 /// Runs both ends of a program to their end; what the server and the client printed.
@@ -26,7 +32,7 @@ fn both(world: &World, server: &[&str], client: &[&str]) -> (String, String) {
 #[test]
 fn s14_what_was_written_before_is_seen_before_or_together() {
     let test = "s14_what_was_written_before_is_seen_before_or_together";
-    let Some((world, program)) = world(test, "order.c") else { return };
+    let Some((world, program, _alone)) = world(test, "order.c") else { return };
     for how in ["epoll", "poll", "select"] {
         for part in ["joined", "plain", "new", "late", "other", "idle"] {
             let server = [&program, "serve", place::SERVER, "7000", how, "new"];
@@ -49,7 +55,7 @@ fn s14_what_was_written_before_is_seen_before_or_together() {
 #[test]
 fn s13_ring_wakes_one_thread_however_many_wait() {
     let test = "s13_ring_wakes_one_thread_however_many_wait";
-    let Some((world, program)) = world(test, "threads.c") else { return };
+    let Some((world, program, _alone)) = world(test, "threads.c") else { return };
     let server = [&program, "serve", place::SERVER, "7000", "64"];
     let client = [&program, "ask", place::SERVER, "7000", "64", "1000", "1", "300"];
     let (server, client) = both(&world, &server, &client);
@@ -64,7 +70,7 @@ fn s13_ring_wakes_one_thread_however_many_wait() {
 #[test]
 fn threads_that_each_serve_a_connection_lose_nothing() {
     let test = "threads_that_each_serve_a_connection_lose_nothing";
-    let Some((world, program)) = world(test, "threads.c") else { return };
+    let Some((world, program, _alone)) = world(test, "threads.c") else { return };
     let server = [&program, "serve", place::SERVER, "7000", "48"];
     let (_, client) = both(&world, &server, &[&program, "ask", place::SERVER, "7000", "48", "1500"]);
     assert!(number_after(&client, "all") > 0);
