@@ -383,6 +383,7 @@ mod tests {
             "group 998",
         ),
         (|facts| facts.guest.broker = Some(Err("no".into())), "broker", Grade::Warning, "tombolod --guest"),
+        (|facts| facts.host = Some(Err("no".into())), "machines", Grade::Warning, "systemctl start tombolod"),
         (|facts| domain(facts).devices[0] = xen::Device::Missing, "xen", Grade::Warning, "modprobe -a xen-gntalloc"),
         (|facts| domain(facts).devices[3] = xen::Device::Missing, "xen", Grade::Warning, "XENBUS_FRONTEND"),
         (|facts| domain(facts).devices[1] = xen::Device::Denied, "xen", Grade::Warning, "rw /dev/xen/gntdev"),
