@@ -15,7 +15,8 @@ use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Reason,
-    connection::{Connection, Direction},
+    connection::{Connection, Direction, Plain},
+    proof::HISTORY,
 };
 
 use crate::{
@@ -336,8 +337,16 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::sendfile(to, from, offset, count) };
     let (process, connection) = watched!(to, else real());
-    let sent = flow::plainly(process, &connection, Direction::Out, true, real, |plain, n| plain.moved_unseen(n));
-    if let Some(sent) = sent {
+    let moved = |plain: &Plain<'_>, n| {
+        // SAFETY: (contract) null or an offset of the caller's.
+        let end = match unsafe { offset.as_ref() } {
+            Some(at) => *at,
+            // SAFETY: (contract) any descriptor may be asked where it is.
+            None => unsafe { libc::lseek(from, 0, libc::SEEK_CUR) },
+        };
+        moved_of_file(plain, from, end - n as off_t, n);
+    };
+    if let Some(sent) = flow::plainly(process, &connection, Direction::Out, true, real, moved) {
         return sent;
     }
     // SAFETY: (contract) null or an offset of the caller's.
@@ -356,6 +365,18 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
         }
     }
     sent
+}
+
+/// The kernel has sent `n` bytes of a file from `begin` on: as many as a proof may want are read once more (S-6).
+fn moved_of_file(plain: &Plain<'_>, from: c_int, begin: off_t, n: usize) {
+    let mut bytes = [0_u8; HISTORY];
+    let want = n.min(HISTORY);
+    // SAFETY: (valid) there are `want` bytes.
+    if plain.remembers() && unsafe { libc::pread(from, bytes.as_mut_ptr().cast(), want, begin) } == want as ssize_t {
+        plain.moved(n, std::iter::once(&bytes[..want]));
+    } else {
+        plain.moved_unseen(n);
+    }
 }
 
 /// Sends `count` bytes of a file from `begin` on, as far as there is room: who sends a file waits for room only when there

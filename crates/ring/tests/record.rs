@@ -497,7 +497,13 @@ fn r26_lies_that_a_rebuilding_process_meets_are_caught() {
             victim.writer.load(&first).unwrap();
             pages.set(words::HEAD, head);
             match victim.writer.rebuild() {
-                Err(Error::Corrupt(corrupt)) => assert_eq!(corrupt.clause, "R-8"),
+                // Between two records there is no position but a multiple of eight.
+                Err(Error::Corrupt(corrupt)) => {
+                    assert!(
+                        corrupt.clause == "R-8" || messages && head % 8 != 0 && corrupt.clause == "R-20",
+                        "{corrupt:?}"
+                    );
+                }
                 other => assert!(other == Ok(()) && (4096..=8192).contains(&head), "{other:?} at {head}"),
             }
             let _ = (victim.writer.write(&[0; 9000]), victim.writer.save());

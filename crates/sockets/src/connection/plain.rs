@@ -37,6 +37,12 @@ impl<'a> Plain<'a> {
         }
     }
 
+    /// Whether the bytes that a call moves are still wanted for a proof.
+    #[must_use]
+    pub fn remembers(&self) -> bool {
+        self.candidate && self.connection.remembers[self.direction as usize].load(Ordering::Relaxed)
+    }
+
     /// The call moved `n` bytes that nobody here saw.
     pub fn moved_unseen(&self, n: usize) {
         self.connection.remembers[self.direction as usize].store(false, Ordering::Relaxed);
