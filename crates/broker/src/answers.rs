@@ -207,11 +207,14 @@ impl Broker {
             _ => return Stage::Absent,
         };
         let is_plugged = self.config.is_local(end) || self.has_both(number, link, end);
+        let is_told = guest.told().get(&number).is_some_and(|told| told.generation == link.generation);
         match guest.usage(number, link.generation) {
             _ if !is_plugged => Stage::Unplugged,
-            Some(_) if guest.is_there() => Stage::Open,
-            _ if guest.is_there() => Stage::Closed,
-            _ => Stage::Silent,
+            _ if !guest.is_there() => Stage::Silent,
+            Some(_) => Stage::Open,
+            None if is_told => Stage::Closed,
+            // It may not know of it yet.
+            None => Stage::Unplugged,
         }
     }
 

@@ -316,7 +316,10 @@ impl Broker {
         if !self.is_current(name, process) {
             return Ok(());
         }
-        self.vms.remove(name);
+        if let Some(vm) = self.vms.remove(name) {
+            // A write that this QEMU made wait would wait for ever, as nobody reads any more.
+            vm.device.own.iter().for_each(|own| _ = crate::local::relay::drain(own));
+        }
         self.book.machines.remove(name);
         for old in &mut self.book.quarantine {
             old.held_by.retain(|holder, held| holder != name || *held != process);

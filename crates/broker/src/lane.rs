@@ -10,7 +10,7 @@
 use std::{
     collections::BTreeMap,
     os::fd::OwnedFd,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -32,7 +32,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     /// What is to be rung, each once.
-    pending: Vec<Arc<OwnedFd>>,
+    /// One whose holders are gone meanwhile is not kept for it.
+    pending: Vec<Weak<OwnedFd>>,
     runs: bool,
 }
 
@@ -48,10 +49,11 @@ impl Lane {
     /// Rings soon, and never waits. One that is full was rung and not heard, which is enough.
     pub fn ring(&self, event: &Arc<OwnedFd>) {
         let mut state = self.state();
-        if state.pending.iter().any(|it| Arc::ptr_eq(it, event)) {
+        state.pending.retain(|it| it.strong_count() > 0);
+        if state.pending.iter().any(|it| std::ptr::eq(it.as_ptr(), Arc::as_ptr(event))) {
             return;
         }
-        state.pending.push(Arc::clone(event));
+        state.pending.push(Arc::downgrade(event));
         if std::mem::replace(&mut state.runs, true) {
             self.0.changed.notify_one();
             return;
@@ -60,6 +62,7 @@ impl Lane {
         if let Err(error) = std::thread::Builder::new().name("tombolo-lane".into()).spawn(move || lane.run()) {
             // The next ring tries again.
             state.runs = false;
+            state.pending.clear();
             crate::log(&format!("a doorbell is not rung yet: {error}"));
         }
     }
@@ -83,12 +86,11 @@ impl Lane {
             }
             let events = std::mem::take(&mut state.pending);
             drop(state);
-            for event in &events {
-                if has_room(event) {
-                    let _ = rustix::io::write(&**event, &1u64.to_ne_bytes());
+            for event in events.iter().filter_map(Weak::upgrade) {
+                if has_room(&event) {
+                    let _ = rustix::io::write(&*event, &1u64.to_ne_bytes());
                 }
             }
-            drop(events);
             state = self.state();
         }
     }

@@ -136,8 +136,12 @@ impl Broker {
 
     /// Has memory made for a link, by a thread beside this one: it takes time, and others are served meanwhile.
     fn begin_memory(&mut self, number: u32) {
-        let is_short = self.short.get(&number).is_some_and(|tried| tried.elapsed() < SHORT);
-        if is_short || self.making.contains(&number) {
+        if self.making.contains(&number) {
+            return;
+        }
+        let left = self.short.get(&number).map(|tried| SHORT.saturating_sub(tried.elapsed()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            self.settle_after(left);
             return;
         }
         if let Err(wait) = self.paces.entry(number).or_default().take(Instant::now()) {

@@ -97,7 +97,7 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
         Ok(None) => return Err(malformed("a ring was announced that was not offered")),
         Err(DomainError::Revoked | DomainError::PeerGone) => return Ok(false),
         // No room to map it here: the pipe stays where it is (H-2).
-        Err(DomainError::Limit { .. } | DomainError::Os { .. }) => return Ok(false),
+        Err(DomainError::Limit { .. } | DomainError::Quota(_) | DomainError::Os { .. }) => return Ok(false),
         Err(error) => return Err(error.into()),
     };
     let Message::Ring { generation, epoch } = Message::decode(&received.message)? else {

@@ -116,7 +116,7 @@ impl Receiving {
     #[inline(never)]
     fn judge(&mut self, error: Error) -> Result<()> {
         if self.waiter.end().is_revoked(&error) {
-            self.ending = Some(Ending::Revoked);
+            self.ending.get_or_insert(Ending::Revoked);
             self.waiter.settle();
             return Ok(());
         }
@@ -232,6 +232,7 @@ impl Receiving {
         }
         if self.waiter.look_is_due() && self.look() {
             self.waiter.end().set_gone();
+            self.waiter.end().check_honest()?;
         }
         Ok(self.waiter.end().gone())
     }
@@ -282,6 +283,8 @@ impl Receiving {
         if there >= self.reader.need()? {
             return Ok(false);
         }
+        // The other half may have caught it since, and ended this wait.
+        self.waiter.end().check_honest()?;
         self.ending = Some(match self.reader.finished()? {
             Some(phase) => Ending::from_phase(phase),
             None => Ending::from_life(self.waiter.end().life()),

@@ -181,7 +181,8 @@ impl Sending {
 
     fn peer_gone(&mut self) -> Error {
         self.waiter.end().set_gone();
-        Error::PeerGone
+        // The other half may have caught it meanwhile.
+        self.waiter.end().check_honest().err().unwrap_or(Error::PeerGone)
     }
 
     /// What a call came to.
@@ -260,7 +261,8 @@ impl Sending {
     }
 
     pub(crate) fn resize(&mut self, capacity: u64) -> Result<()> {
-        self.move_.begin(capacity, &mut self.writer, self.waiter.end())?;
+        let begun = self.move_.begin(capacity, &mut self.writer, self.waiter.end());
+        self.conclude(begun)?;
         self.after();
         Ok(())
     }

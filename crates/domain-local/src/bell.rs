@@ -125,7 +125,11 @@ impl Bell {
         loop {
             let left = deadline.remaining();
             match self.take(left) {
-                Ok(Some(RUNG)) if self.over.load(Ordering::Relaxed) => return Ok(Woken::PeerGone),
+                Ok(Some(RUNG)) if self.over.load(Ordering::Relaxed) => {
+                    // It stays readable, as a hang-up does.
+                    ring(self.event.as_fd());
+                    return Ok(Woken::PeerGone);
+                }
                 Ok(Some(RUNG)) => {
                     // ORDER SeqCst: with `fd`, which stores and loads the other way round; one of the two puts it back.
                     self.taken.store(true, Ordering::SeqCst);

@@ -17,13 +17,14 @@
 #![allow(unsafe_code)]
 
 use std::{
+    cell::Cell,
     ffi::{c_int, c_void},
     io,
     mem::MaybeUninit,
     ptr,
     sync::{
         Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence},
+        atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering, fence},
     },
 };
 
@@ -86,10 +87,11 @@ impl Watched {
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        static ASKED: AtomicU32 = AtomicU32::new(0);
-        // ORDER: none needed; a number lost between two threads is asked for once more.
-        let asked = ASKED.load(Ordering::Relaxed);
-        ASKED.store(asked.wrapping_add(1), Ordering::Relaxed);
+        thread_local! {
+            static ASKED: Cell<u32> = const { Cell::new(0) };
+        }
+        let asked = ASKED.get();
+        ASKED.set(asked.wrapping_add(1));
         if asked % SELDOM == 0 {
             let _ = install();
         }

@@ -107,8 +107,10 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         && let Some(connection) = state::connection(fd)
         && how != libc::SHUT_RD
     {
-        errno::kept(|| settle(fd, &connection));
-        connection.end_sending();
+        errno::kept(|| {
+            settle(fd, &connection);
+            connection.end_sending();
+        });
     }
     // SAFETY: (contract) the caller's promise.
     unsafe { real::shutdown(fd, how) }
@@ -157,7 +159,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         && !inside::has_interrupted()
         && let Some(connection) = state::connection(fd)
     {
-        let more = connection.unread().min(i32::MAX as u64) as c_int;
+        let more = errno::kept(|| connection.unread()).min(i32::MAX as u64) as c_int;
         let place = argument.cast::<c_int>();
         // SAFETY: (valid) the kernel stored an int there, aligned or not.
         let bytes = unsafe { place.read_unaligned() };

@@ -137,18 +137,32 @@ impl Set {
 /// Prepares every set of the program's for a connection that was joined; only then may its bytes come another way.
 pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     let mut woken = Vec::new();
+    if !wire_sets(process, connection, &mut woken) {
+        return;
+    }
+    connection.set_wired();
+    // One that came to a set after that was looked at, and before this was said, nobody else wires.
+    wire_sets(process, connection, &mut woken);
+    // Whoever sleeps since before looks again.
+    woken.iter().for_each(|set| set.kick());
+    connection.bell().inspect(|bell| bell.ring());
+}
+
+/// Wires what is not wired of a connection's registrations; adds the sets that had some to `woken`. False if one cannot be.
+fn wire_sets(process: &Process, connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> bool {
     for (epfd, set) in state::sets() {
-        // Without the lock: whatever opens a file may come by here again.
-        let once = set.lock().all().iter().any(|entry| entry.is_once() && Arc::ptr_eq(&entry.connection, connection));
-        let known = if once { kernel::registrations(epfd) } else { None };
         let mut inner = set.lock();
         let inner = &mut *inner;
+        let is_its = |entry: &Entry| !entry.wired && Arc::ptr_eq(&entry.connection, connection);
+        // Under the lock, so that nobody arms one again meanwhile. A call made in here takes none.
+        let once = inner.all().iter().any(|entry| is_its(entry) && entry.is_once());
+        let known = if once { kernel::registrations(epfd) } else { None };
         let mut touched = false;
         for entry in inner.all_mut() {
             if Arc::ptr_eq(&entry.connection, connection) && !entry.wired {
                 if wire_entry(process, epfd, &set, entry, known.as_deref()) == Err(Stays) {
                     process.leaves(connection, Reason::Usage);
-                    return;
+                    return false;
                 }
                 touched = true;
             }
@@ -163,10 +177,7 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
             woken.push(Arc::clone(&set));
         }
     }
-    connection.set_wired();
-    // Whoever sleeps since before looks again.
-    woken.iter().for_each(|set| set.kick());
-    connection.bell().inspect(|bell| bell.ring());
+    true
 }
 
 /// An entry that cannot be wired: its connection has to stay on TCP.
@@ -208,8 +219,10 @@ fn add_bell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
     }
 }
 
+/// One that another process has as well may sleep in the same set, which is one for all of them: there the bell stays, until
+/// its last holder goes.
 fn remove_bell(epfd: RawFd, connection: &Connection) {
-    if let Some(bell) = connection.bell() {
+    if let Some(bell) = connection.bell().filter(|_| connection.is_alone()) {
         let none = epoll_event { events: 0, u64: 0 };
         let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, bell.as_fd().as_raw_fd(), none);
     }
@@ -355,17 +368,18 @@ fn change_joined(
             let at = inner.push(fd, connection, tokens());
             let entry = &inner.all()[at];
             let added = control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, token(entry));
-            let added = added.and_then(|()| add_bell(epfd, entry));
+            let added = added.and_then(|()| {
+                add_bell(epfd, entry).inspect_err(|_| {
+                    let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, epoll_event { events: 0, u64: 0 });
+                })
+            });
             match added {
                 Ok(()) => {
                     let entry = inner.wake(at);
                     entry.ask(event);
                     entry.wire(false);
                 }
-                Err(_) => {
-                    let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, epoll_event { events: 0, u64: 0 });
-                    inner.remove(at);
-                }
+                Err(_) => inner.remove(at),
             }
             set.count(inner);
             added

@@ -50,6 +50,7 @@ pub(crate) fn plainly(
     let plain = connection.plain(direction)?;
     let n = real();
     if n > 0 && counts {
+        let _inside = inside::enter();
         moved(&plain, n as usize);
         process.moved_plain(direction, n as usize);
     }

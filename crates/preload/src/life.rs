@@ -43,7 +43,7 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
         return answer;
     };
     let before = errno::get();
-    let inside = inside::enter();
+    let _inside = inside::enter();
     // In the order in which calls take them: a set's thread moves bytes, one that moves bytes waits for no set.
     let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
     let table = state::hold_for_fork();
@@ -61,7 +61,6 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
         state::forget_fresh();
     }
     drop((left, table, set_locks));
-    drop(inside);
     errno::kept(|| {
         if std::process::id() == parent {
             held.parent(u32::try_from(answer).ok());

@@ -104,13 +104,21 @@ fn wait_for(
             if asks && fds.len() == 1 {
                 ask(fds, joined, &mut asked, None, Some(Duration::ZERO), None)?;
             }
-            return Ok(count(fds));
+            // Another thread may have taken what there was.
+            if count(fds) > 0 {
+                return Ok(count(fds));
+            }
+            continue;
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             ask(fds, joined, &mut asked, None, Some(Duration::ZERO), mask)?;
             return Ok(count(fds));
         }
-        if inside::leave(|| spin::until(|| stirs(fds, joined, &seen))) {
+        let stirred = || {
+            let _inside = inside::enter();
+            stirs(fds, joined, &seen)
+        };
+        if inside::leave(|| spin::until(stirred)) {
             continue;
         }
         let waiter = errno::kept(|| process.waiter(joined.iter().map(|(_, connection)| connection)));

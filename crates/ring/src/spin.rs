@@ -96,12 +96,15 @@ impl<M: Mem> Machine for Native<M> {
 /// Lets others have the CPU; says whether that was in a crowd.
 fn offer_cpu() -> bool {
     static OFFERING: AtomicUsize = AtomicUsize::new(0);
-    static CPUS: OnceLock<usize> = OnceLock::new();
     let before = OFFERING.fetch_add(1, Ordering::Relaxed);
     thread::yield_now();
     let after = OFFERING.fetch_sub(1, Ordering::Relaxed) - 1;
-    let cpus = *CPUS.get_or_init(|| thread::available_parallelism().map_or(1, usize::from));
-    before.max(after) >= CROWD * cpus
+    before.max(after) >= CROWD * cpus()
+}
+
+fn cpus() -> usize {
+    static CPUS: OnceLock<usize> = OnceLock::new();
+    *CPUS.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// The waiting policy of one who waits: of a half of a channel, or of a thread.
@@ -139,6 +142,11 @@ impl Spin {
     #[must_use]
     pub fn most_between_machines() -> Duration {
         if leaves_machine() { Self::MOST * 4 } else { Self::MOST }
+    }
+
+    /// Finds out now what the first wait would: a child made by fork in the middle of that would wait for it for ever.
+    pub fn prepare() {
+        let _ = (clock(), cpus());
     }
 
     /// Spins for ever, never sleeps: for ends with a CPU to spare each. A dead peer is still noticed.

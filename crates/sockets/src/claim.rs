@@ -7,10 +7,14 @@
 use std::{
     fs, io,
     io::{Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    },
     path::PathBuf,
 };
 
+use rustix::fs::{CWD, Mode, OFlags};
 use tombolo_domain::aside;
 
 use crate::{
@@ -169,7 +173,14 @@ impl Claims {
             return Ok(());
         }
         let socket = self.folder.path().join(format!("{service}.sock"));
-        fs::set_permissions(socket, fs::Permissions::from_mode(0o666))
+        // What the folder's owner may have put in its place meanwhile keeps its mode.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = fs::File::from(aside::lifted(|| rustix::fs::openat(CWD, &socket, flags, Mode::empty()))?);
+        let found = file.metadata()?;
+        if !found.file_type().is_socket() || found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), fs::Permissions::from_mode(0o666))
     }
 
     /// Says that a second end claims this connection.

@@ -269,7 +269,8 @@ impl Connection {
     }
 
     /// Whether no other process has this socket, as far as is known.
-    pub(crate) fn is_alone(&self) -> bool {
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
         self.family().is_none_or(Family::is_alone)
     }
 

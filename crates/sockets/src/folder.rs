@@ -7,7 +7,7 @@
 use std::{
     fs, io,
     io::Read,
-    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -215,7 +215,14 @@ impl Folder {
         let claims = self.path.join("claims");
         match fs::DirBuilder::new().mode(0o700).create(&claims) {
             // All members make files in it; the mode was cut by the process's mask.
-            Ok(()) if self.is_shared() => fs::set_permissions(&claims, fs::Permissions::from_mode(0o1777))?,
+            Ok(()) if self.is_shared() => {
+                // What the folder's owner may have put in its place meanwhile keeps its mode.
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let made = aside::lifted(|| rustix::fs::openat(CWD, &claims, flags, Mode::empty()))?;
+                if rustix::fs::fstat(&made)?.st_uid == own {
+                    rustix::fs::fchmod(&made, Mode::from_raw_mode(0o1777))?;
+                }
+            }
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
@@ -241,6 +248,8 @@ pub(crate) fn open(file: &Path) -> io::Result<fs::File> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn folder(mode: u32, configuration: Option<&str>) -> tempfile::TempDir {

@@ -17,6 +17,7 @@ static CPUS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().
 /// Finds out now what the first wait would: a child made by fork finds it whole.
 pub(crate) fn prepare() {
     LazyLock::force(&CPUS);
+    Spin::prepare();
     let _ = with_policy(|policy| policy.spin_for::<Mapped, Infallible>(|| Ok(true)));
 }
 

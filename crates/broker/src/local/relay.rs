@@ -161,6 +161,8 @@ impl Relay {
             for from in &wire.from {
                 let _ = epoll::delete(&self.0.epoll, from);
             }
+            // A write that the program made wait would wait for ever, as nobody reads any more.
+            wire.to.iter().for_each(|to| _ = drain(to));
         }
     }
 

@@ -153,11 +153,13 @@ impl Waiter {
         self.polling.nap_until = None;
         if storm || !heard {
             let nap = if storm { nap_after(self.fruitless) } else { UNSURE };
+            // Taken before the clock is set: what is asked after it has run down finds the nap over.
+            let until = Instant::now() + nap;
             // Where there is no clock to be had, a bell that rings for nothing is listened to, and for want of both the
             // descriptor stays readable.
             if pollable.wake_after(nap, storm.then(|| self.bell.fd(self.slot))) {
                 (self.promised, self.polling.clocked) = (true, true);
-                self.polling.nap_until = storm.then(|| Instant::now() + nap);
+                self.polling.nap_until = storm.then_some(until);
             }
         } else if self.polling.clocked {
             pollable.stop_clock();

@@ -159,7 +159,7 @@ impl Registry {
             return;
         };
         let entry = self.wake(at);
-        if !entry.connection.is_single() {
+        if entry.orphan || !entry.connection.is_single() {
             self.wake_all();
         }
     }

@@ -115,7 +115,9 @@ impl Exchange {
             Err(_) => {
                 neighbour.lost();
                 self.abandon(process, neighbour.number);
-                process.kick();
+                if neighbour.proven {
+                    process.kick();
+                }
                 false
             }
         });
