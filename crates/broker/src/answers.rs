@@ -161,7 +161,7 @@ impl Broker {
         for (&number, link) in &self.book.links {
             let old = self.book.quarantine.iter().filter(|old| old.link == number);
             let there = |end: &String| self.config.is_local(end) || self.vms.contains_key(end);
-            let short = !link.has_memory && link.ends.iter().all(there);
+            let short = !link.has_memory && link.ends.iter().all(there) && !self.is_making(number);
             let waits =
                 short.then(|| "it gets memory once there is room in both quotas, or old memory is given back".into());
             let mut open = (0..2).filter(|side| link.has_memory && !link.sealed[*side]);

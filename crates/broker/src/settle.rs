@@ -276,6 +276,11 @@ impl Broker {
         }
     }
 
+    /// Whether memory for a link is being made.
+    pub(crate) fn is_making(&self, number: u32) -> bool {
+        self.making.contains(&number)
+    }
+
     /// B-7. How far a link is.
     pub(crate) fn link_state(&self, number: u32) -> LinkState {
         let link = &self.book.links[&number];
@@ -286,9 +291,12 @@ impl Broker {
             // A broker that began anew does not undo what it has not seen yet.
             None => link.up,
         };
-        if !link.has_memory || !link.ends.iter().all(there) {
+        if !link.ends.iter().all(there) || !link.has_memory && !self.is_making(number) {
             LinkState::Waiting
-        } else if link.sealed == [true; 2] && link.ends.iter().all(|end| has(end, true) && has(end, false)) {
+        } else if link.has_memory
+            && link.sealed == [true; 2]
+            && link.ends.iter().all(|end| has(end, true) && has(end, false))
+        {
             LinkState::Up
         } else {
             LinkState::Wanted
