@@ -24,7 +24,7 @@ use crate::failure::{Failure, Os, Result, tell};
 /// Connections to anything else stay as they are. Both ends must use one folder.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Folder in which ends meet; all who can write to it trust each other [default: the folder of services]
+    /// Folder in which ends meet: this user's, unless its tombolo.conf says otherwise [default: sockets in the folder of services]
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
     /// Append a line for each connection that is joined, or why it is not
