@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The checks: one module each, and the table that lists them.
 
+mod circles;
 mod clauses;
 mod docs;
 mod header;
@@ -44,8 +45,9 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
+    Check { name: "circles", run: |project| circles::check(&project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
     Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
     Check { name: "size", run: |project| size::check(&project.tree) },

@@ -21,6 +21,7 @@ usage: cargo xtask <command>
 
   check               every check below; one line each, then everything that is wrong
   layers              dependencies go one way, as [workspace.metadata.layers] says
+  circles             files of a crate import each other in one direction
   clauses             every clause of spec/ has a test, every test's clause exists
   unsafe              unsafe code lives only where docs/unsafe.md says
   size                no file over the limit of lines; the ten largest

@@ -12,6 +12,9 @@ const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 /// The member that ships in nothing.
 const TOOLS: &str = "xtask";
 
+/// The member with the test doubles and the conformance suite. What ships may have it behind a feature alone.
+pub const DOUBLES: &str = "tombolo-testing";
+
 /// The workspace as its manifests describe it.
 #[derive(Debug, Default)]
 pub struct Workspace {
@@ -34,7 +37,7 @@ pub struct Package {
     pub dependencies: Vec<String>,
     /// Those of them that it needs whatever features and platform it is built for.
     pub always: Vec<String>,
-    /// Those of them whose feature `testing` it turns on.
+    /// Those of them that are for tests: their feature `testing` is on, or they are [`DOUBLES`].
     pub testing: Vec<String>,
     /// What is compiled from it.
     pub targets: Vec<Target>,
@@ -97,7 +100,8 @@ fn package(json: &Value, root: &Path) -> Result<Package, String> {
         if dependency["optional"] != true && dependency["target"].is_null() {
             always.push(name.to_owned());
         }
-        if dependency["features"].as_array().is_some_and(|features| features.iter().any(|f| f == "testing")) {
+        let testing_feature = dependency["features"].as_array().is_some_and(|all| all.iter().any(|f| f == "testing"));
+        if testing_feature || (name == DOUBLES && dependency["optional"] != true) {
             testing.push(name.to_owned());
         }
     }

@@ -15,12 +15,9 @@ use tombolo_broker_guest::{
     devices::{Pages, Region},
 };
 use tombolo_control::{Event, Life, Message, NO_BELL, Path, SLICES_AT, Said, Session, Side, VERSION, Way, code};
-use tombolo_domain::{
-    Deadline, Error, Link, Rendezvous,
-    conformance::{self, eventually},
-    wait_readable,
-};
+use tombolo_domain::{Deadline, Error, Link, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{CLOSED, STATE_AT, VmDomain};
+use tombolo_testing::conformance::{self, eventually};
 
 #[test]
 fn child_process() {

@@ -17,10 +17,8 @@ use common::{
 use tombolo_broker::{local::relay::ring, passing};
 use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
 use tombolo_control::{MESSAGE_MAX, Message, Path, Said, Stage, code};
-use tombolo_domain::{
-    Error, Life, Rendezvous,
-    conformance::{self, Actor},
-};
+use tombolo_domain::{Error, Life, Rendezvous};
+use tombolo_testing::conformance::{self, Actor};
 
 #[test]
 fn child_process() {
@@ -31,10 +29,8 @@ fn child_process() {
 mod suite {
     use std::sync::Arc;
 
-    use tombolo_domain::{
-        Link, Rendezvous,
-        conformance::{Actor, Fixture, Mortal},
-    };
+    use tombolo_domain::{Link, Rendezvous};
+    use tombolo_testing::conformance::{Actor, Fixture, Mortal};
 
     use crate::common::{
         host::{World, accept, patience},
@@ -116,11 +112,11 @@ mod suite {
     }
 
     mod guest_to_host {
-        tombolo_domain::conformance!(super::Both(std::sync::Arc::new(crate::common::host::World::new()), true));
+        tombolo_testing::conformance!(super::Both(std::sync::Arc::new(crate::common::host::World::new()), true));
     }
 
     mod host_to_guest {
-        tombolo_domain::conformance!(super::Both(std::sync::Arc::new(crate::common::host::World::new()), false));
+        tombolo_testing::conformance!(super::Both(std::sync::Arc::new(crate::common::host::World::new()), false));
     }
 }
 

@@ -602,7 +602,7 @@ fn c10_revoked_memory_ends_the_channel_cleanly() {
 fn among_lies(
     limit: Duration,
     rounds: u64,
-    mut lie: impl FnMut(&tombolo_domain::harsh::Forger, u64),
+    mut lie: impl FnMut(&tombolo_testing::harsh::Forger, u64),
 ) -> [Result<usize, Error>; 2] {
     let (world, server, client) = harsh_pair(&Options::new().ring_size(16 << 10));
     let (hypervisor, _, b) = world.hypervisor.as_ref().unwrap();

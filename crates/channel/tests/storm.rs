@@ -13,10 +13,8 @@ use std::{
 
 use common::{SOON, World, noise};
 use tombolo_channel::{Deadline, Error, Options, Stream};
-use tombolo_domain::{
-    harsh::{HarshDomain, Hypervisor, Storm},
-    wait_readable,
-};
+use tombolo_domain::wait_readable;
+use tombolo_testing::harsh::{HarshDomain, Hypervisor, Storm};
 
 /// How long a storm is endured.
 const ENDURED: Duration = Duration::from_millis(500);

@@ -7,12 +7,10 @@ use std::sync::Arc;
 
 use support::World;
 use tombolo_control::Life;
-use tombolo_domain::{
-    Link, Rendezvous,
-    conformance::{Actor, Fixture, Mortal},
-};
+use tombolo_domain::{Link, Rendezvous};
+use tombolo_testing::conformance::{Actor, Fixture, Mortal};
 
-tombolo_domain::conformance!(Two(Arc::new(World::new())));
+tombolo_testing::conformance!(Two(Arc::new(World::new())));
 
 #[test]
 fn child_process() {

@@ -7,11 +7,9 @@ use std::os::fd::OwnedFd;
 
 use support::{SLICE, World, accept};
 use tombolo_control::{Life as Told, SLICES_AT};
-use tombolo_domain::{
-    Error, Life, Link, Received, Rendezvous, Slot, Woken,
-    conformance::{self, eventually},
-};
+use tombolo_domain::{Error, Life, Link, Received, Rendezvous, Slot, Woken};
 use tombolo_mem::{OwnWord, PeerWord};
+use tombolo_testing::conformance::{self, eventually};
 
 /// A good end in `a`, and the slice of its peer in `b`, to be written at will.
 struct Victim {

@@ -5,12 +5,10 @@ mod support;
 
 use rustix::process::Signal;
 use support::{Child, Folder};
-use tombolo_domain::{
-    Link, Rendezvous,
-    conformance::{Fixture, Mortal},
-};
+use tombolo_domain::{Link, Rendezvous};
+use tombolo_testing::conformance::{Fixture, Mortal};
 
-tombolo_domain::conformance!(Folder::new());
+tombolo_testing::conformance!(Folder::new());
 
 #[test]
 fn child_process() {

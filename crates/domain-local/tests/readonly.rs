@@ -21,8 +21,9 @@ use rustix::{
     mm::{MapFlags, MprotectFlags, ProtFlags},
 };
 use support::{Folder, accept, patience, raw::Raw};
-use tombolo_domain::{Link, Offer, Rendezvous, conformance};
+use tombolo_domain::{Link, Offer, Rendezvous};
 use tombolo_mem::{OwnData, OwnSegment, PeerData, PeerSegment};
+use tombolo_testing::conformance;
 
 const LEN: usize = 8192;
 

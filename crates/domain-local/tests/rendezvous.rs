@@ -17,8 +17,9 @@ use std::{
 
 use rustix::process::Signal;
 use support::{Child, Folder, accept, eventually, patience};
-use tombolo_domain::{Deadline, Error, Life, Rendezvous, Slot, Woken, conformance};
+use tombolo_domain::{Deadline, Error, Life, Rendezvous, Slot, Woken};
 use tombolo_domain_local::LocalDomain;
+use tombolo_testing::conformance;
 
 #[test]
 fn child_process() {

@@ -8,7 +8,7 @@ use tombolo_domain_xen::{FakeXen, XenDomain};
 
 use self::pair::{Pair, Side};
 
-tombolo_domain::conformance!(pair());
+tombolo_testing::conformance!(pair());
 
 /// Domains 5 and 7.
 fn pair() -> Pair<XenDomain> {

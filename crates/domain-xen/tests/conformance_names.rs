@@ -19,7 +19,7 @@ use tombolo_domain_xen::{FakeXen, State, View, XenNames};
 
 use self::pair::{Pair, Side};
 
-tombolo_domain::conformance!(pair());
+tombolo_testing::conformance!(pair());
 
 /// The broker listens until this is dropped, as one does: XenStore's thread waits for who does not.
 struct Broker(Arc<AtomicBool>);

@@ -6,10 +6,9 @@ use std::{
     time::Duration,
 };
 
-use tombolo_domain::{
-    Deadline, Error, Life, Link, Listener, Rendezvous, Result, Slot, Woken, conformance, wait_readable,
-};
+use tombolo_domain::{Deadline, Error, Life, Link, Listener, Rendezvous, Result, Slot, Woken, wait_readable};
 use tombolo_domain_xen::FakeXen;
+use tombolo_testing::conformance;
 
 fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(20))

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous, conformance};
+use tombolo_domain::{Deadline, Link, Listener, Rendezvous};
 use tombolo_domain_xen::{FakeXen, XenDomain};
 use tombolo_layout::xen::LINES;
+use tombolo_testing::conformance;
 
 fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(20))

@@ -7,8 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_domain::{Deadline, Error, Life, Link, Listener, Rendezvous, Result, conformance, wait_readable};
+use tombolo_domain::{Deadline, Error, Life, Link, Listener, Rendezvous, Result, wait_readable};
 use tombolo_domain_xen::{FakeXen, State, View, Views, XenHost};
+use tombolo_testing::conformance;
 
 fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(20))

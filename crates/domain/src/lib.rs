@@ -4,18 +4,14 @@
 //! What a backend is: three small traits. [`Rendezvous`] makes two ends meet; the [`Link`] it gives them is their
 //! [`Memory`], their control path and what is known of the peer's life; a [`Doorbell`] wakes a sleeper.
 //!
-//! The rules were settled on the harsh double (feature `testing`), which has the habits of all hypervisors at once.
-//! Nothing here presumes descriptors that can be passed, memory that can be mapped twice, mappings that survive a fork,
+//! The rules were settled on the harsh double (crate `tombolo-testing`), which has the habits of all hypervisors at
+//! once. Nothing here presumes descriptors that can be passed, memory that can be mapped twice, mappings that survive a fork,
 //! a doorbell of one's own per channel, or a peer that behaves.
 #![forbid(unsafe_code)]
 
 pub mod aside;
-#[cfg(feature = "testing")]
-pub mod conformance;
 mod doorbell;
 mod error;
-#[cfg(feature = "testing")]
-pub mod harsh;
 mod link;
 mod poll;
 mod rendezvous;

@@ -31,7 +31,7 @@ pub(crate) mod harsh {
     };
 
     use tombolo::Backends;
-    use tombolo_domain::harsh::{HarshDomain, Hypervisor};
+    use tombolo_testing::harsh::{HarshDomain, Hypervisor};
 
     use crate::vchan::lock;
 

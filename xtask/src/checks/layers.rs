@@ -3,7 +3,7 @@
 
 use crate::report::Report;
 use crate::tree::Tree;
-use crate::workspace::{Package, Workspace};
+use crate::workspace::{DOUBLES, Package, Workspace};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,8 +32,8 @@ pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
                 report.fail(format!("{} -> {to}: {why}", package.name));
             }
         }
-        for to in &package.testing {
-            report.fail(format!("{} ships with the feature `testing` of {to}: only tests may have it", package.name));
+        for to in package.testing.iter().filter(|_| package.name != DOUBLES) {
+            report.fail(format!("{} ships with the test doubles of {to}: only tests may have them", package.name));
         }
         if package.name != OUTSIDE {
             check_crate_docs(package, &layers, &uses, &members, tree, &mut report);
@@ -288,7 +288,7 @@ mod tests {
     fn canary_double_that_ships_fails() {
         let mut shipped = sound("", &[]);
         shipped.packages[3].testing.push("tombolo-domain".into());
-        check_arrows(&shipped).assert_only_failure("ships with the feature `testing`");
+        check_arrows(&shipped).assert_only_failure("ships with the test doubles");
     }
 
     #[test]

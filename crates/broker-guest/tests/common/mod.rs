@@ -27,12 +27,9 @@ use tombolo_broker_guest::{
     host::Told,
 };
 use tombolo_control::{BOX_LEN, Boxes, Event, Life, Message, Name, Path, Said, Session, VERSION, Way};
-use tombolo_domain::{
-    Deadline, Link, Listener, Rendezvous,
-    conformance::{self, Actor, eventually},
-    wait_readable,
-};
+use tombolo_domain::{Deadline, Link, Listener, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
+use tombolo_testing::conformance::{self, Actor, eventually};
 
 /// Bytes of a region of the link: sparse, so that they cost nothing before they are used.
 pub const REGION: u64 = 512 << 20;

@@ -26,8 +26,9 @@ use tombolo_broker::{
 };
 use tombolo_broker_guest::broker::{Broker, Settings};
 use tombolo_control::{LinkState, Message, vector_of};
-use tombolo_domain::{Deadline, Link, Listener, conformance};
+use tombolo_domain::{Deadline, Link, Listener};
 use tombolo_domain_ivshmem::VmDomain;
+use tombolo_testing::conformance;
 
 use super::{Daemon, VECTORS, Vm, until};
 

@@ -11,10 +11,8 @@ use std::{
 };
 
 use tombolo_channel::{Address, Backends, Channel, Deadline, Listener, Options, Stream};
-use tombolo_domain::{
-    Link, Listener as Door, Rendezvous,
-    harsh::{HarshDomain, Hypervisor},
-};
+use tombolo_domain::{Link, Listener as Door, Rendezvous};
+use tombolo_testing::harsh::{HarshDomain, Hypervisor};
 
 /// Long enough for anything that should happen, short enough for a test that hangs.
 pub const SOON: Duration = Duration::from_secs(10);

@@ -25,11 +25,9 @@ use rustix::{
     },
 };
 use tombolo_control::{Life, MESSAGE_MAX, Message, Name, Path, SLICES_AT, Said, VERSION, code};
-use tombolo_domain::{
-    Deadline, Link, Listener, Rendezvous,
-    conformance::{self, Actor, eventually},
-};
+use tombolo_domain::{Deadline, Link, Listener, Rendezvous};
 use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
+use tombolo_testing::conformance::{self, Actor, eventually};
 
 /// Bytes of a slice: sparse, so that they cost nothing before they are used.
 pub const SLICE: u64 = 8 << 20;

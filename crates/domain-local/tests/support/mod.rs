@@ -13,8 +13,9 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous, conformance};
+use tombolo_domain::{Deadline, Link, Listener, Rendezvous};
 use tombolo_domain_local::LocalDomain;
+use tombolo_testing::conformance;
 
 const ROLE: &str = "TOMBOLO_TEST_ROLE";
 

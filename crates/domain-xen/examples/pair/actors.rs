@@ -3,8 +3,9 @@
 
 use std::{collections::VecDeque, thread, time::Duration};
 
-use tombolo_domain::{Deadline, Link, Rendezvous, conformance};
+use tombolo_domain::{Deadline, Link, Rendezvous};
 use tombolo_mem::OwnData;
+use tombolo_testing::conformance;
 
 use crate::{bell, link::Side, many};
 

@@ -8,7 +8,8 @@ use std::{
 };
 
 use rustix::event::{EventfdFlags, eventfd};
-use tombolo_domain::{Deadline, Doorbell, Link, Rendezvous, Slot, Woken, conformance, wait_readable};
+use tombolo_domain::{Deadline, Doorbell, Link, Rendezvous, Slot, Woken, wait_readable};
+use tombolo_testing::conformance;
 
 use crate::link::{Side, reach};
 

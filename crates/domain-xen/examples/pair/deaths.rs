@@ -7,8 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_domain::{Deadline, Error, Link, Rendezvous, conformance};
+use tombolo_domain::{Deadline, Error, Link, Rendezvous};
 use tombolo_mem::PeerData;
+use tombolo_testing::conformance;
 
 use crate::link::{Side, reach};
 

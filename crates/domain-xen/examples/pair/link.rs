@@ -8,11 +8,9 @@ use std::{
     thread,
 };
 
-use tombolo_domain::{
-    Deadline, Link, Listener, Rendezvous, Result,
-    conformance::remote::{Remote, serve as work},
-};
+use tombolo_domain::{Deadline, Link, Listener, Rendezvous, Result};
 use tombolo_domain_xen::XenDomain;
+use tombolo_testing::conformance::remote::{Remote, serve as work};
 
 /// A domain that puts the other's number in front of each name: the suite has one text for both.
 #[derive(Debug)]

@@ -6,8 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_domain::{Deadline, Link, Offer, Rendezvous, Slot, Woken, conformance};
+use tombolo_domain::{Deadline, Link, Offer, Rendezvous, Slot, Woken};
 use tombolo_mem::{OwnSegment, PeerSegment};
+use tombolo_testing::conformance;
 
 use crate::{
     actors::forever,

@@ -18,7 +18,8 @@ use nix::{
     },
     unistd::Pid,
 };
-use tombolo_domain::{Deadline, Error, Link, Rendezvous, conformance};
+use tombolo_domain::{Deadline, Error, Link, Rendezvous};
+use tombolo_testing::conformance;
 
 use crate::link::Side;
 

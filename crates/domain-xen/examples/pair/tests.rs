@@ -11,11 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_domain::{
-    Deadline, Rendezvous,
-    conformance::{Fixture, Mortal, remote::Remote, set_patience},
-};
+use tombolo_domain::{Deadline, Rendezvous};
 use tombolo_domain_xen::hostile::{CALLERS, LISTENERS};
+use tombolo_testing::conformance::{Fixture, Mortal, remote::Remote, set_patience};
 
 use crate::{
     actors::HOSTILE,
@@ -114,7 +112,7 @@ pub fn suite(address: &str, other: &str, words: &[&str]) -> bool {
     let mut tests: Vec<Test> = Vec::new();
     for listens_here in [true, false] {
         let side = if listens_here { "here" } else { "there" };
-        for (name, test) in tombolo_domain::conformance!(table Pair) {
+        for (name, test) in tombolo_testing::conformance!(table Pair) {
             let (address, other) = (address.to_owned(), other.to_owned());
             let run = move || test(&Pair { here: Side::new(&other), there: reach(&address), listens_here });
             tests.push((format!("{side}::{name}"), Box::new(run)));

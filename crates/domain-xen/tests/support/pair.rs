@@ -7,7 +7,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous, Result, conformance::Fixture};
+use tombolo_domain::{Deadline, Link, Listener, Rendezvous, Result};
+use tombolo_testing::conformance::Fixture;
 
 /// A domain, and what it puts before a service to listen there and to connect.
 #[derive(Debug)]

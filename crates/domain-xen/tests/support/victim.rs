@@ -72,7 +72,7 @@ fn serves(listener: &mut dyn Listener, other: &dyn Other, service: &str) {
             strangers.iter_mut().position(|link| matches!(link.recv(0), Ok(Some(it)) if it.message == b"honest"));
         if let Some(heard) = heard {
             strangers[heard].send(b"heard", None).expect("there is room");
-            let answer = tombolo_domain::conformance::receive(&mut *caller, until).expect("answered");
+            let answer = tombolo_testing::conformance::receive(&mut *caller, until).expect("answered");
             assert_eq!(answer.message, b"heard");
             return;
         }
@@ -120,8 +120,8 @@ pub fn bears_a_listener(here: &dyn Rendezvous, other: &dyn Other, act: &str, ser
     let mut called = here.connect(honest_mine, until).expect("somebody listens");
     called.send(b"honest", None).expect("there is room");
     let patience = Deadline::after(Duration::from_secs(20));
-    let accepted = tombolo_domain::conformance::wait_for(&mut *listener, patience, |it| it.fd(), |it| it.accept());
-    let heard = tombolo_domain::conformance::receive(&mut *accepted.expect("one knocked"), patience).expect("sent");
+    let accepted = tombolo_testing::conformance::wait_for(&mut *listener, patience, |it| it.fd(), |it| it.accept());
+    let heard = tombolo_testing::conformance::receive(&mut *accepted.expect("one knocked"), patience).expect("sent");
     assert_eq!(heard.message, b"honest");
     drop(hostile);
     at_once("drop", || drop(links));

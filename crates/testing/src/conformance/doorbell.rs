@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! D-4 to D-7, D-14. The doorbell.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+use super::{
+    Fixture,
+    support::{Belled, QUIET, SLACK, comes_to_rest, message, patience, readable, unblocked, wait_beyond_rings},
+};
+use tombolo_domain::{Deadline, Doorbell, Slot, Woken};
+
+fn wait(bell: &dyn Doorbell, slot: Slot) -> Woken {
+    bell.wait(slot, patience()).expect("waiting works")
+}
+
+/// D-4. However often it is rung before anybody waits, the waiter is woken, and goes on being woken until it drains.
+pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
+    let (Belled { links: _links, bells: [a, b] }, many) = (Belled::new(fixture), fixture.times(1000));
+    for slot in Slot::ALL {
+        for rings in [1, 2, many] {
+            assert!(comes_to_rest(&*b, slot), "D-7: a drained bell goes on ringing");
+            (0..rings).for_each(|_| a.ring(slot));
+            assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: {rings} rings in {slot:?} were lost");
+            assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: a ring went without being drained");
+            let past = Deadline::at(Instant::now());
+            assert_eq!(b.wait(slot, past).expect("waiting works"), Woken::Rung, "D-4: a ring that is there is told");
+        }
+    }
+}
+
+/// D-4. Of rings between two ends that sleep, drain and ring as fast as they can, none is lost, in no slot and neither
+/// direction.
+pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
+    let rounds = fixture.times(2000) as u64;
+    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
+    for slot in Slot::ALL {
+        // Each end counts up in its own word and rings; the other sleeps until it has seen the count.
+        let words = [Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0))];
+        let deadline = patience();
+        let player = |bell: &Arc<dyn Doorbell>, own: usize| {
+            let (bell, own, other) = (Arc::clone(bell), Arc::clone(&words[own]), Arc::clone(&words[1 - own]));
+            move |ahead: u64| {
+                for round in 1..=rounds {
+                    while other.load(Ordering::SeqCst) + ahead < round {
+                        if bell.wait(slot, deadline).expect("waiting works") != Woken::Rung {
+                            return Err(round);
+                        }
+                        bell.drain(slot);
+                    }
+                    own.store(round, Ordering::SeqCst);
+                    bell.ring(slot);
+                }
+                Ok(())
+            }
+        };
+        let (first, second) = (player(&a, 0), player(&b, 1));
+        let played = unblocked("D-6: waiting", move || {
+            let second = thread::spawn(move || second(0));
+            (first(1), second.join().expect("the second player does not panic"))
+        });
+        assert_eq!(played, (Ok(()), Ok(())), "D-4: a ring was lost in this round of {slot:?}");
+    }
+}
+
+/// D-4, D-10. A ring that came before the peer went is told first.
+pub fn d4_last_ring_is_told_before_the_end(fixture: &impl Fixture) {
+    let Belled { links: [mut left, gone], bells: [a, b] } = Belled::new(fixture);
+    assert!(comes_to_rest(&*a, Slot::Data), "D-7: a drained bell goes on ringing");
+    b.ring(Slot::Data);
+    drop((gone, b));
+    assert!(matches!(super::support::ending(&mut *left), tombolo_domain::Error::PeerGone), "D-10: the peer is gone");
+    assert_eq!(wait(&*a, Slot::Data), Woken::Rung, "D-4: the last ring was lost");
+    assert_eq!(wait_beyond_rings(&*a, Slot::Data, patience()), Woken::PeerGone, "D-10: the end was not told");
+}
+
+/// D-5. A peer that never drains blocks nobody who rings.
+pub fn d5_ring_never_blocks_though_nobody_drains(fixture: &impl Fixture) {
+    let (Belled { links: _links, bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(200_000));
+    unblocked("D-5: ring", move || (0..rings).for_each(|ring| a.ring(Slot::ALL[ring % 2])));
+    for slot in Slot::ALL {
+        assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: a storm of rings was lost");
+        assert!(comes_to_rest(&*b, slot), "D-7: one drain forgets all rings");
+    }
+}
+
+/// D-5. Ringing a peer that is gone does nothing.
+pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
+    let (Belled { links: [left, gone], bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(10_000));
+    drop((gone, b));
+    let a = unblocked("D-5: ring", move || {
+        (0..rings).for_each(|ring| a.ring(Slot::ALL[ring % 2]));
+        a
+    });
+    drop(left);
+    unblocked("D-5: ring after one's own link", move || a.ring(Slot::Data));
+}
+
+/// D-6. A deadline that is past ends a wait at once.
+pub fn d6_wait_with_a_past_deadline_returns_at_once(fixture: &impl Fixture) {
+    let (Belled { links: _links, bells: [bell, _b] }, times) = (Belled::new(fixture), fixture.times(1000));
+    unblocked("D-6: wait", move || {
+        for slot in Slot::ALL {
+            assert!(comes_to_rest(&*bell, slot), "D-7: a drained bell goes on ringing");
+            for _ in 0..times {
+                let woken = wait_beyond_rings(&*bell, slot, Deadline::at(Instant::now()));
+                assert_eq!(woken, Woken::TimedOut, "D-6: no deadline ended this wait");
+            }
+        }
+    });
+}
+
+/// D-6. A wait that nobody ends ends at its deadline, not before and not long after.
+pub fn d6_wait_unrung_ends_at_its_deadline(fixture: &impl Fixture) {
+    let Belled { links: _links, bells: [bell, _b] } = Belled::new(fixture);
+    unblocked("D-6: wait", move || {
+        for slot in Slot::ALL {
+            let before = Instant::now();
+            let woken = wait_beyond_rings(&*bell, slot, Deadline::after(2 * QUIET));
+            let took = before.elapsed();
+            assert_eq!(woken, Woken::TimedOut, "D-6: nobody rang");
+            assert!(took >= 2 * QUIET, "D-6: ended {took:?} after it began, before its deadline");
+            assert!(took < 2 * QUIET + SLACK, "D-6: ended {took:?} after it began");
+        }
+    });
+}
+
+/// D-6. Both slots are waited on at once by two threads, and each wakes by its own ring.
+pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
+    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
+    for _ in 0..50 {
+        Slot::ALL.iter().for_each(|slot| b.drain(*slot));
+        let sleepers = Slot::ALL.map(|slot| {
+            let bell = Arc::clone(&b);
+            thread::spawn(move || bell.wait(slot, patience()))
+        });
+        a.ring(Slot::Space);
+        a.ring(Slot::Data);
+        for sleeper in sleepers {
+            let woken = sleeper.join().expect("the sleeper does not panic").expect("waiting works");
+            assert_eq!(woken, Woken::Rung, "D-6: one of two sleepers was not woken");
+        }
+    }
+}
+
+/// D-6. A sleeper without a deadline wakes when its peer goes, in both slots.
+pub fn d6_wait_for_ever_ends_when_the_peer_goes(fixture: &impl Fixture) {
+    let Belled { links: [_left, gone], bells: [a, b] } = Belled::new(fixture);
+    let sleepers = Slot::ALL.map(|slot| {
+        let bell = Arc::clone(&a);
+        thread::spawn(move || wait_beyond_rings(&*bell, slot, Deadline::NEVER))
+    });
+    drop((gone, b));
+    let woken = unblocked("D-6: wait for a peer that is gone", move || sleepers.map(|sleeper| sleeper.join().ok()));
+    assert_eq!(woken, [Some(Woken::PeerGone); 2], "D-10: the end was not told");
+    for slot in Slot::ALL {
+        a.drain(slot);
+        assert!(readable(a.fd(slot)), "D-7: a peer that is gone is not drained away");
+        assert_eq!(wait_beyond_rings(&*a, slot, patience()), Woken::PeerGone, "D-10: the end is told once only");
+    }
+}
+
+/// D-7. A drained bell is silent, and rings again when it is rung again.
+pub fn d7_drain_forgets_what_came_before_and_nothing_after(fixture: &impl Fixture) {
+    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
+    for slot in Slot::ALL {
+        for _ in 0..20 {
+            (0..3).for_each(|_| a.ring(slot));
+            assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: three rings were lost");
+            b.drain(slot);
+            b.drain(slot);
+            a.ring(slot);
+            assert_eq!(wait(&*b, slot), Woken::Rung, "D-7: a drain swallowed the ring after it");
+        }
+        assert!(comes_to_rest(&*b, slot), "D-7: a drained bell goes on ringing");
+    }
+}
+
+/// D-7. The descriptor polls readable while a ring is undrained, and only then.
+pub fn d7_descriptor_is_readable_while_undrained(fixture: &impl Fixture) {
+    let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
+    for slot in Slot::ALL {
+        assert!(comes_to_rest(&*b, slot), "D-7: readable, and nobody rang");
+        a.ring(slot);
+        assert!(
+            tombolo_domain::wait_readable(b.fd(slot), patience()).expect("polling works"),
+            "D-7: rung, and not readable"
+        );
+        assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: the ring was lost");
+        assert!(readable(b.fd(slot)), "D-7: waiting is not draining");
+        assert!(comes_to_rest(&*b, slot), "D-7: drained, and still readable");
+    }
+}
+
+/// D-14. Many channels between the same two domains: whatever is rung for nothing, no ring is lost, and no message
+/// goes to another channel.
+pub fn d14_many_links_at_once_do_not_disturb_each_other(fixture: &impl Fixture) {
+    const LINKS: u16 = 100;
+    super::support::make_room_for_descriptors();
+    let mut all: Vec<_> = (0..LINKS).map(|_| Belled::new(fixture)).collect();
+    for (number, Belled { links: [a, _], .. }) in (0..LINKS).zip(&mut all) {
+        a.send(&number.to_le_bytes(), None).expect("the path has room");
+    }
+    for (number, Belled { links: [_, b], .. }) in (0..LINKS).zip(&mut all).rev() {
+        assert_eq!(message(&mut **b), number.to_le_bytes(), "D-8: another link's message");
+    }
+    all.iter().for_each(|Belled { bells: [_, b], .. }| b.drain(Slot::Data));
+    all.iter().for_each(|Belled { bells: [a, _], .. }| a.ring(Slot::Data));
+    for Belled { bells: [_, b], .. } in &all {
+        assert_eq!(wait(&**b, Slot::Data), Woken::Rung, "D-14: a ring among many was lost");
+        b.drain(Slot::Data);
+    }
+    // All sleep, and each is woken by its own peer; spurious rings are theirs to bear.
+    let sleepers: Vec<_> = all
+        .iter()
+        .map(|Belled { bells: [_, b], .. }| {
+            let bell = Arc::clone(b);
+            thread::spawn(move || wait(&*bell, Slot::Space))
+        })
+        .collect();
+    all.iter().for_each(|Belled { bells: [a, _], .. }| a.ring(Slot::Space));
+    for sleeper in sleepers {
+        let woken = sleeper.join().expect("the sleeper does not panic");
+        assert_eq!(woken, Woken::Rung, "D-14: one of many sleepers was not woken");
+    }
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! D-10, D-11. The peer's life.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use tombolo_layout::{limits::CONTROL_LEN, words};
+use tombolo_mem::{OwnData, OwnWord, PeerData, PeerWord};
+
+use super::{
+    Fixture, TESTAMENT,
+    support::{Belled, QUIET, SLACK, ending, eventually, message, patience, receive, skip, wait_beyond_rings},
+};
+use tombolo_domain::{Deadline, Error, Life, Link, Received, Slot, Woken};
+
+/// See [`mortal_peer`](super::mortal_peer).
+pub(super) fn play(link: &mut dyn Link) {
+    let (own, offer) = link.allocate(2 * CONTROL_LEN as usize).expect("there is memory");
+    let (control, mut data) = own.split(CONTROL_LEN as usize);
+    data.copy_in(0, TESTAMENT);
+    link.send(TESTAMENT, Some(&offer)).expect("the path has room");
+    for echoes in 1.. {
+        let Ok(Received { message, .. }) = receive(link, Deadline::NEVER) else { return };
+        // The other side may go at any time; then the next receive says so.
+        let _ = link.send(&message, None);
+        control.word(words::TAIL).store_release(echoes);
+        let bell = link.doorbell().expect("a message came in");
+        Slot::ALL.into_iter().for_each(|slot| bell.ring(slot));
+    }
+}
+
+/// D-10. A peer that is there is said to run, or nobody can tell.
+pub fn d10_peer_that_is_there_is_not_gone(fixture: &impl Fixture) {
+    let Belled { links, .. } = Belled::new(fixture);
+    for link in &links {
+        assert!(matches!(link.life(), Life::Running | Life::Unknown), "D-10: {:?}", link.life());
+    }
+}
+
+/// D-10. A peer that closed its end is gone.
+pub fn d10_peer_that_closed_is_gone(fixture: &impl Fixture) {
+    let Belled { links: [mut left, gone], bells } = Belled::new(fixture);
+    drop(gone);
+    assert!(matches!(ending(&mut *left), Error::PeerGone), "D-10: the end is told");
+    assert!(eventually(|| left.life().is_gone()), "D-10: {:?}", left.life());
+    assert_eq!(wait_beyond_rings(&*bells[0], Slot::Data, patience()), Woken::PeerGone, "D-10: the end wakes");
+}
+
+/// D-10. A peer that is killed is noticed by a sleeper, by `recv`, `send` and `life`; what it sent comes first, and
+/// what it shared stays readable.
+pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixture) {
+    let Some(mut mortal) = fixture.mortal() else {
+        return skip("d10_killed_peer_is_noticed_and_leaves_what_it_shared", "mortal");
+    };
+    let testament = receive(mortal.link(), patience()).expect("the peer sends its testament");
+    assert_eq!(testament.message, TESTAMENT);
+    let segment = testament.segment.expect("with a segment");
+    let bell = mortal.link().doorbell().expect("a message came in");
+    mortal.link().send(b"last", None).expect("the path has room");
+    // Its memory says so: a descriptor that is readable and a bell that rings may mean nothing (D-8, D-14).
+    let echoes = || {
+        fixture.settle();
+        segment.word(words::TAIL).load_acquire().hint()
+    };
+    assert!(eventually(|| echoes() == 1), "the peer echoes");
+
+    let sleepers = Slot::ALL.map(|slot| {
+        let bell = Arc::clone(&bell);
+        thread::spawn(move || wait_beyond_rings(&*bell, slot, patience()))
+    });
+    mortal.kill();
+    let killed = Instant::now();
+    for sleeper in sleepers {
+        let woken = sleeper.join().expect("the sleeper does not panic");
+        assert_eq!(woken, Woken::PeerGone, "D-10: a sleeper slept on");
+    }
+    let took = killed.elapsed();
+    assert!(took < Duration::from_secs(1) + SLACK, "D-10: noticed after {took:?}");
+    assert_eq!(message(mortal.link()), b"last", "D-8: what it sent before comes first");
+    assert!(matches!(ending(mortal.link()), Error::PeerGone), "D-10: recv does not tell");
+    assert!(eventually(|| mortal.link().life().is_gone()), "D-10: {:?}", mortal.link().life());
+    assert!(eventually(|| matches!(mortal.link().send(b"x", None), Err(Error::PeerGone))), "D-10: send does not tell");
+    bell.ring(Slot::Data);
+    let mut read = [0; TESTAMENT.len()];
+    segment.data(CONTROL_LEN as usize).copy_out(0, &mut read);
+    assert_eq!(&read, TESTAMENT, "D-3: what it published went with it");
+}
+
+/// D-11. A paused peer costs a sleeper its deadline, is not said to be gone, and goes on where it was.
+pub fn d11_paused_peer_is_told_from_one_that_is_gone(fixture: &impl Fixture) {
+    let Some(mut mortal) = fixture.mortal() else {
+        return skip("d11_paused_peer_is_told_from_one_that_is_gone", "mortal");
+    };
+    receive(mortal.link(), patience()).expect("the peer sends its testament");
+    let bell = mortal.link().doorbell().expect("a message came in");
+    for _ in 0..3 {
+        mortal.pause();
+        let told = eventually(|| matches!(mortal.link().life(), Life::Paused | Life::Unknown));
+        assert!(told, "D-11: {:?}", mortal.link().life());
+        mortal.link().send(b"are you there", None).expect("the path has room");
+        bell.ring(Slot::Data);
+        let woken = wait_beyond_rings(&*bell, Slot::Data, Deadline::after(QUIET));
+        assert_eq!(woken, Woken::TimedOut, "D-11: one that is paused is not gone");
+        assert!(matches!(mortal.link().recv(0), Ok(None)), "D-11: one that is paused says nothing");
+
+        mortal.resume();
+        assert_eq!(message(mortal.link()), b"are you there", "D-11: what was held is lost");
+        assert_eq!(bell.wait(Slot::Data, patience()).expect("waiting works"), Woken::Rung, "D-11: a ring was lost");
+        let told = eventually(|| matches!(mortal.link().life(), Life::Running | Life::Unknown));
+        assert!(told, "D-11: {:?}", mortal.link().life());
+    }
+    mortal.pause();
+    mortal.kill();
+    assert!(matches!(ending(mortal.link()), Error::PeerGone), "D-10: killed while paused");
+    assert!(eventually(|| mortal.link().life().is_gone()), "D-11: {:?}", mortal.link().life());
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What every backend guarantees, as tests: clauses D-1 to D-14 of `spec/4-domain.md`.
+//!
+//! A backend writes a [`Fixture`] and says [`conformance!`](crate::conformance!) once; each function of this module
+//! becomes a `#[test]` of the same name. The suite knows no backend: what it demands is what the layers above build on,
+//! and nothing else. It runs both ends in one process; where a peer has to die, the fixture brings a [`Mortal`]. Where the two
+//! sides cannot be in one process, one is a stand-in for a backend elsewhere ([`remote`]).
+//!
+//! # Example
+//! ```
+//! use tombolo_domain::{
+//!     Rendezvous,
+//!     conformance::{self, Fixture},
+//!     harsh::{HarshDomain, Hypervisor},
+//! };
+//!
+//! struct Harsh(HarshDomain, HarshDomain);
+//!
+//! impl Fixture for Harsh {
+//!     fn listening(&self) -> &dyn Rendezvous {
+//!         &self.0
+//!     }
+//!     fn connecting(&self) -> &dyn Rendezvous {
+//!         &self.1
+//!     }
+//!     fn service(&self) -> String {
+//!         "a/service".into()
+//!     }
+//! }
+//!
+//! let hypervisor = Hypervisor::new();
+//! conformance::d4_any_number_of_rings_is_kept(&Harsh(hypervisor.domain("a"), hypervisor.domain("b")));
+//! ```
+//! In a backend's `tests/conformance.rs` the last two lines are `tombolo_testing::conformance!(Harsh::new());`.
+
+mod actor;
+mod control;
+mod doorbell;
+mod life;
+mod memory;
+pub mod remote;
+mod rendezvous;
+mod support;
+
+pub use actor::{Actor, Part, eventually, part};
+pub use control::*;
+pub use doorbell::*;
+pub use life::*;
+pub use memory::*;
+pub use rendezvous::*;
+pub use support::{receive, set_patience, wait_for};
+
+use tombolo_domain::{Link, Rendezvous};
+
+/// Two domains of a backend, fresh for one test.
+pub trait Fixture {
+    /// Where the one side listens.
+    fn listening(&self) -> &dyn Rendezvous;
+
+    /// From where the other side connects: another domain, if the backend can have two in one process.
+    fn connecting(&self) -> &dyn Rendezvous;
+
+    /// A service at which [`listening`](Self::listening) may listen; another one each time.
+    fn service(&self) -> String;
+
+    /// A service whose listener died without a chance to clean up behind it, if this fixture can bring that about.
+    fn stale_service(&self) -> Option<String> {
+        None
+    }
+
+    /// A peer that can be paused and killed, if this fixture has one.
+    fn mortal(&self) -> Option<Box<dyn Mortal>> {
+        None
+    }
+
+    /// Brings memory up to date: what was stored in one's own can be read in the peer's. There is nothing to do but for a
+    /// fixture whose other side is elsewhere, which works on copies ([`remote`]).
+    fn settle(&self) {}
+
+    /// How often a test does something that it does often for its own sake: less often than `usual` where each call travels.
+    fn times(&self, usual: usize) -> usize {
+        usual
+    }
+
+    /// Two ends that met: the listening side's link and the connecting side's.
+    fn pair(&self) -> [Box<dyn Link>; 2] {
+        let service = self.service();
+        let mut listener = self.listening().listen(&service).expect("a fresh service is free");
+        let connected = self.connecting().connect(&service, support::patience()).expect("somebody listens");
+        [support::accept(&mut *listener), connected]
+    }
+}
+
+/// A peer that can be paused and killed without its help (`SIGSTOP` and `SIGKILL`, or the hypervisor).
+///
+/// It runs [`mortal_peer`] on its end of [`link`](Self::link).
+pub trait Mortal {
+    /// This side's end.
+    fn link(&mut self) -> &mut dyn Link;
+    /// Stops the peer wherever it is.
+    fn pause(&mut self);
+    /// Lets it go on.
+    fn resume(&mut self);
+    /// Ends it for good; it has no chance to do anything about it.
+    fn kill(&mut self);
+}
+
+/// What a [`Mortal`] peer does: it sends [`TESTAMENT`] with a segment that holds it, then echoes every message, counts that
+/// in the segment's tail and rings both slots, until the other side is gone.
+///
+/// # Blocking
+/// Until then.
+pub fn mortal_peer(mut link: Box<dyn Link>) {
+    life::play(&mut *link);
+}
+
+/// What a mortal peer sends and writes at the beginning of its segment's data.
+pub const TESTAMENT: &[u8; 16] = b"I was here first";
+
+/// Makes each conformance test a `#[test]` that runs on the value of the expression, made anew for each; or, as
+/// `conformance!(table Fixture)`, a table of their names and functions for programs that run them themselves.
+#[macro_export]
+macro_rules! conformance {
+    (table $fixture:ty) => {
+        $crate::conformance! { @names table $fixture }
+    };
+    ($fixture:expr) => {
+        $crate::conformance! { @names tests $fixture }
+    };
+    (@names $form:ident $($fixture:tt)*) => {
+        $crate::conformance! { @$form [$($fixture)*]
+            d1_fresh_memory_is_zeroed_and_exact
+            d1_memory_after_use_is_zeroed_again
+            d1_peer_sees_what_the_owner_writes
+            d1_offers_may_be_sent_late_and_in_any_order
+            d2_peers_mapping_is_read_only_for_ever
+            d3_mapped_memory_outlives_its_owner
+            d4_any_number_of_rings_is_kept
+            d4_no_ring_is_lost_between_two_who_sleep
+            d4_last_ring_is_told_before_the_end
+            d5_ring_never_blocks_though_nobody_drains
+            d5_ring_to_a_peer_that_is_gone_is_harmless
+            d6_wait_with_a_past_deadline_returns_at_once
+            d6_wait_unrung_ends_at_its_deadline
+            d6_both_slots_are_waited_on_at_once
+            d6_wait_for_ever_ends_when_the_peer_goes
+            d7_drain_forgets_what_came_before_and_nothing_after
+            d7_descriptor_is_readable_while_undrained
+            d8_messages_arrive_whole_apart_and_in_order
+            d8_message_too_long_is_refused_by_the_sender
+            d8_recv_of_nothing_is_none_at_once
+            d8_full_path_is_a_limit_and_not_a_block
+            d8_descriptor_tells_when_there_is_something
+            d8_messages_come_before_the_end
+            d9_segment_larger_than_agreed_is_refused
+            d9_message_without_memory_brings_none
+            d10_peer_that_is_there_is_not_gone
+            d10_peer_that_closed_is_gone
+            d10_killed_peer_is_noticed_and_leaves_what_it_shared
+            d11_paused_peer_is_told_from_one_that_is_gone
+            d12_service_without_listener_is_not_found
+            d12_empty_service_is_refused
+            d12_service_in_use_is_refused_to_a_second_listener
+            d12_dropped_listener_leaves_its_name_free
+            d12_dropped_listener_lets_go_of_those_who_wait
+            d12_stale_name_is_taken_over
+            d12_accept_of_nobody_is_none_at_once
+            d12_silent_clients_hold_up_nobody
+            d12_every_caller_gets_a_link_of_its_own
+            d13_retired_memory_is_not_reused_while_mapped
+            d13_memory_on_its_way_outlives_its_owner_as_said
+            d14_many_links_at_once_do_not_disturb_each_other
+        }
+    };
+    (@tests $fixture:tt $($name:ident)*) => {
+        $($crate::conformance! { @test $fixture $name })*
+    };
+    (@test [$($fixture:tt)*] $name:ident) => {
+        #[test]
+        fn $name() {
+            $crate::conformance::$name(&$($fixture)*);
+        }
+    };
+    (@table [$fixture:ty] $($name:ident)*) => {
+        [$((stringify!($name), $crate::conformance::$name as fn(&$fixture))),*]
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_test_of_the_suite_is_wired_up() {
+        let suite = [
+            include_str!("memory.rs"),
+            include_str!("doorbell.rs"),
+            include_str!("control.rs"),
+            include_str!("life.rs"),
+            include_str!("rendezvous.rs"),
+        ];
+        let tests = suite.iter().flat_map(|source| source.split("pub fn ").skip(1));
+        let names: Vec<_> = tests.filter_map(|rest| rest.split_once('(')).map(|(name, _)| name).collect();
+        assert!(names.len() > 30, "the search finds them");
+        for name in names {
+            let wired = include_str!("mod.rs").lines().any(|line| line.trim() == name);
+            assert!(wired, "{name} is missing from conformance!");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the tests of the suite have in common.
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::Fixture;
+use tombolo_domain::{Deadline, Doorbell, Error, Link, Listener, Received, Result, Slot, Woken, wait_readable};
+
+/// For what has to happen, however busy the machine is, in milliseconds.
+static PATIENCE: AtomicU64 = AtomicU64::new(20_000);
+/// For what must not happen: long enough to catch it, short enough to be waited for.
+pub(super) const QUIET: Duration = Duration::from_millis(50);
+/// How late a busy machine may make anything.
+pub(super) const SLACK: Duration = Duration::from_secs(3);
+/// Larger than any segment of these tests.
+pub(super) const ANY: u64 = 1 << 30;
+
+/// Lets every test of this process wait at most `time` for what has to happen; 20 s unless told. For canaries, in which
+/// it never happens.
+pub fn set_patience(time: Duration) {
+    PATIENCE.store(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
+
+pub(super) fn patience() -> Deadline {
+    Deadline::after(Duration::from_millis(PATIENCE.load(Ordering::Relaxed)))
+}
+
+/// Makes `attempt` until it has something, sleeping on `fd` of `subject` in between: the blocking form of the calls
+/// that never block.
+///
+/// # Blocking
+/// Until then, or until `deadline`.
+///
+/// # Errors
+/// What `attempt` says; [`TimedOut`](Error::TimedOut).
+pub fn wait_for<S: ?Sized, T>(
+    subject: &mut S,
+    deadline: Deadline,
+    fd: impl Fn(&S) -> BorrowedFd<'_>,
+    mut attempt: impl FnMut(&mut S) -> Result<Option<T>>,
+) -> Result<T> {
+    loop {
+        if let Some(found) = attempt(subject)? {
+            return Ok(found);
+        }
+        if !wait_readable(fd(subject), deadline)? {
+            return Err(Error::TimedOut);
+        }
+    }
+}
+
+/// The next message of `link`, with a segment of any size.
+///
+/// # Blocking
+/// Until it came, or until `deadline`.
+///
+/// # Errors
+/// Those of [`Link::recv`]; [`TimedOut`](Error::TimedOut).
+pub fn receive(link: &mut dyn Link, deadline: Deadline) -> Result<Received> {
+    wait_for(link, deadline, |link| link.fd(), |link| link.recv(ANY))
+}
+
+/// The message that must come.
+pub(super) fn message(link: &mut dyn Link) -> Vec<u8> {
+    receive(link, patience()).expect("D-8: a message was sent").message
+}
+
+/// The end of `link` that must come, with nothing before it.
+pub(super) fn ending(link: &mut dyn Link) -> Error {
+    receive(link, patience()).expect_err("the peer is gone and has sent no more")
+}
+
+pub(super) fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+    wait_for(listener, patience(), |listener| listener.fd(), |listener| listener.accept()).expect("a peer knocked")
+}
+
+/// Whether `holds` becomes true in time, for what has no descriptor to sleep on.
+pub(super) fn eventually(mut holds: impl FnMut() -> bool) -> bool {
+    let deadline = patience();
+    while !holds() {
+        if deadline.expired() {
+            return false;
+        }
+        thread::park_timeout(Duration::from_millis(1));
+    }
+    true
+}
+
+/// What `work` returns, in a thread of its own, so that work which blocks for ever is a failure and not a hang.
+pub(super) fn unblocked<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = mpsc::channel();
+    let thread = thread::spawn(move || done.send(work()));
+    // Longer than the waits inside, so that those which end say themselves what was wrong.
+    let patience = Duration::from_millis(PATIENCE.load(Ordering::Relaxed));
+    match result.recv_timeout(2 * patience) {
+        Ok(value) => value,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what} blocks"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(thread.join().expect_err("it sent nothing, so it panicked"))
+        }
+    }
+}
+
+/// Two ends that met and can ring each other.
+pub(super) struct Belled {
+    pub(super) links: [Box<dyn Link>; 2],
+    pub(super) bells: [Arc<dyn Doorbell>; 2],
+}
+
+impl Belled {
+    pub(super) fn new(fixture: &impl Fixture) -> Self {
+        Self::meet(fixture.pair())
+    }
+
+    /// A message each way, after which there are bells.
+    pub(super) fn meet(mut links: [Box<dyn Link>; 2]) -> Self {
+        links[1].send(b"hello", None).expect("a fresh path has room");
+        assert_eq!(message(&mut *links[0]), b"hello");
+        links[0].send(b"welcome", None).expect("a fresh path has room");
+        assert_eq!(message(&mut *links[1]), b"welcome");
+        let bells = links.each_ref().map(|link| link.doorbell().expect("there is a bell once a message came in"));
+        Self { links, bells }
+    }
+}
+
+/// Whether `bell` comes to rest: drained, it is not rung again, and its descriptor is not readable. Bells may ring for
+/// nothing, so it gets some tries.
+pub(super) fn comes_to_rest(bell: &dyn Doorbell, slot: Slot) -> bool {
+    (0..20).any(|_| {
+        bell.drain(slot);
+        let woken = bell.wait(slot, Deadline::after(QUIET)).expect("waiting works");
+        woken == Woken::TimedOut && !readable(bell.fd(slot))
+    })
+}
+
+/// The same of the path of `link`: nothing is received, and its descriptor is not readable.
+pub(super) fn path_comes_to_rest(link: &mut dyn Link) -> bool {
+    (0..20).any(|_| {
+        let nothing = matches!(link.recv(ANY), Ok(None));
+        nothing && !wait_readable(link.fd(), Deadline::after(QUIET)).expect("polling works")
+    })
+}
+
+/// Waits until something else than a ring ends the wait.
+pub(super) fn wait_beyond_rings(bell: &dyn Doorbell, slot: Slot, deadline: Deadline) -> Woken {
+    loop {
+        match bell.wait(slot, deadline).expect("waiting works") {
+            Woken::Rung => bell.drain(slot),
+            other => return other,
+        }
+    }
+}
+
+/// Whether `fd` polls readable now.
+pub(super) fn readable(fd: BorrowedFd<'_>) -> bool {
+    wait_readable(fd, Deadline::at(Instant::now())).expect("polling works")
+}
+
+/// Says loudly that a test did not run, or fails where `TOMBOLO_REQUIRE` lists what it needs.
+pub(super) fn skip(test: &str, need: &str) {
+    let required = std::env::var("TOMBOLO_REQUIRE").unwrap_or_default();
+    assert!(!required.split(',').any(|item| item == need), "{test} needs {need}, which this fixture lacks");
+    let _ = std::io::Write::write_fmt(
+        &mut std::io::stderr(),
+        format_args!("SKIP {test} (needs {need}): this fixture has none\n"),
+    );
+}
+
+/// Raises this process's limit of open files as far as it may, for tests with many links.
+pub(super) fn make_room_for_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    // Where it is refused the test may still have room enough, and says so if not.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}

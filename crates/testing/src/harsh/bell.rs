@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The doorbell of a link: its slots on the one bell that two domains have in each direction.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+use super::{
+    domain::Process,
+    end::{EndId, Signal, Signals},
+    world::World,
+};
+use tombolo_domain::{Deadline, Doorbell, Result, Slot, Woken, wait_readable};
+
+#[derive(Debug)]
+pub(super) struct HarshBell {
+    world: Arc<World>,
+    id: EndId,
+    domain: Arc<str>,
+    peer_domain: Arc<str>,
+    slots: [Signal; 2],
+}
+
+impl HarshBell {
+    pub(super) fn new(
+        world: &Arc<World>,
+        id: EndId,
+        process: &Process,
+        peer_domain: &Arc<str>,
+        signals: &Signals,
+    ) -> Self {
+        let (domain, peer_domain) = (Arc::clone(&process.domain), Arc::clone(peer_domain));
+        Self { world: Arc::clone(world), id, domain, peer_domain, slots: signals.bells.clone() }
+    }
+
+    /// Why a sleeper in `slot` need not sleep.
+    fn woken(&self, slot: Slot) -> Option<Woken> {
+        match self.world.state().ends.get(&self.id) {
+            None => Some(Woken::PeerGone),
+            Some(end) if end.is_rung(slot) => Some(Woken::Rung),
+            Some(end) => end.over.map(|_| Woken::PeerGone),
+        }
+    }
+}
+
+impl Doorbell for HarshBell {
+    fn ring(&self, _slot: Slot) {
+        let mut state = self.world.state();
+        if state.ends.contains_key(&self.id) {
+            state.ring(&self.peer_domain, Some(&self.domain));
+        }
+    }
+
+    fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {
+        loop {
+            if let Some(woken) = self.woken(slot) {
+                return Ok(woken);
+            }
+            if !wait_readable(self.fd(slot), deadline)? {
+                return Ok(Woken::TimedOut);
+            }
+        }
+    }
+
+    fn drain(&self, slot: Slot) {
+        if let Some(end) = self.world.state().ends.get_mut(&self.id) {
+            end.drain(slot);
+        }
+    }
+
+    fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
+        self.slots[slot.index()].as_fd()
+    }
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the hypervisor does on command.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use super::{HarshDomain, domain::Process, end::Event, forger::Forger, world::World};
+use tombolo_domain::{Life, Result};
+
+/// The third party: it makes domains, knows how they are and does as it is told to them.
+#[derive(Clone, Debug, Default)]
+pub struct Hypervisor(Arc<World>);
+
+/// How much of what was to be revoked could be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Revocation {
+    /// Bytes that nobody maps any more.
+    pub freed: u64,
+    /// Bytes that the peer maps still: they stay readable, and in quarantine, until it unmaps them.
+    pub still_mapped: u64,
+}
+
+impl Hypervisor {
+    /// A hypervisor without domains.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A fresh process in the domain called `name`, which is started if it does not run.
+    ///
+    /// # Panics
+    /// If `name` is no name: empty, or with a slash.
+    #[must_use]
+    pub fn domain(&self, name: &str) -> HarshDomain {
+        assert!(!name.is_empty() && !name.contains('/'), "{name:?} is no domain's name");
+        let process = self.0.state().new_process(name.into());
+        HarshDomain { world: Arc::clone(&self.0), process }
+    }
+
+    /// Pauses a domain: what goes out of it or into it, rings and messages, is held until it is resumed, and its
+    /// peers are told. Threads that play it go on, and what they store is seen: let them do nothing.
+    pub fn pause(&self, domain: &HarshDomain) {
+        if let Some(domain) = self.0.state().domains.get_mut(domain.name()) {
+            domain.paused = true;
+        }
+    }
+
+    /// Lets a paused domain go on and delivers what was held, in order.
+    pub fn resume(&self, domain: &HarshDomain) {
+        self.0.state().resume(domain.name());
+    }
+
+    /// Kills a process: its links and listeners are gone, its memory can no longer be mapped, but stays readable where
+    /// it is mapped. Threads that play it find every peer gone.
+    pub fn kill_process(&self, victim: &HarshDomain) {
+        let mut state = self.0.state();
+        if let Some(domain) = state.domains.get_mut(victim.name()) {
+            domain.processes.remove(&victim.process.number);
+        }
+        state.kill(|process| *process == victim.process, Life::ProcessGone);
+        self.0.backlog_changed.notify_all();
+    }
+
+    /// Destroys a domain with all processes in it, paused or not.
+    pub fn kill_domain(&self, victim: &HarshDomain) {
+        let mut state = self.0.state();
+        state.resume(victim.name());
+        state.kill(|process: &Process| process.domain == victim.process.domain, Life::DomainGone);
+        state.domains.remove(victim.name());
+        self.0.backlog_changed.notify_all();
+    }
+
+    /// Rings all bells of a domain for nothing, at full rate, until the storm is dropped.
+    #[must_use]
+    pub fn storm(&self, victim: &HarshDomain) -> Storm {
+        let (rings, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (hypervisor, victim) = (self.clone(), victim.clone());
+        let (count, stop) = (Arc::clone(&rings), Arc::clone(&over));
+        let thread = std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                hypervisor.ring(&victim);
+                count.fetch_add(1, Ordering::Relaxed);
+                // The lock is not fair: without this nobody else gets a word in.
+                std::thread::yield_now();
+            }
+        });
+        Storm { rings, over, thread: Some(thread) }
+    }
+
+    /// Rings all bells of a domain once, for nothing.
+    pub fn ring(&self, victim: &HarshDomain) {
+        self.0.state().ring(victim.name(), None);
+    }
+
+    /// Takes back all memory that `owner`'s domain shares with `peer`'s. What the peer has not mapped yet it never
+    /// will; what it maps it keeps, and the caller is told. The peer's ends are of no more use: they say
+    /// [`Revoked`](tombolo_domain::Error::Revoked) and [`Life::Revoked`], and their bells wake.
+    pub fn revoke(&self, owner: &HarshDomain, peer: &HarshDomain) -> Revocation {
+        let mut state = self.0.state();
+        let links: Vec<_> = state
+            .ends
+            .iter()
+            .filter(|(_, end)| *end.process.domain == *owner.name() && *end.peer_domain == *peer.name())
+            .map(|(id, end)| (*id, end.peer))
+            .collect();
+        let (freed, still_mapped) = state.grants.end(|_, grant| links.iter().any(|(end, _)| *end == grant.end));
+        for (_, theirs) in links {
+            state.post(theirs, Event::Over(Life::Revoked));
+        }
+        Revocation { freed, still_mapped }
+    }
+
+    /// Bytes of a domain's memory that were retired or revoked while a peer maps them, also when the link over which
+    /// they were shared is no more.
+    #[must_use]
+    pub fn quarantined(&self, owner: &HarshDomain) -> u64 {
+        self.0.state().grants.quarantined(|grant| grant.owner.domain == owner.process.domain)
+    }
+
+    /// Lets a domain share at most `bytes`, quarantine included.
+    pub fn limit_memory(&self, domain: &HarshDomain, bytes: u64) {
+        if let Some(domain) = self.0.state().domains.get_mut(domain.name()) {
+            domain.memory_max = bytes;
+        }
+    }
+
+    /// A hand on each segment that a domain shares, in the order in which they were made.
+    ///
+    /// # Errors
+    /// [`Limit`](tombolo_domain::Error::Limit) where descriptors run out.
+    pub fn forgers(&self, liar: &HarshDomain) -> Result<Vec<Forger>> {
+        let state = self.0.state();
+        let own = state.grants.iter().filter(|grant| grant.owner.domain == liar.process.domain);
+        own.map(|grant| Forger::new(&grant.memory, grant.len)).collect()
+    }
+
+    /// Shows each segment that a domain shares to `lie` and stores the words that it changed, in the place of an owner
+    /// that lies.
+    ///
+    /// # Errors
+    /// [`Limit`](tombolo_domain::Error::Limit) where descriptors run out.
+    pub fn mutate(&self, liar: &HarshDomain, mut lie: impl FnMut(&mut [u8])) -> Result<()> {
+        for forger in self.forgers(liar)? {
+            let mut before = vec![0; forger.len()];
+            forger.read(0, &mut before);
+            let mut after = before.clone();
+            lie(&mut after);
+            let words = before.chunks(8).zip(after.chunks(8)).enumerate();
+            words.filter(|(_, (old, new))| old != new).for_each(|(at, (_, new))| forger.write(at * 8, new));
+        }
+        Ok(())
+    }
+}
+
+/// Rings for nothing, until it is dropped.
+#[derive(Debug)]
+pub struct Storm {
+    rings: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Storm {
+    /// How often it has rung.
+    #[must_use]
+    pub fn rings(&self) -> u64 {
+        self.rings.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Storm {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! One end of a link as the hypervisor sees it: what came in, and the descriptors that tell.
+
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::event::EventfdFlags;
+
+use super::{domain::Process, grants::Reference};
+use tombolo_domain::{Error, Life, Result, Slot};
+
+/// Names an end for as long as the hypervisor lives.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct EndId(pub(super) u64);
+
+/// A descriptor that polls readable while it is raised. Only the hypervisor touches it.
+#[derive(Clone, Debug)]
+pub(super) struct Signal(Arc<OwnedFd>);
+
+impl Signal {
+    pub(super) fn new() -> Result<Self> {
+        let fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        fd.map(|fd| Self(Arc::new(fd))).map_err(|error| Error::os("eventfd", error))
+    }
+
+    pub(super) fn set(&self, raised: bool) {
+        // Both can only fail because the level is there already.
+        let _ = if raised {
+            rustix::io::write(&self.0, &1u64.to_ne_bytes())
+        } else {
+            rustix::io::read(&self.0, &mut [0; 8])
+        };
+    }
+}
+
+impl AsFd for Signal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A control message on its way.
+#[derive(Debug)]
+pub(super) struct Sent {
+    pub(super) message: Vec<u8>,
+    pub(super) reference: Option<Reference>,
+}
+
+/// What the hypervisor brings to an end.
+#[derive(Debug)]
+pub(super) enum Event {
+    Message(Sent),
+    /// Which slot is not told: there is one bell.
+    Ring,
+    /// Nothing more will come, and why.
+    Over(Life),
+}
+
+/// The descriptors of an end.
+#[derive(Clone, Debug)]
+pub(super) struct Signals {
+    pub(super) mail: Signal,
+    pub(super) bells: [Signal; 2],
+}
+
+impl Signals {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self { mail: Signal::new()?, bells: [Signal::new()?, Signal::new()?] })
+    }
+
+    pub(super) fn raise_all(&self) {
+        self.mail.set(true);
+        self.bells.iter().for_each(|bell| bell.set(true));
+    }
+}
+
+/// One end of a link.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) process: Process,
+    pub(super) peer: EndId,
+    pub(super) peer_domain: Arc<str>,
+    pub(super) signals: Signals,
+    /// Why nothing more will come, once that is so.
+    pub(super) over: Option<Life>,
+    inbox: VecDeque<Sent>,
+    rung: [bool; 2],
+    /// What is held while one of the two domains is paused.
+    transit: VecDeque<Event>,
+}
+
+impl End {
+    pub(super) fn new(process: Process, peer: EndId, peer_domain: Arc<str>, signals: Signals) -> Self {
+        let (inbox, transit) = (VecDeque::new(), VecDeque::new());
+        Self { process, peer, peer_domain, signals, over: None, inbox, rung: [false; 2], transit }
+    }
+
+    /// Messages that take room.
+    pub(super) fn outstanding(&self) -> usize {
+        self.inbox.len() + self.transit.iter().filter(|event| matches!(event, Event::Message(_))).count()
+    }
+
+    pub(super) fn hold(&mut self, event: Event) {
+        let again = matches!(event, Event::Ring) && matches!(self.transit.back(), Some(Event::Ring));
+        if !again {
+            self.transit.push_back(event);
+        }
+    }
+
+    /// Brings what was held, in order.
+    pub(super) fn release(&mut self) {
+        for event in std::mem::take(&mut self.transit) {
+            self.deliver(event);
+        }
+    }
+
+    pub(super) fn deliver(&mut self, event: Event) {
+        match event {
+            Event::Message(sent) => {
+                self.inbox.push_back(sent);
+                self.signals.mail.set(true);
+            }
+            Event::Ring => {
+                for slot in Slot::ALL {
+                    if !std::mem::replace(&mut self.rung[slot.index()], true) {
+                        self.signals.bells[slot.index()].set(true);
+                    }
+                }
+            }
+            Event::Over(life) => {
+                self.over.get_or_insert(life);
+                self.signals.raise_all();
+            }
+        }
+    }
+
+    pub(super) fn take_message(&mut self) -> Option<Sent> {
+        let sent = self.inbox.pop_front();
+        if self.inbox.is_empty() && self.over.is_none() {
+            self.signals.mail.set(false);
+        }
+        sent
+    }
+
+    pub(super) fn is_rung(&self, slot: Slot) -> bool {
+        self.rung[slot.index()]
+    }
+
+    pub(super) fn drain(&mut self, slot: Slot) {
+        self.rung[slot.index()] = false;
+        if self.over.is_none() {
+            self.signals.bells[slot.index()].set(false);
+        }
+    }
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer testing. Uses: domain, layout, mem.
+//!
+//! What the tests of several crates share. [`harsh`] is a hypervisor in one process that has the bad habits of all
+//! hypervisors at once. [`conformance`] is the suite that every backend must pass. No crate that ships depends on this one.
+#![forbid(unsafe_code)]
+
+pub mod conformance;
+pub mod harsh;

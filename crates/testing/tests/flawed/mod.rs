@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The harsh double with one flaw, for the canaries.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+mod bell;
+mod link;
+mod rendezvous;
+
+use std::{
+    fmt, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tombolo_domain::{Doorbell, Link, Rendezvous};
+use tombolo_testing::conformance::{Fixture, Mortal, set_patience};
+
+use crate::support::Harsh;
+
+/// What is wrong with a backend.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flaw {
+    None,
+    // Memory.
+    DirtyAtOwner,
+    DirtyAtPeer,
+    LongMapping,
+    CopyAtPeer,
+    FirstSegmentAgain,
+    RetiredIsReused,
+    QuarantineForEver,
+    OutlivesInWords,
+    // Doorbell.
+    NotSticky,
+    LosesSomeRings,
+    EndBeforeRing,
+    RingBlocks,
+    WaitsForEver,
+    WaitsForNothing,
+    WakesOneSlot,
+    SleepsThroughTheEnd,
+    DrainsNothing,
+    DrainsLate,
+    DrainsAll,
+    // Control messages.
+    JoinsMessages,
+    ReversesMessages,
+    CutsMessages,
+    RecvBlocks,
+    SendBlocks,
+    LosesMessages,
+    EndBeforeMessages,
+    IgnoresMax,
+    AlwaysMemory,
+    // Life.
+    LifeIsEternal,
+    DeadWhileAlive,
+    PausedIsGone,
+    // Rendezvous.
+    ConnectTimesOut,
+    RenamesServices,
+    LeavesListener,
+    KeepsStaleNames,
+    AcceptBlocks,
+    AcceptsNewest,
+    // Links and bells.
+    SilentDescriptors,
+    RestlessDescriptors,
+}
+
+/// What all parts of one flawed backend share.
+#[derive(Clone)]
+pub struct Shared {
+    pub flaw: Flaw,
+    /// Never readable, or always: with its other end, or without.
+    stuck: Arc<(io::PipeReader, Option<io::PipeWriter>)>,
+    /// The memory behind the last mapping that is a copy.
+    pub copy: Arc<Mutex<Option<OwnedFd>>>,
+    pub bells: Arc<Mutex<Vec<Arc<dyn Doorbell>>>>,
+}
+
+impl Shared {
+    /// `fd`, or one that is always or never readable.
+    pub fn fd<'a>(&'a self, fd: BorrowedFd<'a>) -> BorrowedFd<'a> {
+        let stuck = matches!(self.flaw, Flaw::SilentDescriptors | Flaw::RestlessDescriptors);
+        if stuck { self.stuck.0.as_fd() } else { fd }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.flaw.fmt(f)
+    }
+}
+
+/// Blocks until the end of the process.
+fn block() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+pub struct Flawed {
+    inner: Harsh,
+    shared: Shared,
+    pub a: rendezvous::FlawedDomain,
+    pub b: rendezvous::FlawedDomain,
+}
+
+impl Flawed {
+    pub fn new(flaw: Flaw) -> Self {
+        // What the flaw prevents is waited for in vain.
+        set_patience(Duration::from_secs(1));
+        let (reader, writer) = io::pipe().expect("there are descriptors");
+        let stuck = Arc::new((reader, (flaw != Flaw::RestlessDescriptors).then_some(writer)));
+        let shared = Shared { flaw, stuck, copy: Arc::default(), bells: Arc::default() };
+        let inner = Harsh::new();
+        let [a, b] = [&inner.a, &inner.b].map(|domain| rendezvous::FlawedDomain::new(domain.clone(), &shared));
+        Self { inner, shared, a, b }
+    }
+}
+
+impl Fixture for Flawed {
+    fn listening(&self) -> &dyn Rendezvous {
+        &self.a
+    }
+
+    fn connecting(&self) -> &dyn Rendezvous {
+        &self.b
+    }
+
+    fn service(&self) -> String {
+        self.inner.service()
+    }
+
+    fn stale_service(&self) -> Option<String> {
+        if self.shared.flaw != Flaw::KeepsStaleNames {
+            return self.inner.stale_service();
+        }
+        let service = self.inner.service();
+        std::mem::forget(self.inner.a.listen(&service).expect("a fresh service is free"));
+        Some(service)
+    }
+
+    fn mortal(&self) -> Option<Box<dyn Mortal>> {
+        Some(self.inner.mortal_behind(|link| self.wrap(link)))
+    }
+}
+
+impl Flawed {
+    fn wrap(&self, link: Box<dyn Link>) -> Box<dyn Link> {
+        Box::new(link::FlawedLink::new(link, &self.shared))
+    }
+}
