@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::error::{Error, Os, Result};
-use crate::pair::Scratch;
+use crate::scratch::Scratch;
 use crate::worker::ARGUMENT;
 
 /// The first byte of a connection says what it is for.

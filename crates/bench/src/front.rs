@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use crate::apart;
 use crate::args::{BenchArgs, Plan};
+use crate::console::{Console, exit_code};
 use crate::error::{Os, Result};
 use crate::report;
-use crate::result::Skip;
 use crate::run::{Event, run};
 use crate::table;
 use crate::worker::chain;
@@ -67,30 +67,4 @@ fn measure(args: &BenchArgs) -> Result<u8> {
         other => other.os("writing the results")?,
     }
     Ok(exit_code(outcome.measurements.is_empty(), &outcome.skips))
-}
-
-/// 2 if something failed, 1 if there is nothing to show, else 0.
-pub(crate) fn exit_code(nothing: bool, skips: &[Skip]) -> u8 {
-    if skips.iter().any(|s| s.failed) { 2 } else { u8::from(nothing) }
-}
-
-/// Standard error: the progress, if it is a terminal, and what was skipped.
-pub(crate) struct Console {
-    terminal: bool,
-}
-
-impl Console {
-    pub(crate) fn new() -> Self {
-        Self { terminal: io::IsTerminal::is_terminal(&io::stderr()) }
-    }
-
-    pub(crate) fn progress(&self, title: &str, done: usize, total: usize) {
-        if self.terminal {
-            eprint!("\r{title}{done}/{total} samples\x1b[K{}", if done == total { "\r\x1b[K" } else { "" });
-        }
-    }
-
-    pub(crate) fn skipped(&self, skip: &Skip) {
-        eprintln!("{}{skip}", if self.terminal { "\r\x1b[K" } else { "" });
-    }
 }

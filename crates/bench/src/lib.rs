@@ -31,6 +31,7 @@ pub mod usage;
 
 mod apart;
 mod args;
+mod console;
 mod front;
 mod load;
 mod loops;
@@ -38,7 +39,9 @@ mod meter;
 mod pair;
 mod result;
 mod run;
+mod scratch;
 mod stopwatch;
+mod wire;
 mod worker;
 
 pub use apart::Peer;

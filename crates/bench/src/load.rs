@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::job::{Job, Report, Times};
 use crate::meter::{pattern, take};
 use crate::stats;
-use crate::transport::End;
+use crate::wire::End;
 
 /// Bytes of a message that say when it was due.
 const STAMP: usize = 8;

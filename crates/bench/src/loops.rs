@@ -14,8 +14,8 @@ use crate::job::{Mode, Report, Role, Test};
 use crate::load;
 use crate::meter::{Meter, chunk, pattern, stamp, take};
 use crate::stopwatch::Stopwatch;
-use crate::transport::{Context, End, Wire};
 use crate::usage::{self, Usage};
+use crate::wire::{Context, End, Wire};
 
 /// First bytes of the requests: two that alternate, and the last.
 const STAMPS: [u8; 2] = [1, 2];

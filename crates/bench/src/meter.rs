@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::job::Report;
-use crate::transport::End;
+use crate::wire::End;
 
 /// A receiver of a stream takes up to this much at once, or a message if that is more.
 const GULP: usize = 64 << 10;

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The driver's side of a pair of workers: starts them, tells them what to do, loses patience, cleans up.
 
-use std::fs::{self, DirBuilder};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -18,7 +14,8 @@ use rustix::time::Timespec;
 use crate::apart::Peer;
 use crate::error::{Error, Os, Result};
 use crate::job::{Job, Order, Reply, Report, Test};
-use crate::transport::Namespaces;
+use crate::scratch::Scratch;
+use crate::wire::Namespaces;
 use crate::worker::ARGUMENT;
 
 /// Addresses of the two ends of the veth pair: in namespaces of our own nothing can collide with them.
@@ -98,7 +95,7 @@ impl Pair {
         let program = std::env::current_exe().os("finding this program")?.to_string_lossy().into_owned();
         let [orders, cord] = peer.reach()?;
         let mut left = command(false, &[&program]);
-        left.args([ARGUMENT, "left"]).arg(&scratch.0).arg(peer.channels.as_deref().unwrap_or_default());
+        left.args([ARGUMENT, "left"]).arg(scratch.path()).arg(peer.channels.as_deref().unwrap_or_default());
         let left = Worker::spawn(left, cord)?;
         let mut workers = [left, Worker { child: None, control: orders.into(), heard: Vec::new() }];
         for worker in &mut workers {
@@ -185,7 +182,7 @@ struct Worker {
 
 impl Worker {
     fn start(mut command: Command, role: &str, link: OwnedFd, scratch: &Scratch) -> Result<Self> {
-        command.args([ARGUMENT, role]).arg(&scratch.0);
+        command.args([ARGUMENT, role]).arg(scratch.path());
         Self::spawn(command, link)
     }
 
@@ -253,30 +250,5 @@ impl Drop for Worker {
             let _ = child.kill();
             let _ = child.wait();
         }
-    }
-}
-
-/// A directory that only this user can enter, and that goes away.
-pub(crate) struct Scratch(PathBuf);
-
-impl Scratch {
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    pub(crate) fn new() -> Result<Self> {
-        static SERIAL: AtomicU32 = AtomicU32::new(0);
-        // ORDER: none needed; each caller only wants a number of its own.
-        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("tombolo-bench-{}-{serial}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&path).os("making a directory for sockets")?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // Nothing to be done about a directory that cannot be removed.
-        let _ = fs::remove_dir_all(&self.0);
     }
 }

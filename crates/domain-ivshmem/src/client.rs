@@ -2,8 +2,7 @@
 //! V-1, V-2. A program and the broker of its own kernel, over a UNIX socket.
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
-    mem::MaybeUninit,
+    io::{self, IoSlice},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -11,66 +10,22 @@ use std::{
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec},
     io::Errno,
-    net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
-        SocketFlags, SocketType,
-    },
+    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Pid, Uid},
 };
-use tombolo_control::{MESSAGE_MAX, Message, Name, Path as Way, Said, VERSION, channel_is_sound, code};
+use tombolo_control::{Message, Name, Said, VERSION, channel_is_sound};
 use tombolo_domain::{Deadline, Error, Result, wait_readable};
 
-use crate::{link::VmLink, mailbox::malformed, port::Port};
+use crate::{
+    link::VmLink,
+    mailbox::malformed,
+    port::Port,
+    socket::{receive, refused},
+};
 
 /// How long the broker of one's own kernel may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Most descriptors that the kernel lets anyone put into one datagram.
-const SCM_MAX_FD: usize = 253;
-
-/// The next message and what came with it; none while there is none.
-pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Said, Vec<OwnedFd>)>> {
-    let mut buffer = [0; MESSAGE_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = loop {
-        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
-            Ok(received) => break received,
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Ok(None),
-            Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(Error::PeerGone),
-            Err(error) => return Err(Error::os("recvmsg", error)),
-        }
-    };
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            descriptors.extend(rights);
-        }
-    }
-    if received.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(Error::os("recvmsg", Errno::MFILE));
-    }
-    match (received.bytes, received.flags.contains(ReturnFlags::TRUNC)) {
-        (0, _) => Err(Error::PeerGone),
-        (_, true) => Err(malformed("B-1", "message is too long")),
-        (len, false) => {
-            let said =
-                Said::decode(Way::Socket, &buffer[..len]).map_err(|fault| malformed(fault.clause, fault.what))?;
-            Ok(Some((said, descriptors)))
-        }
-    }
-}
-
-/// Whether `fd` polls as hung up.
-pub(crate) fn hung_up(fd: BorrowedFd<'_>) -> bool {
-    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(rustix::event::poll(&mut polled, Some(&now)), Ok(1)) && polled[0].revents().contains(PollFlags::HUP)
-}
-
 /// Who one is to a broker, which knows it from when the socket was connected.
 type Who = (Pid, Uid, Gid);
 
@@ -280,30 +235,16 @@ fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmLink> {
     VmLink::new(Port::new(descriptors, (offset, len))?, socket, peer.as_str().into(), address)
 }
 
-/// B-15. What a refusal means.
-pub(crate) fn refused(code: u16, reason: &str, address: &str) -> Error {
-    match code {
-        // That nobody listens the error says itself; any other cause is the broker's to name.
-        code::NOT_FOUND if reason.starts_with("nobody") => Error::NotFound(address.into()),
-        code::NOT_FOUND => Error::NotFound(format!("{address}, as {}", reason.escape_debug())),
-        code::EXISTS => Error::InUse(address.into()),
-        code::DENIED => Error::Denied(format!("{address}: {}", reason.escape_debug())),
-        code::QUOTA => Error::Quota(format!("{address} is not to be had: {}", reason.escape_debug())),
-        _ => Error::Os {
-            call: "the broker",
-            path: Some(address.into()),
-            source: io::Error::other(reason.escape_debug().to_string()),
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::mem::MaybeUninit;
+
     use rustix::{
         event::EventfdFlags,
         fs::MemfdFlags,
         net::{SendAncillaryBuffer, SendAncillaryMessage},
     };
+    use tombolo_control::code;
     use tombolo_domain::{Link as _, Memory as _};
 
     use super::*;

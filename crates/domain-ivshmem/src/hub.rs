@@ -24,9 +24,9 @@ use tombolo_control::Message;
 use tombolo_domain::{Deadline, Doorbell, Error, Life, Result, Slot, Spin, Woken};
 
 use crate::{
-    client,
     mailbox::{self, OwnPage, PeerPage},
     port::{self, BELLS, Port, Range},
+    socket,
 };
 
 /// What an event is about. A ring comes before an end.
@@ -174,7 +174,7 @@ impl Hub {
     pub(crate) fn life(&self) -> Life {
         let mut known = self.known();
         // Before the broker, which says Close of a link that was taken away as well.
-        if let Some(device) = self.port.hang_up().filter(|_| known.hangs_up && client::hung_up(self.port.own().fd())) {
+        if let Some(device) = self.port.hang_up().filter(|_| known.hangs_up && socket::hung_up(self.port.own().fd())) {
             self.unwatch(device);
             known.hangs_up = false;
             self.end(&mut known, Life::Revoked);
@@ -190,7 +190,7 @@ impl Hub {
 
     fn hear(&self, known: &mut Known) {
         while let Some(socket) = &known.socket {
-            match client::receive(socket.as_fd()) {
+            match socket::receive(socket.as_fd()) {
                 Ok(None) => return,
                 Ok(Some((said, descriptors))) => match said.message {
                     Message::Accept { offset, len } => {
@@ -199,7 +199,7 @@ impl Hub {
                         }
                     }
                     Message::Refuse { code, reason } if !self.peer.is_there() => {
-                        self.refuse(known, client::refused(code, reason.as_str(), &self.address));
+                        self.refuse(known, socket::refused(code, reason.as_str(), &self.address));
                     }
                     Message::Life { life: tombolo_control::Life::DomainGone, .. } => self.end(known, Life::DomainGone),
                     Message::Life { .. } if self.is_over.load(Ordering::Acquire) => {}

@@ -30,6 +30,7 @@ mod mailbox;
 pub mod module;
 mod pool;
 mod port;
+mod socket;
 mod sys;
 pub mod uapi;
 

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::{OwnSegment, loss::Watched};
+use crate::loss::Watched;
 
 /// A shared mapping of `len` bytes.
 #[derive(Debug)]
@@ -108,20 +108,6 @@ pub(crate) fn count_present(fd: BorrowedFd<'_>, len: u64) -> Option<u64> {
     (!failed).then(|| (pages[0] + pages[3]) * rustix::param::page_size() as u64)
 }
 
-impl OwnSegment {
-    /// Maps `len` bytes of `fd` from `offset` on: for a backend whose memory comes from a device.
-    ///
-    /// # Errors
-    /// What the kernel says to `mmap`.
-    ///
-    /// # Safety
-    /// For as long as the mapping lives, which [`guarded`](Self::guarded) can tell, nothing else writes these bytes, in
-    /// this process, another or another domain; and the memory stays where it is.
-    pub unsafe fn map_only(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
-        Ok(Self::from_only_writable(Mapping::new(fd, offset, len, Access::ReadWrite)?))
-    }
-}
-
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.watched = None;
@@ -132,27 +118,6 @@ impl Drop for Mapping {
         // this mapping alive, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "munmap of a whole mapping cannot fail");
-    }
-}
-
-impl OwnSegment {
-    /// Maps `len` bytes of `fd` from `offset` on as a segment of this end, for a backend whose memory is a part of a
-    /// device. That may be unplugged: see [`OwnControl::is_lost`](crate::OwnControl::is_lost). Drops `guard` as
-    /// [`PeerSegment::map_guarded`](crate::PeerSegment::map_guarded) does.
-    ///
-    /// # Errors
-    /// What the kernel says to `mmap`.
-    ///
-    /// # Safety
-    /// For as long as the segment and what was split off it live, nobody else writes these bytes: no other process, no
-    /// other domain, no other mapping in this process.
-    pub unsafe fn map_revocable(
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        len: usize,
-        guard: impl Any + Send + Sync,
-    ) -> io::Result<Self> {
-        Mapping::revocable(fd, offset, len, Access::ReadWrite).map(|it| Self::from_only_writable(it.guarded(guard)))
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Segments: one owner writes, one or more peers read.
 
+mod device;
+
 use std::{any::Any, io, os::fd::BorrowedFd, sync::Arc};
 
 use crate::{

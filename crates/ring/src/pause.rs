@@ -10,8 +10,6 @@ use std::{
 
 use tombolo_mem::Mem;
 
-use crate::spin::clock;
-
 /// No CPU takes this long by itself.
 const DEAR: Duration = Duration::from_nanos(300);
 /// It is timed some at once, some times, of which the quickest counts: in the others something else may have come between.
@@ -51,6 +49,15 @@ fn measured() -> Duration {
         since.elapsed()
     };
     (0..TIMES).map(some).min().unwrap_or_default().saturating_sub(clock())
+}
+
+/// How long a look at the clock takes.
+pub(crate) fn clock() -> Duration {
+    static TOOK: OnceLock<Duration> = OnceLock::new();
+    *TOOK.get_or_init(|| {
+        let look = || Instant::now().elapsed();
+        (0..8).map(|_| look()).min().unwrap_or_default()
+    })
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use tombolo_mem::Mem;
 
 use crate::{
     Deadline,
-    pause::{leaves_machine, pause},
+    pause::{clock, leaves_machine, pause},
 };
 
 /// Budget to begin with, and to come back to when short waits are seen again.
@@ -363,15 +363,6 @@ impl Spin {
             }
         }
     }
-}
-
-/// How long a look at the clock takes.
-pub(crate) fn clock() -> Duration {
-    static TOOK: OnceLock<Duration> = OnceLock::new();
-    *TOOK.get_or_init(|| {
-        let look = || Instant::now().elapsed();
-        (0..8).map(|_| look()).min().unwrap_or_default()
-    })
 }
 
 impl Default for Spin {

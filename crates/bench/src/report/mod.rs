@@ -16,8 +16,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use crate::args::{BenchArgs, Plan};
+use crate::console::{Console, exit_code};
 use crate::error::{Error, Result};
-use crate::front::{Console, exit_code};
 use crate::run::{Event, run};
 use crate::table;
 
