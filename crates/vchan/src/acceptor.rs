@@ -8,65 +8,31 @@
 use std::{
     collections::HashMap,
     mem::MaybeUninit,
-    os::fd::{AsFd, OwnedFd},
-    sync::{
-        Arc, LazyLock, Mutex, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
+    sync::{Arc, LazyLock, Mutex, Weak},
 };
 
-use nix::sys::signal::SigSet;
 use rustix::event::epoll;
-use tombolo::{Listener, Options, Stream};
+use tombolo::{Options, Stream};
 
 use crate::{
     backends,
     border::{Fault, Outcome},
-    domains, hello, original,
+    domains,
+    door::{self, Door},
+    hello, original,
     place::{Place, Role},
-    vchan::{Halves, Inner, Vchan, lock},
+    threads::{lock, spawn},
+    vchan::{Halves, Inner, Vchan},
 };
 
 /// Bytes of the ring that a client has unless the server asks for a larger one.
 pub(crate) const CLIENTS_RING: u64 = 64 << 10;
-/// What little these threads do takes little.
-const STACK: usize = 256 << 10;
 
 /// A ring of `min` bytes at least.
 fn ring(min: usize) -> Outcome<u64> {
     let too_large = || Fault::with(libc::EINVAL, format!("a ring of {min} bytes: {} are the most", hello::RING_MOST));
     let ring = (min as u64).max(4096).checked_next_power_of_two().ok_or_else(too_large)?;
     if ring <= hello::RING_MOST { Ok(ring) } else { Err(too_large()) }
-}
-
-/// Where a server waits.
-#[derive(Debug)]
-pub(crate) struct Door {
-    listener: Listener<Stream>,
-    id: u64,
-    /// What it asks of a client.
-    ring: u64,
-}
-
-impl Door {
-    /// Lets the next client in.
-    pub(crate) fn open(&self) {
-        // What listens is in no set, or in ours.
-        let _ =
-            epoll::add(&ACCEPTOR.set, self.listener.as_fd(), epoll::EventData::new_u64(self.id), epoll::EventFlags::IN);
-    }
-
-    fn shut(&self) {
-        let _ = epoll::delete(&ACCEPTOR.set, self.listener.as_fd());
-    }
-}
-
-impl Drop for Door {
-    fn drop(&mut self) {
-        self.shut();
-        lock(&ACCEPTOR.servers).remove(&self.id);
-    }
 }
 
 /// A server at `place`.
@@ -85,41 +51,25 @@ fn serve_at(address: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> 
     ACCEPTOR.start()?;
     let listener = backends::listen::<Stream>(address, &options)?;
     let vchan = Vchan::new(Role::Server, read as usize, write as usize)?;
-    let id = ACCEPTOR.last.fetch_add(1, Ordering::Relaxed);
-    let door = Door { listener, id, ring: read };
-    lock(&ACCEPTOR.servers).insert(id, Arc::downgrade(&vchan.0));
+    let door = Door::new(listener, read);
+    let mut servers = lock(&ACCEPTOR.servers);
+    servers.retain(|_, server| server.strong_count() > 0);
+    servers.insert(door.id(), Arc::downgrade(&vchan.0));
+    drop(servers);
     let mut place = lock(&vchan.0.door);
     place.insert(door).open();
     drop(place);
     Ok(vchan)
 }
 
-static ACCEPTOR: LazyLock<Acceptor> = LazyLock::new(|| Acceptor {
-    set: epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor for the doors of vchans"),
-    servers: Mutex::default(),
-    last: AtomicU64::new(1),
-    runs: Mutex::new(0),
-});
+static ACCEPTOR: LazyLock<Acceptor> = LazyLock::new(|| Acceptor { servers: Mutex::default(), runs: Mutex::new(0) });
 
 #[derive(Debug)]
 struct Acceptor {
-    /// All doors that are open.
-    set: OwnedFd,
+    /// Those that were not closed when the last one came, by their doors.
     servers: Mutex<HashMap<u64, Weak<Inner>>>,
-    last: AtomicU64,
     /// The process in which the thread runs: one made by fork has none.
     runs: Mutex<u32>,
-}
-
-/// A thread that takes none of the program's signals.
-pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<()> {
-    let mut mask = SigSet::empty();
-    let masked = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map(|old| mask = old);
-    let spawned = thread::Builder::new().name(name.into()).stack_size(STACK).spawn(work);
-    if masked.is_ok() {
-        let _ = mask.thread_set_mask();
-    }
-    Ok(spawned.map(drop)?)
 }
 
 impl Acceptor {
@@ -135,7 +85,7 @@ impl Acceptor {
     fn run(&self) {
         let mut events = [MaybeUninit::uninit(); 16];
         loop {
-            let Ok((events, _)) = epoll::wait(&self.set, &mut events, None) else { continue };
+            let Ok((events, _)) = epoll::wait(door::open_doors(), &mut events, None) else { continue };
             for event in &*events {
                 let server = lock(&self.servers).get(&event.data.u64()).and_then(Weak::upgrade);
                 if let Some(server) = server {
@@ -150,9 +100,7 @@ impl Acceptor {
 fn knock(server: &Arc<Inner>) {
     let mut place = lock(&server.door);
     let Some(door) = &mut *place else { return };
-    let Ok(Some(stream)) = door.listener.try_accept() else { return };
-    door.shut();
-    let ring = door.ring;
+    let Some((stream, ring)) = door.accept() else { return };
     drop(place);
     let greeted = Arc::downgrade(server);
     let greeting = spawn("vchan-greeting", move || {

@@ -33,7 +33,7 @@ pub(crate) mod harsh {
     use tombolo::Backends;
     use tombolo_testing::harsh::{HarshDomain, Hypervisor};
 
-    use crate::vchan::lock;
+    use crate::threads::lock;
 
     /// Two domains.
     #[derive(Debug)]

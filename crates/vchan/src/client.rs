@@ -6,12 +6,13 @@ use std::{sync::Arc, thread, time::Duration};
 use tombolo::{Options, Stream};
 
 use crate::{
-    acceptor::{CLIENTS_RING, spawn},
+    acceptor::CLIENTS_RING,
     backends,
     border::{Fault, Outcome},
     domains::{self, Domain},
     hello, original,
     place::{Place, Role},
+    threads::spawn,
     vchan::{Halves, Inner, Vchan},
 };
 

@@ -13,11 +13,11 @@ use std::{
 };
 
 use crate::{
-    acceptor::spawn,
     border::{Fault, Outcome},
     original,
     place::{Place, Role},
-    vchan::{Inner, lock},
+    threads::{lock, spawn},
+    vchan::Inner,
 };
 
 /// Time between two questions for one domain.

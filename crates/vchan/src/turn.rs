@@ -23,7 +23,7 @@ use std::{
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-use crate::vchan::lock;
+use crate::threads::lock;
 
 /// One thread that comes so often in a row becomes the favourite.
 const OFTEN: u32 = 32;

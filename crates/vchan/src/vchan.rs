@@ -12,7 +12,7 @@ mod writing;
 use std::{
     os::fd::{AsRawFd, OwnedFd, RawFd},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Condvar, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU8, Ordering},
     },
 };
@@ -21,11 +21,12 @@ use rustix::event::{EventfdFlags, eventfd};
 use tombolo::vchan::{Live, Server, Watch};
 
 use crate::{
-    acceptor::Door,
     bell::Bell,
     border::{Fault, Outcome},
+    door::Door,
     place::Role,
     side::{Incoming, Outgoing},
+    threads::lock,
     turn::{Turn, Turns},
 };
 use reading::{Reading, Took};
@@ -81,11 +82,6 @@ pub(crate) struct Inner {
     watch: Mutex<Option<OwnedFd>>,
     /// There is one.
     joining: AtomicBool,
-}
-
-/// A panic elsewhere leaves what is inside as usable as it was: each step of it is whole.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Vchan {

@@ -7,8 +7,8 @@ use std::{
 };
 
 use super::{
-    domain::Process,
-    end::{EndId, Signal, Signals},
+    end::{Signal, Signals},
+    ids::{EndId, Process},
     world::World,
 };
 use tombolo_domain::{Deadline, Doorbell, Result, Slot, Woken, wait_readable};

@@ -9,7 +9,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use super::{HarshDomain, domain::Process, end::Event, forger::Forger, world::World};
+use super::{domain::HarshDomain, end::Event, forger::Forger, ids::Process, world::World};
 use tombolo_domain::{Life, Result};
 
 /// The third party: it makes domains, knows how they are and does as it is told to them.

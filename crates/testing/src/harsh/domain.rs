@@ -11,17 +11,11 @@ use std::{
 use super::{
     BACKLOG_MAX,
     end::Signal,
+    ids::Process,
     link::HarshLink,
     world::{Backlog, State, World},
 };
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
-
-/// Who owns what.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Process {
-    pub(super) domain: Arc<str>,
-    pub(super) number: u64,
-}
 
 /// A process in a domain of a [`Hypervisor`](super::Hypervisor). Services are named `DOMAIN/SERVICE`; a process listens
 /// only in its own domain.

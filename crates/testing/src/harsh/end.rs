@@ -9,12 +9,8 @@ use std::{
 
 use rustix::event::EventfdFlags;
 
-use super::{domain::Process, grants::Reference};
+use super::ids::{EndId, Process, Reference};
 use tombolo_domain::{Error, Life, Result, Slot};
-
-/// Names an end for as long as the hypervisor lives.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct EndId(pub(super) u64);
 
 /// A descriptor that polls readable while it is raised. Only the hypervisor touches it.
 #[derive(Clone, Debug)]

@@ -3,12 +3,8 @@
 
 use std::{collections::BTreeMap, os::fd::OwnedFd};
 
-use super::{domain::Process, end::EndId};
+use super::ids::{EndId, Process, Reference};
 use tombolo_domain::{Error, Result};
-
-/// The number by which memory is passed. Never reused.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Reference(u64);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mapped {

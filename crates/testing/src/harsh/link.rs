@@ -14,9 +14,8 @@ use tombolo_mem::{OwnSegment, PeerSegment, create_forgeable};
 use super::{
     MESSAGES_MAX,
     bell::HarshBell,
-    domain::Process,
-    end::{EndId, Event, Sent, Signals},
-    grants::Reference,
+    end::{Event, Sent, Signals},
+    ids::{EndId, Process, Reference},
     world::World,
 };
 use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result};

@@ -17,7 +17,8 @@
 //!
 //! # Example
 //! ```
-//! use tombolo_domain::{Deadline, Life, Listener, Rendezvous, harsh::Hypervisor};
+//! use tombolo_domain::{Deadline, Life, Listener, Rendezvous};
+//! use tombolo_testing::harsh::Hypervisor;
 //!
 //! let hypervisor = Hypervisor::new();
 //! let (a, b) = (hypervisor.domain("a"), hypervisor.domain("b"));
@@ -41,6 +42,7 @@ mod domain;
 mod end;
 mod forger;
 mod grants;
+mod ids;
 mod link;
 mod world;
 

@@ -8,9 +8,9 @@ use std::{
 
 use super::{
     MEMORY_MAX,
-    domain::Process,
-    end::{End, EndId, Event, Signal, Signals},
+    end::{End, Event, Signal, Signals},
     grants::Grants,
+    ids::{EndId, Process},
 };
 use tombolo_domain::{Error, Life, Result};
 

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Threads of the library within somebody else's program, and what they share.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+use nix::sys::signal::SigSet;
+
+use crate::border::Outcome;
+
+/// What little these threads do takes little.
+const STACK: usize = 256 << 10;
+
+/// A panic elsewhere leaves what is inside as usable as it was: each step of it is whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread that takes none of the program's signals.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<()> {
+    let mut mask = SigSet::empty();
+    let masked = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map(|old| mask = old);
+    let spawned = thread::Builder::new().name(name.into()).stack_size(STACK).spawn(work);
+    if masked.is_ok() {
+        let _ = mask.thread_set_mask();
+    }
+    Ok(spawned.map(drop)?)
+}
