@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod backends;
 mod connect;
 mod end;
 mod error;
@@ -25,7 +26,8 @@ mod waiter;
 mod watch;
 
 pub use address::{Address, AddressError};
-pub use connect::{Backends, Channel};
+pub use backends::Backends;
+pub use connect::Channel;
 pub use end::Ending;
 pub use error::Error;
 pub use listen::Listener;
