@@ -7,6 +7,7 @@ mod header;
 mod layers;
 mod licences;
 mod locks;
+mod prose;
 mod size;
 mod spdx;
 mod tables;
@@ -44,7 +45,7 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 10] = [
+const CHECKS: [Check; 11] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
     Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
@@ -54,6 +55,7 @@ const CHECKS: [Check; 10] = [
     Check { name: "locks", run: |project| locks::check(&project.workspace, &project.tree) },
     Check { name: "header", run: |project| header::check(&project.workspace.root, &project.tree) },
     Check { name: "docs", run: |project| docs::check(&project.tree) },
+    Check { name: "prose", run: |project| prose::check(&project.tree) },
     Check { name: "tables", run: |project| tables::check(&project.tree) },
 ];
 
@@ -61,6 +63,9 @@ const CHECKS: [Check; 10] = [
 pub fn find(name: &str) -> Option<&'static Check> {
     CHECKS.iter().find(|check| check.name == name)
 }
+
+/// Sentences in the doc comments of Rust. Apart from the table until they all pass.
+pub const DOC_COMMENTS: Check = Check { name: "prose", run: |project| prose::check_doc_comments(&project.tree) };
 
 /// Runs one check and prints all it has to say; true if it passed.
 pub fn run_one(check: &Check, project: &Project) -> bool {
