@@ -8,6 +8,7 @@ mod header;
 mod layers;
 mod licences;
 mod locks;
+mod prose;
 mod size;
 mod spdx;
 mod tables;
@@ -56,6 +57,7 @@ const CHECKS: [Check; 11] = [
     Check { name: "locks", run: |project| locks::check(&project.workspace, &project.tree) },
     Check { name: "header", run: |project| header::check(&project.workspace.root, &project.tree) },
     Check { name: "docs", run: |project| docs::check(&project.tree) },
+    Check { name: "prose", run: |project| prose::check(&project.tree) },
     Check { name: "tables", run: |project| tables::check(&project.tree) },
 ];
 
@@ -63,6 +65,9 @@ const CHECKS: [Check; 11] = [
 pub fn find(name: &str) -> Option<&'static Check> {
     CHECKS.iter().find(|check| check.name == name)
 }
+
+/// Sentences in the doc comments of Rust. Apart from the table until they all pass.
+pub const DOC_COMMENTS: Check = Check { name: "prose", run: |project| prose::check_doc_comments(&project.tree) };
 
 /// Runs one check and prints all it has to say; true if it passed.
 pub fn run_one(check: &Check, project: &Project) -> bool {

@@ -30,6 +30,7 @@ usage: cargo xtask <command>
   locks               lock files of bench/ and fuzz/ know what our crates need
   header              include/tombolo.h is what crates/capi says; --write makes it so
   docs                relative links in *.md lead somewhere
+  prose               no sentence of *.md has more than 40 words; --rust: none of a doc comment
   tables              tables of results hold what the recorded runs do
 
   table               make those tables again, in place
@@ -75,6 +76,7 @@ fn run(words: &[&str]) -> Result<bool, String> {
         ["miri"] => miri::run(),
         ["mutants", rest @ ..] => mutants::run(rest),
         ["header", "--write"] => checks::write_header(&workspace::Workspace::load()?.root).map(|()| true),
+        ["prose", "--rust"] => Ok(checks::run_one(&checks::DOC_COMMENTS, &checks::Project::load()?)),
         [name] => match checks::find(name) {
             Some(check) => Ok(checks::run_one(check, &checks::Project::load()?)),
             None => Err(format!("unknown command `{name}`\n\n{USAGE}")),

@@ -138,7 +138,7 @@ impl Spin {
     pub const MOST: Duration = Duration::from_micros(50);
 
     /// The same between machines that may be emulated: there a wake-up takes several times as long
-    /// (measured in docs/performance.md).
+    /// (measured in docs/lab/vm-waking.md).
     #[must_use]
     pub fn most_between_machines() -> Duration {
         if leaves_machine() { Self::MOST * 4 } else { Self::MOST }
