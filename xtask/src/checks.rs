@@ -46,7 +46,7 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "circles", run: |project| circles::check(&project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },

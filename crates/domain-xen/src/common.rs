@@ -18,8 +18,8 @@ use tombolo_mem::CommonSegment;
 
 use crate::{
     core::Core,
-    end::lock,
     hypervisor::{DomId, Port},
+    os::lock,
 };
 
 /// This domain's way to another, piece by piece.

@@ -12,18 +12,19 @@ use std::{
     time::Duration,
 };
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tombolo_domain::{Error, Result};
 use tombolo_layout::xen as at;
 
 use crate::{
-    end::{End, PeerDomain, lock},
+    end::{End, PeerDomain},
     hypervisor::{DomId, Hypervisor},
     keep::Keeping,
     line::Line,
-    memory::Quarantined,
     names::Names,
+    os::{eventfd, lock, raise},
     page::PeerPage,
+    quarantine::Quarantined,
     store::Store,
 };
 
@@ -79,7 +80,7 @@ impl Knocks {
         let some = !waiting.references.is_empty();
         if std::mem::replace(&mut waiting.told, some) != some {
             if some {
-                ring(&self.event);
+                raise(&self.event);
             } else {
                 let _ = rustix::io::read(&self.event, &mut [0; 8]);
             }
@@ -90,7 +91,7 @@ impl Knocks {
     fn wake(&self) {
         let mut waiting = lock(&self.waiting);
         waiting.told = true;
-        ring(&self.event);
+        raise(&self.event);
     }
 
     /// The first of them, who stays.
@@ -107,16 +108,6 @@ impl Knocks {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
-}
-
-pub(crate) fn eventfd() -> Result<OwnedFd> {
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))
-}
-
-pub(crate) fn ring(event: &OwnedFd) {
-    // Full is as good as one.
-    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 /// A door that was knocked at.
@@ -269,7 +260,7 @@ impl Core {
                 lock(&self.watched.peers).remove(&id);
             }
             watched?;
-            ring(&self.watched.kick);
+            raise(&self.watched.kick);
         }
         Ok(peer)
     }
@@ -306,7 +297,7 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         self.watched.over.store(true, Ordering::Release);
-        ring(&self.watched.kick);
+        raise(&self.watched.kick);
     }
 }
 
@@ -314,7 +305,7 @@ impl Watched {
     /// Has the thread look, after there is something to look at: one that has a timeout need not be woken for it.
     fn look_soon(&self) {
         if !self.looks.load(Ordering::SeqCst) {
-            ring(&self.kick);
+            raise(&self.kick);
         }
     }
 
@@ -324,7 +315,7 @@ impl Watched {
         let every = Timespec::try_from(LOOK_EVERY).ok();
         // Where it cannot be watched, no more is known of names than was read.
         let _ = lock(&self.store).watch(self.names.folder());
-        ring(&self.kick);
+        raise(&self.kick);
         let mut more = false;
         loop {
             self.sweep();

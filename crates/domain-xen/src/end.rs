@@ -4,7 +4,7 @@
 use std::{
     os::fd::BorrowedFd,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -14,16 +14,12 @@ use tombolo_layout::xen as at;
 
 use crate::{
     hypervisor::{DomId, Hypervisor, Port},
-    memory::{Held, Places},
     names::Names,
+    os::lock,
     page::{OwnPage, PeerPage},
+    places::{Held, Places},
     waker::Waker,
 };
-
-/// A lock whose holders do not leave it in disorder when they panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A domain that this one has links with.
 #[derive(Debug)]

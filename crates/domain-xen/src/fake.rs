@@ -23,8 +23,8 @@ use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment, create_forgeable};
 use self::store::Daemon;
 use crate::{
     XenDomain, XenHost, XenKeeper,
-    end::lock,
     hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
+    os::lock,
 };
 
 /// A hypervisor and its XenStore.

@@ -29,8 +29,8 @@ use rustix::{
 use tombolo_layout::xen::PLACES;
 
 use crate::{
-    end::lock,
     hypervisor::{DomId, Hypervisor},
+    os::lock,
 };
 
 /// Where the keeper listens unless `TOMBOLO_KEEPER` says otherwise.

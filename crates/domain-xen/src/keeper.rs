@@ -30,11 +30,12 @@ use tombolo_layout::xen as at;
 
 use crate::{
     core::{Core, folder},
-    end::{PeerDomain, lock},
+    end::PeerDomain,
     hypervisor::{DomId, Hypervisor},
     keep::{ANSWER_MAX, Kept, Note, Request},
-    memory::released,
+    os::lock,
     page::PeerPage,
+    quarantine::released,
     sys,
 };
 
@@ -322,9 +323,9 @@ mod tests {
     use super::*;
     use crate::{
         FakeXen, Keepings, XenDomain,
-        core::{eventfd, ring},
         end::End,
         names::Names,
+        os::{eventfd, raise},
     };
 
     /// Domain 5 with a keeper.
@@ -360,7 +361,7 @@ mod tests {
         }
 
         fn stop(&mut self) {
-            ring(&self.stop);
+            raise(&self.stop);
             self.thread.take().unwrap().join().unwrap();
             let _ = rustix::io::read(&*self.stop, &mut [0; 8]);
             std::fs::remove_file(self.path()).unwrap();

@@ -26,8 +26,11 @@ mod listener;
 mod memory;
 mod named;
 mod names;
+mod os;
 mod page;
 mod place;
+mod places;
+mod quarantine;
 mod store;
 mod sys;
 mod waker;
@@ -52,11 +55,12 @@ use tombolo_layout::xen as at;
 
 use crate::{
     core::{Core, Door, folder},
-    end::{End, lock},
+    end::End,
     hypervisor::Hypervisor,
     line::Line,
     link::XenLink,
     listener::XenListener,
+    os::lock,
     page::{PeerPage, mark_of},
     place::Place,
     store::Store,

@@ -25,8 +25,9 @@ use tombolo_domain::{Error, Result};
 use tombolo_layout::xen as at;
 
 use crate::{
-    end::{PeerDomain, lock},
+    end::PeerDomain,
     hypervisor::{DomId, Hypervisor, Port},
+    os::lock,
     page::{OwnPage, PeerPage},
 };
 

@@ -15,9 +15,10 @@ use tombolo_mem::OwnSegment;
 
 use crate::{
     core::{Core, Door},
-    end::{End, lock},
+    end::End,
     line,
     memory::{self, Seen, Token},
+    os::lock,
     page::{PeerMessage, PeerPage, malformed},
     place::Place,
 };

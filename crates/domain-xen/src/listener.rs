@@ -11,9 +11,10 @@ use tombolo_layout::xen as at;
 
 use crate::{
     core::{Core, Knocks},
-    end::{End, PeerDomain, lock},
+    end::{End, PeerDomain},
     line::Lines,
     link::XenLink,
+    os::lock,
     page::{OwnPage, PeerPage, mark_of},
     place::{Pair, Place},
 };

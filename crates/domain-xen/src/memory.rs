@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Segments: pages, the list of their references, and who may still map them.
 
-use std::{
-    fmt,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc, OnceLock, Weak,
+    atomic::{AtomicBool, Ordering},
 };
 
 use rustix::io::Errno;
@@ -16,10 +13,12 @@ use tombolo_mem::{OwnSegment, OwnWord, PeerSegment};
 
 use crate::{
     core::Core,
-    end::{End, lock},
-    hypervisor::Grants,
-    keep::{Entrusted, Note},
+    end::End,
+    keep::Note,
+    os::lock,
     page::{PeerPage, malformed, words_of},
+    places::Held,
+    quarantine::Quarantined,
 };
 
 /// What is inside an offer: the right to map a segment. Dropped, it is taken back, as soon as that is possible.
@@ -46,131 +45,44 @@ impl Token {
 
     pub(crate) fn mark_sent(&self) {
         self.sent.store(true, Ordering::Relaxed);
-        if let Some(held) = self.held.as_ref().filter(|held| !held.entrust(&self.core, &self.end)) {
+        if let Some(held) = self.held.as_ref().filter(|held| !entrust(held, &self.core, &self.end)) {
             lock(&self.end.unknown).push(Arc::downgrade(held));
         }
     }
 }
 
-/// Pages that are granted, and the keeper's word for them.
-#[derive(Debug)]
-pub(crate) struct Held {
-    // Dropped first: what is granted no more need not be kept.
-    grants: Arc<dyn Grants>,
-    name: SegmentName,
-    /// That the domain's keeper holds them, too.
-    entrusted: OnceLock<Entrusted>,
-}
-
-impl Held {
-    /// Hands the pages to the domain's keeper, if there is one; false while the peer's mailbox is not known.
-    fn entrust(&self, core: &Core, end: &End) -> bool {
-        let (Some(page), Some(mailbox)) = (end.peer.get(), end.peer_reference.get()) else { return false };
-        let note = Note {
-            id: 0,
-            peer: end.domain.id,
-            mailbox: *mailbox,
-            made: page.word(AT_MADE).hint(),
-            place: self.name.place,
-            generation: self.name.generation,
-            pages: self.grants.references().len() as u32,
-            service: end.service().into(),
-        };
-        if let Some(entrusted) = core.keeping.entrust(&*core.xen, self.grants.file(), note) {
-            let _ = self.entrusted.set(entrusted);
-        }
-        true
+/// Hands the pages to the domain's keeper, if there is one; false while the peer's mailbox is not known.
+fn entrust(held: &Held, core: &Core, end: &End) -> bool {
+    let (Some(page), Some(mailbox)) = (end.peer.get(), end.peer_reference.get()) else { return false };
+    let note = Note {
+        id: 0,
+        peer: end.domain.id,
+        mailbox: *mailbox,
+        made: page.word(AT_MADE).hint(),
+        place: held.name.place,
+        generation: held.name.generation,
+        pages: held.grants.references().len() as u32,
+        service: end.service().into(),
+    };
+    if let Some(entrusted) = core.keeping.entrust(&*core.xen, held.grants.file(), note) {
+        let _ = held.entrusted.set(entrusted);
     }
+    true
 }
 
 /// Hands over what was sent before the peer's mailbox was known.
 pub(crate) fn entrust_sent(core: &Core, end: &End) {
     for held in std::mem::take(&mut *lock(&end.unknown)).iter().filter_map(Weak::upgrade) {
-        held.entrust(core, end);
+        entrust(&held, core, end);
     }
 }
 
 impl Drop for Token {
     fn drop(&mut self) {
-        let kept = Quarantined::new(self);
+        let kept = Quarantined::new(Arc::clone(&self.end), self.name, self.len, self.held.take());
         if *self.sent.get_mut() && self.end.is_ours() && !kept.is_free() {
             self.core.keep(kept);
         }
-    }
-}
-
-/// Memory that was retired and that the peer may still map. What holds it frees it when dropped.
-pub(crate) struct Quarantined {
-    end: Arc<End>,
-    name: SegmentName,
-    len: usize,
-    _held: Option<Arc<Held>>,
-}
-
-impl fmt::Debug for Quarantined {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes that domain {} may map", self.len, self.end.domain.id)
-    }
-}
-
-impl Quarantined {
-    fn new(token: &mut Token) -> Self {
-        let (end, _held) = (Arc::clone(&token.end), token.held.take());
-        end.account(|places| places.quarantined += token.len as u64);
-        Self { end, name: token.name, len: token.len, _held }
-    }
-
-    /// Whether the peer let go of it.
-    pub(crate) fn is_free(&self) -> bool {
-        let released = |page| released(page, self.name.place, self.name.generation);
-        self.end.maps_nothing() || self.end.peer.get().is_some_and(released)
-    }
-}
-
-/// Whether the peer whose mailbox this is says that it let go of a segment. A lie frees nothing: what is mapped the kernel keeps.
-pub(crate) fn released(page: &PeerPage, place: u8, generation: u32) -> bool {
-    page.word(AT_RELEASED + 8 * usize::from(place)).hint() == u64::from(generation)
-}
-
-impl Drop for Quarantined {
-    fn drop(&mut self) {
-        self.end.account(|places| {
-            places.of[usize::from(self.name.place)].taken = false;
-            places.quarantined -= self.len as u64;
-        });
-    }
-}
-
-/// The places of an end's segments.
-#[derive(Debug)]
-pub(crate) struct Places {
-    of: [Place; PLACES],
-    /// Bytes that were retired and that the peer may still map.
-    pub quarantined: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Place {
-    taken: bool,
-    generation: u32,
-}
-
-impl Default for Places {
-    fn default() -> Self {
-        Self { of: [Place::default(); PLACES], quarantined: 0 }
-    }
-}
-
-impl Places {
-    fn take(&mut self) -> Result<(u8, u32)> {
-        let free = self.of.iter_mut().zip(0..).find(|(place, _)| !place.taken && place.generation < u32::MAX);
-        let (place, number) = free.ok_or(Error::Limit {
-            what: "the segments that one link may have (64)",
-            remedy: "retire segments, or have the peer unmap those in quarantine",
-        })?;
-        place.taken = true;
-        place.generation += 1;
-        Ok((number, place.generation))
     }
 }
 

@@ -16,9 +16,8 @@ use tombolo_domain::{Life, Result};
 use tombolo_layout::xen as at;
 
 use crate::{
-    core::{eventfd, ring},
-    end::lock,
     hypervisor::{DomId, Hypervisor},
+    os::{eventfd, lock, raise},
     page::PeerPage,
     place::{DOMID_MAX, Pair},
     store::Store,
@@ -221,7 +220,7 @@ impl Names {
                 None => told.records.remove(&id),
             };
             if before.as_ref().map(callers) != now {
-                told.ears.retain(|ear| ear.upgrade().inspect(|ear| ring(ear)).is_some());
+                told.ears.retain(|ear| ear.upgrade().inspect(|ear| raise(ear)).is_some());
             }
         }
         Ok(())

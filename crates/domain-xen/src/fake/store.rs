@@ -10,8 +10,8 @@ use std::{
 };
 
 use crate::{
-    end::lock,
     hypervisor::DomId,
+    os::lock,
     wire::{Kind, Message, Parser},
 };
 

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The places of an end's segments, and the pages that are granted for one.
+
+use std::sync::{Arc, OnceLock};
+
+use tombolo_domain::{Error, Result};
+use tombolo_layout::xen::{PLACES, SegmentName};
+
+use crate::{hypervisor::Grants, keep::Entrusted};
+
+/// Pages that are granted, and the keeper's word for them.
+#[derive(Debug)]
+pub(crate) struct Held {
+    // Dropped first: what is granted no more need not be kept.
+    pub grants: Arc<dyn Grants>,
+    pub name: SegmentName,
+    /// That the domain's keeper holds them, too.
+    pub entrusted: OnceLock<Entrusted>,
+}
+
+/// The places of an end's segments.
+#[derive(Debug)]
+pub(crate) struct Places {
+    of: [Place; PLACES],
+    /// Bytes that were retired and that the peer may still map.
+    pub quarantined: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    taken: bool,
+    generation: u32,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self { of: [Place::default(); PLACES], quarantined: 0 }
+    }
+}
+
+impl Places {
+    pub(crate) fn take(&mut self) -> Result<(u8, u32)> {
+        let free = self.of.iter_mut().zip(0..).find(|(place, _)| !place.taken && place.generation < u32::MAX);
+        let (place, number) = free.ok_or(Error::Limit {
+            what: "the segments that one link may have (64)",
+            remedy: "retire segments, or have the peer unmap those in quarantine",
+        })?;
+        place.taken = true;
+        place.generation += 1;
+        Ok((number, place.generation))
+    }
+
+    pub(crate) fn release(&mut self, place: u8) {
+        self.of[usize::from(place)].taken = false;
+    }
+}
