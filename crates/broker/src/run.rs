@@ -47,7 +47,7 @@ pub fn control_socket(folder: &Path) -> PathBuf {
 pub fn run(config_path: &Path, folder: &Path, start_holder: bool) -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::read(config_path)?;
     open_folder(folder)?;
-    let _lock = state::lock(&folder.join("lock"))?;
+    let _lock = state::lock_soon(&folder.join("lock"))?;
     raise_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
     runtime.block_on(serve(config_path, folder, config, start_holder))?;
