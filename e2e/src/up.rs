@@ -80,15 +80,8 @@ pub fn serve<M: Machines>(machines: M) -> Result<()> {
     for stream in listener.incoming() {
         let (mut stream, machines) = (stream?, Arc::clone(&machines));
         let mut line = String::new();
-        // Who says nothing, or something else, ends nobody's machines.
-        _ = BufReader::new(stream.try_clone()?).read_line(&mut line);
-        let ask: Ask = match serde_json::from_str(&line) {
-            Ok(ask) => ask,
-            Err(why) => {
-                _ = finish(&mut stream, Err(why.into()));
-                continue;
-            }
-        };
+        BufReader::new(stream.try_clone()?).read_line(&mut line)?;
+        let ask: Ask = serde_json::from_str(&line)?;
         if matches!(ask, Ask::Down) {
             _ = unlink(&place);
             let ended = lock(&machines).take().map_or(Ok(()), M::finish);
@@ -200,67 +193,4 @@ pub fn ask<M: Machines>(words: &[&str]) -> Result<End> {
         }
     }
     Err(Error::new("they went"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Machines that are none: what came to them is written down.
-    struct Noted(Arc<Mutex<Vec<String>>>);
-
-    impl Machines for Noted {
-        const NAME: &'static str = "vm-up-test";
-
-        fn control(&mut self, at: &str) -> Result<&mut Control> {
-            Err(Error::new(format!("there is no {at}")))
-        }
-
-        fn push(&mut self, to: &str, from: &Path, path: &str) -> Result<()> {
-            lock_all(&self.0).push(format!("push {to} {} {path}", from.display()));
-            Ok(())
-        }
-
-        fn log(&mut self, of: &str) -> Result<String> {
-            lock_all(&self.0).push(format!("log {of}"));
-            Ok("booted".into())
-        }
-
-        fn renew(&mut self, at: &str) -> Result<String> {
-            Err(Error::new(format!("{at} stays")))
-        }
-
-        fn finish(self) -> Result<()> {
-            lock_all(&self.0).push("down".into());
-            Ok(())
-        }
-    }
-
-    fn lock_all(all: &Mutex<Vec<String>>) -> MutexGuard<'_, Vec<String>> {
-        all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[test]
-    fn words_come_to_the_machines_that_are_up_and_their_errors_back() {
-        let noted = Arc::new(Mutex::new(Vec::new()));
-        let machines = Noted(Arc::clone(&noted));
-        let serves = thread::spawn(move || serve(machines));
-        let began = Instant::now();
-        while UnixStream::connect(place(Noted::NAME)).is_err() {
-            assert!(began.elapsed() < Duration::from_secs(20), "it is never up");
-            thread::yield_now();
-        }
-        assert!(matches!(ask::<Noted>(&["push", "a", "Cargo.toml", "/x"]), Ok(End::Code(0))));
-        assert!(matches!(ask::<Noted>(&["push", "a", "Cargo.toml"]), Ok(End::Code(0))));
-        assert!(matches!(ask::<Noted>(&["log", "b"]), Ok(End::Code(0))));
-        let why = ask::<Noted>(&["run", "c", "true"]).map(drop).unwrap_err().to_string();
-        assert!(why.contains("there is no c"), "{why}");
-        assert!(ask::<Noted>(&["push"]).is_err() && ask::<Noted>(&["stroll", "a"]).is_err());
-        assert!(matches!(ask::<Noted>(&["down"]), Ok(End::Code(0))));
-        assert!(serves.join().is_ok_and(|ended| ended.is_ok()));
-        let noted = lock_all(&noted);
-        assert_eq!((noted.len(), noted[2].as_str(), noted[3].as_str()), (4, "log b", "down"), "{noted:?}");
-        assert!(noted[0].starts_with("push a /") && noted[0].ends_with("Cargo.toml /x"), "{noted:?}");
-        assert!(ask::<Noted>(&["log", "b"]).is_err(), "nothing is up");
-    }
 }
