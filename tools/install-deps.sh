@@ -9,8 +9,14 @@ set -eu
 
 group=all
 if [ "${1-}" = --for ]; then
-    group=$2
-    shift 2
+    group=${2-}
+    case "$group" in
+    demo | vm | xen | sockets | debug) shift 2 ;;
+    *)
+        echo "tombolo: --for demo, vm, xen, sockets or debug, not '$group'" >&2
+        exit 2
+        ;;
+    esac
 fi
 
 missing=

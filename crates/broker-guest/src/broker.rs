@@ -360,7 +360,8 @@ impl<D: Devices> Broker<D> {
             let (heard, ring, more) = match peer.turn(region.pages()) {
                 Ok(turned) => turned,
                 Err(error) => {
-                    crate::log(&format!("the link with {} cannot be reached: {error}", link.told.peer));
+                    let peer = &link.told.peer;
+                    crate::log_of(peer.as_str(), &format!("the link with {peer} cannot be reached: {error}"));
                     link.leave(programs);
                     return true;
                 }

@@ -13,6 +13,7 @@
 pub mod broker;
 pub mod calls;
 pub mod devices;
+pub mod discard;
 pub mod host;
 mod link;
 pub mod machine;
@@ -26,22 +27,30 @@ use std::{
     time::Instant,
 };
 
-use pace::Pace;
+use pace::Lines;
 
-/// A line for the administrator, on standard error: the journal adds the time. Some of it may be a stranger's words, so it is without
-/// what a terminal would act on, and there are so many in a time.
+/// A line of the broker's own for the administrator, on standard error: the journal adds the time. It is without what a terminal
+/// would act on, and there are so many in a time.
 pub fn log(line: &str) {
+    write(None, line);
+}
+
+/// The same of what a stranger did: a domain, or a user. Each has so many lines in a time, and takes none of anybody else's.
+pub fn log_of(whose: &str, line: &str) {
+    write(Some(whose), line);
+}
+
+fn write(whose: Option<&str>, line: &str) {
     use std::io::Write;
-    static PACE: Mutex<Option<Pace>> = Mutex::new(None);
-    let mut pace = PACE.lock().unwrap_or_else(PoisonError::into_inner);
+    static LINES: Mutex<Option<Lines>> = Mutex::new(None);
+    let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
-    let Some(left_out) = pace.get_or_insert_with(|| Pace::new(now)).take(now) else { return };
+    let Some(left_out) = lines.get_or_insert_with(|| Lines::new(now)).take(whose, now) else { return };
+    let mut written = std::io::stderr();
     if left_out != 0 {
-        let _ = writeln!(
-            std::io::stderr(),
-            "tombolod: {left_out} lines more were left out, as there were too many at once"
-        );
+        let about = whose.map(|whose| format!(" about {whose}")).unwrap_or_default();
+        let many = format!("{left_out} lines more{about} were left out, as there were too many at once");
+        let _ = writeln!(written, "tombolod: {}", many.replace(char::is_control, "?"));
     }
-    let line = line.replace(char::is_control, "?");
-    let _ = writeln!(std::io::stderr(), "tombolod: {line}");
+    let _ = writeln!(written, "tombolod: {}", line.replace(char::is_control, "?"));
 }

@@ -13,6 +13,7 @@ use tombolo_control::{Life, Message, Name, Way, code};
 use crate::{
     calls::{Calls, Made, No, Resumed, Stage},
     devices::Region,
+    discard,
     host::Told,
     peer::{Heard, Peer},
     program::{self, Doing, Program},
@@ -214,10 +215,10 @@ impl<R: Region> Link<R> {
             let left = [io::ErrorKind::NotFound, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
             // Once: the peer may call as often as it likes.
             if !left.contains(&error.kind()) && !std::mem::replace(&mut self.failed, true) {
-                crate::log(&format!(
-                    "a call between here and {} cannot be given to its program: {error}",
-                    self.told.peer
-                ));
+                crate::log_of(
+                    self.told.peer.as_str(),
+                    &format!("a call between here and {} cannot be given to its program: {error}", self.told.peer),
+                );
             }
             if let Some(caller) = programs.get_mut(&fresh.program).filter(|it| it.doing == Doing::Calling) {
                 caller.refuse(No(code::FAILED, format!("slices cannot be made: {error}")));
@@ -322,7 +323,9 @@ impl<R: Region> Link<R> {
     pub(crate) fn hear_call(&mut self, serial: u32) {
         let Some(socket) = self.sockets.get(&serial) else { return };
         if !matches!(program::receive(socket.as_fd()), Ok(None)) {
-            self.sockets.remove(&serial);
+            if let Some(socket) = self.sockets.remove(&serial) {
+                discard::end(socket.as_fd());
+            }
             self.departing.insert(serial);
         }
     }
@@ -380,7 +383,8 @@ impl<R: Region> Link<R> {
     /// Its memory cannot be opened; later perhaps, if that is worth to `wait` for.
     pub(crate) fn complain(&mut self, error: &io::Error, wait: bool) {
         if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
-            crate::log(&format!("the link with {} cannot be opened: {error}", self.told.peer));
+            let peer = &self.told.peer;
+            crate::log_of(peer.as_str(), &format!("the link with {peer} cannot be opened: {error}"));
             self.complained = true;
         }
         self.leaving = !wait;

@@ -86,7 +86,10 @@ impl Peer {
         self.session.spoil();
         self.complaints = self.complaints.saturating_add(1);
         if self.complaints <= COMPLAINTS_MAX {
-            crate::log(&format!("the broker of {} {why}: it is not heard until it begins anew", self.peer));
+            crate::log_of(
+                self.peer.as_str(),
+                &format!("the broker of {} {why}: it is not heard until it begins anew", self.peer),
+            );
         }
     }
 

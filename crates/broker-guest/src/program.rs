@@ -19,7 +19,10 @@ use rustix::{
 };
 use tombolo_control::{Fault, MESSAGE_MAX, Message, Name, Path, Said};
 
-use crate::calls::{Made, No, Range};
+use crate::{
+    calls::{Made, No, Range},
+    discard::{self, Look},
+};
 
 /// Where programs come in.
 #[derive(Debug)]
@@ -97,6 +100,12 @@ pub struct Program {
     pub asked: u32,
     /// Until when it has to have said what it wants, or wants besides.
     deadline: Instant,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        discard::end(self.socket.as_fd());
+    }
 }
 
 impl Program {
@@ -188,14 +197,22 @@ pub fn call_socket() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// The next message on a socket, none while there is none. Descriptors are not taken: to close one may take as long as its file
-/// system likes.
+/// The next message on a socket, none while there is none. One with descriptors stays where it is: to close one may take as long as
+/// its file system likes. Such a socket is for [`discard::end`].
 ///
 /// # Errors
 /// Nobody is there any more, or sent what it may not.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Said, Fault>>> {
+    let unwanted = || io::Error::other("descriptors that nobody asked for, or a message too long (B-15)");
     let (mut buffer, mut control) = ([0; MESSAGE_MAX], RecvAncillaryBuffer::default());
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    // Without room for descriptors the kernel closes them here.
+    match discard::look(socket, &mut buffer) {
+        Ok(Look::Bytes) => {}
+        Ok(Look::Descriptors) => return Err(unwanted()),
+        Err(Errno::AGAIN) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
     let received = loop {
         match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
             Ok(received) => break received,
@@ -205,7 +222,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Said, Fault>>
         }
     };
     if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
-        return Err(io::Error::other("descriptors that nobody asked for, or a message too long (B-15)"));
+        return Err(unwanted());
     }
     match received.bytes {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -241,9 +258,11 @@ mod tests {
             send(theirs.as_fd(), 0, Message::Close {}, &[writes.as_fd()]).unwrap();
             drop(writes);
             assert!(receive(ours.as_fd()).is_err());
-            // At once, and by nobody else.
+            discard::end(ours.as_fd());
+            drop(ours);
+            // Soon, and by nobody else.
             let mut polled = [PollFd::new(&reads, PollFlags::empty())];
-            rustix::event::poll(&mut polled, Some(&Timespec::default())).unwrap();
+            rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap();
             assert!(polled[0].revents().contains(PollFlags::HUP), "somebody has it still");
         }
     }

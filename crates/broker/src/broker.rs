@@ -4,19 +4,18 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
     time::Instant,
 };
 
-use tokio::{
-    sync::{mpsc, oneshot, watch},
-    task::JoinHandle,
-};
+use tokio::sync::{mpsc, oneshot, watch};
+use tombolo_broker_guest::discard;
 use tombolo_control::{Life, Message, Name};
 
 use crate::{
+    chores::Chores,
     config::Config,
     guard::Process,
     guest::{Guest, Heard},
@@ -31,7 +30,7 @@ use crate::{
     memory::Regions,
     pace::Pace,
     state::{Book, Machine, machine_key, memory_key},
-    watch::start,
+    watch::{Tasks, start},
 };
 
 /// Most messages that one guest is heard at a time.
@@ -63,6 +62,8 @@ pub enum Event {
     Reload,
     /// Memory for a link in a generation was made, or is not to be had.
     Made(u32, u32, io::Result<Regions>),
+    /// A region of a link in a generation was sealed: the end whose it is.
+    Sealed(u32, u32, usize, io::Result<()>),
     /// Something was heard while consequences were drawn: it has some, too.
     Unsettled,
 }
@@ -94,19 +95,15 @@ pub(crate) struct Vm {
     /// Who its QEMU is, once that has said.
     pub process: Option<Process>,
     pub wanted: watch::Sender<Wanted>,
+    /// Who may listen at its control socket, besides root and the broker's own user.
+    pub user: watch::Sender<Option<u32>>,
     /// B-8. Peers that may not ring it for now.
     pub stormed_by: BTreeSet<String>,
     /// When it last rang the host more often than makes sense.
     pub loud: Option<Instant>,
     /// When its guest last said Hello in another boot than before.
     pub booted: Option<Instant>,
-    pub tasks: Vec<JoinHandle<()>>,
-}
-
-impl Drop for Vm {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
-    }
+    pub tasks: Tasks,
 }
 
 /// All that the broker has.
@@ -129,6 +126,9 @@ pub struct Broker {
     pub(crate) retired: BTreeMap<(u32, u32), Regions>,
     /// Links for which memory is being made.
     pub(crate) making: BTreeSet<u32>,
+    /// Regions that are being sealed.
+    pub(crate) sealing: BTreeSet<(u32, u32, usize)>,
+    pub(crate) chores: Chores,
     /// How often links got new memory.
     pub(crate) paces: BTreeMap<u32, Pace>,
     /// How often an end of a link rang the other without end.
@@ -169,6 +169,8 @@ impl Broker {
             memory: BTreeMap::new(),
             retired: BTreeMap::new(),
             making: BTreeSet::new(),
+            sealing: BTreeSet::new(),
+            chores: Chores::new(events.clone()),
             paces: BTreeMap::new(),
             reminder: None,
             storms: BTreeMap::new(),
@@ -193,24 +195,31 @@ impl Broker {
                 self.calls.entry(link).or_default().push(call);
             }
         }
-        for key in kept.keys().filter(|key| !known.contains(*key)) {
+        let stray: BTreeMap<_, _> = kept.extract_if(.., |key, _| !known.contains(key)).collect();
+        for (key, descriptors) in &stray {
+            // Somebody may have filled a socket, and the holder is not to close it last.
+            discard::end_all(descriptors);
             self.holder.forget(key)?;
         }
+        crate::settle::drop_aside(stray);
         let mut lost = Vec::new();
         for (name, machine) in &self.book.machines {
             let device = kept.remove(&machine_key(name, machine.process));
-            let device = device.and_then(|descriptors| Device::from_descriptors(name, descriptors));
-            match device.filter(|device| machine.greeted && !device.is_gone() && self.config.domains.contains_key(name))
-            {
-                Some(device) => match start(name, machine, device, &self.config, &self.folder, &self.events) {
-                    Ok(vm) => drop(self.vms.insert(name.clone(), vm)),
-                    // One machine is lost, and no more: all others go on.
-                    Err(error) => {
-                        crate::log(&format!("{name}: its QEMU cannot be served any more: {error}; start it anew"));
-                        lost.push((name.clone(), machine.process));
-                    }
-                },
-                None => lost.push((name.clone(), machine.process)),
+            let device = device.map_or(Ok(None), |descriptors| Device::from_descriptors(name, descriptors));
+            let is_served = |it: &Device| machine.greeted && !it.is_gone() && self.config.domains.contains_key(name);
+            let begun = device.and_then(|device| {
+                let device = device.filter(is_served);
+                device.map(|it| start(name, machine, it, &self.config, &self.folder, &self.events)).transpose()
+            });
+            match begun {
+                Ok(Some(vm)) => drop(self.vms.insert(name.clone(), vm)),
+                Ok(None) => lost.push((name.clone(), machine.process)),
+                // One machine is lost, and no more: all others go on.
+                Err(error) => {
+                    let why = format!("{name}: its QEMU cannot be served any more: {error}; start it anew");
+                    crate::log_of(name, &why);
+                    lost.push((name.clone(), machine.process));
+                }
             }
         }
         for (number, link) in self.book.links.iter_mut().filter(|(_, link)| link.has_memory) {
@@ -262,6 +271,7 @@ impl Broker {
             Event::Asked(question) => self.asked(question)?,
             Event::Reload => self.reload()?,
             Event::Made(link, generation, made) => self.made(link, generation, made)?,
+            Event::Sealed(link, generation, side, done) => self.sealed((link, generation, side), done),
             // What follows from an event is drawn after it.
             Event::Unsettled => {}
             // Of a QEMU that is no more.
@@ -276,10 +286,14 @@ impl Broker {
 
     /// B-9. Makes a device for a QEMU, puts it into safe keeping, and then greets.
     fn joined(&mut self, name: &str, socket: OwnedFd) -> io::Result<()> {
-        let Some(vectors) = self.config.domains.get(name).map(|domain| domain.vectors) else { return Ok(()) };
+        let Some(vectors) = self.config.domains.get(name).map(|domain| domain.vectors) else {
+            discard::end(socket.as_fd());
+            return Ok(());
+        };
         if let Some(vm) = self.vms.get(name) {
             if !vm.device.is_gone() {
-                crate::log(&format!("{name}: a second QEMU connected while the first one lives: refused"));
+                crate::log_of(name, &format!("{name}: a second QEMU connected while the first one lives: refused"));
+                discard::end(socket.as_fd());
                 return Ok(());
             }
             self.left(name, self.book.machines[name].process)?;
@@ -287,11 +301,11 @@ impl Broker {
         let machine = Machine::new(self.book.number(), self.book.number());
         let process = machine.process;
         let Err(error) = self.serve(name, machine, socket, vectors) else {
-            crate::log(&format!("{name}: QEMU connected"));
+            crate::log_of(name, &format!("{name}: QEMU connected"));
             return Ok(());
         };
         // It can be tried again, and all others go on.
-        crate::log(&format!("{name}: its QEMU cannot be served: {error}"));
+        crate::log_of(name, &format!("{name}: its QEMU cannot be served: {error}"));
         self.vms.remove(name);
         self.book.machines.remove(name);
         self.save()?;
@@ -319,6 +333,7 @@ impl Broker {
         if let Some(vm) = self.vms.remove(name) {
             // A write that this QEMU made wait would wait for ever, as nobody reads any more.
             vm.device.own.iter().for_each(|own| _ = crate::local::relay::drain(own));
+            discard::end(vm.device.socket.as_fd());
         }
         self.book.machines.remove(name);
         for old in &mut self.book.quarantine {
@@ -326,7 +341,7 @@ impl Broker {
         }
         self.save()?;
         self.holder.forget(&machine_key(name, process))?;
-        crate::log(&format!("{name}: QEMU is gone"));
+        crate::log_of(name, &format!("{name}: QEMU is gone"));
         Ok(())
     }
 
@@ -350,14 +365,13 @@ impl Broker {
             // The task that reads from the socket says that it left.
             Err(_) => {}
         }
-        vm.tasks.retain(|task| !task.is_finished());
     }
 
     /// Exchanges messages with a guest: hears at most `limit`, and sends what there is room for. True if it said something that
     /// has consequences.
     pub(crate) fn converse(&mut self, name: &str, limit: usize) -> bool {
         let Some(vm) = self.vms.get_mut(name) else { return false };
-        let heard = match vm.guest.turn(&vm.device.memory, &self.config.host, limit) {
+        let heard = match vm.guest.turn(&vm.device.boxes, &self.config.host, limit) {
             Ok((heard, ring)) => {
                 if ring {
                     vm.device.ring();
@@ -365,7 +379,7 @@ impl Broker {
                 heard
             }
             Err(error) => {
-                crate::log(&format!("{name}: the device's memory cannot be reached: {error}"));
+                crate::log_of(name, &format!("{name}: the device's memory cannot be reached: {error}"));
                 return false;
             }
         };
@@ -386,7 +400,7 @@ impl Broker {
         let Some(vm) = self.vms.get_mut(name) else { return };
         let now = Instant::now();
         if vm.loud.replace(now).is_none_or(|last| now.duration_since(last) > CALM) {
-            crate::log(&format!("{name}: it rings the host without end, and is heard less often"));
+            crate::log_of(name, &format!("{name}: it rings the host without end, and is heard less often"));
         }
     }
 
@@ -416,10 +430,11 @@ impl Broker {
         if self.stormed_by(name).is_some_and(|stormed_by| stormed_by.insert(peer.clone())) {
             let times = self.storms.entry((link, peer.clone())).or_default();
             *times = times.saturating_add(1);
-            crate::log(&format!(
-                "{name}: {peer} rings without end: its doorbell is taken away for {} s",
-                CALM.as_secs()
-            ));
+            let by = peer.clone();
+            crate::log_of(
+                &by,
+                &format!("{name}: {peer} rings without end: its doorbell is taken away for {} s", CALM.as_secs()),
+            );
             let (events, name) = (self.events.clone(), name.to_owned());
             tokio::spawn(async move {
                 tokio::time::sleep(CALM).await;
@@ -443,7 +458,7 @@ impl Broker {
             News::Ended(at) => machine.ended |= vm.booted.is_none_or(|booted| at >= booted),
             News::Has { version, places, holds, free, trouble, process } => {
                 if trouble.is_some() && trouble != vm.trouble {
-                    crate::log(&format!("{name}: {}", trouble.as_deref().unwrap_or_default()));
+                    crate::log_of(name, &format!("{name}: {}", trouble.as_deref().unwrap_or_default()));
                 }
                 vm.trouble = trouble;
                 self.given_back(name, version, &holds);
@@ -481,6 +496,7 @@ impl Broker {
             Ok(config) => {
                 self.config = config;
                 self.unmade.clear();
+                self.chores.retain(|domain| self.config.knows(domain));
                 let gone: Vec<_> =
                     self.vms.keys().filter(|name| !self.config.domains.contains_key(*name)).cloned().collect();
                 for name in gone {
@@ -490,6 +506,10 @@ impl Broker {
                     let (process, bells) = (machine.process, machine.bells.keys().copied().collect::<Vec<_>>());
                     bells.into_iter().try_for_each(|bell| self.withdraw(&name, bell))?;
                     self.left(&name, process)?;
+                }
+                for (name, vm) in &self.vms {
+                    let user = self.config.domains[name].user;
+                    vm.user.send_if_modified(|old| std::mem::replace(old, user) != user);
                 }
                 crate::log("the configuration was read again");
                 if let Err(error) = self.settle_accounts() {

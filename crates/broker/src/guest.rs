@@ -4,33 +4,28 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
-    os::fd::OwnedFd,
 };
 
 use tombolo_control::{
     Boxes, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Said, Session, VERSION, Way,
 };
 
+use crate::mapped::Mapped;
+
 /// Where the guest's page is in the device's memory.
 const GUEST_AT: u64 = 4096;
 
-/// The boxes, reached by reading and writing the memory's descriptor: no mapping, and nothing that can fault.
+/// The boxes in the memory of a device, or of an account.
 #[derive(Debug)]
-pub struct DeviceBoxes<'a>(pub &'a OwnedFd);
+pub struct DeviceBoxes<'a>(pub &'a Mapped);
 
 impl Boxes for DeviceBoxes<'_> {
     fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
-        match rustix::io::pread(self.0, &mut bytes[..], GUEST_AT + offset as u64)? {
-            read if read == bytes.len() => Ok(()),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
+        self.0.load(GUEST_AT + offset as u64, bytes)
     }
 
     fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
-        match rustix::io::pwrite(self.0, bytes, offset as u64)? {
-            written if written == bytes.len() => Ok(()),
-            _ => Err(io::ErrorKind::WriteZero.into()),
-        }
+        self.0.store(offset as u64, bytes)
     }
 }
 
@@ -89,7 +84,7 @@ impl Guest {
     ///
     /// # Errors
     /// The memory cannot be written.
-    pub fn begin(name: Name, memory: &OwnedFd) -> io::Result<Self> {
+    pub fn begin(name: Name, memory: &Mapped) -> io::Result<Self> {
         let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
         let (told, waiting, numbers, usage) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new(), BTreeMap::new());
         Ok(Self { session, name, greeted: false, told, waiting, numbers, usage })
@@ -100,7 +95,7 @@ impl Guest {
     ///
     /// # Errors
     /// The memory cannot be reached.
-    pub fn turn(&mut self, memory: &OwnedFd, host: &Name, limit: usize) -> io::Result<(Vec<Heard>, bool)> {
+    pub fn turn(&mut self, memory: &Mapped, host: &Name, limit: usize) -> io::Result<(Vec<Heard>, bool)> {
         let (mut heard, mut ring) = (Vec::new(), false);
         for _ in 0..limit {
             while self.session.room() > 0

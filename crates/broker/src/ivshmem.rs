@@ -21,7 +21,7 @@ use std::{
 use rustix::event::EventfdFlags;
 use tombolo_control::{HOST_BELL, MARKS_AT, OWN_BELL, vector_of};
 
-use crate::{lane::Lane, memory, passing};
+use crate::{lane::Lane, mapped::Mapped, memory, passing};
 
 const PROTOCOL: i64 = 0;
 const MEMORY: i64 = -1;
@@ -35,6 +35,8 @@ pub struct Device {
     pub socket: OwnedFd,
     /// B-3. The boxes.
     pub memory: OwnedFd,
+    /// The same, for the broker: the QEMU can keep who writes to the file waiting.
+    pub boxes: Mapped,
     /// Rung by the domain, heard by the host.
     pub host: OwnedFd,
     /// Rung by the host and by peers, heard by the domain.
@@ -54,22 +56,26 @@ impl Device {
         let bell = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let own = (0..vectors).map(|_| bell().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let (lanes, memory) = (lanes(name, own.len()), memory::create_device("tombolo-device")?);
-        Ok(Self { socket, memory, host: bell()?, own, lanes, mark: 0 })
+        let boxes = Mapped::new(&memory)?;
+        Ok(Self { socket, memory, boxes, host: bell()?, own, lanes, mark: 0 })
     }
 
     /// From safe keeping; none if something is missing.
-    #[must_use]
-    pub fn from_descriptors(name: &str, descriptors: Vec<OwnedFd>) -> Option<Self> {
+    ///
+    /// # Errors
+    /// The memory cannot be mapped.
+    pub fn from_descriptors(name: &str, descriptors: Vec<OwnedFd>) -> io::Result<Option<Self>> {
         let mut all = descriptors.into_iter();
-        let (socket, memory, host) = (all.next()?, all.next()?, all.next()?);
+        let (Some(socket), Some(memory), Some(host)) = (all.next(), all.next(), all.next()) else { return Ok(None) };
         let own: Vec<_> = all.map(Arc::new).collect();
         // The guest's driver looks for a mark that changed, so it goes on where an earlier broker stopped. What the guest
         // made of it meanwhile is its own loss.
         let mut mark = [0; 4];
-        rustix::io::pread(&memory, &mut mark, MARKS_AT as u64).ok()?;
+        let boxes = Mapped::new(&memory)?;
+        boxes.load(MARKS_AT as u64, &mut mark)?;
         let mark = u32::from_le_bytes(mark);
         let lanes = lanes(name, own.len());
-        (!own.is_empty()).then_some(Self { socket, memory, host, own, lanes, mark })
+        Ok((!own.is_empty()).then_some(Self { socket, memory, boxes, host, own, lanes, mark }))
     }
 
     /// For safe keeping.
@@ -113,7 +119,7 @@ impl Device {
     /// B-3. Rings the domain's broker: the mark of channel 0, then the first vector.
     pub fn ring(&mut self) {
         self.mark = self.mark.wrapping_add(1);
-        let _ = rustix::io::pwrite(&self.memory, &self.mark.to_le_bytes(), MARKS_AT as u64);
+        let _ = self.boxes.store(MARKS_AT as u64, &self.mark.to_le_bytes());
         self.lanes[0].ring(&self.own[0]);
     }
 

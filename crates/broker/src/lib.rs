@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: control, domain-ivshmem, domain-xen, broker-guest.
+//! Layer 4. Uses: mem, control, domain-ivshmem, domain-xen, broker-guest.
 //!
 //! `tombolod`, the broker of a host: it serves QEMU's ivshmem devices, gives pairs of virtual machines memory and
 //! doorbells through QMP, says who lives, and lets nobody do what no rule allows. `spec/7-broker.md` is what it keeps,
@@ -11,6 +11,7 @@
 
 pub mod answers;
 pub mod broker;
+pub mod chores;
 pub mod config;
 pub mod guard;
 pub mod guest;
@@ -20,6 +21,7 @@ pub mod keep;
 pub mod lane;
 pub mod local;
 pub mod machine;
+pub mod mapped;
 pub mod memory;
 pub mod notify;
 mod pace;
@@ -34,4 +36,4 @@ pub mod units;
 mod watch;
 pub mod xen;
 
-pub use tombolo_broker_guest::log;
+pub use tombolo_broker_guest::{log, log_of};

@@ -17,9 +17,10 @@ use std::{
 };
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::sync::mpsc;
 use tombolo_broker_guest::{
     broker::{Broker, Settings},
+    discard,
     program::Door,
 };
 use tombolo_control::{DEVICE_LEN, Name};
@@ -28,8 +29,9 @@ use crate::{
     broker::Event,
     guest::{self, Guest, Heard},
     lane::Lane,
+    mapped::Mapped,
     memory, passing,
-    watch::listen,
+    watch::{Tasks, listen},
 };
 use devices::{HostDevices, Lines};
 use kept::{Kept, Key};
@@ -40,7 +42,7 @@ use relay::{event, ring};
 pub(crate) struct Local {
     pub guest: Guest,
     /// The boxes.
-    pub memory: OwnedFd,
+    pub boxes: Mapped,
     /// What its links are made of.
     pub lines: Lines,
     /// B-8. Machines that may not ring it for now.
@@ -48,7 +50,7 @@ pub(crate) struct Local {
     rings: OwnedFd,
     door: OwnedFd,
     stop: OwnedFd,
-    task: JoinHandle<()>,
+    _tasks: Tasks,
 }
 
 impl Local {
@@ -58,17 +60,18 @@ impl Local {
     /// Descriptors, memory or threads are used up.
     pub fn start(name: &Name, slice: u64, kept: Kept, events: &mpsc::Sender<Event>) -> io::Result<Self> {
         let memory = memory::create("tombolo-account", DEVICE_LEN)?;
+        let boxes = Mapped::new(&memory)?;
         let (rings, heard, stop) = (event()?, event()?, event()?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (door, inside) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let (lines, task) = (Lines::default(), listen(name.as_str(), 0, heard.try_clone()?, events)?);
+        let (lines, mut tasks) = (Lines::default(), Tasks::default());
+        tasks.push(listen(name.as_str(), 0, heard.try_clone()?, events)?);
         let (account, teller) = (name.as_str().to_owned(), events.clone());
         let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
         let lane = Lane::named(&format!("account/{name}"));
-        let devices =
-            HostDevices::new(memory.try_clone()?, heard, rings.try_clone()?, Arc::clone(&lines), kept, storms, lane);
+        let devices = HostDevices::new(memory, heard, rings.try_clone()?, Arc::clone(&lines), kept, storms, lane);
         let settings = Settings { boot: guest::boot(), slice };
-        let guest = Guest::begin(name.clone(), &memory)?;
+        let guest = Guest::begin(name.clone(), &boxes)?;
         let broker = Broker::begin(settings, devices, Door::Passed(inside))?;
         let (account, ended) = (name.clone(), stop.try_clone()?);
         std::thread::Builder::new().name("tombolo-account".into()).spawn(move || {
@@ -76,7 +79,7 @@ impl Local {
                 crate::log(&format!("programs of {account} are not served any more: {error}"));
             }
         })?;
-        Ok(Self { guest, memory, lines, stormed_by: BTreeSet::new(), rings, door, stop, task })
+        Ok(Self { guest, boxes, lines, stormed_by: BTreeSet::new(), rings, door, stop, _tasks: tasks })
     }
 
     /// Rings the account's broker.
@@ -86,13 +89,14 @@ impl Local {
 
     /// Lets a program in; one for whom there is no room is closed.
     pub fn admit(&self, program: &OwnedFd) {
-        let _ = passing::send(&self.door, b"p", &[program.as_fd()]);
+        if !passing::send(&self.door, b"p", &[program.as_fd()]).unwrap_or(false) {
+            discard::end(program.as_fd());
+        }
     }
 }
 
 impl Drop for Local {
     fn drop(&mut self) {
-        self.task.abort();
         ring(&self.stop);
     }
 }
@@ -100,7 +104,11 @@ impl Drop for Local {
 impl crate::broker::Broker {
     /// Serves the accounts that are configured, and no others.
     pub(crate) fn settle_accounts(&mut self) -> io::Result<()> {
-        self.locals.retain(|name, _| self.config.is_local(name));
+        let gone = self.locals.extract_if(.., |name, _| !self.config.is_local(name));
+        for (name, _) in gone.collect::<Vec<_>>() {
+            // Nobody would say that its programs let go. What they map is theirs.
+            self.book.quarantine.iter_mut().for_each(|old| _ = old.held_by.remove(&name));
+        }
         for name in self.config.accounts.keys().map(String::as_str).chain([self.config.host.as_str()]) {
             if !self.locals.contains_key(name) {
                 let mine = |key: &Key| self.book.links.get(&key.0).is_some_and(|link| link.side(name).is_some());
@@ -115,7 +123,7 @@ impl crate::broker::Broker {
     /// The same as [`converse`](Self::converse) with the broker of an account. It is this process, so it is believed.
     pub(crate) fn converse_with_account(&mut self, name: &str, limit: usize) -> bool {
         let Some(local) = self.locals.get_mut(name) else { return false };
-        let heard = match local.guest.turn(&local.memory, &self.config.host, limit) {
+        let heard = match local.guest.turn(&local.boxes, &self.config.host, limit) {
             Ok((heard, ring)) => {
                 if ring {
                     local.ring();
@@ -123,7 +131,7 @@ impl crate::broker::Broker {
                 heard
             }
             Err(error) => {
-                crate::log(&format!("{name}: its boxes cannot be reached: {error}"));
+                crate::log_of(name, &format!("{name}: its boxes cannot be reached: {error}"));
                 return false;
             }
         };

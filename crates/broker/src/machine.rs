@@ -94,8 +94,8 @@ pub struct Target {
     pub path: PathBuf,
     /// The board that it plays.
     pub board: Board,
-    /// The user that it runs as, besides root and the broker's own: nobody else gets memory of links.
-    pub user: Option<u32>,
+    /// The user that it runs as, besides root and the broker's own, as the configuration says now: nobody else gets memory of links.
+    pub user: watch::Receiver<Option<u32>>,
 }
 
 /// How often it is looked whether a QEMU's process is stopped.
@@ -125,13 +125,14 @@ fn is_stopped(stat: &str) -> bool {
 /// Keeps a QEMU as it should be until `wanted` is dropped.
 pub async fn keep(target: Target, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
     let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
-    let Target { path, board, user } = target;
+    let Target { path, board, mut user } = target;
     loop {
-        let error = match Qmp::connect(&path, user).await {
+        let now = *user.borrow_and_update();
+        let error = match Qmp::connect(&path, now).await {
             Ok(qmp) => {
                 pause = TRY_AGAIN[0];
                 let mut session = Session { qmp, board, asked: BTreeMap::new(), plugged, free };
-                let ran = session.run(&mut wanted, &tell).await;
+                let ran = session.run(&mut wanted, &mut user, &tell).await;
                 (plugged, free) = (session.plugged, session.free);
                 match ran {
                     Ok(()) => return,
@@ -144,7 +145,11 @@ pub async fn keep(target: Target, mut wanted: watch::Receiver<Wanted>, tell: imp
         if wanted.has_changed().is_err() {
             return;
         }
-        sleep(pause).await;
+        tokio::select! {
+            () = sleep(pause) => {}
+            // Whoever is to listen there may do so already.
+            changed = user.changed() => if changed.is_err() { return },
+        }
         pause = TRY_AGAIN[1].min(2 * pause);
     }
 }
@@ -165,12 +170,18 @@ type Slot = (String, String);
 
 impl Session {
     /// Until `wanted` is dropped.
-    async fn run(&mut self, wanted: &mut watch::Receiver<Wanted>, tell: &impl AsyncFn(News)) -> Result<(), Error> {
+    async fn run(
+        &mut self,
+        wanted: &mut watch::Receiver<Wanted>,
+        user: &mut watch::Receiver<Option<u32>>,
+        tell: &impl AsyncFn(News),
+    ) -> Result<(), Error> {
         let status = self.qmp.execute("query-status", json!({}), None).await?;
         for news in status_means(&status) {
             tell(news).await;
         }
         loop {
+            self.qmp.check_user(*user.borrow_and_update())?;
             let now = wanted.borrow_and_update().clone();
             let (news, again) = self.meet(&now).await?;
             tell(news).await;
@@ -178,6 +189,10 @@ impl Session {
             loop {
                 tokio::select! {
                     changed = wanted.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return Ok(()),
+                    },
+                    changed = user.changed() => match changed {
                         Ok(()) => break,
                         Err(_) => return Ok(()),
                     },
@@ -261,8 +276,9 @@ impl Session {
         let free = self.free.len() as u16;
         let mut holds = self.names("/objects", MEMORY).await?;
         holds.extend(places.keys().cloned());
-        let again = trouble.is_some() || holds.len() != wanted.plugs.len();
         let process = self.process().await?;
+        // That a vhost-user device has gone is told by no event if it is a network card's other end.
+        let again = trouble.is_some() || holds.len() != wanted.plugs.len() || process.backend.is_some();
         Ok((News::Has { version: wanted.version, places, holds, free, trouble, process }, again))
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: control, domain-ivshmem, domain-xen, broker-guest.
+//! Layer 4. Uses: mem, control, domain-ivshmem, domain-xen, broker-guest.
 //!
 //! The command `tombolod`.
 //!
@@ -10,6 +10,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use tombolo_broker::{
+    chores::What,
     config::{Config, ConfigError, parse_bytes},
     hold, keep, log, run,
 };
@@ -50,6 +51,9 @@ struct Line {
 enum Role {
     /// Keep descriptors while the broker is away; the broker starts this by itself, or a service manager does
     Hold,
+    /// Do something to the memory at standard input that may take for ever; the broker starts this by itself
+    #[command(hide = true)]
+    Memory { what: What },
 }
 
 fn main() -> ExitCode {
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
     }
     let done = match line.role {
         Some(Role::Hold) => hold::serve(&line.state).map_err(Into::into),
+        Some(Role::Memory { what }) => what.perform(std::io::stdin()).map_err(Into::into),
         None if line.guest && keep::is_domain() => run::run_in_domain(&line.state),
         None if line.guest => tombolo_broker_guest::run::run(&line.state, line.slice).map_err(Into::into),
         None => match Config::read(&line.config) {

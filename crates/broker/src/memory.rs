@@ -18,6 +18,8 @@ pub struct Regions {
     pub readonly: [Arc<OwnedFd>; 2],
     /// Rung by a machine for programs of the host.
     pub bell: Option<Arc<OwnedFd>>,
+    /// No program of the host has it but those that this broker knows of; once it is out of use and they let go, none has.
+    pub is_known: bool,
 }
 
 impl Regions {
@@ -27,27 +29,21 @@ impl Regions {
     /// They cannot be opened once more.
     pub fn new(own: [OwnedFd; 2], bell: Option<OwnedFd>) -> io::Result<Self> {
         let [Ok(a), Ok(b)] = own.each_ref().map(readonly) else { return Err(io::ErrorKind::NotFound.into()) };
-        Ok(Self { own: own.map(Arc::new), readonly: [Arc::new(a), Arc::new(b)], bell: bell.map(Arc::new) })
+        Ok(Self {
+            own: own.map(Arc::new),
+            readonly: [Arc::new(a), Arc::new(b)],
+            bell: bell.map(Arc::new),
+            is_known: true,
+        })
     }
 
-    /// From safe keeping; none if something is missing.
+    /// From safe keeping; none if something is missing. Who got it from an earlier broker this one does not know.
     #[must_use]
     pub fn from_descriptors(descriptors: Vec<OwnedFd>) -> Option<Self> {
         let mut all = descriptors.into_iter();
         let own = [all.next()?, all.next()?];
-        Self::new(own, all.next()).ok().filter(|_| all.next().is_none())
-    }
-
-    /// B-11. Gives the pages back that the host's programs might keep, by a mapping or a descriptor that nobody can take from them: of
-    /// regions that are open for writing. A region that a QEMU wrote is sealed, and its pages are there until the last program lets
-    /// go.
-    pub fn free(&self) {
-        for region in &self.own {
-            if let Ok(stat) = rustix::fs::fstat(&**region) {
-                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                let _ = rustix::fs::fallocate(&**region, flags, 0, stat.st_size as u64);
-            }
-        }
+        let regions = Self::new(own, all.next()).ok().filter(|_| all.next().is_none())?;
+        Some(Self { is_known: false, ..regions })
     }
 
     /// For safe keeping.
@@ -123,6 +119,16 @@ pub fn seal_as_it_is(memory: impl AsFd) -> io::Result<()> {
     Ok(fcntl_add_seals(memory, SealFlags::SEAL)?)
 }
 
+/// B-11. Gives the pages of a region of the host back, which its programs might keep by a mapping or a descriptor that nobody can
+/// take from them. A region that a QEMU wrote is sealed, and its pages are there until the last program lets go.
+///
+/// # Errors
+/// What the kernel says.
+pub fn free(memory: impl AsFd) -> io::Result<()> {
+    let len = u64::try_from(rustix::fs::fstat(&memory)?.st_size).map_err(io::Error::other)?;
+    Ok(rustix::fs::fallocate(&memory, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, len)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,7 +168,7 @@ mod tests {
         assert_eq!(regions.descriptors().len(), 2);
         // A program keeps it for ever: its pages go all the same.
         let kept = regions.own[0].try_clone().unwrap();
-        regions.free();
+        free(&regions.own[0]).unwrap();
         assert_eq!(rustix::fs::fstat(&kept).unwrap().st_blocks, 0);
     }
 

@@ -4,17 +4,16 @@
 use std::{
     collections::VecDeque,
     io,
-    os::fd::BorrowedFd,
+    os::fd::{AsFd, BorrowedFd},
     path::Path,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use rustix::net::RecvFlags;
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt, Interest},
-    net::UnixStream,
-    time::timeout,
-};
+use tokio::{io::Interest, net::UnixStream, time::timeout};
+
+use tombolo_broker_guest::discard::{self, Look};
 
 use crate::passing;
 
@@ -72,19 +71,28 @@ impl Qmp {
     /// Nobody is there, somebody else is, or it does not speak QMP.
     pub async fn connect(path: &Path, user: Option<u32>) -> Result<Self, Error> {
         let stream = UnixStream::connect(path).await?;
-        let (own, who) = (rustix::process::geteuid().as_raw(), passing::user_of(&stream)?);
-        if who != 0 && who != own && Some(who) != user {
-            let why =
-                format!("user {who} listens there, and not the one that this QEMU runs as: see `user` of the domain");
-            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why).into());
-        }
+        let who = passing::user_of(&stream)?;
         let mut qmp = Self { stream, buffer: Vec::new(), seen: 0, events: VecDeque::new(), asked: 0, user: who };
+        qmp.check_user(user)?;
         let greeting = timeout(PATIENCE, qmp.line()).await.map_err(late)??;
         if !greeting["QMP"].is_object() {
             return Err(io::Error::other("no greeting").into());
         }
         qmp.execute("qmp_capabilities", json!({}), None).await?;
         Ok(qmp)
+    }
+
+    /// Whoever listened there has to be root, this user, or `user`.
+    ///
+    /// # Errors
+    /// It is somebody else.
+    pub fn check_user(&self, user: Option<u32>) -> Result<(), Error> {
+        let (own, who) = (rustix::process::geteuid().as_raw(), self.user);
+        if who == 0 || who == own || Some(who) == user {
+            return Ok(());
+        }
+        let why = format!("user {who} listens there, and not the one that this QEMU runs as: see `user` of the domain");
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, why).into())
     }
 
     /// The user who listened there.
@@ -165,11 +173,29 @@ impl Qmp {
             if self.seen > LINE_MAX {
                 return Err(io::Error::other(format!("a line of more than {LINE_MAX} bytes")));
             }
-            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+            let read = self.stream.async_io(Interest::READABLE, || receive(&self.stream)).await?;
+            if read.is_empty() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
+            self.buffer.extend(read);
         }
     }
+}
+
+impl Drop for Qmp {
+    fn drop(&mut self) {
+        discard::end(self.stream.as_fd());
+    }
+}
+
+/// What QEMU says next. It has no reason to send descriptors: one that does is not heard any more.
+fn receive(stream: &UnixStream) -> io::Result<Vec<u8>> {
+    let mut bytes = [0; 4096];
+    if discard::look(stream.as_fd(), &mut bytes)? == Look::Descriptors {
+        return Err(io::Error::other("descriptors came, which nobody asked for"));
+    }
+    let (len, _) = rustix::net::recv(stream, &mut bytes, RecvFlags::DONTWAIT)?;
+    Ok(bytes[..len].to_vec())
 }
 
 /// When an event happened, as its timestamp says by the clock of the host. One that is not to come is now.

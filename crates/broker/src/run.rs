@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -15,7 +15,10 @@ use tokio::{
     sync::mpsc,
     task::JoinHandle,
 };
-use tombolo_broker_guest::run::{open_folder, raise_limit};
+use tombolo_broker_guest::{
+    discard,
+    run::{open_folder, raise_limit},
+};
 use tombolo_domain_xen::XenKeeper;
 
 use crate::{
@@ -44,7 +47,7 @@ pub fn control_socket(folder: &Path) -> PathBuf {
 pub fn run(config_path: &Path, folder: &Path, start_holder: bool) -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::read(config_path)?;
     open_folder(folder)?;
-    let _lock = state::lock(&folder.join("lock"))?;
+    let _lock = state::lock_soon(&folder.join("lock"))?;
     raise_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
     runtime.block_on(serve(config_path, folder, config, start_holder))?;
@@ -196,8 +199,14 @@ async fn attend(name: String, listener: AsyncFd<OwnedFd>, user: Option<u32>, eve
                     return;
                 }
             }
-            Ok(who) => crate::log(&format!("{name}: user {who} is not the one that its QEMU runs as: refused")),
-            Err(_) => {}
+            Ok(who) => {
+                crate::log_of(
+                    &format!("user {who}"),
+                    &format!("{name}: user {who} is not the one that its QEMU runs as: refused"),
+                );
+                discard::end(client.as_fd());
+            }
+            Err(_) => discard::end(client.as_fd()),
         }
     }
 }

@@ -14,10 +14,12 @@ use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place
 
 use crate::{
     broker::{Broker, Event, name},
+    chores::{Chore, What},
     guard::{self, Guard},
     guest::Told,
     local::relay::Line,
     machine::{Plug, Wanted},
+    mapped::Mapped,
     memory::{self, Regions},
     state::{Bell, Link, Quarantined, memory_key},
 };
@@ -31,6 +33,11 @@ const SHORT: Duration = Duration::from_secs(1);
 /// Seconds since this kernel began: brokers come and go meanwhile, and people set clocks.
 fn now() -> u64 {
     u64::try_from(rustix::time::clock_gettime(rustix::time::ClockId::Boottime).tv_sec).unwrap_or_default()
+}
+
+/// Drops memory beside this thread: there may be much of it.
+pub(crate) fn drop_aside(memory: impl Send + 'static) {
+    tokio::task::spawn_blocking(move || drop(memory));
 }
 
 /// A region's name in QEMU: whose memory it is shows in it, so that other memory has another name.
@@ -47,7 +54,7 @@ impl Broker {
         self.settle_rules()?;
         for link in self.book.links.keys().copied().collect::<Vec<_>>() {
             self.settle_memory(link)?;
-            self.settle_seals(link)?;
+            self.settle_seals(link);
             let up = self.link_state(link) == LinkState::Up;
             if let Some(link) = self.book.links.get_mut(&link) {
                 link.up = up;
@@ -176,11 +183,12 @@ impl Broker {
     /// B-10, B-16. Memory for a link is there: it goes into safe keeping, unless it is not wanted any more.
     pub(crate) fn made(&mut self, number: u32, generation: u32, made: io::Result<Regions>) -> io::Result<()> {
         self.making.remove(&number);
-        let Some(link) = self.book.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation)
-        else {
+        let link = self.book.links.get(&number).filter(|it| !it.has_memory && it.generation + 1 == generation);
+        let lives = link.and_then(|link| self.lives(link)).filter(|_| self.may_have_memory(number));
+        let (Some(link), Some(lives)) = (link, lives) else {
+            drop_aside(made);
             return Ok(());
         };
-        let Some(lives) = self.lives(link).filter(|_| self.may_have_memory(number)) else { return Ok(()) };
         let key = memory_key(number, generation);
         let regions = match made.and_then(|made| self.holder.keep(&key, &made.descriptors()).map(|()| made)) {
             Ok(regions) => regions,
@@ -215,28 +223,42 @@ impl Broker {
     }
 
     /// B-10. Once the owner's QEMU has its region nobody else will write it.
-    fn settle_seals(&mut self, number: u32) -> io::Result<()> {
+    fn settle_seals(&mut self, number: u32) {
         let link = self.book.links[&number].clone();
-        let Some(memory) = self.memory.get(&number) else { return Ok(()) };
-        for (side, region) in memory.own.iter().enumerate() {
-            if !link.sealed[side] && self.has(&link.ends[side], number, link.generation, true) == Some(true) {
-                let sealed = match self.guard_of(&link, side) {
-                    Some(Ok(Guard::Seal)) => memory::seal_against_writing(region),
-                    Some(Ok(Guard::Rights)) => memory::seal_as_it_is(region),
-                    Some(Err(_)) | None => continue,
-                };
-                match sealed {
-                    Ok(()) => {}
-                    // An earlier broker sealed it and did not live to write that down.
-                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
-                    Err(error) => return Err(error),
-                }
-                if let Some(link) = self.book.links.get_mut(&number) {
-                    link.sealed[side] = true;
-                }
+        let Some(own) = self.memory.get(&number).map(|memory| memory.own.clone()) else { return };
+        for (side, memory) in own.into_iter().enumerate() {
+            let (owner, region) = (&link.ends[side], (number, link.generation, side));
+            let is_due = !link.sealed[side] && !self.sealing.contains(&region);
+            if !is_due || self.has(owner, number, link.generation, true) != Some(true) {
+                continue;
+            }
+            let what = match self.guard_of(&link, side) {
+                Some(Ok(Guard::Seal)) => What::Seal,
+                Some(Ok(Guard::Rights)) => What::Guard,
+                Some(Err(_)) | None => continue,
+            };
+            if self.chores.ask(owner, Chore { what, memory, region: Some(region) }) {
+                self.sealing.insert(region);
+            } else {
+                self.settle_after(SHORT);
             }
         }
-        Ok(())
+    }
+
+    /// B-10. A region was sealed, or could not be.
+    pub(crate) fn sealed(&mut self, region: (u32, u32, usize), done: io::Result<()>) {
+        self.sealing.remove(&region);
+        let (number, generation, side) = region;
+        let has_it = |link: &&mut Link| link.has_memory && link.generation == generation;
+        let Some(link) = self.book.links.get_mut(&number).filter(has_it) else { return };
+        match done {
+            Ok(()) => link.sealed[side] = true,
+            Err(error) => {
+                let owner = link.ends[side].clone();
+                crate::log(&format!("link {number}: the memory of {owner} cannot be sealed yet: {error}"));
+                self.settle_after(SHORT);
+            }
+        }
     }
 
     /// B-10. What guards the region of an end from the other; why nothing would.
@@ -404,6 +426,7 @@ impl Broker {
                     let copies = || -> io::Result<_> {
                         Ok(Line {
                             own: memory.own[side].try_clone()?,
+                            own_memory: Mapped::new(&memory.own[side])?,
                             peer: memory.readonly[1 - side].try_clone()?,
                             rings: Arc::clone(vm.device.bell(number)),
                             lane: vm.device.lane(number).clone(),
@@ -546,6 +569,9 @@ impl Broker {
     pub(crate) fn released(&mut self, account: &str, link: u32, generation: u32) {
         for old in self.book.quarantine.iter_mut().filter(|old| (old.link, old.generation) == (link, generation)) {
             old.held_by.remove(account);
+            if let Some(memory) = self.retired.get_mut(&(link, generation)) {
+                memory.is_known = true;
+            }
         }
     }
 
@@ -557,10 +583,14 @@ impl Broker {
         }
         for old in free {
             self.holder.forget(&memory_key(old.link, old.generation))?;
-            if let Some(memory) = self.retired.remove(&(old.link, old.generation)) {
-                // Beside this thread: there may be much of it.
-                tokio::task::spawn_blocking(move || memory.free());
+            let Some(memory) = self.retired.remove(&(old.link, old.generation)) else { continue };
+            let local = |side: &usize| memory.is_known && self.config.is_local(&old.ends[*side]);
+            for side in (0..2).filter(local) {
+                let memory = Arc::clone(&memory.own[side]);
+                // Where too much waits they go with whoever maps it.
+                self.chores.ask(&old.ends[side], Chore { what: What::Free, memory, region: None });
             }
+            drop_aside(memory);
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
 };
-use tombolo_broker_guest::{broker::may_sit, program};
+use tombolo_broker_guest::{broker::may_sit, discard, program};
 use tombolo_control::{Fault, Message, Name, Said, VERSION, code};
 
 use crate::{
@@ -50,6 +50,23 @@ pub async fn serve(listener: OwnedFd, host: Name, events: mpsc::Sender<Event>) -
             let _ = converse(client, user, &host, &events).await;
             drop(seat);
         });
+    }
+}
+
+/// A client's socket, whose end waits for nothing.
+struct Client(AsyncFd<OwnedFd>);
+
+impl Client {
+    fn new(socket: OwnedFd) -> io::Result<Self> {
+        // One that cannot be watched is closed all the same.
+        let copy = socket.try_clone();
+        watch(socket).map(Self).inspect_err(|_| copy.iter().for_each(|copy| discard::end(copy.as_fd())))
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        discard::end(self.0.as_fd());
     }
 }
 
@@ -107,15 +124,15 @@ pub async fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
 /// who has many.
 pub fn turn_away(program: OwnedFd, code: u16, why: String) {
     static SEATS: OnceLock<Seats> = OnceLock::new();
-    let Ok(user) = passing::user_of(&program) else { return };
+    let Ok(program) = Client::new(program) else { return };
+    let Ok(user) = passing::user_of(&program.0) else { return };
     let Some(seat) = SEATS.get_or_init(Seats::default).take(user) else { return };
     tokio::spawn(async move {
-        let _seat = seat;
-        let Ok(program) = watch(program) else { return };
-        let said = timeout(PATIENCE, receive(&program)).await;
+        let (_seat, program) = (seat, &program.0);
+        let said = timeout(PATIENCE, receive(program)).await;
         let serial = if let Ok(Ok(Ok(said))) = said { said.serial } else { 0 };
         let refuse = Message::Refuse { code, reason: why.into() };
-        let _ = say_last(&program, &Said { serial, message: refuse }).await;
+        let _ = say_last(program, &Said { serial, message: refuse }).await;
     });
 }
 
@@ -131,24 +148,25 @@ async fn say_last(client: &AsyncFd<OwnedFd>, said: &Said) -> io::Result<()> {
 
 /// One client, until it goes or does what it should not.
 async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender<Event>) -> io::Result<()> {
-    let client = watch(client)?;
+    let client = Client::new(client)?;
+    let client = &client.0;
     let refuse = |serial, code, reason: &str| Said { serial, message: Message::Refuse { code, reason: reason.into() } };
-    match timeout(PATIENCE, receive(&client)).await?? {
+    match timeout(PATIENCE, receive(client)).await?? {
         Ok(Said { message: Message::Hello { version_min, version_max, .. }, .. }) => {
             if version_min > VERSION || version_max < VERSION {
-                return say_last(&client, &refuse(0, code::VERSION, "this broker speaks version 1")).await;
+                return say_last(client, &refuse(0, code::VERSION, "this broker speaks version 1")).await;
             }
         }
-        Ok(_) => return say_last(&client, &refuse(0, code::MALFORMED, "Hello comes first")).await,
-        Err(fault) => return say_last(&client, &refuse(0, code::MALFORMED, &fault.to_string())).await,
+        Ok(_) => return say_last(client, &refuse(0, code::MALFORMED, "Hello comes first")).await,
+        Err(fault) => return say_last(client, &refuse(0, code::MALFORMED, &fault.to_string())).await,
     }
     let (epoch, boot, name) = (0, [0; 16], host.clone());
     let hello = Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name };
-    say(&client, &Said { serial: 0, message: hello }).await?;
+    say(client, &Said { serial: 0, message: hello }).await?;
     loop {
-        let asked = match timeout(IDLE, receive(&client)).await?? {
+        let asked = match timeout(IDLE, receive(client)).await?? {
             Ok(asked) => asked,
-            Err(fault) => return say_last(&client, &refuse(0, code::MALFORMED, &fault.to_string())).await,
+            Err(fault) => return say_last(client, &refuse(0, code::MALFORMED, &fault.to_string())).await,
         };
         let (answer, answers) = oneshot::channel();
         let question = Question { message: asked.message, user, answer };
@@ -157,7 +175,7 @@ async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender
         }
         let Ok(answers) = answers.await else { return Ok(()) };
         for message in answers {
-            say(&client, &Said { serial: asked.serial, message }).await?;
+            say(client, &Said { serial: asked.serial, message }).await?;
         }
     }
 }

@@ -14,9 +14,13 @@ use std::{
         unix::fs::{OpenOptionsExt, PermissionsExt},
     },
     path::Path,
+    time::{Duration, Instant},
 };
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::{
+    event::{Timespec, poll},
+    fs::{FlockOperation, Mode, OFlags},
+};
 use serde::{Deserialize, Serialize};
 use tombolo_control::{FIRST_BELL, NO_BELL, vector_of};
 
@@ -277,6 +281,25 @@ pub fn lock(path: &Path) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
+/// How long a process that was killed may seem to have a lock: what it was about to start has its files until that begins.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// The same, where another process had it a moment ago.
+///
+/// # Errors
+/// Another process has it and goes on.
+pub fn lock_soon(path: &Path) -> io::Result<OwnedFd> {
+    let began = Instant::now();
+    loop {
+        match lock(path) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && began.elapsed() < LINGER => {
+                let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }));
+            }
+            locked => return locked,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,7 +385,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = lock(&folder.path().join("lock")).unwrap();
         assert_eq!(lock(&folder.path().join("lock")).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        assert_eq!(lock_soon(&folder.path().join("lock")).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        let path = folder.path().join("lock");
+        let next = std::thread::spawn(move || lock_soon(&path));
         drop(first);
+        drop(next.join().unwrap().unwrap());
         lock(&folder.path().join("lock")).unwrap();
     }
 }

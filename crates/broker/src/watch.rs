@@ -30,6 +30,24 @@ const PAUSE: Duration = Duration::from_millis(1);
 const LOUD: u64 = 20_000;
 const LOUD_PAUSE: Duration = Duration::from_millis(50);
 
+/// Tasks that end with this.
+#[derive(Debug, Default)]
+pub(crate) struct Tasks(Vec<JoinHandle<()>>);
+
+impl Tasks {
+    /// One more; those that are over are forgotten.
+    pub fn push(&mut self, task: JoinHandle<()>) {
+        self.0.retain(|task| !task.is_finished());
+        self.0.push(task);
+    }
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.0.iter().for_each(JoinHandle::abort);
+    }
+}
+
 /// Begins to watch over a QEMU.
 pub(crate) fn start(
     name: &str,
@@ -40,11 +58,11 @@ pub(crate) fn start(
     events: &mpsc::Sender<Event>,
 ) -> io::Result<Vm> {
     let process = machine.process;
-    let guest = Guest::begin(crate::broker::name(name), &device.memory)?;
+    let guest = Guest::begin(crate::broker::name(name), &device.boxes)?;
     // A guest that is there already learns that the broker began anew.
     device.ring();
     let (wanted, watched) = watch::channel(Wanted::default());
-    let mut tasks = Vec::new();
+    let mut tasks = Tasks::default();
 
     let (owner, sender, socket) = (name.to_owned(), events.clone(), crate::socket::watch(device.socket.try_clone()?)?);
     tasks.push(tokio::spawn(async move {
@@ -56,8 +74,9 @@ pub(crate) fn start(
     tasks.push(listen(name, process, device.host.try_clone()?, events)?);
 
     let (owner, sender) = (name.to_owned(), events.clone());
-    let (board, user) = (config.domains[name].machine, config.domains[name].user);
-    let target = machine::Target { path: qmp_socket(folder, config, name), board, user };
+    let (user, users) = watch::channel(config.domains[name].user);
+    let board = config.domains[name].machine;
+    let target = machine::Target { path: qmp_socket(folder, config, name), board, user: users };
     tasks.push(tokio::spawn(machine::keep(target, watched, async move |news| {
         let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
     })));
@@ -82,6 +101,7 @@ pub(crate) fn start(
         process: None,
         trouble,
         wanted,
+        user,
         stormed_by,
         loud,
         booted,

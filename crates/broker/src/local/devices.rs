@@ -65,13 +65,13 @@ impl Boxes for HostPages {
     }
 
     fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
-        let (memory, at) = match &self.boxes {
-            Between::Host { memory, .. } => (memory, OWN_AT),
-            Between::Link(line, _) => (&line.own, 0),
-        };
-        match rustix::io::pwrite(memory, bytes, at + offset as u64)? {
-            written if written == bytes.len() => Ok(()),
-            _ => Err(io::ErrorKind::WriteZero.into()),
+        match &self.boxes {
+            // Nobody but the broker has that.
+            Between::Host { memory, .. } => match rustix::io::pwrite(memory, bytes, OWN_AT + offset as u64)? {
+                written if written == bytes.len() => Ok(()),
+                _ => Err(io::ErrorKind::WriteZero.into()),
+            },
+            Between::Link(line, _) => line.own_memory.store(offset as u64, bytes),
         }
     }
 }
@@ -199,7 +199,8 @@ impl Region for HostRegion {
         let mut at = offset;
         while at < offset + len {
             let piece = PIECE.min((offset + len - at) as usize);
-            at += rustix::io::pwrite(&line.own, &zeros[..piece], at)? as u64;
+            line.own_memory.store(at, &zeros[..piece])?;
+            at += piece as u64;
         }
         Ok(())
     }
@@ -249,7 +250,7 @@ impl Region for HostRegion {
         let (line, relay) = self.parts();
         // Of a call that the peer alone knows it may not know where it is here (B-18).
         if made.own.1 != 0 {
-            let _ = rustix::io::pwrite(&line.own, &[CLOSED], made.own.0 + u64::from(STATE_AT));
+            let _ = line.own_memory.store(made.own.0 + u64::from(STATE_AT), &[CLOSED]);
         }
         if made.channel != 0 {
             relay.ring(made.channel..made.channel + CALL_CHANNELS);

@@ -20,7 +20,7 @@ use rustix::{
 };
 use tombolo_control::{BOX_LEN, CALL_CHANNELS, CHANNELS, MARKS_AT};
 
-use crate::lane::Lane;
+use crate::{lane::Lane, mapped::Mapped};
 
 /// B-8. What a machine may spend on rings in each [`WINDOW`]: one for a ring that wakes somebody, [`WASTE`] for another.
 const BUDGET: u64 = 1 << 18;
@@ -61,8 +61,10 @@ pub fn drain(event: impl AsFd) -> u64 {
 /// One link in one generation, as the host has it.
 #[derive(Debug)]
 pub struct Line {
-    /// The region that this end writes.
+    /// The region that this end writes, for its programs.
     pub own: OwnedFd,
+    /// The same, for the broker: any program can keep who writes to the file waiting.
+    pub own_memory: Mapped,
     /// The machine's, to read.
     pub peer: OwnedFd,
     /// Rings the machine.
@@ -306,7 +308,7 @@ impl<S: Fn()> Thread<S> {
             let mark = &mut self.marks[usize::from(channel)];
             *mark = mark.wrapping_add(1);
             let at = MARKS_AT as u64 + 4 * u64::from(channel);
-            let _ = rustix::io::pwrite(&self.shared.line.own, &mark.to_le_bytes(), at);
+            let _ = self.shared.line.own_memory.store(at, &mark.to_le_bytes());
         }
         if !self.shared.orders().muted {
             self.shared.line.lane.ring(&self.shared.line.rings);
@@ -376,7 +378,9 @@ mod tests {
         fn new() -> Self {
             let region = || memory::create("test", 64 << 10).unwrap();
             let (rings, heard) = (Arc::new(event().unwrap()), event().unwrap());
-            let line = Arc::new(Line { own: region(), peer: region(), rings, lane: Lane::default(), heard });
+            let own = region();
+            let own_memory = Mapped::new(&own).unwrap();
+            let line = Arc::new(Line { own, own_memory, peer: region(), rings, lane: Lane::default(), heard });
             let (broker, storms) = (Arc::new(event().unwrap()), Arc::new(event().unwrap()));
             let told = Arc::clone(&storms);
             let relay = Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || ring(&*told));

@@ -92,9 +92,15 @@ impl World {
 
     /// Another broker takes up what this one leaves.
     fn restart(self) -> Self {
+        self.restart_with(TEXT)
+    }
+
+    /// The same with another configuration.
+    fn restart_with(mut self, text: &str) -> Self {
+        self.broker.save().unwrap();
         let Self { broker, sockets, folder, .. } = self;
         drop(broker);
-        let (broker, events) = begin(folder.path(), TEXT);
+        let (broker, events) = begin(folder.path(), text);
         Self { broker, events, sockets, folder }
     }
 
@@ -156,7 +162,7 @@ impl World {
 
     fn word(&self, at: u64) -> u64 {
         let mut word = [0; 8];
-        rustix::io::pread(&self.broker.locals["host"].memory, &mut word, at).unwrap();
+        self.broker.locals["host"].boxes.load(at, &mut word).unwrap();
         u64::from_le_bytes(word)
     }
 
@@ -277,5 +283,146 @@ fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
         assert!(world.broker.is_gone("a") && !world.broker.book.machines.contains_key("a"));
         let b = world.broker.link_between(&name("b"), &name("host")).unwrap();
         assert!(world.broker.book.links[&b].has_memory, "what others have stays");
+    });
+}
+
+/// Bytes of a file that are there.
+fn allocated(memory: &OwnedFd) -> i64 {
+    rustix::fs::fstat(memory).unwrap().st_blocks * 512
+}
+
+/// The memory of the link between `a` and the host, by whose it is: `a`, and the host.
+fn regions(world: &World) -> [OwnedFd; 2] {
+    let link = world.broker.link_between(&name("a"), &name("host")).unwrap();
+    let side = world.broker.book.links[&link].side("a").unwrap();
+    [side, 1 - side].map(|side| world.broker.memory[&link].own[side].try_clone().unwrap())
+}
+
+/// The link between `a` and the host gets other memory.
+fn begin_life(world: &mut World) {
+    let life = world.broker.book.number();
+    world.broker.book.machines.get_mut("a").unwrap().life = life;
+    world.broker.settle().unwrap();
+}
+
+#[test]
+fn b11_pages_of_an_accounts_region_are_given_back_once_its_programs_let_go_and_a_machines_are_not_touched() {
+    play(|world| {
+        // The machine has vhost-user backends: its region is not sealed against writing, and so it could be done.
+        let link = world.broker.link_between(&name("a"), &name("host")).unwrap();
+        let ends = world.broker.book.links[&link].ends.clone();
+        world.broker.memory.insert(link, memory::create_pair(link, &ends, 64 << 10, [true; 2]).unwrap());
+        let [theirs, own] = regions(world);
+        begin_life(world);
+        world.until("the account gave it back", |world| world.broker.book.quarantine.is_empty());
+        world.until("its pages are there no more", |_| allocated(&own) == 0);
+        assert_eq!(allocated(&theirs), 64 << 10, "the machine's may be its vhost-user backends'");
+    });
+}
+
+#[test]
+fn b11_b16_pages_that_programs_got_from_an_earlier_broker_stay_whatever_becomes_of_their_link() {
+    play_on(|mut world| {
+        let kept = regions(&world);
+        begin_life(&mut world);
+        // Nobody is left who would say that they let go.
+        let mut world = world.restart();
+        world.until("the old memory is out of the book", |world| world.broker.book.quarantine.is_empty());
+        world.until("the links are up", World::is_up);
+        let again = regions(&world);
+        // This time the link itself goes, before the account was told of it.
+        let mut world = {
+            world.broker.book.links.values_mut().for_each(|link| link.configured = true);
+            let text = TEXT.replace("[[link]]\nbetween = [\"a\", \"host\"]\n", "");
+            assert_ne!(text, TEXT);
+            world.restart_with(&text)
+        };
+        assert!(world.broker.link_between(&name("a"), &name("host")).is_none());
+        world.until("that memory is out of the book, too", |world| world.broker.book.quarantine.is_empty());
+        // What is done to memory is done one after the other.
+        let done = memory::create("done", 64 << 10).map(Arc::new).unwrap();
+        let free = Chore { what: What::Free, memory: Arc::clone(&done), region: None };
+        assert!(world.broker.chores.ask("host", free));
+        world.until("what was asked for before is done", |_| allocated(&done) == 0);
+        for memory in kept.iter().chain(&again) {
+            assert_eq!(allocated(memory), 64 << 10);
+        }
+    });
+}
+
+#[test]
+fn b11_account_that_is_configured_no_more_holds_no_memory() {
+    play(|world| {
+        let old = Quarantined {
+            link: 77,
+            generation: 1,
+            ends: ["a".into(), "alice".into()],
+            bytes: 2 << 20,
+            held_by: BTreeMap::from([("alice".to_owned(), 0)]),
+            since: now(),
+        };
+        world.broker.config.accounts.insert("alice".into(), 12345);
+        world.broker.settle_accounts().unwrap();
+        world.broker.book.quarantine.push(old);
+        world.broker.config.accounts.clear();
+        world.broker.settle_accounts().unwrap();
+        world.broker.settle().unwrap();
+        assert!(world.broker.book.quarantine.is_empty());
+    });
+}
+
+#[test]
+fn b13_reload_tells_who_talks_with_a_qemu_whose_user_it_is_now() {
+    play(|world| {
+        assert_eq!(*world.broker.vms["a"].user.borrow(), None);
+        let path = world.folder.path().join("t");
+        std::fs::write(&path, TEXT.replace("[domain.a]", "[domain.a]\nuser = 77")).unwrap();
+        world.hear(Event::Reload);
+        assert_eq!(*world.broker.vms["a"].user.borrow(), Some(77));
+        assert_eq!(*world.broker.vms["b"].user.borrow(), None);
+    });
+}
+
+#[test]
+fn b9_qemu_that_cannot_be_served_leaves_no_task_behind() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let world = World::new(TEXT);
+        let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let before = alive();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, _theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let mut device = crate::ivshmem::Device::new("a", ours, 2).unwrap();
+        // It cannot be polled, which is found out after the first task began.
+        device.host = memory::create("test", 4096).unwrap();
+        let (broker, machine) = (&world.broker, crate::state::Machine::new(99, 100));
+        let begun = crate::watch::start("a", &machine, device, &broker.config, &broker.folder, &broker.events);
+        assert!(begun.is_err());
+        let began = Instant::now();
+        while alive() > before {
+            assert!(began.elapsed() < Duration::from_secs(20), "{} tasks are left", alive() - before);
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+#[test]
+fn b17_memory_that_is_not_wanted_any_more_is_dropped_beside_the_thread_that_serves_all_others() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let mut world = World::new(TEXT);
+        let (free, waits) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || waits.recv());
+        let made = memory::create_pair(5, &["a".into(), "host".into()], 64 << 10, [false, true]).unwrap();
+        let region = Arc::downgrade(&made.own[0]);
+        world.hear(Event::Made(5, 1, Ok(made)));
+        assert!(region.upgrade().is_some(), "it was dropped here");
+        free.send(()).unwrap();
+        let _ = busy.await;
+        let began = Instant::now();
+        while region.upgrade().is_some() {
+            assert!(began.elapsed() < Duration::from_secs(20), "it is never dropped");
+            tokio::task::yield_now().await;
+        }
     });
 }

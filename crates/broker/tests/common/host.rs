@@ -22,6 +22,7 @@ use tombolo_broker::{
         kept::Kept,
         relay::{Line, event, ring},
     },
+    mapped::Mapped,
     passing,
 };
 use tombolo_broker_guest::broker::{Broker, Settings};
@@ -99,7 +100,9 @@ impl Guest {
         };
         let heard = vm.own[usize::from(vector_of(link, VECTORS as u16))].try_clone().unwrap();
         let rings = Arc::new(bell.expect("an eventfd"));
-        let line = Line { own: memory("own"), peer: memory("peer"), rings, lane: Lane::default(), heard };
+        let own = memory("own");
+        let own_memory = Mapped::new(&own).unwrap();
+        let line = Line { own, own_memory, peer: memory("peer"), rings, lane: Lane::default(), heard };
         self.lines.lock().unwrap().insert((link, generation), Arc::new(line));
         (link, generation)
     }

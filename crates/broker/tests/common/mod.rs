@@ -2,6 +2,7 @@
 //! The broker as a process, and QEMUs that are none: one socket to the broker's server, one that speaks QMP.
 #![allow(dead_code, reason = "each test program uses its part of this")]
 
+pub mod hold;
 pub mod host;
 pub mod qmp;
 

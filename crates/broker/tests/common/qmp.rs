@@ -33,6 +33,10 @@ pub struct State {
     pub stubborn: bool,
     /// Its own regions stay writable to all, as this process has no mapping from before the seal that it could lend.
     pub unsealed: bool,
+    /// Its guest's memory is shared with other processes.
+    pub shared: bool,
+    /// A network card's other end is a vhost-user backend.
+    pub backend: bool,
     /// Slots that other devices have.
     pub foreign: Vec<u64>,
     /// A device that the guest ejects when somebody looks where it is.
@@ -42,6 +46,8 @@ pub struct State {
     had: BTreeSet<String>,
     /// How often somebody came to talk with it.
     pub conversations: u64,
+    /// Done with its own regions once it has them and before it says so.
+    pub on_own: Option<Box<dyn FnMut(&OwnedFd) + Send>>,
     client: Option<UnixStream>,
     count: u64,
 }
@@ -162,6 +168,10 @@ impl State {
         let text = |key: &str| arguments[key].as_str().unwrap_or_default().to_owned();
         match command["execute"].as_str().unwrap_or_default() {
             "qmp_capabilities" => Ok(json!({})),
+            "query-memdev" if self.shared => Ok(json!([{ "id": "ram", "share": true }])),
+            "human-monitor-command" if self.shared => {
+                Ok(json!(if self.backend { "net0: index=0,type=vhost-user" } else { "net0: index=0,type=nic" }))
+            }
             "query-status" => Ok(json!({ "status": self.status })),
             "qom-list" if text("path") == "/objects" => Ok(named(self.memories.keys())),
             "qom-list" => Ok(named(self.devices.keys())),
@@ -205,6 +215,9 @@ impl State {
                 }
                 if !readonly && seals.contains(SealFlags::FUTURE_WRITE) {
                     return Err("unable to map backing store for guest RAM: Operation not permitted".into());
+                }
+                if let Some(on_own) = self.on_own.as_mut().filter(|_| !readonly) {
+                    on_own(&fd);
                 }
                 self.memories.insert(text("id"), Memory { fd, readonly, seals });
                 Ok(json!({}))

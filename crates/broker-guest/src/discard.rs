@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-15. Closing sockets of strangers. Where nobody took a message the kernel closes what came with it, and the last close of a
+//! file takes as long as whoever sent it likes: a connection lingers, a file system of his own does not answer. So a socket in
+//! whose queue there is something of that kind is closed by a thread for which nobody waits, one at a time for each user.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io::IoSliceMut,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::{
+    io::Errno,
+    net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, SocketType, sockopt},
+};
+
+/// What is to be closed, by the user whose it is. A user has an entry while a thread closes something of his.
+static WAITING: Mutex<BTreeMap<u32, VecDeque<OwnedFd>>> = Mutex::new(BTreeMap::new());
+
+fn waiting() -> MutexGuard<'static, BTreeMap<u32, VecDeque<OwnedFd>>> {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends a stranger's connection, without waiting: nothing more comes in, and what its queue holds is given up. Copies of
+/// this socket may be closed at any time from then on.
+pub fn end(socket: BorrowedFd<'_>) {
+    let _ = rustix::net::shutdown(socket, Shutdown::Both);
+    if empty(socket, false) {
+        return;
+    }
+    let user = getsockopt(&socket, PeerCredentials).map_or(u32::MAX, |who| who.uid());
+    // Without a copy nobody would be left to do it later: better wait than be full of what cannot be closed.
+    if let Ok(copy) = socket.try_clone_to_owned() {
+        give(user, copy);
+    }
+}
+
+/// The same for whatever of these is a socket.
+pub fn end_all(descriptors: &[OwnedFd]) {
+    for descriptor in descriptors {
+        let is_socket = |mode| rustix::fs::FileType::from_raw_mode(mode) == rustix::fs::FileType::Socket;
+        if rustix::fs::fstat(descriptor).is_ok_and(|stat| is_socket(stat.st_mode)) {
+            end(descriptor.as_fd());
+        }
+    }
+}
+
+/// Has a thread empty a socket and close it.
+fn give(user: u32, socket: OwnedFd) {
+    let mut waiting = waiting();
+    if let Some(queue) = waiting.get_mut(&user) {
+        return queue.push_back(socket);
+    }
+    waiting.insert(user, VecDeque::from([socket]));
+    drop(waiting);
+    let work = move || {
+        loop {
+            let mut waiting = self::waiting();
+            let Some(socket) = waiting.get_mut(&user).and_then(VecDeque::pop_front) else {
+                waiting.remove(&user);
+                return;
+            };
+            drop(waiting);
+            empty(socket.as_fd(), true);
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("tombolo-close".into()).spawn(work) {
+        crate::log(&format!("what user {user} sent cannot be closed yet: {error}"));
+    }
+}
+
+/// Takes out of the queue of a socket what is there, with what came along only `if_it_takes` as long as it likes. True once there is
+/// nothing left.
+fn empty(socket: BorrowedFd<'_>, if_it_takes: bool) -> bool {
+    // Then each message comes with who sent it, and the end, which is as empty as a message may be, does not.
+    let _ = sockopt::set_socket_passcred(socket, true);
+    let is_stream = sockopt::socket_type(socket).is_ok_and(|kind| kind == SocketType::STREAM);
+    let mut buffer = [0; 4096];
+    loop {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let peek = if if_it_takes { RecvFlags::empty() } else { RecvFlags::PEEK };
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags | peek) {
+            Ok(seen) if !if_it_takes && seen.flags.contains(ReturnFlags::CTRUNC) => return false,
+            Ok(seen) if seen.bytes == 0 && (is_stream || control.drain().next().is_none()) => return true,
+            Ok(_) if if_it_takes => {}
+            Ok(_) => _ = rustix::net::recv(socket, &mut buffer, RecvFlags::DONTWAIT),
+            Err(Errno::INTR) => {}
+            Err(_) => return true,
+        }
+    }
+}
+
+/// What is first in a queue.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Look {
+    /// Nothing but bytes.
+    Bytes,
+    /// Descriptors are with them: to take it is to close these.
+    Descriptors,
+}
+
+/// Looks at what is first in the queue of a socket. As much as fits into `buffer` is there; nothing is taken, or closed.
+///
+/// # Errors
+/// There is nothing, or what the kernel says.
+pub fn look(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Look, Errno> {
+    loop {
+        let mut control = RecvAncillaryBuffer::default();
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+            Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => return Ok(Look::Descriptors),
+            Ok(_) => return Ok(Look::Bytes),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rustix::{
+        event::{PollFd, PollFlags, Timespec, poll},
+        net::{AddressFamily, SocketFlags},
+    };
+
+    use super::*;
+
+    fn pair(kind: SocketType) -> (OwnedFd, OwnedFd) {
+        rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None).unwrap()
+    }
+
+    fn send(to: &OwnedFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) {
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let rights: Vec<_> = descriptor.into_iter().collect();
+        assert!(rights.is_empty() || control.push(SendAncillaryMessage::ScmRights(&rights)));
+        rustix::net::sendmsg(to, &[std::io::IoSlice::new(bytes)], &mut control, SendFlags::empty()).unwrap();
+    }
+
+    fn is_hung_up(reads: &OwnedFd) -> bool {
+        let mut polled = [PollFd::new(reads, PollFlags::empty())];
+        poll(&mut polled, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap();
+        polled[0].revents().contains(PollFlags::HUP)
+    }
+
+    #[test]
+    fn b15_socket_of_harmless_messages_is_empty_at_once_and_the_other_hears_of_its_end() {
+        for kind in [SocketType::SEQPACKET, SocketType::STREAM] {
+            let (ours, theirs) = pair(kind);
+            for bytes in [&b"some"[..], b"", b"more", b""] {
+                send(&theirs, bytes, None);
+            }
+            end(ours.as_fd());
+            assert!(matches!(rustix::net::recv(&ours, &mut [0; 8], RecvFlags::DONTWAIT), Ok((0, _))), "{kind:?}");
+            assert_eq!(rustix::net::send(&theirs, b"late", rustix::net::SendFlags::NOSIGNAL), Err(Errno::PIPE));
+            assert!(matches!(rustix::net::recv(&theirs, &mut [0; 8], RecvFlags::DONTWAIT), Ok((0, _))));
+        }
+    }
+
+    #[test]
+    fn b15_what_came_along_is_closed_wherever_it_stands_in_the_queue() {
+        for kind in [SocketType::SEQPACKET, SocketType::STREAM] {
+            for before in [&[][..], &[&b"some"[..]], &[b""], &[b"", b"some", b""]] {
+                let (ours, theirs) = pair(kind);
+                let (reads, writes) = rustix::pipe::pipe().unwrap();
+                before.iter().for_each(|bytes| send(&theirs, bytes, None));
+                send(&theirs, b"x", Some(writes.as_fd()));
+                drop(writes);
+                end(ours.as_fd());
+                // A copy that is closed late closes nothing of it.
+                assert!(is_hung_up(&reads), "{kind:?} {before:?}");
+                drop(ours);
+            }
+        }
+    }
+
+    #[test]
+    fn b15_close_that_takes_long_keeps_nobody_but_its_sender() {
+        use std::{io::Write, net};
+        let listener = net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut lingers = net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        lingers.set_nonblocking(true).unwrap();
+        while lingers.write(&[7; 64 << 10]).is_ok() {}
+        sockopt::set_socket_linger(&lingers, Some(Duration::from_secs(600))).unwrap();
+        let (ours, theirs) = pair(SocketType::SEQPACKET);
+        send(&theirs, b"x", Some(lingers.as_fd()));
+        drop(lingers);
+        let began = Instant::now();
+        // Once more, as of several copies.
+        end(ours.as_fd());
+        end_all(&[ours]);
+        assert!(began.elapsed() < Duration::from_secs(60));
+    }
+}

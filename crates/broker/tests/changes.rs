@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What changes while a QEMU runs, and of which it says nothing by itself.
+
+mod common;
+
+use std::{io::Write, os::unix::fs::PermissionsExt, path::Path};
+
+use common::{Daemon, TRIO, Vm, qmp::Fake, until};
+use rustix::process::Signal;
+use tombolo_control::{LinkState, Message};
+
+/// The state of the only link, and what is said of it.
+fn link(daemon: &Daemon) -> (LinkState, String) {
+    match &daemon.client().links()[..] {
+        [Message::LinkRow { state, note, .. }] => (*state, note.to_string()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn b10_link_that_waits_for_a_vhost_user_network_card_to_go_is_there_soon_after() {
+    let daemon = Daemon::start(TRIO);
+    let (a, _b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    (a.qmp.state().shared, a.qmp.state().backend) = (true, true);
+    daemon.client().link("a", "b");
+    until("it is refused", || link(&daemon).1.contains("(a network card)").then_some(()));
+    assert_eq!(link(&daemon).0, LinkState::Wanted);
+    // QEMU tells nobody of it.
+    a.qmp.state().backend = false;
+    until("it is there", || (link(&daemon).0 == LinkState::Up).then_some(()));
+}
+
+/// A control socket where `user` listens.
+fn listen_as(user: u32, path: &Path) -> Fake {
+    let path = path.to_owned();
+    let begun = std::thread::spawn(move || {
+        let user = rustix::fs::Uid::from_raw(user);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        Fake::start(&path)
+    });
+    begun.join().unwrap()
+}
+
+#[test]
+fn b10_b13_reload_that_names_another_user_counts_for_who_listens_already() {
+    let test = "b10_b13_reload_that_names_another_user_counts_for_who_listens_already";
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs root): only root can become somebody else");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let path = folder.path().join("a.qmp");
+    let config = |user: u32| format!("[domain.a]\nuser = {user}\nqmp = \"{}\"\n", path.display());
+    let qemu = listen_as(12345, &path);
+    let daemon = Daemon::start(&config(12345));
+    let _a = Vm::start(&daemon, "a");
+    until("it is asked", || (qemu.state().conversations == 1).then_some(()));
+    let note = || {
+        daemon.client().domains().into_iter().find_map(|row| match row {
+            Message::DomainRow { name, note, .. } if name.as_str() == "a" => Some(note.to_string()),
+            _ => None,
+        })
+    };
+    let reload = |user: u32| {
+        daemon.configure(&config(user));
+        daemon.signal(Signal::HUP);
+    };
+    reload(54321);
+    until("it is told nothing more", || note().filter(|note| note.contains("user 12345 listens there")));
+    assert_eq!(qemu.state().conversations, 1);
+    reload(12345);
+    until("it is asked again", || (qemu.state().conversations == 2).then_some(()));
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Strangers that keep the kernel waiting: what they hold of files that the broker shares with them, and of what they send it, costs
+//! them and nobody else.
+
+mod common;
+
+use std::{
+    net::{TcpListener, TcpStream},
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use common::{
+    Client, Daemon, Device, Vm, add,
+    hold::{self, Hold},
+    host::World,
+    remove, until,
+};
+use rustix::net::SocketType;
+use tombolo_broker::{broker::program_socket, passing};
+use tombolo_control::{Life, LinkState, MESSAGE_MAX, Message, Path, Said};
+
+/// `a` and `b` may have links with the host.
+const TWO: &str = r#"
+[host]
+region = "1MiB"
+[domain.a]
+[domain.b]
+[[allow]]
+from = "*"
+to = "*"
+service = "*"
+"#;
+
+/// The states of all links, by their first end.
+fn state(daemon: &Daemon, end: &str) -> LinkState {
+    let rows = daemon.client().links();
+    let found = rows.iter().find_map(|row| match row {
+        Message::LinkRow { a, state, .. } if a.as_str() == end => Some(*state),
+        _ => None,
+    });
+    found.expect("the link is there")
+}
+
+fn life(daemon: &Daemon, domain: &str) -> Life {
+    let rows = daemon.client().domains();
+    let found = rows.iter().find_map(|row| match row {
+        Message::DomainRow { name, life, .. } if name.as_str() == domain => Some(*life),
+        _ => None,
+    });
+    found.expect("it is configured")
+}
+
+/// The broker dies, and another one begins.
+fn renew(daemon: &mut Daemon, vms: &[&Vm]) {
+    daemon.kill();
+    vms.iter().for_each(|vm| vm.qmp.forget_client());
+    daemon.restart();
+}
+
+#[test]
+fn b3_b16_qemu_that_holds_the_lock_of_its_device_stops_no_broker_from_its_first_start_nor_from_the_next() {
+    if hold::is_missing(
+        "b3_b16_qemu_that_holds_the_lock_of_its_device_stops_no_broker_from_its_first_start_nor_from_the_next",
+    ) {
+        return;
+    }
+    let mut daemon = Daemon::start(TWO);
+    let (mut a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    a.boot(3, 1);
+    let held = Hold::take(&a.memory);
+    // What `a` is told of it stands in its device.
+    daemon.client().link("a", "host");
+    daemon.client().link("b", "host");
+    a.ring_host();
+    for _ in 0..2 {
+        until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
+        until("itself is served", || (state(&daemon, "a") == LinkState::Up).then_some(()));
+        renew(&mut daemon, &[&a, &b]);
+    }
+    drop(held);
+    a.listen_until("its link", |said| matches!(said, Message::Link { .. }));
+}
+
+#[test]
+fn b10_qemu_that_holds_the_lock_of_its_region_has_no_link_and_all_others_have_theirs() {
+    if hold::is_missing("b10_qemu_that_holds_the_lock_of_its_region_has_no_link_and_all_others_have_theirs") {
+        return;
+    }
+    let mut daemon = Daemon::start(TWO);
+    let (a, b) = (Vm::start(&daemon, "a"), Vm::start(&daemon, "b"));
+    let held = Arc::new(Mutex::new(Vec::new()));
+    let holds = Arc::clone(&held);
+    a.qmp.state().on_own = Some(Box::new(move |region| holds.lock().unwrap().push(Hold::take(region))));
+    daemon.client().link("a", "host");
+    until("it has its region", || (!held.lock().unwrap().is_empty()).then_some(()));
+    daemon.client().link("b", "host");
+    for _ in 0..2 {
+        until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
+        assert_eq!(state(&daemon, "a"), LinkState::Wanted, "nobody has what is not sealed");
+        renew(&mut daemon, &[&a, &b]);
+    }
+    // Its memory goes out of use, and others' memory is made all the same.
+    for _ in 0..4 {
+        assert_eq!(daemon.client().ask(remove("a", "host")), []);
+        assert_eq!(daemon.client().ask(remove("b", "host")), []);
+        daemon.client().link("a", "host");
+        daemon.client().link("b", "host");
+        until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
+    }
+    a.qmp.state().on_own = None;
+    held.lock().unwrap().clear();
+    until("it is sealed, and handed over", || (state(&daemon, "a") == LinkState::Up).then_some(()));
+}
+
+#[test]
+fn b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_the_broker() {
+    if hold::is_missing("b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_the_broker") {
+        return;
+    }
+    let mut world = World::new();
+    // A program that listens by hand, so that it has what it is given.
+    let program = passing::connect(&world.socket(), SocketType::SEQPACKET).unwrap();
+    let say = |serial, message| assert!(passing::send(&program, &Said { serial, message }.encode(), &[]).unwrap());
+    let hear = || {
+        let mut buffer = [0; MESSAGE_MAX];
+        let (len, descriptors) = passing::receive(&program, &mut buffer).unwrap();
+        (Said::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
+    };
+    say(0, common::hello());
+    assert!(matches!(hear().0, Message::Hello { .. }));
+    say(1, Message::Listen { service: "held".parse().unwrap() });
+    assert!(matches!(hear().0, Message::Done {}));
+    let calling = world.guest.domain.clone();
+    let calls = std::thread::spawn(move || {
+        use tombolo_domain::Rendezvous;
+        calling.connect("host/held", common::host::patience()).map(drop)
+    });
+    let (stated, descriptors) = hear();
+    assert!(matches!(stated, Message::Connect { .. }) && descriptors.len() == 8, "{stated:?}");
+    let _ = calls.join();
+    let _held: Vec<Hold> = descriptors[1..2].iter().map(Hold::take).collect();
+    // Marks, boxes and slices of other calls stand in the same region.
+    world.meet();
+    renew(&mut world.daemon, &[&world.vm]);
+    let began = Instant::now();
+    while world.daemon.client().links().is_empty() {
+        assert!(began.elapsed() < common::LIMIT, "links are not answered for");
+    }
+    world.meet();
+}
+
+/// A connection whose last close waits for ten minutes: what was sent on it never arrives, and it lingers.
+fn lingering() -> (OwnedFd, TcpListener) {
+    use std::io::Write;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[7; 64 << 10]).is_ok() {}
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(600))).unwrap();
+    (stream.into(), listener)
+}
+
+#[test]
+fn b15_connections_that_linger_and_are_sent_to_the_broker_stop_nobody() {
+    let mut daemon = Daemon::start(TWO);
+    let b = Vm::start(&daemon, "b");
+    let mut peers = Vec::new();
+    let mut send = |socket: &OwnedFd, bytes: &[u8]| {
+        let (lingers, peer) = lingering();
+        peers.push(peer);
+        let _ = passing::send(socket, bytes, &[lingers.as_fd()]);
+    };
+    let hello = Said { serial: 0, message: common::hello() }.encode();
+    // To the socket for tools, amid a conversation and before it.
+    let client = daemon.client();
+    send(&client.socket, &hello);
+    let client = Client::connect_raw(daemon.path()).unwrap();
+    send(&client.socket, &hello);
+    drop(client);
+    // To that for programs.
+    let program = passing::connect(&program_socket(daemon.path()), SocketType::SEQPACKET).unwrap();
+    send(&program, &hello);
+    // As a QEMU.
+    let device = Device::connect(daemon.path(), "a");
+    device.must();
+    send(&device.socket, &[0; 8]);
+    until("it is sent away", || (life(&daemon, "a") == Life::DomainGone).then_some(()));
+    let again = Device::connect(daemon.path(), "a");
+    again.must();
+    daemon.client().link("b", "host");
+    until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
+    renew(&mut daemon, &[&b]);
+    until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
+    assert!(daemon.client().refusal(add("b", "host", 0)).1.contains("already"));
+}
