@@ -165,7 +165,7 @@ pub(crate) fn introduce(mut link: Box<dyn Link>, messages: bool, options: &Optio
     let deadline = Deadline::after(options.handshake_timeout);
     let received = loop {
         match link.recv(introduction.greeting.map_limit).transpose() {
-            Some(received) => break received,
+            Some(received) => break without_bell(&mut *link, received),
             None => await_readable(&*link, deadline)?,
         }
     };
@@ -204,6 +204,7 @@ pub(crate) fn answer(
     messages: bool,
     options: &Options,
 ) -> Result<Parts> {
+    let received = without_bell(&mut *link, received);
     let agreed = received.map_err(Error::from).and_then(|Received { message, segment }| {
         let Message::Hello(theirs) = Message::decode(&message)? else {
             return Err(Error::Malformed { clause: "C-3", what: "the first message is no greeting".into() });
@@ -225,6 +226,19 @@ pub(crate) fn answer(
             agreed.join(link, options)
         }
         Err(error) => Err(refuse(&mut *link, error)),
+    }
+}
+
+/// C-2. What came in last, unless a bell of its own came with it: no message of a channel carries one.
+pub(crate) fn without_bell(
+    link: &mut dyn Link,
+    received: std::result::Result<Received, DomainError>,
+) -> std::result::Result<Received, DomainError> {
+    match (link.take_ringer(), received) {
+        (Some(_), Ok(_)) => {
+            Err(DomainError::Malformed { clause: "C-2", what: "a doorbell with a message that carries none".into() })
+        }
+        (_, received) => received,
     }
 }
 

@@ -3,10 +3,10 @@
 
 use std::sync::{
     Mutex, MutexGuard, OnceLock, PoisonError,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-use tombolo_domain::{Error as DomainError, Life, Link, Offer, Peer};
+use tombolo_domain::{Error as DomainError, Life, Link, Offer, Peer, Slot};
 use tombolo_layout::{Features, state::Phase};
 use tombolo_mem::{MappedOwnWord, MappedPeerWord};
 
@@ -63,6 +63,8 @@ pub(crate) struct End {
     lie: OnceLock<Error>,
     /// Memory of the peer was found to be taken away.
     revoked: AtomicBool,
+    /// For each half, how many rings brought it something.
+    served: [AtomicU32; 2],
 }
 
 /// The link, and what of this end's memory must be taken back in the end.
@@ -107,6 +109,7 @@ impl End {
             gone,
             lie: OnceLock::new(),
             revoked,
+            served: Default::default(),
         }
     }
 
@@ -167,6 +170,17 @@ impl End {
     pub(crate) fn set_gone(&self) {
         // ORDER: Relaxed; the flag stands for itself, what the peer published was visible before it died.
         self.gone.store(true, Ordering::Relaxed);
+    }
+
+    /// A ring brought the half that sleeps in `slot` something.
+    pub(crate) fn note_served(&self, slot: Slot) {
+        // ORDER: Relaxed; it is only counted.
+        self.served[slot.index()].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many rings brought the other half something.
+    pub(crate) fn served_beside(&self, slot: Slot) -> u32 {
+        self.served[1 - slot.index()].load(Ordering::Relaxed)
     }
 
     pub(crate) fn gone(&self) -> bool {

@@ -6,7 +6,7 @@ use tombolo_layout::{Features, SegmentHeader, handshake::Message};
 use tombolo_mem::Mapped;
 use tombolo_ring::{Fresh, OwnCarrier, Reader, Writer, follow as follow_to};
 
-use crate::{Error, Result, end::End};
+use crate::{Error, Result, connect::without_bell, end::End};
 
 /// The writer's side of a move.
 #[derive(Debug, Default)]
@@ -92,7 +92,11 @@ pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> 
     if !end.features.has(Features::HANDOVER) {
         return Err(malformed("a ring was announced where HANDOVER is not in force"));
     }
-    let received = match end.link().link.recv(end.own_map_limit) {
+    let mut shared = end.link();
+    let received = shared.link.recv(end.own_map_limit).transpose();
+    let received = received.map(|received| without_bell(&mut *shared.link, received)).transpose();
+    drop(shared);
+    let received = match received {
         Ok(Some(received)) => received,
         Ok(None) => return Err(malformed("a ring was announced that was not offered")),
         Err(DomainError::Revoked | DomainError::PeerGone) => return Ok(false),

@@ -4,13 +4,14 @@
 use std::{
     marker::PhantomData,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
 };
 
 use rustix::{
     event::{PollFd, PollFlags, epoll},
     io::Errno,
 };
-use tombolo_domain::{Deadline, Error as DomainError, Link, Listener as DomainListener, Received};
+use tombolo_domain::{Deadline, Error as DomainError, Link, Listener as DomainListener, Received, wait_readable};
 
 use crate::{
     Channel, Error, Options, Result,
@@ -19,8 +20,11 @@ use crate::{
 
 /// Peers that knocked and have not introduced themselves.
 const HALF_OPEN_MOST: usize = 64;
-/// Descriptors that it takes at most to let a peer in and answer it.
-const DESCRIPTORS: usize = 12;
+/// Descriptors that it takes at most to let a peer in, and to answer it.
+const TO_ACCEPT: usize = 1;
+const TO_ANSWER: usize = 12;
+/// How long nobody looks at a door at which nobody is let in for now.
+const CROWDED: Duration = Duration::from_millis(20);
 
 /// One who waits for peers and makes channels of kind `C` with them.
 #[derive(Debug)]
@@ -53,6 +57,8 @@ impl<C: Channel> Listener<C> {
     /// # Errors
     /// What makes listening impossible; never what a peer did. Where this process has no descriptor to spare
     /// ([`DomainError::Limit`]), a peer was turned away and the next call may do.
+    /// [`try_accept`](Self::try_accept) tells as well where nobody can be let in for now ([`DomainError::Crowded`]); those
+    /// who are in already are served all the same.
     pub fn accept(&mut self) -> Result<C> {
         self.accept_until(Deadline::NEVER)
     }
@@ -63,10 +69,18 @@ impl<C: Channel> Listener<C> {
     /// [`Error::TimedOut`], and as [`accept`](Self::accept).
     pub fn accept_until(&mut self, deadline: Deadline) -> Result<C> {
         loop {
-            if let Some(channel) = self.try_accept()? {
-                return Ok(channel);
+            match self.try_accept() {
+                Ok(Some(channel)) => return Ok(channel),
+                Ok(None) => self.wait(deadline, Deadline::NEVER)?,
+                Err(Error::Domain(DomainError::Crowded(_))) => {
+                    // Who knocks would wake this one again and again.
+                    let _ = epoll::delete(&self.set, self.door.fd());
+                    let waited = self.wait(deadline, Deadline::after(CROWDED));
+                    watch(&self.set, self.door.fd())?;
+                    waited?;
+                }
+                Err(error) => return Err(error),
             }
-            self.wait(deadline)?;
         }
     }
 
@@ -84,7 +98,7 @@ impl<C: Channel> Listener<C> {
                 None => drop(self.dismiss(index)),
                 Some(received) => {
                     let link = self.dismiss(index);
-                    self.make_room();
+                    self.make_room(TO_ANSWER);
                     if let Some(channel) = self.answer(link, received) {
                         return Ok(Some(channel));
                     }
@@ -92,7 +106,7 @@ impl<C: Channel> Listener<C> {
             }
         }
         for _ in 0..HALF_OPEN_MOST {
-            self.make_room();
+            self.make_room(TO_ACCEPT);
             let mut link = match self.door.accept() {
                 Ok(Some(link)) => link,
                 Ok(None) => return Ok(None),
@@ -102,6 +116,9 @@ impl<C: Channel> Listener<C> {
                 }
                 Err(error) => return Err(error.into()),
             };
+            if !self.half_open.is_empty() && matches!(wait_readable(link.fd(), Deadline::NOW), Ok(true)) {
+                self.make_room(TO_ANSWER);
+            }
             match link.recv(self.options.first_map_limit()).transpose() {
                 Some(received) => {
                     if let Some(channel) = self.answer(link, received) {
@@ -133,15 +150,15 @@ impl<C: Channel> Listener<C> {
     }
 
     /// Whoever knocks and speaks shall not want for descriptors that silent ones hold: the longest silent go first.
-    fn make_room(&mut self) {
-        while !self.half_open.is_empty() && !self.has_descriptors() {
+    fn make_room(&mut self, descriptors: usize) {
+        while !self.half_open.is_empty() && !self.has_descriptors(descriptors) {
             drop(self.dismiss(0));
         }
     }
 
-    /// Whether this process may open as many files as a channel takes.
-    fn has_descriptors(&self) -> bool {
-        let spare = [(); DESCRIPTORS].map(|()| rustix::io::fcntl_dupfd_cloexec(&self.set, 0));
+    /// Whether this process may open so many files more.
+    fn has_descriptors(&self, count: usize) -> bool {
+        let spare: Vec<_> = (0..count).map(|_| rustix::io::fcntl_dupfd_cloexec(&self.set, 0)).collect();
         !spare.iter().any(|one| matches!(one, Err(Errno::MFILE | Errno::NFILE)))
     }
 
@@ -152,8 +169,9 @@ impl<C: Channel> Listener<C> {
         link
     }
 
-    fn wait(&self, deadline: Deadline) -> Result<()> {
-        let first = self.half_open.iter().fold(deadline, |first, (_, theirs)| first.min(*theirs));
+    /// Waits until there is something to do, at most until `deadline` ends all or it is time to `look_again`.
+    fn wait(&self, deadline: Deadline, look_again: Deadline) -> Result<()> {
+        let first = self.half_open.iter().fold(deadline.min(look_again), |first, (_, theirs)| first.min(*theirs));
         match poll_until(&mut [PollFd::new(&self.set, PollFlags::IN)], first) {
             Err(Error::TimedOut) if !deadline.expired() => Ok(()),
             other => other,

@@ -3,6 +3,7 @@
 
 use std::{os::fd::BorrowedFd, task::Poll, time::Duration};
 
+use tombolo_domain::Error as DomainError;
 use tombolo_mem::Mapped;
 use tombolo_ring::{Deadline, Error as RingError, Reader, Waited};
 
@@ -360,7 +361,11 @@ impl Receiving {
     }
 
     pub(crate) fn consumed(&mut self, len: usize) -> Result<()> {
-        self.reader.check_memory()?;
+        if let Err(error) = self.reader.check_memory() {
+            self.judge(error.into())?;
+            // What was shown were zeros: that is no end of file, to which what came before would belong.
+            return Err(DomainError::Revoked.into());
+        }
         self.reader.consume(len);
         let done = self.after();
         self.conclude(done, ())

@@ -38,8 +38,9 @@ pub(crate) struct Waiter {
     spin: Spin,
     /// The bell may hold a ring that nobody drained.
     maybe_rung: bool,
-    /// Rings in a row that brought nothing.
-    fruitless: u32,
+    fruitless: Fruitless,
+    /// Rings that ended a sleep.
+    rings: u32,
     calls: u32,
     /// When the peer's life was looked at last, by the coarse clock.
     looked: Duration,
@@ -72,7 +73,8 @@ impl Waiter {
             end,
             spin,
             maybe_rung: false,
-            fruitless: 0,
+            fruitless: Fruitless::default(),
+            rings: 0,
             calls: 0,
             looked: os::coarse_time(),
             pollable,
@@ -102,11 +104,15 @@ impl Waiter {
 
     /// Waits until `side` has `need` bytes or something else to look at.
     pub(crate) fn wait(&mut self, side: &mut impl Side, need: u64, deadline: Deadline) -> Result<Waited> {
-        self.fruitless = 0;
+        self.fruitless.begin(self.end.served_beside(self.slot));
+        let rings = self.rings;
         // The spin is lent out so that the rest of the waiter can be the sleeper.
         let mut spin = std::mem::replace(&mut self.spin, Spin::new(Duration::ZERO));
         let waited = wait(side, self, &mut spin, need, deadline);
         self.spin = spin;
+        if self.rings != rings && matches!(waited, Ok(Waited::Ready)) {
+            self.end.note_served(self.slot);
+        }
         waited
     }
 
@@ -164,14 +170,41 @@ impl Waiter {
         matches!(woken, Ok(Bell::PeerGone))
     }
 
+    fn count_fruitless(&mut self) {
+        self.fruitless.ring(self.end.served_beside(self.slot));
+    }
+
     /// One who is rung again and again for nothing naps instead of listening.
     fn nap(&self, deadline: Deadline) -> Woken {
-        let nap = nap_after(self.fruitless);
+        let nap = nap_after(self.fruitless.count);
         let until = Instant::now() + deadline.remaining().map_or(nap, |left| left.min(nap));
         while let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             thread::park_timeout(left);
         }
         if deadline.expired() { Woken::TimedOut } else { Woken::Rung }
+    }
+}
+
+/// Rings in a row that brought nothing, to anybody. Where one event stands for both halves of an end, each wakes
+/// the half that it is not for as well: what brought the other half something is no storm.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fruitless {
+    count: u32,
+    /// Rings that had brought the other half something by then.
+    beside: u32,
+}
+
+impl Fruitless {
+    /// Something was found, or it is looked for anew.
+    fn begin(&mut self, beside: u32) {
+        *self = Self { count: 0, beside };
+    }
+
+    /// A ring brought nothing. The other half may count what it brought there before this one counts, or after.
+    fn ring(&mut self, beside: u32) {
+        let served = beside.wrapping_sub(self.beside);
+        self.count = self.count.saturating_add(1).saturating_sub(served);
+        self.beside = beside;
     }
 }
 
@@ -207,16 +240,17 @@ impl Sleeper for Waiter {
     }
 
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken> {
-        if self.fruitless >= STORM {
+        if self.fruitless.count >= STORM {
             let napped = self.nap(deadline);
-            self.fruitless += 1;
+            self.count_fruitless();
             return Ok(if self.gone_now() { Woken::PeerGone } else { napped });
         }
         let until = if self.unsure { deadline.min(Deadline::after(UNSURE)) } else { deadline };
         Ok(match self.bell.wait(self.slot, until)? {
             Bell::Rung => {
                 self.maybe_rung = true;
-                self.fruitless += 1;
+                self.rings = self.rings.wrapping_add(1);
+                self.count_fruitless();
                 Woken::Rung
             }
             Bell::TimedOut if self.unsure && !deadline.expired() => Woken::Rung,
@@ -239,5 +273,37 @@ impl Sleeper for Waiter {
             self.end.own_cpu.store_relaxed(cpu);
         }
         self.end.peer_cpu.load_relaxed().hint() != cpu
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r25_rings_that_brought_the_other_half_something_are_no_storm() {
+        let mut fruitless = Fruitless::default();
+        let mut beside = u32::MAX - 500;
+        fruitless.begin(beside);
+        for ring in 0..10_000 {
+            // The other half counts before this one, or only after it.
+            if ring % 3 != 0 {
+                beside = beside.wrapping_add(if ring % 3 == 1 { 2 } else { 1 });
+            }
+            fruitless.ring(beside);
+            assert!(fruitless.count < 4, "{ring}: {}", fruitless.count);
+        }
+        // What is more than that is one.
+        let mut rings = 0;
+        while fruitless.count < STORM {
+            rings += 1;
+            beside = beside.wrapping_add(u32::from(rings % 4 == 0));
+            fruitless.ring(beside);
+            assert!(rings < 2 * STORM, "a peer that also sends something naps nobody less");
+        }
+        fruitless.begin(beside);
+        assert_eq!(fruitless.count, 0);
+        (0..STORM).for_each(|_| fruitless.ring(beside));
+        assert_eq!(fruitless.count, STORM, "nothing beside it: each ring counts");
     }
 }

@@ -10,6 +10,7 @@ use std::{os::fd::OwnedFd, thread, time::Duration};
 
 use common::{SOON, World};
 use tombolo_channel::{Address, Backends, Channel, Deadline, Ending, Error, Life, Listener, Messages, Options, Stream};
+use tombolo_domain::Error as DomainError;
 use tombolo_layout::words;
 
 /// A channel between two machines whose memory can be taken away: the listener's end, the caller's, and their memories, the
@@ -100,7 +101,8 @@ fn d3_bytes_peeked_at_that_were_taken_away_are_not_consumed_in_silence() {
     machines.take_memory();
     bytes.copy_to(&mut seen);
     assert_eq!(seen, [0; 100]);
-    assert!(read.consume(100).is_err(), "what was seen were zeros");
+    assert!(matches!(read.consume(100), Err(Error::Domain(DomainError::Revoked))), "what was seen were zeros");
+    assert_eq!(read.ending(), Some(Ending::Revoked), "at once");
     assert!(matches!(read.try_read(&mut seen), Ok(Some(0))));
     assert_eq!(read.ending(), Some(Ending::Revoked));
 }

@@ -40,7 +40,7 @@ pub(crate) struct Hub {
     own: OwnPage,
     peer: PeerPage,
     waits: [OnceLock<OwnedFd>; BELLS],
-    /// Readable for good once nothing more comes.
+    /// Readable for good once nothing more comes, or nobody is to wait for more.
     over: OnceLock<OwnedFd>,
     is_over: AtomicBool,
     /// What was called, for people.
@@ -52,6 +52,8 @@ pub(crate) struct Hub {
 #[derive(Debug)]
 struct Known {
     life: Life,
+    /// How it ended is known: nothing that comes later changes that.
+    ended: bool,
     /// None once the broker is gone, or has nothing more to say.
     socket: Option<OwnedFd>,
     hangs_up: bool,
@@ -62,7 +64,8 @@ struct Known {
 impl Hub {
     pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd, address: String) -> Self {
         let hangs_up = port.hang_up().is_some();
-        let known = Mutex::new(Known { life: Life::Running, socket: Some(socket), hangs_up, refused: None });
+        let known =
+            Mutex::new(Known { life: Life::Running, ended: false, socket: Some(socket), hangs_up, refused: None });
         let (waits, over, is_over) = Default::default();
         Self { port, own, peer, waits, over, is_over, address, known }
     }
@@ -151,8 +154,15 @@ impl Hub {
     }
 
     fn end(&self, known: &mut Known, life: Life) {
+        if !known.ended {
+            (known.life, known.ended) = (life, true);
+        }
+        self.end_waits(known);
+    }
+
+    /// Ends all waits of this end, now and from now on. Under the lock, so that nobody prepares to wait meanwhile.
+    fn end_waits(&self, _known: &mut Known) {
         if !self.is_over.swap(true, Ordering::AcqRel) {
-            known.life = life;
             // D-4. Memory is faster than a doorbell: what the peer rang last may be on its way still. Who ends rings all of its
             // bells, so these may ring now, before the end is told.
             (0..BELLS).for_each(|bell| self.port.ring_own(bell));
@@ -183,9 +193,10 @@ impl Hub {
         if self.own.is_lost() || self.peer.is_lost() {
             self.end(&mut known, Life::Revoked);
         }
-        drop(known);
-        self.is_over();
-        self.known().life
+        if self.peer.is_closed() {
+            self.end(&mut known, Life::ProcessGone);
+        }
+        known.life
     }
 
     fn hear(&self, known: &mut Known) {
@@ -202,7 +213,7 @@ impl Hub {
                         self.refuse(known, socket::refused(code, reason.as_str(), &self.address));
                     }
                     Message::Life { life: tombolo_control::Life::DomainGone, .. } => self.end(known, Life::DomainGone),
-                    Message::Life { .. } if self.is_over.load(Ordering::Acquire) => {}
+                    Message::Life { .. } if known.ended => {}
                     Message::Life { life: tombolo_control::Life::Running, .. } => known.life = Life::Running,
                     Message::Life { life: tombolo_control::Life::Paused, .. } => known.life = Life::Paused,
                     Message::Life { .. } => known.life = Life::Unknown,
@@ -219,7 +230,7 @@ impl Hub {
                     } else if self.port.is_carried() && matches!(error, Error::PeerGone) {
                         self.end(known, Life::Revoked);
                     }
-                    if !self.is_over.load(Ordering::Acquire) {
+                    if !known.ended {
                         known.life = Life::Unknown;
                     }
                 }
@@ -277,6 +288,10 @@ impl Doorbell for VmBell {
 
     fn drain(&self, slot: Slot) {
         self.0.drain(slot.index());
+    }
+
+    fn end_waits(&self) {
+        self.0.end_waits(&mut self.0.known());
     }
 
     fn worth_spinning(&self) -> Duration {

@@ -10,11 +10,18 @@ use std::{
     thread,
 };
 
-/// Loads of one kind that are being closed at a time, of all peers and of one.
+use nix::sys::signal::{SigSet, SigmaskHow};
+use rustix::process::{Resource, getrlimit};
+
+/// Loads of one kind that are being closed at a time: of all peers, of the processes of one user and of one process. What one user
+/// cannot use up is there for others.
 const MOST: usize = 48;
-const MOST_OF_ONE: usize = 24;
-/// Loads that wait for a thread. Beyond these nobody is let in.
-const WAITING_MOST: usize = 64;
+const MOST_OF_USER: usize = 32;
+const MOST_OF_ONE: usize = 16;
+/// Loads that wait for a thread, at most: this share of the descriptors that this process may open, within these bounds. Beyond
+/// that nobody is let in.
+const WAITING_SHARE: u64 = 4;
+const WAITING: (u64, u64) = (16, 1024);
 
 /// Who sent it, and what it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +29,12 @@ pub(crate) struct Source {
     pub pid: Option<u32>,
     pub uid: u32,
     pub kind: Kind,
+}
+
+impl Source {
+    fn is_same_user(&self, other: &Self) -> bool {
+        (self.uid, self.kind) == (other.uid, other.kind)
+    }
 }
 
 /// Files that were received, or a socket in whose queue some may be. The kernel closes the latter without asking a FUSE
@@ -60,9 +73,10 @@ impl Discards {
 
     /// Whether another thread may close something of `source`.
     fn may_run(&self, source: Source) -> bool {
-        let of_kind = self.running.iter().filter(|one| one.kind == source.kind).count();
-        let of_one = self.running.iter().filter(|one| **one == source).count();
-        of_kind < MOST && of_one < MOST_OF_ONE
+        let count = |counts: &dyn Fn(&Source) -> bool| self.running.iter().filter(|one| counts(one)).count();
+        count(&|one| one.kind == source.kind) < MOST
+            && count(&|one| one.is_same_user(&source)) < MOST_OF_USER
+            && count(&|one| *one == source) < MOST_OF_ONE
     }
 
     /// Takes the first load that may be closed now off the queue.
@@ -89,11 +103,22 @@ pub(crate) fn has_room(source: Source) -> bool {
 
 /// Whether so much waits to be closed that nobody is to be let in.
 pub(crate) fn is_full() -> bool {
-    let full = Discards::lock().waiting.len() >= WAITING_MOST;
+    let full = Discards::lock().waiting.len() >= most_waiting();
     if full {
         start();
     }
     full
+}
+
+fn most_waiting() -> usize {
+    let most = getrlimit(Resource::Nofile).current.map_or(WAITING.1, |files| files / WAITING_SHARE);
+    most.clamp(WAITING.0, WAITING.1) as usize
+}
+
+/// Holds all of this still while the process makes a copy of itself: in the copy no other thread is left that could let
+/// go of the lock.
+pub(crate) fn hold() -> impl Sized + 'static {
+    Discards::lock()
 }
 
 /// Closes `files`, which `source` sent, some time. Never blocks.
@@ -120,7 +145,7 @@ fn start() {
                 load = discards.next();
             }
         };
-        if thread::Builder::new().name("tombolo-discard".into()).spawn(work).is_err() {
+        if spawn(work).is_err() {
             let mut discards = Discards::lock();
             discards.end(source);
             discards.waiting.extend(take(&load));
@@ -129,9 +154,21 @@ fn start() {
     }
 }
 
+/// Starts a thread that no signal is delivered to: the program may be one that knows of no threads, and waits for its signals
+/// where it blocked them.
+fn spawn(work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+    let spawned = thread::Builder::new().name("tombolo-discard".into()).spawn(work).map(drop);
+    // What was a mask before is one.
+    let _ = before.thread_set_mask();
+    spawned
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{Receiver, channel};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use nix::sys::signal::Signal;
 
     use super::*;
 
@@ -154,29 +191,94 @@ mod tests {
         names.filter(|name| name == "tombolo-discard\n").count()
     }
 
+    /// The tests share what they test.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Discards of `source` that take until the test lets go of what this gives.
+    fn discard_stuck(source: Source) -> Sender<()> {
+        let (end, wait) = channel();
+        discard(source, Stuck(wait));
+        end
+    }
+
+    fn settle() {
+        while threads() > 0 || !Discards::lock().waiting.is_empty() {
+            thread::yield_now();
+        }
+    }
+
     #[test]
     fn l5_files_that_nobody_can_close_use_up_the_share_of_their_sender_and_few_threads() {
+        let _alone = alone();
         let mut ends = Vec::new();
-        let mut stuck = |pid| {
-            let (end, wait) = channel();
-            ends.push(end);
-            discard(of(pid), Stuck(wait));
-        };
         for sent in 0..MOST_OF_ONE {
             assert!(has_room(of(1)), "{sent}");
-            stuck(1);
+            ends.push(discard_stuck(of(1)));
         }
         assert!(!has_room(of(1)) && has_room(of(2)), "one peer's share is not another's");
-        stuck(1);
+        ends.push(discard_stuck(of(1)));
         assert!(!is_full());
-        (2..200).for_each(&mut stuck);
-        assert!(!has_room(of(1000)) && is_full(), "all have a bound together");
+        ends.extend((2..2 + 2 * most_waiting() as u32).map(|pid| discard_stuck(of(pid))));
+        assert!(!has_room(of(100_000)) && is_full(), "all have a bound together");
         assert!(has_room(Source { kind: Kind::Socket, ..of(1) }), "sockets have their own");
         assert!(threads() <= MOST, "{} threads", threads());
         drop(ends);
-        while !has_room(of(1)) || threads() > 0 {
-            thread::yield_now();
+        settle();
+        assert!(has_room(of(1)) && !is_full());
+    }
+
+    #[test]
+    fn l5_processes_of_one_user_cannot_use_up_what_is_there_for_another() {
+        let _alone = alone();
+        let ends: Vec<_> = (0..1000).map(|pid| discard_stuck(of(pid))).collect();
+        assert!(!has_room(of(5000)), "a further process of that user");
+        let other = Source { uid: 8, ..of(5000) };
+        let mut others = Vec::new();
+        for sent in 0..MOST_OF_ONE {
+            assert!(has_room(other), "{sent}");
+            others.push(discard_stuck(other));
         }
-        assert!(!is_full() && Discards::lock().waiting.is_empty());
+        assert_eq!(threads_of(7), MOST_OF_USER);
+        drop((ends, others));
+        settle();
+    }
+
+    fn threads_of(uid: u32) -> usize {
+        Discards::lock().running.iter().filter(|one| one.uid == uid).count()
+    }
+
+    #[test]
+    fn l5_thread_that_closes_takes_no_signal_of_the_programs() {
+        let _alone = alone();
+        let end = discard_stuck(of(1));
+        while threads() != 1 {
+            thread::yield_now(); // It has not said its name yet.
+        }
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status")).unwrap();
+        let all: Vec<String> = tasks.map(status).filter(|status| status.contains("tombolo-discard")).collect();
+        let blocked = |status: &String| {
+            let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+            u64::from_str_radix(line.trim(), 16).unwrap()
+        };
+        assert_eq!(all.len(), 1);
+        for signal in [Signal::SIGTERM, Signal::SIGCHLD, Signal::SIGUSR1, Signal::SIGALRM, Signal::SIGPROF] {
+            assert_ne!(blocked(&all[0]) & 1 << (signal as i32 - 1), 0, "{signal}");
+            assert!(!SigSet::thread_get_mask().unwrap().contains(signal), "the caller's mask is what it was");
+        }
+        drop(end);
+        settle();
+    }
+
+    #[test]
+    fn l5_nobody_is_inside_while_the_process_copies_itself() {
+        let _alone = alone();
+        let held = hold();
+        assert!(DISCARDS.try_lock().is_err());
+        drop(held);
+        assert!(DISCARDS.try_lock().is_ok());
     }
 }

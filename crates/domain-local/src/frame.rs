@@ -11,7 +11,7 @@ use std::{
     fmt::Display,
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
 };
 
 use rustix::{
@@ -97,13 +97,21 @@ struct Look {
 
 /// Descriptors that a look has room for: one more than may come.
 const ROOM: usize = DESCRIPTORS_MAX + 1;
+/// Bytes of the head of a control message, and of one descriptor in it.
+const RIGHTS_HEAD: usize = rustix::cmsg_aligned_space!(ScmRights(0));
+const RIGHT: usize = size_of::<RawFd>();
+
+/// The control buffer of a look. The kernel fills whatever space it is given, so it has not a byte more than `ROOM`
+/// descriptors take: neither the padding behind the last one nor bytes to align it.
+#[repr(C, align(8))]
+struct Space([MaybeUninit<u8>; RIGHTS_HEAD + ROOM * RIGHT]);
 
 impl Look {
     /// Looks at the first datagram, with `room` for descriptors or none; `None` while there is none. Never blocks.
     fn new(socket: BorrowedFd<'_>, room: bool, flags: RecvFlags) -> Result<Option<Self>> {
         let mut buffer = [0; DATAGRAM_MAX];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ROOM))];
-        let mut control = RecvAncillaryBuffer::new(if room { &mut space[..] } else { &mut [] });
+        let mut space = Space([MaybeUninit::uninit(); _]);
+        let mut control = RecvAncillaryBuffer::new(if room { &mut space.0[..] } else { &mut [] });
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | flags;
         let mut resets = 0;
         let received = loop {
@@ -222,11 +230,12 @@ const QUEUE_MOST: usize = 16;
 const NOTHINGS: usize = 3;
 
 /// Empties the queue of a socket that is to be closed of all that is `harmless` to close. What is not, or may not be, stays, and the
-/// socket must not be closed here: `Err` has what else must not. A `stranger`'s socket nobody else can have: it is shut
-/// down, so that nothing more comes.
+/// socket must not be closed here: `Err` has what else must not. Where there is no `room` for files of this peer, none is
+/// looked at. A `stranger`'s socket nobody else can have: it is shut down, so that nothing more comes.
 pub(crate) fn empty_queue(
     socket: BorrowedFd<'_>,
     stranger: bool,
+    has_room: impl Fn() -> bool,
     harmless: impl Fn(BorrowedFd<'_>) -> bool,
 ) -> std::result::Result<(), Vec<OwnedFd>> {
     if stranger {
@@ -236,6 +245,9 @@ pub(crate) fn empty_queue(
     for _ in 0..QUEUE_MOST {
         let Ok(Some(look)) = Look::new(socket, false, RecvFlags::PEEK) else { return Ok(()) };
         if look.more_came {
+            if !has_room() {
+                return Err(Vec::new());
+            }
             let Ok(Some(look)) = Look::new(socket, true, RecvFlags::PEEK) else { return Ok(()) };
             if look.more_came || !look.descriptors.iter().all(|file| harmless(file.as_fd())) {
                 return Err(look.descriptors);
@@ -250,4 +262,51 @@ pub(crate) fn empty_queue(
         let _ = take_off(socket);
     }
     Err(Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::fd::AsFd};
+
+    use super::*;
+
+    /// A socket, and one by which each element of `came` was sent: so many descriptors.
+    fn sent(came: &[usize]) -> (OwnedFd, OwnedFd) {
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let kind = rustix::net::SocketType::SEQPACKET;
+        let (ours, theirs) = rustix::net::socketpair(rustix::net::AddressFamily::UNIX, kind, flags, None).unwrap();
+        let file = File::open("/dev/null").unwrap();
+        for came in came {
+            let files = vec![file.as_fd(); *came];
+            let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(files.is_empty() || control.push(SendAncillaryMessage::ScmRights(&files)));
+            rustix::net::sendmsg(&theirs, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+        }
+        (ours, theirs)
+    }
+
+    #[test]
+    fn l5_queue_of_a_peer_that_used_up_its_share_is_emptied_of_what_carries_nothing_alone() {
+        for stranger in [false, true] {
+            let (ours, _theirs) = sent(&[0, 0, 2]);
+            let nothing_looked_at = |_: BorrowedFd<'_>| panic!("a descriptor was taken");
+            let left = empty_queue(ours.as_fd(), stranger, || false, nothing_looked_at);
+            assert!(left.is_err_and(|files| files.is_empty()), "the socket must not be closed here");
+            let look = Look::new(ours.as_fd(), true, RecvFlags::empty()).unwrap().unwrap();
+            assert_eq!(look.descriptors.len(), 2, "they stayed where they were");
+            let (ours, _theirs) = sent(&[0, 2, 5]);
+            assert!(empty_queue(ours.as_fd(), stranger, || true, |_| true).is_ok(), "canary: with room for them");
+        }
+    }
+
+    #[test]
+    fn l5_look_takes_one_descriptor_more_than_a_datagram_may_carry_and_no_other() {
+        for came in [1, DESCRIPTORS_MAX, DESCRIPTORS_MAX + 1, DESCRIPTORS_MAX + 2, 8, 253] {
+            let (ours, _theirs) = sent(&[came]);
+            let look = Look::new(ours.as_fd(), true, RecvFlags::empty()).unwrap().unwrap();
+            assert_eq!(look.descriptors.len(), came.min(DESCRIPTORS_MAX + 1), "of {came}");
+            assert_eq!(look.more_came, came > DESCRIPTORS_MAX + 1, "of {came}");
+        }
+    }
 }

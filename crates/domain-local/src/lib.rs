@@ -39,7 +39,7 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 use tombolo_domain::{
-    Deadline, Error, Link, Listener, Rendezvous, Result,
+    Deadline, Error, Held, Link, Listener, Rendezvous, Result,
     aside::{self, Aside},
 };
 
@@ -95,6 +95,10 @@ impl Rendezvous for LocalDomain {
     fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
         let place = Place::find(service, self.folder.as_deref())?;
         Ok(Box::new(aside::lifted(|| LocalListener::new(place, self.unique))?))
+    }
+
+    fn hold_for_fork(&self) -> Held {
+        Held::new(discard::hold())
     }
 
     fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {

@@ -183,6 +183,9 @@ fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
                 SealError::Unsealed(missing) => format!("segment lacks the seals {missing:#x}"),
                 SealError::Size(size) => format!("segment of {size} bytes, where at most {max} in whole pages may be"),
                 SealError::Sparse(there, size) => format!("segment of {size} bytes has {there} allocated"),
+                SealError::Uncountable => {
+                    "segment whose pages may not be counted: its file is not open for writing".into()
+                }
                 SealError::Unreadable => "segment that was not opened for reading".into(),
             },
         )
@@ -262,7 +265,8 @@ impl Drop for LocalLink {
         self.own.iter().flat_map(|own| own.iter()).for_each(Bell::give_up);
         let stranger = self.accepted && (self.bells.is_none() || self.spoilt.is_some());
         let Some(socket) = self.socket.take() else { return };
-        if let Err(files) = frame::empty_queue(socket.as_fd(), stranger, is_harmless) {
+        let room = || discard::has_room(self.identity.source(Kind::Files));
+        if let Err(files) = frame::empty_queue(socket.as_fd(), stranger, room, is_harmless) {
             discard::discard(self.identity.source(Kind::Socket), socket);
             self.discard(files);
         }

@@ -85,8 +85,8 @@ impl Listener for LocalListener {
             return Ok(None); // No limit is lifted for nothing.
         }
         if discard::is_full() && self.is_knocked_at() {
-            let what = "the number of sockets of earlier callers that wait to be closed";
-            return Err(Error::Limit { what, remedy: "they left files in them whose close does not return" });
+            let why = "too many sockets of earlier callers wait to be closed: they left files in them whose close does not return";
+            return Err(Error::Crowded(why));
         }
         aside::lifted(|| self.take())
     }
@@ -134,12 +134,17 @@ impl LocalListener {
     /// would wait in vain, and whoever polls it would be sent to look again and again.
     fn turn_away(&mut self) {
         drop(self.spare.take());
-        if let Ok(socket) = self.accept_one()
-            && let Err(files) = frame::empty_queue(socket.as_fd(), true, is_harmless)
-        {
-            // What is in its queue goes with it.
-            let source = Identity::of_peer(socket.as_fd()).map(|who| who.source(Kind::Socket));
-            discard::discard(source.unwrap_or(NOBODY), (socket, files));
+        if let Ok(socket) = self.accept_one() {
+            let who = Identity::of_peer(socket.as_fd());
+            let source = |kind| who.as_ref().map_or(Source { kind, ..NOBODY }, |who| who.source(kind));
+            let has_room = || discard::has_room(source(Kind::Files));
+            if let Err(files) = frame::empty_queue(socket.as_fd(), true, has_room, is_harmless) {
+                // What is in its queue goes with it.
+                discard::discard(source(Kind::Socket), socket);
+                if !files.is_empty() {
+                    discard::discard(source(Kind::Files), files);
+                }
+            }
         }
         self.spare = spare();
     }

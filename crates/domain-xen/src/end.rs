@@ -65,6 +65,8 @@ pub(crate) struct End {
     pid: u32,
     closed: AtomicBool,
     vanished: AtomicBool,
+    /// Nobody is to wait any more, though neither end is over.
+    gave_up: AtomicBool,
     ended: AtomicBool,
     /// Made when the other end has something to do.
     slots: OnceLock<[Waker; 2]>,
@@ -97,6 +99,7 @@ impl End {
             pid: std::process::id(),
             closed: AtomicBool::new(false),
             vanished: AtomicBool::new(false),
+            gave_up: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             slots: OnceLock::new(),
             control: Waker::new(&port)?,
@@ -168,7 +171,7 @@ impl End {
 
     /// Wakes everybody if it is over.
     pub(crate) fn look(&self) {
-        if self.is_over() {
+        if self.is_over() || self.gave_up.load(Ordering::Acquire) {
             if self.is_ours() && self.life().is_gone() {
                 self.own.set(at::AT_BOARD, at::board_head(self.domain.id, true));
             }
@@ -253,6 +256,11 @@ impl Doorbell for End {
     fn drain(&self, slot: Slot) {
         self.slot(slot).drain();
         self.look();
+    }
+
+    fn end_waits(&self) {
+        self.gave_up.store(true, Ordering::Release);
+        self.wake_all();
     }
 
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {

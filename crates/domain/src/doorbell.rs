@@ -62,7 +62,7 @@ pub trait Doorbell: Send + Sync + std::fmt::Debug {
     fn drain(&self, slot: Slot);
 
     /// Ends every wait of this end, now and from now on, as if the peer were gone: it was caught at a lie, and is waited for no
-    /// more. A backend that cannot leaves a wait that has begun to its deadline. Never blocks.
+    /// more. How the peer fares is told as before. A backend that cannot leaves a wait that has begun to its deadline. Never blocks.
     fn end_waits(&self) {}
 
     /// How long it pays to spin at most before a sleep that this bell ends: about what a wake-up by it costs.

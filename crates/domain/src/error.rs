@@ -46,6 +46,9 @@ pub enum Error {
         /// How to raise it.
         remedy: &'static str,
     },
+    /// Nobody is let in for now, because of what earlier callers left: why.
+    #[error("nobody is let in for now: {0}; later calls may do")]
+    Crowded(&'static str),
     /// Whoever gives memory and channels to programs gives no more: which limit was hit, and what to do.
     #[error("{0}")]
     Quota(String),

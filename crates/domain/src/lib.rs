@@ -21,7 +21,7 @@ pub use doorbell::{Doorbell, Slot, Woken};
 pub use error::Error;
 pub use link::{Life, Link, Memory, Offer, Peer, Received};
 pub use poll::wait_readable;
-pub use rendezvous::{Listener, Rendezvous};
+pub use rendezvous::{Held, Listener, Rendezvous};
 pub use single::{SingleBell, SingleRinger};
 pub use tombolo_ring::{Deadline, Spin};
 

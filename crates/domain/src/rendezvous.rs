@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How two ends meet.
 
-use std::os::fd::BorrowedFd;
+use std::{any::Any, fmt, os::fd::BorrowedFd};
 
 use crate::{Deadline, Link, Result};
 
@@ -34,6 +34,29 @@ pub trait Rendezvous: Send + Sync + std::fmt::Debug {
     fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
         self.connect(service, deadline)
     }
+
+    /// Holds all that this process's threads share in this backend, until the result is dropped: for who makes a copy of the
+    /// process, in which no other thread is left that could let go of a lock. Whoever holds it makes no other call here.
+    fn hold_for_fork(&self) -> Held {
+        Held::default()
+    }
+}
+
+/// What [`Rendezvous::hold_for_fork`] holds.
+#[derive(Default)]
+pub struct Held(Option<Box<dyn Any>>);
+
+impl Held {
+    /// Holds `locks`, until it is dropped.
+    pub fn new(locks: impl Any) -> Self {
+        Self(Some(Box::new(locks)))
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Held").field(&self.0.is_some()).finish()
+    }
 }
 
 /// One who waits for peers.
@@ -42,7 +65,8 @@ pub trait Listener: Send + std::fmt::Debug {
     ///
     /// # Errors
     /// [`Limit`](crate::Error::Limit) where a peer knocked and there is no room for it: it stays knocking, or was turned
-    /// away.
+    /// away. [`Crowded`](crate::Error::Crowded) where nobody is let in for now: all stay knocking, and to let go of
+    /// others makes no room.
     fn accept(&mut self) -> Result<Option<Box<dyn Link>>>;
 
     /// A descriptor that polls readable when [`accept`](Self::accept) has something to say.

@@ -192,6 +192,12 @@ impl Message {
         bytes
     }
 
+    /// Whether a segment and a bell come with it.
+    #[must_use]
+    pub const fn carries_memory(&self) -> bool {
+        matches!(self, Self::Answer { .. } | Self::Confirm { .. })
+    }
+
     /// The message, or what is wrong with it; the clause is always S-4.
     ///
     /// # Errors
@@ -312,6 +318,7 @@ mod tests {
         for message in all() {
             assert_eq!(Message::decode(&message.encode()), Ok(message));
         }
+        assert_eq!(all().map(|message| message.carries_memory()), [false, true, true, false]);
         let bytes = all()[0].encode();
         assert_eq!((u16_at(&bytes, 8), u16_at(&bytes, 10), u64_at(&bytes, 0x18)), (1, 2, 0x0102_0304_0506_0708));
         assert_eq!(&bytes[0x38..0x3a], [0x1f, 0x90], "ports are in network order");

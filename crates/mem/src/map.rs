@@ -7,11 +7,14 @@
 use std::{
     any::Any,
     io,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
     ptr::NonNull,
 };
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::{
+    io::Errno,
+    mm::{MapFlags, ProtFlags},
+};
 
 use crate::loss::Watched;
 
@@ -97,15 +100,29 @@ impl Mapping {
 /// How many of the first `len` bytes of `fd` have memory, be it swapped out: counted without a lock and without asking for
 /// any (M-7). `None` where the kernel (before Linux 6.5) or a filter does not let this process count.
 pub(crate) fn count_present(fd: BorrowedFd<'_>, len: u64) -> Option<u64> {
-    /// `cachestat(2)`: pages in the cache, dirty, under write-back, evicted, recently evicted.
+    let pages = stat_cache(fd.as_raw_fd(), len).ok()?;
+    // What is evicted from memory of a memfd is on swap: it was allocated, and charged to who did.
+    Some((pages[0] + pages[3]) * rustix::param::page_size() as u64)
+}
+
+/// Whether [`count_present`] is a call that this process may make now. Asked about no file at all, so that nothing is needed
+/// for it: where the call is there, it is the file that is missed.
+pub(crate) fn can_count() -> bool {
+    stat_cache(-1, 0) == Err(Errno::BADF)
+}
+
+/// `cachestat(2)`: pages in the cache, dirty, under write-back, evicted, recently evicted.
+fn stat_cache(fd: RawFd, len: u64) -> Result<[u64; 5], Errno> {
     const CACHESTAT: libc::c_long = 451;
     let range: [u64; 2] = [0, len];
     let mut pages = [0_u64; 5];
     // SAFETY: (range) points to two words, which the kernel reads; (pages) to five, which it writes; both live until the
     // call returns, and it keeps neither.
-    let failed = unsafe { libc::syscall(CACHESTAT, fd.as_raw_fd(), range.as_ptr(), pages.as_mut_ptr(), 0) } != 0;
-    // What is evicted from memory of a memfd is on swap: it was allocated, and charged to who did.
-    (!failed).then(|| (pages[0] + pages[3]) * rustix::param::page_size() as u64)
+    let done = unsafe { libc::syscall(CACHESTAT, fd, range.as_ptr(), pages.as_mut_ptr(), 0) };
+    if done == 0 {
+        return Ok(pages);
+    }
+    Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::NOSYS))
 }
 
 impl Drop for Mapping {

@@ -8,7 +8,6 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::OnceLock,
 };
 
 use rustix::{
@@ -17,7 +16,7 @@ use rustix::{
 };
 
 use crate::{
-    map::{Access, Mapping, count_present},
+    map::{Access, Mapping, can_count, count_present},
     segment::OwnSegment,
 };
 
@@ -95,18 +94,17 @@ pub enum SealError {
     Sparse(u64, u64),
     /// It was opened for writing only, and cannot be mapped.
     Unreadable,
+    /// Its pages may not be counted, though this process may count those of other memory.
+    Uncountable,
 }
 
-/// Whether a receiver can count the pages of a memfd, and so see every hole: Linux 6.5 and later, where no filter forbids it.
+/// Whether a receiver can now count the pages of a memfd, and so see every hole: Linux 6.5 and later, where no filter forbids
+/// it. A filter may come while the program runs, so this is asked each time.
 /// Where it cannot, memory that a peer allocated beyond the end passes for memory before it, and what is missing there
 /// is allocated for whoever maps it: then only the length that is agreed to bounds that.
 #[must_use]
 pub fn counts_pages() -> bool {
-    static COUNTS: OnceLock<bool> = OnceLock::new();
-    *COUNTS.get_or_init(|| {
-        let own = create_sealed("tombolo", 4096);
-        own.is_ok_and(|(_segment, fd)| count_present(fd.as_fd(), 4096) == Some(4096))
-    })
+    can_count()
 }
 
 /// Checks that `fd` is memory that can neither shrink nor be written by anyone but its maker, and says how long it is.
@@ -138,7 +136,12 @@ pub fn check_sealed(fd: BorrowedFd<'_>, max: u64) -> Result<usize, SealError> {
     // Blocks may lie beyond the end and stand there for holes before it. So pages are counted as well; what the seals
     // checked above forbid is that one goes afterwards.
     let blocks = stat.st_blocks as u64 * 512;
-    let present = if counts_pages() { count_present(fd, size).unwrap_or(0) } else { size };
+    let present = match count_present(fd, size) {
+        Some(present) => present,
+        // Who can have this file's pages not counted could hide holes in it: the kernel counts for who may write a file.
+        None if counts_pages() => return Err(SealError::Uncountable),
+        None => size,
+    };
     let allocated = blocks.min(present);
     if allocated < size {
         return Err(SealError::Sparse(allocated, size));

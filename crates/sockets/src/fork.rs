@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, MutexGuard, Weak, atomic::Ordering},
 };
 
-use tombolo_domain::aside;
+use tombolo_domain::{Held, aside};
 
 use crate::{
     connection::{Connection, Stage},
@@ -30,8 +30,9 @@ pub struct Forking<'a> {
     members: Vec<Member<'a>>,
     exchange: MutexGuard<'a, Exchange>,
     waiting: Waiting<'a>,
-    /// The child's limit is what the program set. Taken last, as everywhere.
+    /// The child's limit is what the program set. Taken last, as everywhere, but for what the backend locks by itself.
     limit: MutexGuard<'static, ()>,
+    backend: Held,
 }
 
 struct Member<'a> {
@@ -80,7 +81,9 @@ impl Process {
             let identity = lock(&connection.identity);
             members.push(Member { connection, place, talk, _history: history, _identity: identity, _still: still });
         }
-        Ok(Forking { process: self, all, members, exchange, waiting, limit: aside::hold() })
+        let limit = aside::hold();
+        let backend = self.rendezvous.hold_for_fork();
+        Ok(Forking { process: self, all, members, exchange, waiting, limit, backend })
     }
 }
 
@@ -96,8 +99,8 @@ impl Forking<'_> {
 
     /// In the child: what the parent counted is the parent's, and so are its links and claims.
     pub fn child(self) {
-        let Self { process, all, members, mut exchange, waiting, limit } = self;
-        drop(limit);
+        let Self { process, all, members, mut exchange, waiting, limit, backend } = self;
+        drop((backend, limit));
         family::forget_namespace();
         process.count_anew();
         process.roster.forget();

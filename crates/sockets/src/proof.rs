@@ -259,6 +259,18 @@ mod tests {
     }
 
     #[test]
+    fn s6_only_the_first_1024_bytes_of_a_direction_are_kept() {
+        let mut history = History::default();
+        assert!(history.sent(0, &[1; 1000]));
+        assert!(!history.sent(1000, &[2; 1000]), "there is room for no more");
+        assert_eq!(history.known(), [1024, 0]);
+        assert!(history.received(0, &[1; 1023]));
+        assert!(!history.received(1023, &[2]), "exactly full is full");
+        assert!(!history.received(1024, &[3]));
+        assert_eq!(history.known(), [1024, 1024]);
+    }
+
+    #[test]
     fn s6_ends_of_one_connection_convince_each_other() {
         for (secret, mirrored) in [(None, None), (NUMBERS, MIRRORED)] {
             let (mine, theirs, own, peer) = ends();

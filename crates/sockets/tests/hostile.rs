@@ -19,8 +19,10 @@ use rustix::{
     io::Errno,
     process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open},
 };
+use tombolo_domain::Rendezvous;
+use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
-    sockets::{BOUNDARY, FOLLOWED, MOVES},
+    sockets::{BOUNDARY, FOLLOWED, MOVES, Message},
     words,
 };
 use tombolo_mem::OwnWord;
@@ -47,6 +49,50 @@ fn s13_end_that_brings_no_bell_is_not_joined() {
         liar.bell = None;
         assert!(!go_on(&victim, liar, waits, None).1, "waits: {waits}");
     }
+}
+
+#[test]
+fn s4_message_that_brings_what_its_kind_does_not_carry_ends_the_link() {
+    for waits in [true, false] {
+        for (is_refusal, with_segment, with_bell) in
+            [(false, true, false), (false, false, true), (false, true, true), (true, true, true), (true, false, true)]
+        {
+            let victim = Victim::new(waits);
+            let mut liar = Liar::meet(&victim, waits, true);
+            let message = if is_refusal { Message::Refuse { to: 1, reason: 1 } } else { Message::Propose(liar.claim) };
+            let kept = with_segment.then(|| liar.link.allocate(8192).unwrap());
+            let offer = kept.as_ref().map(|(_, offer)| offer);
+            match liar.bell.as_ref().filter(|_| with_bell) {
+                Some(bell) => liar.link.send_with_bell(&message.encode(), offer, bell).unwrap(),
+                None => liar.link.send(&message.encode(), offer).unwrap(),
+            }
+            victim.call();
+            victim.call();
+            while liar.hear().is_some() {}
+            let told = liar.link.recv(1 << 20);
+            let what = format!("waits: {waits}, a refusal: {is_refusal}, {with_segment}, {with_bell}");
+            assert!(matches!(told, Err(tombolo_domain::Error::PeerGone)), "{what}: {told:?}");
+            assert_ne!(victim.connection.stage(), Stage::Joined, "{what}");
+        }
+    }
+}
+
+/// In the copy that a fork makes nobody is left to let go of a lock of the backend's.
+#[test]
+fn r26_backend_is_held_still_while_the_process_forks() {
+    let victim = Victim::new(true);
+    let all = [Arc::clone(&victim.connection)];
+    let forking = victim.process.before_fork(&all).unwrap();
+    let (done, waits) = std::sync::mpsc::channel();
+    let other = std::thread::spawn(move || {
+        let held = LocalDomain::new().hold_for_fork();
+        done.send(()).unwrap();
+        drop(held);
+    });
+    assert!(waits.recv_timeout(Duration::from_millis(100)).is_err(), "it is held");
+    forking.parent(None);
+    waits.recv_timeout(SOON).unwrap();
+    other.join().unwrap();
 }
 
 #[test]

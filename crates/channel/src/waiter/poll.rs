@@ -89,7 +89,7 @@ impl Waiter {
 
     #[cold]
     fn listen_again(&mut self) {
-        self.fruitless = 0;
+        self.fruitless.begin(self.end.served_beside(self.slot));
         self.polling = Polling::default();
         // Whether anybody rang meanwhile, nobody knows.
         self.promised = false;
@@ -122,13 +122,16 @@ impl Waiter {
         if again && !rung && self.is_armed(position) && !napped {
             return Ok(Armed::Quiet);
         }
-        self.fruitless = match (again, rung) {
-            (true, true) => self.fruitless.saturating_add(1),
+        match (again, rung) {
+            (true, true) => self.count_fruitless(),
             // Nobody rang during a whole nap: the storm is over.
-            (true, false) if !napped => self.fruitless,
-            _ => 0,
-        };
-        if napped && self.fruitless < STORM {
+            (true, false) if !napped => {}
+            _ => self.fruitless.begin(self.end.served_beside(self.slot)),
+        }
+        if rung && !again {
+            self.end.note_served(self.slot);
+        }
+        if napped && self.fruitless.count < STORM {
             self.listen_again();
         }
         self.pollable.get().expect("looked at above").lower();
@@ -148,11 +151,11 @@ impl Waiter {
         let Some(pollable) = self.pollable.get() else { return };
         // Without the barrier nobody can promise that the peer rings.
         let heard = !self.unsure && pollable.is_listening();
-        let storm = self.fruitless >= STORM;
+        let storm = self.fruitless.count >= STORM;
         self.promised = heard;
         self.polling.nap_until = None;
         if storm || !heard {
-            let nap = if storm { nap_after(self.fruitless) } else { UNSURE };
+            let nap = if storm { nap_after(self.fruitless.count) } else { UNSURE };
             // Taken before the clock is set: what is asked after it has run down finds the nap over.
             let until = Instant::now() + nap;
             // Where there is no clock to be had, a bell that rings for nothing is listened to, and for want of both the

@@ -167,6 +167,10 @@ impl Exchange {
             let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
             let is_proposal = matches!(message, Message::Propose(_));
             let ringer = neighbour.link.take_ringer();
+            if !message.carries_memory() && (received.segment.is_some() || ringer.is_some()) {
+                let what = "a segment or a bell with a message that carries none".into();
+                return Err(Error::Malformed { clause: "S-4", what });
+            }
             let brought = received.segment.zip(ringer).map(|(segment, ringer)| Brought { segment, ringer });
             let answered = match message {
                 Message::Propose(claim) => self.proposed(process, neighbour, claim),

@@ -15,8 +15,8 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo_domain::{
-    Deadline, Doorbell, Life, Link, Listener, Memory, Offer, Peer, Received, Rendezvous, Result as Outcome, SingleBell,
-    SingleRinger,
+    Deadline, Doorbell, Held, Life, Link, Listener, Memory, Offer, Peer, Received, Rendezvous, Result as Outcome,
+    SingleBell, SingleRinger,
 };
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
@@ -388,6 +388,9 @@ struct PosingLink(Box<dyn Link>, (Option<u32>, Option<u32>));
 impl Rendezvous for Posing {
     fn scheme(&self) -> &'static str {
         self.0.scheme()
+    }
+    fn hold_for_fork(&self) -> Held {
+        self.0.hold_for_fork()
     }
     fn listen(&self, service: &str) -> Outcome<Box<dyn Listener>> {
         let listener = self.0.listen(service)?;

@@ -136,6 +136,7 @@ impl Body {
                     Error::Limit { what, remedy } => (8, (*what).into(), (*remedy).into()),
                     Error::Revoked => (9, String::new(), String::new()),
                     Error::Quota(what) => (11, what.clone(), String::new()),
+                    Error::Crowded(why) => (12, (*why).into(), String::new()),
                     // An error of the system, and any that has no number yet, arrives as text.
                     _ => (10, format!("{error}: {:?}", std::error::Error::source(&error)), String::new()),
                 };
@@ -237,6 +238,7 @@ impl Parts {
             8 => Error::Limit { what: fixed(first), remedy: fixed(second) },
             9 => Error::Revoked,
             11 => Error::Quota(first),
+            12 => Error::Crowded(fixed(first)),
             _ => Error::Os { call: "a call on the other side", path: None, source: io::Error::other(first) },
         })
     }
