@@ -16,7 +16,7 @@ use libc::{epoll_event, sigset_t, sockaddr, socklen_t};
 use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Reason,
-    connection::{Connection, Stage, Way},
+    connection::{self, Connection, Stage, Way},
     tuple::Tuple,
 };
 
@@ -142,7 +142,24 @@ pub unsafe extern "C-unwind" fn setsockopt(
         errno::kept(|| hand_over(process, fd, &connection, Reason::Usage));
     }
     // SAFETY: (contract) the caller's promise.
-    unsafe { real::setsockopt(fd, level, name, value, len) }
+    let answer = unsafe { real::setsockopt(fd, level, name, value, len) };
+    // Both limits, by their names of before and after 2038.
+    if level == libc::SOL_SOCKET && matches!(name, 20 | 21 | 66 | 67) {
+        set_anew(fd);
+    }
+    answer
+}
+
+/// How calls on `fd` wait was changed.
+fn set_anew(fd: RawFd) {
+    if !state::is_known(fd) {
+        return;
+    }
+    if inside::has_interrupted() {
+        connection::set_anew();
+    } else if let Some(Watched::Connection(connection)) = state::watched(fd) {
+        connection.set_anew();
+    }
 }
 
 /// # Safety
@@ -154,6 +171,9 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     }
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::ioctl(fd, request, argument) };
+    if request == libc::FIONBIO {
+        set_anew(fd);
+    }
     if request == libc::FIONREAD
         && answer == 0
         && !inside::has_interrupted()
@@ -392,7 +412,11 @@ fn controlled(fd: c_int, command: c_int, argument: c_long, real: impl FnOnce() -
         libc::F_SETFL if argument as c_int & libc::O_ASYNC != 0 && !inside::has_interrupted() => signals(fd),
         _ => {}
     }
-    real()
+    let answer = real();
+    if command == libc::F_SETFL {
+        set_anew(fd);
+    }
+    answer
 }
 
 /// # Safety
@@ -424,6 +448,14 @@ pub(crate) fn epoll_ctl(epfd: RawFd, operation: c_int, fd: RawFd, mut event: epo
 pub(crate) fn epoll_now(epfd: RawFd, events: &mut [epoll_event]) -> Result<usize, Errno> {
     // SAFETY: (valid) `events` is a slice.
     let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, 0) };
+    errno::result(answer as isize)
+}
+
+/// Waits at a set of our own. No signal mask: the program's call had none.
+pub(crate) fn epoll_until(epfd: RawFd, events: &mut [epoll_event], left: Option<Duration>) -> Result<usize, Errno> {
+    let (room, millis) = (events.len() as c_int, left.map_or(-1, millis));
+    // SAFETY: (valid) `events` is a slice.
+    let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), room, millis) };
     errno::result(answer as isize)
 }
 

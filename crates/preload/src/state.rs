@@ -153,7 +153,11 @@ fn set_kind(fd: RawFd, kind: u8) {
     }
 }
 
-fn watched(fd: RawFd) -> Option<Watched> {
+/// What is in the table for `fd`, if it is a connection or a set.
+pub(crate) fn watched(fd: RawFd) -> Option<Watched> {
+    if !matches!(kind(fd), CONNECTION | SET) {
+        return None;
+    }
     let _inside = inside::enter();
     read().get(fd as usize).cloned().flatten()
 }

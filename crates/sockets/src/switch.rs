@@ -212,6 +212,11 @@ impl Receiver {
         news.then(|| self.word())
     }
 
+    /// The moves that this end has followed, where it reads the pipe and wants nothing else.
+    pub(crate) fn moves_within_pipe(&self) -> Option<u64> {
+        (self.reads_pipe() && !self.leave).then_some(self.moves)
+    }
+
     /// Whether what is in the pipe is this end's to read there.
     #[must_use]
     pub fn reads_pipe(&self) -> bool {
