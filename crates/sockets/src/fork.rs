@@ -104,6 +104,7 @@ impl Forking<'_> {
         family::forget_namespace();
         process.count_anew();
         process.roster.forget();
+        spin::begin_anew();
         all.iter().for_each(|connection| connection.disown());
         waiting.forget();
         for mut member in members {
