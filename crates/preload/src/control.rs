@@ -52,7 +52,7 @@ fn forget(fd: RawFd) {
     if inside::has_interrupted() {
         state::abandon(fd);
     } else {
-        drop(state::forget(fd));
+        lost(fd);
     }
 }
 
@@ -287,23 +287,45 @@ fn closing(fd: RawFd) {
         return;
     }
     let is_still = state::is_still(fd);
-    // Of another file, which has the number by now, nothing is to be changed.
-    if let Some(Watched::Connection(connection)) = state::forget(fd).filter(|_| is_still) {
-        let other = if connection.is_single() { None } else { state::other(fd, &connection) };
-        if other.is_some() {
-            epoll::closed(fd, &connection);
-        }
-        if connection.closing(other) {
-            settle(fd, &connection);
-            epoll::forget(&connection);
-            if connection.finish() {
+    match state::forget(fd) {
+        Some(Watched::Connection(connection)) if is_still => {
+            let reset = given_up(fd, &connection, || settle(fd, &connection));
+            if reset {
                 kernel::reset_at_close(fd);
             }
-            if let Some(process) = state::busy() {
-                process.unwatch(&connection);
-                process.report();
-            }
         }
+        // Of another file, which has the number by now, nothing is to be changed.
+        Some(Watched::Connection(connection)) => _ = given_up(fd, &connection, || {}),
+        Some(Watched::Set(_)) | None => {}
+    }
+}
+
+/// The number `fd` of a connection is closed, or about to be. With the last one goes all that is kept for it, after `last`. Says
+/// whether TCP would reset it then.
+fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> bool {
+    let other = if connection.is_single() { None } else { state::other(fd, connection) };
+    if other.is_some() {
+        epoll::closed(fd, connection);
+    }
+    if !connection.closing(other) {
+        return false;
+    }
+    last();
+    epoll::forget(connection);
+    let reset = connection.finish();
+    if let Some(process) = state::busy() {
+        process.unwatch(connection);
+        process.report();
+    }
+    reset
+}
+
+/// The number `fd` is another file's by now: somebody closed it past this library. What it was is let go.
+pub(crate) fn lost(fd: RawFd) {
+    if let Some(Watched::Connection(connection)) = state::forget(fd)
+        && state::is_owner()
+    {
+        errno::kept(|| given_up(fd, &connection, || {}));
     }
 }
 

@@ -148,7 +148,8 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     connection.bell().inspect(|bell| bell.ring());
 }
 
-/// Wires what is not wired of a connection's registrations; adds the sets that had some to `woken`. False if one cannot be.
+/// Wires what is not wired of a connection's registrations; adds the sets that had some to `woken`. False if one cannot be, or not
+/// now.
 fn wire_sets(process: &Process, connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> bool {
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();
@@ -161,9 +162,14 @@ fn wire_sets(process: &Process, connection: &Arc<Connection>, woken: &mut Vec<Ar
         let (entries, paths) = inner.all_mut();
         for entry in entries {
             if Arc::ptr_eq(&entry.connection, connection) && !entry.wired {
-                if wire_entry(epfd, &set, entry, paths, known.as_deref()) == Err(Stays) {
-                    process.leaves(connection, Reason::Usage);
-                    return false;
+                match wire_entry(epfd, &set, entry, paths, known.as_deref()) {
+                    Ok(()) => {}
+                    // The next call tries again.
+                    Err(Unwired::Later) => return false,
+                    Err(Unwired::Stays) => {
+                        process.leaves(connection, Reason::Usage);
+                        return false;
+                    }
                 }
                 touched = true;
             }
@@ -181,9 +187,13 @@ fn wire_sets(process: &Process, connection: &Arc<Connection>, woken: &mut Vec<Ar
     true
 }
 
-/// An entry that cannot be wired: its connection has to stay on TCP.
-#[derive(PartialEq, Eq)]
-struct Stays;
+/// Why an entry is not wired.
+enum Unwired {
+    /// It cannot be: its connection has to stay on TCP.
+    Stays,
+    /// A thread that waits may be told of it just now, as nobody else may be then.
+    Later,
+}
 
 /// One that is not in the set, as the kernel says, is not wired by that.
 fn wire_entry(
@@ -192,20 +202,23 @@ fn wire_entry(
     entry: &mut Entry,
     paths: &mut Paths,
     known: Option<&str>,
-) -> Result<(), Stays> {
+) -> Result<(), Unwired> {
     // The kernel does not let one that is exclusive be changed, nor one whose number is gone.
     let is_fixed = entry.is_exclusive() || entry.orphan || set.nested.load(Ordering::SeqCst);
     if is_fixed || !add_own_bell(epfd, set) || add_bell(epfd, entry).is_err() || add_path(epfd, entry, paths).is_err() {
-        return Err(Stays);
+        return Err(Unwired::Stays);
     }
-    // The kernel alone knows whether one that is told once was told.
-    let spent = entry.is_once() && !kernel::is_armed(known.ok_or(Stays)?, entry.fd, entry.data());
+    // The kernel alone knows whether one that is told once was told. Who begins to wait does so under the lock that is held here.
+    let spent = entry.is_once() && !kernel::is_armed(known.ok_or(Unwired::Stays)?, entry.fd, entry.data());
+    if entry.is_once() && !spent && set.sleepers.load(Ordering::SeqCst) > 0 {
+        return Err(if entry.postpone() { Unwired::Later } else { Unwired::Stays });
+    }
     let before = control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry));
     match before {
         Ok(()) => entry.wire(spent),
         // Its number was closed, and made again for this one, behind our back.
         Err(Errno::NOENT) => {}
-        Err(_) => return Err(Stays),
+        Err(_) => return Err(Unwired::Stays),
     }
     Ok(())
 }
@@ -324,7 +337,16 @@ pub(crate) fn change(
         && operation == libc::EPOLL_CTL_ADD
         && event.is_some_and(|event| event.events & EXCLUSIVE != 0)
     {
-        // The kernel lets nobody change such a registration: it is the program's own.
+        // The kernel lets nobody change such a registration: it is the program's own. One that was taken out is still there.
+        let mut inner = set.lock();
+        let absent = inner.find(fd, connection).filter(|at| inner.all()[*at].absent);
+        if let Some(at) = absent {
+            let none = epoll_event { events: 0, u64: 0 };
+            let _ = errno::kept(|| control::epoll_ctl(request.epfd, libc::EPOLL_CTL_DEL, fd, none));
+            inner.remove(at);
+            set.count(&inner);
+        }
+        drop(inner);
         errno::kept(|| control::hand_over(process, fd, connection, Reason::Usage));
         return real();
     }
@@ -512,7 +534,9 @@ pub(crate) fn wait(
         if joined {
             let mut said = None;
             if polls || mask.is_some() {
+                let asking = Asleep::new(set);
                 let n = real(events, Some(Duration::ZERO));
+                drop(asking);
                 if n < 0 {
                     return n;
                 }
@@ -632,6 +656,8 @@ struct Asleep<'a>(&'a Set);
 
 impl<'a> Asleep<'a> {
     fn new(set: &'a Set) -> Self {
+        // Not while a registration is being wired.
+        let _still = set.lock();
         set.sleepers.fetch_add(1, Ordering::SeqCst);
         Self(set)
     }

@@ -31,7 +31,10 @@ const DISCARD: usize = 1 << 20;
 pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
     match connection.stage() {
         Stage::Candidate => errno::kept(|| process.advance(connection)),
-        Stage::Joined if !connection.is_wired() => errno::kept(|| epoll::wire(process, connection)),
+        // One that cannot be wired goes back to TCP, and is not tried again.
+        Stage::Joined if !connection.is_wired() && connection.reason().is_none() => {
+            errno::kept(|| epoll::wire(process, connection));
+        }
         Stage::Joined | Stage::Plain => {}
     }
 }

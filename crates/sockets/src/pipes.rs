@@ -466,7 +466,9 @@ impl Pipes {
     pub fn unread(&self, connection: &Connection) -> u64 {
         let unread = self.turn(connection, &self.rx, |rx| {
             rx.look();
-            rx.reader.available()
+            // What was recalled comes over TCP, and is counted there.
+            let moves = rx.moves.load_acquire().hint();
+            if rx.receiver.is_paid(moves) { 0 } else { rx.reader.available() }
         });
         unread.unwrap_or(0)
     }

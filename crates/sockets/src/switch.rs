@@ -223,6 +223,11 @@ impl Receiver {
         self.carrier() == Carrier::Pipe && !self.recalls()
     }
 
+    /// Whether what is left in the pipe was recalled, and comes over TCP: the sender has made so many moves.
+    pub(crate) fn is_paid(&self, moves: u64) -> bool {
+        self.leave && (self.carrier() == Carrier::Tcp || self.recalls() && moves != self.moves)
+    }
+
     fn recalls(&self) -> bool {
         self.carrier() == Carrier::Pipe && self.ready
     }

@@ -173,7 +173,7 @@ impl Registry {
 
     /// Where the entry with this token is.
     pub fn find_token(&self, token: u64) -> Option<usize> {
-        let place = *self.places.get((token & 0xffff) as usize)?;
+        let place = self.places.get((token & 0xffff) as usize).copied().unwrap_or_default();
         let known = (place as usize).checked_sub(1).filter(|at| self.entries[*at].token == token);
         // One that outlived its descriptor.
         known.or_else(|| self.entries.iter().position(|entry| entry.token == token))
