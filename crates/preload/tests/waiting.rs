@@ -68,6 +68,22 @@ fn s13_ring_wakes_one_thread_however_many_wait() {
 }
 
 #[test]
+fn s13_threads_and_sets_beyond_a_hundred_sleep_while_nothing_comes() {
+    let test = "s13_threads_and_sets_beyond_a_hundred_sleep_while_nothing_comes";
+    let Some((world, program, _alone)) = world(test, "threads.c") else { return };
+    for sets in [false, true] {
+        let server = [&program, "serve", place::SERVER, "7000", "150", "sets"];
+        let client = [&program, "ask", place::SERVER, "7000", "150", "4000", "1", "2000"];
+        let (server, client) = both(&world, &server[..if sets { 6 } else { 5 }], &client);
+        let (sleeps, turns) = (number_after(&server, "sleeps"), number_after(&client, "all"));
+        // As above. Fifty that look each millisecond would sleep 200,000 times more.
+        let most = 150 * 400 + 3 * turns + 2000;
+        assert!(sleeps <= most, "{sleeps} sleeps for {turns} turns of one connection, sets: {sets}");
+    }
+    assert!(world.place.log().matches("joined:").count() >= 400, "{}", world.place.log());
+}
+
+#[test]
 fn threads_that_each_serve_a_connection_lose_nothing() {
     let test = "threads_that_each_serve_a_connection_lose_nothing";
     let Some((world, program, _alone)) = world(test, "threads.c") else { return };

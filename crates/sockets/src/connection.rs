@@ -87,6 +87,8 @@ pub struct Connection {
     remembers: [AtomicBool; 2],
     /// Calls so far, and turns: a read after a write.
     calls: AtomicU64,
+    /// The call that gets on with finding the other end.
+    next_try: AtomicU64,
     turns: AtomicU64,
     last: AtomicU8,
     /// A descriptor of it that is open now.
@@ -131,6 +133,7 @@ impl Connection {
             history: Mutex::new(Some(Box::default())),
             remembers: [const { AtomicBool::new(true) }; 2],
             calls: AtomicU64::new(0),
+            next_try: AtomicU64::new(0),
             turns: AtomicU64::new(0),
             last: AtomicU8::new(2),
             fd: AtomicI32::new(fd),
@@ -422,6 +425,14 @@ impl Connection {
     /// Calls so far, this one included.
     pub(crate) fn call(&self) -> u64 {
         self.calls.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn is_before_next_try(&self, call: u64) -> bool {
+        call < self.next_try.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn try_next_at(&self, call: u64) {
+        self.next_try.store(call, Ordering::Relaxed);
     }
 
     pub(crate) fn with_history<T>(&self, f: impl FnOnce(&History) -> T) -> T {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /* A server with a thread for each connection, and a client with as many: 64 bytes to and fro.
  *
- *   threads serve ADDRESS PORT CONNECTIONS
+ *   threads serve ADDRESS PORT CONNECTIONS [sets]
  *   threads ask ADDRESS PORT CONNECTIONS MILLISECONDS [BUSY PAUSE]
  *
- * The server ends when all connections have, and prints its CPU time in microseconds, and how often its threads have slept.
+ * With `sets` each of the server's threads waits in an epoll set of its own. The server ends when all connections have, and prints its CPU time in microseconds, and how often its threads have slept.
  * The client prints its round trips a second, and all there were; the 50th and 99th percentile in nanoseconds; its CPU time. So
  * many of its connections are BUSY (all), the others only there; it lets so many microseconds PAUSE between two turns (0).
  */
@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -23,6 +24,7 @@ enum { LEN = 64, ROUNDS = 1 << 17 };
 
 static struct sockaddr_in address = {.sin_family = AF_INET};
 static long until, busy, pause_us;
+static int sets;
 static pthread_barrier_t begin;
 
 static void check(int good, const char *what) {
@@ -46,8 +48,12 @@ static long cpu(void) {
 
 static void *serve(void *argument) {
     char room[LEN];
-    int fd = (int)(long)argument;
+    int fd = (int)(long)argument, set = sets ? epoll_create1(0) : -1;
+    struct epoll_event event = {.events = EPOLLIN};
+    check(!sets || epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
     for (;;) {
+        while (sets && epoll_wait(set, &event, 1, -1) < 1) {
+        }
         ssize_t n = recv(fd, room, LEN, MSG_WAITALL);
         if (n != LEN) {
             check(n == 0, "recv");
@@ -110,6 +116,7 @@ int main(int count, char **words) {
     if (strcmp(words[1], "serve") == 0) {
         int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
         pthread_t threads[1024];
+        sets = count > 5;
         setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
         check(bind(listener, (void *)&address, sizeof address) == 0, "bind");
         check(listen(listener, 1024) == 0, "listen");
