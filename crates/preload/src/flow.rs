@@ -286,9 +286,7 @@ impl Patience {
     /// Who looks for all (`MSG_PEEK` with `MSG_WAITALL`) has seen `seen` bytes: says whether to look again, a moment later.
     fn is_for_more(&mut self, process: &Process, connection: &Connection, fd: RawFd, flags: i32, seen: usize) -> bool {
         let over = |deadline| Instant::now() >= deadline;
-        if self.is_nonblocking(connection, fd, flags)
-            || self.deadline(connection, fd, Wanted::READ).is_some_and(over)
-        {
+        if self.is_nonblocking(connection, fd, flags) || self.deadline(connection, fd, Wanted::READ).is_some_and(over) {
             return false;
         }
         let before = self.seen.replace(seen);
@@ -310,9 +308,7 @@ impl Patience {
         if self.is_nonblocking(connection, fd, flags) {
             return Err(Errno::AGAIN);
         }
-        match inside::leave(|| wait::one(process, connection, fd, wanted, || {
-            self.deadline(connection, fd, wanted)
-        })) {
+        match inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(connection, fd, wanted))) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno::AGAIN),
             // A call that has a time limit does not go on.

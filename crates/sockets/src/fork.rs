@@ -81,7 +81,15 @@ impl Process {
             }
             let identity = lock(&connection.identity);
             let seat = lock(&connection.seat);
-            members.push(Member { connection, place, talk, _history: history, _identity: identity, seat, _still: still });
+            members.push(Member {
+                connection,
+                place,
+                talk,
+                _history: history,
+                _identity: identity,
+                seat,
+                _still: still,
+            });
         }
         Ok(Forking { process: self, all, members, exchange, waiting, limit: aside::hold() })
     }

@@ -70,7 +70,10 @@ impl Instance {
         self.bells = bells;
         let before: Vec<_> = std::mem::take(&mut self.paths).iter().filter_map(Weak::upgrade).collect();
         let has = |all: &[Arc<Aside>], path: &Arc<Aside>| all.iter().any(|other| Arc::ptr_eq(other, path));
-        before.iter().filter(|path| !has(&paths, path)).try_for_each(|path| epoll::delete(&self.epoll, path.as_fd()))?;
+        before
+            .iter()
+            .filter(|path| !has(&paths, path))
+            .try_for_each(|path| epoll::delete(&self.epoll, path.as_fd()))?;
         paths.iter().filter(|path| !has(&before, path)).try_for_each(|path| watch(&self.epoll, path.as_fd(), PATH))?;
         self.paths = paths.iter().map(Arc::downgrade).collect();
         Ok(())

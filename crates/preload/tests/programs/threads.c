@@ -2,11 +2,12 @@
 /* A server with a thread for each connection, and a client with as many: 64 bytes to and fro.
  *
  *   threads serve ADDRESS PORT CONNECTIONS [sets]
- *   threads ask ADDRESS PORT CONNECTIONS MILLISECONDS [BUSY PAUSE]
+ *   threads ask ADDRESS PORT CONNECTIONS MILLISECONDS [BUSY PAUSE [FIRST]]
  *
  * With `sets` each of the server's threads waits in an epoll set of its own. The server ends when all connections have, and prints its CPU time in microseconds, and how often its threads have slept.
  * The client prints its round trips a second, and all there were; the 50th and 99th percentile in nanoseconds; its CPU time. So
- * many of its connections are BUSY (all), the others only there; it lets so many microseconds PAUSE between two turns (0).
+ * many of its connections are BUSY (all), the others only there; it lets so many microseconds PAUSE between two turns (0). Each has FIRST turns (400)
+ * before, by which it is joined, where it is to be.
  */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -24,7 +25,7 @@ enum { LEN = 64, ROUNDS = 1 << 17 };
 
 static struct sockaddr_in address = {.sin_family = AF_INET};
 static long until, busy, pause_us;
-static int sets;
+static int sets, first = 400;
 static pthread_barrier_t begin;
 
 static void check(int good, const char *what) {
@@ -76,7 +77,7 @@ static void *ask(void *argument) {
     int one = 1, fd = socket(AF_INET, SOCK_STREAM, 0);
     check(connect(fd, (void *)&address, sizeof address) == 0, "connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    for (int at = 0; at < 400; at++) { /* Joined by then, where it is to be. */
+    for (int at = 0; at < first; at++) {
         check(send(fd, out, LEN, 0) == LEN && recv(fd, in, LEN, MSG_WAITALL) == LEN, "first turns");
     }
     if (pthread_barrier_wait(&begin) == PTHREAD_BARRIER_SERIAL_THREAD) {
@@ -139,6 +140,7 @@ int main(int count, char **words) {
     until = atol(words[5]) * 1000000L;
     busy = count > 6 ? atol(words[6]) : connections;
     pause_us = count > 7 ? atol(words[7]) : 0;
+    first = count > 8 ? atoi(words[8]) : first;
     pthread_barrier_init(&begin, NULL, (unsigned)connections);
     for (int at = 0; at < connections; at++) {
         clients[at].number = at;

@@ -126,9 +126,7 @@ impl Exchange {
         });
         neighbours.append(&mut self.neighbours);
         self.neighbours = neighbours;
-        self.inherited.retain(|line| {
-            line.upgrade().is_some_and(|line| !line.look())
-        });
+        self.inherited.retain(|line| line.upgrade().is_some_and(|line| !line.look()));
     }
 
     /// What was talked about over a link that is lost stays on TCP, and what was made for it is let go.
