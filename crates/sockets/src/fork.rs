@@ -16,7 +16,7 @@ use crate::{
     connection::{Connection, Stage},
     family::{self, Birth, Place},
     negotiation::{Exchange, Talk},
-    pipes::{Line, Pipes, Still},
+    pipes::{Inherited, Line, Pipes, Still},
     process::{Process, Waiting, lock},
     proof::History,
     spin,
@@ -135,9 +135,9 @@ impl Exchange {
         let parents = std::mem::take(self);
         let mut lines: Vec<Arc<Line>> = parents.inherited.iter().filter_map(Weak::upgrade).collect();
         for neighbour in parents.neighbours {
-            let (line, link, path) = neighbour.into_parts();
+            let (line, inherited) = neighbour.into_parts();
             if let Some(line) = line.filter(|line| Arc::strong_count(line) > 1) {
-                *lock(&line.inherited) = path.map(|path| (link, path));
+                *lock(&line.inherited) = inherited;
                 lines.push(line);
             }
         }
@@ -149,7 +149,7 @@ impl Line {
     /// In a child: whether the peer is gone by now, as its parent's link tells. Messages on it are the parent's.
     pub(crate) fn look(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        if let Some((link, _)) = &*lock(&self.inherited) {
+        if let Some(Inherited { link, .. }) = &*lock(&self.inherited) {
             let mut one = [PollFd::from_borrowed_fd(link.fd(), PollFlags::RDHUP)];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let hung_up = matches!(poll(&mut one, Some(&now)), Ok(1));

@@ -113,7 +113,7 @@ impl Process {
         // Less and less often: a peer that is not there costs next to nothing.
         let pause = match call {
             ..=64 => 1,
-            ..=1024 => 8,
+            65..=1024 => 8,
             _ => 64,
         };
         connection.try_next_at(call + pause);

@@ -35,6 +35,13 @@ use io::{Reading, Sending};
 
 pub use back::Way;
 
+/// A child's copy of its parent's link, and what of it is watched for its end.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    pub link: Box<dyn Link>,
+    pub _path: Arc<Aside>,
+}
+
 /// What the connections between two processes have in common.
 #[derive(Debug)]
 pub(crate) struct Line {
@@ -45,7 +52,7 @@ pub(crate) struct Line {
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
     /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
-    pub inherited: Mutex<Option<(Box<dyn Link>, Arc<Aside>)>>,
+    pub inherited: Mutex<Option<Inherited>>,
 }
 
 impl Line {

@@ -250,6 +250,6 @@ impl Line {
 /// A descriptor of our own for the path that `fd` is.
 pub(crate) fn path_of(fd: BorrowedFd<'_>) -> Result<Arc<Aside>, Errno> {
     let copy = || Aside::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?);
-    let made = aside::lifted(|| copy());
+    let made = aside::lifted(copy);
     made.map(Arc::new).map_err(|error| error.raw_os_error().map_or(Errno::MFILE, Errno::from_raw_os_error))
 }

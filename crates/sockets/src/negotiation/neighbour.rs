@@ -19,7 +19,7 @@ use crate::{
     Reason,
     claim::Claims,
     connection::{Connection, Stage},
-    pipes::{Brought, Line, Own},
+    pipes::{Brought, Inherited, Line, Own},
     process::{Process, lock, random_id},
     waiting::path_of,
 };
@@ -208,8 +208,9 @@ impl Neighbour {
         })
     }
 
-    pub(crate) fn into_parts(self) -> (Option<Arc<Line>>, Box<dyn Link>, Option<Arc<Aside>>) {
-        (self.line, self.link, self.path)
+    pub(crate) fn into_parts(self) -> (Option<Arc<Line>>, Option<Inherited>) {
+        let link = self.link;
+        (self.line, self.path.map(|path| Inherited { link, _path: path }))
     }
 
     fn is_gone(&self) -> bool {
