@@ -44,7 +44,7 @@ fn shut_in() {
     if let Some(process) = state::busy() {
         let all = state::connections().into_iter().filter(|(_, one)| one.stage() != Stage::Plain).collect::<Vec<_>>();
         control::hand_over_all(process, &all, Reason::Usage);
-        epoll::give_back(process);
+        epoll::give_back();
         process.end();
     }
     state::shut();

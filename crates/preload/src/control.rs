@@ -16,7 +16,7 @@ use libc::{epoll_event, sigset_t, sockaddr, socklen_t};
 use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Reason,
-    connection::{Connection, Stage, Way},
+    connection::{self, Connection, Stage, Way},
     tuple::Tuple,
 };
 
@@ -52,7 +52,7 @@ fn forget(fd: RawFd) {
     if inside::has_interrupted() {
         state::abandon(fd);
     } else {
-        drop(state::forget(fd));
+        lost(fd);
     }
 }
 
@@ -142,7 +142,24 @@ pub unsafe extern "C-unwind" fn setsockopt(
         errno::kept(|| hand_over(process, fd, &connection, Reason::Usage));
     }
     // SAFETY: (contract) the caller's promise.
-    unsafe { real::setsockopt(fd, level, name, value, len) }
+    let answer = unsafe { real::setsockopt(fd, level, name, value, len) };
+    // Both limits, by their names of before and after 2038.
+    if level == libc::SOL_SOCKET && matches!(name, 20 | 21 | 66 | 67) {
+        set_anew(fd);
+    }
+    answer
+}
+
+/// How calls on `fd` wait was changed.
+fn set_anew(fd: RawFd) {
+    if !state::is_known(fd) {
+        return;
+    }
+    if inside::has_interrupted() {
+        connection::set_anew();
+    } else if let Some(Watched::Connection(connection)) = state::watched(fd) {
+        connection.set_anew();
+    }
 }
 
 /// # Safety
@@ -154,6 +171,9 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     }
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::ioctl(fd, request, argument) };
+    if request == libc::FIONBIO {
+        set_anew(fd);
+    }
     if request == libc::FIONREAD
         && answer == 0
         && !inside::has_interrupted()
@@ -267,23 +287,45 @@ fn closing(fd: RawFd) {
         return;
     }
     let is_still = state::is_still(fd);
-    // Of another file, which has the number by now, nothing is to be changed.
-    if let Some(Watched::Connection(connection)) = state::forget(fd).filter(|_| is_still) {
-        let other = if connection.is_single() { None } else { state::other(fd, &connection) };
-        if other.is_some() {
-            epoll::closed(fd, &connection);
-        }
-        if connection.closing(other) {
-            settle(fd, &connection);
-            epoll::forget(&connection);
-            if connection.finish() {
+    match state::forget(fd) {
+        Some(Watched::Connection(connection)) if is_still => {
+            let reset = given_up(fd, &connection, || settle(fd, &connection));
+            if reset {
                 kernel::reset_at_close(fd);
             }
-            if let Some(process) = state::busy() {
-                process.unwatch(&connection);
-                process.report();
-            }
         }
+        // Of another file, which has the number by now, nothing is to be changed.
+        Some(Watched::Connection(connection)) => _ = given_up(fd, &connection, || {}),
+        Some(Watched::Set(_)) | None => {}
+    }
+}
+
+/// The number `fd` of a connection is closed, or about to be. With the last one goes all that is kept for it, after `last`. Says
+/// whether TCP would reset it then.
+fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> bool {
+    let other = if connection.is_single() { None } else { state::other(fd, connection) };
+    if other.is_some() {
+        epoll::closed(fd, connection);
+    }
+    if !connection.closing(other) {
+        return false;
+    }
+    last();
+    epoll::forget(connection);
+    let reset = connection.finish();
+    if let Some(process) = state::busy() {
+        process.unwatch(connection);
+        process.report();
+    }
+    reset
+}
+
+/// The number `fd` is another file's by now: somebody closed it past this library. What it was is let go.
+pub(crate) fn lost(fd: RawFd) {
+    if let Some(Watched::Connection(connection)) = state::forget(fd)
+        && state::is_owner()
+    {
+        errno::kept(|| given_up(fd, &connection, || {}));
     }
 }
 
@@ -392,7 +434,11 @@ fn controlled(fd: c_int, command: c_int, argument: c_long, real: impl FnOnce() -
         libc::F_SETFL if argument as c_int & libc::O_ASYNC != 0 && !inside::has_interrupted() => signals(fd),
         _ => {}
     }
-    real()
+    let answer = real();
+    if command == libc::F_SETFL {
+        set_anew(fd);
+    }
+    answer
 }
 
 /// # Safety
@@ -424,6 +470,14 @@ pub(crate) fn epoll_ctl(epfd: RawFd, operation: c_int, fd: RawFd, mut event: epo
 pub(crate) fn epoll_now(epfd: RawFd, events: &mut [epoll_event]) -> Result<usize, Errno> {
     // SAFETY: (valid) `events` is a slice.
     let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, 0) };
+    errno::result(answer as isize)
+}
+
+/// Waits at a set of our own. No signal mask: the program's call had none.
+pub(crate) fn epoll_until(epfd: RawFd, events: &mut [epoll_event], left: Option<Duration>) -> Result<usize, Errno> {
+    let (room, millis) = (events.len() as c_int, left.map_or(-1, millis));
+    // SAFETY: (valid) `events` is a slice.
+    let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), room, millis) };
     errno::result(answer as isize)
 }
 

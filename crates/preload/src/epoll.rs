@@ -34,7 +34,7 @@ use tombolo::sockets::{
 
 use self::{
     entry::{BELL, EDGE, EXCLUSIVE, Entry, IN, OUT, PRI, RDHUP},
-    registry::Registry,
+    registry::{Paths, Registry},
 };
 use crate::{
     control, errno, flow,
@@ -55,8 +55,8 @@ fn tokens() -> u64 {
     })
 }
 
-/// The token of the hub.
-fn hub() -> u64 {
+/// The token of the paths to peers.
+fn path() -> u64 {
     tokens()
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Set {
     /// Registrations of connections, and how many of them are wired.
     entries: AtomicUsize,
     wired: AtomicUsize,
-    /// The hub and its own bell are in it.
+    /// Its own bell is in it.
     bells: AtomicBool,
     /// Wakes who sleeps in it.
     bell: OnceLock<SingleBell>,
@@ -148,7 +148,8 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     connection.bell().inspect(|bell| bell.ring());
 }
 
-/// Wires what is not wired of a connection's registrations; adds the sets that had some to `woken`. False if one cannot be.
+/// Wires what is not wired of a connection's registrations; adds the sets that had some to `woken`. False if one cannot be, or not
+/// now.
 fn wire_sets(process: &Process, connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> bool {
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();
@@ -158,11 +159,17 @@ fn wire_sets(process: &Process, connection: &Arc<Connection>, woken: &mut Vec<Ar
         let once = inner.all().iter().any(|entry| is_its(entry) && entry.is_once());
         let known = if once { kernel::registrations(epfd) } else { None };
         let mut touched = false;
-        for entry in inner.all_mut() {
+        let (entries, paths) = inner.all_mut();
+        for entry in entries {
             if Arc::ptr_eq(&entry.connection, connection) && !entry.wired {
-                if wire_entry(process, epfd, &set, entry, known.as_deref()) == Err(Stays) {
-                    process.leaves(connection, Reason::Usage);
-                    return false;
+                match wire_entry(epfd, &set, entry, paths, known.as_deref()) {
+                    Ok(()) => {}
+                    // The next call tries again.
+                    Err(Unwired::Later) => return false,
+                    Err(Unwired::Stays) => {
+                        process.leaves(connection, Reason::Usage);
+                        return false;
+                    }
                 }
                 touched = true;
             }
@@ -180,25 +187,38 @@ fn wire_sets(process: &Process, connection: &Arc<Connection>, woken: &mut Vec<Ar
     true
 }
 
-/// An entry that cannot be wired: its connection has to stay on TCP.
-#[derive(PartialEq, Eq)]
-struct Stays;
+/// Why an entry is not wired.
+enum Unwired {
+    /// It cannot be: its connection has to stay on TCP.
+    Stays,
+    /// A thread that waits may be told of it just now, as nobody else may be then.
+    Later,
+}
 
 /// One that is not in the set, as the kernel says, is not wired by that.
-fn wire_entry(process: &Process, epfd: RawFd, set: &Set, entry: &mut Entry, known: Option<&str>) -> Result<(), Stays> {
+fn wire_entry(
+    epfd: RawFd,
+    set: &Set,
+    entry: &mut Entry,
+    paths: &mut Paths,
+    known: Option<&str>,
+) -> Result<(), Unwired> {
     // The kernel does not let one that is exclusive be changed, nor one whose number is gone.
     let is_fixed = entry.is_exclusive() || entry.orphan || set.nested.load(Ordering::SeqCst);
-    if is_fixed || !add_bells(process, epfd, set) || add_bell(epfd, entry).is_err() {
-        return Err(Stays);
+    if is_fixed || !add_own_bell(epfd, set) || add_bell(epfd, entry).is_err() || add_path(epfd, entry, paths).is_err() {
+        return Err(Unwired::Stays);
     }
-    // The kernel alone knows whether one that is told once was told.
-    let spent = entry.is_once() && !kernel::is_armed(known.ok_or(Stays)?, entry.fd, entry.data());
+    // The kernel alone knows whether one that is told once was told. Who begins to wait does so under the lock that is held here.
+    let spent = entry.is_once() && !kernel::is_armed(known.ok_or(Unwired::Stays)?, entry.fd, entry.data());
+    if entry.is_once() && !spent && set.sleepers.load(Ordering::SeqCst) > 0 {
+        return Err(if entry.postpone() { Unwired::Later } else { Unwired::Stays });
+    }
     let before = control::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry));
     match before {
         Ok(()) => entry.wire(spent),
         // Its number was closed, and made again for this one, behind our back.
         Err(Errno::NOENT) => {}
-        Err(_) => return Err(Stays),
+        Err(_) => return Err(Unwired::Stays),
     }
     Ok(())
 }
@@ -228,24 +248,34 @@ fn remove_bell(epfd: RawFd, connection: &Connection) {
     }
 }
 
-fn add_bells(process: &Process, epfd: RawFd, set: &Set) -> bool {
+fn add_own_bell(epfd: RawFd, set: &Set) -> bool {
     if !set.bells.load(Ordering::SeqCst) {
         if set.bell.get().is_none()
             && let Ok(bell) = aside::lifted(SingleBell::new)
         {
             let _ = set.bell.set(bell);
         }
-        let add = |fd: RawFd, events, token| {
-            let event = epoll_event { events: events | EDGE, u64: token };
-            matches!(control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, event), Ok(()) | Err(Errno::EXIST))
-        };
         // Before the kernel can report it.
         set.bells.store(true, Ordering::SeqCst);
-        let added = process.hub_fd().is_some_and(|fd| add(fd.as_raw_fd(), IN, hub()))
-            && set.bell.get().is_some_and(|bell| add(bell.as_fd().as_raw_fd(), OUT, kick()));
+        let added = set.bell.get().is_some_and(|bell| add(epfd, bell.as_fd().as_raw_fd(), OUT, kick()).is_ok());
         set.bells.store(added, Ordering::SeqCst);
     }
     set.bells.load(Ordering::SeqCst)
+}
+
+/// Adds a descriptor of ours to a set, for edges.
+fn add(epfd: RawFd, fd: RawFd, events: u32, token: u64) -> Result<(), Errno> {
+    match control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, epoll_event { events: events | EDGE, u64: token }) {
+        Err(Errno::EXIST) => Ok(()),
+        answer => answer,
+    }
+}
+
+/// Adds the path to the peer of a joined connection to a set: its end wakes who sleeps there.
+fn add_path(epfd: RawFd, entry: &Entry, paths: &mut Paths) -> Result<(), Errno> {
+    // One that has ended says so by the connection.
+    let Some(path_to_peer) = entry.connection.path() else { return Ok(()) };
+    if paths.add(&path_to_peer) { add(epfd, path_to_peer.as_raw_fd(), RDHUP, path()) } else { Ok(()) }
 }
 
 /// `epoll_ctl` about a socket that is not connected: what it asks for is kept for the connection that it may become. `real` is
@@ -307,7 +337,16 @@ pub(crate) fn change(
         && operation == libc::EPOLL_CTL_ADD
         && event.is_some_and(|event| event.events & EXCLUSIVE != 0)
     {
-        // The kernel lets nobody change such a registration: it is the program's own.
+        // The kernel lets nobody change such a registration: it is the program's own. One that was taken out is still there.
+        let mut inner = set.lock();
+        let absent = inner.find(fd, connection).filter(|at| inner.all()[*at].absent);
+        if let Some(at) = absent {
+            let none = epoll_event { events: 0, u64: 0 };
+            let _ = errno::kept(|| control::epoll_ctl(request.epfd, libc::EPOLL_CTL_DEL, fd, none));
+            inner.remove(at);
+            set.count(&inner);
+        }
+        drop(inner);
         errno::kept(|| control::hand_over(process, fd, connection, Reason::Usage));
         return real();
     }
@@ -357,7 +396,7 @@ fn change_joined(
         }
         (libc::EPOLL_CTL_ADD, Some(_), _) => Err(Errno::EXIST),
         (libc::EPOLL_CTL_ADD, None, Some(event)) => {
-            if !add_bells(process, epfd, set) {
+            if !add_own_bell(epfd, set) {
                 process.leaves(connection, Reason::Usage);
                 return Err(Errno::NOMEM);
             }
@@ -366,10 +405,11 @@ fn change_joined(
                 return Ok(());
             }
             let at = inner.push(fd, connection, tokens());
-            let entry = &inner.all()[at];
+            let (entries, paths) = inner.all_mut();
+            let entry = &entries[at];
             let added = control::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, token(entry));
             let added = added.and_then(|()| {
-                add_bell(epfd, entry).inspect_err(|_| {
+                add_bell(epfd, entry).and_then(|()| add_path(epfd, entry, paths)).inspect_err(|_| {
                     let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, epoll_event { events: 0, u64: 0 });
                 })
             });
@@ -403,18 +443,13 @@ pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
     sets.iter().map(|(_, set)| set.lock()).collect()
 }
 
-/// In a child made by fork: sets that have the parent's bells need its own.
-pub(crate) fn inherit(process: &Process, sets: &[(RawFd, Arc<Set>)]) {
-    for (epfd, set) in sets {
-        set.lock().wake_all();
-        if set.bells.swap(false, Ordering::SeqCst) {
-            add_bells(process, *epfd, set);
-        }
-    }
+/// In a child made by fork, which has the parent's sets and what they watch: it looks at all once.
+pub(crate) fn inherit(sets: &[(RawFd, Arc<Set>)]) {
+    sets.iter().for_each(|(_, set)| _ = set.lock().wake_all());
 }
 
 /// All sets are the kernel's again, as the program has them.
-pub(crate) fn give_back(process: &Process) {
+pub(crate) fn give_back() {
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();
         for entry in inner.all().iter().filter(|entry| entry.wired && !entry.orphan) {
@@ -429,8 +464,9 @@ pub(crate) fn give_back(process: &Process) {
         set.count(&inner);
         if set.bells.swap(false, Ordering::SeqCst) {
             let none = epoll_event { events: 0, u64: 0 };
-            let ours = process.hub_fd().map(|fd| fd.as_raw_fd()).into_iter();
-            for fd in ours.chain(set.bell.get().map(|bell| bell.as_fd().as_raw_fd())) {
+            let paths = inner.all_mut().1.take();
+            let paths = paths.iter().map(|path| path.as_raw_fd());
+            for fd in paths.chain(set.bell.get().map(|bell| bell.as_fd().as_raw_fd())) {
                 let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, none);
             }
         }
@@ -498,7 +534,9 @@ pub(crate) fn wait(
         if joined {
             let mut said = None;
             if polls || mask.is_some() {
+                let asking = Asleep::new(set);
                 let n = real(events, Some(Duration::ZERO));
+                drop(asking);
                 if n < 0 {
                     return n;
                 }
@@ -598,8 +636,8 @@ impl Look<'_> {
                 continue;
             }
             asked.hints = true;
-            if token == hub() {
-                // The path to some neighbour is gone, perhaps.
+            if token == path() {
+                // It has ended, and those that went over it have to hear of it.
                 self.process.rang();
                 self.inner.wake_all();
             } else if token & BELL != 0 {
@@ -618,6 +656,8 @@ struct Asleep<'a>(&'a Set);
 
 impl<'a> Asleep<'a> {
     fn new(set: &'a Set) -> Self {
+        // Not while a registration is being wired.
+        let _still = set.lock();
         set.sleepers.fetch_add(1, Ordering::SeqCst);
         Self(set)
     }

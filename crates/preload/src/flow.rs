@@ -11,7 +11,7 @@ use std::{
 use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Read, Reason,
-    connection::{Connection, Direction, Plain, Stage},
+    connection::{Connection, Direction, Plain, Set, Stage},
 };
 
 use crate::{
@@ -31,7 +31,10 @@ const DISCARD: usize = 1 << 20;
 pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
     match connection.stage() {
         Stage::Candidate => errno::kept(|| process.advance(connection)),
-        Stage::Joined if !connection.is_wired() => errno::kept(|| epoll::wire(process, connection)),
+        // One that cannot be wired goes back to TCP, and is not tried again.
+        Stage::Joined if !connection.is_wired() && connection.reason().is_none() => {
+            errno::kept(|| epoll::wire(process, connection));
+        }
         Stage::Joined | Stage::Plain => {}
     }
 }
@@ -145,8 +148,13 @@ fn joined_receive(
     let mut patience = Patience::default();
     let mut done = 0;
     let mut parts = to;
+    // Whether to wait at once: where nothing is there, and who waits hears whatever comes.
+    let mut rests = true;
     loop {
-        match connection.recv(process, fd, parts, read) {
+        let rested = std::mem::take(&mut rests) && connection.rests();
+        let rested = rested && !patience.is_nonblocking(connection, fd, flags);
+        let received = if rested { Err(Errno::AGAIN) } else { connection.recv(process, fd, parts, read) };
+        match received {
             Ok(n) if read == Read::Peek => {
                 if !all || n == 0 || n == total || !patience.is_for_more(process, connection, fd, flags, n) {
                     return Ok(n);
@@ -158,6 +166,7 @@ fn joined_receive(
                     return Ok(done);
                 }
                 IoSliceMut::advance_slices(&mut parts, n);
+                rests = true;
             }
             Err(Errno::AGAIN) => {
                 let waited = patience.wait(process, connection, fd, flags, Wanted::READ);
@@ -225,7 +234,7 @@ fn joined_send(
             Ok(n) => {
                 done += n;
                 // A blocking send returns when all is sent, and so does no other.
-                if done == total || patience.is_nonblocking(fd, flags) {
+                if done == total || patience.is_nonblocking(connection, fd, flags) {
                     return Ok(done);
                 }
                 IoSlice::advance_slices(&mut parts, n);
@@ -252,20 +261,32 @@ struct Patience {
 }
 
 impl Patience {
-    fn is_nonblocking(&mut self, fd: RawFd, flags: i32) -> bool {
-        flags & libc::MSG_DONTWAIT != 0 || *self.nonblocking.get_or_insert_with(|| kernel::is_nonblocking(fd))
+    fn is_nonblocking(&mut self, connection: &Connection, fd: RawFd, flags: i32) -> bool {
+        let ask = || kernel::is_nonblocking(fd);
+        flags & libc::MSG_DONTWAIT != 0
+            || *self.nonblocking.get_or_insert_with(|| connection.has_set(Set::Nonblocking, ask))
     }
 
-    fn deadline(&mut self, fd: RawFd, wanted: Wanted) -> Option<Instant> {
+    fn deadline(&mut self, connection: &Connection, fd: RawFd, wanted: Wanted) -> Option<Instant> {
         let send = wanted == Wanted::WRITE;
-        let known = || kernel::patience(fd, send).and_then(|left| Instant::now().checked_add(left));
+        let what = if send { Set::SendLimit } else { Set::ReceiveLimit };
+        let known = || {
+            let mut limit = None;
+            let is_set = connection.has_set(what, || {
+                limit = kernel::patience(fd, send);
+                limit.is_some()
+            });
+            // How much it is, is asked each time.
+            limit = limit.or_else(|| if is_set { kernel::patience(fd, send) } else { None });
+            limit.and_then(|left| Instant::now().checked_add(left))
+        };
         *self.deadline.get_or_insert_with(known)
     }
 
     /// Who looks for all (`MSG_PEEK` with `MSG_WAITALL`) has seen `seen` bytes: says whether to look again, a moment later.
     fn is_for_more(&mut self, process: &Process, connection: &Connection, fd: RawFd, flags: i32, seen: usize) -> bool {
         let over = |deadline| Instant::now() >= deadline;
-        if self.is_nonblocking(fd, flags) || self.deadline(fd, Wanted::READ).is_some_and(over) {
+        if self.is_nonblocking(connection, fd, flags) || self.deadline(connection, fd, Wanted::READ).is_some_and(over) {
             return false;
         }
         let before = self.seen.replace(seen);
@@ -284,10 +305,10 @@ impl Patience {
         flags: i32,
         wanted: Wanted,
     ) -> Result<(), Errno> {
-        if self.is_nonblocking(fd, flags) {
+        if self.is_nonblocking(connection, fd, flags) {
             return Err(Errno::AGAIN);
         }
-        match inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(fd, wanted))) {
+        match inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(connection, fd, wanted))) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno::AGAIN),
             // A call that has a time limit does not go on.

@@ -67,7 +67,7 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
         } else {
             state::set_owner();
             held.child();
-            epoll::inherit(process, &sets);
+            epoll::inherit(&sets);
         }
     });
     answer

@@ -21,6 +21,7 @@ use tombolo::sockets::{
 };
 
 use crate::{
+    control,
     epoll::{self, Set},
     errno, inside, kernel, life,
 };
@@ -153,7 +154,11 @@ fn set_kind(fd: RawFd, kind: u8) {
     }
 }
 
-fn watched(fd: RawFd) -> Option<Watched> {
+/// What is in the table for `fd`, if it is a connection or a set.
+pub(crate) fn watched(fd: RawFd) -> Option<Watched> {
+    if !matches!(kind(fd), CONNECTION | SET) {
+        return None;
+    }
     let _inside = inside::enter();
     read().get(fd as usize).cloned().flatten()
 }
@@ -218,7 +223,7 @@ pub(crate) fn is_still(fd: RawFd) -> bool {
 pub(crate) fn is_another(fd: RawFd) -> bool {
     let another = !is_still(fd);
     if another {
-        drop(forget(fd));
+        control::lost(fd);
     }
     another
 }
@@ -326,7 +331,7 @@ pub(crate) fn shared(fd: RawFd) {
 pub(crate) fn accepted(listener: RawFd, fd: RawFd) {
     if process().is_some() {
         began();
-        forget(fd);
+        control::lost(fd);
         let is_tcp = matches!(kind(listener), STREAM | REGISTERED | SHARED);
         set_kind(fd, if is_tcp { ACCEPTED_STREAM } else { ACCEPTED });
     }
@@ -414,6 +419,7 @@ pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
 pub(crate) fn made_set(fd: RawFd) {
     if process().is_some() && (0..WATCHED as RawFd).contains(&fd) {
         SETS.store(true, Ordering::Relaxed);
+        control::lost(fd);
         let mut table = write();
         put(&mut table, fd, Watched::Set(Arc::default()));
     }
@@ -421,6 +427,7 @@ pub(crate) fn made_set(fd: RawFd) {
 
 /// `to` is now what `from` is.
 pub(crate) fn duplicated(from: RawFd, to: RawFd) {
+    control::lost(to);
     match find(from) {
         Some(Watched::Connection(connection)) if (0..WATCHED as RawFd).contains(&to) => {
             connection.opened(to);

@@ -2,8 +2,11 @@
 //! How a thread of the program waits for descriptors of which some have shared memory beside TCP: `poll`, and every
 //! blocking call.
 //!
-//! The kernel is asked about all of them, and about one descriptor more: an epoll instance at which the bell of each of those
-//! connections is an edge. Nothing is taken from it but by this thread, so no ring is lost to another, and no other is woken.
+//! A call that blocks for one connection sleeps at a [`Seat`](tombolo::sockets::Seat) of it, by one system call (ADR 0026).
+//!
+//! For several the kernel is asked about all of them, and about one descriptor more: an epoll instance at which the bell of each
+//! of those connections is an edge. Nothing is taken from it but by this thread, so no ring is lost to another, and no other is
+//! woken.
 
 use std::{
     os::fd::{AsRawFd, RawFd},
@@ -11,11 +14,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libc::{POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, pollfd};
+use libc::{POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, epoll_event, pollfd};
 use rustix::io::Errno;
 use tombolo::sockets::{Process, connection::Connection, spin};
 
-use crate::{errno, inside, poll};
+use crate::{control, errno, inside, kernel, poll};
 
 /// Without a descriptor for the bells, or while something is to be sent beside what is waited for, this often.
 pub(crate) const BLIND: Duration = Duration::from_millis(1);
@@ -35,7 +38,7 @@ impl Wanted {
 /// A descriptor with shared memory beside TCP, among those that are waited for: its place, and itself.
 pub(crate) type Joined = (usize, Arc<Connection>);
 
-/// Waits for one connection; says whether it is ready, or the deadline passed. The deadline is asked for when it must
+/// Waits for one connection; says whether to try again, or the deadline passed. The deadline is asked for when it must
 /// be known.
 pub(crate) fn one(
     process: &Process,
@@ -48,9 +51,57 @@ pub(crate) fn one(
     if wanted == Wanted::READ && !connection.stirs() && spin::until(|| connection.stirs()) {
         return Ok(true);
     }
+    let deadline = deadline();
+    if let Some(again) = seated(process, connection, fd, wanted, deadline)? {
+        return Ok(again);
+    }
     let mut fds = [pollfd { fd, events: wanted.0, revents: 0 }];
-    let ready = wait_for(process, &mut fds, &[(0, Arc::clone(connection))], deadline(), None, true)?;
+    let ready = wait_for(process, &mut fds, &[(0, Arc::clone(connection))], deadline, None, true)?;
     Ok(ready > 0)
+}
+
+/// The same by one system call, where one place to wait at knows all that may come. Whatever wakes it, the caller tries again:
+/// that finds out what came, and waits again where it was nothing.
+fn seated(
+    process: &Process,
+    connection: &Arc<Connection>,
+    fd: RawFd,
+    wanted: Wanted,
+    deadline: Option<Instant>,
+) -> Result<Option<bool>, Errno> {
+    let _inside = inside::enter();
+    let reads = wanted == Wanted::READ;
+    let before = connection.arrived();
+    // There may be something that this call cannot take yet; or it is the kernel that knows of room.
+    if reads && connection.stirs() || !reads && connection.is_writable() != Some(false) {
+        return Ok(None);
+    }
+    let Some(seat) = errno::kept(|| connection.seat(kernel::borrow(fd))) else { return Ok(None) };
+    errno::kept(|| process.before_sleep());
+    // what came before this is seen now, and what comes after it rings.
+    connection.arm(reads, !reads);
+    if reads && connection.arrived() != before || !reads && connection.is_writable() != Some(false) {
+        return Ok(Some(true));
+    }
+    let owes = connection.owes(process, fd);
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
+    let slept = spin::asleep();
+    let mut events = [epoll_event { events: 0, u64: 0 }; 4];
+    let n = inside::leave(|| control::epoll_until(seat.fd(), &mut events, rest))?;
+    spin::learn(slept);
+    let mut said = false;
+    for event in &events[..n] {
+        said |= seat.came(process, event.u64, event.events);
+    }
+    if n == 0 {
+        return Ok(Some(rest != left));
+    }
+    // To who sends, TCP has said nothing but that there is something to read: it would say so again.
+    if said && !reads && !connection.is_over() && connection.is_writable() == Some(false) {
+        return Ok(None);
+    }
+    Ok(Some(true))
 }
 
 /// Lets a moment pass, or less where the connection ends. Says whether no signal came.

@@ -5,7 +5,7 @@ mod place;
 
 use std::process::Command;
 
-use place::{Place, has, output, python};
+use place::{Place, built, has, output, python};
 
 /// How many connections fit into a limit of 58 descriptors, with `more` as the script's last words.
 fn limited(mut command: Command, dress: bool, more: &[&str], place: &Place) -> String {
@@ -62,4 +62,16 @@ fn program_that_closes_every_descriptor_it_does_not_know_closes_none_of_the_libr
         assert!(!place.log().contains("goes back"), "{how}: {}", place.log());
         place.shared(2_000_000, 95).unwrap_or_else(|why| panic!("{how}: {why}"));
     }
+}
+
+#[test]
+fn connection_whose_number_is_closed_past_the_library_leaves_nothing_behind() {
+    if !has("connection_whose_number_is_closed_past_the_library_leaves_nothing_behind", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new(built(&place, "past.c"));
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    assert_eq!(output(&mut command, &place.path("said")), "descriptors 0 mappings 0\n");
+    assert_eq!(place.log().matches("joined:").count(), 120, "{}", place.log());
 }

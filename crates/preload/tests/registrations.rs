@@ -64,6 +64,11 @@ fn socket_that_is_had_by_a_way_that_is_not_watched_stays_on_tcp() {
 }
 
 #[test]
+fn server_whose_child_closes_the_joined_socket_goes_on_by_its_set() {
+    same("child", true);
+}
+
+#[test]
 fn set_with_a_number_beyond_the_table_gives_its_events() {
     same("far", true);
 }

@@ -7,8 +7,8 @@ mod place;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use place::{
-    Place, built_with,
-    world::{World, number_after},
+    Place, Started, built_with,
+    world::{CLIENTS, SERVERS, World, number_after},
 };
 
 /// What is counted here depends on what else runs: one test at a time.
@@ -68,6 +68,26 @@ fn s13_ring_wakes_one_thread_however_many_wait() {
 }
 
 #[test]
+fn s13_threads_and_sets_beyond_a_hundred_sleep_while_nothing_comes() {
+    let test = "s13_threads_and_sets_beyond_a_hundred_sleep_while_nothing_comes";
+    let Some((world, program, _alone)) = world(test, "threads.c") else { return };
+    for sets in [false, true] {
+        let server = [&program, "serve", place::SERVER, "7000", "150", "sets"];
+        let client = [&program, "ask", place::SERVER, "7000", "150", "2000", "1", "2000", "3000"];
+        let before = world.place.log().matches("joined:").count();
+        let (server, client) = both(&world, &server[..if sets { 6 } else { 5 }], &client);
+        let (sleeps, turns) = (number_after(&server, "sleeps"), number_after(&client, "all"));
+        // As above.
+        let most = 150 * 3000 + 3 * turns + 2000;
+        assert!(sleeps <= most, "{sleeps} sleeps for {turns} turns of one connection, sets: {sets}");
+        let log = world.place.log();
+        let joined = log.matches("joined:").count() - before;
+        assert!(joined >= 210, "{joined} of 300 ends joined: too few for the bound that the kernel has");
+        assert!(!log.contains("goes back"), "{log}");
+    }
+}
+
+#[test]
 fn threads_that_each_serve_a_connection_lose_nothing() {
     let test = "threads_that_each_serve_a_connection_lose_nothing";
     let Some((world, program, _alone)) = world(test, "threads.c") else { return };
@@ -75,4 +95,61 @@ fn threads_that_each_serve_a_connection_lose_nothing() {
     let (_, client) = both(&world, &server, &[&program, "ask", place::SERVER, "7000", "48", "1500"]);
     assert!(number_after(&client, "all") > 0);
     assert!(world.place.log().matches("joined:").count() >= 36, "{}", world.place.log());
+}
+
+/// What a server and a client with so many threads each did in a while: round trips, and CPU time of both.
+fn turns(world: &World, program: &str, with: bool, connections: u64) -> (u64, u64) {
+    let number = connections.to_string();
+    let log = world.place.path("turns");
+    let start = |end, words: &[&str], to: &std::path::Path| {
+        let mut command = world.namespaces.bare(end, program);
+        command.args(words).stdout(std::fs::File::create(to).unwrap());
+        if with {
+            world.place.dress(&mut command);
+        }
+        Started::new(&mut command)
+    };
+    let mut server = start(SERVERS, &["serve", place::SERVER, "7000", &number], &log);
+    world.namespaces.wait_for(7000);
+    let said = world.place.path("said");
+    assert!(start(CLIENTS, &["ask", place::SERVER, "7000", &number, "400"], &said).finish().success());
+    assert!(server.finish().success());
+    let [server, client] = [log, said].map(|path| std::fs::read_to_string(path).unwrap());
+    // The first turns, before both have found each other, take CPU time too.
+    (number_after(&client, "all"), number_after(&client, "cpu") + number_after(&server, "cpu"))
+}
+
+#[test]
+fn threads_beside_burners_are_no_slower_than_over_tcp() {
+    let test = "threads_beside_burners_are_no_slower_than_over_tcp";
+    let Some((world, program, _alone)) = world(test, "threads.c") else { return };
+    let long = std::env::var_os("TOMBOLO_LONG").is_some();
+    let (burners, connections, rounds): (&[usize], &[u64], usize) =
+        if long { (&[0, 1, 4, 16], &[1, 4, 32, 128], 7) } else { (&[1], &[32], 5) };
+    // Of a machine that does other things too; without optimization this library is slow, and the kernel is not.
+    let least = if cfg!(debug_assertions) { 30 } else { 75 };
+    for (burners, connections) in burners.iter().flat_map(|burners| connections.iter().map(move |n| (*burners, *n))) {
+        let burn = || Started::new(std::process::Command::new("sh").args(["-c", "while :; do :; done"]));
+        let _burning: Vec<_> = (0..burners).map(|_| burn()).collect();
+        // One after the other, so that both meet the same neighbours.
+        let mut shares: Vec<_> = (0..rounds)
+            .map(|_| {
+                let [plain, shared] = [false, true].map(|with| turns(&world, &program, with, connections));
+                // Turns, and CPU time for each, in hundredths of TCP's.
+                (shared.0 * 100 / plain.0, shared.1 * plain.0 * 100 / (plain.1 * shared.0))
+            })
+            .collect();
+        shares.sort_unstable();
+        let (turns, _) = shares[rounds / 2];
+        shares.sort_unstable_by_key(|(_, cpu)| *cpu);
+        let (_, cpu) = shares[rounds / 2];
+        println!(
+            "{connections} connections, {burners} burners: turns {turns}, CPU time for each {cpu} hundredths of TCP's"
+        );
+        assert!(turns >= least, "{connections} connections, {burners} burners: {turns} hundredths of TCP's turns");
+        assert!(
+            cpu <= 15_000 / least,
+            "{connections} connections, {burners} burners: {cpu} hundredths of TCP's CPU time"
+        );
+    }
 }

@@ -93,9 +93,11 @@ impl<M: Mem> Machine for Native<M> {
     }
 }
 
+/// Threads of this process that offer their CPU now.
+static OFFERING: AtomicUsize = AtomicUsize::new(0);
+
 /// Lets others have the CPU; says whether that was in a crowd.
 fn offer_cpu() -> bool {
-    static OFFERING: AtomicUsize = AtomicUsize::new(0);
     let before = OFFERING.fetch_add(1, Ordering::Relaxed);
     thread::yield_now();
     let after = OFFERING.fetch_sub(1, Ordering::Relaxed) - 1;
@@ -147,6 +149,11 @@ impl Spin {
     /// Finds out now what the first wait would: a child made by fork in the middle of that would wait for it for ever.
     pub fn prepare() {
         let _ = (clock(), cpus());
+    }
+
+    /// In a child made by fork: the threads that offered their CPU meanwhile are its parent's.
+    pub fn begin_anew() {
+        OFFERING.store(0, Ordering::Relaxed);
     }
 
     /// Spins for ever, never sleeps: for ends with a CPU to spare each. A dead peer is still noticed.

@@ -5,6 +5,7 @@
 //! both ends have found each other it gets its pipes, and from then on the calls come here. Or it is *plain* for good,
 //! for a [`Reason`].
 
+mod options;
 mod over;
 mod plain;
 
@@ -31,9 +32,11 @@ use crate::{
     roster::{Roster, Row},
     switch::Carrier,
     tuple::Tuple,
+    waiting::Instance,
 };
 
 pub use crate::pipes::Way;
+pub use options::{Set, set_anew};
 pub use plain::Plain;
 
 /// One of the two directions.
@@ -84,6 +87,8 @@ pub struct Connection {
     remembers: [AtomicBool; 2],
     /// Calls so far, and turns: a read after a write.
     calls: AtomicU64,
+    /// The call that gets on with finding the other end.
+    next_try: AtomicU64,
     turns: AtomicU64,
     last: AtomicU8,
     /// A descriptor of it that is open now.
@@ -99,6 +104,9 @@ pub struct Connection {
     quiet: AtomicBool,
     /// Sends that found no room.
     stalls: AtomicU64,
+    options: options::Options,
+    /// Where a thread waits for it, while none does.
+    pub(crate) seat: Mutex<Option<Instance>>,
     /// The processes that this end is, once there was more than one.
     family: OnceLock<Family>,
     /// This process is none of them any more.
@@ -125,6 +133,7 @@ impl Connection {
             history: Mutex::new(Some(Box::default())),
             remembers: [const { AtomicBool::new(true) }; 2],
             calls: AtomicU64::new(0),
+            next_try: AtomicU64::new(0),
             turns: AtomicU64::new(0),
             last: AtomicU8::new(2),
             fd: AtomicI32::new(fd),
@@ -135,6 +144,8 @@ impl Connection {
             leaves: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
             stalls: AtomicU64::new(0),
+            options: options::Options::default(),
+            seat: Mutex::default(),
             family: OnceLock::new(),
             departed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
@@ -416,6 +427,14 @@ impl Connection {
         self.calls.fetch_add(1, Ordering::Relaxed) + 1
     }
 
+    pub(crate) fn is_before_next_try(&self, call: u64) -> bool {
+        call < self.next_try.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn try_next_at(&self, call: u64) {
+        self.next_try.store(call, Ordering::Relaxed);
+    }
+
     pub(crate) fn with_history<T>(&self, f: impl FnOnce(&History) -> T) -> T {
         let history = lock(&self.history);
         match history.as_deref() {
@@ -528,6 +547,14 @@ impl Connection {
     #[must_use]
     pub fn stirs(&self) -> bool {
         self.pipes.get().is_some_and(Pipes::stirs)
+    }
+
+    /// Whether all that comes is expected in the pipe, and nothing has: a read would find nothing there, and what TCP has to say
+    /// whoever waits hears from the kernel.
+    #[inline]
+    #[must_use]
+    pub fn rests(&self) -> bool {
+        self.is_alone() && !self.leaves() && self.pipes.get().is_some_and(Pipes::rests)
     }
 
     /// Whether the peer asks for TCP, and waits for this end to look.

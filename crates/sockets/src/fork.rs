@@ -16,11 +16,12 @@ use crate::{
     connection::{Connection, Stage},
     family::{self, Birth, Place},
     negotiation::{Exchange, Talk},
-    pipes::{Line, Pipes, Still},
+    pipes::{Inherited, Line, Pipes, Still},
     process::{Process, Waiting, lock},
     proof::History,
     spin,
     tuple::Tuple,
+    waiting::Instance,
 };
 
 /// A process that is about to fork: everything is held still until it has.
@@ -42,6 +43,7 @@ struct Member<'a> {
     talk: MutexGuard<'a, Talk>,
     _history: MutexGuard<'a, Option<Box<History>>>,
     _identity: MutexGuard<'a, Option<(Tuple, u64)>>,
+    seat: MutexGuard<'a, Option<Instance>>,
     _still: Option<Still<'a>>,
 }
 
@@ -79,7 +81,16 @@ impl Process {
                 place = Some(family.expect());
             }
             let identity = lock(&connection.identity);
-            members.push(Member { connection, place, talk, _history: history, _identity: identity, _still: still });
+            let seat = lock(&connection.seat);
+            members.push(Member {
+                connection,
+                place,
+                talk,
+                _history: history,
+                _identity: identity,
+                seat,
+                _still: still,
+            });
         }
         let limit = aside::hold();
         let backend = self.rendezvous.hold_for_fork();
@@ -104,33 +115,36 @@ impl Forking<'_> {
         family::forget_namespace();
         process.count_anew();
         process.roster.forget();
+        spin::begin_anew();
         all.iter().for_each(|connection| connection.disown());
         waiting.forget();
         for mut member in members {
+            // Its copy of what the parent waits at.
+            drop(member.seat.take());
             if let (Some(family), Some(place)) = (member.connection.family(), member.place) {
                 family.born(place, Birth::Own);
                 *member.talk = Talk::Silent;
             }
         }
-        let lines = exchange.inherit();
-        process.listen_anew(&lines);
+        exchange.inherit();
+        // Whatever rang while it was made.
+        process.rang();
     }
 }
 
 impl Exchange {
     /// In a child: keeps of the links what tells of a peer's life, where a connection goes over it, and nothing else.
-    fn inherit(&mut self) -> Vec<Arc<Line>> {
+    fn inherit(&mut self) {
         let parents = std::mem::take(self);
         let mut lines: Vec<Arc<Line>> = parents.inherited.iter().filter_map(Weak::upgrade).collect();
         for neighbour in parents.neighbours {
-            let (line, link) = neighbour.into_parts();
+            let (line, inherited) = neighbour.into_parts();
             if let Some(line) = line.filter(|line| Arc::strong_count(line) > 1) {
-                *lock(&line.inherited) = Some(link);
+                *lock(&line.inherited) = inherited;
                 lines.push(line);
             }
         }
         self.inherited = lines.iter().map(Arc::downgrade).collect();
-        lines
     }
 }
 
@@ -138,12 +152,12 @@ impl Line {
     /// In a child: whether the peer is gone by now, as its parent's link tells. Messages on it are the parent's.
     pub(crate) fn look(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        if let Some(link) = &*lock(&self.inherited) {
+        if let Some(Inherited { link, .. }) = &*lock(&self.inherited) {
             let mut one = [PollFd::from_borrowed_fd(link.fd(), PollFlags::RDHUP)];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let hung_up = matches!(poll(&mut one, Some(&now)), Ok(1));
             if hung_up && link.life().is_gone() {
-                self.gone.store(true, Ordering::SeqCst);
+                self.end();
             }
         }
         self.gone.load(Ordering::SeqCst)

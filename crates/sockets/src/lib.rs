@@ -40,9 +40,11 @@ mod roster;
 pub mod spin;
 pub mod switch;
 pub mod tuple;
+mod waiting;
 
 pub use fork::Forking;
 pub use pipes::{Broken, Read};
-pub use process::{HubFd, Process, Settings, Waiter};
+pub use process::{Process, Settings};
 pub use reason::Reason;
 pub use tombolo_domain::{Rendezvous, SingleBell, aside};
+pub use waiting::{Seat, Waiter};

@@ -105,12 +105,18 @@ impl Process {
         if connection.stage() != Stage::Candidate || !connection.is_due(self.settings.after) {
             return;
         }
-        // Less and less often: a peer that is not there costs next to nothing.
-        let pace = if call <= 1024 { 8 } else { 64 };
-        if call > 64 && call % pace != 0 {
+        if connection.is_before_next_try(call) {
             return;
         }
+        // Where many begin at once, one may be stopped while it has this. The next call tries again, whichever that is.
         let Ok(mut exchange) = self.exchange.try_lock() else { return };
+        // Less and less often: a peer that is not there costs next to nothing.
+        let pause = match call {
+            ..=64 => 1,
+            65..=1024 => 8,
+            _ => 64,
+        };
+        connection.try_next_at(call + pause);
         let Some((tuple, _)) = connection.identity(self.kernel()) else {
             connection.stay_plain(Reason::Usage);
             return;

@@ -9,13 +9,13 @@ use std::{
     io::{IoSlice, IoSliceMut},
     os::fd::RawFd,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
 use rustix::{event::PollFlags, io::Errno};
-use tombolo_domain::{Doorbell, Link, SingleBell, SingleRinger};
+use tombolo_domain::{Link, SingleBell, SingleRinger, aside::Aside};
 use tombolo_layout::{
     sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
     words,
@@ -35,20 +35,30 @@ use io::{Reading, Sending};
 
 pub use back::Way;
 
+/// A child's copy of its parent's link, and what of it is watched for its end.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    pub link: Box<dyn Link>,
+    pub _path: Arc<Aside>,
+}
+
 /// What the connections between two processes have in common.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// Tells when the path to the peer's process is gone.
-    pub bell: Arc<dyn Doorbell>,
+    /// The path to the peer's process, which tells when that is gone. Its owner is who has the link.
+    pub path: Weak<Aside>,
+    /// Of the connections that go over it. Only used while the links are held.
+    pub bells: Mutex<Vec<Weak<SingleBell>>>,
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
     /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
-    pub inherited: Mutex<Option<Box<dyn Link>>>,
+    pub inherited: Mutex<Option<Inherited>>,
 }
 
 impl Line {
-    pub fn new(bell: Arc<dyn Doorbell>) -> Self {
-        Self { bell, gone: AtomicBool::new(false), inherited: Mutex::default() }
+    pub fn new(path: &Arc<Aside>) -> Self {
+        let path = Arc::downgrade(path);
+        Self { path, bells: Mutex::default(), gone: AtomicBool::new(false), inherited: Mutex::default() }
     }
 
     /// The peer's process, or the path to it, is gone.
@@ -87,6 +97,9 @@ pub(crate) struct Pipes {
     /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
     tail: MappedPeerWord,
     read_to: AtomicU64,
+    /// The peer's moves; and how many there were when nothing but the pipe was expected to have more, or [`ASTIR`].
+    moves: MappedPeerWord,
+    settled: AtomicU64,
     /// Of this end's segment.
     _lease: Lease,
 }
@@ -96,6 +109,9 @@ const ENDED: i16 = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR).
 
 /// How far one has read who will never be done: the program must hear of what is broken.
 const BROKEN: u64 = u64::MAX;
+
+/// Something else than bytes in the pipe may come: no count of moves that a peer has.
+const ASTIR: u64 = u64::MAX;
 
 /// Both directions, held still.
 pub(crate) struct Still<'a> {
@@ -220,8 +236,21 @@ impl Pipes {
             over: false,
         };
         let read_to = AtomicU64::new(rx.reader.position());
-        let (followed, tail) = (peer.word(FOLLOWED), peer.word(words::TAIL));
-        Ok(Self { tx: Mutex::new(tx), rx: Mutex::new(rx), line, bell, ringer, followed, tail, read_to, _lease: lease })
+        let (followed, tail, moves) = (peer.word(FOLLOWED), peer.word(words::TAIL), peer.word(MOVES));
+        line.carries(&bell);
+        Ok(Self {
+            tx: Mutex::new(tx),
+            rx: Mutex::new(rx),
+            line,
+            bell,
+            ringer,
+            followed,
+            tail,
+            read_to,
+            moves,
+            settled: AtomicU64::new(ASTIR),
+            _lease: lease,
+        })
     }
 
     /// One turn at a direction. While this process is the only one of its end, its lock is all that it takes.
@@ -365,6 +394,9 @@ impl Pipes {
             let found = rx.receiver.receive(&mut io);
             let carrier = rx.receiver.carrier();
             self.read_to.store(rx.reader.position(), Ordering::Relaxed);
+            let settled = matches!(found, Ok(Found::Bytes(_) | Found::Nothing)) && rx.error.is_none();
+            let moves = rx.receiver.moves_within_pipe().filter(|_| settled);
+            self.settled.store(moves.unwrap_or(ASTIR), Ordering::Relaxed);
             if read != Read::Look && matches!(found, Ok(Found::End) | Err(Failed::Os(_))) {
                 self.end_reading(rx, connection, kernel, fd);
             }
@@ -401,13 +433,22 @@ impl Pipes {
 
     /// The program was not told of this error after all: its next read is.
     pub fn keep(&self, error: Errno) {
-        lock(&self.rx).error = Some(error);
+        let mut rx = lock(&self.rx);
+        rx.error = Some(error);
+        self.settled.store(ASTIR, Ordering::Relaxed);
     }
 
     /// Whether the peer asks for TCP.
     #[inline]
     pub fn is_asked(&self) -> bool {
         Followed::decode(self.followed.load_acquire().hint()).leave
+    }
+
+    /// Whether all that comes is expected in the pipe, and nothing has: a hint that costs no call and no lock.
+    #[inline]
+    pub fn rests(&self) -> bool {
+        let settled = self.settled.load(Ordering::Relaxed);
+        settled != ASTIR && self.moves.load_acquire().hint() == settled && !self.stirs() && !self.is_asked()
     }
 
     /// Whether there is something in the pipe that was not read: a hint that costs no call and no lock. Who finds a lie
@@ -432,7 +473,9 @@ impl Pipes {
     pub fn unread(&self, connection: &Connection) -> u64 {
         let unread = self.turn(connection, &self.rx, |rx| {
             rx.look();
-            rx.reader.available()
+            // What was recalled comes over TCP, and is counted there.
+            let moves = rx.moves.load_acquire().hint();
+            if rx.receiver.is_paid(moves) { 0 } else { rx.reader.available() }
         });
         unread.unwrap_or(0)
     }

@@ -8,33 +8,28 @@
 use std::{
     fmt::Write as _,
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    os::fd::RawFd,
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use rustix::{
-    event::{EventfdFlags, epoll},
-    io::Errno,
-};
-use tombolo_domain::{
-    Rendezvous, SingleBell, Slot,
-    aside::{self, Aside},
-};
+use rustix::io::Errno;
+use tombolo_domain::{Rendezvous, aside};
 
 use crate::{
     Reason,
     connection::{Connection, Direction, Stage},
     kernel::Kernel,
     negotiation::Exchange,
-    pipes::{Broken, Line},
+    pipes::Broken,
     quota::Quota,
     roster::Roster,
     switch::Carrier,
+    waiting::Instance,
 };
 
 /// What a user can set.
@@ -79,9 +74,8 @@ pub struct Process {
     pub(crate) exchange: Mutex<Exchange>,
     pub(crate) quota: Quota,
     pub(crate) roster: Roster,
-    hub: Mutex<Option<Arc<Hub>>>,
-    waiters: Mutex<Vec<Watch>>,
-    /// Somebody took an edge of the hub, which may have told of a message or of a peer that is gone.
+    pub(crate) waiters: Mutex<Vec<Instance>>,
+    /// Somebody heard that a path has ended, or that messages are left.
     rung: AtomicBool,
     pub(crate) counters: Counters,
     /// Sends of all connections that found no room.
@@ -92,96 +86,13 @@ pub struct Process {
 }
 
 /// What those who wait use, held still while the process forks.
-pub(crate) struct Waiting<'a> {
-    hub: MutexGuard<'a, Option<Arc<Hub>>>,
-    waiters: MutexGuard<'a, Vec<Watch>>,
-}
+pub(crate) struct Waiting<'a>(MutexGuard<'a, Vec<Instance>>);
 
 impl Waiting<'_> {
     /// In the child: it is the parent's.
     pub fn forget(mut self) {
-        *self.hub = None;
-        self.waiters.clear();
+        self.0.clear();
     }
-}
-
-/// Where this process hears what concerns all who wait, and is rare: that the path to a neighbour is gone. It is never
-/// drained: each who waits watches it for edges, by an epoll instance of its own or the program's, so one that wakes takes
-/// nothing away from another.
-#[derive(Debug)]
-pub(crate) struct Hub {
-    epoll: Aside,
-    kick: Aside,
-}
-
-/// The descriptor of what concerns all.
-#[derive(Debug)]
-pub struct HubFd(Arc<Hub>);
-
-impl AsFd for HubFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.epoll.as_fd()
-    }
-}
-
-impl AsRawFd for HubFd {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.epoll.as_raw_fd()
-    }
-}
-
-impl Hub {
-    fn new() -> io::Result<Self> {
-        let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let hub = Self { epoll: instance()?, kick: Aside::new(kick)? };
-        watch(&hub.epoll, hub.kick.as_fd(), HUB)?;
-        Ok(hub)
-    }
-}
-
-/// An epoll instance of ours.
-fn instance() -> io::Result<Aside> {
-    aside::lifted(|| Aside::new(epoll::create(epoll::CreateFlags::CLOEXEC)?))
-}
-
-/// What the events of a waiter's instance are about.
-const HUB: u64 = 0;
-const BELL: u64 = 1;
-
-fn watch(epoll: &Aside, fd: BorrowedFd<'_>, about: u64) -> rustix::io::Result<()> {
-    let ready = if about == BELL { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
-    epoll::add(epoll, fd, epoll::EventData::new_u64(about), ready | epoll::EventFlags::ET)
-}
-
-/// An epoll instance that watches the hub and the bells of some connections.
-#[derive(Debug)]
-struct Watch {
-    epoll: Aside,
-    /// In the order of their addresses.
-    bells: Vec<Arc<SingleBell>>,
-}
-
-impl Watch {
-    /// Watches these and no others.
-    fn turn_to(&mut self, bells: Vec<Arc<SingleBell>>) -> rustix::io::Result<()> {
-        let before = std::mem::take(&mut self.bells);
-        before
-            .iter()
-            .filter(|bell| !has(&bells, bell))
-            .try_for_each(|bell| epoll::delete(&self.epoll, bell.as_fd()))?;
-        bells.iter().filter(|bell| !has(&before, bell)).try_for_each(|bell| watch(&self.epoll, bell.as_fd(), BELL))?;
-        self.bells = bells;
-        Ok(())
-    }
-
-    fn is_for(&self, bells: &[Arc<SingleBell>]) -> bool {
-        self.bells.len() == bells.len() && self.bells.iter().zip(bells).all(|(one, other)| Arc::ptr_eq(one, other))
-    }
-}
-
-/// Whether `bell` is one of `bells`, which are in the order of their addresses.
-fn has(bells: &[Arc<SingleBell>], bell: &Arc<SingleBell>) -> bool {
-    bells.binary_search_by_key(&Arc::as_ptr(bell), Arc::as_ptr).is_ok()
 }
 
 impl std::fmt::Debug for Process {
@@ -201,7 +112,6 @@ impl Process {
             kernel,
             rendezvous,
             exchange: Mutex::default(),
-            hub: Mutex::default(),
             waiters: Mutex::default(),
             rung: AtomicBool::new(false),
             counters: Counters::default(),
@@ -248,42 +158,11 @@ impl Process {
 
     // ---- waiting
 
-    fn hub(&self) -> Option<Arc<Hub>> {
-        let mut hub = lock(&self.hub);
-        if hub.is_none() {
-            *hub = aside::lifted(Hub::new).ok().map(Arc::new);
-        }
-        hub.clone()
-    }
-
-    /// The descriptor at which everything that concerns all who wait is an edge, to be put into an epoll set of the program's.
-    /// Never to be read; it is always ready.
-    #[must_use]
-    pub fn hub_fd(&self) -> Option<HubFd> {
-        self.hub().map(HubFd)
-    }
-
-    /// Hears from now on when the path that `bell` belongs to is gone.
-    pub(crate) fn listen_to(&self, bell: BorrowedFd<'_>) -> Result<(), Errno> {
-        let hub = self.hub().ok_or(Errno::MFILE)?;
-        watch(&hub.epoll, bell, HUB)
-    }
-
     pub(crate) fn hold_waiting(&self) -> Waiting<'_> {
-        Waiting { waiters: lock(&self.waiters), hub: lock(&self.hub) }
+        Waiting(lock(&self.waiters))
     }
 
-    /// In a child made by fork: hears the bells that the connections it inherited need. Where there are no descriptors
-    /// for that, it looks now and then instead.
-    pub(crate) fn listen_anew(&self, lines: &[Arc<Line>]) {
-        for line in lines {
-            let _ = self.listen_to(line.bell.fd(Slot::Data));
-        }
-        // Whatever rang while it was made.
-        self.rang();
-    }
-
-    /// An edge of the hub was taken. Whoever sleeps next looks first at what it may have told.
+    /// A path has ended, perhaps, or messages are left. Whoever sleeps next looks first.
     pub fn rang(&self) {
         self.rung.store(true, Ordering::SeqCst);
     }
@@ -298,52 +177,12 @@ impl Process {
         due
     }
 
-    /// To be called before a sleep, when rings from before are forgotten: looks at what came over the links, if an edge was
-    /// taken since the last look.
+    /// To be called before a sleep, when rings from before are forgotten: looks at what came over the links, if there is a
+    /// reason to.
+    #[inline]
     pub fn before_sleep(&self) {
-        if self.rung.swap(false, Ordering::SeqCst) {
+        if self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst) {
             lock(&self.exchange).hear(self);
-        }
-    }
-
-    /// Wakes everybody of this process who waits, to look again. For what is rare: it costs as much as there are.
-    pub fn kick(&self) {
-        if let Some(hub) = &*lock(&self.hub) {
-            // A counter that is full has been heard.
-            let _ = rustix::io::write(&hub.kick, &1_u64.to_ne_bytes());
-        }
-    }
-
-    /// An epoll instance for one who is about to wait for these connections: it polls readable when one of their bells rang
-    /// after [`Waiter::forget`].
-    #[must_use]
-    pub fn waiter<'c>(&self, connections: impl Iterator<Item = &'c Arc<Connection>>) -> Option<Waiter<'_>> {
-        let mut bells: Vec<_> = connections.filter_map(|connection| connection.bell().cloned()).collect();
-        bells.sort_by_key(Arc::as_ptr);
-        bells.dedup_by_key(|bell| Arc::as_ptr(bell));
-        let pooled = {
-            let mut pool = lock(&self.waiters);
-            let fit = pool.iter().rposition(|watch| watch.is_for(&bells));
-            fit.map(|at| pool.swap_remove(at)).or_else(|| pool.pop())
-        };
-        let mut watch = match pooled {
-            Some(watch) => watch,
-            None => {
-                let epoll = instance().ok()?;
-                self::watch(&epoll, self.hub_fd()?.as_fd(), HUB).ok()?;
-                Watch { epoll, bells: Vec::new() }
-            }
-        };
-        if !watch.is_for(&bells) {
-            watch.turn_to(bells).ok()?;
-        }
-        Some(Waiter { process: self, watch: Some(watch) })
-    }
-
-    /// The last descriptor of `connection` is closed: nobody waits for it any more.
-    pub fn unwatch(&self, connection: &Connection) {
-        if let Some(bell) = connection.bell() {
-            lock(&self.waiters).retain(|watch| !has(&watch.bells, bell));
         }
     }
 
@@ -464,39 +303,4 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 
 pub(crate) fn random_id() -> u64 {
     u64::from_ne_bytes(random()).max(1)
-}
-
-/// One who waits.
-#[derive(Debug)]
-pub struct Waiter<'a> {
-    process: &'a Process,
-    watch: Option<Watch>,
-}
-
-impl Waiter<'_> {
-    /// Polls readable when a bell rang since the last [`forget`](Self::forget).
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.watch.as_ref().expect("until it is dropped").epoll.as_fd()
-    }
-
-    /// R-12, A0: forgets rings that came before now.
-    pub fn forget(&self) {
-        let mut room = [const { std::mem::MaybeUninit::uninit() }; 16];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        while let Ok((rung, _)) = epoll::wait(self.fd(), &mut room, Some(&now)) {
-            if rung.iter().any(|event| event.data.u64() == HUB) {
-                self.process.rang();
-            }
-            if rung.len() < 16 {
-                break;
-            }
-        }
-    }
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        lock(&self.process.waiters).extend(self.watch.take());
-    }
 }

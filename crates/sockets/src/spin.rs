@@ -1,8 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Whether to look at shared memory for a moment before sleeping: the policy of channels, one for each thread of the
 //! program, and never where there is one CPU.
+//!
+//! At most one thread for every two CPUs looks at a time, for the peer needs the other. Where more wait there is work for the
+//! CPUs, or nobody answers: they sleep.
 
-use std::{cell::Cell, convert::Infallible, sync::LazyLock, thread, time::Instant};
+use std::{
+    cell::Cell,
+    convert::Infallible,
+    sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Instant,
+};
 
 use tombolo_mem::Mapped;
 use tombolo_ring::Spin;
@@ -11,6 +23,14 @@ thread_local! {
     /// Taken out while it is in use, as a signal's handler may wait too.
     static POLICY: Cell<Spin> = const { Cell::new(Spin::DEFAULT) };
 }
+
+thread_local! {
+    /// This thread is one of the [`LOOKING`]. It may have left that by a handler's jump, and comes back to it so.
+    static LOOKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Threads that look now.
+static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
 static CPUS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
 
@@ -28,9 +48,26 @@ fn with_policy<T>(f: impl FnOnce(&mut Spin) -> T) -> T {
     result
 }
 
+/// In a child made by fork: its parent's other threads are not here.
+pub(crate) fn begin_anew() {
+    LOOKS.set(false);
+    LOOKING.store(0, Ordering::Relaxed);
+    Spin::begin_anew();
+}
+
 /// Looks until `found`, or until that does not pay any more.
 pub fn until(mut found: impl FnMut() -> bool) -> bool {
-    *CPUS > 1 && matches!(with_policy(|policy| policy.spin_for::<Mapped, Infallible>(|| Ok(found()))), Ok(true))
+    if !LOOKS.get() {
+        if LOOKING.fetch_add(1, Ordering::Relaxed) >= *CPUS / 2 {
+            LOOKING.fetch_sub(1, Ordering::Relaxed);
+            return false;
+        }
+        LOOKS.set(true);
+    }
+    let found = with_policy(|policy| policy.spin_for::<Mapped, Infallible>(|| Ok(found())));
+    LOOKS.set(false);
+    LOOKING.fetch_sub(1, Ordering::Relaxed);
+    matches!(found, Ok(true))
 }
 
 /// A sleep begins.
@@ -42,4 +79,31 @@ pub fn asleep() -> Option<Instant> {
 /// A sleep ended.
 pub fn learn(since: Option<Instant>) {
     with_policy(|policy| policy.learn(since));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_for_two_cpus_looks_and_one_more_sleeps() {
+        let looking = |n: usize| LOOKING.store(n, Ordering::Relaxed);
+        let looks = || {
+            let mut looks = false;
+            until(|| {
+                looks = true;
+                true
+            });
+            looks
+        };
+        looking(0);
+        assert_eq!(looks(), *CPUS > 1);
+        looking(*CPUS / 2);
+        assert!(!looks(), "one more than there are CPUs for");
+        assert_eq!(LOOKING.load(Ordering::Relaxed), *CPUS / 2);
+        // A child made by fork while all of them looked.
+        begin_anew();
+        assert_eq!(looks(), *CPUS > 1);
+        assert_eq!(LOOKING.load(Ordering::Relaxed), 0);
+    }
 }

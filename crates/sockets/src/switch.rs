@@ -212,10 +212,20 @@ impl Receiver {
         news.then(|| self.word())
     }
 
+    /// The moves that this end has followed, where it reads the pipe and wants nothing else.
+    pub(crate) fn moves_within_pipe(&self) -> Option<u64> {
+        (self.reads_pipe() && !self.leave).then_some(self.moves)
+    }
+
     /// Whether what is in the pipe is this end's to read there.
     #[must_use]
     pub fn reads_pipe(&self) -> bool {
         self.carrier() == Carrier::Pipe && !self.recalls()
+    }
+
+    /// Whether what is left in the pipe was recalled, and comes over TCP: the sender has made so many moves.
+    pub(crate) fn is_paid(&self, moves: u64) -> bool {
+        self.leave && (self.carrier() == Carrier::Tcp || self.recalls() && moves != self.moves)
     }
 
     fn recalls(&self) -> bool {

@@ -51,7 +51,12 @@ pub(super) struct Entry {
     stalls: u64,
     /// The look in which it was last told, and what.
     told: (u64, u32),
+    /// How often it was not wired because a thread was waiting.
+    postponed: u8,
 }
+
+/// Calls in which a registration may be wired later.
+const POSTPONED: u8 = 64;
 
 impl Entry {
     pub fn new(fd: RawFd, connection: &Arc<Connection>, token: u64) -> Self {
@@ -72,6 +77,7 @@ impl Entry {
             arrived: 0,
             stalls: 0,
             told: (0, 0),
+            postponed: 0,
         }
     }
 
@@ -90,6 +96,12 @@ impl Entry {
     /// It came under the token: look at everything once. What it asks for may have been told already, if that is to be once.
     pub fn wire(&mut self, spent: bool) {
         (self.wired, self.edge, self.spent) = (true, true, spent);
+    }
+
+    /// Says whether it may be wired later.
+    pub fn postpone(&mut self) -> bool {
+        self.postponed = self.postponed.saturating_add(1);
+        self.postponed < POSTPONED
     }
 
     /// The program's word.

@@ -2,10 +2,15 @@
 //! The registrations of a set. Those of which nothing was heard for long *rest*: their peers are asked to ring, and until a
 //! bell of it rings nobody looks at them, so that a wait costs what is busy and not what there is.
 
-use std::{collections::HashMap, fmt, os::fd::RawFd, sync::Arc};
+use std::{
+    collections::HashMap,
+    fmt,
+    os::fd::RawFd,
+    sync::{Arc, Weak},
+};
 
 use libc::epoll_event;
-use tombolo::sockets::{Process, connection::Connection};
+use tombolo::sockets::{Process, aside::Aside, connection::Connection};
 
 use super::entry::Entry;
 
@@ -27,6 +32,29 @@ pub(super) struct Registry {
     turn: usize,
     /// [`Process::stalls`] when they were last looked at for that.
     stalls: u64,
+    paths: Paths,
+}
+
+/// The paths to peers that are in the set.
+#[derive(Default)]
+pub(super) struct Paths(Vec<Weak<Aside>>);
+
+impl Paths {
+    /// Says whether it was not there.
+    pub fn add(&mut self, path: &Arc<Aside>) -> bool {
+        let one = Arc::downgrade(path);
+        let new = !self.0.iter().any(|other| other.ptr_eq(&one));
+        if new {
+            self.0.retain(|path| path.strong_count() > 0);
+            self.0.push(one);
+        }
+        new
+    }
+
+    /// Those that have not ended, which are to be taken out of the set.
+    pub fn take(&mut self) -> Vec<Arc<Aside>> {
+        std::mem::take(&mut self.0).iter().filter_map(Weak::upgrade).collect()
+    }
 }
 
 impl fmt::Debug for Registry {
@@ -40,8 +68,8 @@ impl Registry {
         &self.entries
     }
 
-    pub fn all_mut(&mut self) -> &mut [Entry] {
-        &mut self.entries
+    pub fn all_mut(&mut self) -> (&mut [Entry], &mut Paths) {
+        (&mut self.entries, &mut self.paths)
     }
 
     pub fn awake(&self) -> &[Entry] {
@@ -145,7 +173,7 @@ impl Registry {
 
     /// Where the entry with this token is.
     pub fn find_token(&self, token: u64) -> Option<usize> {
-        let place = *self.places.get((token & 0xffff) as usize)?;
+        let place = self.places.get((token & 0xffff) as usize).copied().unwrap_or_default();
         let known = (place as usize).checked_sub(1).filter(|at| self.entries[*at].token == token);
         // One that outlived its descriptor.
         known.or_else(|| self.entries.iter().position(|entry| entry.token == token))

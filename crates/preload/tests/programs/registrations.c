@@ -259,6 +259,28 @@ static void inherited(void) {
     waitpid(child, NULL, 0);
 }
 
+/* A server with a set, whose child closes the joined socket that it inherited. */
+static void child(void) {
+    int set = set_with(make(), EPOLLIN | EPOLLRDHUP);
+    join();
+    for (int at = 0; at < 4; at++) {
+        pid_t child = fork();
+        if (child == 0) {
+            close(ends[0]);
+            close(ends[1]);
+            close(set);
+            _exit(0);
+        }
+        waitpid(child, NULL, 0);
+        check(write(ends[1], "news", 4) == 4, "write");
+        say("after a child", set);
+        check(read(ends[0], room, 8) == 4, "read");
+        turn(ends[0], ends[1]);
+    }
+    close(ends[1]);
+    say("at the end", set);
+}
+
 /* A set that has a number beyond the usual ones as well. */
 static void far(void) {
     struct rlimit limit;
@@ -305,6 +327,8 @@ int main(int count, char **words) {
         signalled();
     } else if (strcmp(word, "inherited") == 0) {
         inherited();
+    } else if (strcmp(word, "child") == 0) {
+        child();
     } else if (strcmp(word, "far") == 0) {
         far();
     } else {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /* A server with a thread for each connection, and a client with as many: 64 bytes to and fro.
  *
- *   threads serve ADDRESS PORT CONNECTIONS
- *   threads ask ADDRESS PORT CONNECTIONS MILLISECONDS [BUSY PAUSE]
+ *   threads serve ADDRESS PORT CONNECTIONS [sets]
+ *   threads ask ADDRESS PORT CONNECTIONS MILLISECONDS [BUSY PAUSE [FIRST]]
  *
- * The server ends when all connections have, and prints its CPU time in microseconds, and how often its threads have slept.
+ * With `sets` each of the server's threads waits in an epoll set of its own. The server ends when all connections have, and prints its CPU time in microseconds, and how often its threads have slept.
  * The client prints its round trips a second, and all there were; the 50th and 99th percentile in nanoseconds; its CPU time. So
- * many of its connections are BUSY (all), the others only there; it lets so many microseconds PAUSE between two turns (0).
+ * many of its connections are BUSY (all), the others only there; it lets so many microseconds PAUSE between two turns (0). Each has FIRST turns (400)
+ * before, by which it is joined, where it is to be.
  */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -23,6 +25,7 @@ enum { LEN = 64, ROUNDS = 1 << 17 };
 
 static struct sockaddr_in address = {.sin_family = AF_INET};
 static long until, busy, pause_us;
+static int sets, first = 400;
 static pthread_barrier_t begin;
 
 static void check(int good, const char *what) {
@@ -46,8 +49,12 @@ static long cpu(void) {
 
 static void *serve(void *argument) {
     char room[LEN];
-    int fd = (int)(long)argument;
+    int fd = (int)(long)argument, set = sets ? epoll_create1(0) : -1;
+    struct epoll_event event = {.events = EPOLLIN};
+    check(!sets || epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0, "epoll_ctl");
     for (;;) {
+        while (sets && epoll_wait(set, &event, 1, -1) < 1) {
+        }
         ssize_t n = recv(fd, room, LEN, MSG_WAITALL);
         if (n != LEN) {
             check(n == 0, "recv");
@@ -70,7 +77,7 @@ static void *ask(void *argument) {
     int one = 1, fd = socket(AF_INET, SOCK_STREAM, 0);
     check(connect(fd, (void *)&address, sizeof address) == 0, "connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    for (int at = 0; at < 400; at++) { /* Joined by then, where it is to be. */
+    for (int at = 0; at < first; at++) {
         check(send(fd, out, LEN, 0) == LEN && recv(fd, in, LEN, MSG_WAITALL) == LEN, "first turns");
     }
     if (pthread_barrier_wait(&begin) == PTHREAD_BARRIER_SERIAL_THREAD) {
@@ -110,6 +117,7 @@ int main(int count, char **words) {
     if (strcmp(words[1], "serve") == 0) {
         int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
         pthread_t threads[1024];
+        sets = count > 5;
         setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
         check(bind(listener, (void *)&address, sizeof address) == 0, "bind");
         check(listen(listener, 1024) == 0, "listen");
@@ -132,6 +140,7 @@ int main(int count, char **words) {
     until = atol(words[5]) * 1000000L;
     busy = count > 6 ? atol(words[6]) : connections;
     pause_us = count > 7 ? atol(words[7]) : 0;
+    first = count > 8 ? atoi(words[8]) : first;
     pthread_barrier_init(&begin, NULL, (unsigned)connections);
     for (int at = 0; at < connections; at++) {
         clients[at].number = at;

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use tombolo_domain::{Deadline, Error, Link, SingleBell, Slot, aside};
+use tombolo_domain::{
+    Deadline, Error, Link, SingleBell,
+    aside::{self, Aside},
+};
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_ring::Fresh;
 
@@ -16,8 +19,9 @@ use crate::{
     Reason,
     claim::Claims,
     connection::{Connection, Stage},
-    pipes::{Brought, Line, Own},
+    pipes::{Brought, Inherited, Line, Own},
     process::{Process, lock, random_id},
+    waiting::path_of,
 };
 
 /// How long a link to another process may take to be made. Its listener's backlog is long: one that is full is asked again later.
@@ -25,7 +29,7 @@ pub(super) const PATIENCE: Duration = Duration::ZERO;
 /// Who knocks, and messages of one link, that are heard at once: a program's call is not for strangers to make long.
 const KNOCKS: usize = 64;
 const MESSAGES: usize = 64;
-/// Links at most, and of these ones that came and over which nothing was joined yet: each takes six descriptors.
+/// Links at most, and of these ones that came and over which nothing was joined yet: each takes seven descriptors.
 const NEIGHBOURS: usize = 1024;
 const UNPROVEN: usize = 256;
 /// Messages that led to nothing, over a link to which nothing else was ever owed: it ends.
@@ -41,6 +45,8 @@ pub(crate) struct Neighbour {
     service: Option<String>,
     pub(super) link: Box<dyn Link>,
     pub(super) line: Option<Arc<Line>>,
+    /// What of the link is watched for its end.
+    path: Option<Arc<Aside>>,
     /// A connection was joined over it.
     pub(super) proven: bool,
     /// Messages that led to nothing.
@@ -115,21 +121,12 @@ impl Exchange {
             Err(_) => {
                 neighbour.lost();
                 self.abandon(process, neighbour.number);
-                if neighbour.proven {
-                    process.kick();
-                }
                 false
             }
         });
         neighbours.append(&mut self.neighbours);
         self.neighbours = neighbours;
-        self.inherited.retain(|line| {
-            let gone = line.upgrade().is_none_or(|line| line.look());
-            if gone {
-                process.kick();
-            }
-            !gone
-        });
+        self.inherited.retain(|line| line.upgrade().is_some_and(|line| !line.look()));
     }
 
     /// What was talked about over a link that is lost stays on TCP, and what was made for it is let go.
@@ -159,11 +156,10 @@ impl Exchange {
             if heard == MESSAGES {
                 // The rest in a later call, and soon.
                 process.rang();
-                process.kick();
                 break;
             }
             let Some(received) = neighbour.link.recv(max)? else { break };
-            neighbour.meet(process)?;
+            neighbour.meet()?;
             let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
             let is_proposal = matches!(message, Message::Propose(_));
             let ringer = neighbour.link.take_ringer();
@@ -199,7 +195,7 @@ const LEAST_RING: u64 = 4096;
 
 impl Neighbour {
     fn new(service: Option<String>, link: Box<dyn Link>) -> Self {
-        Self { number: random_id(), service, link, line: None, proven: false, useless: 0, near: None }
+        Self { number: random_id(), service, link, line: None, path: None, proven: false, useless: 0, near: None }
     }
 
     /// Whether its process is in this one's network namespace, by what this kernel says of it. S-5
@@ -216,22 +212,23 @@ impl Neighbour {
         })
     }
 
-    pub(crate) fn into_parts(self) -> (Option<Arc<Line>>, Box<dyn Link>) {
-        (self.line, self.link)
+    pub(crate) fn into_parts(self) -> (Option<Arc<Line>>, Option<Inherited>) {
+        let link = self.link;
+        (self.line, self.path.map(|path| Inherited { link, _path: path }))
     }
 
     fn is_gone(&self) -> bool {
         self.line.as_ref().is_some_and(|line| line.gone.load(Ordering::Relaxed))
     }
 
-    /// The first message came: from now on there is a bell.
-    fn meet(&mut self, process: &Process) -> Result<(), Error> {
+    /// The first message came: from now on connections may go over it.
+    fn meet(&mut self) -> Result<(), Error> {
         if self.line.is_some() {
             return Ok(());
         }
-        let bell = self.link.doorbell().ok_or(Error::PeerGone)?;
-        process.listen_to(bell.fd(Slot::Data)).map_err(|errno| Error::os("epoll_ctl", errno))?;
-        self.line = Some(Arc::new(Line::new(bell)));
+        let path = path_of(self.link.fd()).map_err(|errno| Error::os("fcntl", errno))?;
+        self.line = Some(Arc::new(Line::new(&path)));
+        self.path = Some(path);
         Ok(())
     }
 
@@ -263,7 +260,7 @@ impl Neighbour {
 
     fn lost(&self) {
         if let Some(line) = &self.line {
-            line.gone.store(true, Ordering::SeqCst);
+            line.end();
         }
     }
 }
