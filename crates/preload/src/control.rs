@@ -267,6 +267,7 @@ fn closing(fd: RawFd) {
         return;
     }
     let is_still = state::is_still(fd);
+    life::seen_at_last(fd);
     // Of another file, which has the number by now, nothing is to be changed.
     if let Some(Watched::Connection(connection)) = state::forget(fd).filter(|_| is_still) {
         let other = if connection.is_single() { None } else { state::other(fd, &connection) };
@@ -281,6 +282,7 @@ fn closing(fd: RawFd) {
             }
             if let Some(process) = state::busy() {
                 process.unwatch(&connection);
+                process.ended(&connection);
                 process.report();
             }
         }

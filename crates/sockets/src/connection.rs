@@ -7,6 +7,7 @@
 
 mod over;
 mod plain;
+mod told;
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
