@@ -84,11 +84,12 @@ fn receive(process: &Process, connection: &Arc<Connection>, from: c_int, to: &mu
     flow::receive(process, connection, from, Ok([IoSliceMut::new(to)]), flags, real)
 }
 
-/// Writes to a pipe. Who would not wait writes by pages, each of which has room where the pipe says that it has some.
+/// Writes to a pipe what has room in it, by pages, each of which has room where the pipe says that it has some. Who would wait
+/// does so for the first.
 fn write(to: c_int, bytes: &[u8], at_once: bool) -> ssize_t {
     let mut done = 0;
-    for part in bytes.chunks(if at_once { PAGE } else { MOST }) {
-        if at_once && !is_ready(to, libc::POLLOUT) {
+    for part in bytes.chunks(PAGE) {
+        if (at_once || done > 0) && !is_ready(to, libc::POLLOUT) {
             errno::set(libc::EAGAIN);
             return if done == 0 { -1 } else { done };
         }
