@@ -229,8 +229,8 @@ fn ports_that_are_left_alone_stay_on_tcp() {
 }
 
 #[test]
-fn s15_process_that_is_off_joins_nothing_until_it_is_on_again() {
-    if !has("s15_process_that_is_off_joins_nothing_until_it_is_on_again", &["python3"]) {
+fn s7_process_that_is_off_joins_nothing_until_it_is_on_again() {
+    if !has("s7_process_that_is_off_joins_nothing_until_it_is_on_again", &["python3"]) {
         return;
     }
     let place = Place::new();

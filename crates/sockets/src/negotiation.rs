@@ -168,7 +168,7 @@ impl Process {
         })
     }
 
-    /// S-15. Whether this process joins nothing for now.
+    /// S-7. Whether this process joins nothing for now.
     fn is_off(&self, claims: &Claims) -> bool {
         self.switch.is_off(claims.folder.path(), claims.folder.owner(), claims.own())
     }

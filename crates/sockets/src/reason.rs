@@ -41,7 +41,7 @@ pub enum Reason {
     Sequences = 16,
     /// The folder where ends meet cannot be used: it is not there, or the file system refuses it (S-7).
     Unreachable = 17,
-    /// This process was switched off (S-15).
+    /// This process was switched off (S-7).
     Off = 18,
     /// Its port is one that this program was told to leave alone.
     Port = 19,

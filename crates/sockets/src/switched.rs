@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-15. Running processes that join no connections for now, as somebody said who may write to the folder where ends meet.
+//! S-7. Running processes that join no connections for now, as somebody said who may write to the folder where ends meet.
 //!
 //! It is said by a file, as no thread of this library could take a message and a signal would be the program's. Each process
 //! looks for the file of its own and for those of its ancestors, so whoever is made by a process that is off is off too.
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn s15_process_is_off_by_its_own_file_or_an_ancestors_and_by_no_other() {
+    fn s7_process_is_off_by_its_own_file_or_an_ancestors_and_by_no_other() {
         let user = rustix::process::geteuid().as_raw();
         let folder = tempfile::tempdir().unwrap();
         let is_off = || Switch::default().is_off(folder.path(), user, user);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn s15_file_of_another_user_switches_nothing_off() {
+    fn s7_file_of_another_user_switches_nothing_off() {
         let user = rustix::process::geteuid().as_raw();
         if user != 0 {
             return; // Only root can make one.
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn s15_files_of_processes_that_ended_are_swept_and_others_stay() {
+    fn s7_files_of_processes_that_ended_are_swept_and_others_stay() {
         let folder = tempfile::tempdir().unwrap();
         let (name, _) = own();
         let gone = say(folder.path(), Name { started: name.started - 1, ..name });

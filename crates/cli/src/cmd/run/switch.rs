@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo run --off` and `--on`: running processes that join no connections for a while (S-15).
+//! `tombolo run --off` and `--on`: running processes that join no connections for a while (S-7).
 
 use std::{
     collections::HashSet,
