@@ -42,9 +42,7 @@ use neighbour::{Dialled, PATIENCE};
 
 /// Calls in which an end waits to have read what its kernel received.
 const TRIES: u32 = 1 << 12;
-/// How long the links are left alone while a connection makes its first calls: with many at once each look would be in vain.
-const SHORT_PAUSE: Duration = Duration::from_micros(20);
-/// The same after that.
+/// How long the links are left alone once a connection has made its first calls.
 const PAUSE: Duration = Duration::from_millis(1);
 /// A connection that nobody claimed by its this many'th call is asked about no more.
 const CALLS: u64 = 1 << 20;
@@ -133,7 +131,7 @@ impl Process {
         }
         let said = exchange.advance(self, connection);
         // One look at the links is for all connections.
-        if self.has_not_heard_for(if call <= 64 { SHORT_PAUSE } else { PAUSE }) {
+        if call <= 64 || self.has_not_heard_for(PAUSE) {
             exchange.hear(self);
         }
         drop(exchange);
