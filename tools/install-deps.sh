@@ -69,6 +69,12 @@ want pgbench "postgresql postgresql-client" "$programs"
 want mpicc "openmpi-bin libopenmpi-dev" "$programs"
 want javac default-jdk-headless "$programs"
 want scp openssh-client "$programs"
+want haproxy haproxy "$programs"
+want php-fpm8.2 php-fpm "$programs"
+want apache2 apache2-bin "$programs"
+want gunicorn gunicorn "$programs"
+want mariadbd "mariadb-server-core mariadb-client-core" "$programs"
+want sysbench sysbench "$programs"
 if for_group "" && ! [ -x /usr/sbin/sshd ]; then
     missing="$missing openssh-server"
 fi

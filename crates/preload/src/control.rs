@@ -287,6 +287,7 @@ fn closing(fd: RawFd) {
         return;
     }
     let is_still = state::is_still(fd);
+    life::seen_at_last(fd);
     match state::forget(fd) {
         Some(Watched::Connection(connection)) if is_still => {
             let reset = given_up(fd, &connection, || settle(fd, &connection));
@@ -315,6 +316,7 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
     let reset = connection.finish();
     if let Some(process) = state::busy() {
         process.unwatch(connection);
+        process.ended(connection);
         process.report();
     }
     reset

@@ -345,6 +345,13 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(actions: *mut c
 
 // ---- the end
 
+/// A descriptor is about to be closed. Where its end is told, a socket that moved no byte is a connection as well.
+pub(crate) fn seen_at_last(fd: RawFd) {
+    if state::busy().is_some_and(tombolo::sockets::Process::tells) {
+        state::find(fd);
+    }
+}
+
 /// # Safety
 /// As `_exit(2)`.
 #[unsafe(no_mangle)]
@@ -406,8 +413,12 @@ fn end_in_time(status: c_int) {
 /// The process ends in order.
 extern "C" fn end() {
     if let Some(process) = state::busy().filter(|_| state::is_owner()) {
-        for (_, connection) in state::connections() {
+        let mut all = state::connections();
+        all.sort_by_key(|(_, connection)| Arc::as_ptr(connection));
+        all.dedup_by_key(|(_, connection)| Arc::as_ptr(connection));
+        for (_, connection) in all {
             connection.depart();
+            process.ended(&connection);
         }
         process.end();
     }

@@ -17,6 +17,7 @@ use std::{
 use tombolo::sockets::{
     Process, Settings, aside,
     connection::{Connection, Stage},
+    ports::Ports,
     rendezvous_in,
 };
 
@@ -122,7 +123,15 @@ fn settings() -> Option<Settings> {
         flip: number("TOMBOLO_SOCKETS_FLIP_US").map(Duration::from_micros),
         log: path("TOMBOLO_SOCKETS_LOG"),
         report: path("TOMBOLO_SOCKETS_REPORT"),
+        ports: ports(),
     })
+}
+
+/// Where a list makes no sense, nothing is joined.
+fn ports() -> Ports {
+    let list =
+        |name| env::var_os(name).filter(|value| !value.is_empty()).map(|value| value.to_string_lossy().into_owned());
+    Ports::parse(list("TOMBOLO_SOCKETS_ONLY").as_deref(), list("TOMBOLO_SOCKETS_NOT").as_deref())
 }
 
 /// Whether this is the process that the table describes.

@@ -34,7 +34,12 @@ pub struct Claims {
     pub folder: Folder,
     claims: PathBuf,
     own: u32,
+    /// What stood there when it was checked.
+    stamps: Option<[Stamp; 2]>,
 }
+
+/// A folder, and who may do what in it: device, number, mode, owner.
+type Stamp = (u64, u64, u32, u32);
 
 /// A claim of this process; dropping it takes it back.
 #[derive(Debug)]
@@ -86,7 +91,30 @@ impl Claims {
     /// What the file system says.
     pub fn new(folder: Folder, own: u32) -> io::Result<Self> {
         let claims = folder.claims(own)?;
-        Ok(Self { folder, claims, own })
+        let mut made = Self { folder, claims, own, stamps: None };
+        made.stamps = made.stamps_now();
+        Ok(made)
+    }
+
+    fn stamps_now(&self) -> Option<[Stamp; 2]> {
+        let stamp = |path| fs::metadata(path).map(|found| (found.dev(), found.ino(), found.mode(), found.uid())).ok();
+        stamp(self.folder.path()).zip(stamp(&self.claims)).map(<[_; 2]>::from)
+    }
+
+    /// Whether the folder is the one that was checked, and nobody else may write to it by now.
+    #[must_use]
+    pub fn are_as_they_were(&self) -> bool {
+        self.stamps.is_some() && self.stamps == self.stamps_now()
+    }
+
+    /// Finds out why nothing can be made in the folder.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn try_to_write(&self) -> io::Result<()> {
+        let file = self.folder.path().join(format!("try-{}", std::process::id()));
+        aside::lifted(|| self.make(&file))?;
+        fs::remove_file(file)
     }
 
     /// The user that the folder was checked for.

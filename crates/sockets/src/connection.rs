@@ -8,6 +8,7 @@
 mod options;
 mod over;
 mod plain;
+mod told;
 
 use std::{
     io::{self, IoSlice, IoSliceMut},

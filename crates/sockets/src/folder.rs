@@ -230,9 +230,16 @@ impl Folder {
         let trusted = found.is_dir() && (found.uid() == self.owner || self.admits(Some(found.uid()), own));
         let mode = found.mode();
         if !trusted || mode & 0o022 != 0 && !(self.is_shared() && mode & 0o1000 != 0) {
-            return Err(io::ErrorKind::PermissionDenied.into());
+            let why = "it must be a folder of a user's who may meet here, to which nobody else may write";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         Ok(claims)
+    }
+
+    /// Whom it belongs to.
+    #[must_use]
+    pub fn owner(&self) -> u32 {
+        self.owner
     }
 }
 

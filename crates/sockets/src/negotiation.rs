@@ -23,6 +23,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::io::Errno;
 use tombolo_domain::{Deadline, Error, Link, Listener};
 use tombolo_layout::sockets::{Claim, Message, Proof};
 
@@ -30,7 +31,7 @@ use crate::{
     Reason,
     claim::{self, Claimed, Claims, NotClaimed},
     connection::{Connection, Stage},
-    folder::Folder,
+    folder::{Folder, Refused},
     pipes::{Brought, Line, Own, Pipes},
     process::{Process, lock, random, random_id},
     proof::{self, Secret},
@@ -118,10 +119,14 @@ impl Process {
         };
         connection.try_next_at(call + pause);
         let Some((tuple, _)) = connection.identity(self.kernel()) else {
-            connection.stay_plain(Reason::Usage);
+            self.stays(connection, Reason::Usage);
             return;
         };
         connection.show(&self.roster, tuple);
+        if connection.meeting().is_none() && !self.settings.ports.admit_connection(connection, tuple) {
+            self.stays(connection, Reason::Port);
+            return;
+        }
         if !connection.is_alone() {
             wait_to_be_alone(connection, call);
             return;
@@ -169,6 +174,21 @@ impl Process {
         })
     }
 
+    /// S-7. Whether this process joins nothing for now.
+    fn is_off(&self, claims: &Claims) -> bool {
+        self.switch.is_off(claims.folder.path(), claims.folder.owner(), claims.own())
+    }
+
+    /// The file system refuses something in the folder, or below `within` it.
+    fn failed_in_folder(&self, within: &str, error: &io::Error) -> Reason {
+        self.trouble(&format_args!("{}: {error}", self.settings.folder.join(within).display()));
+        match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::NOSPC | Errno::DQUOT | Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Reason::Resources,
+            None => Reason::Folder,
+            Some(_) => Reason::Unreachable,
+        }
+    }
+
     /// S-6. What only the ends of this connection have, as far as this kernel tells it.
     fn secret(&self, connection: &Connection, claims: &Claims, link: &dyn Link) -> Result<Secret, Reason> {
         let secret = self.kernel().sequences(connection.fd(), connection.dialled);
@@ -186,19 +206,41 @@ impl Exchange {
         if let Some(claims) = self.claims.as_ref().filter(|claims| claims.own() == own) {
             return Ok(Arc::clone(claims));
         }
-        let folder = Folder::check(&process.settings.folder, own).map_err(|_| Reason::Folder)?;
-        let claims = Claims::new(folder, own).map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => Reason::Folder,
-            _ => Reason::Resources,
+        let folder = Folder::check(&process.settings.folder, own).map_err(|refused| {
+            process.trouble(&refused);
+            match refused {
+                Refused::Io { .. } => Reason::Unreachable,
+                _ => Reason::Folder,
+            }
         })?;
+        let claims = Claims::new(folder, own).map_err(|error| process.failed_in_folder("claims", &error))?;
         Ok(Arc::clone(self.claims.insert(Arc::new(claims))))
     }
 
+    /// For a new connection: the folder as it is now. It may have been replaced, or given to others, since the last one.
+    fn claims_now(&mut self, process: &Process) -> Result<Arc<Claims>, Reason> {
+        if self.claims.as_ref().is_some_and(|claims| !claims.are_as_they_were()) {
+            self.claims = None;
+        }
+        let claims = self.claims(process)?;
+        if process.is_off(&claims) { Err(Reason::Off) } else { Ok(claims) }
+    }
+
     fn service(&mut self, process: &Process, claims: &Claims) -> Result<String, Reason> {
-        if self.listener.is_none() {
+        let is_local = process.rendezvous.scheme() == "local";
+        if self.listener.as_ref().is_none_or(|(service, _)| is_local && !claims.has_socket(service)) {
             let service = claim::service_name(random_id());
-            let listener = process.rendezvous.listen(&service).map_err(|_| Reason::Resources)?;
-            claims.open_to_users(&service).map_err(|_| Reason::Resources)?;
+            // What the backend says may come of many causes: the file system tells more.
+            let listener = process.rendezvous.listen(&service).map_err(|error| {
+                claims.try_to_write().map_or_else(
+                    |error| process.failed_in_folder("", &error),
+                    |()| {
+                        process.trouble(&error);
+                        Reason::Resources
+                    },
+                )
+            })?;
+            claims.open_to_users(&service).map_err(|error| process.failed_in_folder("", &error))?;
             self.listener = Some((service, listener));
         }
         self.listener.as_ref().map(|(service, _)| service.clone()).ok_or(Reason::Resources)
@@ -242,7 +284,10 @@ impl Exchange {
     /// S-7. Under which addresses both ends know this connection: its own, or where those may be translated, ones made of its
     /// sequence numbers.
     fn meeting(&mut self, process: &Process, connection: &Connection, tuple: Tuple) -> Result<Tuple, Reason> {
-        let translated = self.claims(process)?.folder.translated;
+        if let Some(known) = connection.meeting() {
+            return Ok(known);
+        }
+        let translated = self.claims_now(process)?.folder.translated;
         let numbers = || process.kernel().sequences(connection.fd(), connection.dialled).filter(|_| translated);
         Ok(*connection.meeting.get_or_init(|| numbers().map_or(tuple, Tuple::of_sequences)))
     }
@@ -258,7 +303,10 @@ impl Exchange {
         for _ in 0..2 {
             match claims.claim(tuple, role, service) {
                 Ok(claimed) => return Ok(claimed),
-                Err(NotClaimed::Io(_)) => return Err(Reason::Resources),
+                Err(NotClaimed::Io(error)) => {
+                    self.claims = None;
+                    return Err(process.failed_in_folder("claims", &error));
+                }
                 Err(NotClaimed::Taken(by)) => {
                     let is_dead = |by: &String| {
                         let called = process.rendezvous.connect(by, Deadline::after(PATIENCE));
@@ -282,6 +330,9 @@ impl Exchange {
     ) -> Result<(), Reason> {
         let claims = self.claims(process)?;
         let Some(service) = claims.find(tuple) else { return Ok(()) };
+        if process.is_off(&claims) {
+            return Err(Reason::Off);
+        }
         if claims.is_contested(tuple) {
             return Err(Reason::Ambiguous);
         }
@@ -389,6 +440,9 @@ impl Exchange {
             return Err(Reason::NoPeer);
         };
         let claims = self.claims(process)?;
+        if process.is_off(&claims) {
+            return Err(Reason::Off);
+        }
         let secret = process.secret(connection, &claims, &*neighbour.link)?;
         proof::compare(&own, &proposal, secret.is_some() || neighbour.is_near())?;
         proof::counts_fit(&before, &proposal)?;

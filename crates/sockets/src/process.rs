@@ -6,8 +6,6 @@
 //! [`Process::advance`], which never waits.
 
 use std::{
-    fmt::Write as _,
-    io,
     os::fd::RawFd,
     path::PathBuf,
     sync::{
@@ -18,17 +16,20 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo_domain::{Rendezvous, aside};
+use tombolo_domain::Rendezvous;
 
 use crate::{
     Reason,
     connection::{Connection, Direction, Stage},
+    journal::{Counters, Journal},
     kernel::Kernel,
     negotiation::Exchange,
     pipes::Broken,
+    ports::Ports,
     quota::Quota,
     roster::Roster,
     switch::Carrier,
+    switched::Switch,
     waiting::Instance,
 };
 
@@ -51,19 +52,8 @@ pub struct Settings {
     pub log: Option<PathBuf>,
     /// A folder for one file for each process with its counters.
     pub report: Option<PathBuf>,
-}
-
-/// Bytes of a report, longer than numbers can make it.
-const REPORT_LEN: usize = 255;
-
-/// What a process counts.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    /// By direction, then by carrier: bytes.
-    bytes: [[AtomicU64; 2]; 2],
-    pub joined: AtomicU64,
-    pub stayed: AtomicU64,
-    told: AtomicU64,
+    /// Services whose connections may be joined.
+    pub ports: Ports,
 }
 
 /// One process.
@@ -78,6 +68,8 @@ pub struct Process {
     /// Somebody heard that a path has ended, or that messages are left.
     rung: AtomicBool,
     pub(crate) counters: Counters,
+    pub(crate) journal: Journal,
+    pub(crate) switch: Switch,
     /// Sends of all connections that found no room.
     pub(crate) stalls: AtomicU64,
     begun: Instant,
@@ -115,6 +107,8 @@ impl Process {
             waiters: Mutex::default(),
             rung: AtomicBool::new(false),
             counters: Counters::default(),
+            journal: Journal::default(),
+            switch: Switch::default(),
             stalls: AtomicU64::new(0),
             begun: Instant::now(),
             heard: AtomicU64::new(0),
@@ -142,7 +136,12 @@ impl Process {
     /// join is found out later.
     #[must_use]
     pub fn track(&self, dialled: bool, fd: RawFd) -> Connection {
-        Connection::new(dialled, fd)
+        let connection = Connection::new(dialled, fd);
+        if self.tells() {
+            // The kernel has forgotten them where the connection ends by a reset.
+            connection.identity(self.kernel());
+        }
+        connection
     }
 
     /// Where both directions of a connection should be now.
@@ -190,8 +189,7 @@ impl Process {
 
     /// Bytes of the program moved.
     pub(crate) fn moved(&self, direction: Direction, carrier: Carrier, n: usize) {
-        let counter = &self.counters.bytes[direction as usize][carrier as usize];
-        counter.fetch_add(n as u64, Ordering::Relaxed);
+        self.counters.move_bytes(direction, carrier, n);
         self.report_now_and_then(n);
     }
 
@@ -210,7 +208,7 @@ impl Process {
     /// The connection stays on TCP.
     pub fn stays(&self, connection: &Connection, reason: Reason) {
         if connection.stay_plain(reason) {
-            self.counters.stayed.fetch_add(1, Ordering::Relaxed);
+            self.counters.stay(reason);
             self.log(connection, &format!("stays on TCP: {}", reason.words()));
         }
     }
@@ -233,60 +231,6 @@ impl Process {
             self.log(connection, "ended: it could not go back to TCP in time");
         }
         news
-    }
-
-    pub(crate) fn log(&self, connection: &Connection, what: &str) {
-        let Some(path) = &self.settings.log else { return };
-        let Some((tuple, _)) = connection.identity(&*self.kernel) else { return };
-        let line = format!("tombolo {}: {tuple} {what}\n", std::process::id());
-        // A log that cannot be written is no reason to disturb the program.
-        let open = || std::fs::OpenOptions::new().append(true).create(true).open(path);
-        let _ = aside::lifted(|| io::Write::write_all(&mut open()?, line.as_bytes()));
-    }
-
-    /// Every 64 MiB, and every 256 calls.
-    fn report_now_and_then(&self, n: usize) {
-        if self.settings.report.is_none() {
-            return;
-        }
-        // A call counts as 256 KiB or what it moved.
-        let step = (n as u64).max(256 << 10);
-        let before = self.counters.told.fetch_add(step, Ordering::Relaxed);
-        if before >> 26 != (before + step) >> 26 {
-            self.report();
-        }
-    }
-
-    /// Writes this process's counters into the folder of reports, as one line of JSON.
-    pub fn report(&self) {
-        let Some(folder) = &self.settings.report else { return };
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let [[out_tcp, out_pipe], [in_tcp, in_pipe]] = &self.counters.bytes;
-        let pid = std::process::id();
-        let mut line = format!("{{\"pid\":{pid}");
-        for (name, counter) in [
-            ("sent_tcp", out_tcp),
-            ("sent_shared", out_pipe),
-            ("received_tcp", in_tcp),
-            ("received_shared", in_pipe),
-            ("joined", &self.counters.joined),
-            ("stayed", &self.counters.stayed),
-        ] {
-            let _ = write!(line, ",\"{name}\":{}", load(counter));
-        }
-        line.push('}');
-        // Of one length always and written at once, over the last: whoever is killed leaves a whole line.
-        let line = format!("{line:REPORT_LEN$}\n");
-        let mut options = std::fs::OpenOptions::new();
-        options.write(true).create(true).truncate(false);
-        let open = || options.open(folder.join(format!("{pid}.json")));
-        let _ = aside::lifted(|| io::Write::write_all(&mut open()?, line.as_bytes()));
-    }
-
-    /// In a child made by fork: what the parent counted is the parent's.
-    pub(crate) fn count_anew(&self) {
-        let Counters { bytes, joined, stayed, told } = &self.counters;
-        bytes.iter().flatten().chain([joined, stayed, told]).for_each(|counter| counter.store(0, Ordering::Relaxed));
     }
 }
 

@@ -39,10 +39,21 @@ pub enum Reason {
     User = 15,
     /// The folder's configuration asks for sequence numbers, and the kernel does not tell them (S-6).
     Sequences = 16,
+    /// The folder where ends meet cannot be used: it is not there, or the file system refuses it (S-7).
+    Unreachable = 17,
+    /// This process was switched off (S-7).
+    Off = 18,
+    /// Its port is one that this program was told to leave alone.
+    Port = 19,
+    /// It ended before enough had passed to look for the other end.
+    Brief = 20,
 }
 
 impl Reason {
-    const ALL: [Self; 17] = [
+    /// How many there are.
+    pub const COUNT: usize = 21;
+
+    const ALL: [Self; Self::COUNT] = [
         Self::Unknown,
         Self::NoPeer,
         Self::Ambiguous,
@@ -60,6 +71,10 @@ impl Reason {
         Self::Folder,
         Self::User,
         Self::Sequences,
+        Self::Unreachable,
+        Self::Off,
+        Self::Port,
+        Self::Brief,
     ];
 
     /// The reason with this number; a number of a later version is [`Reason::Unknown`].
@@ -91,6 +106,10 @@ impl Reason {
             Self::Sequences => {
                 "its sequence numbers are asked for: `tombolo hook attach`, as root, makes the kernel tell them"
             }
+            Self::Unreachable => "the folder where ends meet cannot be used; the log says why",
+            Self::Off => "`tombolo run --off` holds for this process",
+            Self::Port => "its port is left alone (--only, --not)",
+            Self::Brief => "it ended before enough had passed to look for the other end",
         }
     }
 }

@@ -71,7 +71,8 @@ impl Roster {
         let shown = roster::Row {
             addresses: [tuple.own, tuple.peer],
             stage: roster::Stage::Candidate,
-            reason: None,
+            // As long as nobody has answered.
+            reason: Some(if connection.is_alone() { Reason::NoPeer } else { Reason::Shared } as u16),
             counts: [connection.counted(Direction::Out), 0, connection.counted(Direction::In), 0],
         };
         for (value, place) in shown.encode().into_iter().zip(1..WORDS) {

@@ -162,6 +162,7 @@ impl Victim {
             flip: None,
             log: None,
             report: None,
+            ports: tombolo_sockets::ports::Ports::default(),
         };
         if !play.configuration.is_empty() {
             fs::write(folder.path().join("tombolo.conf"), play.configuration).unwrap();

@@ -8,8 +8,8 @@
 //!
 //! # Example
 //! ```
-//! use tombolo_domain::{
-//!     Rendezvous,
+//! use tombolo_domain::Rendezvous;
+//! use tombolo_testing::{
 //!     conformance::{self, Fixture},
 //!     harsh::{HarshDomain, Hypervisor},
 //! };

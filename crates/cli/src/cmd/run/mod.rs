@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `tombolo run`: a program whose TCP connections to neighbours go through shared memory.
 //!
-//! It prepares the environment and becomes the program, so nothing stands between the program and its caller.
+//! It prepares the environment and becomes the program, so nothing stands between the program and its caller. With `--summary`
+//! alone it stays, to say at the end how the program's connections went.
 
+mod check;
+mod elf;
 mod folder;
 mod io_uring;
 mod library;
 mod program;
+mod summary;
 mod sweep;
+mod switch;
 
 use std::{
     ffi::OsString,
@@ -16,6 +21,8 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
 };
+
+use tombolo::sockets::ports::List;
 
 use crate::failure::{Failure, Os, Result, tell};
 
@@ -33,6 +40,24 @@ pub struct Args {
     /// Keep a file in this folder for each process, with its bytes by each path, as JSON
     #[arg(long, value_name = "FOLDER")]
     report: Option<PathBuf>,
+    /// Say on standard error, when the program ends, what the connections of all its processes were carried by, and why not
+    #[arg(long)]
+    summary: bool,
+    /// Say whether the folder and the library can be used and the program be preloaded, and do not run it
+    #[arg(long, conflicts_with = "summary")]
+    check: bool,
+    /// Join connections to services at these ports alone: numbers and ranges, as in 80,443,8000-8080
+    #[arg(long, value_name = "PORTS")]
+    only: Option<String>,
+    /// Leave connections to services at these ports on TCP
+    #[arg(long, value_name = "PORTS")]
+    not: Option<String>,
+    /// A running process, and those that it started, join no more connections; those that are joined stay so
+    #[arg(long, value_name = "PID", exclusive = true)]
+    off: Option<u32>,
+    /// Ends what --off began
+    #[arg(long, value_name = "PID", exclusive = true)]
+    on: Option<u32>,
     /// Leave connections inside one network namespace alone
     #[arg(long)]
     no_loopback: bool,
@@ -52,21 +77,35 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    #[arg(required_unless_present_any = ["off", "on"], trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(pid) = args.off {
+        return switch::off(pid);
+    }
+    if let Some(pid) = args.on {
+        return switch::on(pid);
+    }
+    for (option, list) in [("--only", &args.only), ("--not", &args.not)] {
+        if let Some(Err(error)) = list.as_deref().map(str::parse::<List>) {
+            return Err(Failure::Usage(format!("{option}: {error}")));
+        }
+    }
     if !args.ring.is_power_of_two() || !(4096..=1 << 30).contains(&args.ring) {
         return Err(Failure::Usage(format!("--ring {}: a power of two from 4096 to {} is needed", args.ring, 1 << 30)));
+    }
+    if args.check {
+        return check::check(&args.command[0], args.folder.as_deref(), args.library.as_deref());
     }
     let library = library::find(args.library.as_deref())?;
     let folder = folder::prepare(args.folder.as_deref())?;
     // What the dead left is no reason not to run.
     let _ = sweep::sweep(&folder);
     let (name, arguments) = args.command.split_first().expect("clap requires one");
-    let obstacle = program::find(name).and_then(|path| program::obstacle(&path));
-    if let Some(why) = obstacle {
+    let obstacle = program::find(name).and_then(|path| program::obstacle(&path, &library));
+    if let Some(why) = &obstacle {
         tell(&format!("tombolo: {} {why}: its connections stay on TCP", name.display()));
     }
     let mut command = Command::new(name);
@@ -82,13 +121,28 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(log) = &args.log {
         command.env("TOMBOLO_SOCKETS_LOG", absolute(log)?);
     }
-    if let Some(report) = &args.report {
-        fs::create_dir_all(report).map_err(|source| Failure::Open { file: report.display().to_string(), source })?;
-        command.env("TOMBOLO_SOCKETS_REPORT", absolute(report)?);
+    for (name, list) in [("TOMBOLO_SOCKETS_ONLY", &args.only), ("TOMBOLO_SOCKETS_NOT", &args.not)] {
+        if let Some(list) = list {
+            command.env(name, list);
+        }
+    }
+    let reports = match &args.report {
+        Some(report) => {
+            fs::create_dir_all(report)
+                .map_err(|source| Failure::Open { file: report.display().to_string(), source })?;
+            Some(absolute(report)?)
+        }
+        None => None,
+    };
+    if let Some(reports) = &reports {
+        command.env("TOMBOLO_SOCKETS_REPORT", reports);
     }
     // What is forbidden here costs a program the rights that its file gives it, and without the library it is no matter.
-    if !args.allow_io_uring && obstacle != Some(program::Obstacle::Rights) {
+    if !args.allow_io_uring && !obstacle.is_some_and(|why| why.is_rights()) {
         io_uring::forbid()?;
+    }
+    if args.summary {
+        return summary::run(command, reports.as_deref());
     }
     // Returns only where it could not become the program.
     let source = command.exec();

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Programs that take no preloaded library: better said than wondered about.
+//! Programs that take no preloaded library, or make their calls without it: better said than wondered about.
 
 use std::{
     env,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fmt,
     fs::{self, File},
-    io::{Read, Seek, SeekFrom},
-    os::unix::fs::PermissionsExt,
+    io::{Read, Seek},
+    os::unix::{ffi::OsStringExt, fs::PermissionsExt},
     path::{Path, PathBuf},
 };
+
+use super::elf::Elf;
+
+/// Interpreters of interpreters that are followed, as in the kernel.
+const SCRIPTS: usize = 5;
+/// Bytes of a script's first line.
+const LINE: u64 = 256;
 
 /// The file that `exec` will take.
 pub fn find(name: &OsStr) -> Option<PathBuf> {
@@ -20,71 +27,166 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Why the library will not be in a program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why the library will not be in a program, or sees nothing of what it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Obstacle {
+    /// Its file gives it another user's rights, or capabilities.
     Rights,
     Static,
+    /// As above, and Go made it.
+    StaticGo,
+    /// Go made it, with libc.
+    Go,
+    /// It is for another machine than the library.
+    Machine,
+    /// It is loaded by another libc than the library's: this is the loader.
+    Loader(String),
+}
+
+impl Obstacle {
+    /// Whether what is forbidden here would cost the program the rights that its file gives it.
+    pub fn is_rights(&self) -> bool {
+        *self == Self::Rights
+    }
 }
 
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Rights => "runs with another user's rights, so no library can be preloaded",
+            Self::Rights => {
+                "runs with another user's rights, or with capabilities of its file, so no library can be preloaded"
+            }
             Self::Static => "is linked statically, so no library can be preloaded",
+            Self::StaticGo => "is a Go program that is linked statically, so no library can be preloaded",
+            Self::Go => "is a Go program, which makes its system calls itself, so the library sees nothing of them",
+            Self::Machine => "is for another machine than the library, so it cannot be preloaded",
+            Self::Loader(loader) => {
+                return write!(f, "is loaded by {loader}, and the library needs glibc, so it cannot be preloaded");
+            }
         })
     }
 }
 
-/// What keeps the library out of the program; none if nothing does, as far as can be told.
-pub fn obstacle(path: &Path) -> Option<Obstacle> {
-    let mode = fs::metadata(path).ok()?.permissions().mode();
-    if mode & 0o6000 != 0 {
-        return Some(Obstacle::Rights); // It may not be ours to read.
-    }
-    (is_static(&mut File::open(path).ok()?) == Some(true)).then_some(Obstacle::Static)
+/// What will run: the program, or the last of its interpreters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Runs {
+    /// This file.
+    File(PathBuf),
+    /// An interpreter is named that is not there.
+    Missing(PathBuf),
+    /// Each is interpreted by another.
+    Endless,
 }
 
-/// Whether an ELF file of 64 bits names no interpreter; none where it is something else.
-fn is_static(file: &mut File) -> Option<bool> {
-    const PT_INTERP: u32 = 3;
-    let mut head = [0; 64];
-    file.read_exact(&mut head).ok()?;
-    if head[..6] != *b"\x7fELF\x02\x01" {
-        return None;
+/// Follows the first lines of scripts.
+pub fn runs(path: &Path) -> Runs {
+    let mut path = path.to_owned();
+    for _ in 0..SCRIPTS {
+        match File::open(&path).ok().and_then(|mut file| interpreter(&mut file)) {
+            Some(next) if !next.is_file() => return Runs::Missing(next),
+            Some(next) => path = next,
+            None => return Runs::File(path),
+        }
     }
-    let at = u64::from_le_bytes(head[32..40].try_into().ok()?);
-    let size = u16::from_le_bytes([head[54], head[55]]);
-    let count = u16::from_le_bytes([head[56], head[57]]);
-    let mut table = vec![0; usize::from(size) * usize::from(count)];
-    file.seek(SeekFrom::Start(at)).ok()?;
-    file.read_exact(&mut table).ok()?;
-    let mut entries = table.chunks_exact(usize::from(size).max(4));
-    Some(!entries.any(|entry| entry[..4] == PT_INTERP.to_le_bytes()))
+    Runs::Endless
+}
+
+/// What a script names as its interpreter, by `env` or not; none where it is no script.
+fn interpreter(file: &mut File) -> Option<PathBuf> {
+    let mut line = Vec::new();
+    file.take(LINE).read_to_end(&mut line).ok()?;
+    let line = line.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    let first = PathBuf::from(OsString::from_vec(words.next()?.to_vec()));
+    if first.file_name() != Some(OsStr::new("env")) {
+        return Some(first);
+    }
+    // Its options, and what it sets, come before the program.
+    let named = words.find(|word| !word.starts_with(b"-") && !word.contains(&b'='));
+    let named = named.map(|word| OsString::from_vec(word.to_vec()));
+    Some(named.map_or(first, |name| find(&name).unwrap_or_else(|| name.into())))
+}
+
+/// What keeps the library at `library` out of the program, or from seeing what it does; none if nothing does, as far as can be told.
+pub fn obstacle(path: &Path, library: &Path) -> Option<Obstacle> {
+    let Runs::File(path) = runs(path) else { return None };
+    let mode = fs::metadata(&path).ok()?.permissions().mode();
+    if mode & 0o6000 != 0 || rustix::fs::getxattr(&path, "security.capability", &mut [0; 64][..]).is_ok() {
+        return Some(Obstacle::Rights); // It may not be ours to read.
+    }
+    let read = |path: &Path| {
+        let mut file = File::open(path).ok()?;
+        file.rewind().ok()?;
+        Elf::read(&mut file)
+    };
+    let program = read(&path)?;
+    match &program.loader {
+        _ if read(library).is_some_and(|library| library.machine != program.machine) => Some(Obstacle::Machine),
+        None if program.is_go => Some(Obstacle::StaticGo),
+        None => Some(Obstacle::Static),
+        Some(_) if program.is_go => Some(Obstacle::Go),
+        Some(loader) if !loader.contains("/ld-linux") => Some(Obstacle::Loader(loader.clone())),
+        Some(_) => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn program_with_an_interpreter_can_be_preloaded_and_text_is_not_judged() {
-        assert_eq!(obstacle(&env::current_exe().unwrap()), None);
-        assert_eq!(obstacle(Path::new(file!())), None);
+    /// As if the program itself were the library.
+    fn judge(path: &Path) -> Option<Obstacle> {
+        obstacle(path, &env::current_exe().unwrap())
     }
 
     #[test]
-    fn program_that_names_no_interpreter_is_static() {
+    fn program_with_an_interpreter_can_be_preloaded_and_text_is_not_judged() {
+        assert_eq!(judge(&env::current_exe().unwrap()), None);
+        assert_eq!(judge(Path::new(file!())), None);
+    }
+
+    #[test]
+    fn program_of_another_kind_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("static");
-        let mut head = vec![0_u8; 64 + 56];
-        head[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        (head[32], head[54], head[56]) = (64, 56, 1);
-        head[64] = 1; // PT_LOAD
-        std::fs::write(&path, &head).unwrap();
-        assert_eq!(obstacle(&path), Some(Obstacle::Static));
-        head[64] = 3;
-        std::fs::write(&path, &head).unwrap();
-        assert_eq!(obstacle(&path), None);
+        let path = folder.path().join("program");
+        let mut own = vec![0; 20];
+        File::open(env::current_exe().unwrap()).unwrap().read_exact(&mut own).unwrap();
+        let mut file = vec![0_u8; 64 + 56 + 32];
+        file[..20].copy_from_slice(&own);
+        (file[32], file[54], file[56]) = (64, 56, 1);
+        file[64] = 1; // PT_LOAD
+        let is = |file: &[u8], wanted: Option<Obstacle>| {
+            fs::write(&path, file).unwrap();
+            assert_eq!(judge(&path), wanted);
+        };
+        is(&file, Some(Obstacle::Static));
+        file[64] = 3;
+        (file[64 + 8], file[64 + 32]) = (120, 28);
+        file[120..148].copy_from_slice(b"/lib64/ld-linux-x86-64.so.2\0");
+        is(&file, None);
+        file[120..148].copy_from_slice(b"/lib/ld-musl-x86_64.so.1\0\0\0\0");
+        is(&file, Some(Obstacle::Loader("/lib/ld-musl-x86_64.so.1".into())));
+        file[18] ^= 1;
+        is(&file, Some(Obstacle::Machine));
+        is(&file[..60], None);
+    }
+
+    #[test]
+    fn script_is_what_interprets_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+        let is = |line: &str, wanted: Runs| {
+            fs::write(&one, line).unwrap();
+            assert_eq!(runs(&one), wanted, "{line}");
+        };
+        let shell = Runs::File(find(OsStr::new("sh")).unwrap());
+        is("#!/bin/sh -e\n", Runs::File("/bin/sh".into()));
+        is("#! /usr/bin/env sh\n", shell.clone());
+        is("#!/usr/bin/env -S LANG=C sh -e\nexit", shell.clone());
+        is("#!/nowhere/at/all", Runs::Missing("/nowhere/at/all".into()));
+        is("no script", Runs::File(one.clone()));
+        fs::write(&two, "#!/usr/bin/env sh").unwrap();
+        is(&format!("#!{}\n", two.display()), shell);
+        is(&format!("#!{}\n", one.display()), Runs::Endless);
     }
 }

@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketType},
 };
-use tombolo::sockets::claim;
+use tombolo::sockets::{claim, switched};
 
 /// Files that are looked at: a member may make any number.
 const FILES: usize = 1 << 16;
@@ -23,6 +23,7 @@ const YOUNG: Duration = Duration::from_secs(10);
 /// Removes services whose process is gone, then claims whose service is. What cannot be removed stays: it does no harm but
 /// to be there.
 pub fn sweep(folder: &Path) -> io::Result<()> {
+    switched::sweep(folder)?;
     sweep_older(folder, YOUNG)
 }
 
