@@ -29,9 +29,7 @@ tar -C "$folder" --transform "s,^$package,source," -xf "$folder/fetched/usr/src/
 rm -r "$folder/fetched"
 
 cd "$folder/source"
-make -s tinyconfig >/dev/null 2>&1
-scripts/kconfig/merge_config.sh -m .config "$config" >/dev/null
-make -s olddefconfig 2>/dev/null
+make -s KCONFIG_ALLCONFIG="$config" allnoconfig >/dev/null 2>&1
 # What the fragment asks for and Kconfig does not know, or has no place for, must not be missing in silence.
 missing=$(grep '^CONFIG_.*=y$' "$config" | while read -r line; do grep -qxF "$line" .config || echo "$line"; done)
 [ -z "$missing" ] || {

@@ -28,6 +28,7 @@ mod hub;
 mod link;
 mod mailbox;
 pub mod module;
+pub mod outline;
 mod pool;
 mod port;
 mod sys;
