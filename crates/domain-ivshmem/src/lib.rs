@@ -28,7 +28,6 @@ mod hub;
 mod link;
 mod mailbox;
 pub mod module;
-pub mod outline;
 mod pool;
 mod port;
 mod sys;
@@ -38,6 +37,8 @@ use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 
 use tombolo_control::{NO_NUMBER, Name};
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+
+pub use tombolo_layout::outline;
 
 pub use crate::{
     boxes::ModuleBoxes,

@@ -97,7 +97,9 @@ fn row<R: Region>(link: &mut Link<R>, at: u64, made: &Made, progress: Progress) 
     // A link whose memory is gone has nothing to say, and is listed nevertheless.
     let mut words = |part: Part, (from, len): (u64, u64)| {
         let region = link.memory.as_mut().map(|(region, _)| region);
-        region.and_then(|region| outline(len, |at, bytes| region.peek(part, from + at, bytes)).ok()).unwrap_or([0; OUTLINE])
+        region
+            .and_then(|region| outline(len, |at, bytes| region.peek(part, from + at, bytes)).ok())
+            .unwrap_or([0; OUTLINE])
     };
     let (own_words, their_words) = (words(Part::Own, made.own), words(Part::Theirs, made.theirs));
     let about = link.about.get(&made.serial);

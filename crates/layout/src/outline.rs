@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! B-20. What a slice's first and current ring say of themselves: their headers and words, for tools, and no data.
 
-use std::io;
+use alloc::boxed::Box;
 
-use tombolo_layout::{
+use crate::{
     SegmentHeader, header,
     limits::PAGE,
     private::COUNTERS,
@@ -13,8 +13,8 @@ use tombolo_layout::{
     },
 };
 
-use crate::mailbox;
-
+/// V-4. Behind the page of the mailbox.
+const BEGIN: u64 = PAGE;
 /// Words of a header that are not reserved.
 const HEADER: usize = 9;
 /// Words that live.
@@ -32,7 +32,11 @@ pub const OUTLINE: usize = FIRST + CURRENT;
 /// Where the words of the first ring stand in its page.
 fn places() -> impl Iterator<Item = usize> {
     let row = |at: usize, count: usize| (0..count).map(move |index| at + 8 * index);
-    row(0, HEADER).chain(WORDS).chain(row(WRITER_COUNTERS, COUNTERS)).chain(row(READER_COUNTERS, COUNTERS)).chain([PEER_EPOCH])
+    row(0, HEADER)
+        .chain(WORDS)
+        .chain(row(WRITER_COUNTERS, COUNTERS))
+        .chain(row(READER_COUNTERS, COUNTERS))
+        .chain([PEER_EPOCH])
 }
 
 fn word_at(page: &[u8], at: usize) -> u64 {
@@ -43,7 +47,7 @@ fn word_at(page: &[u8], at: usize) -> u64 {
 fn header_of(page: &[u8], room: u64) -> Option<SegmentHeader> {
     let bytes = page.first_chunk::<{ header::LEN }>()?;
     // M-2. The length that it says itself: how long the memory is that was passed only the two ends know.
-    let says = SegmentHeader::decode(bytes, word_at(page, 0x10)).ok()?;
+    let says = SegmentHeader::decode(bytes, word_at(page, header::SEGMENT_LEN)).ok()?;
     (says.segment_len <= room).then_some(says)
 }
 
@@ -52,10 +56,10 @@ fn header_of(page: &[u8], room: u64) -> Option<SegmentHeader> {
 ///
 /// # Errors
 /// It cannot be read.
-pub fn outline(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>) -> io::Result<[u64; OUTLINE]> {
+pub fn outline<E>(len: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>) -> Result<[u64; OUTLINE], E> {
     let mut found = [0; OUTLINE];
     let mut page = [0; PAGE as usize];
-    let mut at = mailbox::LEN;
+    let mut at = BEGIN;
     if at + PAGE > len {
         return Ok(found);
     }
@@ -101,9 +105,12 @@ pub fn pages(outline: &[u64; OUTLINE]) -> [Option<Box<[u8; PAGE as usize]>>; 2] 
 
 #[cfg(test)]
 mod tests {
-    use tombolo_layout::Features;
+    use core::convert::Infallible;
+
+    use alloc::{vec, vec::Vec};
 
     use super::*;
+    use crate::Features;
 
     const SLICE: u64 = 1 << 20;
 
@@ -113,7 +120,7 @@ mod tests {
 
     /// A slice with rings of these generations, one behind the other, of which the last is the current one.
     fn slice(generations: &[u16]) -> Vec<u8> {
-        let (mut memory, mut at) = (vec![0; SLICE as usize], mailbox::LEN);
+        let (mut memory, mut at) = (vec![0; SLICE as usize], BEGIN);
         for generation in generations {
             let header = SegmentHeader::new(4096 << generation, *generation, 0, Features::STATISTICS, 7);
             put(&mut memory, at, &header.encode());
@@ -121,15 +128,15 @@ mod tests {
             at += header.segment_len;
         }
         let state = State { current: *generations.last().unwrap_or(&0), ..State::OPEN };
-        put(&mut memory, mailbox::LEN + WRITER_STATE as u64, &state.encode().to_le_bytes());
-        put(&mut memory, mailbox::LEN + PEER_EPOCH as u64, &9u64.to_le_bytes());
+        put(&mut memory, BEGIN + WRITER_STATE as u64, &state.encode().to_le_bytes());
+        put(&mut memory, BEGIN + PEER_EPOCH as u64, &9u64.to_le_bytes());
         memory
     }
 
     fn read(memory: &[u8]) -> [u64; OUTLINE] {
         let look = |at: u64, bytes: &mut [u8]| {
             bytes.copy_from_slice(&memory[at as usize..][..bytes.len()]);
-            Ok(())
+            Ok::<_, Infallible>(())
         };
         outline(SLICE, look).unwrap()
     }
@@ -152,12 +159,12 @@ mod tests {
         // A current ring that nobody has, a ring that is longer than the slice, one of another end.
         let mut memory = slice(&[0, 1]);
         let state = State { current: 5, ..State::OPEN };
-        put(&mut memory, mailbox::LEN + WRITER_STATE as u64, &state.encode().to_le_bytes());
+        put(&mut memory, BEGIN + WRITER_STATE as u64, &state.encode().to_le_bytes());
         assert!(pages(&read(&memory))[1].is_none());
         let long = SegmentHeader::new(1 << 30, 0, 0, Features::NONE, 7);
-        put(&mut memory, mailbox::LEN, &long.encode());
+        put(&mut memory, BEGIN, &long.encode());
         assert!(pages(&read(&memory))[0].is_none());
-        let nothing = |_, _: &mut [u8]| panic!("a slice without room is looked into");
+        let nothing = |_, _: &mut [u8]| -> Result<(), Infallible> { panic!("a slice without room is looked into") };
         assert_eq!(outline(PAGE, nothing).unwrap(), [0; OUTLINE]);
     }
 }
