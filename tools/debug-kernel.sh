@@ -20,7 +20,7 @@ made="$version $(sha256sum <"$config" | cut -c 1-16)"
 if [ "$(cat "$folder/made" 2>/dev/null)" = "$made" ]; then
     exit 0
 fi
-echo "tombolo: building Linux $version with its own checks in $folder: some 40 minutes, once" >&2
+echo "tombolo: building Linux $version with its own checks in $folder: 15 minutes of two CPUs or more, once" >&2
 rm -rf "$folder/made" "$folder/source" "$folder/fetched" "$folder/root"
 mkdir -p "$folder/fetched"
 (cd "$folder/fetched" && apt-get -qq download -o APT::Sandbox::User=root "$package")
