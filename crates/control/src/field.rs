@@ -54,7 +54,7 @@ impl<const N: usize> Field for [u8; N] {
     }
 }
 
-impl<const N: usize> Field for [u64; N] {
+impl<const N: usize> Field for Box<[u64; N]> {
     fn put(&self, body: &mut Vec<u8>) {
         self.iter().for_each(|word| word.put(body));
     }
@@ -63,6 +63,6 @@ impl<const N: usize> Field for [u64; N] {
         for word in &mut words {
             *word = u64::take(body)?;
         }
-        Ok(words)
+        Ok(Box::new(words))
     }
 }

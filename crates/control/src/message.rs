@@ -442,9 +442,9 @@ messages! {
         /// How often the peer rang the link without end; all ones: not known.
         storms: u32,
         /// What this end's rings say.
-        own_words: [u64; ROW_WORDS],
+        own_words: Box<[u64; ROW_WORDS]>,
         /// What the peer's rings say.
-        their_words: [u64; ROW_WORDS],
+        their_words: Box<[u64; ROW_WORDS]>,
     }
     /// B-20. A program that listens, as an answer to Look.
     45 ListenerRow (Socket) {

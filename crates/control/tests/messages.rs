@@ -87,7 +87,7 @@ fn expected(kind: u16) -> (u32, Message) {
         43 => (7, Message::Look { at: Seen::Listeners, after: 5 }),
         44 => {
             let (life, end, progress) = (Life::Paused, CallEnd::Listened, Progress::Closed);
-            let (own_words, their_words) = (std::array::from_fn(|at| at as u64), [0; ROW_WORDS]);
+            let (own_words, their_words) = (Box::new(std::array::from_fn(|at| at as u64)), Box::new([0; ROW_WORDS]));
             let row = Message::CallRow {
                 at: 7 << 32 | 3,
                 link: 7,

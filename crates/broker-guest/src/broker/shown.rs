@@ -119,7 +119,7 @@ fn row<R: Region>(link: &mut Link<R>, at: u64, made: &Made, progress: Progress) 
         own: made.own.1,
         theirs: made.theirs.1,
         storms: if alarmed { link.storms } else { u32::MAX },
-        own_words,
-        their_words,
+        own_words: Box::new(own_words),
+        their_words: Box::new(their_words),
     }
 }

@@ -260,8 +260,8 @@ mod tests {
             own: 2 << 20,
             theirs: 1 << 20,
             storms: 4,
-            own_words: words(0x55_0000_0000, 100, 40),
-            their_words: words(0x66_0000_0000, 60, 70),
+            own_words: Box::new(words(0x55_0000_0000, 100, 40)),
+            their_words: Box::new(words(0x66_0000_0000, 60, 70)),
         }
     }
 
