@@ -18,7 +18,7 @@ vm-demo: toolchain ## boot two virtual machines, move a file between them, compa
 	@tools/install-deps.sh --for vm
 	@cargo run --release --package tombolo-e2e --bin vm -- --demo
 
-vm-debug: toolchain ## the kernel module under a kernel that checks itself: KASAN, lockdep (40 minutes to build it, once)
+vm-debug: toolchain ## the kernel module under a kernel that checks itself: KASAN, lockdep (15 minutes or more to build it, once)
 	@tools/install-deps.sh --for debug
 	@tools/debug-kernel.sh "$${TOMBOLO_VM_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/tombolo/vm}/kernel-debug"
 	@TOMBOLO_VM_KERNEL=debug cargo run --package tombolo-e2e --bin vm -- --module

@@ -13,6 +13,7 @@ mod hostile;
 mod life;
 mod lifetime;
 mod links;
+mod looking;
 mod mapping;
 mod network;
 mod rage;
@@ -31,7 +32,7 @@ pub type Case = runner::Case<Rig>;
 pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 17] = [
+const CASES: [&[Case]; 18] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -44,6 +45,7 @@ const CASES: [&[Case]; 17] = [
     faults::CASES,
     links::CASES,
     channels::CASES,
+    looking::CASES,
     vchan::CASES,
     life::CASES,
     rage::CASES,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The loop that hears of everything.
 
+pub(crate) mod shown;
+
 use std::{
     collections::BTreeMap,
     io,
@@ -481,6 +483,7 @@ impl<D: Devices> Broker<D> {
                 program.rest();
                 program.answer(answer)
             }
+            (Doing::Greeted | Doing::Idle, Message::Look { at, after }) => self.show(id, at, after),
             (Doing::Greeted | Doing::Idle, _) => {
                 program.answer(refuse(No(code::UNSUPPORTED, "this is a guest's broker".into())))
             }

@@ -43,6 +43,15 @@ pub trait Devices {
     fn open(&mut self, told: &Told) -> io::Result<Self::Region>;
 }
 
+/// Which of a link's two regions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// That which this end writes.
+    Own,
+    /// The peer's.
+    Theirs,
+}
+
 /// Memory of a link.
 pub trait Region {
     /// Boxes in their memory.
@@ -109,6 +118,14 @@ pub trait Region {
     /// B-8. Whether the peer was found to ring without end since this was asked last.
     fn is_stormed(&mut self) -> bool {
         false
+    }
+
+    /// B-20. Copies what stands at `offset` of a region, at most to the end of that page.
+    ///
+    /// # Errors
+    /// The memory cannot be reached, or not from here.
+    fn peek(&mut self, _part: Part, _offset: u64, _bytes: &mut [u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// V-4. A program is gone: closes its state and rings the peer, where the kernel does not.

@@ -8,9 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_control::{Life, Message, Name, Way, code};
+use tombolo_control::{CallEnd, Life, Message, Name, Way, code};
 
 use crate::{
+    broker::shown::About,
     calls::{Calls, Made, No, Resumed, Stage},
     devices::Region,
     discard,
@@ -45,8 +46,12 @@ pub(crate) struct Link<R> {
     pub departing: BTreeSet<u32>,
     /// Those whose peer is told, and whose program is not.
     fresh: Vec<Fresh>,
+    /// B-20. What is known of calls besides.
+    pub about: BTreeMap<u32, About>,
     /// When the host was told last that the peer rings without end.
     stormed: Option<Instant>,
+    /// And how often.
+    pub storms: u32,
     /// The host took it back.
     pub leaving: bool,
     /// V-2. Both ends of the next call's socket.
@@ -68,7 +73,9 @@ impl<R: Region> Link<R> {
             sockets: BTreeMap::new(),
             departing: BTreeSet::new(),
             fresh: Vec::new(),
+            about: BTreeMap::new(),
             stormed: None,
+            storms: 0,
             leaving: false,
             spare: None,
             complained: false,
@@ -95,6 +102,7 @@ impl<R: Region> Link<R> {
         let due = stormed && self.stormed.is_none_or(|last| now.duration_since(last) >= STORM_AGAIN);
         if due {
             self.stormed = Some(now);
+            self.storms = self.storms.saturating_add(1);
         }
         due
     }
@@ -175,7 +183,10 @@ impl<R: Region> Link<R> {
         };
         self.calls.room_for(program.user)?;
         let made = self.calls.asked(serial, theirs, channel)?;
-        self.begin(made, Fresh { serial, program: *id, told_as: serial, service }, program.user)
+        let about = About::new(service.clone(), CallEnd::Listened, program);
+        self.begin(made, Fresh { serial, program: *id, told_as: serial, service }, program.user)?;
+        self.about.insert(serial, about);
+        Ok(made)
     }
 
     /// B-14. A program of `user` calls: what the peer is to be asked.
@@ -184,6 +195,7 @@ impl<R: Region> Link<R> {
         let made = self.calls.ask()?;
         let fresh = Fresh { serial: made.serial, program: id, told_as: program.asked, service: service.clone() };
         self.begin(made, fresh, program.user)?;
+        self.about.insert(made.serial, About::new(service.clone(), CallEnd::Called, program));
         if let Some((_, peer)) = &mut self.memory {
             peer.connect(&made, service);
         }
@@ -192,6 +204,7 @@ impl<R: Region> Link<R> {
 
     /// Clears the memory of a new call.
     fn begin(&mut self, made: Made, fresh: Fresh, user: u32) -> Result<Made, No> {
+        self.about.retain(|serial, _| self.calls.get(*serial).is_some());
         let cleared = match &mut self.memory {
             Some((region, _)) => region.clear(made.own.0, made.own.1),
             None => Err(io::ErrorKind::NotFound.into()),

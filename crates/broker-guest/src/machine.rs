@@ -21,7 +21,7 @@ use tombolo_domain_ivshmem::{
 
 use crate::{
     calls::Made,
-    devices::{Devices, Pages, Region},
+    devices::{Devices, Pages, Part, Region},
     host::Told,
 };
 
@@ -208,6 +208,10 @@ impl Region for ModuleRegion {
 
     fn is_stormed(&mut self) -> bool {
         came(&self.alarm).contains(epoll::EventFlags::PRI)
+    }
+
+    fn peek(&mut self, part: Part, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.link.peek(part == Part::Theirs, offset, bytes)
     }
 
     /// The kernel did it, unless the slices were never given to anybody: then what it does at their end is done now.

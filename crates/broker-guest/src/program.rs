@@ -94,6 +94,8 @@ pub struct Program {
     socket: OwnedFd,
     /// Who it is, as the kernel says.
     pub user: u32,
+    /// Its process, likewise; 0: not one that is seen from here.
+    pub process: u32,
     /// What it does.
     pub doing: Doing,
     /// The serial of its question.
@@ -114,8 +116,9 @@ impl Program {
     /// # Errors
     /// The kernel does not say who it is.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        let user = getsockopt(&socket.as_fd(), PeerCredentials)?.uid();
-        Ok(Self { socket, user, doing: Doing::New, asked: 0, deadline: Instant::now() + PATIENCE })
+        let who = getsockopt(&socket.as_fd(), PeerCredentials)?;
+        let (user, process) = (who.uid(), u32::try_from(who.pid()).unwrap_or_default());
+        Ok(Self { socket, user, process, doing: Doing::New, asked: 0, deadline: Instant::now() + PATIENCE })
     }
 
     /// Its socket.

@@ -52,6 +52,8 @@ pub enum Event {
     Stormed(String, u32),
     /// A program of this kernel wants to be served: whose user it is.
     Knocked(OwnedFd, u32),
+    /// An administrator wants to be served as the programs of this account are.
+    Entered(OwnedFd, Name),
     /// QEMU told something.
     Told(String, u64, News),
     /// A storm is over: the domain that was rung, and who rang.
@@ -262,6 +264,7 @@ impl Broker {
             Event::Loud(name, process) if self.is_current(&name, process) => self.loud(&name),
             Event::Stormed(name, link) => self.storm(&name, link),
             Event::Knocked(program, user) => self.knocked(program, user),
+            Event::Entered(client, account) => self.entered(client, &account),
             Event::Told(name, process, news) if self.is_current(&name, process) => self.told(&name, news),
             Event::Calm(name, by) => {
                 if let Some(stormed_by) = self.stormed_by(&name) {

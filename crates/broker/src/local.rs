@@ -146,6 +146,17 @@ impl crate::broker::Broker {
         any
     }
 
+    /// B-20. An administrator sees what the broker of an account tells.
+    pub(crate) fn entered(&self, client: OwnedFd, account: &Name) {
+        match self.locals.get(account.as_str()) {
+            Some(local) => local.admit(&client),
+            None => {
+                let why = format!("{account} is no account of this host");
+                crate::socket::turn_away(client, tombolo_control::code::NOT_FOUND, why);
+            }
+        }
+    }
+
     /// B-15. Whoever comes in is passed on to the broker of its account.
     pub(crate) fn knocked(&self, program: OwnedFd, user: u32) {
         match self.config.account_of(user, rustix::process::geteuid().as_raw()).and_then(|name| self.locals.get(name)) {

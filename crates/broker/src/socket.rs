@@ -168,6 +168,14 @@ async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender
             Ok(asked) => asked,
             Err(fault) => return say_last(client, &refuse(0, code::MALFORMED, &fault.to_string())).await,
         };
+        if let Message::Enter { account } = asked.message {
+            if user != 0 && user != rustix::process::geteuid().as_raw() {
+                let why = "only root and the broker's own user see all accounts";
+                return say_last(&client, &refuse(asked.serial, code::DENIED, why)).await;
+            }
+            let _ = events.send(Event::Entered(client.into_inner(), account)).await;
+            return Ok(());
+        }
         let (answer, answers) = oneshot::channel();
         let question = Question { message: asked.message, user, answer };
         if events.send(Event::Asked(question)).await.is_err() {

@@ -53,3 +53,16 @@ impl<const N: usize> Field for [u8; N] {
         chunk(body)
     }
 }
+
+impl<const N: usize> Field for Box<[u64; N]> {
+    fn put(&self, body: &mut Vec<u8>) {
+        self.iter().for_each(|word| word.put(body));
+    }
+    fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+        let mut words = [0; N];
+        for word in &mut words {
+            *word = u64::take(body)?;
+        }
+        Ok(Box::new(words))
+    }
+}

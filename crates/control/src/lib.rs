@@ -14,7 +14,8 @@ mod text;
 
 pub use field::Fault;
 pub use message::{
-    Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Side, Stage, Way, What,
+    CallEnd, Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NOBODY, Path, Progress, ROW_WORDS,
+    Said, Seen, Side, Stage, Way, What,
 };
 pub use outbox::{BOX_LEN, Boxes, Event, MARKS_AT, QUEUE_MAX, Session};
 pub use text::{Line, Name, Pattern, Place, Reason};

@@ -404,7 +404,70 @@ messages! {
         /// The number, or [`NO_NUMBER`](crate::NO_NUMBER) for one's own domain.
         number: u16,
     }
+    /// B-20. Show what programs of this kernel have.
+    43 Look (Socket) {
+        /// Of what.
+        at: Seen,
+        /// What comes behind this one; 0: from the first on.
+        after: u64,
+    }
+    /// B-20. A call, as an answer to Look.
+    44 CallRow (Socket) {
+        /// Its place among the calls.
+        at: u64,
+        /// The link that it is on.
+        link: u32,
+        /// Of its memory.
+        generation: u32,
+        /// The domain at the other end.
+        peer: Name,
+        /// B-12. How that fares.
+        life: Life,
+        /// What was connected to; empty: not known.
+        service: Reason,
+        /// Who met whom.
+        end: CallEnd,
+        /// How far it is.
+        progress: Progress,
+        /// The process that asked for it or listened; 0: not known.
+        process: u32,
+        /// Whose it is; [`NOBODY`](crate::NOBODY): not known.
+        user: u32,
+        /// Milliseconds since it began; all ones: not known.
+        age: u64,
+        /// Bytes of this end's slice.
+        own: u64,
+        /// Bytes of the peer's.
+        theirs: u64,
+        /// How often the peer rang the link without end; all ones: not known.
+        storms: u32,
+        /// What this end's rings say.
+        own_words: Box<[u64; ROW_WORDS]>,
+        /// What the peer's rings say.
+        their_words: Box<[u64; ROW_WORDS]>,
+    }
+    /// B-20. A program that listens, as an answer to Look.
+    45 ListenerRow (Socket) {
+        /// Its place among the listeners.
+        at: u64,
+        /// What is listened to.
+        service: Name,
+        /// The process; 0: not known.
+        process: u32,
+        /// Whose it is.
+        user: u32,
+    }
+    /// B-20. What the broker of an account says of its programs is wanted from here on.
+    46 Enter (Socket) {
+        /// The account.
+        account: Name,
+    }
 }
+
+/// B-20. Words of the rings of one end in a row.
+pub const ROW_WORDS: usize = 44;
+/// B-20. A user that is not known.
+pub const NOBODY: u32 = u32::MAX;
 
 /// Numbers with names.
 macro_rules! codes {
@@ -484,6 +547,31 @@ codes! {
         Links = 0,
         /// Domains.
         Domains = 1,
+    }
+    /// B-20. What to look at.
+    Seen {
+        /// Calls.
+        Calls = 0,
+        /// Programs that listen.
+        Listeners = 1,
+    }
+    /// B-20. Which end of a call this is.
+    CallEnd {
+        /// Not known: an earlier broker made it.
+        Unknown = 0,
+        /// Its program called.
+        Called = 1,
+        /// Its program listened.
+        Listened = 2,
+    }
+    /// B-20. How far a call is.
+    Progress {
+        /// The peer has not agreed yet.
+        Asked = 1,
+        /// Both agreed.
+        Up = 2,
+        /// The peer's side is over.
+        Closed = 3,
     }
     /// For whom a snippet is.
     Form {

@@ -4,7 +4,8 @@
 use proptest::prelude::*;
 use serde_json::Value;
 use tombolo_control::{
-    Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Said, Side, Stage, Way, What,
+    CallEnd, Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Progress, ROW_WORDS, Said, Seen, Side,
+    Stage, Way, What,
 };
 
 fn vectors() -> Vec<Value> {
@@ -83,6 +84,32 @@ fn expected(kind: u16) -> (u32, Message) {
             let (link, calls, used, storms) = (7, 2, 1 << 21, 9);
             (4, Message::EndRow { link, name: name("a"), stage, life, bell, vector, calls, used, storms })
         }
+        43 => (7, Message::Look { at: Seen::Listeners, after: 5 }),
+        44 => {
+            let (life, end, progress) = (Life::Paused, CallEnd::Listened, Progress::Closed);
+            let (own_words, their_words) = (Box::new(std::array::from_fn(|at| at as u64)), Box::new([0; ROW_WORDS]));
+            let row = Message::CallRow {
+                at: 7 << 32 | 3,
+                link: 7,
+                generation: 2,
+                peer: name("db"),
+                life,
+                service: "sql".into(),
+                end,
+                progress,
+                process: 99,
+                user: 1000,
+                age: 1500,
+                own: 1 << 21,
+                theirs: 1 << 20,
+                storms: u32::MAX,
+                own_words,
+                their_words,
+            };
+            (7, row)
+        }
+        45 => (7, Message::ListenerRow { at: 6, service: name("sql"), process: 99, user: 1000 }),
+        46 => (8, Message::Enter { account: name("alice") }),
         other => panic!("no message of kind {other}"),
     }
 }
@@ -105,7 +132,7 @@ fn b1_b2_messages_are_as_the_vectors_say() {
         assert!(format!("{:?}", said.message).starts_with(vector["shown"].as_str().unwrap()), "{vector}");
         kinds.insert(kind);
     }
-    assert_eq!(kinds.len(), 28, "a vector for each kind");
+    assert_eq!(kinds.len(), 32, "a vector for each kind");
 }
 
 #[test]

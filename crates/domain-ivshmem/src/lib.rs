@@ -39,6 +39,8 @@ use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 use tombolo_control::{NO_NUMBER, Name};
 use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
 
+pub use tombolo_layout::outline;
+
 pub use crate::{
     boxes::ModuleBoxes,
     mailbox::{CLOSED, STATE_AT},

@@ -8,6 +8,9 @@ use std::{
     path::Path,
 };
 
+use tombolo_layout::limits::PAGE;
+use tombolo_mem::{PeerData, PeerSegment};
+
 use crate::{
     sys,
     uapi::{self, Info, LinkArgs, RangeArgs, RingArgs, SliceArgs},
@@ -163,6 +166,23 @@ impl ModuleLink {
     /// They are not whole pages of the part, or it is unplugged.
     pub fn clear(&self, offset: u64, length: u64) -> io::Result<()> {
         Ok(sys::clear(self.0.as_fd(), RangeArgs { offset, length })?)
+    }
+
+    /// Copies what stands at `offset` of the own part, or of `theirs`, at most to the end of that page. Nobody is rung, and no
+    /// broker that comes later takes it for a program's.
+    ///
+    /// # Errors
+    /// It is not within the part, or it is unplugged.
+    pub fn peek(&self, theirs: bool, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let within = offset % PAGE;
+        if within + bytes.len() as u64 > PAGE {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let flags = if theirs { uapi::SLICE_PEER } else { uapi::SLICE_READ_ONLY };
+        let slice = self.slice(SliceArgs { offset: offset - within, length: PAGE, flags, ..SliceArgs::default() })?;
+        let page = PeerSegment::map_revocable(slice.as_fd(), 0, PAGE as usize, ())?;
+        page.data(within as usize).copy_out(0, bytes);
+        if page.is_lost() { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
     /// The peer is gone: ends all waits.

@@ -13,7 +13,8 @@ const AT_VERSION: usize = 0x08;
 const AT_RESERVED_A: usize = 0x0a;
 const AT_GENERATION: usize = 0x0c;
 const AT_RESERVED_B: usize = 0x0e;
-const AT_SEGMENT_LEN: usize = 0x10;
+/// M-2. Where the length of the segment stands.
+pub const SEGMENT_LEN: usize = 0x10;
 const AT_DATA_OFFSET: usize = 0x18;
 const AT_CAPACITY: usize = 0x20;
 const AT_START: usize = 0x28;
@@ -84,7 +85,7 @@ impl SegmentHeader {
         put(&mut bytes, AT_MAGIC, &MAGIC);
         put(&mut bytes, AT_VERSION, &VERSION.to_le_bytes());
         put(&mut bytes, AT_GENERATION, &self.generation.to_le_bytes());
-        put(&mut bytes, AT_SEGMENT_LEN, &self.segment_len.to_le_bytes());
+        put(&mut bytes, SEGMENT_LEN, &self.segment_len.to_le_bytes());
         put(&mut bytes, AT_DATA_OFFSET, &self.data_offset.to_le_bytes());
         put(&mut bytes, AT_CAPACITY, &self.capacity.to_le_bytes());
         put(&mut bytes, AT_START, &self.start.to_le_bytes());
@@ -105,7 +106,7 @@ impl SegmentHeader {
         check(version == VERSION, "M-1", "layout version that this end does not speak", version.into())?;
         let header = Self {
             generation: u16_at(bytes, AT_GENERATION),
-            segment_len: u64_at(bytes, AT_SEGMENT_LEN),
+            segment_len: u64_at(bytes, SEGMENT_LEN),
             data_offset: u64_at(bytes, AT_DATA_OFFSET),
             capacity: u64_at(bytes, AT_CAPACITY),
             start: u64_at(bytes, AT_START),

@@ -16,6 +16,7 @@ pub mod handshake;
 pub mod header;
 pub mod limits;
 pub mod local;
+pub mod outline;
 pub mod private;
 pub mod record;
 pub mod roster;

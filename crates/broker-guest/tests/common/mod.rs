@@ -23,7 +23,7 @@ use rustix::{
 use tombolo_broker_guest::{
     broker::{Broker, Settings},
     calls::Made,
-    devices::{Devices, Pages, Region},
+    devices::{Devices, Pages, Part, Region},
     host::Told,
 };
 use tombolo_control::{BOX_LEN, Boxes, Event, Life, Message, Name, Path, Said, Session, VERSION, Way};
@@ -190,6 +190,12 @@ impl Region for FakeRegion {
 
     fn is_stormed(&mut self) -> bool {
         rustix::io::read(&self.storm, &mut [0; 8]).is_ok()
+    }
+
+    fn peek(&mut self, part: Part, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let memory = if part == Part::Own { &self.pages.own } else { &self.pages.peer };
+        rustix::io::pread(memory, bytes, offset)?;
+        Ok(())
     }
 
     fn bequeath(&mut self, made: &Made) {

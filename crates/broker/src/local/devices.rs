@@ -11,7 +11,7 @@ use std::{
 
 use tombolo_broker_guest::{
     calls::Made,
-    devices::{Devices, Pages, Region},
+    devices::{Devices, Pages, Part, Region},
     host::Told,
 };
 use tombolo_control::{Boxes, CALL_CHANNELS, NO_BELL};
@@ -244,6 +244,15 @@ impl Region for HostRegion {
 
     fn departures(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    fn peek(&mut self, part: Part, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let line = self.parts().0;
+        let memory = if part == Part::Own { &line.own } else { &line.peer };
+        match rustix::io::pread(memory, &mut *bytes, offset)? {
+            read if read == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
     fn bequeath(&mut self, made: &Made) {

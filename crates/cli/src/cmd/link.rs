@@ -102,19 +102,22 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// A conversation with the broker.
-struct Broker {
+pub struct Broker {
     socket: OwnedFd,
     /// What it calls its domain.
     domain: Name,
+    /// How long it may take to answer.
+    patience: Duration,
 }
 
 impl Broker {
-    fn connect(path: &std::path::Path) -> Result<Self> {
+    /// Reaches the broker and says Hello, which it has not answered yet.
+    pub fn reach(path: &std::path::Path, patience: Duration) -> Result<Self> {
         let open = || -> io::Result<OwnedFd> {
             let flags = SocketFlags::CLOEXEC;
             let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
-            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(patience))?;
+            sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
             rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
             Ok(socket)
         };
@@ -122,23 +125,35 @@ impl Broker {
             let file = format!("{} (is tombolod running, and may you use it?)", path.display());
             Failure::Open { file, source }
         })?;
-        let name: Name = "tombolo".parse().expect("a name");
-        let broker = Self { socket, domain: name.clone() };
-        broker.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name })?;
+        let broker = Self { socket, domain: "tombolo".parse().expect("a name"), patience };
+        broker.greet()?;
+        Ok(broker)
+    }
+
+    /// Says Hello.
+    pub fn greet(&self) -> Result<()> {
+        let name = "tombolo".parse().expect("a name");
+        self.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name })
+    }
+
+    fn connect(path: &std::path::Path) -> Result<Self> {
+        let broker = Self::reach(path, PATIENCE)?;
         match broker.hear()? {
             Message::Hello { name, .. } => Ok(Self { domain: name, ..broker }),
             other => Err(unexpected(&other)),
         }
     }
 
-    fn say(&self, message: Message) -> Result<()> {
+    /// Says something.
+    pub fn say(&self, message: Message) -> Result<()> {
         let bytes = Said { serial: 1, message }.encode();
         let mut none = SendAncillaryBuffer::default();
         rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut none, SendFlags::NOSIGNAL).os("sendmsg")?;
         Ok(())
     }
 
-    fn hear(&self) -> Result<Message> {
+    /// What it says next.
+    pub fn hear(&self) -> Result<Message> {
         let mut buffer = [0; MESSAGE_MAX];
         let mut none = RecvAncillaryBuffer::default();
         let received =
@@ -150,14 +165,14 @@ impl Broker {
             },
             Ok(_) => Err(Failure::Outcome("the broker closed the connection".into())),
             Err(rustix::io::Errno::AGAIN) => {
-                Err(Failure::Outcome(format!("the broker does not answer within {} s", PATIENCE.as_secs())))
+                Err(Failure::Outcome(format!("the broker does not answer within {} s", self.patience.as_secs())))
             }
             Err(error) => Err(error).os("recvmsg"),
         }
     }
 
     /// All answers to a question.
-    fn ask(&self, message: Message) -> Result<Vec<Message>> {
+    pub fn ask(&self, message: Message) -> Result<Vec<Message>> {
         self.say(message)?;
         let mut answers = Vec::new();
         loop {

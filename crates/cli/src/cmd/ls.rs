@@ -9,7 +9,8 @@ use crate::{
     failure::Result,
     human,
     inspect::{
-        self, Bytes, Carried, Channel, Counted, End, Half, Kept, Listener, Mode, Pulse, Socket, State, Summary, View,
+        self, Bytes, Carried, Channel, Counted, End, Half, Kept, Listener, Machine, Mode, Pulse, Socket, State,
+        Summary, View,
     },
     output,
 };
@@ -19,8 +20,9 @@ use crate::{
 /// Finds the channels of all programs that this user may look into, through /proc; the programs are not asked and take
 /// no notice. For each: where its two ends met, who is at them, how it fares, and for both directions the ring, what is in
 /// it, and what the two ends counted. Then the TCP connections of programs under `tombolo run`, with the bytes that went by each
-/// path and why they are on TCP if they are. Then the sockets in the folder of services (for root: of all users), with those that
-/// nobody listens at any more; listeners for other domains of Xen's; and pages of programs that died, which tombolod keeps until the
+/// path and why they are on TCP if they are. Of channels to other machines under QEMU, or to their host, the broker of
+/// this kernel tells: which machine, how it fares, by which link. Then the sockets in the folder of services (for root: of all users), with those that
+/// nobody listens at any more; listeners for other machines and other domains of Xen's; and pages of programs that died, which tombolod keeps until the
 /// other domain has said that it unmapped them.
 ///
 /// Exit codes: 0 if it was possible to look, whatever was found; 1 if not; 2 if the options make no sense or a FOLDER
@@ -113,6 +115,9 @@ pub fn remarks(summary: &Summary) -> Vec<String> {
     if summary.unlisted > 0 {
         lines.push(format!("{} TCP connections are not listed: their processes have too many", summary.unlisted));
     }
+    if let Some(why) = &summary.broker {
+        lines.push(format!("channels to other machines are not told: {why}"));
+    }
     if summary.let_go > 0 {
         lines.push(format!(
             "{} pages of programs that died were left to the kernel: tombolod had no room",
@@ -135,8 +140,9 @@ fn channel(channel: &Channel) -> Vec<String> {
         shown(channel.state),
         channel.id
     )];
+    lines.extend(channel.machine.as_ref().map(machine));
     for (from, pipe) in channel.pipes.iter().enumerate() {
-        let [from, to] = [from, 1 - from].map(|end| whom(channel.ends[end].as_ref(), channel.peer_domain));
+        let [from, to] = [from, 1 - from].map(|end| whom(channel.ends[end].as_ref(), channel));
         let size = |bytes: Option<u64>| bytes.map_or("?".into(), human::bytes);
         let (ring, fill, bytes) = (size(pipe.ring), size(pipe.fill), size(pipe.bytes));
         lines.push(format!("  {from} -> {to}  ring {ring}  fill {fill}  written {bytes}"));
@@ -146,14 +152,25 @@ fn channel(channel: &Channel) -> Vec<String> {
     lines
 }
 
+/// The link that a channel is on, and how the machine at its other end fares.
+fn machine(machine: &Machine) -> String {
+    let Machine { name, life, link, generation, slices, storms } = machine;
+    let storms = storms.filter(|storms| *storms > 0).map_or(String::new(), |storms| format!("  storms {storms}"));
+    let [own, theirs] = slices.map(human::bytes);
+    format!("  {name} {life}  link {link}  generation {generation}  slices {own} here, {theirs} there{storms}")
+}
+
 /// What the peer of a channel may still map though it was retired, if there is such.
 fn quarantine(channel: &Channel) -> Option<u64> {
     channel.quarantine.filter(|bytes| *bytes > 0)
 }
 
 /// `1234 cat (root)`, or where it is if it cannot be seen.
-pub fn whom(end: Option<&End>, peer_domain: Option<u16>) -> String {
-    let Some(end) = end else { return peer_domain.map_or("?".into(), |number| format!("domain {number}")) };
+fn whom(end: Option<&End>, channel: &Channel) -> String {
+    let Some(end) = end else {
+        let machine = channel.machine.as_ref().map(|machine| format!("machine {}", machine.name));
+        return machine.or(channel.peer_domain.map(|number| format!("domain {number}"))).unwrap_or("?".into());
+    };
     let user = end.user.as_deref().unwrap_or("?");
     let more = if end.shared_with.is_empty() { String::new() } else { format!(" and {} more", end.shared_with.len()) };
     format!("{} {} ({user}){more}", end.pid, end.command)
@@ -229,13 +246,13 @@ mod tests {
 
     #[test]
     fn what_could_not_be_seen_is_said() {
-        let summary = Summary { processes: 7, hidden: 3, broken: 1, unlisted: 2, let_go: 4 };
+        let summary = Summary { processes: 7, hidden: 3, broken: 1, unlisted: 2, let_go: 4, broker: Some("no".into()) };
         let lines = remarks(&summary);
         assert_eq!(lines[0], "3 of 10 processes could not be looked into; root sees all");
         assert!(lines[1].contains("no segments"));
         assert!(lines[2].starts_with("2 TCP connections"));
-        assert!(lines[3].starts_with("4 pages"));
-        assert!(remarks(&Summary { hidden: 0, broken: 0, unlisted: 0, let_go: 0, ..summary }).is_empty());
+        assert!(lines[3].ends_with("not told: no") && lines[4].starts_with("4 pages"));
+        assert!(remarks(&Summary { hidden: 0, broken: 0, unlisted: 0, let_go: 0, broker: None, ..summary }).is_empty());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
+use tombolo_control::Progress;
 use tombolo_layout::{
     Features,
     local::MEMORY,
@@ -18,6 +19,7 @@ use tombolo_layout::{
 use super::{
     process::{Identity, Mapping, Process, Scan, printable},
     segment::{Opener, Segment, identity},
+    vm::{Call, Machine},
     xen::Link,
 };
 use crate::failure::Result;
@@ -37,6 +39,8 @@ pub struct Channel {
     pub memory: u64,
     /// The number of the domain in which the other end is, if that is another one of Xen's.
     pub peer_domain: Option<u16>,
+    /// The machine in which the other end is, and the link to it, if that is another one under QEMU, or its host.
+    pub machine: Option<Machine>,
     /// Bytes that were retired and that the peer may still map, where that is known.
     pub quarantine: Option<u64>,
     /// The end that listened first, where that is known; `null` for one that cannot be seen.
@@ -265,6 +269,7 @@ fn channel(side: Side<'_>, partner: Option<Side<'_>>, some_hidden: bool) -> Chan
         age: made.map(age),
         memory: ends.iter().flatten().map(|end| end.memory).sum(),
         peer_domain: None,
+        machine: None,
         quarantine: None,
         ends,
         pipes,
@@ -299,7 +304,45 @@ pub fn foreign(process: &Process, link: Link) -> Channel {
         age: Some(age(made)),
         memory,
         peer_domain: Some(peer),
+        machine: None,
         quarantine: Some(quarantine),
+        ends,
+        pipes,
+    }
+}
+
+/// B-20. A channel whose other end is in another machine, as the broker tells of it.
+pub fn across(process: &Process, call: Call) -> Channel {
+    let Call { address, machine, place, listened, progress, made, rings } = call;
+    let [own, theirs] = rings.map(|rings| {
+        let mut rings = rings.into_iter();
+        rings.next().map(|first| {
+            let peer_epoch = first.board().map(|board| board.peer_epoch);
+            let (identity, path, holders) = ((0, 0), None, Vec::new());
+            Side { first, identity, later: rings.collect(), holders, path, peer_epoch }
+        })
+    });
+    let pipes = [pipe(own.as_ref(), theirs.as_ref()), pipe(theirs.as_ref(), own.as_ref())];
+    let memory = |side: &Option<Side<'_>>| side.as_ref().map_or(0, Side::memory);
+    let ends = [Some(end(&[process], listened, memory(&own))), None];
+    let gone = machine.life == "gone" || progress == Progress::Closed;
+    let state = match &own {
+        _ if progress == Progress::Asked => State::Opening,
+        Some(own) => state(&ends, &pipes, own.peer_epoch, gone.then_some(State::PeerGone)),
+        None if gone => State::PeerGone,
+        None => State::Opening,
+    };
+    Channel {
+        // Drawn at random; so long that a person can still compare it.
+        id: own.as_ref().map_or(place, |own| own.first.header.epoch >> 24),
+        address,
+        mode: own.as_ref().map_or(Mode::Stream, |own| mode(own.first.header.features)),
+        state: if machine.life == "paused" { state.min(State::Paused) } else { state },
+        age: made.map(age),
+        memory: memory(&own) + memory(&theirs),
+        peer_domain: None,
+        machine: Some(machine),
+        quarantine: None,
         ends,
         pipes,
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What there is on this kernel, seen from outside: channels, their ends, listeners. Nobody is asked and nothing is
-//! registered: `/proc` leads to the segments of the programs that this user may look into, and the rest stands there.
+//! What there is on this kernel, seen from outside: channels, their ends, listeners. No program is asked and nothing is
+//! registered: `/proc` leads to the segments of the programs that this user may look into, and the rest stands there. Of channels
+//! to other machines the broker tells.
 //!
 //! What is read was written by strangers. Nothing here follows, indexes or allocates by it, no file is opened of which
 //! it is not certain that it is a memfd, and no page is touched that could go away.
@@ -10,6 +11,7 @@ mod listener;
 mod process;
 mod segment;
 mod socket;
+mod vm;
 mod xen;
 
 use std::path::PathBuf;
@@ -21,6 +23,7 @@ pub use channel::{Channel, Counted, End, Half, Mode, Pipe, State};
 pub use listener::{Listener, Pulse, known_folders};
 pub use process::{known_groups, known_users, name_of};
 pub use socket::{Bytes, Carried, Socket};
+pub use vm::Machine;
 pub use xen::{Keeper, Kept, keeper};
 
 use crate::failure::Result;
@@ -36,7 +39,7 @@ pub struct View {
 }
 
 /// How much was looked at.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Summary {
     /// Processes that were looked into.
     pub processes: u64,
@@ -48,17 +51,23 @@ pub struct Summary {
     pub unlisted: u64,
     /// Pages of programs that died for which this domain's keeper had no room: the kernel keeps them, out of sight.
     pub let_go: u64,
+    /// Why the broker of this kernel told nothing of channels to other machines, though it is there.
+    pub broker: Option<String>,
 }
 
 /// Looks at everything, and for listeners in these folders.
 pub fn look(folders: &[PathBuf]) -> Result<View> {
     let scan = process::scan()?;
-    let (channels, broken) = channel::find(&scan)?;
+    let (mut channels, broken) = channel::find(&scan)?;
     let (sockets, unlisted) = socket::find(&scan)?;
     let mut listeners = listener::find(folders, &scan)?;
     listeners.extend(xen::listeners(&scan.holders, || tombolo::xen::listeners().unwrap_or_default()));
+    let vm::Told { channels: across, listeners: told, silent: broker } = vm::look();
+    channels.extend(across);
+    channels.sort_by_key(|channel| channel.id);
+    listeners.extend(told);
     let Keeper { kept, let_go, .. } = xen::keeper();
-    let summary = Summary { processes: scan.looked_into, hidden: scan.hidden, broken, unlisted, let_go };
+    let summary = Summary { processes: scan.looked_into, hidden: scan.hidden, broken, unlisted, let_go, broker };
     Ok(View { channels, sockets, listeners, kept, summary })
 }
 

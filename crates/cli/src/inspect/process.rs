@@ -134,6 +134,22 @@ impl Scan {
     }
 }
 
+impl Process {
+    /// A process that somebody told of; none if there is none of that number here.
+    pub fn seen(pid: u32) -> Option<Self> {
+        let status = Status::parse(&fs::read(format!("/proc/{pid}/status")).ok()?);
+        let paused = status.stopped || frozen(pid);
+        let user = status.uid.map(|uid| name_of(uid, &known_users()));
+        Some(Self { pid, command: status.command, paused, ..Self::unseen(status.uid, user) })
+    }
+
+    /// One of which no more is known than whose it is.
+    pub fn unseen(uid: Option<u32>, user: Option<String>) -> Self {
+        let (memories, mappings, granted) = (Vec::new(), Vec::new(), Vec::new());
+        Self { pid: 0, command: "?".into(), uid, user, paused: false, memories, mappings, granted }
+    }
+}
+
 fn descriptors(pid: u32) -> io::Result<Descriptors> {
     let mut found = Descriptors::default();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {

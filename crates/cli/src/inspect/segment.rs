@@ -96,6 +96,12 @@ impl Segment {
         Some(Self { header, made: None, page: Page::Copied(page) })
     }
 
+    /// One whose control page somebody told of, at that length which it says itself.
+    pub fn told(page: Box<[u8; limits::CONTROL_LEN as usize]>) -> Option<Self> {
+        let len = word_at(&page[..], header::SEGMENT_LEN);
+        Self::copied(page, len)
+    }
+
     /// What one of the words says now.
     pub fn word(&self, at: usize) -> u64 {
         // ORDER R-5: Acquire, so that two words read one after the other are not older the other way round.

@@ -196,7 +196,9 @@ impl Row<'_> {
     fn text(&self, width: usize) -> String {
         let number = |field: fn(&Rates) -> f64| self.rates.as_ref().map_or("-".into(), |rates| compact(field(rates)));
         let end = |at: usize| self.channel.ends[at].as_ref();
-        let elsewhere = self.channel.peer_domain.map_or("?".into(), |number| format!("dom{number}"));
+        let machine = self.channel.machine.as_ref().map(|machine| machine.name.clone());
+        let domain = || self.channel.peer_domain.map(|number| format!("dom{number}"));
+        let elsewhere = machine.or_else(domain).unwrap_or("?".into());
         let pid = |at: usize| end(at).map_or(elsewhere.clone(), |end| end.pid.to_string());
         let (from, to) = (self.pipe, 1 - self.pipe);
         let cells = [
@@ -256,6 +258,7 @@ mod tests {
             age: Some(5.0),
             memory: 8192,
             peer_domain: None,
+            machine: None,
             quarantine: None,
             ends,
             pipes,
@@ -265,7 +268,7 @@ mod tests {
     fn look() -> Look {
         let rates = |bytes| Some([Rates { bytes, ..Rates::default() }; 2]);
         let channels = vec![(channel(1, 4096), rates(5.0)), (channel(2, 0), rates(9.0)), (channel(3, 2048), None)];
-        let summary = Summary { processes: 1, hidden: 2, broken: 0, unlisted: 0, let_go: 0 };
+        let summary = Summary { processes: 1, hidden: 2, broken: 0, unlisted: 0, let_go: 0, broker: None };
         Look { channels, sockets: Vec::new(), summary, seconds: 1.0 }
     }
 

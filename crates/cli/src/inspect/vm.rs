@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-20. Ends of channels to other machines, and listeners for them: no descriptor leads from outside to a slice of a device, so
+//! the brokers that gave the slices are asked. They tell each user of its own, and root of all.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use rustix::process::geteuid;
+use serde::Serialize;
+use tombolo_control::{CallEnd, Life, Message, NOBODY, Name, Progress, ROW_WORDS, Seen, What, code};
+use tombolo_layout::outline;
+
+use super::{
+    channel::{self, Channel},
+    listener::{Listener, Pulse},
+    process::{Process, known_users, name_of},
+    segment::Segment,
+};
+use crate::{
+    cmd::link::Broker,
+    failure::{Failure, Result},
+};
+
+/// The socket of programs unless `TOMBOLO_BROKER` says otherwise; beside it, on a host, that of administrators.
+const BROKER: &str = "/run/tombolo/broker.sock";
+const ADMIN: &str = "tombolod.socket";
+/// How long a broker may take to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The machine at the other end of a channel, and the link to it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Machine {
+    /// What the host calls it; `host`, or an account, for programs of the host.
+    pub name: String,
+    /// How it fares: `running`, `paused`, `gone`, `unknown`.
+    pub life: &'static str,
+    pub link: u32,
+    /// Of the link's memory: another one after each life of a machine.
+    pub generation: u32,
+    /// Bytes of the link that each end has for this channel, this one's first.
+    pub slices: [u64; 2],
+    /// How often interrupts of that machine on this link had to be held back here, where that is counted.
+    pub storms: Option<u32>,
+}
+
+/// A channel as a broker tells of it.
+#[derive(Debug)]
+pub struct Call {
+    pub address: Option<String>,
+    pub machine: Machine,
+    /// Where it stands among the calls of this broker.
+    pub place: u64,
+    pub listened: bool,
+    pub progress: Progress,
+    /// When it began, if that is known.
+    pub made: Option<SystemTime>,
+    /// The rings of this end and of the peer's, the first one first.
+    pub rings: [Vec<Segment>; 2],
+}
+
+/// What brokers told.
+#[derive(Debug, Default)]
+pub struct Told {
+    pub channels: Vec<Channel>,
+    pub listeners: Vec<Listener>,
+    /// Why one told nothing, though it should have.
+    pub silent: Option<String>,
+}
+
+/// Asks the brokers of this kernel. That there is none, or that this user is none of theirs, is no trouble.
+pub fn look() -> Told {
+    let named = std::env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty());
+    let socket = named.map_or_else(|| PathBuf::from(BROKER), PathBuf::from);
+    let mut told = Told::default();
+    if let Err(error) = told.ask(&socket) {
+        told.silent = Some(format!("{}: {error}", socket.display()));
+    }
+    told
+}
+
+/// A conversation, if there is somebody who has something to say to this user.
+fn reach(socket: &Path, enter: Option<&Name>) -> Result<Option<(Broker, Name)>> {
+    if !socket.exists() {
+        return Ok(None);
+    }
+    let Ok(broker) = Broker::reach(socket, PATIENCE) else { return Ok(None) };
+    let mut name = broker.hear()?;
+    if let (Message::Hello { .. }, Some(account)) = (&name, enter) {
+        broker.say(Message::Enter { account: account.clone() })?;
+        broker.greet()?;
+        name = broker.hear()?;
+    }
+    match name {
+        Message::Hello { name, .. } => Ok(Some((broker, name))),
+        Message::Refuse { code: code::DENIED | code::NOT_FOUND, .. } => Ok(None),
+        Message::Refuse { reason, .. } => Err(Failure::Outcome(reason.to_string())),
+        other => Err(Failure::Outcome(format!("it begins with {other:?}"))),
+    }
+}
+
+impl Told {
+    fn ask(&mut self, socket: &Path) -> Result<()> {
+        // On a host root sees all accounts; anybody else, and in a machine, what the broker has for who asks.
+        let admin = socket.with_file_name(ADMIN);
+        if geteuid().is_root()
+            && let Some((broker, _)) = reach(&admin, None)?
+        {
+            for row in broker.ask(Message::List { what: What::Domains })? {
+                // A machine has slots, an account has not.
+                if let Message::DomainRow { name, slots: 0, .. } = row {
+                    self.hear(reach(&admin, Some(&name))?)?;
+                }
+            }
+            return Ok(());
+        }
+        self.hear(reach(socket, None)?)
+    }
+
+    fn hear(&mut self, broker: Option<(Broker, Name)>) -> Result<()> {
+        let Some((broker, domain)) = broker else { return Ok(()) };
+        for at in [Seen::Calls, Seen::Listeners] {
+            let mut after = 0;
+            loop {
+                let rows = broker.ask(Message::Look { at, after })?;
+                let Some(last) = rows.iter().filter_map(place).max().filter(|last| *last > after) else { break };
+                after = last;
+                rows.into_iter().for_each(|row| self.take(&domain, row));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a row of the broker of `domain`.
+    fn take(&mut self, domain: &Name, row: Message) {
+        match row {
+            Message::ListenerRow { service, process, user, .. } => {
+                let process = whose(process, user);
+                self.listeners.push(Listener {
+                    address: format!("vm:{domain}/{service}"),
+                    state: Pulse::Listening,
+                    uid: user,
+                    user: process.user.clone().unwrap_or_else(|| "?".into()),
+                    pid: (process.pid != 0).then_some(process.pid),
+                    command: (process.pid != 0).then_some(process.command),
+                });
+            }
+            row => {
+                let Some((process, call)) = call(domain, row) else { return };
+                self.channels.push(channel::across(&process, call));
+            }
+        }
+    }
+}
+
+/// Where a row stands.
+fn place(row: &Message) -> Option<u64> {
+    match row {
+        Message::CallRow { at, .. } | Message::ListenerRow { at, .. } => Some(*at),
+        _ => None,
+    }
+}
+
+/// Who is at this end of a call, and what is told of it.
+fn call(domain: &Name, row: Message) -> Option<(Process, Call)> {
+    let Message::CallRow { at, link, generation, peer, life, service, end, progress, process, user, age, .. } = &row
+    else {
+        return None;
+    };
+    let Message::CallRow { own, theirs, storms, own_words, their_words, .. } = &row else { return None };
+    let meeting = match end {
+        CallEnd::Listened => Some(domain),
+        CallEnd::Called => Some(peer),
+        CallEnd::Unknown => None,
+    };
+    let machine = Machine {
+        name: peer.to_string(),
+        life: match life {
+            Life::Unknown => "unknown",
+            Life::Running => "running",
+            Life::Paused => "paused",
+            Life::DomainGone => "gone",
+        },
+        link: *link,
+        generation: *generation,
+        slices: [*own, *theirs],
+        storms: (*storms != u32::MAX).then_some(*storms),
+    };
+    let call = Call {
+        address: meeting.map(|name| format!("vm:{name}/{service}")),
+        machine,
+        place: *at,
+        listened: *end == CallEnd::Listened,
+        progress: *progress,
+        made: (*age != u64::MAX).then(|| SystemTime::now().checked_sub(Duration::from_millis(*age))).flatten(),
+        rings: [rings(own_words), rings(their_words)],
+    };
+    Some((whose(*process, *user), call))
+}
+
+/// The rings that words of a row tell of.
+fn rings(words: &[u64; ROW_WORDS]) -> Vec<Segment> {
+    let [first, current] = outline::pages(words).map(|page| page.and_then(Segment::told));
+    let Some(first) = first.filter(|first| first.header.generation == 0) else { return Vec::new() };
+    let epoch = first.header.epoch;
+    [first].into_iter().chain(current.filter(|ring| ring.header.epoch == epoch)).collect()
+}
+
+/// A process that a broker told of, if it is seen from here as the broker sees it.
+fn whose(pid: u32, uid: u32) -> Process {
+    let seen = Process::seen(pid).filter(|process| process.uid == Some(uid));
+    seen.unwrap_or_else(|| {
+        let known = uid != NOBODY;
+        Process::unseen(known.then_some(uid), known.then(|| name_of(uid, &known_users())))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tombolo_layout::{Features, SegmentHeader, words};
+    use tombolo_mem::{OwnWord, create_sealed};
+
+    use super::*;
+    use crate::inspect::{State, channel::Mode};
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    /// What a broker tells of a ring of 4096 bytes whose writer and reader are at these positions.
+    fn words(epoch: u64, tail: u64, head: u64) -> [u64; ROW_WORDS] {
+        let (segment, fd) = create_sealed("tombolo-ls-b20", 8192).unwrap();
+        let (control, _data) = segment.split(4096);
+        control.write_header(&SegmentHeader::new(4096, 0, 0, Features::MESSAGES, epoch).encode());
+        let open = tombolo_layout::state::State::OPEN.encode();
+        for (at, word) in
+            [(words::TAIL, tail), (words::HEAD, head), (words::WRITER_STATE, open), (words::READER_STATE, open)]
+        {
+            control.word(at).store_relaxed(word);
+        }
+        let read = |at: u64, bytes: &mut [u8]| rustix::io::pread(&fd, bytes, at - 4096).map(drop);
+        outline::outline(4096 + 8192, read).unwrap()
+    }
+
+    fn row(end: CallEnd, life: Life, progress: Progress) -> Message {
+        let (process, user) = (std::process::id(), geteuid().as_raw());
+        Message::CallRow {
+            at: 7 << 32 | 3,
+            link: 7,
+            generation: 2,
+            peer: name("db"),
+            life,
+            service: "sql".into(),
+            end,
+            progress,
+            process,
+            user,
+            age: 1500,
+            own: 2 << 20,
+            theirs: 1 << 20,
+            storms: 4,
+            own_words: Box::new(words(0x55_0000_0000, 100, 40)),
+            their_words: Box::new(words(0x66_0000_0000, 60, 70)),
+        }
+    }
+
+    fn channel_of(row: Message) -> Channel {
+        let mut told = Told::default();
+        told.take(&name("web"), row);
+        told.channels.pop().unwrap()
+    }
+
+    #[test]
+    fn b20_channel_to_a_machine_is_put_together_from_what_the_broker_tells() {
+        let channel = channel_of(row(CallEnd::Called, Life::Running, Progress::Up));
+        assert_eq!((channel.address.as_deref(), channel.state), (Some("vm:db/sql"), State::Open));
+        assert_eq!((channel.mode, channel.memory), (Mode::Messages, 4 * 4096));
+        let machine = channel.machine.unwrap();
+        assert_eq!((machine.name.as_str(), machine.life, machine.link, machine.generation), ("db", "running", 7, 2));
+        assert_eq!((machine.slices, machine.storms), ([2 << 20, 1 << 20], Some(4)));
+        let [Some(own), None] = channel.ends else { panic!("one end is elsewhere") };
+        assert_eq!((own.pid, own.listened), (std::process::id(), false));
+        assert_eq!(
+            (channel.pipes[0].ring, channel.pipes[0].bytes, channel.pipes[0].fill),
+            (Some(4096), Some(100), Some(30))
+        );
+        assert_eq!((channel.pipes[1].bytes, channel.pipes[1].fill), (Some(60), Some(20)));
+        assert!(channel.age.is_some_and(|age| (1.4..60.0).contains(&age)), "{:?}", channel.age);
+    }
+
+    #[test]
+    fn b20_state_of_a_channel_to_a_machine_is_that_of_the_machine_where_that_is_worse() {
+        let state = |life, progress| channel_of(row(CallEnd::Listened, life, progress)).state;
+        assert_eq!(state(Life::Paused, Progress::Up), State::Paused);
+        assert_eq!(state(Life::DomainGone, Progress::Up), State::PeerGone);
+        assert_eq!(state(Life::Running, Progress::Closed), State::PeerGone);
+        assert_eq!(state(Life::Running, Progress::Asked), State::Opening);
+        let unknown = channel_of(row(CallEnd::Unknown, Life::Running, Progress::Up));
+        assert_eq!(unknown.address, None, "an earlier broker knew");
+    }
+
+    #[test]
+    fn b20_process_that_is_another_one_here_is_not_shown_as_the_one_that_was_told() {
+        let told = whose(std::process::id(), geteuid().as_raw());
+        assert_eq!(told.pid, std::process::id());
+        let other = whose(std::process::id(), 54321);
+        assert_eq!((other.pid, other.command.as_str(), other.user.as_deref()), (0, "?", Some("54321")));
+        assert_eq!(whose(0, NOBODY).user, None);
+    }
+
+    #[test]
+    fn b20_listener_is_told_with_the_name_of_its_own_machine() {
+        let mut told = Told::default();
+        let (process, user) = (std::process::id(), geteuid().as_raw());
+        told.take(&name("web"), Message::ListenerRow { at: 1, service: name("log"), process, user });
+        let [listener] = &told.listeners[..] else { panic!("one") };
+        assert_eq!((listener.address.as_str(), listener.pid), ("vm:web/log", Some(process)));
+    }
+}
