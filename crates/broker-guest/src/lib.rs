@@ -10,6 +10,7 @@
 //! is taken apart once, by `tombolo-control`. The devices are behind [`devices`]: nothing else here knows what they are.
 #![forbid(unsafe_code)]
 
+mod about;
 pub mod broker;
 pub mod calls;
 pub mod devices;

@@ -11,7 +11,7 @@ use std::{
 use tombolo_control::{CallEnd, Life, Message, Name, Way, code};
 
 use crate::{
-    broker::shown::About,
+    about::About,
     calls::{Calls, Made, No, Resumed, Stage},
     devices::Region,
     discard,

@@ -17,7 +17,8 @@ use rustix::{
 };
 use tombolo_channel::{Backends, Options, Stream};
 use tombolo_control::{CallEnd, Message, Path as Way, Progress, ROW_WORDS, Said, Seen, VERSION};
-use tombolo_domain::{Rendezvous, conformance::eventually, wait_readable};
+use tombolo_domain::{Rendezvous, wait_readable};
+use tombolo_testing::conformance::eventually;
 
 /// Somebody to whom nothing here belongs.
 const SOMEBODY: u32 = 54321;

@@ -53,20 +53,33 @@ pub async fn serve(listener: OwnedFd, host: Name, events: mpsc::Sender<Event>) -
     }
 }
 
-/// A client's socket, whose end waits for nothing.
-struct Client(AsyncFd<OwnedFd>);
+/// A client's socket, whose end waits for nothing. It is empty once it was handed over.
+struct Client(Option<AsyncFd<OwnedFd>>);
 
 impl Client {
     fn new(socket: OwnedFd) -> io::Result<Self> {
         // One that cannot be watched is closed all the same.
         let copy = socket.try_clone();
-        watch(socket).map(Self).inspect_err(|_| copy.iter().for_each(|copy| discard::end(copy.as_fd())))
+        watch(socket)
+            .map(|socket| Self(Some(socket)))
+            .inspect_err(|_| copy.iter().for_each(|copy| discard::end(copy.as_fd())))
+    }
+
+    fn socket(&self) -> &AsyncFd<OwnedFd> {
+        self.0.as_ref().expect("who hands a client over uses it no more")
+    }
+
+    /// The socket, for somebody else to go on with.
+    fn hand_over(mut self) -> OwnedFd {
+        self.0.take().expect("a client is handed over once").into_inner()
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        discard::end(self.0.as_fd());
+        if let Some(socket) = &self.0 {
+            discard::end(socket.as_fd());
+        }
     }
 }
 
@@ -125,10 +138,10 @@ pub async fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
 pub fn turn_away(program: OwnedFd, code: u16, why: String) {
     static SEATS: OnceLock<Seats> = OnceLock::new();
     let Ok(program) = Client::new(program) else { return };
-    let Ok(user) = passing::user_of(&program.0) else { return };
+    let Ok(user) = passing::user_of(program.socket()) else { return };
     let Some(seat) = SEATS.get_or_init(Seats::default).take(user) else { return };
     tokio::spawn(async move {
-        let (_seat, program) = (seat, &program.0);
+        let (_seat, program) = (seat, program.socket());
         let said = timeout(PATIENCE, receive(program)).await;
         let serial = if let Ok(Ok(Ok(said))) = said { said.serial } else { 0 };
         let refuse = Message::Refuse { code, reason: why.into() };
@@ -148,8 +161,8 @@ async fn say_last(client: &AsyncFd<OwnedFd>, said: &Said) -> io::Result<()> {
 
 /// One client, until it goes or does what it should not.
 async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender<Event>) -> io::Result<()> {
-    let client = Client::new(client)?;
-    let client = &client.0;
+    let whole = Client::new(client)?;
+    let client = whole.socket();
     let refuse = |serial, code, reason: &str| Said { serial, message: Message::Refuse { code, reason: reason.into() } };
     match timeout(PATIENCE, receive(client)).await?? {
         Ok(Said { message: Message::Hello { version_min, version_max, .. }, .. }) => {
@@ -171,9 +184,9 @@ async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender
         if let Message::Enter { account } = asked.message {
             if user != 0 && user != rustix::process::geteuid().as_raw() {
                 let why = "only root and the broker's own user see all accounts";
-                return say_last(&client, &refuse(asked.serial, code::DENIED, why)).await;
+                return say_last(client, &refuse(asked.serial, code::DENIED, why)).await;
             }
-            let _ = events.send(Event::Entered(client.into_inner(), account)).await;
+            let _ = events.send(Event::Entered(whole.hand_over(), account)).await;
             return Ok(());
         }
         let (answer, answers) = oneshot::channel();

@@ -15,6 +15,7 @@ use tombolo_ring::{Fresh, Halves, Mode, Ordering, halves};
 
 use crate::{
     Error, Options, Result,
+    control::without_bell,
     end::{Agreement, End},
     os,
     receiving::Receiving,
@@ -226,19 +227,6 @@ pub(crate) fn answer(
             agreed.join(link, options)
         }
         Err(error) => Err(refuse(&mut *link, error)),
-    }
-}
-
-/// C-2. What came in last, unless a bell of its own came with it: no message of a channel carries one.
-pub(crate) fn without_bell(
-    link: &mut dyn Link,
-    received: std::result::Result<Received, DomainError>,
-) -> std::result::Result<Received, DomainError> {
-    match (link.take_ringer(), received) {
-        (Some(_), Ok(_)) => {
-            Err(DomainError::Malformed { clause: "C-2", what: "a doorbell with a message that carries none".into() })
-        }
-        (_, received) => received,
     }
 }
 

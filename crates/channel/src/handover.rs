@@ -6,7 +6,7 @@ use tombolo_layout::{Features, SegmentHeader, handshake::Message};
 use tombolo_mem::Mapped;
 use tombolo_ring::{Fresh, OwnCarrier, Reader, Writer, follow as follow_to};
 
-use crate::{Error, Result, connect::without_bell, end::End};
+use crate::{Error, Result, control::without_bell, end::End};
 
 /// The writer's side of a move.
 #[derive(Debug, Default)]

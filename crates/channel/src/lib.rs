@@ -8,6 +8,7 @@
 mod address;
 mod backends;
 mod connect;
+mod control;
 mod end;
 mod error;
 mod handover;

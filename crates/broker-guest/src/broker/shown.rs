@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! B-20. What programs of this kernel have, for tools: calls and listeners, to each user its own.
 
-use std::{io, time::Instant};
+use std::io;
 
-use tombolo_control::{CallEnd, Message, NOBODY, Name, Progress, Seen};
+use tombolo_control::{CallEnd, Message, NOBODY, Progress, Seen};
 use tombolo_domain_ivshmem::outline::{OUTLINE, outline};
 
 use super::Broker;
@@ -18,23 +18,6 @@ use crate::{
 const ROWS: usize = 16;
 /// What is not known.
 const UNKNOWN: u64 = u64::MAX;
-
-/// What is known of a call besides what was agreed.
-#[derive(Clone, Debug)]
-pub(crate) struct About {
-    service: Name,
-    end: CallEnd,
-    process: u32,
-    user: u32,
-    since: Instant,
-}
-
-impl About {
-    /// A call to `service` begins, of which `program` is this `end`.
-    pub(crate) fn new(service: Name, end: CallEnd, program: &Program) -> Self {
-        Self { service, end, process: program.process, user: program.user, since: Instant::now() }
-    }
-}
 
 impl<D: Devices> Broker<D> {
     /// Answers the program `id`, which wants to see what comes behind `after`.

@@ -47,10 +47,13 @@ pub struct State {
     /// How often somebody came to talk with it.
     pub conversations: u64,
     /// Done with its own regions once it has them and before it says so.
-    pub on_own: Option<Box<dyn FnMut(&OwnedFd) + Send>>,
+    pub on_own: Option<OnOwn>,
     client: Option<UnixStream>,
     count: u64,
 }
+
+/// What is done with a QEMU's own region.
+type OnOwn = Box<dyn FnMut(&OwnedFd) + Send>;
 
 pub struct Memory {
     pub fd: OwnedFd,
