@@ -538,6 +538,7 @@ pub(crate) fn wait(
                 let n = real(events, Some(Duration::ZERO));
                 drop(asking);
                 if n < 0 {
+                    pass_on(set, 0, false);
                     return n;
                 }
                 said = Some(n as usize);
@@ -561,6 +562,7 @@ pub(crate) fn wait(
             found = find_ready(process, (epfd, set), events, None);
         }
         if found > 0 || joined && polls {
+            drop(asleep);
             return done(found);
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -570,6 +572,7 @@ pub(crate) fn wait(
         let n = real(events, rest);
         drop(asleep);
         if n < 0 {
+            pass_on(set, 0, false);
             return n;
         }
         if joined {
@@ -639,7 +642,10 @@ impl Look<'_> {
             if token == path() {
                 // It has ended, and those that went over it have to hear of it.
                 self.process.rang();
+                self.inner.miss();
                 self.inner.wake_all();
+            } else if token == kick() {
+                self.inner.miss();
             } else if token & BELL != 0 {
                 self.inner.wake_rung(token & !BELL);
             } else if let Some(at) = self.inner.find_token(token) {
@@ -669,17 +675,19 @@ impl Drop for Asleep<'_> {
     }
 }
 
-/// Before a wait returns with `found` events: where there may be more for others, they look.
+/// Before a wait returns with `found` events: where there may be more for others, they look. So they do where this thread took
+/// what was to wake them: they asked no peer to notify them again since.
 fn pass_on(set: &Set, found: usize, is_full: bool) {
-    let others = is_full && set.sleepers.load(Ordering::SeqCst) > 0;
-    if found > 0 && (others || set.nested.load(Ordering::SeqCst) && set.stirs()) {
+    // ORDER SeqCst: who sleeps says so before it arms. What was taken before that it has seen; what was taken after, sees it here.
+    let others = set.sleepers.load(Ordering::SeqCst) > 0 && (found > 0 && is_full || set.lock().is_unarmed());
+    if others || found > 0 && set.nested.load(Ordering::SeqCst) && set.stirs() {
         set.kick();
     }
 }
 
 /// Says whether something is owed to a peer.
 fn arm(process: &Process, set: &Set) -> bool {
-    set.lock().awake().iter().fold(false, |owes, entry| owes | entry.arm(process))
+    set.lock().arm(process)
 }
 
 /// Gets on with the connections of a set that is waited for: those that were joined are prepared, those that stay on TCP

@@ -24,7 +24,7 @@ fn same(case: &str, joined: bool) {
     place.dress(command.arg(case).env("TOMBOLO_SOCKETS_AFTER", "0"));
     assert_eq!(output(&mut command, &place.path("with")), plain, "{case}: {}", place.log());
     assert_eq!(place.log().contains("joined"), joined, "{case}: {}", place.log());
-    assert!(!place.log().contains("ended:"), "{case}: {}", place.log());
+    assert!(!place.log().contains("could not go back"), "{case}: {}", place.log());
 }
 
 #[test]
@@ -54,6 +54,12 @@ fn registration_for_one_event_that_was_told_before_the_join_is_not_told_again() 
 #[test]
 fn thread_that_polls_while_the_connection_is_joined_is_woken() {
     same("polled", true);
+}
+
+#[test]
+fn thread_that_sleeps_in_a_set_is_woken_after_another_took_what_was_to_wake_it() {
+    same("taken change", true);
+    same("taken edge", true);
 }
 
 #[test]

@@ -8,7 +8,6 @@ use std::{fs, process::Command};
 
 use place::{
     Place, SERVER, has, output,
-    suite::at_length,
     world::{World, interpreter, script},
 };
 
@@ -145,17 +144,18 @@ fn mariadb(test: &str, handling: &str, threads: &str) {
     assert_shared(&world, 80);
 }
 
+/// Numbers of connections.
+fn threads() -> &'static str {
+    if std::env::var_os("TOMBOLO_LONG").is_some() { "4 16 32 64 96" } else { "4 32" }
+}
+
 #[test]
 fn mariadb_with_a_thread_for_each_connection_gives_each_answer() {
     let test = "mariadb_with_a_thread_for_each_connection_gives_each_answer";
-    let long = std::env::var_os("TOMBOLO_LONG").is_some();
-    mariadb(test, "one-thread-per-connection", if long { "4 16 32 64 96" } else { "4 32" });
+    mariadb(test, "one-thread-per-connection", threads());
 }
 
 #[test]
 fn mariadb_with_its_thread_pool_gives_each_answer() {
-    if !at_length("mariadb_with_its_thread_pool_gives_each_answer") {
-        return; // It hangs now and then: a wait of the pool's is not woken. The guide says so.
-    }
-    mariadb("mariadb_with_its_thread_pool_gives_each_answer", "pool-of-threads", "4 16 32 64 96");
+    mariadb("mariadb_with_its_thread_pool_gives_each_answer", "pool-of-threads", threads());
 }

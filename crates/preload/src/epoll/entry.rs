@@ -51,6 +51,8 @@ pub(super) struct Entry {
     stalls: u64,
     /// The look in which it was last told, and what.
     told: (u64, u32),
+    /// Its bell's ring was taken, and it was not armed since.
+    pub rung: bool,
     /// How often it was not wired because a thread was waiting.
     postponed: u8,
 }
@@ -77,6 +79,7 @@ impl Entry {
             arrived: 0,
             stalls: 0,
             told: (0, 0),
+            rung: false,
             postponed: 0,
         }
     }
@@ -156,6 +159,7 @@ impl Entry {
                 return false;
             }
             self.connection.arm(self.reads(), false);
+            self.rung = false;
         }
         // What came before the peer could know is seen now.
         !self.connection.stirs()
@@ -178,13 +182,19 @@ impl Entry {
 
     /// Before a sleep: asks the peer to ring for what is waited for. Says whether something is owed to it that nobody
     /// will ring for.
-    pub fn arm(&self, process: &Process) -> bool {
+    pub fn arm(&mut self, process: &Process) -> bool {
+        self.rung = false;
         if self.is_watched() {
             // Where there is room already, somebody who waits for an edge has had it.
             let full = self.writes() && self.connection.is_writable() == Some(false);
             self.connection.arm(self.reads(), full);
         }
         self.wired && self.connection.owes(process, self.connection.fd())
+    }
+
+    /// Whether its ring was taken and its peer was not asked for another. Who asks for one that is spent wakes all who sleep.
+    pub fn is_unarmed(&self) -> bool {
+        self.rung && self.is_watched()
     }
 
     /// The event to be told now, which is told by that: once in a `round`.

@@ -33,6 +33,8 @@ pub(super) struct Registry {
     /// [`Process::stalls`] when they were last looked at for that.
     stalls: u64,
     paths: Paths,
+    /// A thread took a notification that is about the whole set, and none has armed it since.
+    missed: bool,
 }
 
 /// The paths to peers that are in the set.
@@ -70,10 +72,6 @@ impl Registry {
 
     pub fn all_mut(&mut self) -> (&mut [Entry], &mut Paths) {
         (&mut self.entries, &mut self.paths)
-    }
-
-    pub fn awake(&self) -> &[Entry] {
-        &self.entries[..self.awake]
     }
 
     pub fn find(&self, fd: RawFd, connection: &Arc<Connection>) -> Option<usize> {
@@ -183,13 +181,35 @@ impl Registry {
     pub fn wake_rung(&mut self, token: u64) {
         let Some(at) = self.find_token(token) else {
             // It was registered by a descriptor that is closed, and there may be another.
+            self.miss();
             self.wake_all();
             return;
         };
         let entry = self.wake(at);
+        entry.rung = true;
         if entry.orphan || !entry.connection.is_single() {
+            self.miss();
             self.wake_all();
         }
+    }
+
+    /// A notification that is about the whole set was taken.
+    pub fn miss(&mut self) {
+        self.missed = true;
+    }
+
+    /// Before a sleep: asks the peers to ring for what is waited for. Says whether something is owed to one.
+    pub fn arm(&mut self, process: &Process) -> bool {
+        let awake = &mut self.entries[..self.awake];
+        let owes = awake.iter_mut().fold(false, |owes, entry| owes | entry.arm(process));
+        // What is owed, a thread has to look after that sleeps.
+        self.missed = owes;
+        owes
+    }
+
+    /// Whether a notification was taken that other threads may sleep for, and nothing will wake them again.
+    pub fn is_unarmed(&self) -> bool {
+        self.missed || self.entries[..self.awake].iter().any(Entry::is_unarmed)
     }
 
     /// The kernel has something to say of one.

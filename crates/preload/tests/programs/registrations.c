@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -217,6 +218,45 @@ static void polled(void) {
     pthread_join(thread, NULL);
 }
 
+/* Leaves the CPU to every other thread of this program. */
+static void *wait_behind(void *set) {
+    struct sched_param none = {0};
+    struct epoll_event event;
+    check(sched_setscheduler(0, SCHED_IDLE, &none) == 0, "sched_setscheduler");
+    check(epoll_wait(*(int *)set, &event, 1, -1) == 1 && event.data.u64 == DATA, "epoll_wait");
+    return NULL;
+}
+
+/* A thread that sleeps in a set while another, on the same CPU, takes what was to wake it, by a call that does not wait: first the
+ * news that a registration for one event asks again, or else of bytes, by an edge. Later bytes wake the one that sleeps. */
+static void taken(uint32_t events) {
+    int set = set_with(make(), events);
+    struct epoll_event event = {.events = events, .data.u64 = DATA}, few[4];
+    pthread_t thread;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    join();
+    check(write(ends[1], "first", 5) == 5, "write");
+    say("first", set);
+    check(read(ends[0], room, 8) == 5, "read");
+    check(sched_setaffinity(0, sizeof one, &one) == 0, "sched_setaffinity");
+    check(pthread_create(&thread, NULL, wait_behind, &set) == 0, "thread");
+    until_asleep(SYS_epoll_wait, SYS_epoll_pwait);
+    if (events & EPOLLONESHOT) {
+        check(epoll_ctl(set, EPOLL_CTL_MOD, ends[0], &event) == 0, "mod");
+        check(epoll_wait(set, few, 4, 0) == 0, "nothing");
+    } else {
+        check(write(ends[1], "second", 6) == 6, "write");
+        check(epoll_wait(set, few, 4, 0) >= 0 && read(ends[0], room, 8) == 6, "second");
+    }
+    check(write(ends[1], "third", 5) == 5, "write");
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += LONG / 1000;
+    printf("woken: %d\n", pthread_timedjoin_np(thread, NULL, &limit) == 0);
+}
+
 static volatile sig_atomic_t signals;
 
 static void count(int signal) {
@@ -321,6 +361,10 @@ int main(int count, char **words) {
         reused(1);
     } else if (strcmp(word, "spent") == 0) {
         spent();
+    } else if (strcmp(word, "taken change") == 0) {
+        taken(EPOLLIN | EPOLLET | EPOLLONESHOT);
+    } else if (strcmp(word, "taken edge") == 0) {
+        taken(EPOLLIN | EPOLLET);
     } else if (strcmp(word, "polled") == 0) {
         polled();
     } else if (strcmp(word, "signalled") == 0) {
