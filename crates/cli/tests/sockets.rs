@@ -5,7 +5,9 @@ mod common;
 
 use std::{
     env,
-    io::{BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Write},
+    net::TcpListener,
+    thread,
 };
 
 use common::{Place, Running, wait_until};
@@ -27,7 +29,25 @@ print('talked', flush=True)
 sys.stdin.read()
 ";
 
+/// One end that talks to a program without the library.
+const ALONE: &str = "
+import socket, sys
+a = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+for _ in range(10):
+    a.sendall(b'x' * 1000)
+    left = 1000
+    while left:
+        left -= len(a.recv(left))
+print('talked', flush=True)
+sys.stdin.read()
+";
+
 fn talking(place: &Place, options: &[&str]) -> Option<Running> {
+    start(place, options, &[PROGRAM])
+}
+
+/// A program, with its arguments, that has talked.
+fn start(place: &Place, options: &[&str], program: &[&str]) -> Option<Running> {
     if !std::path::Path::new("/usr/bin/python3").is_file() {
         let _ = writeln!(std::io::stderr(), "SKIP tombolo ls of sockets (needs python3): it is not installed");
         return None;
@@ -36,7 +56,8 @@ fn talking(place: &Place, options: &[&str]) -> Option<Running> {
     let folder = place.path("meet");
     let mut words = vec!["run", "--library", library.to_str().unwrap(), "--folder", folder.to_str().unwrap()];
     words.extend(options);
-    words.extend(["--after", "0", "--", "/usr/bin/python3", "-c", PROGRAM]);
+    words.extend(["--after", "0", "--", "/usr/bin/python3", "-c"]);
+    words.extend(program);
     let mut running = Running::start(&words, |_| {});
     let mut said = String::new();
     BufReader::new(running.child.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
@@ -100,4 +121,28 @@ fn s11_reason_of_a_connection_on_tcp_is_shown() {
         assert!(end["reason"].as_str().unwrap().contains("switched off"), "{end}");
         assert_eq!((&end["sent"]["tcp"], &end["sent"]["shared"]), (&100_000.into(), &0.into()));
     }
+}
+
+#[test]
+fn s11_connection_whose_other_end_is_looked_for_has_the_reason_why_it_is_on_tcp_so_far() {
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    // It sends back what it gets. It waits for nobody where the program could not be started.
+    thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        io::copy(&mut &stream, &mut &stream)
+    });
+    let Some(running) = start(&place, &[], &[ALONE, &port]) else { return };
+    let pid = running.child.id();
+    for words in [&["ls", "--json"][..], &["top", "--once", "--json", "--interval", "0.1"]] {
+        let ends = sockets(words, pid);
+        assert_eq!(ends.len(), 1, "{ends:?}");
+        assert_eq!(ends[0]["state"], "candidate", "{ends:?}");
+        assert!(ends[0]["reason"].as_str().is_some_and(|why| why.contains("did not claim it")), "{ends:?}");
+    }
+    let text = String::from_utf8(Running::start(&["ls"], |_| {}).end().expect(0).out).unwrap();
+    let mut lines = text.lines().filter(|line| line.contains(&format!("{pid} python3")));
+    assert!(lines.any(|line| line.contains("TCP so far: the other end did not claim it")), "{text}");
+    running.end().expect(0);
 }

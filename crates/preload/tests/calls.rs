@@ -18,7 +18,7 @@ fn seldom_calls_give_what_they_give_without_the_library() {
     place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
     assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
     assert!(place.log().matches("joined").count() > 10, "{}", place.log());
-    assert!(!place.log().contains("ended:"), "{}", place.log());
+    place.assert_none_reset();
 }
 
 /// What `calls.c` prints, built with `options`, without the library and with it.
@@ -47,7 +47,7 @@ fn checked_and_wide_forms_of_calls_standard_io_and_signals_are_those_without() {
         }
         assert_eq!(with, plain, "{options:?}: {}", place.log());
         assert_eq!(place.log().matches("joined").count(), 2 * 6, "{}", place.log());
-        assert!(!place.log().contains("ended:"), "{}", place.log());
+        place.assert_none_reset();
     }
 }
 
@@ -70,7 +70,7 @@ fn program_that_may_make_few_calls_makes_no_others() {
         let (with, plain, place) = edges(&[way]);
         assert_eq!(with, plain, "{}", place.log());
         assert_eq!(place.log().matches("joined").count(), 4, "{}", place.log());
-        assert!(!place.log().contains("ended:"), "{}", place.log());
+        place.assert_none_reset();
     }
 }
 
@@ -108,7 +108,7 @@ fn edges_of_what_calls_allow_are_those_without() {
     let differ: Vec<_> = plain.lines().zip(with.lines()).filter(|(plain, with)| plain != with).collect();
     assert!(plain == with, "{differ:#?}: {}", place.log());
     assert_eq!(place.log().matches("joined").count(), 2 * 11, "{}", place.log());
-    assert!(!place.log().contains("ended:"), "{}", place.log());
+    place.assert_none_reset();
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn end_that_another_program_keeps_alone_gets_and_gives_what_was_under_way() {
     place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
     assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
     assert!(place.log().matches("joined").count() >= 12, "{}", place.log());
-    assert!(!place.log().contains("ended:"), "{}", place.log());
+    place.assert_none_reset();
 }
 
 #[test]
@@ -183,5 +183,5 @@ fn programs_that_get_a_socket_by_any_way_hear_and_say_what_they_would_on_tcp() {
     place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
     assert_eq!(output(&mut command, &place.path("with")), plain, "{}", place.log());
     assert!(place.log().matches("goes back to TCP").count() >= 10, "{}", place.log());
-    assert!(!place.log().contains("ended:"), "{}", place.log());
+    place.assert_none_reset();
 }

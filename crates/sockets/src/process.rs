@@ -228,7 +228,7 @@ impl Process {
     pub fn gives_up(&self, connection: &Connection) -> bool {
         let news = connection.give_up();
         if news {
-            self.log(connection, "ended: it could not go back to TCP in time");
+            self.log(connection, "reset: it could not go back to TCP in time");
         }
         news
     }

@@ -108,6 +108,11 @@ impl Place {
         command.env("TOMBOLO_SOCKETS_LOG", self.path("log")).env("TOMBOLO_SOCKETS_REPORT", self.path("reports"));
     }
 
+    /// Each connection that had to go back to TCP did so in time.
+    pub fn assert_none_reset(&self) {
+        assert!(!self.log().contains(" reset: "), "{}", self.log());
+    }
+
     /// Nothing stays in the folder where ends meet.
     pub fn assert_tidy(&self) {
         let claims = self.path("meet").join("claims");
