@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -76,24 +77,53 @@ pub fn serve<M: Machines>(machines: M) -> Result<()> {
     let place = place(M::NAME);
     _ = unlink(&place);
     let listener = UnixListener::bind(&place).context(place.display())?;
+    serve_at(&place, listener, machines)
+}
+
+/// The same at a socket that is there. Whoever says nothing to it, or nothing that makes sense, harms nobody else.
+fn serve_at<M: Machines>(place: &Path, listener: UnixListener, machines: M) -> Result<()> {
     let machines = Arc::new(Mutex::new(Some(machines)));
-    for stream in listener.incoming() {
-        let (mut stream, machines) = (stream?, Arc::clone(&machines));
-        let mut line = String::new();
-        BufReader::new(stream.try_clone()?).read_line(&mut line)?;
-        let ask: Ask = serde_json::from_str(&line)?;
-        if matches!(ask, Ask::Down) {
-            _ = unlink(&place);
-            let ended = lock(&machines).take().map_or(Ok(()), M::finish);
-            finish(&mut stream, ended.clone().map(|()| End::Code(0)))?;
-            return ended;
+    let (sender, down) = channel::<Result<UnixStream>>();
+    let served = Arc::clone(&machines);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let stream = match stream {
+                Ok(stream) => stream,
+                Err(error) => return sender.send(Err(error.into())),
+            };
+            let (machines, sender) = (Arc::clone(&served), sender.clone());
+            thread::spawn(move || attend(stream, &machines, &sender));
         }
-        thread::spawn(move || {
-            let done = answer(&machines, ask, &mut stream);
-            finish(&mut stream, done)
-        });
-    }
-    Ok(())
+        Ok(())
+    });
+    let asked = down.recv().context("nobody listens any more")?;
+    _ = unlink(place);
+    let mut stream = asked?;
+    let ended = lock(&machines).take().map_or(Ok(()), M::finish);
+    // Who asked for it need not wait for it.
+    _ = finish(&mut stream, ended.clone().map(|()| End::Code(0)));
+    ended
+}
+
+/// Does what one connection asks; that they are to end is passed on.
+fn attend<M: Machines>(mut stream: UnixStream, machines: &Mutex<Option<M>>, down: &Sender<Result<UnixStream>>) {
+    let done = match hear(&stream) {
+        Ok(Ask::Down) => {
+            // Who is not heard any more has ended them already.
+            _ = down.send(Ok(stream));
+            return;
+        }
+        Ok(ask) => answer(machines, ask, &mut stream),
+        Err(why) => Err(why),
+    };
+    _ = finish(&mut stream, done);
+}
+
+/// What a connection asks.
+fn hear(stream: &UnixStream) -> Result<Ask> {
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).context("what is asked")?;
+    serde_json::from_str(&line).context("what is asked")
 }
 
 fn answer<M: Machines>(machines: &Mutex<Option<M>>, ask: Ask, stream: &mut UnixStream) -> Result<End> {
@@ -193,4 +223,83 @@ pub fn ask<M: Machines>(words: &[&str]) -> Result<End> {
         }
     }
     Err(Error::new("they went"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+    use std::net::Shutdown;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// Machines that say whether they were ended.
+    struct Fake(Sender<()>);
+
+    impl Machines for Fake {
+        const NAME: &'static str = "fake";
+
+        fn control(&mut self, _: &str) -> Result<&mut Control> {
+            Err(Error::new("there is none"))
+        }
+
+        fn push(&mut self, _: &str, _: &Path, _: &str) -> Result<()> {
+            Err(Error::new("there is none"))
+        }
+
+        fn log(&mut self, of: &str) -> Result<String> {
+            Ok(format!("the console of {of}"))
+        }
+
+        fn renew(&mut self, _: &str) -> Result<String> {
+            Err(Error::new("there is none"))
+        }
+
+        fn finish(self) -> Result<()> {
+            Ok(self.0.send(())?)
+        }
+    }
+
+    fn connect(place: &Path) -> UnixStream {
+        let stream = UnixStream::connect(place).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream
+    }
+
+    /// What comes of some bytes, to the end.
+    fn said(place: &Path, bytes: &[u8]) -> Vec<ToHost> {
+        let mut stream = connect(place);
+        stream.write_all(bytes).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        BufReader::new(stream).lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect()
+    }
+
+    #[test]
+    fn machines_outlive_connections_that_say_nothing_or_nothing_that_makes_sense() {
+        let folder = Scratch::new("up").unwrap();
+        let place = folder.path().join("socket");
+        let listener = UnixListener::bind(&place).unwrap();
+        let ((ended, end), (returned, result)) = (channel(), channel());
+        let at = place.clone();
+        thread::spawn(move || returned.send(serve_at(&at, listener, Fake(ended))));
+
+        let _silent = connect(&place);
+        drop(connect(&place));
+        for bytes in [&b""[..], b"no JSON\n", b"\xff\xfe\n", b"{\"Log\":{}}\n", b"\"Down"] {
+            let said = said(&place, bytes);
+            let [ToHost::Line { job: 1, text }, ToHost::Exit { end: End::NotStarted, .. }] = &said[..] else {
+                panic!("{said:?}")
+            };
+            assert!(text.starts_with("what is asked: "), "{text}");
+        }
+        let log = said(&place, b"{\"Log\":{\"of\":\"a\"}}\n");
+        assert!(matches!(&log[..], [ToHost::Line { job: 0, text }, _] if text == "the console of a"), "{log:?}");
+        assert!(end.try_recv().is_err() && result.try_recv().is_err(), "they are up");
+
+        let down = said(&place, b"\"Down\"\n");
+        assert!(matches!(down[..], [ToHost::Exit { end: End::Code(0), .. }]), "{down:?}");
+        end.recv_timeout(LIMIT).unwrap();
+        result.recv_timeout(LIMIT).unwrap().unwrap();
+        assert!(!place.exists());
+    }
 }

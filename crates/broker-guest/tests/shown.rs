@@ -164,8 +164,10 @@ fn b20_user_is_told_of_its_own_calls_and_listeners_alone() {
         return;
     }
     let world = World::new();
-    for path in [&world.a.socket, &world.a.socket.parent().unwrap().to_path_buf()] {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    for socket in [&world.a.socket, &world.b.socket] {
+        for path in [socket, socket.parent().unwrap()] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        }
     }
     let _listener = world.a.domain.listen("a/roots").unwrap();
     let _link = world.b.domain.connect("a/roots", patience()).unwrap();
@@ -189,4 +191,17 @@ fn b20_user_is_told_of_its_own_calls_and_listeners_alone() {
     let own = thread::scope(|scope| scope.spawn(listen).join().unwrap());
     assert_eq!(seen(&world.a.socket, Seen::Listeners).iter().filter(|row| mine(row)).count(), 1);
     drop(own);
+    // So it is with a call: at its end, and not at that of root's listener.
+    let call = || {
+        let user = Uid::from_raw(SOMEBODY);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        let own = world.b.domain.connect("a/roots", patience()).unwrap();
+        let rows = seen(&world.b.socket, Seen::Calls);
+        assert!(rows.len() == 1 && rows.iter().all(mine), "{rows:?}");
+        own
+    };
+    let _own = thread::scope(|scope| scope.spawn(call).join().unwrap());
+    assert_eq!(seen_by(SOMEBODY, &world.a.socket, Seen::Calls), []);
+    let rows = seen(&world.b.socket, Seen::Calls);
+    assert_eq!((rows.len(), rows.iter().filter(|row| mine(row)).count()), (2, 1), "{rows:?}");
 }

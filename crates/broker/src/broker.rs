@@ -7,7 +7,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -142,6 +142,8 @@ pub struct Broker {
     /// Links of the configuration that cannot be had, and of which that was said.
     pub(crate) unmade: BTreeSet<[Name; 2]>,
     pub(crate) events: mpsc::Sender<Event>,
+    /// When a QEMU is asked again for what it tells of by no event.
+    ask_again: Duration,
 }
 
 impl Broker {
@@ -155,6 +157,7 @@ impl Broker {
         config: Config,
         holder: Holder,
         events: mpsc::Sender<Event>,
+        ask_again: Duration,
     ) -> io::Result<Self> {
         let book = Book::read(folder)?;
         let kept = holder.all()?;
@@ -179,6 +182,7 @@ impl Broker {
             short: BTreeMap::new(),
             unmade: BTreeSet::new(),
             events,
+            ask_again,
         };
         broker.take_up(kept)?;
         broker.settle_accounts()?;
@@ -211,7 +215,9 @@ impl Broker {
             let is_served = |it: &Device| machine.greeted && !it.is_gone() && self.config.domains.contains_key(name);
             let begun = device.and_then(|device| {
                 let device = device.filter(is_served);
-                device.map(|it| start(name, machine, it, &self.config, &self.folder, &self.events)).transpose()
+                device
+                    .map(|it| start(name, machine, it, &self.config, &self.folder, &self.events, self.ask_again))
+                    .transpose()
             });
             match begun {
                 Ok(Some(vm)) => drop(self.vms.insert(name.clone(), vm)),
@@ -319,7 +325,7 @@ impl Broker {
     fn serve(&mut self, name: &str, machine: Machine, socket: OwnedFd, vectors: u16) -> io::Result<()> {
         let device = Device::new(name, socket, vectors)?;
         self.holder.keep(&machine_key(name, machine.process), &device.descriptors())?;
-        let mut vm = start(name, &machine, device, &self.config, &self.folder, &self.events)?;
+        let mut vm = start(name, &machine, device, &self.config, &self.folder, &self.events, self.ask_again)?;
         vm.outbound.push(vm.device.greeting()?);
         self.book.machines.insert(name.into(), machine);
         self.save()?;

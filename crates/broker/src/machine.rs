@@ -32,8 +32,8 @@ const DEVICE: &str = "tombolo-d-";
 const MEMORY: &str = "tombolo-m-";
 /// What a root port's name begins with; a number follows.
 pub const PORT: &str = "tombolo-p-";
-/// How long after a device was asked for again.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// How long after it is asked again for what QEMU tells of by no event: devices that it is to let go, trouble, vhost-user backends.
+pub const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// How long until a QEMU that could not be reached is tried again: at first, and at most.
 const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
 
@@ -96,6 +96,8 @@ pub struct Target {
     pub board: Board,
     /// The user that it runs as, besides root and the broker's own, as the configuration says now: nobody else gets memory of links.
     pub user: watch::Receiver<Option<u32>>,
+    /// When it is asked again, if something is missing: [`ASK_AGAIN`].
+    pub ask_again: Duration,
 }
 
 /// How often it is looked whether a QEMU's process is stopped.
@@ -125,13 +127,13 @@ fn is_stopped(stat: &str) -> bool {
 /// Keeps a QEMU as it should be until `wanted` is dropped.
 pub async fn keep(target: Target, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
     let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
-    let Target { path, board, mut user } = target;
+    let Target { path, board, mut user, ask_again } = target;
     loop {
         let now = *user.borrow_and_update();
         let error = match Qmp::connect(&path, now).await {
             Ok(qmp) => {
                 pause = TRY_AGAIN[0];
-                let mut session = Session { qmp, board, asked: BTreeMap::new(), plugged, free };
+                let mut session = Session { qmp, board, ask_again, asked: BTreeMap::new(), plugged, free };
                 let ran = session.run(&mut wanted, &mut user, &tell).await;
                 (plugged, free) = (session.plugged, session.free);
                 match ran {
@@ -157,6 +159,7 @@ pub async fn keep(target: Target, mut wanted: watch::Receiver<Wanted>, tell: imp
 struct Session {
     qmp: Qmp,
     board: Board,
+    ask_again: Duration,
     /// Devices whose guest was asked to let go, and when.
     asked: BTreeMap<String, Instant>,
     /// Regions that are wanted and have been plugged, into this QEMU or one before it.
@@ -185,7 +188,7 @@ impl Session {
             let now = wanted.borrow_and_update().clone();
             let (news, again) = self.meet(&now).await?;
             tell(news).await;
-            let deadline = Instant::now() + if again { ASK_AGAIN } else { Duration::from_secs(3600) };
+            let deadline = Instant::now() + if again { self.ask_again } else { Duration::from_secs(3600) };
             loop {
                 tokio::select! {
                     changed = wanted.changed() => match changed {
@@ -220,7 +223,7 @@ impl Session {
         let memories = self.names("/objects", MEMORY).await?;
         let names: BTreeSet<&str> = wanted.plugs.iter().map(|plug| plug.name.as_str()).collect();
         for device in devices.iter().filter(|name| !names.contains(name.as_str())) {
-            let due = self.asked.get(device).is_none_or(|asked| asked.elapsed() >= ASK_AGAIN);
+            let due = self.asked.get(device).is_none_or(|asked| asked.elapsed() >= self.ask_again);
             if due {
                 self.asked.insert(device.clone(), Instant::now());
                 note(

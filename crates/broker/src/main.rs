@@ -6,13 +6,15 @@
 //! Exit codes: 0 done; 1 it failed; 2 the command line or the configuration makes no sense.
 #![forbid(unsafe_code)]
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Parser, Subcommand};
 use tombolo_broker::{
     chores::What,
     config::{Config, ConfigError, parse_bytes},
-    hold, keep, log, run,
+    hold, keep, log,
+    machine::ASK_AGAIN,
+    run,
 };
 use tombolo_broker_guest::run::SLICE;
 
@@ -43,6 +45,9 @@ struct Line {
     /// Look through a configuration, say what is wrong with it, and end
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
+    /// Milliseconds until a QEMU is asked again for what it tells of by no event, for tests
+    #[arg(long, value_name = "MILLISECONDS", hide = true, default_value_t = ASK_AGAIN.as_millis() as u64)]
+    ask_again: u64,
     #[command(subcommand)]
     role: Option<Role>,
 }
@@ -73,7 +78,7 @@ fn main() -> ExitCode {
         None if line.guest && keep::is_domain() => run::run_in_domain(&line.state),
         None if line.guest => tombolo_broker_guest::run::run(&line.state, line.slice).map_err(Into::into),
         None => match Config::read(&line.config) {
-            Ok(_) => run::run(&line.config, &line.state, !line.no_holder),
+            Ok(_) => run::run(&line.config, &line.state, !line.no_holder, Duration::from_millis(line.ask_again)),
             Err(error) => return usage(&error),
         },
     };

@@ -6,6 +6,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::net::SocketType;
@@ -40,17 +41,22 @@ pub fn control_socket(folder: &Path) -> PathBuf {
     folder.join("tombolod.socket")
 }
 
-/// Serves until a signal says to end.
+/// Serves until a signal says to end. A QEMU is asked after `ask_again` for what it tells of by no event.
 ///
 /// # Errors
 /// It cannot begin, or what it depends on is gone.
-pub fn run(config_path: &Path, folder: &Path, start_holder: bool) -> Result<(), Box<dyn std::error::Error>> {
+pub fn run(
+    config_path: &Path,
+    folder: &Path,
+    start_holder: bool,
+    ask_again: Duration,
+) -> Result<(), Box<dyn std::error::Error>> {
     let config = Config::read(config_path)?;
     open_folder(folder)?;
     let _lock = state::lock_soon(&folder.join("lock"))?;
     raise_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
-    runtime.block_on(serve(config_path, folder, config, start_holder))?;
+    runtime.block_on(serve(config_path, folder, config, start_holder, ask_again))?;
     Ok(())
 }
 
@@ -76,13 +82,19 @@ pub fn run_in_domain(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
     })
 }
 
-async fn serve(config_path: &Path, folder: &Path, config: Config, start_holder: bool) -> io::Result<()> {
+async fn serve(
+    config_path: &Path,
+    folder: &Path,
+    config: Config,
+    start_holder: bool,
+    ask_again: Duration,
+) -> io::Result<()> {
     let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
     let holder = Holder::find(folder, start_holder)?;
     let (events, mut heard) = mpsc::channel(EVENTS_MAX);
     let (host, group) = (config.host.clone(), config.group);
-    let mut broker = Broker::begin(folder, config_path, config, holder, events.clone())?;
+    let mut broker = Broker::begin(folder, config_path, config, holder, events.clone(), ask_again)?;
     let mut herald = Herald::default();
     herald.settle(broker.config())?;
     let _keep = Keep::begin(folder)?;

@@ -56,6 +56,7 @@ pub(crate) fn start(
     config: &Config,
     folder: &Path,
     events: &mpsc::Sender<Event>,
+    ask_again: Duration,
 ) -> io::Result<Vm> {
     let process = machine.process;
     let guest = Guest::begin(crate::broker::name(name), &device.boxes)?;
@@ -76,7 +77,7 @@ pub(crate) fn start(
     let (owner, sender) = (name.to_owned(), events.clone());
     let (user, users) = watch::channel(config.domains[name].user);
     let board = config.domains[name].machine;
-    let target = machine::Target { path: qmp_socket(folder, config, name), board, user: users };
+    let target = machine::Target { path: qmp_socket(folder, config, name), board, user: users, ask_again };
     tasks.push(tokio::spawn(machine::keep(target, watched, async move |news| {
         let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
     })));

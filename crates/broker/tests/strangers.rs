@@ -195,3 +195,17 @@ fn b15_connections_that_linger_and_are_sent_to_the_broker_stop_nobody() {
     until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
     assert!(daemon.client().refusal(add("b", "host", 0)).1.contains("already"));
 }
+
+#[test]
+fn b9_domain_whose_second_qemu_comes_without_end_has_no_more_lines_of_the_log_than_its_share() {
+    let daemon = Daemon::start(TWO);
+    let _a = Vm::start(&daemon, "a");
+    for _ in 0..300 {
+        assert!(Device::connect(daemon.path(), "a").is_closed());
+    }
+    let _b = Vm::start(&daemon, "b");
+    until("another domain has its line", || daemon.log().contains("b: QEMU connected").then_some(()));
+    let lines = daemon.log().lines().filter(|line| line.contains("a: a second QEMU connected")).count();
+    // The broker's own are 200 at once, a domain's 20.
+    assert!((1..100).contains(&lines), "{lines}");
+}

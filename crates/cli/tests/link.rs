@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use tombolo_broker::{hold, run};
+use tombolo_broker::{hold, machine::ASK_AGAIN, run};
 
 const CONFIG: &str = r#"
 [domain.web]
@@ -32,7 +32,7 @@ fn broker() -> tempfile::TempDir {
         thread::yield_now();
     }
     let place = path.clone();
-    thread::spawn(move || run::run(&config, &place, false).map_err(|error| error.to_string()).unwrap());
+    thread::spawn(move || run::run(&config, &place, false, ASK_AGAIN).map_err(|error| error.to_string()).unwrap());
     while link(&path, "ls").0 == 2 {
         thread::yield_now();
     }

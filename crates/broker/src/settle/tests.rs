@@ -13,7 +13,13 @@ use tokio::sync::mpsc;
 use tombolo_control::{Boxes, Message, Said, Session};
 
 use super::*;
-use crate::{broker::Event, config::Config, guard::Process, hold, machine::News};
+use crate::{
+    broker::Event,
+    config::Config,
+    guard::Process,
+    hold,
+    machine::{self, News},
+};
 
 const TEXT: &str = r#"
 [host]
@@ -78,7 +84,7 @@ fn begin(folder: &Path, text: &str) -> (Broker, mpsc::Receiver<Event>) {
         thread::yield_now();
     };
     let (sender, events) = mpsc::channel(1024);
-    (Broker::begin(folder, &folder.join("t"), config, holder, sender).unwrap(), events)
+    (Broker::begin(folder, &folder.join("t"), config, holder, sender, machine::ASK_AGAIN).unwrap(), events)
 }
 
 impl World {
@@ -396,7 +402,15 @@ fn b9_qemu_that_cannot_be_served_leaves_no_task_behind() {
         // It cannot be polled, which is found out after the first task began.
         device.host = memory::create("test", 4096).unwrap();
         let (broker, machine) = (&world.broker, crate::state::Machine::new(99, 100));
-        let begun = crate::watch::start("a", &machine, device, &broker.config, &broker.folder, &broker.events);
+        let begun = crate::watch::start(
+            "a",
+            &machine,
+            device,
+            &broker.config,
+            &broker.folder,
+            &broker.events,
+            machine::ASK_AGAIN,
+        );
         assert!(begun.is_err());
         let began = Instant::now();
         while alive() > before {

@@ -42,13 +42,21 @@ pub fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
 pub struct Daemon {
     folder: tempfile::TempDir,
     child: Option<Child>,
+    /// What else the broker is started with.
+    pub options: Vec<&'static str>,
 }
 
 impl Daemon {
     pub fn start(config: &str) -> Self {
-        let mut daemon = Self { folder: tempfile::tempdir().unwrap(), child: None };
-        daemon.configure(config);
+        let mut daemon = Self::new(config);
         daemon.restart();
+        daemon
+    }
+
+    /// One that is still to be started.
+    pub fn new(config: &str) -> Self {
+        let daemon = Self { folder: tempfile::tempdir().unwrap(), child: None, options: Vec::new() };
+        daemon.configure(config);
         daemon
     }
 
@@ -72,6 +80,7 @@ impl Daemon {
             .arg(self.file("tombolod.toml"))
             .arg("--state")
             .arg(self.path())
+            .args(&self.options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(errors)

@@ -46,6 +46,8 @@ pub struct State {
     had: BTreeSet<String>,
     /// How often somebody came to talk with it.
     pub conversations: u64,
+    /// The last command that it answered.
+    pub last: String,
     /// Done with its own regions once it has them and before it says so.
     pub on_own: Option<OnOwn>,
     client: Option<UnixStream>,
@@ -169,6 +171,7 @@ impl State {
     fn execute(&mut self, command: &Value, passed: &mut Vec<OwnedFd>) -> Result<Value, String> {
         let arguments = &command["arguments"];
         let text = |key: &str| arguments[key].as_str().unwrap_or_default().to_owned();
+        self.last = command["execute"].as_str().unwrap_or_default().to_owned();
         match command["execute"].as_str().unwrap_or_default() {
             "qmp_capabilities" => Ok(json!({})),
             "query-memdev" if self.shared => Ok(json!([{ "id": "ram", "share": true }])),
