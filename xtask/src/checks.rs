@@ -8,6 +8,7 @@ mod header;
 mod layers;
 mod licences;
 mod locks;
+mod names;
 mod prose;
 mod size;
 mod spdx;
@@ -46,11 +47,12 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 12] = [
+const CHECKS: [Check; 13] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "circles", run: |project| circles::check(&project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
     Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
+    Check { name: "names", run: |project| names::check(&project.tree) },
     Check { name: "size", run: |project| size::check(&project.tree) },
     Check { name: "spdx", run: |project| spdx::check(&project.tree) },
     Check { name: "licences", run: |project| licences::check(&project.workspace) },

@@ -24,6 +24,7 @@ usage: cargo xtask <command>
   circles             files of a crate import each other in one direction
   clauses             every clause of spec/ has a test, every test's clause exists
   unsafe              unsafe code lives only where docs/unsafe.md says
+  names               no function is a bare verb, no type a word that the glossary replaced
   size                no file over the limit of lines; the ten largest
   spdx                each source file begins with its licence
   licences            dependencies come under licences that go with ours
