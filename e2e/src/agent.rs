@@ -67,7 +67,7 @@ pub fn open_raw(path: &str) -> Result<File> {
 /// What comes in makes no sense.
 pub fn answer(input: impl Read, out: impl Write + Send + 'static) -> Result<()> {
     let (line, jobs): (Line, _) = (Arc::new(Mutex::new(Box::new(out))), Jobs::default());
-    say(&line, &ToHost::Ready);
+    send_to_host(&line, &ToHost::Ready);
     for request in BufReader::new(input).lines().map_while(std::result::Result::ok) {
         match serde_json::from_str(&request)? {
             ToGuest::Run { job, argv } => start(job, &argv, &line, &jobs),
@@ -91,8 +91,8 @@ fn start(job: u32, argv: &[String], line: &Line, jobs: &Jobs) {
     let mut child = match spawned {
         Ok(child) => child,
         Err(why) => {
-            say(line, &ToHost::Line { job, text: why.to_string() });
-            return say(line, &ToHost::Exit { job, end: End::NotStarted });
+            send_to_host(line, &ToHost::Line { job, text: why.to_string() });
+            return send_to_host(line, &ToHost::Exit { job, end: End::NotStarted });
         }
     };
     if let Some(pid) = Pid::from_raw(i32::try_from(child.id()).unwrap_or(0)) {
@@ -110,7 +110,7 @@ fn start(job: u32, argv: &[String], line: &Line, jobs: &Jobs) {
             Ok(status) => status.signal().map_or_else(|| End::Code(status.code().unwrap_or(-1)), End::Signal),
             Err(_) => End::NotStarted,
         };
-        say(&line, &ToHost::Exit { job, end });
+        send_to_host(&line, &ToHost::Exit { job, end });
     });
 }
 
@@ -119,12 +119,12 @@ fn forward(job: u32, stream: Option<impl Read + Send + 'static>, line: &Line) ->
     thread::spawn(move || {
         let Some(stream) = stream else { return };
         for text in BufReader::new(stream).split(b'\n').map_while(std::result::Result::ok) {
-            say(&line, &ToHost::Line { job, text: String::from_utf8_lossy(&text).into_owned() });
+            send_to_host(&line, &ToHost::Line { job, text: String::from_utf8_lossy(&text).into_owned() });
         }
     })
 }
 
-fn say(line: &Line, what: &ToHost) {
+fn send_to_host(line: &Line, what: &ToHost) {
     if let Ok(mut text) = serde_json::to_vec(what) {
         text.push(b'\n');
         _ = lock(line).write_all(&text);

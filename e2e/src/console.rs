@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A guest's console: kept, and searched for faults.
 
-use crate::lines::{Lines, within};
+use crate::lines::{LineReader, within};
 use std::io::Read;
 
 /// What a kernel writes when something is wrong with it. A program's own segmentation fault is none of these.
@@ -25,14 +25,14 @@ const HARMLESS: [&str; 1] = ["MDS CPU bug"];
 /// All that a guest's kernel said.
 #[derive(Debug)]
 pub struct Console {
-    lines: Lines,
+    lines: LineReader,
     seen: Vec<String>,
 }
 
 impl Console {
     /// Listens to `stream`.
     pub fn of(stream: impl Read + Send + 'static) -> Self {
-        Self { lines: Lines::of(stream), seen: Vec::new() }
+        Self { lines: LineReader::of(stream), seen: Vec::new() }
     }
 
     /// Everything so far.

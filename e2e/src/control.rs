@@ -2,7 +2,7 @@
 //! Runs commands in a guest, over any stream that reaches its agent.
 
 use crate::error::{Context, Error, Result};
-use crate::lines::{Lines, NoLine};
+use crate::lines::{LineReader, NoLine};
 use crate::wire::{End, ToGuest, ToHost};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use std::time::Instant;
 /// The host's end of the line to an agent.
 pub struct Control {
     out: Box<dyn Write + Send>,
-    lines: Lines,
+    lines: LineReader,
     next: u32,
     jobs: BTreeMap<u32, State>,
 }
@@ -60,7 +60,7 @@ impl Control {
         out: impl Write + Send + 'static,
         deadline: Instant,
     ) -> Result<Self> {
-        let lines = Lines::of(input);
+        let lines = LineReader::of(input);
         let mut control = Self { out: Box::new(out), lines, next: 0, jobs: BTreeMap::new() };
         control.again(deadline)?;
         Ok(control)
@@ -97,7 +97,7 @@ impl Control {
         let job = self.next;
         self.next += 1;
         self.jobs.insert(job, State::default());
-        self.say(&ToGuest::Run { job, argv: argv.iter().map(|arg| (*arg).to_owned()).collect() })?;
+        self.send_to_guest(&ToGuest::Run { job, argv: argv.iter().map(|arg| (*arg).to_owned()).collect() })?;
         Ok(Job(job))
     }
 
@@ -156,10 +156,10 @@ impl Control {
     /// # Errors
     /// The line to the guest is gone.
     pub fn kill(&mut self, job: Job) -> Result<()> {
-        self.say(&ToGuest::Kill { job: job.0 })
+        self.send_to_guest(&ToGuest::Kill { job: job.0 })
     }
 
-    fn say(&mut self, what: &ToGuest) -> Result<()> {
+    fn send_to_guest(&mut self, what: &ToGuest) -> Result<()> {
         let mut line = serde_json::to_vec(what)?;
         line.push(b'\n');
         self.out.write_all(&line).context("talking to the guest")

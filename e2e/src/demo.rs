@@ -104,14 +104,14 @@ pub fn run(rig: &Rig, effort: Effort, parts: &[&str]) -> Result<()> {
 }
 
 /// Says what is done, as somebody would type it.
-fn say(place: &str, command: &str) {
+fn print_step(place: &str, command: &str) {
     println!("{place}$ {command}");
 }
 
 /// Gives the machines memory to share, with each other and with the host.
 fn join(site: &mut Site, goals: &mut Goals) -> Result<()> {
     for other in ["b", "host"] {
-        say("host", &format!("tombolo link add a {other}"));
+        print_step("host", &format!("tombolo link add a {other}"));
         let start = Instant::now();
         site.link("a", other)?;
         let up = start.elapsed().as_secs_f64() * 1000.0;
@@ -125,19 +125,19 @@ fn join(site: &mut Site, goals: &mut Goals) -> Result<()> {
 /// Moves a file from a to b, and compares what arrived.
 fn file(site: &mut Site) -> Result<()> {
     let (make, sum) = ("head -c 67108864 /dev/urandom > /tmp/file", "sha256sum");
-    say("a", make);
+    print_step("a", make);
     site.a.sh(make, within(120))?;
     let listen = "tombolo cat --listen vm:b/file --receive-only --output /tmp/copy";
-    say("b", listen);
+    print_step("b", listen);
     let listener = site.b.start(&["sh", "-c", listen])?;
     let connect = "tombolo cat --connect vm:b/file --send-only --json /tmp/file";
-    say("a", connect);
+    print_step("a", connect);
     let report = site.a.sh(connect, within(120))?;
     site.b.wait(listener, within(120))?.success().context("who listens")?;
     println!("  {report}");
     let mut sums = Vec::new();
     for (at, name) in [(At::A, "/tmp/file"), (At::B, "/tmp/copy")] {
-        say(&site.vm(at).name, &format!("{sum} {name}"));
+        print_step(&site.vm(at).name, &format!("{sum} {name}"));
         let text = site.vm(at).sh(&format!("{sum} {name}"), within(120))?;
         println!("  {text}");
         sums.push(text.split(' ').next().unwrap_or_default().to_owned());

@@ -137,7 +137,7 @@ impl Switchboard {
     ///
     /// # Errors
     /// Nobody has that id and vector.
-    pub fn ring(&self, id: u16, vector: usize) -> Result<()> {
+    pub fn notify(&self, id: u16, vector: usize) -> Result<()> {
         rustix::io::write(self.bell(id, vector)?, &1_u64.to_ne_bytes())?;
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// The lines of a stream. A thread reads them; it ends with the stream or when nobody wants more.
 #[derive(Debug)]
-pub struct Lines(Receiver<String>);
+pub struct LineReader(Receiver<String>);
 
 /// Why there is no line.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum NoLine {
     Ended,
 }
 
-impl Lines {
+impl LineReader {
     /// Reads lines from `stream`, replacing what is no UTF-8.
     pub fn of(stream: impl Read + Send + 'static) -> Self {
         let (sender, receiver) = channel();

@@ -5,7 +5,7 @@
 //! stands in a user namespace, where the kernel allows that.
 
 use crate::error::{Context, Error, Result};
-use crate::lines::{Lines, within};
+use crate::lines::{LineReader, within};
 use crate::process::{Process, tied};
 use rustix::process::geteuid;
 use std::process::{ChildStdin, Command, Stdio};
@@ -52,14 +52,14 @@ impl Network {
         unshare.args(["--", "sh", "-c", &script]);
         unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut keeper = Process::start(&mut unshare)?;
-        let said = keeper.stderr.take().map(Lines::of);
-        let ready = keeper.stdout.take().map(Lines::of).and_then(|lines| lines.next_before(within(20)).ok());
+        let said = keeper.stderr.take().map(LineReader::of);
+        let ready = keeper.stdout.take().map(LineReader::of).and_then(|lines| lines.next_before(within(20)).ok());
         let input = keeper.stdin.take();
         let network = Self { keeper, _input: input, user, taps: 0 };
         match ready.as_deref() {
             Some("ready") => Ok(network),
             _ => {
-                let why: Vec<String> = said.iter().flat_map(Lines::ready).collect();
+                let why: Vec<String> = said.iter().flat_map(LineReader::ready).collect();
                 Err(Error::new(format!("no network namespace with a bridge: {}", why.join("; "))))
             }
         }

@@ -2,7 +2,7 @@
 //! The line to QEMU itself.
 
 use crate::error::{Context, Error, Result};
-use crate::lines::{Lines, NoLine, within};
+use crate::lines::{LineReader, NoLine, within};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
 use std::io::{IoSlice, Write};
@@ -18,7 +18,7 @@ const PATIENCE: u64 = 60;
 #[derive(Debug)]
 pub struct Qmp {
     stream: UnixStream,
-    lines: Lines,
+    lines: LineReader,
     events: Vec<Value>,
 }
 
@@ -28,9 +28,9 @@ impl Qmp {
     /// # Errors
     /// There is no QEMU, or it does not answer.
     pub fn open(stream: UnixStream) -> Result<Self> {
-        let lines = Lines::of(stream.try_clone()?);
+        let lines = LineReader::of(stream.try_clone()?);
         let mut qmp = Self { stream, lines, events: Vec::new() };
-        let greeting = qmp.hear(within(PATIENCE)).context("waiting for QEMU's greeting")?;
+        let greeting = qmp.receive_message(within(PATIENCE)).context("waiting for QEMU's greeting")?;
         if greeting.get("QMP").is_none() {
             return Err(Error::new(format!("no greeting: {greeting}")));
         }
@@ -72,7 +72,7 @@ impl Qmp {
             if let Some(at) = self.events.iter().position(&wanted) {
                 return self.events.drain(..=at).next_back().ok_or_else(|| Error::new("no event"));
             }
-            let event = self.hear(deadline).context("waiting for an event")?;
+            let event = self.receive_message(deadline).context("waiting for an event")?;
             self.events.push(event);
         }
     }
@@ -80,7 +80,7 @@ impl Qmp {
     fn answer(&mut self, command: &str) -> Result<Value> {
         let deadline = within(PATIENCE);
         loop {
-            let mut answer = self.hear(deadline).context(command)?;
+            let mut answer = self.receive_message(deadline).context(command)?;
             if let Some(error) = answer.get("error") {
                 return Err(Error::new(format!("{command}: {error}")));
             }
@@ -91,7 +91,7 @@ impl Qmp {
         }
     }
 
-    fn hear(&mut self, deadline: Instant) -> Result<Value> {
+    fn receive_message(&mut self, deadline: Instant) -> Result<Value> {
         match self.lines.next_before(deadline) {
             Ok(line) => serde_json::from_str(&line).context(format!("QEMU said `{line}`")),
             Err(NoLine::TimedOut) => Err(Error::new("QEMU did not answer before the deadline")),

@@ -261,14 +261,14 @@ impl Guest {
     }
 
     /// Waits until the guest rings the host.
-    pub fn hear(&self, deadline: Instant) -> Result<()> {
+    pub fn wait_notified(&self, deadline: Instant) -> Result<()> {
         let (board, host) = self.board()?;
         board.wait(host, 1, deadline)
     }
 
     /// Forgets rings that came before: slices that were given back ring as well.
     pub fn quiet(&self) -> Result<()> {
-        while self.hear(Instant::now()).is_ok() {}
+        while self.wait_notified(Instant::now()).is_ok() {}
         Ok(())
     }
 

@@ -107,7 +107,7 @@ fn serve_at<M: Machines>(place: &Path, listener: UnixListener, machines: M) -> R
 
 /// Does what one connection asks; that they are to end is passed on.
 fn attend<M: Machines>(mut stream: UnixStream, machines: &Mutex<Option<M>>, down: &Sender<Result<UnixStream>>) {
-    let done = match hear(&stream) {
+    let done = match receive_request(&stream) {
         Ok(Ask::Down) => {
             // Who is not heard any more has ended them already.
             _ = down.send(Ok(stream));
@@ -120,7 +120,7 @@ fn attend<M: Machines>(mut stream: UnixStream, machines: &Mutex<Option<M>>, down
 }
 
 /// What a connection asks.
-fn hear(stream: &UnixStream) -> Result<Ask> {
+fn receive_request(stream: &UnixStream) -> Result<Ask> {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).context("what is asked")?;
     serde_json::from_str(&line).context("what is asked")
@@ -142,7 +142,7 @@ fn answer<M: Machines>(machines: &Mutex<Option<M>>, ask: Ask, stream: &mut UnixS
         Ask::Renew { at } => lock(machines).as_mut().ok_or_else(gone)?.renew(&at)?,
         Ask::Down => String::new(),
     };
-    tell(stream, &ToHost::Line { job: 0, text })?;
+    send_to_client(stream, &ToHost::Line { job: 0, text })?;
     Ok(End::Code(0))
 }
 
@@ -153,7 +153,7 @@ fn follow<M: Machines>(host: &Mutex<Option<M>>, at: &str, job: Job, stream: &mut
         let control = host.as_mut().ok_or_else(|| Error::new("they are gone"))?.control(at)?;
         match control.line(job, Instant::now() + TURN) {
             Ok(text) => {
-                if tell(stream, &ToHost::Line { job: 0, text }).is_err() {
+                if send_to_client(stream, &ToHost::Line { job: 0, text }).is_err() {
                     control.kill(job)?;
                 }
             }
@@ -172,7 +172,7 @@ fn lock<M>(machines: &Mutex<Option<M>>) -> MutexGuard<'_, Option<M>> {
     machines.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn tell(stream: &mut UnixStream, what: &ToHost) -> Result<()> {
+fn send_to_client(stream: &mut UnixStream, what: &ToHost) -> Result<()> {
     let mut line = serde_json::to_vec(what)?;
     line.push(b'\n');
     Ok(stream.write_all(&line)?)
@@ -182,11 +182,11 @@ fn finish(stream: &mut UnixStream, result: Result<End>) -> Result<()> {
     let end = match result {
         Ok(end) => end,
         Err(why) => {
-            tell(stream, &ToHost::Line { job: 1, text: why.to_string() })?;
+            send_to_client(stream, &ToHost::Line { job: 1, text: why.to_string() })?;
             End::NotStarted
         }
     };
-    tell(stream, &ToHost::Exit { job: 0, end })
+    send_to_client(stream, &ToHost::Exit { job: 0, end })
 }
 
 /// Takes words to the machines that are up: `run`, `push`, `log`, `renew`, `down`. Prints what comes of it, and says how the

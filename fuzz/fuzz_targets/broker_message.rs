@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tombolo_control::{MESSAGE_MAX, Path, Said};
+use tombolo_control::{MESSAGE_MAX, Path, Envelope};
 
 fuzz_target!(|input: &[u8]| {
     let Some((path, message)) = input.split_first() else { return };
@@ -12,7 +12,7 @@ fuzz_target!(|input: &[u8]| {
         2 => Path::Link,
         _ => Path::Socket,
     };
-    match Said::decode(path, message) {
+    match Envelope::decode(path, message) {
         Ok(said) => {
             assert!(message.len() <= MESSAGE_MAX);
             assert_eq!(said.encode(), message);

@@ -58,7 +58,7 @@ impl Wire for ShmemIpc {
 
     fn connect(&self, _: &str, context: &Context) -> Result<Ends> {
         let ring = context.job.ring;
-        let take = || Ok::<_, Error>(File::from(context.link.take()?));
+        let take = || Ok::<_, Error>(File::from(context.link.receive_descriptor()?));
         let from = Receiver::open(ring, take()?, take()?, take()?).map_err(failed)?;
         let to = Sender::open(ring, take()?, take()?, take()?).map_err(failed)?;
         Ok(Ends { to, from, sleeps: sleeps(context) })
@@ -122,7 +122,7 @@ impl Ends {
 
     /// Lets `get` take from what is there, at least once there is something.
     #[inline]
-    fn look(&mut self, mut get: impl FnMut(*const u8, usize) -> usize) -> Result<()> {
+    fn read_with(&mut self, mut get: impl FnMut(*const u8, usize) -> usize) -> Result<()> {
         loop {
             let mut seen = false;
             let get = |place: *const u8, ready: usize| {
@@ -150,7 +150,7 @@ impl Ends {
         let mut done = 0;
         while done < buffer.len() {
             let rest = &mut buffer[done..];
-            self.look(|place, ready| {
+            self.read_with(|place, ready| {
                 let len = rest.len().min(ready);
                 // SAFETY: (in bounds) no more than is ready, and than the buffer has left; (apart) the buffer is borrowed and
                 // the ring is not.
@@ -173,7 +173,7 @@ impl End for Ends {
     fn recv(&mut self, buffer: &mut [u8]) -> Result<usize> {
         // A message that lies there in one piece is taken in one step.
         let mut whole = None;
-        self.look(|place, ready| {
+        self.read_with(|place, ready| {
             if ready < HEADER {
                 return 0;
             }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tombolo_bench::job::{Job, Report, Role};
 use tombolo_bench::line::Line;
-use tombolo_bench::link::Link;
+use tombolo_bench::link::ControlPipe;
 use tombolo_bench::transport::{Card, Context, End, Transport, Wire};
 use tombolo_bench::{Error, Result};
 
@@ -40,10 +40,10 @@ impl<H: Heap> Transport for Threads<H> {
             Role::Left => {
                 let ends = self.0.ends(&context.job)?.map(|end| Mutex::new(Some(end)));
                 let [left, right] = both(&Joined { card: self.card(), ends }, context)?;
-                context.link.say(&serde_json::to_string(&right).map_err(worker)?)?;
+                context.link.send_line(&serde_json::to_string(&right).map_err(worker)?)?;
                 Ok(left)
             }
-            Role::Right => serde_json::from_str(&context.link.hear()?).map_err(worker),
+            Role::Right => serde_json::from_str(&context.link.receive_line()?).map_err(worker),
         }
     }
 }
@@ -52,7 +52,7 @@ impl<H: Heap> Transport for Threads<H> {
 fn both<E: End>(wire: &Joined<E>, context: &Context) -> Result<[Report; 2]> {
     let (left, right) = UnixStream::pair().map_err(|source| Error::Os { call: "socketpair", source })?;
     let half = |role, socket| {
-        let link = Link::new(socket, LIMIT)?;
+        let link = ControlPipe::new(socket, LIMIT)?;
         let line = Line::open(&link, LIMIT)?;
         let (job, host, scratch) = (context.job.clone(), context.host.clone(), context.scratch.clone());
         wire.perform(&mut Context { role, job, link, line, host, scratch })

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tombolo_mem::{MappedOwnWord, MappedPeerWord, OwnWord, PeerSegment, PeerWord, create_sealed};
 
 use crate::error::{Error, Os, Result};
-use crate::link::Link;
+use crate::link::ControlPipe;
 use crate::stats;
 
 const PAGE: usize = 4096;
@@ -62,10 +62,10 @@ impl Line {
     ///
     /// # Errors
     /// [`Error::Os`] if there is no memory, or the other worker is gone.
-    pub fn open(link: &Link, limit: Duration) -> Result<Self> {
+    pub fn open(link: &ControlPipe, limit: Duration) -> Result<Self> {
         let (own, fd) = create_sealed("tombolo-bench-line", PAGE).os("making a shared page")?;
         link.pass(fd.as_fd())?;
-        let peer = PeerSegment::map(link.take()?.as_fd(), PAGE).os("mapping the other worker's page")?;
+        let peer = PeerSegment::map(link.receive_descriptor()?.as_fd(), PAGE).os("mapping the other worker's page")?;
         let (control, _) = own.split(PAGE);
         Ok(Self { mine: control.word(0), theirs: peer.word(0), turn: 0, heard: 0, limit })
     }
@@ -76,7 +76,7 @@ impl Line {
     /// [`Error::Timeout`] if the answer does not come.
     #[inline]
     pub fn ask(&mut self) -> Result<()> {
-        self.say(self.turn + 1)
+        self.write_word(self.turn + 1)
     }
 
     /// Ends the other side's [`Line::answer`].
@@ -84,11 +84,11 @@ impl Line {
     /// # Errors
     /// As [`Line::ask`].
     pub fn stop(&mut self) -> Result<()> {
-        self.say(LAST | (self.turn + 1))
+        self.write_word(LAST | (self.turn + 1))
     }
 
     #[inline]
-    fn say(&mut self, word: u64) -> Result<()> {
+    fn write_word(&mut self, word: u64) -> Result<()> {
         self.turn += 1;
         self.mine.store_release(word);
         self.heard = self.await_change(self.heard)?;
@@ -179,9 +179,10 @@ mod tests {
 
     fn lines(limit: Duration) -> (Line, Line) {
         let (a, b) = UnixStream::pair().unwrap();
-        let other =
-            std::thread::spawn(move || Line::open(&Link::new(b, Duration::from_secs(5)).unwrap(), limit).unwrap());
-        let line = Line::open(&Link::new(a, Duration::from_secs(5)).unwrap(), limit).unwrap();
+        let other = std::thread::spawn(move || {
+            Line::open(&ControlPipe::new(b, Duration::from_secs(5)).unwrap(), limit).unwrap()
+        });
+        let line = Line::open(&ControlPipe::new(a, Duration::from_secs(5)).unwrap(), limit).unwrap();
         (line, other.join().unwrap())
     }
 

@@ -16,9 +16,9 @@ use rustix::net::{
 use crate::error::{Error, Os, Result};
 
 /// One end of the cord.
-pub struct Link(UnixStream);
+pub struct ControlPipe(UnixStream);
 
-impl Link {
+impl ControlPipe {
     /// Takes a connected UNIX stream socket over; nothing waits on it for longer than `limit`.
     ///
     /// # Errors
@@ -33,7 +33,7 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::Os`] if the other worker is gone or does not listen.
-    pub fn say(&self, text: &str) -> Result<()> {
+    pub fn send_line(&self, text: &str) -> Result<()> {
         let length = u16::try_from(text.len())
             .map_err(|_| Error::Worker(format!("{} bytes are too long for the link", text.len())))?;
         (&self.0).write_all(&[&length.to_le_bytes(), text.as_bytes()].concat()).os("writing to the other worker")
@@ -43,7 +43,7 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::Os`] if the other worker is gone or silent.
-    pub fn hear(&self) -> Result<String> {
+    pub fn receive_line(&self) -> Result<String> {
         let mut length = [0; 2];
         (&self.0).read_exact(&mut length).os("waiting for the other worker")?;
         let mut text = vec![0; u16::from_le_bytes(length).into()];
@@ -54,10 +54,10 @@ impl Link {
     /// Returns when the other worker has called it too.
     ///
     /// # Errors
-    /// As [`Link::hear`].
+    /// As [`ControlPipe::receive_line`].
     pub fn meet(&self) -> Result<()> {
-        self.say("meet")?;
-        match self.hear()?.as_str() {
+        self.send_line("meet")?;
+        match self.receive_line()?.as_str() {
             "meet" => Ok(()),
             other => Err(Error::Worker(format!("the other worker said {other:?} at a meeting"))),
         }
@@ -81,7 +81,7 @@ impl Link {
     ///
     /// # Errors
     /// [`Error::Os`] if the other worker is gone, [`Error::Worker`] if it passed none.
-    pub fn take(&self) -> Result<OwnedFd> {
+    pub fn receive_descriptor(&self) -> Result<OwnedFd> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
@@ -100,21 +100,24 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    fn links() -> (Link, Link) {
+    fn links() -> (ControlPipe, ControlPipe) {
         let (a, b) = UnixStream::pair().unwrap();
-        (Link::new(a, Duration::from_millis(50)).unwrap(), Link::new(b, Duration::from_millis(50)).unwrap())
+        (
+            ControlPipe::new(a, Duration::from_millis(50)).unwrap(),
+            ControlPipe::new(b, Duration::from_millis(50)).unwrap(),
+        )
     }
 
     #[test]
     fn link_texts_and_descriptors_arrive_in_order() {
         let (a, b) = links();
         let (rx, tx) = rustix::pipe::pipe().unwrap();
-        a.say("address").unwrap();
+        a.send_line("address").unwrap();
         a.pass(tx.as_fd()).unwrap();
-        a.say("").unwrap();
-        assert_eq!(b.hear().unwrap(), "address");
-        rustix::io::write(b.take().unwrap(), b"through").unwrap();
-        assert_eq!(b.hear().unwrap(), "");
+        a.send_line("").unwrap();
+        assert_eq!(b.receive_line().unwrap(), "address");
+        rustix::io::write(b.receive_descriptor().unwrap(), b"through").unwrap();
+        assert_eq!(b.receive_line().unwrap(), "");
         let mut buf = [0; 16];
         assert_eq!(rustix::io::read(&rx, &mut buf).unwrap(), 7);
     }
@@ -122,6 +125,6 @@ mod tests {
     #[test]
     fn link_silent_peer_ends_at_the_limit() {
         let (a, _b) = links();
-        assert!(matches!(a.hear(), Err(Error::Os { .. })));
+        assert!(matches!(a.receive_line(), Err(Error::Os { .. })));
     }
 }

@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::error::{Error, Result};
 use crate::job::{Job, Report, Times};
-use crate::meter::{pattern, take};
+use crate::meter::{pattern, receive_message};
 use crate::stats;
 use crate::wire::End;
 
@@ -76,7 +76,7 @@ pub(crate) fn observe<E: End>(end: &mut E, job: &Job) -> Result<Report> {
     // Filled, for a page that is first touched in the middle is a delay of ours.
     let mut delays = vec![f64::NAN; ((f64::from(job.rate) * job.seconds) as usize).clamp(1, KEPT)];
     let (mut first, mut counted) = (None, 0);
-    while take(end, &mut buffer)? {
+    while receive_message(end, &mut buffer)? {
         let at = now();
         let mut stamp = [0; STAMP];
         stamp.copy_from_slice(&buffer[..STAMP]);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::job::{Mode, Report, Role, Test};
 use crate::load;
-use crate::meter::{Meter, chunk, pattern, stamp, take};
+use crate::meter::{Meter, chunk, pattern, receive_message, stamp};
 use crate::stopwatch::Stopwatch;
 use crate::usage::{self, Usage};
 use crate::wire::{Context, End, Wire};
@@ -26,7 +26,7 @@ pub(crate) fn perform<W: Wire>(wire: &W, context: &Context) -> Result<Report> {
     let test = context.job.test;
     match context.role {
         Role::Left => {
-            let address = context.link.hear()?;
+            let address = context.link.receive_line()?;
             let connect = || wire.connect(&address, context);
             match test {
                 Test::Setup => call(connect, context),
@@ -41,7 +41,7 @@ pub(crate) fn perform<W: Wire>(wire: &W, context: &Context) -> Result<Report> {
         }
         Role::Right => {
             let (mut host, address) = wire.listen(context)?;
-            context.link.say(&address)?;
+            context.link.send_line(&address)?;
             let mut accept = || wire.accept(&mut host, context);
             match test {
                 Test::Setup => answer_calls(accept, context),
@@ -151,7 +151,7 @@ fn request(size: usize, stamp: u8) -> Vec<u8> {
 #[inline]
 fn exchange<E: End>(end: &mut E, request: &[u8], answer: &mut [u8]) -> Result<()> {
     end.send(request)?;
-    if !take(end, answer)? {
+    if !receive_message(end, answer)? {
         return Err(Error::Closed { got: 0, size: request.len() });
     }
     if answer[0] != request[0] {
@@ -163,7 +163,7 @@ fn exchange<E: End>(end: &mut E, request: &[u8], answer: &mut [u8]) -> Result<()
 /// Right: sends every request back, until the last.
 fn answer<E: End>(end: &mut E, context: &Context) -> Result<Report> {
     let mut buffer = vec![0; context.job.size];
-    while take(end, &mut buffer)? {
+    while receive_message(end, &mut buffer)? {
         think(context.job.think_ns);
         end.send(&buffer)?;
         if buffer[0] == LAST {
@@ -197,7 +197,7 @@ fn answer_calls<E: End>(mut accept: impl FnMut() -> Result<E>, context: &Context
     let mut byte = [0];
     while byte[0] != LAST {
         let mut end = accept()?;
-        if take(&mut end, &mut byte)? {
+        if receive_message(&mut end, &mut byte)? {
             end.send(&byte)?;
         }
     }

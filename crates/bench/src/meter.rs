@@ -44,7 +44,7 @@ impl Meter {
         let mut buffer = vec![0; self.size];
         for number in 0.. {
             for i in 0..per_chunk {
-                if !take(end, &mut buffer)? {
+                if !receive_message(end, &mut buffer)? {
                     self.read_clock();
                     return Ok(());
                 }
@@ -126,7 +126,7 @@ impl Meter {
 
 /// Fills `buffer` with one message; false at the end.
 #[inline]
-pub(crate) fn take<E: End>(end: &mut E, buffer: &mut [u8]) -> Result<bool> {
+pub(crate) fn receive_message<E: End>(end: &mut E, buffer: &mut [u8]) -> Result<bool> {
     let mut got = end.recv(buffer)?;
     while got != 0 && got < buffer.len() {
         match end.recv(&mut buffer[got..])? {

@@ -114,7 +114,7 @@ impl Pair {
     pub(crate) fn sample(&mut self, job: &Job) -> Result<[Report; 2]> {
         let order = Order::Sample { job: job.clone(), host: self.host.clone() };
         for worker in &mut self.workers {
-            worker.tell(&order)?;
+            worker.send_order(&order)?;
         }
         let limit = limit(job, self.apart);
         let deadline = Instant::now() + limit;
@@ -196,7 +196,7 @@ impl Worker {
         Ok(Self { child: Some(child), control, heard: Vec::new() })
     }
 
-    fn tell(&mut self, order: &Order) -> Result<()> {
+    fn send_order(&mut self, order: &Order) -> Result<()> {
         let text = serde_json::to_string(order).map_err(|e| Error::Worker(e.to_string()))?;
         writeln!(self.control, "{text}").os("writing to a worker")
     }
@@ -225,7 +225,7 @@ impl Worker {
 
     /// Gives an order that is done at once.
     fn ask(&mut self, order: &Order) -> Result<()> {
-        self.tell(order)?;
+        self.send_order(order)?;
         match self.reply(Instant::now() + START)? {
             Some(Reply::Done) => Ok(()),
             Some(other) => report(other).map(drop),

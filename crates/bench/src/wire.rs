@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::error::Result;
 use crate::job::{Cpu, Job, Mode, Role, Test, Wait};
 use crate::line::Line;
-use crate::link::Link;
+use crate::link::ControlPipe;
 
 /// What a transport is and which measurements mean something for it.
 #[derive(Debug, Clone, Copy)]
@@ -72,7 +72,7 @@ pub struct Context {
     /// What is to be measured.
     pub job: Job,
     /// The cord to the other worker, for setting up.
-    pub link: Link,
+    pub link: ControlPipe,
     /// The cache line shared with the other worker, if both are on one machine.
     pub line: Option<Line>,
     /// What stands before the service in Tombolo's addresses, if the other worker is on another machine.

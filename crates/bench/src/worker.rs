@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::error::{Error, Os, Result};
 use crate::job::{Cpu, Order, Reply, Report, Role, Test};
 use crate::line::Line;
-use crate::link::Link;
+use crate::link::ControlPipe;
 use crate::transport::{self, Context};
 
 /// The first argument of a worker's command line; the second is its role, the third its scratch directory. The fourth, if
@@ -77,7 +77,7 @@ struct Place {
 fn work(place: &Place) -> Result<()> {
     let socket = |fd: io::Result<_>| fd.map(UnixStream::from).os("taking over a socket");
     let control = socket(io::stdin().as_fd().try_clone_to_owned())?;
-    let mut link = Some(Link::new(socket(io::stdout().as_fd().try_clone_to_owned())?, LINK_LIMIT)?);
+    let mut link = Some(ControlPipe::new(socket(io::stdout().as_fd().try_clone_to_owned())?, LINK_LIMIT)?);
     let mut replies = control.try_clone().os("duplicating a socket")?;
 
     // A thread of its own waits for orders, so that the driver's end is noticed in the middle of a sample.
@@ -108,7 +108,12 @@ fn work(place: &Place) -> Result<()> {
     Ok(())
 }
 
-fn obey(order: Order, place: &Place, link: &mut Option<Link>, context: &mut Option<Context>) -> Result<Option<Report>> {
+fn obey(
+    order: Order,
+    place: &Place,
+    link: &mut Option<ControlPipe>,
+    context: &mut Option<Context>,
+) -> Result<Option<Report>> {
     match order {
         Order::Hello => Ok(None),
         // Over a network anybody may be the driver.
@@ -135,7 +140,7 @@ fn sample(context: &mut Context) -> Result<Report> {
     pin(context, false)?;
     let before = probe(context)?;
     pin(context, context.job.test == Test::Channels && context.job.channels > 1)?;
-    let neighbour = context.job.neighbour.then(Neighbour::start);
+    let neighbour = context.job.neighbour.then(CpuHog::start);
     let performed = transport.perform(context);
     drop(neighbour);
     let mut report = performed?;
@@ -158,12 +163,12 @@ fn probe(context: &mut Context) -> Result<Option<f64>> {
 }
 
 /// A thread that wants the CPU all the time, on the CPU of the thread that starts it. Dropping it ends it.
-struct Neighbour {
+struct CpuHog {
     enough: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Neighbour {
+impl CpuHog {
     fn start() -> Self {
         let enough = Arc::new(AtomicBool::new(false));
         let heard = Arc::clone(&enough);
@@ -177,7 +182,7 @@ impl Neighbour {
     }
 }
 
-impl Drop for Neighbour {
+impl Drop for CpuHog {
     fn drop(&mut self) {
         // ORDER: none needed; the thread only has to see it some time.
         self.enough.store(true, Ordering::Relaxed);

@@ -17,12 +17,12 @@ use rustix::{
 use tombolo_control::{Life, Message, NO_NUMBER, Name, VERSION, Way, code};
 
 use crate::{
-    calls::No,
+    calls::Refusal,
     devices::{Devices, Pages, Region},
-    host::{Host, News, Told},
+    host::{Host, LinkNews, News},
     link::Link,
     peer::Peer,
-    program::{Doing, Door, Program},
+    program::{Program, ProgramSocket, ProgramState},
 };
 
 /// Most programs at a time, besides those of root.
@@ -60,7 +60,7 @@ pub struct Settings {
 
 /// Who has something to say.
 #[derive(Clone, Copy, Debug)]
-enum Who {
+enum Source {
     Stop,
     Door,
     /// The host's broker rang.
@@ -69,7 +69,7 @@ enum Who {
     Peer(u32),
     /// Interrupts of a link had to be held back.
     Alarm(u32),
-    /// Slices went, or a device came; [`Broker::settle`] looks.
+    /// Slices went, or a device came; [`Broker::reconcile`] looks.
     Devices,
     Program(u64),
     /// Of which link, in which generation, which call.
@@ -85,7 +85,7 @@ pub struct Broker<D: Devices> {
     /// B-19. Domains by their numbers, this one's among them.
     numbers: BTreeMap<u16, Name>,
     devices: D,
-    door: Door,
+    door: ProgramSocket,
     host: Host,
     links: BTreeMap<u32, Link<D::Region>>,
     /// Links that were replaced and are not let go yet.
@@ -103,9 +103,9 @@ impl<D: Devices> Broker<D> {
     ///
     /// # Errors
     /// The devices cannot be reached.
-    pub fn begin(settings: Settings, mut devices: D, door: impl Into<Door>) -> io::Result<Self> {
+    pub fn begin(settings: Settings, mut devices: D, door: impl Into<ProgramSocket>) -> io::Result<Self> {
         let host = Host::begin(random()?, settings.boot, devices.host())?;
-        devices.host().ring();
+        devices.host().notify();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         let numbers = BTreeMap::new();
         let (name, door, number, shut, usage_later) = (None, door.into(), 0, None, false);
@@ -118,10 +118,10 @@ impl<D: Devices> Broker<D> {
     /// The device that is shared with the host cannot be reached any more.
     pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         loop {
-            let busy = self.settle()?;
+            let busy = self.reconcile()?;
             let Some(ready) = self.wait(stop, busy)? else { return Ok(()) };
             for who in ready {
-                self.hear(who);
+                self.receive_from(who);
             }
             self.send_away();
         }
@@ -132,7 +132,7 @@ impl<D: Devices> Broker<D> {
         let (now, unnamed) = (self.now(), self.name.is_none());
         self.programs.retain(|_, program| {
             let late = program.late_at().is_some_and(|at| now >= at);
-            if late && unnamed && program.doing != Doing::Idle {
+            if late && unnamed && program.doing != ProgramState::Idle {
                 let reason =
                     "the host's broker says nothing: is tombolod running there, and has it this machine?".into();
                 // What it said is taken: what is left unread when a socket closes hides the answer.
@@ -149,33 +149,33 @@ impl<D: Devices> Broker<D> {
     }
 
     /// Who has something to say; none if it is over.
-    fn wait(&self, stop: BorrowedFd<'_>, busy: bool) -> io::Result<Option<Vec<Who>>> {
-        let mut fds = vec![(Who::Stop, stop)];
+    fn wait(&self, stop: BorrowedFd<'_>, busy: bool) -> io::Result<Option<Vec<Source>>> {
+        let mut fds = vec![(Source::Stop, stop)];
         let shut =
             self.shut.map(|until| until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
         if shut.is_none() {
-            fds.push((Who::Door, self.door.fd()));
+            fds.push((Source::Door, self.door.fd()));
         }
         for link in self.links.values().chain(&self.old) {
-            let Told { link: number, generation, .. } = link.told;
-            let who = |serial: &u32| Who::Call(number, generation, *serial);
+            let LinkNews { link: number, generation, .. } = link.told;
+            let who = |serial: &u32| Source::Call(number, generation, *serial);
             fds.extend(link.sockets.iter().map(|(serial, socket)| (who(serial), socket.as_fd())));
             if let Some((region, _)) = link.memory.as_ref().filter(|_| !link.departing.is_empty()) {
-                fds.extend(region.departures().map(|fd| (Who::Devices, fd)));
+                fds.extend(region.departures().map(|fd| (Source::Devices, fd)));
             }
         }
         if self.name.is_some() {
-            fds.extend(self.programs.iter().map(|(id, program)| (Who::Program(*id), program.fd())));
+            fds.extend(self.programs.iter().map(|(id, program)| (Source::Program(*id), program.fd())));
         }
-        fds.push((Who::Host, self.devices.fd()));
+        fds.push((Source::Host, self.devices.fd()));
         let absent = self.links.values().any(|link| link.memory.is_none());
         if absent {
-            fds.extend(self.devices.arrivals().map(|fd| (Who::Devices, fd)));
+            fds.extend(self.devices.arrivals().map(|fd| (Source::Devices, fd)));
         }
         for (number, link) in self.links.iter().filter(|(_, link)| !link.leaving) {
             let Some((region, _)) = &link.memory else { continue };
-            fds.push((Who::Peer(*number), region.fd()));
-            fds.extend(region.alarm().map(|fd| (Who::Alarm(*number), fd)));
+            fds.push((Source::Peer(*number), region.fd()));
+            fds.extend(region.alarm().map(|fd| (Source::Alarm(*number), fd)));
         }
 
         let again = absent.then(|| if self.devices.arrivals().is_none() { AGAIN } else { PATIENCE });
@@ -192,26 +192,26 @@ impl<D: Devices> Broker<D> {
         let ready =
             polled.iter().zip(&fds).filter(|(polled, _)| !polled.revents().is_empty()).map(|(_, (who, _))| *who);
         let ready: Vec<_> = ready.collect();
-        Ok((!ready.iter().any(|who| matches!(who, Who::Stop))).then_some(ready))
+        Ok((!ready.iter().any(|who| matches!(who, Source::Stop))).then_some(ready))
     }
 
-    fn hear(&mut self, who: Who) {
+    fn receive_from(&mut self, who: Source) {
         match who {
-            Who::Stop | Who::Devices => {}
+            Source::Stop | Source::Devices => {}
             // What they rang for is looked for in any case.
-            Who::Host => self.devices.host().drain(),
-            Who::Peer(number) => {
+            Source::Host => self.devices.host().drain(),
+            Source::Peer(number) => {
                 if let Some((region, _)) = self.links.get_mut(&number).and_then(|link| link.memory.as_mut()) {
                     region.pages().drain();
                 }
             }
-            Who::Alarm(number) => {
+            Source::Alarm(number) => {
                 if self.links.get_mut(&number).is_some_and(|link| link.is_stormed(Instant::now())) {
                     self.host.storm(number);
                 }
             }
-            Who::Door => self.let_in(),
-            Who::Program(id) => {
+            Source::Door => self.let_in(),
+            Source::Program(id) => {
                 for _ in 0..TURN {
                     match self.hear_program(id) {
                         Ok(true) => {}
@@ -223,7 +223,7 @@ impl<D: Devices> Broker<D> {
                     }
                 }
             }
-            Who::Call(link, generation, serial) => {
+            Source::Call(link, generation, serial) => {
                 let links = self.links.values_mut().chain(&mut self.old);
                 links
                     .filter(|it| it.told.link == link && it.told.generation == generation)
@@ -233,11 +233,11 @@ impl<D: Devices> Broker<D> {
     }
 
     /// Hears host and peers, opens what is there to open, and forgets what is over. True if there may be more.
-    fn settle(&mut self) -> io::Result<bool> {
+    fn reconcile(&mut self) -> io::Result<bool> {
         let mut news = Vec::new();
         let (ring, mut busy) = self.host.turn(self.devices.host(), TURN, &mut news)?;
         if ring {
-            self.devices.host().ring();
+            self.devices.host().notify();
         }
         news.into_iter().for_each(|news| self.learn(news));
 
@@ -329,7 +329,7 @@ impl<D: Devices> Broker<D> {
             let (held, sockets) = (region.held()?, region.sockets());
             let peer = link.told.peer.clone();
             let peer = Peer::begin(random()?, own, peer, self.settings.boot, region.pages())?;
-            region.pages().ring();
+            region.pages().notify();
             Ok((region, peer, held, sockets))
         });
         let wait = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied, io::ErrorKind::ResourceBusy];
@@ -369,7 +369,7 @@ impl<D: Devices> Broker<D> {
                 }
             };
             changed |= ring;
-            if let Some(Err(No(_, why))) = heard.map(|heard| link.understand(heard, programs))
+            if let Some(Err(Refusal(_, why))) = heard.map(|heard| link.understand(heard, programs))
                 && let Some((_, peer)) = &mut link.memory
             {
                 peer.spoil(&format!("says what cannot be: {why}"));
@@ -384,7 +384,7 @@ impl<D: Devices> Broker<D> {
         }
         // Once for all of it: a ring interrupts the other machine.
         if let Some((region, _)) = link.memory.as_mut().filter(|_| changed) {
-            region.pages().ring();
+            region.pages().notify();
         }
         busy
     }
@@ -417,7 +417,7 @@ impl<D: Devices> Broker<D> {
 
     /// Who of `those` has had nothing to ask for longest: it loses nothing when it is sent away.
     fn idle(&self, those: impl Fn(&Program) -> bool) -> Option<u64> {
-        let idle = self.programs.iter().filter(|(_, program)| program.doing == Doing::Idle && those(program));
+        let idle = self.programs.iter().filter(|(_, program)| program.doing == ProgramState::Idle && those(program));
         idle.min_by_key(|(_, program)| program.late_at()).map(|(id, _)| *id)
     }
 
@@ -428,7 +428,7 @@ impl<D: Devices> Broker<D> {
         let said = match said {
             Ok(said) => said,
             Err(fault) => {
-                program.answer(refuse(No(code::MALFORMED, fault.to_string())))?;
+                program.answer(refuse(Refusal(code::MALFORMED, fault.to_string())))?;
                 return Err(io::ErrorKind::InvalidData.into());
             }
         };
@@ -439,34 +439,35 @@ impl<D: Devices> Broker<D> {
     fn answer(&mut self, id: u64, message: Message) -> io::Result<()> {
         let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
         match (&program.doing, message) {
-            (Doing::New, Message::Hello { version_min, version_max, .. }) => {
+            (ProgramState::New, Message::Hello { version_min, version_max, .. }) => {
                 let Some(name) = self.name.clone() else { return Ok(()) };
                 if version_min > VERSION || version_max < VERSION {
-                    return program.answer(refuse(No(code::VERSION, format!("this broker speaks version {VERSION}"))));
+                    return program
+                        .answer(refuse(Refusal(code::VERSION, format!("this broker speaks version {VERSION}"))));
                 }
-                program.doing = Doing::Greeted;
+                program.doing = ProgramState::Greeted;
                 let (epoch, boot) = (0, [0; 16]);
                 program.answer(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })
             }
-            (Doing::Greeted | Doing::Idle, Message::Listen { service }) => {
-                let taken = self.programs.values().any(|it| it.doing == Doing::Listening(service.clone()));
+            (ProgramState::Greeted | ProgramState::Idle, Message::Listen { service }) => {
+                let taken = self.programs.values().any(|it| it.doing == ProgramState::Listening(service.clone()));
                 let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
                 if taken {
-                    return program.answer(refuse(No(code::EXISTS, format!("{service} has a listener"))));
+                    return program.answer(refuse(Refusal(code::EXISTS, format!("{service} has a listener"))));
                 }
-                program.doing = Doing::Listening(service);
+                program.doing = ProgramState::Listening(service);
                 program.answer(Message::Done {})
             }
-            (Doing::Greeted | Doing::Idle, Message::Connect { peer, service, .. }) => {
+            (ProgramState::Greeted | ProgramState::Idle, Message::Connect { peer, service, .. }) => {
                 let called = self.call(id, &peer, service);
                 let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
                 match called {
-                    Ok(()) => program.doing = Doing::Calling,
+                    Ok(()) => program.doing = ProgramState::Calling,
                     Err(no) => program.refuse(no),
                 }
                 Ok(())
             }
-            (Doing::Greeted | Doing::Idle, Message::Who { number }) => {
+            (ProgramState::Greeted | ProgramState::Idle, Message::Who { number }) => {
                 let own = number == NO_NUMBER;
                 let found = self
                     .numbers
@@ -478,25 +479,26 @@ impl<D: Devices> Broker<D> {
                 };
                 let answer = match found {
                     Some((number, name)) => Message::Number { name: name.clone(), number: *number },
-                    None => refuse(No(code::NOT_FOUND, missing())),
+                    None => refuse(Refusal(code::NOT_FOUND, missing())),
                 };
                 program.rest();
                 program.answer(answer)
             }
-            (Doing::Greeted | Doing::Idle, Message::Look { at, after }) => self.show(id, at, after),
-            (Doing::Greeted | Doing::Idle, _) => {
-                program.answer(refuse(No(code::UNSUPPORTED, "this is a guest's broker".into())))
+            (ProgramState::Greeted | ProgramState::Idle, Message::Look { at, after }) => self.show(id, at, after),
+            (ProgramState::Greeted | ProgramState::Idle, _) => {
+                program.answer(refuse(Refusal(code::UNSUPPORTED, "this is a guest's broker".into())))
             }
             _ => {
-                program.answer(refuse(No(code::MALFORMED, "Hello comes first, and one question at a time".into())))?;
+                program
+                    .answer(refuse(Refusal(code::MALFORMED, "Hello comes first, and one question at a time".into())))?;
                 Err(io::ErrorKind::InvalidData.into())
             }
         }
     }
 
     /// B-14. Asks the peer for a call.
-    fn call(&mut self, id: u64, peer: &Name, service: Name) -> Result<(), No> {
-        let no = |code, why: String| Err(No(code, why));
+    fn call(&mut self, id: u64, peer: &Name, service: Name) -> Result<(), Refusal> {
+        let no = |code, why: String| Err(Refusal(code, why));
         let Some(program) = self.programs.get(&id) else { return Ok(()) };
         let Some(link) = self.links.values_mut().find(|link| link.told.peer == *peer && !link.leaving) else {
             return no(code::NOT_FOUND, format!("there is no link with {peer}"));
@@ -528,7 +530,7 @@ pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
     2 * own < all.saturating_sub(theirs)
 }
 
-fn refuse(No(code, why): No) -> Message {
+fn refuse(Refusal(code, why): Refusal) -> Message {
     Message::Refuse { code, reason: why.into() }
 }
 

@@ -26,7 +26,7 @@ pub type Range = (u64, u64);
 
 /// What was agreed of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Made {
+pub struct Agreement {
     /// B-14. Its number.
     pub serial: u32,
     /// This end's slice of its own region.
@@ -56,41 +56,41 @@ pub enum Stage {
 
 /// B-18. What is to be done about a call that the peer told of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Resumed {
+pub enum ResumeAction {
     /// Nothing.
     AsItWas,
     /// The peer agreed, and how it did was not known here: the program that asked is to be told.
-    Agreed(Made),
+    Agreed(Agreement),
     /// The peer's side is over: the program that has it is to be told.
     ClosedThere,
     /// It is over on both sides.
     Ended,
     /// This side does not know it: its state is to be closed in its slice, if that is known, and Close to be said.
-    Lost(Made),
+    Lost(Agreement),
 }
 
 /// Why not, for programs and for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct No(pub u16, pub String);
+pub struct Refusal(pub u16, pub String);
 
-fn no<T>(code: u16, why: impl Into<String>) -> Result<T, No> {
-    Err(No(code, why.into()))
+fn no<T>(code: u16, why: impl Into<String>) -> Result<T, Refusal> {
+    Err(Refusal(code, why.into()))
 }
 
 /// The calls of one link.
 #[derive(Debug)]
-pub struct Calls {
+pub struct Connections {
     /// B-14. 0 or 1.
     side: u8,
     region: u64,
     slice: u64,
     serial: u32,
-    calls: BTreeMap<u32, (Made, Stage)>,
+    calls: BTreeMap<u32, (Agreement, Stage)>,
     /// Whose programs have which. Of a call that an earlier broker left it is not known.
     users: BTreeMap<u32, u32>,
 }
 
-impl Calls {
+impl Connections {
     /// None yet. `side` is the host's word; slices are of `slice` bytes at most, a multiple of 4096.
     #[must_use]
     pub fn new(side: u8, region: u64, slice: u64) -> Self {
@@ -100,17 +100,17 @@ impl Calls {
 
     /// A call and how far it is.
     #[must_use]
-    pub fn get(&self, serial: u32) -> Option<(Made, Stage)> {
+    pub fn get(&self, serial: u32) -> Option<(Agreement, Stage)> {
         self.calls.get(&serial).copied()
     }
 
     /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = (Made, Stage)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Agreement, Stage)> {
         self.calls.values().copied()
     }
 
     /// B-16. A call that programs of this machine had when an earlier broker ended, as far as its slices say.
-    pub fn restore(&mut self, made: Made) {
+    pub fn restore(&mut self, made: Agreement) {
         self.calls.insert(made.serial, (made, Stage::Up));
     }
 
@@ -118,7 +118,7 @@ impl Calls {
     ///
     /// # Errors
     /// They have as many as one user may.
-    pub fn room_for(&mut self, user: u32) -> Result<(), No> {
+    pub fn room_for(&mut self, user: u32) -> Result<(), Refusal> {
         self.users.retain(|serial, _| self.calls.contains_key(serial));
         match self.users.values().filter(|it| **it == user).count() {
             CALLS_OF_ONE.. => no(code::QUOTA, format!("user {user} has {CALLS_OF_ONE} calls on this link: close some")),
@@ -135,13 +135,13 @@ impl Calls {
     ///
     /// # Errors
     /// Something is used up.
-    pub fn ask(&mut self) -> Result<Made, No> {
+    pub fn ask(&mut self) -> Result<Agreement, Refusal> {
         let channel = self.free_channel()?;
         let own = self.free_range()?;
         while self.calls.contains_key(&self.serial) {
             self.serial = self.serial.wrapping_add(2).max(if self.side == 0 { 1 } else { 2 });
         }
-        let made = Made { serial: self.serial, own, theirs: (0, 0), channel };
+        let made = Agreement { serial: self.serial, own, theirs: (0, 0), channel };
         self.calls.insert(self.serial, (made, Stage::Asked));
         self.serial = self.serial.wrapping_add(2).max(if self.side == 0 { 1 } else { 2 });
         Ok(made)
@@ -151,7 +151,7 @@ impl Calls {
     ///
     /// # Errors
     /// It may not have that, or something is used up.
-    pub fn asked(&mut self, serial: u32, theirs: Range, channel: u16) -> Result<Made, No> {
+    pub fn asked(&mut self, serial: u32, theirs: Range, channel: u16) -> Result<Agreement, Refusal> {
         if (serial % 2 == 1) == (self.side == 0) || serial == 0 || self.calls.contains_key(&serial) {
             return no(code::MALFORMED, format!("serial {serial} is not the caller's to use (B-14)"));
         }
@@ -162,7 +162,7 @@ impl Calls {
         if self.calls.values().any(|(made, _)| made.channel == channel) {
             return no(code::QUOTA, format!("event channel {channel} is taken: the link has too many calls"));
         }
-        let made = Made { serial, own: self.free_range()?, theirs, channel };
+        let made = Agreement { serial, own: self.free_range()?, theirs, channel };
         self.calls.insert(serial, (made, Stage::Up));
         Ok(made)
     }
@@ -171,7 +171,7 @@ impl Calls {
     ///
     /// # Errors
     /// It was not asked, or says what cannot be.
-    pub fn accepted(&mut self, serial: u32, theirs: Range) -> Result<Option<Made>, No> {
+    pub fn accepted(&mut self, serial: u32, theirs: Range) -> Result<Option<Agreement>, Refusal> {
         self.check_theirs(theirs)?;
         let Some((made, stage @ (Stage::Asked | Stage::GivenUp))) = self.calls.get_mut(&serial) else {
             return no(code::MALFORMED, format!("call {serial} was not asked for (B-14)"));
@@ -186,7 +186,7 @@ impl Calls {
     ///
     /// # Errors
     /// It was not asked.
-    pub fn refused(&mut self, serial: u32) -> Result<bool, No> {
+    pub fn refused(&mut self, serial: u32) -> Result<bool, Refusal> {
         match self.calls.get_mut(&serial) {
             Some((_, stage @ (Stage::Asked | Stage::GivenUp))) => {
                 Ok(std::mem::replace(stage, Stage::Refused) == Stage::Asked)
@@ -224,7 +224,7 @@ impl Calls {
     ///
     /// # Errors
     /// There is none.
-    pub fn closed(&mut self, serial: u32) -> Result<Option<Made>, No> {
+    pub fn closed(&mut self, serial: u32) -> Result<Option<Agreement>, Refusal> {
         match self.calls.get_mut(&serial) {
             Some((_, Stage::ClosedHere)) => {
                 self.calls.remove(&serial);
@@ -259,7 +259,7 @@ impl Calls {
     ///
     /// # Errors
     /// That cannot be.
-    pub fn resumed(&mut self, told: Made, is_over: bool) -> Result<Resumed, No> {
+    pub fn resumed(&mut self, told: Agreement, is_over: bool) -> Result<ResumeAction, Refusal> {
         let serial = told.serial;
         let others = self.calls.values().filter(|(made, _)| made.serial != serial);
         let clash = |a: Range, b: Range| a.1 != 0 && b.1 != 0 && a.0 < b.0.saturating_add(b.1) && b.0 < a.0 + a.1;
@@ -282,7 +282,7 @@ impl Calls {
             if !is_over {
                 self.calls.insert(serial, (told, Stage::ClosedHere));
             }
-            return Ok(Resumed::Lost(told));
+            return Ok(ResumeAction::Lost(told));
         };
         let agree = |known: Range, told: Range| known.1 == 0 || told.1 == 0 || known == told;
         let same_channel = made.channel == 0 || told.channel == 0 || made.channel == told.channel;
@@ -296,24 +296,24 @@ impl Calls {
         match (*stage, is_over) {
             (Stage::Up, true) => {
                 *stage = Stage::ClosedThere;
-                Ok(Resumed::ClosedThere)
+                Ok(ResumeAction::ClosedThere)
             }
             (Stage::ClosedHere, true) => {
                 self.calls.remove(&serial);
-                Ok(Resumed::Ended)
+                Ok(ResumeAction::Ended)
             }
             // It was accepted after all, which was not heard here.
             (Stage::Refused, over) => {
                 *stage = if over { Stage::ClosedThere } else { Stage::Up };
-                Ok(Resumed::AsItWas)
+                Ok(ResumeAction::AsItWas)
             }
             (Stage::Asked | Stage::GivenUp, _) => no(code::MALFORMED, format!("call {serial} is not agreed (B-18)")),
-            (Stage::Up, false) if unknown => Ok(Resumed::Agreed(*made)),
-            _ => Ok(Resumed::AsItWas),
+            (Stage::Up, false) if unknown => Ok(ResumeAction::Agreed(*made)),
+            _ => Ok(ResumeAction::AsItWas),
         }
     }
 
-    fn check_theirs(&self, theirs: Range) -> Result<(), No> {
+    fn check_theirs(&self, theirs: Range) -> Result<(), Refusal> {
         let overlaps = |(at, len): Range| at < theirs.0.saturating_add(theirs.1) && theirs.0 < at + len;
         if !slice_is_sound(self.region, theirs.0, theirs.1) {
             return no(code::MALFORMED, format!("slice of {:#x} bytes at {:#x} (B-14)", theirs.1, theirs.0));
@@ -324,7 +324,7 @@ impl Calls {
         Ok(())
     }
 
-    fn free_channel(&self) -> Result<u16, No> {
+    fn free_channel(&self) -> Result<u16, Refusal> {
         let free = |number: &u16| {
             let channel = 1 + number * CALL_CHANNELS;
             self.calls.values().all(|(made, _)| made.channel != channel)
@@ -337,7 +337,7 @@ impl Calls {
     }
 
     /// V-8. An eighth of what is left, within bounds.
-    fn free_range(&self) -> Result<Range, No> {
+    fn free_range(&self) -> Result<Range, Refusal> {
         let mut taken: Vec<Range> = self.iter().map(|(made, _)| made.own).filter(|own| own.1 != 0).collect();
         taken.sort_unstable();
         taken.push((self.region, 0));
@@ -371,11 +371,11 @@ mod tests {
     const REGION: u64 = 1 << 20;
     const SLICE: u64 = 64 << 10;
 
-    fn pair() -> [Calls; 2] {
-        [Calls::new(0, REGION, SLICE), Calls::new(1, REGION, SLICE)]
+    fn pair() -> [Connections; 2] {
+        [Connections::new(0, REGION, SLICE), Connections::new(1, REGION, SLICE)]
     }
 
-    fn agree(from: &mut Calls, to: &mut Calls) -> Made {
+    fn agree(from: &mut Connections, to: &mut Connections) -> Agreement {
         let asked = from.ask().unwrap();
         let answer = to.asked(asked.serial, asked.own, asked.channel).unwrap();
         from.accepted(asked.serial, answer.own).unwrap().unwrap()
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn v8_link_of_the_default_size_holds_more_than_25_calls_the_first_with_much_memory() {
         let (region, slice) = (16 << 20, 2 << 20);
-        let [mut a, mut b] = [Calls::new(0, region, slice), Calls::new(1, region, slice)];
+        let [mut a, mut b] = [Connections::new(0, region, slice), Connections::new(1, region, slice)];
         let mut calls = Vec::new();
         while let Ok(asked) = a.ask() {
             let answer = b.asked(asked.serial, asked.own, asked.channel).unwrap();
@@ -417,7 +417,7 @@ mod tests {
         }
         assert_eq!(calls.len(), 33);
         assert_eq!([0, 5, 32].map(|call| calls[call].own.1), [2044 << 10, 1048 << 10, 72 << 10]);
-        let No(code, why) = a.ask().unwrap_err();
+        let Refusal(code, why) = a.ask().unwrap_err();
         assert!(code == code::QUOTA && why.contains("used up by 33 calls"), "{why}");
         // Where there is no gap of an eighth, the next one gets what there is for sure.
         for made in calls.into_iter().step_by(2).skip(1) {
@@ -473,7 +473,7 @@ mod tests {
             agree(&mut a, &mut b);
         }
         assert_eq!(a.ask().unwrap_err().0, code::QUOTA);
-        let (mut a, mut b) = (Calls::new(0, 1 << 30, 4096), Calls::new(1, 1 << 30, 4096));
+        let (mut a, mut b) = (Connections::new(0, 1 << 30, 4096), Connections::new(1, 1 << 30, 4096));
         for turn in 0..CALLS_MAX {
             if turn % 2 == 0 {
                 agree(&mut a, &mut b)
@@ -486,8 +486,8 @@ mod tests {
 
     #[test]
     fn b14_one_user_cannot_take_all_calls_of_a_link() {
-        let mut calls = Calls::new(0, 1 << 30, 4096);
-        let ask = |calls: &mut Calls, user| -> Result<u32, No> {
+        let mut calls = Connections::new(0, 1 << 30, 4096);
+        let ask = |calls: &mut Connections, user| -> Result<u32, Refusal> {
             calls.room_for(user)?;
             let serial = calls.ask()?.serial;
             calls.belongs(serial, user);
@@ -504,21 +504,21 @@ mod tests {
     #[test]
     fn b18_call_that_was_accepted_unheard_ends_with_its_program() {
         for over in [false, true] {
-            let (mut calls, theirs) = (Calls::new(0, REGION, SLICE), (SLICES_AT, SLICE));
+            let (mut calls, theirs) = (Connections::new(0, REGION, SLICE), (SLICES_AT, SLICE));
             let asked = calls.ask().unwrap();
             assert_eq!(calls.forgotten(), [asked.serial]);
             assert_ne!(calls.ask().unwrap().own, asked.own, "its program may have it still");
-            let told = Made { theirs, ..asked };
-            assert_eq!(calls.resumed(told, over), Ok(Resumed::AsItWas));
+            let told = Agreement { theirs, ..asked };
+            assert_eq!(calls.resumed(told, over), Ok(ResumeAction::AsItWas));
             assert!(calls.close(asked.serial), "Close is said: the peer has it");
             assert_eq!(calls.get(asked.serial).is_some(), !over);
         }
         // A broker that begins has a call of which its own slice alone is known, and learns the rest.
-        let mut calls = Calls::new(0, REGION, SLICE);
-        let whole = Made { serial: 1, own: (SLICES_AT, SLICE), theirs: (SLICES_AT, SLICE), channel: 1 };
-        calls.restore(Made { theirs: (0, 0), ..whole });
-        assert_eq!(calls.resumed(whole, false), Ok(Resumed::Agreed(whole)));
-        assert_eq!(calls.resumed(whole, false), Ok(Resumed::AsItWas));
+        let mut calls = Connections::new(0, REGION, SLICE);
+        let whole = Agreement { serial: 1, own: (SLICES_AT, SLICE), theirs: (SLICES_AT, SLICE), channel: 1 };
+        calls.restore(Agreement { theirs: (0, 0), ..whole });
+        assert_eq!(calls.resumed(whole, false), Ok(ResumeAction::Agreed(whole)));
+        assert_eq!(calls.resumed(whole, false), Ok(ResumeAction::AsItWas));
     }
 
     #[test]

@@ -9,12 +9,12 @@ use std::{
 
 use tombolo_control::Boxes;
 
-use crate::{calls::Made, host::Told};
+use crate::{calls::Agreement, host::LinkNews};
 
 /// A pair of boxes (B-3), and how their owners ring each other.
 pub trait Pages: Boxes {
     /// Rings the other side.
-    fn ring(&self);
+    fn notify(&self);
     /// Forgets rings of before. Never blocks.
     fn drain(&self);
 }
@@ -40,7 +40,7 @@ pub trait Devices {
     /// # Errors
     /// `NotFound`, `PermissionDenied` and `ResourceBusy` while its devices are not there, not ours or not free yet; what
     /// the system says.
-    fn open(&mut self, told: &Told) -> io::Result<Self::Region>;
+    fn open(&mut self, told: &LinkNews) -> io::Result<Self::Region>;
 }
 
 /// Which of a link's two regions.
@@ -79,20 +79,20 @@ pub trait Region {
     ///
     /// # Errors
     /// What the system says.
-    fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>>;
+    fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>>;
 
     /// The peer's slice.
     ///
     /// # Errors
     /// What the system says.
-    fn theirs(&mut self, made: &Made) -> io::Result<OwnedFd>;
+    fn theirs(&mut self, made: &Agreement) -> io::Result<OwnedFd>;
 
     /// B-16. Puts this broker's end of a program's call socket where a later broker finds it, if there is such a place; once
     /// more when the peer agreed.
     ///
     /// # Errors
     /// What the system says.
-    fn keep(&mut self, _made: &Made, _socket: BorrowedFd<'_>) -> io::Result<()> {
+    fn store_connection(&mut self, _made: &Agreement, _socket: BorrowedFd<'_>) -> io::Result<()> {
         Ok(())
     }
 
@@ -105,7 +105,7 @@ pub trait Region {
     ///
     /// # Errors
     /// What the system says.
-    fn held(&mut self) -> io::Result<Vec<Made>>;
+    fn held(&mut self) -> io::Result<Vec<Agreement>>;
 
     /// Polls readable when that may have changed since it was asked for, if anything can tell.
     fn departures(&self) -> Option<BorrowedFd<'_>>;
@@ -129,7 +129,7 @@ pub trait Region {
     }
 
     /// V-4. A program is gone: closes its state and rings the peer, where the kernel does not.
-    fn bequeath(&mut self, made: &Made);
+    fn bequeath(&mut self, made: &Agreement);
 
     /// The peer is gone, or the link is: ends all waits of programs.
     fn hang_up(&mut self);

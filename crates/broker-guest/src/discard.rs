@@ -108,7 +108,7 @@ pub enum Look {
 ///
 /// # Errors
 /// There is nothing, or what the kernel says.
-pub fn look(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Look, Errno> {
+pub fn peek_message(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Look, Errno> {
     loop {
         let mut control = RecvAncillaryBuffer::default();
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;

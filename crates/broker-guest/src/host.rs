@@ -8,7 +8,8 @@ use std::{
 };
 
 use tombolo_control::{
-    Boxes, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, QUEUE_MAX, Said, Session, VERSION, Way,
+    Boxes, Envelope, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION,
+    Way,
 };
 
 /// Most links that are kept: more than a machine has slots, or an administrator patience.
@@ -20,7 +21,7 @@ pub const RULES_MAX: u16 = 256;
 
 /// A link, as the host told.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Told {
+pub struct LinkNews {
     /// Its number.
     pub link: u32,
     /// Which memory.
@@ -45,7 +46,7 @@ pub struct Told {
     pub life: Life,
 }
 
-impl Told {
+impl LinkNews {
     /// B-13. Whether somebody may connect to `service`, of this domain or of the peer.
     #[must_use]
     pub fn allows(&self, way: Way, service: &Name) -> bool {
@@ -61,7 +62,7 @@ pub enum News {
     /// B-19. What number a domain has, if it has one.
     Number(Name, Option<u16>),
     /// A link is there, or is told of anew with other rules.
-    Link(Told),
+    Link(LinkNews),
     /// A link goes, with this memory.
     Unlink(u32, u32),
     /// A peer fares otherwise.
@@ -78,11 +79,11 @@ pub struct Host {
     greeted: bool,
     /// You was said.
     named: bool,
-    links: BTreeMap<u32, Told>,
+    links: BTreeMap<u32, LinkNews>,
     /// What was said of links: generation, calls, bytes, and when.
     usage: BTreeMap<u32, (u32, u16, u64, Instant)>,
     /// A link whose rules are still to come, and how many.
-    half: Option<(Told, u16)>,
+    half: Option<(LinkNews, u16)>,
 }
 
 impl Host {
@@ -119,7 +120,7 @@ impl Host {
                     (self.greeted, self.named, self.half) = (false, false, None);
                     self.usage.clear();
                     let (name, boot, epoch) = ("guest".parse().expect("a name"), self.boot, self.session.epoch());
-                    self.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
+                    self.send_message(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
                 }
                 Some(Event::Said(said)) => match self.understand(said.message) {
                     Some(told) => news.extend(told),
@@ -133,13 +134,13 @@ impl Host {
         Ok((ring, true))
     }
 
-    fn say(&mut self, message: Message) {
-        self.session.say(&Said::statement(message));
+    fn send_message(&mut self, message: Message) {
+        self.session.queue_message(&Envelope::statement(message));
     }
 
     /// B-11. This domain has let go of a link's memory.
     pub fn released(&mut self, link: u32, generation: u32) {
-        self.say(Message::Released { link, generation });
+        self.send_message(Message::Released { link, generation });
     }
 
     /// B-7. A link is open here, with so many calls that have so many bytes: said when it changed, and now and then. True if it is
@@ -154,14 +155,14 @@ impl Host {
             return true;
         }
         self.usage.insert(link, (generation, calls, used, now));
-        self.say(Message::Usage { link, generation, calls, used });
+        self.send_message(Message::Usage { link, generation, calls, used });
         true
     }
 
     /// B-8. A peer rings without end. A host that has not heard the last of it yet is not told once more.
     pub fn storm(&mut self, link: u32) {
         if self.session.room() > QUEUE_MAX / 2 {
-            self.say(Message::Storm { link });
+            self.send_message(Message::Storm { link });
         }
     }
 
@@ -188,7 +189,7 @@ impl Host {
                 }
                 let (rules, life) = (Vec::new(), self.links.get(&link).map_or(Life::Unknown, |old| old.life));
                 Some(self.complete(
-                    Told { link, generation, peer, own, theirs, size, side, bell, vectors, rules, life },
+                    LinkNews { link, generation, peer, own, theirs, size, side, bell, vectors, rules, life },
                     allows,
                 ))
             }
@@ -225,7 +226,7 @@ impl Host {
     }
 
     /// B-7. A link and all its rules take effect together.
-    fn complete(&mut self, told: Told, left: u16) -> Option<News> {
+    fn complete(&mut self, told: LinkNews, left: u16) -> Option<News> {
         if left != 0 {
             self.half = Some((told, left));
             return None;

@@ -28,7 +28,7 @@ use std::{
     time::Instant,
 };
 
-use pace::Lines;
+use pace::LineBudget;
 
 /// A line of the broker's own for the administrator, on standard error: the journal adds the time. It is without what a terminal
 /// would act on, and there are so many in a time.
@@ -43,10 +43,10 @@ pub fn log_of(whose: &str, line: &str) {
 
 fn write(whose: Option<&str>, line: &str) {
     use std::io::Write;
-    static LINES: Mutex<Option<Lines>> = Mutex::new(None);
+    static LINES: Mutex<Option<LineBudget>> = Mutex::new(None);
     let mut lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
-    let Some(left_out) = lines.get_or_insert_with(|| Lines::new(now)).take(whose, now) else { return };
+    let Some(left_out) = lines.get_or_insert_with(|| LineBudget::new(now)).take_permit(whose, now) else { return };
     let mut written = std::io::stderr();
     if left_out != 0 {
         let about = whose.map(|whose| format!(" about {whose}")).unwrap_or_default();

@@ -12,12 +12,12 @@ use tombolo_control::{CallEnd, Life, Message, Name, Way, code};
 
 use crate::{
     about::About,
-    calls::{Calls, Made, No, Resumed, Stage},
+    calls::{Agreement, Connections, Refusal, ResumeAction, Stage},
     devices::Region,
     discard,
-    host::Told,
-    peer::{Heard, Peer},
-    program::{self, Doing, Program},
+    host::LinkNews,
+    peer::{Peer, PeerRequest},
+    program::{self, Program, ProgramState},
 };
 
 /// The host is not told more often that a peer rings without end.
@@ -36,10 +36,10 @@ struct Fresh {
 /// A link and the calls on it.
 #[derive(Debug)]
 pub(crate) struct Link<R> {
-    pub told: Told,
+    pub told: LinkNews,
     /// None until the devices are there.
     pub memory: Option<(R, Peer)>,
-    pub calls: Calls,
+    pub calls: Connections,
     /// This side's end of each program's call socket.
     pub sockets: BTreeMap<u32, OwnedFd>,
     /// Calls whose program closed the socket, or had one of an earlier broker, and may have the slices still.
@@ -64,8 +64,8 @@ pub(crate) struct Link<R> {
 
 impl<R: Region> Link<R> {
     /// A link that the host told of; slices on it are of `slice` bytes.
-    pub(crate) fn new(told: Told, slice: u64) -> Self {
-        let calls = Calls::new(told.side, told.size, slice);
+    pub(crate) fn new(told: LinkNews, slice: u64) -> Self {
+        let calls = Connections::new(told.side, told.size, slice);
         Self {
             told,
             memory: None,
@@ -108,12 +108,16 @@ impl<R: Region> Link<R> {
     }
 
     /// What the peer's broker wants.
-    pub(crate) fn understand(&mut self, heard: Heard, programs: &mut BTreeMap<u64, Program>) -> Result<(), No> {
+    pub(crate) fn understand(
+        &mut self,
+        heard: PeerRequest,
+        programs: &mut BTreeMap<u64, Program>,
+    ) -> Result<(), Refusal> {
         match heard {
-            Heard::Hello => {}
-            Heard::Began => {
+            PeerRequest::Hello => {}
+            PeerRequest::Began => {
                 for serial in self.calls.forgotten() {
-                    self.refuse(serial, No(code::NOT_FOUND, "its broker began anew".into()), programs);
+                    self.refuse(serial, Refusal(code::NOT_FOUND, "its broker began anew".into()), programs);
                 }
                 let known = self.calls.iter().filter(|(_, stage)| *stage != Stage::Refused);
                 let calls: Vec<_> = known.map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
@@ -121,18 +125,18 @@ impl<R: Region> Link<R> {
                     peer.recount(&calls);
                 }
             }
-            Heard::Call(told, is_over) => match self.calls.resumed(told, is_over)? {
-                Resumed::AsItWas | Resumed::Ended => {}
-                Resumed::Agreed(made) => self.agree(&made),
-                Resumed::ClosedThere => self.tell_close(told.serial),
-                Resumed::Lost(made) => {
+            PeerRequest::Call(told, is_over) => match self.calls.resumed(told, is_over)? {
+                ResumeAction::AsItWas | ResumeAction::Ended => {}
+                ResumeAction::Agreed(made) => self.agree(&made),
+                ResumeAction::ClosedThere => self.tell_close(told.serial),
+                ResumeAction::Lost(made) => {
                     if let Some((region, _)) = &mut self.memory {
                         region.bequeath(&made);
                     }
                     self.say_close(told.serial);
                 }
             },
-            Heard::Connect(serial, service, theirs, channel) => {
+            PeerRequest::Connect(serial, service, theirs, channel) => {
                 let answer = self.called(serial, service, theirs, channel, programs);
                 let Some((_, peer)) = &mut self.memory else { return Ok(()) };
                 match answer {
@@ -140,19 +144,19 @@ impl<R: Region> Link<R> {
                     Err(no) => peer.refuse(serial, no),
                 };
             }
-            Heard::Accept(serial, theirs) => match self.calls.accepted(serial, theirs)? {
+            PeerRequest::Accept(serial, theirs) => match self.calls.accepted(serial, theirs)? {
                 Some(made) => self.agree(&made),
                 None => self.end_unless_out(serial),
             },
-            Heard::Refuse(0, ..) => {}
-            Heard::Refuse(serial, code, reason) => {
+            PeerRequest::Refuse(0, ..) => {}
+            PeerRequest::Refuse(serial, code, reason) => {
                 if self.calls.refused(serial)? {
-                    self.refuse(serial, No(code, reason.as_str().into()), programs);
+                    self.refuse(serial, Refusal(code, reason.as_str().into()), programs);
                 } else {
                     self.end_unless_out(serial);
                 }
             }
-            Heard::Close(serial) => {
+            PeerRequest::Close(serial) => {
                 let before = self.calls.get(serial);
                 if self.calls.closed(serial)?.is_some() {
                     self.tell_close(serial);
@@ -172,14 +176,14 @@ impl<R: Region> Link<R> {
         theirs: (u64, u64),
         channel: u16,
         programs: &BTreeMap<u64, Program>,
-    ) -> Result<Made, No> {
+    ) -> Result<Agreement, Refusal> {
         if !self.told.allows(Way::In, &service) {
-            return Err(No(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
+            return Err(Refusal(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
         }
-        let listening = Doing::Listening(service.clone());
+        let listening = ProgramState::Listening(service.clone());
         let listens = |program: &Program| program.doing == listening && !program.has_left();
         let Some((id, program)) = programs.iter().find(|(_, program)| listens(program)) else {
-            return Err(No(code::NOT_FOUND, format!("nobody listens at {service}")));
+            return Err(Refusal(code::NOT_FOUND, format!("nobody listens at {service}")));
         };
         self.calls.room_for(program.user)?;
         let made = self.calls.asked(serial, theirs, channel)?;
@@ -190,7 +194,7 @@ impl<R: Region> Link<R> {
     }
 
     /// B-14. A program of `user` calls: what the peer is to be asked.
-    pub(crate) fn call(&mut self, id: u64, program: &Program, service: Name) -> Result<(), No> {
+    pub(crate) fn call(&mut self, id: u64, program: &Program, service: Name) -> Result<(), Refusal> {
         self.calls.room_for(program.user)?;
         let made = self.calls.ask()?;
         let fresh = Fresh { serial: made.serial, program: id, told_as: program.asked, service: service.clone() };
@@ -203,7 +207,7 @@ impl<R: Region> Link<R> {
     }
 
     /// Clears the memory of a new call.
-    fn begin(&mut self, made: Made, fresh: Fresh, user: u32) -> Result<Made, No> {
+    fn begin(&mut self, made: Agreement, fresh: Fresh, user: u32) -> Result<Agreement, Refusal> {
         self.about.retain(|serial, _| self.calls.get(*serial).is_some());
         let cleared = match &mut self.memory {
             Some((region, _)) => region.clear(made.own.0, made.own.1),
@@ -211,7 +215,7 @@ impl<R: Region> Link<R> {
         };
         if let Err(error) = cleared {
             self.calls.forget(made.serial);
-            return Err(No(code::FAILED, format!("the link's memory cannot be reached: {error}")));
+            return Err(Refusal(code::FAILED, format!("the link's memory cannot be reached: {error}")));
         }
         self.calls.belongs(made.serial, user);
         self.fresh.push(fresh);
@@ -233,8 +237,8 @@ impl<R: Region> Link<R> {
                     &format!("a call between here and {} cannot be given to its program: {error}", self.told.peer),
                 );
             }
-            if let Some(caller) = programs.get_mut(&fresh.program).filter(|it| it.doing == Doing::Calling) {
-                caller.refuse(No(code::FAILED, format!("slices cannot be made: {error}")));
+            if let Some(caller) = programs.get_mut(&fresh.program).filter(|it| it.doing == ProgramState::Calling) {
+                caller.refuse(Refusal(code::FAILED, format!("slices cannot be made: {error}")));
             }
             self.finish(fresh.serial);
             over = true;
@@ -250,7 +254,7 @@ impl<R: Region> Link<R> {
         let (made, stage) = self.calls.get(fresh.serial).ok_or_else(gone)?;
         let (ours, socket) = self.spare.take().map_or_else(program::call_socket, Ok)?;
         let own = region.own(&made)?;
-        region.keep(&made, ours.as_fd())?;
+        region.store_connection(&made, ours.as_fd())?;
         if matches!(stage, Stage::Up | Stage::ClosedThere) {
             program::accept(&ours, made.theirs, &region.theirs(&made)?)?;
         }
@@ -259,7 +263,7 @@ impl<R: Region> Link<R> {
         }
         let descriptors: Vec<_> = [&socket].into_iter().chain(&own).map(AsFd::as_fd).collect();
         program.state(fresh.told_as, (self.told.peer.clone(), fresh.service.clone()), &made, &descriptors)?;
-        if program.doing == Doing::Calling {
+        if program.doing == ProgramState::Calling {
             program.rest();
         }
         self.tell_life_to(&ours);
@@ -269,10 +273,10 @@ impl<R: Region> Link<R> {
 
     /// V-2. The peer agreed to a call: gives its slice to the program that asked. One that is not told of the call yet is
     /// told both then.
-    fn agree(&mut self, made: &Made) {
+    fn agree(&mut self, made: &Agreement) {
         let (Some((region, _)), Some(socket)) = (&mut self.memory, self.sockets.get(&made.serial)) else { return };
         let given = region
-            .keep(made, socket.as_fd())
+            .store_connection(made, socket.as_fd())
             .and_then(|()| region.theirs(made))
             .and_then(|theirs| program::accept(socket, made.theirs, &theirs));
         if let Err(error) = given {
@@ -283,15 +287,15 @@ impl<R: Region> Link<R> {
     }
 
     /// Tells the program that waits for a call that it does not get it.
-    fn refuse(&mut self, serial: u32, No(code, why): No, programs: &mut BTreeMap<u64, Program>) {
+    fn refuse(&mut self, serial: u32, Refusal(code, why): Refusal, programs: &mut BTreeMap<u64, Program>) {
         if let Some(socket) = self.sockets.get(&serial) {
             let _ = program::send(socket.as_fd(), 0, Message::Refuse { code, reason: why.into() }, &[]);
             return;
         }
         if let Some(at) = self.fresh.iter().position(|fresh| fresh.serial == serial) {
             let caller = programs.get_mut(&self.fresh.remove(at).program);
-            if let Some(caller) = caller.filter(|it| it.doing == Doing::Calling) {
-                caller.refuse(No(code, why));
+            if let Some(caller) = caller.filter(|it| it.doing == ProgramState::Calling) {
+                caller.refuse(Refusal(code, why));
             }
         }
         self.end_unless_out(serial);
@@ -309,7 +313,7 @@ impl<R: Region> Link<R> {
         let asked = self.calls.iter().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial);
         for serial in asked.collect::<Vec<_>>() {
             self.calls.close(serial);
-            self.refuse(serial, No(code::NOT_FOUND, why.into()), programs);
+            self.refuse(serial, Refusal(code::NOT_FOUND, why.into()), programs);
         }
     }
 
@@ -372,7 +376,7 @@ impl<R: Region> Link<R> {
     }
 
     /// Clears the memory of a call that is over on both sides, so that the next one need not wait for that.
-    fn clean(&mut self, made: &Made) {
+    fn clean(&mut self, made: &Agreement) {
         if self.calls.get(made.serial).is_none()
             && let Some((region, _)) = self.memory.as_mut().filter(|_| made.own.1 != 0)
         {
@@ -389,7 +393,7 @@ impl<R: Region> Link<R> {
 
     fn say_close(&mut self, serial: u32) {
         if let Some((_, peer)) = &mut self.memory {
-            peer.say(serial, Message::Close {});
+            peer.queue_message(serial, Message::Close {});
         }
     }
 
@@ -420,7 +424,7 @@ impl<R: Region> Link<R> {
 mod tests {
     use std::os::fd::{AsRawFd, BorrowedFd};
 
-    use tombolo_control::{Boxes, MESSAGE_MAX, Path, SLICES_AT, Said};
+    use tombolo_control::{Boxes, Envelope, MESSAGE_MAX, Path, SLICES_AT};
 
     use super::*;
     use crate::devices::Pages;
@@ -441,7 +445,7 @@ mod tests {
     }
 
     impl Pages for Nothing {
-        fn ring(&self) {}
+        fn notify(&self) {}
         fn drain(&self) {}
     }
 
@@ -462,15 +466,15 @@ mod tests {
             Ok(())
         }
 
-        fn own(&mut self, _made: &Made) -> io::Result<Vec<OwnedFd>> {
+        fn own(&mut self, _made: &Agreement) -> io::Result<Vec<OwnedFd>> {
             Ok(Vec::new())
         }
 
-        fn theirs(&mut self, _made: &Made) -> io::Result<OwnedFd> {
+        fn theirs(&mut self, _made: &Agreement) -> io::Result<OwnedFd> {
             Ok(std::fs::File::open("/dev/null")?.into())
         }
 
-        fn held(&mut self) -> io::Result<Vec<Made>> {
+        fn held(&mut self) -> io::Result<Vec<Agreement>> {
             Ok(Vec::new())
         }
 
@@ -478,7 +482,7 @@ mod tests {
             None
         }
 
-        fn bequeath(&mut self, made: &Made) {
+        fn bequeath(&mut self, made: &Agreement) {
             self.0.push(made.serial);
         }
 
@@ -489,9 +493,9 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn told() -> Told {
+    fn told() -> LinkNews {
         let place = || "04.0".parse().unwrap();
-        Told {
+        LinkNews {
             link: 1,
             generation: 1,
             peer: name("b"),
@@ -531,12 +535,12 @@ mod tests {
     fn listener() -> (Program, OwnedFd) {
         let (ours, theirs) = program::call_socket().unwrap();
         let mut listener = Program::new(ours).unwrap();
-        listener.doing = Doing::Listening(name("s"));
+        listener.doing = ProgramState::Listening(name("s"));
         (listener, theirs)
     }
 
-    fn called() -> Heard {
-        Heard::Connect(2, name("s"), (SLICES_AT, 4096), 1)
+    fn called() -> PeerRequest {
+        PeerRequest::Connect(2, name("s"), (SLICES_AT, 4096), 1)
     }
 
     #[test]
@@ -548,13 +552,13 @@ mod tests {
         let (listener, _program) = listener();
         let mut programs = BTreeMap::from([(7, listener)]);
         link.understand(called(), &mut programs).unwrap();
-        link.understand(Heard::Close(2), &mut programs).unwrap();
+        link.understand(PeerRequest::Close(2), &mut programs).unwrap();
         assert!(!link.tell_programs(&mut programs), "the peer knows");
         // What comes with it is not received here.
         let next = || {
             let mut bytes = [0; MESSAGE_MAX];
             let len = rustix::io::read(&heard, &mut bytes).unwrap();
-            Said::decode(Path::Socket, &bytes[..len]).unwrap().message
+            Envelope::decode(Path::Socket, &bytes[..len]).unwrap().message
         };
         assert_eq!(next(), Message::Accept { offset: SLICES_AT, len: 4096 });
         assert_eq!(next(), Message::Close {});

@@ -20,9 +20,9 @@ use tombolo_domain_ivshmem::{
 };
 
 use crate::{
-    calls::Made,
+    calls::Agreement,
     devices::{Devices, Pages, Part, Region},
-    host::Told,
+    host::LinkNews,
 };
 
 /// B-3. The guest's page of the doorbell device's memory, and the host's.
@@ -61,8 +61,8 @@ impl Machine {
 }
 
 impl Pages for ModuleBoxes {
-    fn ring(&self) {
-        Self::ring(self);
+    fn notify(&self) {
+        Self::notify(self);
     }
 
     fn drain(&self) {
@@ -86,7 +86,7 @@ impl Devices for Machine {
         Some(self.arrivals.as_fd())
     }
 
-    fn open(&mut self, told: &Told) -> io::Result<ModuleRegion> {
+    fn open(&mut self, told: &LinkNews) -> io::Result<ModuleRegion> {
         let mut names = [MaybeUninit::uninit(); 4096];
         while rustix::io::read(&self.arrivals, &mut names).is_ok() {}
         let (own, theirs) = (Node::at(told.own.as_str())?, Node::at(told.theirs.as_str())?);
@@ -140,7 +140,7 @@ impl ModuleRegion {
     }
 
     /// The own slice of a call, whose end the kernel tells the peer.
-    fn own_slice(&self, made: &Made) -> io::Result<OwnedFd> {
+    fn own_slice(&self, made: &Agreement) -> io::Result<OwnedFd> {
         self.link.slice(SliceArgs {
             cookie: made.serial.into(),
             offset: made.own.0,
@@ -167,7 +167,7 @@ impl Region for ModuleRegion {
     }
 
     fn set_bell(&mut self, bell: u16) {
-        if let Err(error) = self.link.ring_other((bell, self.vector)) {
+        if let Err(error) = self.link.notify_other((bell, self.vector)) {
             crate::log(&format!("a doorbell cannot be changed: {error}"));
         }
     }
@@ -181,19 +181,19 @@ impl Region for ModuleRegion {
         let _ = self.link.clear(offset, len);
     }
 
-    fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
+    fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>> {
         let own = self.own_slice(made)?;
         self.told.insert(made.serial);
         Ok(vec![own])
     }
 
-    fn theirs(&mut self, made: &Made) -> io::Result<OwnedFd> {
+    fn theirs(&mut self, made: &Agreement) -> io::Result<OwnedFd> {
         let (offset, length) = made.theirs;
         let cookie = made.serial.into();
         self.link.slice(SliceArgs { cookie, offset, length, flags: SLICE_PEER, ..SliceArgs::default() })
     }
 
-    fn held(&mut self) -> io::Result<Vec<Made>> {
+    fn held(&mut self) -> io::Result<Vec<Agreement>> {
         came(&self.departures);
         Ok(calls_of(&self.link.slices()?))
     }
@@ -215,7 +215,7 @@ impl Region for ModuleRegion {
     }
 
     /// The kernel did it, unless the slices were never given to anybody: then what it does at their end is done now.
-    fn bequeath(&mut self, made: &Made) {
+    fn bequeath(&mut self, made: &Agreement) {
         if !self.told.remove(&made.serial) && made.own.1 != 0 && made.channel != 0 {
             drop(self.own_slice(made));
         }
@@ -228,12 +228,12 @@ impl Region for ModuleRegion {
 }
 
 /// The calls whose slices these are, as far as the slices say. What the broker has itself has no cookie.
-fn calls_of(slices: &[SliceArgs]) -> Vec<Made> {
-    let mut calls: Vec<Made> = Vec::new();
+fn calls_of(slices: &[SliceArgs]) -> Vec<Agreement> {
+    let mut calls: Vec<Agreement> = Vec::new();
     for slice in slices {
         let Some(serial) = u32::try_from(slice.cookie).ok().filter(|serial| *serial != 0) else { continue };
         let place = calls.iter().position(|made| made.serial == serial).unwrap_or_else(|| {
-            calls.push(Made { serial, own: (0, 0), theirs: (0, 0), channel: 0 });
+            calls.push(Agreement { serial, own: (0, 0), theirs: (0, 0), channel: 0 });
             calls.len() - 1
         });
         let made = &mut calls[place];
@@ -258,7 +258,7 @@ mod tests {
         let brokers = SliceArgs { length: 1 << 20, channels: 1, ..SliceArgs::default() };
         let lone = SliceArgs { cookie: 9, offset: 0x10000, length: 4096, flags: SLICE_PEER, ..SliceArgs::default() };
         let found = calls_of(&[theirs, brokers, own, lone]);
-        let whole = Made { serial: 7, own: (4096, 8192), theirs: (12288, 4096), channel: 4 };
-        assert_eq!(found, [whole, Made { serial: 9, own: (0, 0), theirs: (0x10000, 4096), channel: 0 }]);
+        let whole = Agreement { serial: 7, own: (4096, 8192), theirs: (12288, 4096), channel: 4 };
+        assert_eq!(found, [whole, Agreement { serial: 9, own: (0, 0), theirs: (0x10000, 4096), channel: 0 }]);
     }
 }

@@ -20,31 +20,31 @@ struct Rate {
 
 /// What may still be written.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct LineBudget {
     own: Pace,
     strangers: BTreeMap<String, Pace>,
     others: Pace,
 }
 
-impl Lines {
+impl LineBudget {
     pub(crate) fn new(now: Instant) -> Self {
         Self { own: Pace::new(OWN, now), strangers: BTreeMap::new(), others: Pace::new(STRANGER, now) }
     }
 
     /// Whether one more line may be written, of the broker itself or of a stranger, and then how many were left out before it.
-    pub(crate) fn take(&mut self, whose: Option<&str>, now: Instant) -> Option<u64> {
-        let Some(whose) = whose else { return self.own.take(now) };
+    pub(crate) fn take_permit(&mut self, whose: Option<&str>, now: Instant) -> Option<u64> {
+        let Some(whose) = whose else { return self.own.take_permit(now) };
         if let Some(pace) = self.strangers.get_mut(whose) {
-            return pace.take(now);
+            return pace.take_permit(now);
         }
         if self.strangers.len() >= STRANGERS {
             // Who may write as much as a new one is forgotten for one.
             self.strangers.retain(|_, pace| !pace.is_full(now));
         }
         if self.strangers.len() >= STRANGERS {
-            return self.others.take(now);
+            return self.others.take_permit(now);
         }
-        self.strangers.entry(whose.into()).or_insert_with(|| Pace::new(STRANGER, now)).take(now)
+        self.strangers.entry(whose.into()).or_insert_with(|| Pace::new(STRANGER, now)).take_permit(now)
     }
 }
 
@@ -76,7 +76,7 @@ impl Pace {
         self.left == self.rate.burst && self.left_out == 0
     }
 
-    fn take(&mut self, now: Instant) -> Option<u64> {
+    fn take_permit(&mut self, now: Instant) -> Option<u64> {
         self.fill(now);
         if let Some(left) = self.left.checked_sub(1) {
             self.left = left;
@@ -94,34 +94,35 @@ mod tests {
     #[test]
     fn log_that_is_full_gets_so_many_lines_in_a_time_and_says_what_it_left_out() {
         let now = Instant::now();
-        let mut lines = Lines::new(now);
-        assert_eq!((0..1000).filter(|_| lines.take(None, now).is_some()).count(), 200);
-        assert_eq!(lines.take(None, now + OWN.step), Some(800));
-        assert_eq!(lines.take(None, now + OWN.step), None);
+        let mut lines = LineBudget::new(now);
+        assert_eq!((0..1000).filter(|_| lines.take_permit(None, now).is_some()).count(), 200);
+        assert_eq!(lines.take_permit(None, now + OWN.step), Some(800));
+        assert_eq!(lines.take_permit(None, now + OWN.step), None);
         let later = now + Duration::from_secs(3600);
-        assert_eq!(lines.take(None, later), Some(1));
-        assert_eq!((0..1000).filter(|_| lines.take(None, later).is_some()).count(), 199);
+        assert_eq!(lines.take_permit(None, later), Some(1));
+        assert_eq!((0..1000).filter(|_| lines.take_permit(None, later).is_some()).count(), 199);
     }
 
     #[test]
     fn stranger_that_fills_the_log_takes_no_line_of_anybody_else() {
         let now = Instant::now();
-        let mut lines = Lines::new(now);
-        assert_eq!((0..1000).filter(|_| lines.take(Some("user 7"), now).is_some()).count(), 20);
-        assert_eq!((lines.take(Some("a"), now), lines.take(None, now)), (Some(0), Some(0)));
-        assert_eq!(lines.take(Some("user 7"), now + STRANGER.step), Some(980));
+        let mut lines = LineBudget::new(now);
+        assert_eq!((0..1000).filter(|_| lines.take_permit(Some("user 7"), now).is_some()).count(), 20);
+        assert_eq!((lines.take_permit(Some("a"), now), lines.take_permit(None, now)), (Some(0), Some(0)));
+        assert_eq!(lines.take_permit(Some("user 7"), now + STRANGER.step), Some(980));
     }
 
     #[test]
     fn strangers_without_number_fill_a_bounded_table_and_what_they_share() {
         let now = Instant::now();
-        let mut lines = Lines::new(now);
-        let written = (0..10_000).filter(|user| lines.take(Some(&format!("user {user}")), now).is_some()).count();
+        let mut lines = LineBudget::new(now);
+        let written =
+            (0..10_000).filter(|user| lines.take_permit(Some(&format!("user {user}")), now).is_some()).count();
         assert_eq!((lines.strangers.len(), written), (STRANGERS, STRANGERS + 20));
-        assert_eq!(lines.take(None, now), Some(0));
+        assert_eq!(lines.take_permit(None, now), Some(0));
         // Those that were quiet for long make room.
         let later = now + Duration::from_secs(3600);
-        assert_eq!(lines.take(Some("another"), later), Some(0));
+        assert_eq!(lines.take_permit(Some("another"), later), Some(0));
         assert_eq!(lines.strangers.len(), 1);
     }
 }

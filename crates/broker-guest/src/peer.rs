@@ -3,19 +3,19 @@
 
 use std::io;
 
-use tombolo_control::{Boxes, Event, Message, Name, Path, Reason, Said, Session, Side, VERSION, code};
+use tombolo_control::{Boxes, Envelope, Event, Message, Name, Path, Reason, Session, Side, VERSION, code};
 
-use crate::calls::{CALLS_MAX, Made, No};
+use crate::calls::{Agreement, CALLS_MAX, Refusal};
 
 /// What the peer's broker wants.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Heard {
+pub enum PeerRequest {
     /// It began anew: what was asked is forgotten.
     Began,
     /// It is there, and is going to tell of its calls.
     Hello,
     /// B-18. It has this call, and its side is open or over.
-    Call(Made, bool),
+    Call(Agreement, bool),
     /// Its program wants a channel: serial, service, slice, first event channel.
     Connect(u32, Name, (u64, u64), u16),
     /// It agrees: serial, slice.
@@ -56,14 +56,14 @@ impl Peer {
     ///
     /// # Errors
     /// The memory cannot be reached.
-    pub fn turn(&mut self, boxes: &mut impl Boxes) -> io::Result<(Option<Heard>, bool, bool)> {
+    pub fn turn(&mut self, boxes: &mut impl Boxes) -> io::Result<(Option<PeerRequest>, bool, bool)> {
         let (event, changed) = self.session.turn(boxes)?;
         let heard = match event {
             Some(Event::Began) => {
                 (self.greeted, self.untold) = (false, None);
                 let (name, boot, epoch) = (self.own.clone(), self.boot, self.session.epoch());
-                self.say(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
-                Some(Heard::Began)
+                self.queue_message(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
+                Some(PeerRequest::Began)
             }
             Some(Event::Said(said)) => {
                 let heard = self.understand(said);
@@ -106,65 +106,65 @@ impl Peer {
     }
 
     /// A message that goes when there is room; false if there are too many before it.
-    pub fn say(&mut self, serial: u32, message: Message) -> bool {
-        self.session.say(&Said { serial, message })
+    pub fn queue_message(&mut self, serial: u32, message: Message) -> bool {
+        self.session.queue_message(&Envelope { serial, message })
     }
 
     /// B-18. Says which calls this side has, and which of them are over here.
-    pub fn recount(&mut self, calls: &[(Made, bool)]) {
-        self.say(0, Message::Calls { calls: calls.len() as u16 });
-        for &(Made { serial, own, theirs, channel }, is_over) in calls {
+    pub fn recount(&mut self, calls: &[(Agreement, bool)]) {
+        self.queue_message(0, Message::Calls { calls: calls.len() as u16 });
+        for &(Agreement { serial, own, theirs, channel }, is_over) in calls {
             let ((offset, len), (peer_offset, peer_len)) = (own, theirs);
             let side = if is_over { Side::Over } else { Side::Open };
-            self.say(serial, Message::Call { offset, len, peer_offset, peer_len, channel, side });
+            self.queue_message(serial, Message::Call { offset, len, peer_offset, peer_len, channel, side });
         }
     }
 
     /// Says Connect.
-    pub fn connect(&mut self, made: &Made, service: Name) -> bool {
+    pub fn connect(&mut self, made: &Agreement, service: Name) -> bool {
         let (peer, (offset, len), channel) = (self.own.clone(), made.own, made.channel);
-        self.say(made.serial, Message::Connect { peer, service, offset, len, channel })
+        self.queue_message(made.serial, Message::Connect { peer, service, offset, len, channel })
     }
 
     /// Says Accept.
-    pub fn accept(&mut self, made: &Made) -> bool {
+    pub fn accept(&mut self, made: &Agreement) -> bool {
         let (offset, len) = made.own;
-        self.say(made.serial, Message::Accept { offset, len })
+        self.queue_message(made.serial, Message::Accept { offset, len })
     }
 
     /// Says Refuse.
-    pub fn refuse(&mut self, serial: u32, No(code, why): No) -> bool {
-        self.say(serial, Message::Refuse { code, reason: why.into() })
+    pub fn refuse(&mut self, serial: u32, Refusal(code, why): Refusal) -> bool {
+        self.queue_message(serial, Message::Refuse { code, reason: why.into() })
     }
 
-    fn understand(&mut self, Said { serial, message }: Said) -> Option<Heard> {
+    fn understand(&mut self, Envelope { serial, message }: Envelope) -> Option<PeerRequest> {
         match message {
             Message::Hello { version_min, version_max, name, .. } if !self.greeted => {
                 self.greeted = name == self.peer && version_min <= VERSION && version_max >= VERSION;
                 if !self.greeted {
                     let why = format!("this is the link with {}, and version {VERSION}", self.peer);
-                    self.refuse(0, No(code::VERSION, why));
+                    self.refuse(0, Refusal(code::VERSION, why));
                 }
-                self.greeted.then_some(Heard::Hello)
+                self.greeted.then_some(PeerRequest::Hello)
             }
             _ if !self.greeted => None,
             Message::Calls { calls } if self.untold.is_none() && calls <= CALLS_MAX => {
                 self.untold = Some(calls);
-                Some(Heard::Hello)
+                Some(PeerRequest::Hello)
             }
             Message::Call { offset, len, peer_offset, peer_len, channel, side } => {
                 self.untold = Some(self.untold?.checked_sub(1)?);
                 let (own, theirs) = ((peer_offset, peer_len), (offset, len));
-                Some(Heard::Call(Made { serial, own, theirs, channel }, side == Side::Over))
+                Some(PeerRequest::Call(Agreement { serial, own, theirs, channel }, side == Side::Over))
             }
-            Message::Refuse { code, reason } => Some(Heard::Refuse(serial, code, reason)),
+            Message::Refuse { code, reason } => Some(PeerRequest::Refuse(serial, code, reason)),
             _ if self.untold != Some(0) => None,
             // Who calls is who the host says is at the other end, whatever stands here.
             Message::Connect { peer, service, offset, len, channel } if peer == self.peer => {
-                Some(Heard::Connect(serial, service, (offset, len), channel))
+                Some(PeerRequest::Connect(serial, service, (offset, len), channel))
             }
-            Message::Accept { offset, len } => Some(Heard::Accept(serial, (offset, len))),
-            Message::Close {} => Some(Heard::Close(serial)),
+            Message::Accept { offset, len } => Some(PeerRequest::Accept(serial, (offset, len))),
+            Message::Close {} => Some(PeerRequest::Close(serial)),
             _ => None,
         }
     }

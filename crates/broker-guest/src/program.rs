@@ -17,29 +17,29 @@ use rustix::{
         SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     },
 };
-use tombolo_control::{Fault, MESSAGE_MAX, Message, Name, Path, Said};
+use tombolo_control::{Envelope, Fault, MESSAGE_MAX, Message, Name, Path};
 
 use crate::{
-    calls::{Made, No, Range},
+    calls::{Agreement, Range, Refusal},
     discard::{self, Look},
 };
 
 /// Where programs come in.
 #[derive(Debug)]
-pub enum Door {
+pub enum ProgramSocket {
     /// A listening `SOCK_SEQPACKET` that does not block.
     Listening(OwnedFd),
     /// A `SOCK_SEQPACKET` that does not block, on which they are passed one by one by who let them in.
     Passed(OwnedFd),
 }
 
-impl From<OwnedFd> for Door {
+impl From<OwnedFd> for ProgramSocket {
     fn from(listening: OwnedFd) -> Self {
         Self::Listening(listening)
     }
 }
 
-impl Door {
+impl ProgramSocket {
     /// Polls readable when somebody waits.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -75,7 +75,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What a program does.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Doing {
+pub enum ProgramState {
     /// It said nothing yet.
     New,
     /// It said Hello.
@@ -97,7 +97,7 @@ pub struct Program {
     /// Its process, likewise; 0: not one that is seen from here.
     pub process: u32,
     /// What it does.
-    pub doing: Doing,
+    pub doing: ProgramState,
     /// The serial of its question.
     pub asked: u32,
     /// Until when it has to have said what it wants, or wants besides.
@@ -118,7 +118,7 @@ impl Program {
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         let who = getsockopt(&socket.as_fd(), PeerCredentials)?;
         let (user, process) = (who.uid(), u32::try_from(who.pid()).unwrap_or_default());
-        Ok(Self { socket, user, process, doing: Doing::New, asked: 0, deadline: Instant::now() + PATIENCE })
+        Ok(Self { socket, user, process, doing: ProgramState::New, asked: 0, deadline: Instant::now() + PATIENCE })
     }
 
     /// Its socket.
@@ -130,19 +130,19 @@ impl Program {
     /// Until when it has to say something, if it has to.
     #[must_use]
     pub fn late_at(&self) -> Option<Instant> {
-        matches!(self.doing, Doing::New | Doing::Greeted | Doing::Idle).then_some(self.deadline)
+        matches!(self.doing, ProgramState::New | ProgramState::Greeted | ProgramState::Idle).then_some(self.deadline)
     }
 
     /// Its question was answered.
     pub fn rest(&mut self) {
-        (self.doing, self.deadline) = (Doing::Idle, Instant::now() + PATIENCE);
+        (self.doing, self.deadline) = (ProgramState::Idle, Instant::now() + PATIENCE);
     }
 
     /// Its next message, none while there is none.
     ///
     /// # Errors
     /// It is gone, or sent what it may not.
-    pub fn receive(&self) -> io::Result<Option<Result<Said, Fault>>> {
+    pub fn receive(&self) -> io::Result<Option<Result<Envelope, Fault>>> {
         receive(self.socket.as_fd())
     }
 
@@ -162,7 +162,7 @@ impl Program {
     }
 
     /// Answers its question by why not. One that does not read it is gone, or will be sent away.
-    pub fn refuse(&mut self, No(code, why): No) {
+    pub fn refuse(&mut self, Refusal(code, why): Refusal) {
         self.rest();
         let _ = self.answer(Message::Refuse { code, reason: why.into() });
     }
@@ -175,7 +175,7 @@ impl Program {
         &self,
         serial: u32,
         (peer, service): (Name, Name),
-        made: &Made,
+        made: &Agreement,
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
         let ((offset, len), channel) = (made.own, made.channel);
@@ -205,12 +205,12 @@ pub fn call_socket() -> io::Result<(OwnedFd, OwnedFd)> {
 ///
 /// # Errors
 /// Nobody is there any more, or sent what it may not.
-pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Said, Fault>>> {
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Envelope, Fault>>> {
     let unwanted = || io::Error::other("descriptors that nobody asked for, or a message too long (B-15)");
     let (mut buffer, mut control) = ([0; MESSAGE_MAX], RecvAncillaryBuffer::default());
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     // Without room for descriptors the kernel closes them here.
-    match discard::look(socket, &mut buffer) {
+    match discard::peek_message(socket, &mut buffer) {
         Ok(Look::Bytes) => {}
         Ok(Look::Descriptors) => return Err(unwanted()),
         Err(Errno::AGAIN) => return Ok(None),
@@ -229,7 +229,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Said, Fault>>
     }
     match received.bytes {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        len => Ok(Some(Said::decode(Path::Socket, &buffer[..len]))),
+        len => Ok(Some(Envelope::decode(Path::Socket, &buffer[..len]))),
     }
 }
 
@@ -243,7 +243,7 @@ pub fn send(socket: BorrowedFd<'_>, serial: u32, message: Message, descriptors: 
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other(format!("{} descriptors in one message", descriptors.len())));
     }
-    let bytes = Said { serial, message }.encode();
+    let bytes = Envelope { serial, message }.encode();
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
     Ok(())

@@ -11,11 +11,11 @@ use std::{
 
 use common::{ALL, FakeRegion, LINK, Machine, accept, name, patience, ring, told};
 use tombolo_broker_guest::{
-    calls::Made,
+    calls::Agreement,
     devices::{Pages, Region},
 };
-use tombolo_control::{Event, Life, Message, NO_BELL, Path, SLICES_AT, Said, Session, Side, VERSION, Way, code};
-use tombolo_domain::{Deadline, Error, Link, Rendezvous, wait_readable};
+use tombolo_control::{Envelope, Event, Life, Message, NO_BELL, Path, SLICES_AT, Session, Side, VERSION, Way, code};
+use tombolo_domain::{Deadline, Endpoint, Error, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{CLOSED, STATE_AT, VmDomain};
 use tombolo_testing::conformance::{self, eventually};
 
@@ -27,7 +27,7 @@ fn child_process() {
 /// A good machine `a`, and in the place of `b`'s broker this test.
 struct Victim {
     a: Machine,
-    held: Arc<Mutex<Vec<Made>>>,
+    held: Arc<Mutex<Vec<Agreement>>>,
     storm: Arc<OwnedFd>,
     liar: Liar,
     _folder: tempfile::TempDir,
@@ -37,7 +37,7 @@ struct Liar {
     region: FakeRegion,
     session: Session,
     epoch: u64,
-    heard: Vec<Said>,
+    heard: Vec<Envelope>,
 }
 
 impl Victim {
@@ -46,7 +46,7 @@ impl Victim {
     }
 
     /// One whose programs had these calls before its broker began.
-    fn resuming(rules: &[(Way, &str)], held: &[Made]) -> Self {
+    fn resuming(rules: &[(Way, &str)], held: &[Agreement]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let [to_b, mut region] = FakeRegion::pair();
         *to_b.held.lock().unwrap() = held.to_vec();
@@ -68,7 +68,7 @@ impl Victim {
 
 impl Liar {
     fn say(&mut self, serial: u32, message: Message) {
-        assert!(self.session.say(&Said { serial, message }));
+        assert!(self.session.queue_message(&Envelope { serial, message }));
         self.pump();
     }
 
@@ -76,7 +76,7 @@ impl Liar {
         loop {
             let (event, changed) = self.session.turn(self.region.pages()).unwrap();
             if changed {
-                self.region.pages.ring();
+                self.region.pages.notify();
             }
             match event {
                 Some(Event::Said(said)) => self.heard.push(said),
@@ -89,7 +89,7 @@ impl Liar {
     }
 
     /// The next thing that is said to it.
-    fn next(&mut self) -> Said {
+    fn next(&mut self) -> Envelope {
         let deadline = patience();
         loop {
             self.region.pages.drain();
@@ -110,7 +110,7 @@ impl Liar {
     }
 
     /// The calls that the broker says it has.
-    fn recounted(&mut self) -> Vec<Said> {
+    fn recounted(&mut self) -> Vec<Envelope> {
         let Message::Calls { calls } = self.next().message else { panic!("Calls comes behind Hello") };
         (0..calls).map(|_| self.next()).collect()
     }
@@ -123,7 +123,7 @@ impl Liar {
     fn begin_anew(&mut self) {
         self.epoch += 1;
         self.session = Session::begin(Path::Link, self.epoch, self.region.pages()).unwrap();
-        self.region.pages.ring();
+        self.region.pages.notify();
         self.heard.clear();
     }
 
@@ -166,7 +166,8 @@ fn b6_peer_that_breaks_the_rules_is_not_heard_until_it_begins_anew() {
             assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))), "{message:?}");
         }
         victim.liar.pump();
-        let asks = |said: &Said| matches!(&said.message, Message::Connect { service, .. } if service.as_str() == "x");
+        let asks =
+            |said: &Envelope| matches!(&said.message, Message::Connect { service, .. } if service.as_str() == "x");
         let heard = &victim.liar.heard;
         assert!(heard.len() <= 1 && heard.iter().all(asks), "{message:?}: {heard:?}");
         victim.liar.begin_anew();
@@ -268,7 +269,7 @@ fn b14_peer_that_never_answers_costs_the_caller_its_deadline() {
     assert!(matches!(called, Err(Error::TimedOut)), "{called:?}");
     assert!(before.elapsed() < Duration::from_secs(10));
     // An answer to who has gone is answered by Close.
-    let Said { serial, message: Message::Connect { .. } } = victim.liar.next() else { panic!() };
+    let Envelope { serial, message: Message::Connect { .. } } = victim.liar.next() else { panic!() };
     victim.liar.say(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
     eventually("Close is said", || {
         victim.liar.region.pages.drain();
@@ -283,7 +284,7 @@ fn v2_what_a_caller_says_before_the_peer_accepts_is_there_when_it_looks() {
     let mut link = victim.a.domain.knock("b/x", patience()).unwrap();
     let (_own, offer) = link.allocate(4096).unwrap();
     link.send(b"hello", Some(&offer)).unwrap();
-    let Said { serial, message: Message::Connect { offset, .. } } = victim.liar.next() else { panic!("it asks") };
+    let Envelope { serial, message: Message::Connect { offset, .. } } = victim.liar.next() else { panic!("it asks") };
     let mut entry = [0; 0x25];
     rustix::io::pread(&victim.liar.region.pages.peer, &mut entry, offset + 0x400).unwrap();
     assert_eq!((entry[..2].as_ref(), entry[0x20..].as_ref()), (&[5, 0][..], &b"hello"[..]));
@@ -307,7 +308,7 @@ fn b14_slice_of_a_refused_call_is_nobody_elses_before_its_program_let_go() {
         let said = victim.liar.next();
         let Message::Connect { offset, len, channel, .. } = said.message else { panic!("{said:?}") };
         victim.liar.say(said.serial, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() });
-        (link, Made { serial: said.serial, own: (offset, len), theirs: (0, 0), channel })
+        (link, Agreement { serial: said.serial, own: (offset, len), theirs: (0, 0), channel })
     };
     let (mut link, made) = knock(&mut victim);
     let refused = conformance::receive(&mut *link, patience());
@@ -320,7 +321,7 @@ fn b14_slice_of_a_refused_call_is_nobody_elses_before_its_program_let_go() {
     let (_third, meanwhile) = knock(&mut victim);
     assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
     victim.held.lock().unwrap().clear();
-    victim.liar.region.pages.ring();
+    victim.liar.region.pages.notify();
     eventually("the slice is free again", || knock(&mut victim).1.own == made.own);
     // The peer knows of none of them: that one is over is not its business.
     victim.liar.is_heard();
@@ -357,7 +358,7 @@ fn b5_boxes_full_of_noise_stop_nothing_else() {
             page[..16].copy_from_slice(&[&b"TOMBOLO\0"[..], &1u64.to_le_bytes()].concat());
         }
         rustix::io::pwrite(&victim.liar.region.pages.own, &page, 0).unwrap();
-        victim.liar.region.pages.ring();
+        victim.liar.region.pages.notify();
         rounds += 1;
     }
     assert!(victim.a.domain.listen("still-there").is_ok());
@@ -371,11 +372,11 @@ fn b12_death_of_the_machine_and_loss_of_the_link_are_told_to_programs() {
     let mut victim = Victim::greeted(&ALL);
     let mut listener = victim.a.domain.listen("s").unwrap();
     victim.liar.connect(2, "s", 0);
-    let mut link: Box<dyn Link> = accept(&mut *listener);
+    let mut link: Box<dyn Endpoint> = accept(&mut *listener);
     assert!(matches!(victim.liar.next().message, Message::Accept { .. }));
     victim.a.host.say(Message::Life { link: LINK, generation: 1, life: Life::DomainGone });
     assert!(matches!(conformance::receive(&mut *link, patience()), Err(Error::PeerGone)));
-    assert_eq!(link.life(), tombolo_domain::Life::DomainGone);
+    assert_eq!(link.liveness(), tombolo_domain::Liveness::DomainGone);
     assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))));
 
     victim.a.host.say(Message::Bell { link: LINK, bell: NO_BELL });
@@ -396,15 +397,15 @@ fn b15_program_that_does_not_say_hello_first_is_sent_away() {
         let address = rustix::net::SocketAddrUnix::new(&victim.a.socket).unwrap();
         rustix::net::connect(&socket, &address).unwrap();
         if let Some(message) = message {
-            rustix::io::write(&socket, &Said { serial: 3, message }.encode()).unwrap();
+            rustix::io::write(&socket, &Envelope { serial: 3, message }.encode()).unwrap();
         }
         socket
     };
     let (early, silent) = (socket(Some(Message::Listen { service: name("s") })), socket(None));
     let mut buffer = [0; 1024];
     let len = rustix::io::read(&early, &mut buffer).unwrap();
-    let said = Said::decode(Path::Socket, &buffer[..len]).unwrap();
-    assert!(matches!(said, Said { serial: 3, message: Message::Refuse { code: code::MALFORMED, .. } }), "{said:?}");
+    let said = Envelope::decode(Path::Socket, &buffer[..len]).unwrap();
+    assert!(matches!(said, Envelope { serial: 3, message: Message::Refuse { code: code::MALFORMED, .. } }), "{said:?}");
     for socket in [early, silent] {
         assert!(wait_readable(socket.as_fd(), patience()).unwrap());
         assert_eq!(rustix::io::read(&socket, &mut buffer), Ok(0), "it is not waited for without end");
@@ -412,13 +413,13 @@ fn b15_program_that_does_not_say_hello_first_is_sent_away() {
 }
 
 /// A call of which both slices have the `number`-th page.
-fn call(serial: u32, number: u64, channel: u16) -> Made {
+fn call(serial: u32, number: u64, channel: u16) -> Agreement {
     let at = (SLICES_AT + number * 4096, 4096);
-    Made { serial, own: at, theirs: at, channel }
+    Agreement { serial, own: at, theirs: at, channel }
 }
 
 /// How its other end tells of it.
-fn told_by_peer(made: &Made, side: Side) -> Message {
+fn told_by_peer(made: &Agreement, side: Side) -> Message {
     let ((peer_offset, peer_len), (offset, len)) = (made.own, made.theirs);
     Message::Call { offset, len, peer_offset, peer_len, channel: made.channel, side }
 }
@@ -454,8 +455,8 @@ fn b18_broker_that_begins_goes_on_with_the_calls_whose_slices_are_held() {
     assert_eq!(victim.liar.refusal(), code::MALFORMED, "the peer's slice is one of a call");
     // The call of before ends with its slices.
     victim.held.lock().unwrap().clear();
-    victim.liar.region.pages.ring();
-    assert_eq!(victim.liar.next(), Said { serial: 2, message: Message::Close {} });
+    victim.liar.region.pages.notify();
+    assert_eq!(victim.liar.next(), Envelope { serial: 2, message: Message::Close {} });
 }
 
 #[test]
@@ -464,15 +465,15 @@ fn b18_call_outlives_the_broker_of_its_other_end() {
     let mut listener = victim.a.domain.listen("s").unwrap();
     victim.liar.connect(2, "s", 0);
     let Message::Accept { offset, len } = victim.liar.next().message else { panic!("it is accepted") };
-    let mut link: Box<dyn Link> = accept(&mut *listener);
-    let made = Made { serial: 2, own: (offset, len), theirs: (SLICES_AT, 4096), channel: 508 };
+    let mut link: Box<dyn Endpoint> = accept(&mut *listener);
+    let made = Agreement { serial: 2, own: (offset, len), theirs: (SLICES_AT, 4096), channel: 508 };
 
     victim.liar.begin_anew();
     victim.liar.next();
     victim.liar.hello("b");
     let told = victim.liar.recounted().remove(0);
     assert!(
-        matches!(told, Said { serial: 2, message: Message::Call { offset: at, side: Side::Open, .. } } if at == offset)
+        matches!(told, Envelope { serial: 2, message: Message::Call { offset: at, side: Side::Open, .. } } if at == offset)
     );
     victim.liar.say(0, Message::Calls { calls: 1 });
     victim.liar.say(2, told_by_peer(&made, Side::Open));
@@ -492,13 +493,13 @@ fn b18_call_outlives_the_broker_of_its_other_end() {
         matches!(link.recv(0), Err(Error::PeerGone))
     });
     drop(link);
-    assert_eq!(victim.liar.next(), Said { serial: 2, message: Message::Close {} });
+    assert_eq!(victim.liar.next(), Envelope { serial: 2, message: Message::Close {} });
 }
 
 #[test]
 fn b18_calls_that_cannot_be_are_not_believed() {
     let good = call(2, 0, 508);
-    let with = |change: fn(&mut Made)| {
+    let with = |change: fn(&mut Agreement)| {
         let mut made = call(4, 1, 505);
         change(&mut made);
         made
@@ -516,7 +517,7 @@ fn b18_calls_that_cannot_be_are_not_believed() {
         with(|it| it.serial = 2),
     ];
     let mut victim = Victim::resuming(&ALL, &[good]);
-    let greet = |victim: &mut Victim, calls: u16, told: &[Made]| {
+    let greet = |victim: &mut Victim, calls: u16, told: &[Agreement]| {
         victim.liar.next();
         victim.liar.hello("b");
         victim.liar.recounted();
@@ -566,7 +567,7 @@ fn b15_conversations_that_are_idle_make_room_for_who_asks() {
     let question = Message::Connect { peer: name("b"), service: name("x"), offset, len, channel };
     let mut buffer = [0; 1024];
     for (serial, message) in [(0, hello), (1, question.clone()), (2, question)] {
-        rustix::io::write(&socket, &Said { serial, message }.encode()).unwrap();
+        rustix::io::write(&socket, &Envelope { serial, message }.encode()).unwrap();
         assert!(wait_readable(socket.as_fd(), patience()).unwrap(), "{serial} is not answered");
         assert_ne!(rustix::io::read(&socket, &mut buffer), Ok(0), "{serial} is not answered");
     }

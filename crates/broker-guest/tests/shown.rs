@@ -16,7 +16,7 @@ use rustix::{
     process::{Uid, geteuid},
 };
 use tombolo_channel::{Backends, Options, Stream};
-use tombolo_control::{CallEnd, Message, Path as Way, Progress, ROW_WORDS, Said, Seen, VERSION};
+use tombolo_control::{CallEnd, Envelope, Message, Path as Way, Progress, ROW_WORDS, Seen, VERSION};
 use tombolo_domain::{Rendezvous, wait_readable};
 use tombolo_testing::conformance::eventually;
 
@@ -33,12 +33,12 @@ fn seen(socket: &Path, at: Seen) -> Vec<Message> {
     let tool =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
     rustix::net::connect(&tool, &SocketAddrUnix::new(socket).unwrap()).unwrap();
-    let say = |message| rustix::io::write(&tool, &Said { serial: 1, message }.encode()).unwrap();
+    let say = |message| rustix::io::write(&tool, &Envelope { serial: 1, message }.encode()).unwrap();
     let hear = || {
         let mut buffer = [0; 1024];
         assert!(wait_readable(tool.as_fd(), patience()).unwrap(), "no answer");
         let len = rustix::io::read(&tool, &mut buffer).unwrap();
-        Said::decode(Way::Socket, &buffer[..len]).unwrap().message
+        Envelope::decode(Way::Socket, &buffer[..len]).unwrap().message
     };
     let (version_min, version_max, epoch, boot) = (VERSION, VERSION, 0, [0; 16]);
     say(Message::Hello { version_min, version_max, epoch, boot, name: name("tool") });

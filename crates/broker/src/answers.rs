@@ -227,7 +227,7 @@ impl Broker {
             link: number,
             name: crate::broker::name(end),
             stage: self.stage(number, link, end),
-            life: self.life(end),
+            life: self.liveness(end),
             bell: bell.unwrap_or(NO_BELL),
             vector: vm.map_or(0, |vm| vm.device.vector(number)),
             calls,
@@ -239,7 +239,7 @@ impl Broker {
     /// Why a link that QEMU has is of no use to programs.
     fn idle_end(&self, number: u32, link: &Link) -> Option<String> {
         link.ends.iter().find_map(|end| match self.stage(number, link, end) {
-            _ if self.life(end) == Life::Paused => Some(format!("{end} is paused")),
+            _ if self.liveness(end) == Life::Paused => Some(format!("{end} is paused")),
             Stage::Silent => {
                 Some(format!("{end}'s guest says nothing: has it the driver, and does tombolod --guest run?"))
             }
@@ -257,7 +257,7 @@ impl Broker {
             let slots = domain.slots();
             rows.push(Message::DomainRow {
                 name: crate::broker::name(name),
-                life: self.life(name),
+                life: self.liveness(name),
                 slots_used: slots.saturating_sub(self.free_slots(name)),
                 slots,
                 memory_used: self.book.memory_of(name),
@@ -271,7 +271,7 @@ impl Broker {
         for (name, who) in accounts.chain([host]) {
             rows.push(Message::DomainRow {
                 name: crate::broker::name(name),
-                life: self.life(name),
+                life: self.liveness(name),
                 slots_used: 0,
                 slots: 0,
                 memory_used: self.book.memory_of(name),
@@ -303,7 +303,7 @@ impl Broker {
         if self.vms.get(name).is_some_and(|vm| vm.is_stopped) {
             return Some(format!("{name}: its QEMU is stopped, by a signal or a debugger"));
         }
-        let there = self.config.domains.contains_key(name) && self.life(name) != Life::DomainGone;
+        let there = self.config.domains.contains_key(name) && self.liveness(name) != Life::DomainGone;
         (there && self.free_slots(name) < 2).then(|| format!("{name} has no slots for another link"))
     }
 }

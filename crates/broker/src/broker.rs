@@ -18,18 +18,18 @@ use crate::{
     chores::Chores,
     config::Config,
     guard::Process,
-    guest::{Guest, Heard},
-    hold::Holder,
+    guest::{Guest, GuestRequest},
+    hold::DescriptorStore,
     ivshmem::{Device, Outbound},
     local::{
         Local,
-        kept::{self, Call, Key},
+        kept::{self, Key, StoredConnection},
         relay::CALM,
     },
     machine::{News, Wanted},
     memory::Regions,
     pace::Pace,
-    state::{Book, Machine, machine_key, memory_key},
+    state::{BrokerState, Machine, machine_key, memory_key},
     watch::{Tasks, start},
 };
 
@@ -114,12 +114,12 @@ pub struct Broker {
     pub(crate) folder: PathBuf,
     pub(crate) config_path: PathBuf,
     pub(crate) config: Config,
-    pub(crate) book: Book,
-    saved: Book,
-    pub(crate) holder: Arc<Holder>,
+    pub(crate) book: BrokerState,
+    saved: BrokerState,
+    pub(crate) holder: Arc<DescriptorStore>,
     pub(crate) vms: BTreeMap<String, Vm>,
     /// Calls of programs of the host that an earlier broker left, until their account takes them up.
-    pub(crate) calls: BTreeMap<Key, Vec<Call>>,
+    pub(crate) calls: BTreeMap<Key, Vec<StoredConnection>>,
     /// The host and its accounts.
     pub(crate) locals: BTreeMap<String, Local>,
     /// Memory of links.
@@ -155,11 +155,11 @@ impl Broker {
         folder: &Path,
         config_path: &Path,
         config: Config,
-        holder: Holder,
+        holder: DescriptorStore,
         events: mpsc::Sender<Event>,
         ask_again: Duration,
     ) -> io::Result<Self> {
-        let book = Book::read(folder)?;
+        let book = BrokerState::read(folder)?;
         let kept = holder.all()?;
         let mut broker = Self {
             folder: folder.into(),
@@ -186,7 +186,7 @@ impl Broker {
         };
         broker.take_up(kept)?;
         broker.settle_accounts()?;
-        broker.settle()?;
+        broker.reconcile()?;
         Ok(broker)
     }
 
@@ -196,7 +196,7 @@ impl Broker {
         let calls = kept.extract_if(.., |key, _| kept::parse(key).is_some_and(|(link, _)| self.book.has(link)));
         for (key, descriptors) in calls.collect::<Vec<_>>() {
             if let Some((link, made)) = kept::parse(&key)
-                && let Some(call) = Call::from_descriptors(made, descriptors)
+                && let Some(call) = StoredConnection::from_descriptors(made, descriptors)
             {
                 self.calls.entry(link).or_default().push(call);
             }
@@ -256,11 +256,11 @@ impl Broker {
         Ok(())
     }
 
-    /// Hears of something; [`settle`](Self::settle) draws the consequences.
+    /// Hears of something; [`reconcile`](Self::reconcile) draws the consequences.
     ///
     /// # Errors
     /// The holder is gone, or the book cannot be saved: the broker cannot go on.
-    pub fn hear(&mut self, event: Event) -> io::Result<()> {
+    pub fn handle_event(&mut self, event: Event) -> io::Result<()> {
         match event {
             Event::Joined(name, socket) => self.joined(&name, socket)?,
             Event::Left(name, process) => self.left(&name, process)?,
@@ -324,7 +324,7 @@ impl Broker {
     /// B-9, B-16. A device for a QEMU, in safe keeping before the QEMU hears of it.
     fn serve(&mut self, name: &str, machine: Machine, socket: OwnedFd, vectors: u16) -> io::Result<()> {
         let device = Device::new(name, socket, vectors)?;
-        self.holder.keep(&machine_key(name, machine.process), &device.descriptors())?;
+        self.holder.store_descriptors(&machine_key(name, machine.process), &device.descriptors())?;
         let mut vm = start(name, &machine, device, &self.config, &self.folder, &self.events, self.ask_again)?;
         vm.outbound.push(vm.device.greeting()?);
         self.book.machines.insert(name.into(), machine);
@@ -383,7 +383,7 @@ impl Broker {
         let heard = match vm.guest.turn(&vm.device.boxes, &self.config.host, limit) {
             Ok((heard, ring)) => {
                 if ring {
-                    vm.device.ring();
+                    vm.device.notify();
                 }
                 heard
             }
@@ -395,10 +395,10 @@ impl Broker {
         let any = !heard.is_empty();
         for heard in heard {
             match heard {
-                Heard::Hello(boot) => self.hello(name, boot),
-                Heard::Storm(link) => self.storm(name, link),
+                GuestRequest::Hello(boot) => self.hello(name, boot),
+                GuestRequest::Storm(link) => self.storm(name, link),
                 // What it has QEMU knows better.
-                Heard::Released(..) => {}
+                GuestRequest::Released(..) => {}
             }
         }
         any
@@ -483,7 +483,7 @@ impl Broker {
     }
 
     /// B-12. How a domain fares.
-    pub(crate) fn life(&self, name: &str) -> Life {
+    pub(crate) fn liveness(&self, name: &str) -> Life {
         if self.config.is_local(name) {
             return Life::Running;
         }

@@ -350,7 +350,7 @@ impl Config {
 
     /// B-19. Numbers of `domain` itself and of those with which it has links.
     #[must_use]
-    pub fn numbers(&self, domain: &str, links: &BTreeMap<u32, crate::guest::Told>) -> BTreeMap<Name, u16> {
+    pub fn numbers(&self, domain: &str, links: &BTreeMap<u32, crate::guest::LinkNews>) -> BTreeMap<Name, u16> {
         let peers = links.values().map(|link| link.peer.clone());
         let all = peers.chain([domain.parse().expect("checked")]);
         all.filter_map(|name: Name| self.numbers.get(name.as_str()).map(|number| (name.clone(), *number))).collect()

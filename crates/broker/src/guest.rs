@@ -7,7 +7,7 @@ use std::{
 };
 
 use tombolo_control::{
-    Boxes, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Said, Session, VERSION, Way,
+    Boxes, Envelope, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION, Way,
 };
 
 use crate::mapped::Mapped;
@@ -31,7 +31,7 @@ impl Boxes for DeviceBoxes<'_> {
 
 /// A link as a guest knows it.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Told {
+pub struct LinkNews {
     /// Which memory.
     pub generation: u32,
     /// The domain at the other end.
@@ -59,7 +59,7 @@ pub struct Guest {
     name: Name,
     /// The guest said Hello in this session.
     greeted: bool,
-    told: BTreeMap<u32, Told>,
+    told: BTreeMap<u32, LinkNews>,
     /// What it is told, as far as the session has no room yet.
     waiting: VecDeque<Message>,
     /// B-19. Numbers that it was told.
@@ -70,7 +70,7 @@ pub struct Guest {
 
 /// What a guest wants.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum GuestRequest {
     /// It is there: its kernel's boot.
     Hello([u8; 16]),
     /// A peer rings it without end.
@@ -95,13 +95,13 @@ impl Guest {
     ///
     /// # Errors
     /// The memory cannot be reached.
-    pub fn turn(&mut self, memory: &Mapped, host: &Name, limit: usize) -> io::Result<(Vec<Heard>, bool)> {
+    pub fn turn(&mut self, memory: &Mapped, host: &Name, limit: usize) -> io::Result<(Vec<GuestRequest>, bool)> {
         let (mut heard, mut ring) = (Vec::new(), false);
         for _ in 0..limit {
             while self.session.room() > 0
                 && let Some(message) = self.waiting.pop_front()
             {
-                self.say(message);
+                self.send_message(message);
             }
             let (event, changed) = self.session.turn(&mut DeviceBoxes(memory))?;
             ring |= changed;
@@ -112,8 +112,8 @@ impl Guest {
                     self.waiting.clear();
                     self.numbers.clear();
                     self.usage.clear();
-                    self.say(hello(self.session.epoch(), host));
-                    self.say(Message::You { name: self.name.clone() });
+                    self.send_message(hello(self.session.epoch(), host));
+                    self.send_message(Message::You { name: self.name.clone() });
                 }
                 Some(tombolo_control::Event::Said(said)) => heard.extend(self.understand(said.message)),
                 Some(tombolo_control::Event::Broke(_)) | None if !changed => break,
@@ -124,16 +124,16 @@ impl Guest {
     }
 
     /// B-6. Hello comes first, and once; what does not fit ends the conversation.
-    fn understand(&mut self, message: Message) -> Option<Heard> {
+    fn understand(&mut self, message: Message) -> Option<GuestRequest> {
         match message {
             Message::Hello { version_min, version_max, boot, .. }
                 if !self.greeted && version_min <= VERSION && version_max >= VERSION =>
             {
                 self.greeted = true;
-                Some(Heard::Hello(boot))
+                Some(GuestRequest::Hello(boot))
             }
-            Message::Storm { link } if self.greeted => Some(Heard::Storm(link)),
-            Message::Released { link, generation } if self.greeted => Some(Heard::Released(link, generation)),
+            Message::Storm { link } if self.greeted => Some(GuestRequest::Storm(link)),
+            Message::Released { link, generation } if self.greeted => Some(GuestRequest::Released(link, generation)),
             Message::Usage { link, generation, calls, used } if self.greeted => {
                 // Of nothing but what it was told of: it says as much as it likes.
                 if self.told.get(&link).is_some_and(|told| told.generation == generation) {
@@ -150,8 +150,8 @@ impl Guest {
         }
     }
 
-    fn say(&mut self, message: Message) {
-        self.session.say(&Said::statement(message));
+    fn send_message(&mut self, message: Message) {
+        self.session.queue_message(&Envelope::statement(message));
     }
 
     /// Whether the guest's broker is there and makes sense.
@@ -168,7 +168,7 @@ impl Guest {
 
     /// The links that it was told of.
     #[must_use]
-    pub fn told(&self) -> &BTreeMap<u32, Told> {
+    pub fn told(&self) -> &BTreeMap<u32, LinkNews> {
         &self.told
     }
 
@@ -179,7 +179,7 @@ impl Guest {
 
     /// Says what changed since it was last told, once it has heard all of that: one that is paused for long is told how things are then.
     /// True if something was said.
-    pub fn tell(&mut self, links: &BTreeMap<u32, Told>, numbers: BTreeMap<Name, u16>) -> bool {
+    pub fn send_changes(&mut self, links: &BTreeMap<u32, LinkNews>, numbers: BTreeMap<Name, u16>) -> bool {
         if !self.is_there() || !self.has_sent_all() {
             return false;
         }
@@ -197,7 +197,7 @@ impl Guest {
         }
         for (&link, new) in links {
             let old = self.told.get(&link).filter(|old| old.generation == new.generation);
-            new.say(link, old, &mut messages);
+            new.append_changes(link, old, &mut messages);
         }
         self.told.clone_from(links);
         let any = !messages.is_empty();
@@ -206,9 +206,9 @@ impl Guest {
     }
 }
 
-impl Told {
+impl LinkNews {
     /// What is to be said of it to a guest that knows `old`.
-    fn say(&self, link: u32, old: Option<&Self>, messages: &mut Vec<Message>) {
+    fn append_changes(&self, link: u32, old: Option<&Self>, messages: &mut Vec<Message>) {
         let same = |old: &Self| Self { bell: self.bell, life: self.life, ..old.clone() } == *self;
         let life = Message::Life { link, generation: self.generation, life: self.life };
         match old {

@@ -62,12 +62,12 @@ fn socket_in(folder: &Path) -> PathBuf {
 
 /// The broker's side.
 #[derive(Debug)]
-pub struct Holder {
+pub struct DescriptorStore {
     /// Held for a question and its answer.
     socket: Mutex<OwnedFd>,
 }
 
-impl Holder {
+impl DescriptorStore {
     /// Finds the holder of `folder`, and starts one if there is none and `start` says so.
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl Holder {
     ///
     /// # Errors
     /// The holder is gone, or full.
-    pub fn keep(&self, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub fn store_descriptors(&self, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.ask(KEEP, key, descriptors).map(drop)
     }
 
@@ -290,13 +290,13 @@ mod tests {
     fn b16_holder_that_is_about_to_listen_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let path = socket_in(folder.path());
-        assert!(Holder::find(folder.path(), false).is_err(), "a holder that nobody started");
+        assert!(DescriptorStore::find(folder.path(), false).is_err(), "a holder that nobody started");
         let door = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         let refused = passing::connect(&path, SocketType::SEQPACKET).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         std::thread::scope(|scope| {
-            let finds = scope.spawn(|| Holder::find(folder.path(), false));
+            let finds = scope.spawn(|| DescriptorStore::find(folder.path(), false));
             // Time enough to give up in, for one that does.
             let until = Instant::now() + Duration::from_millis(200);
             while !finds.is_finished() && Instant::now() < until {
@@ -312,7 +312,7 @@ mod tests {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(Duration::from_millis(20))).unwrap();
-        let holder = Holder { socket: Mutex::new(ours) };
+        let holder = DescriptorStore { socket: Mutex::new(ours) };
         assert!(!is_refusal(&holder.forget("first").unwrap_err()));
         let _ = passing::send(&theirs, &[OK], &[]);
         holder.forget("second").expect_err("nobody answered this");

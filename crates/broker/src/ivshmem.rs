@@ -117,10 +117,10 @@ impl Device {
     }
 
     /// B-3. Rings the domain's broker: the mark of channel 0, then the first vector.
-    pub fn ring(&mut self) {
+    pub fn notify(&mut self) {
         self.mark = self.mark.wrapping_add(1);
         let _ = self.boxes.store(MARKS_AT as u64, &self.mark.to_le_bytes());
-        self.lanes[0].ring(&self.own[0]);
+        self.lanes[0].notify_event(&self.own[0]);
     }
 
     /// Whether QEMU closed the connection.

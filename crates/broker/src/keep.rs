@@ -12,7 +12,7 @@ use std::{
 
 use rustix::{event::EventfdFlags, net::SocketType};
 use tombolo_broker_guest::run::raise_limit;
-use tombolo_domain_xen::XenKeeper;
+use tombolo_domain_xen::GrantReaper;
 
 use crate::passing;
 
@@ -27,13 +27,13 @@ pub fn is_domain() -> bool {
 
 /// The keeper, until it is dropped. What it keeps then is the kernel's to keep.
 #[derive(Debug)]
-pub struct Keep {
+pub struct ReaperThread {
     path: PathBuf,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Keep {
+impl ReaperThread {
     /// Begins, in `folder`; none where this is no domain of Xen's, or its drivers are not loaded.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Keep {
     pub fn begin(folder: &Path) -> io::Result<Option<Self>> {
         // First: the keeper takes its share of it.
         raise_limit()?;
-        let (Ok(keeper), Ok((mode, group))) = (XenKeeper::new(), XenKeeper::admits()) else { return Ok(None) };
+        let (Ok(keeper), Ok((mode, group))) = (GrantReaper::new(), GrantReaper::admits()) else { return Ok(None) };
         let path = folder.join(SOCKET);
         // Whoever may open gntalloc may connect. That of root's own group needs no privilege.
         let group = Some(group).filter(|group| *group != rustix::process::getegid().as_raw());
@@ -59,7 +59,7 @@ impl Keep {
     }
 }
 
-impl Drop for Keep {
+impl Drop for ReaperThread {
     fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {

@@ -47,7 +47,7 @@ impl Lane {
     }
 
     /// Rings soon, and never waits. One that is full was rung and not heard, which is enough.
-    pub fn ring(&self, event: &Arc<OwnedFd>) {
+    pub fn notify_event(&self, event: &Arc<OwnedFd>) {
         let mut state = self.state();
         state.pending.retain(|it| it.strong_count() > 0);
         if state.pending.iter().any(|it| std::ptr::eq(it.as_ptr(), Arc::as_ptr(event))) {
@@ -130,8 +130,8 @@ mod tests {
         let (full, other) = (Arc::new(event().unwrap()), Arc::new(event().unwrap()));
         jam(&full);
         for _ in 0..1000 {
-            lane.ring(&full);
-            lane.ring(&other);
+            lane.notify_event(&full);
+            lane.notify_event(&other);
         }
         until("the other one is rung", || drain(&*other) != 0);
         assert_eq!(drain(&*full), u64::MAX - 1, "nothing was added");
@@ -152,7 +152,7 @@ mod tests {
             blocked.run();
         });
         let others: Vec<_> = (0..100).map(|_| Arc::new(event().unwrap())).collect();
-        others.iter().for_each(|other| lane.ring(other));
+        others.iter().for_each(|other| lane.notify_event(other));
         assert_eq!(Lane::named("test").state().pending.len(), 100, "one lane, and nobody waited");
         assert!(drain(&*jammed) != 0);
         others.iter().for_each(|other| until("it is rung", || drain(&**other) != 0));

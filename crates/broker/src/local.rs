@@ -21,21 +21,21 @@ use tokio::sync::mpsc;
 use tombolo_broker_guest::{
     broker::{Broker, Settings},
     discard,
-    program::Door,
+    program::ProgramSocket,
 };
 use tombolo_control::{DEVICE_LEN, Name};
 
 use crate::{
     broker::Event,
-    guest::{self, Guest, Heard},
+    guest::{self, Guest, GuestRequest},
     lane::Lane,
     mapped::Mapped,
     memory, passing,
     watch::{Tasks, listen},
 };
-use devices::{HostDevices, Lines};
-use kept::{Kept, Key};
-use relay::{event, ring};
+use devices::{HostDevices, RelayedLinks};
+use kept::{Key, StoredConnections};
+use relay::{event, notify_event};
 
 /// An account whose programs are served.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub(crate) struct Local {
     /// The boxes.
     pub boxes: Mapped,
     /// What its links are made of.
-    pub lines: Lines,
+    pub lines: RelayedLinks,
     /// B-8. Machines that may not ring it for now.
     pub stormed_by: BTreeSet<String>,
     rings: OwnedFd,
@@ -58,13 +58,13 @@ impl Local {
     ///
     /// # Errors
     /// Descriptors, memory or threads are used up.
-    pub fn start(name: &Name, slice: u64, kept: Kept, events: &mpsc::Sender<Event>) -> io::Result<Self> {
+    pub fn start(name: &Name, slice: u64, kept: StoredConnections, events: &mpsc::Sender<Event>) -> io::Result<Self> {
         let memory = memory::create("tombolo-account", DEVICE_LEN)?;
         let boxes = Mapped::new(&memory)?;
         let (rings, heard, stop) = (event()?, event()?, event()?);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (door, inside) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let (lines, mut tasks) = (Lines::default(), Tasks::default());
+        let (lines, mut tasks) = (RelayedLinks::default(), Tasks::default());
         tasks.push(listen(name.as_str(), 0, heard.try_clone()?, events)?);
         let (account, teller) = (name.as_str().to_owned(), events.clone());
         let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
@@ -72,7 +72,7 @@ impl Local {
         let devices = HostDevices::new(memory, heard, rings.try_clone()?, Arc::clone(&lines), kept, storms, lane);
         let settings = Settings { boot: guest::boot(), slice };
         let guest = Guest::begin(name.clone(), &boxes)?;
-        let broker = Broker::begin(settings, devices, Door::Passed(inside))?;
+        let broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside))?;
         let (account, ended) = (name.clone(), stop.try_clone()?);
         std::thread::Builder::new().name("tombolo-account".into()).spawn(move || {
             if let Err(error) = broker.run(ended.as_fd()) {
@@ -83,8 +83,8 @@ impl Local {
     }
 
     /// Rings the account's broker.
-    pub fn ring(&self) {
-        ring(&self.rings);
+    pub fn notify(&self) {
+        notify_event(&self.rings);
     }
 
     /// Lets a program in; one for whom there is no room is closed.
@@ -97,7 +97,7 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        ring(&self.stop);
+        notify_event(&self.stop);
     }
 }
 
@@ -112,7 +112,10 @@ impl crate::broker::Broker {
         for name in self.config.accounts.keys().map(String::as_str).chain([self.config.host.as_str()]) {
             if !self.locals.contains_key(name) {
                 let mine = |key: &Key| self.book.links.get(&key.0).is_some_and(|link| link.side(name).is_some());
-                let kept = Kept::new(Arc::clone(&self.holder), self.calls.extract_if(.., |key, _| mine(key)).collect());
+                let kept = StoredConnections::new(
+                    Arc::clone(&self.holder),
+                    self.calls.extract_if(.., |key, _| mine(key)).collect(),
+                );
                 let local = Local::start(&crate::broker::name(name), self.config.slice, kept, &self.events)?;
                 self.locals.insert(name.into(), local);
             }
@@ -126,7 +129,7 @@ impl crate::broker::Broker {
         let heard = match local.guest.turn(&local.boxes, &self.config.host, limit) {
             Ok((heard, ring)) => {
                 if ring {
-                    local.ring();
+                    local.notify();
                 }
                 heard
             }
@@ -138,9 +141,9 @@ impl crate::broker::Broker {
         let any = !heard.is_empty();
         for heard in heard {
             match heard {
-                Heard::Storm(link) => self.storm(name, link),
-                Heard::Released(link, generation) => self.released(name, link, generation),
-                Heard::Hello(_) => {}
+                GuestRequest::Storm(link) => self.storm(name, link),
+                GuestRequest::Released(link, generation) => self.released(name, link, generation),
+                GuestRequest::Hello(_) => {}
             }
         }
         any

@@ -125,7 +125,7 @@ fn is_stopped(stat: &str) -> bool {
 }
 
 /// Keeps a QEMU as it should be until `wanted` is dropped.
-pub async fn keep(target: Target, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
+pub async fn supervise(target: Target, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
     let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
     let Target { path, board, mut user, ask_again } = target;
     loop {
@@ -226,7 +226,7 @@ impl Session {
             let due = self.asked.get(device).is_none_or(|asked| asked.elapsed() >= self.ask_again);
             if due {
                 self.asked.insert(device.clone(), Instant::now());
-                note(
+                record_trouble(
                     &mut trouble,
                     self.qmp.execute("device_del", json!({ "id": format!("{DEVICE}{device}") }), None).await,
                 )?;
@@ -234,7 +234,7 @@ impl Session {
         }
         self.asked.retain(|device, _| devices.contains(device));
         for memory in memories.iter().filter(|name| !names.contains(name.as_str()) && !devices.contains(*name)) {
-            note(&mut trouble, self.drop_memory(memory).await)?;
+            record_trouble(&mut trouble, self.drop_memory(memory).await)?;
         }
         self.plugged.extend(devices.iter().cloned());
         self.plugged.retain(|name| names.contains(name.as_str()));
@@ -252,18 +252,18 @@ impl Session {
                 break;
             };
             if memories.contains(&plug.name) {
-                note(&mut trouble, self.drop_memory(&plug.name).await)?;
+                record_trouble(&mut trouble, self.drop_memory(&plug.name).await)?;
             }
-            if note(&mut trouble, self.add_memory(plug).await)?.is_none() {
+            if record_trouble(&mut trouble, self.add_memory(plug).await)?.is_none() {
                 continue;
             }
             let device = json!({
                 "driver": "ivshmem-plain", "id": format!("{DEVICE}{}", plug.name),
                 "memdev": format!("{MEMORY}{}", plug.name), "bus": place.0, "addr": place.1,
             });
-            match note(&mut trouble, self.qmp.execute("device_add", device, None).await)? {
+            match record_trouble(&mut trouble, self.qmp.execute("device_add", device, None).await)? {
                 Some(_) => _ = self.plugged.insert(plug.name.clone()),
-                None => _ = note(&mut trouble, self.drop_memory(&plug.name).await)?,
+                None => _ = record_trouble(&mut trouble, self.drop_memory(&plug.name).await)?,
             }
         }
         let mut places = BTreeMap::new();
@@ -407,7 +407,7 @@ impl Session {
 }
 
 /// What QEMU does not want to do is trouble; that it is gone is an error.
-fn note(trouble: &mut Option<String>, result: Result<Value, Error>) -> Result<Option<Value>, Error> {
+fn record_trouble(trouble: &mut Option<String>, result: Result<Value, Error>) -> Result<Option<Value>, Error> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error @ Error::Refused { .. }) => {

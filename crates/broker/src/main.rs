@@ -26,7 +26,7 @@ const STATE: &str = "/run/tombolo";
 /// Gives virtual machines memory to share, doorbells, and news of each other, as the configuration allows.
 #[derive(Parser)]
 #[command(name = "tombolod", version, max_term_width = 100)]
-struct Line {
+struct Cli {
     /// What is allowed, and which domains there are
     #[arg(long, value_name = "FILE", default_value = CONFIG)]
     config: PathBuf,
@@ -62,7 +62,7 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let line = Line::parse();
+    let line = Cli::parse();
     if let Some(path) = &line.check {
         return match Config::read(path) {
             Ok(config) => {

@@ -22,7 +22,7 @@ impl Default for Pace {
 
 impl Pace {
     /// Takes one, or says how long to wait.
-    pub(crate) fn take(&mut self, now: Instant) -> Result<(), Duration> {
+    pub(crate) fn take_permit(&mut self, now: Instant) -> Result<(), Duration> {
         let passed = now.saturating_duration_since(self.since);
         let more = u32::try_from(passed.as_millis() / STEP.as_millis()).unwrap_or(u32::MAX);
         if more != 0 {
@@ -50,12 +50,16 @@ mod tests {
     fn b17_link_gets_new_memory_a_few_times_at_once_and_then_now_and_then() {
         let mut pace = Pace::default();
         let now = Instant::now();
-        let at_once = (0..100).filter(|_| pace.take(now).is_ok()).count();
+        let at_once = (0..100).filter(|_| pace.take_permit(now).is_ok()).count();
         assert_eq!(at_once, 6);
-        let wait = pace.take(now).unwrap_err();
+        let wait = pace.take_permit(now).unwrap_err();
         assert!(!wait.is_zero() && wait <= STEP, "{wait:?}");
-        assert!(pace.take(now + wait).is_ok() && pace.take(now + wait).is_err());
+        assert!(pace.take_permit(now + wait).is_ok() && pace.take_permit(now + wait).is_err());
         let later = now + Duration::from_secs(3600);
-        assert_eq!((0..100).filter(|_| pace.take(later).is_ok()).count(), 6, "what was not used is not saved up");
+        assert_eq!(
+            (0..100).filter(|_| pace.take_permit(later).is_ok()).count(),
+            6,
+            "what was not used is not saved up"
+        );
     }
 }

@@ -132,7 +132,7 @@ impl Qmp {
                     None => Ok(line["return"].take()),
                 };
             }
-            self.note(line)?;
+            self.store_event(line)?;
         }
     }
 
@@ -146,12 +146,12 @@ impl Qmp {
                 return Ok(event);
             }
             let line = self.line().await?;
-            self.note(line)?;
+            self.store_event(line)?;
         }
     }
 
     /// Keeps an event; an answer that nobody waits for any more is dropped.
-    fn note(&mut self, line: Value) -> io::Result<()> {
+    fn store_event(&mut self, line: Value) -> io::Result<()> {
         if let Some(name) = line["event"].as_str().filter(|name| name.len() <= NAME_MAX) {
             if self.events.len() >= EVENTS_MAX {
                 return Err(io::Error::other("more events than can be kept"));
@@ -191,7 +191,7 @@ impl Drop for Qmp {
 /// What QEMU says next. It has no reason to send descriptors: one that does is not heard any more.
 fn receive(stream: &UnixStream) -> io::Result<Vec<u8>> {
     let mut bytes = [0; 4096];
-    if discard::look(stream.as_fd(), &mut bytes)? == Look::Descriptors {
+    if discard::peek_message(stream.as_fd(), &mut bytes)? == Look::Descriptors {
         return Err(io::Error::other("descriptors came, which nobody asked for"));
     }
     let (len, _) = rustix::net::recv(stream, &mut bytes, RecvFlags::DONTWAIT)?;

@@ -20,16 +20,16 @@ use tombolo_broker_guest::{
     discard,
     run::{open_folder, raise_limit},
 };
-use tombolo_domain_xen::XenKeeper;
+use tombolo_domain_xen::GrantReaper;
 
 use crate::{
     broker::{Broker, Event, device_socket, program_socket},
     config::Config,
-    hold::Holder,
-    keep::Keep,
+    hold::DescriptorStore,
+    keep::ReaperThread,
     notify::notify,
     passing, socket, state,
-    xen::Herald,
+    xen::XenThread,
 };
 
 /// Most events that wait for the broker.
@@ -65,10 +65,10 @@ pub fn run(
 /// # Errors
 /// It cannot begin.
 pub fn run_in_domain(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    XenKeeper::new()?;
+    GrantReaper::new()?;
     open_folder(folder)?;
     let _lock = state::lock(&folder.join("lock"))?;
-    let _keep = Keep::begin(folder)?;
+    let _keep = ReaperThread::begin(folder)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -91,15 +91,15 @@ async fn serve(
 ) -> io::Result<()> {
     let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut hangup = signal(SignalKind::hangup())?;
-    let holder = Holder::find(folder, start_holder)?;
+    let holder = DescriptorStore::find(folder, start_holder)?;
     let (events, mut heard) = mpsc::channel(EVENTS_MAX);
     let (host, group) = (config.host.clone(), config.group);
     let mut broker = Broker::begin(folder, config_path, config, holder, events.clone(), ask_again)?;
-    let mut herald = Herald::default();
-    herald.settle(broker.config())?;
-    let _keep = Keep::begin(folder)?;
-    let mut doors = Doors::default();
-    doors.settle(&broker, folder, &events)?;
+    let mut herald = XenThread::default();
+    herald.reconcile(broker.config())?;
+    let _keep = ReaperThread::begin(folder)?;
+    let mut doors = DeviceSockets::default();
+    doors.reconcile_sockets(&broker, folder, &events)?;
     let mode = if group.is_some() { 0o660 } else { 0o600 };
     let control = passing::listen(&control_socket(folder), SocketType::SEQPACKET, mode, None, group)?;
     let control = tokio::spawn(socket::serve(control, host, events.clone()));
@@ -117,15 +117,15 @@ async fn serve(
         };
         let Some(event) = event else { break };
         let reload = matches!(event, Event::Reload);
-        broker.hear(event)?;
+        broker.handle_event(event)?;
         // What came meanwhile has the same consequences.
         for _ in 0..EVENTS_MAX {
             let Ok(event) = heard.try_recv() else { break };
-            broker.hear(event)?;
+            broker.handle_event(event)?;
         }
-        broker.settle()?;
+        broker.reconcile()?;
         if reload {
-            let met = herald.settle(broker.config()).and(doors.settle(&broker, folder, &events));
+            let met = herald.reconcile(broker.config()).and(doors.reconcile_sockets(&broker, folder, &events));
             if let Err(error) = met {
                 crate::log(&format!("not all of the configuration can be met, read it again later: {error}"));
             }
@@ -143,11 +143,11 @@ async fn serve(
 
 /// The listening socket of each domain's device.
 #[derive(Default)]
-struct Doors(BTreeMap<String, (Option<u32>, JoinHandle<()>)>);
+struct DeviceSockets(BTreeMap<String, (Option<u32>, JoinHandle<()>)>);
 
-impl Doors {
+impl DeviceSockets {
     /// One for each domain that is configured. An error is that of the last one that cannot be had; the others are there.
-    fn settle(&mut self, broker: &Broker, folder: &Path, events: &mpsc::Sender<Event>) -> io::Result<()> {
+    fn reconcile_sockets(&mut self, broker: &Broker, folder: &Path, events: &mpsc::Sender<Event>) -> io::Result<()> {
         let domains = broker.domains();
         self.0.retain(|name, (user, door)| {
             let stays = domains.get(name).is_some_and(|domain| domain.user == *user);

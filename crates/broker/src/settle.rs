@@ -16,8 +16,8 @@ use crate::{
     broker::{Broker, Event, name},
     chores::{Chore, What},
     guard::{self, Guard},
-    guest::Told,
-    local::relay::Line,
+    guest::LinkNews,
+    local::relay::RelayedLink,
     machine::{Plug, Wanted},
     mapped::Mapped,
     memory::{self, Regions},
@@ -50,7 +50,7 @@ impl Broker {
     ///
     /// # Errors
     /// The holder is gone, or the book cannot be saved.
-    pub fn settle(&mut self) -> io::Result<()> {
+    pub fn reconcile(&mut self) -> io::Result<()> {
         self.settle_rules()?;
         for link in self.book.links.keys().copied().collect::<Vec<_>>() {
             self.settle_memory(link)?;
@@ -151,7 +151,7 @@ impl Broker {
             self.settle_after(left);
             return;
         }
-        if let Err(wait) = self.paces.entry(number).or_default().take(Instant::now()) {
+        if let Err(wait) = self.paces.entry(number).or_default().take_permit(Instant::now()) {
             self.settle_after(wait);
             return;
         }
@@ -190,18 +190,19 @@ impl Broker {
             return Ok(());
         };
         let key = memory_key(number, generation);
-        let regions = match made.and_then(|made| self.holder.keep(&key, &made.descriptors()).map(|()| made)) {
-            Ok(regions) => regions,
-            Err(error) => {
-                if self.short.insert(number, Instant::now()).is_none() {
-                    let size = crate::units::bytes(link.size);
-                    crate::log(&format!("link {number}: no memory for two regions of {size} yet: {error}"));
+        let regions =
+            match made.and_then(|made| self.holder.store_descriptors(&key, &made.descriptors()).map(|()| made)) {
+                Ok(regions) => regions,
+                Err(error) => {
+                    if self.short.insert(number, Instant::now()).is_none() {
+                        let size = crate::units::bytes(link.size);
+                        crate::log(&format!("link {number}: no memory for two regions of {size} yet: {error}"));
+                    }
+                    self.settle_after(SHORT);
+                    // If not even that is to be had the holder is gone.
+                    return self.holder.forget(&key);
                 }
-                self.settle_after(SHORT);
-                // If not even that is to be had the holder is gone.
-                return self.holder.forget(&key);
-            }
-        };
+            };
         self.short.remove(&number);
         let sealed = link.ends.each_ref().map(|end| self.config.is_local(end));
         if let Some(link) = self.book.links.get_mut(&number) {
@@ -424,7 +425,7 @@ impl Broker {
                 };
                 if let (Entry::Vacant(line), Some(bell)) = (lines.entry((number, link.generation)), &memory.bell) {
                     let copies = || -> io::Result<_> {
-                        Ok(Line {
+                        Ok(RelayedLink {
                             own: memory.own[side].try_clone()?,
                             own_memory: Mapped::new(&memory.own[side])?,
                             peer: memory.readonly[1 - side].try_clone()?,
@@ -451,7 +452,7 @@ impl Broker {
                 continue;
             };
             let Some(vm) = self.vms.get_mut(&domain) else { continue };
-            if vm.guest.tell(&told, self.config.numbers(&domain, &told)) {
+            if vm.guest.send_changes(&told, self.config.numbers(&domain, &told)) {
                 heard |= self.converse(&domain, 1);
             }
         }
@@ -460,7 +461,7 @@ impl Broker {
                 continue;
             };
             let Some(local) = self.locals.get_mut(&account) else { continue };
-            if local.guest.tell(&told, self.config.numbers(&account, &told)) {
+            if local.guest.send_changes(&told, self.config.numbers(&account, &told)) {
                 heard |= self.converse_with_account(&account, 1);
             }
         }
@@ -472,22 +473,22 @@ impl Broker {
 
     /// The links of a domain as it is to know them. One whose other end went stays as it is with its memory, so that what
     /// is in it can be read to the end; only the peer's life is another.
-    fn to_be_told(&self, domain: &str, known: &BTreeMap<u32, Told>) -> BTreeMap<u32, Told> {
+    fn to_be_told(&self, domain: &str, known: &BTreeMap<u32, LinkNews>) -> BTreeMap<u32, LinkNews> {
         let up = self.up_links(domain);
-        let mut told: BTreeMap<u32, Told> =
+        let mut told: BTreeMap<u32, LinkNews> =
             up.iter().filter_map(|(number, peer)| Some((*number, self.view(domain, *number, peer)?))).collect();
         for (number, old) in known {
             let link = self.book.links.get(number).filter(|it| it.has_memory && it.generation == old.generation);
             if link.is_some() && !told.contains_key(number) {
-                let life = self.life(old.peer.as_str());
-                told.insert(*number, Told { life, bell: NO_BELL, ..old.clone() });
+                let life = self.liveness(old.peer.as_str());
+                told.insert(*number, LinkNews { life, bell: NO_BELL, ..old.clone() });
             }
         }
         told
     }
 
     /// A link as one end is to see it.
-    fn view(&self, domain: &str, number: u32, peer: &str) -> Option<Told> {
+    fn view(&self, domain: &str, number: u32, peer: &str) -> Option<LinkNews> {
         let link = &self.book.links[&number];
         let place = |own| -> Option<Place> {
             if self.config.is_local(domain) {
@@ -511,9 +512,9 @@ impl Broker {
         };
         let mut all = rules(Way::In, self.config.services(&peer_name, &me).collect());
         all.extend(rules(Way::Out, self.config.services(&me, &peer_name).collect()));
-        let (own, theirs, life) = (place(true)?, place(false)?, self.life(peer));
+        let (own, theirs, life) = (place(true)?, place(false)?, self.liveness(peer));
         let side = link.side(domain)? as u8;
-        Some(Told {
+        Some(LinkNews {
             generation: link.generation,
             peer: peer_name,
             own,
@@ -532,7 +533,7 @@ impl Broker {
         (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
         let process = |end: &String| Some((end.clone(), self.book.machines.get(end)?.process));
         // An account that was told of it says when its programs let go.
-        let knows = |told: &Told| told.generation == link.generation;
+        let knows = |told: &LinkNews| told.generation == link.generation;
         let told =
             |end: &&String| self.locals.get(*end).is_some_and(|it| it.guest.told().get(&number).is_some_and(knows));
         let local = link.ends.iter().filter(told).map(|end| (end.clone(), 0)).collect::<Vec<_>>();
@@ -608,7 +609,7 @@ impl Broker {
     /// Whether a domain's life is over and a new one is not there yet.
     #[must_use]
     pub fn is_gone(&self, domain: &str) -> bool {
-        self.life(domain) == Life::DomainGone
+        self.liveness(domain) == Life::DomainGone
     }
 }
 

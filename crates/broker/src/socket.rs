@@ -15,7 +15,7 @@ use tokio::{
     time::timeout,
 };
 use tombolo_broker_guest::{broker::may_sit, discard, program};
-use tombolo_control::{Fault, Message, Name, Said, VERSION, code};
+use tombolo_control::{Envelope, Fault, Message, Name, VERSION, code};
 
 use crate::{
     broker::{Event, Question},
@@ -41,7 +41,7 @@ pub async fn serve(listener: OwnedFd, host: Name, events: mpsc::Sender<Event>) -
             continue;
         };
         let Ok(user) = passing::user_of(&client) else { continue };
-        let Some(seat) = seats.take(user) else {
+        let Some(seat) = seats.take_seat(user) else {
             turn_away(client, code::QUOTA, format!("user {user} has too many connections: close some"));
             continue;
         };
@@ -92,7 +92,7 @@ struct Seat(Seats, u32);
 
 impl Seats {
     /// A seat for a client of `user`, if there is one. Nobody keeps an administrator out.
-    fn take(&self, user: u32) -> Option<Seat> {
+    fn take_seat(&self, user: u32) -> Option<Seat> {
         let own = rustix::process::geteuid().as_raw();
         let rules = |user: u32| user == 0 || user == own;
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,20 +139,20 @@ pub fn turn_away(program: OwnedFd, code: u16, why: String) {
     static SEATS: OnceLock<Seats> = OnceLock::new();
     let Ok(program) = Client::new(program) else { return };
     let Ok(user) = passing::user_of(program.socket()) else { return };
-    let Some(seat) = SEATS.get_or_init(Seats::default).take(user) else { return };
+    let Some(seat) = SEATS.get_or_init(Seats::default).take_seat(user) else { return };
     tokio::spawn(async move {
         let (_seat, program) = (seat, program.socket());
         let said = timeout(PATIENCE, receive(program)).await;
         let serial = if let Ok(Ok(Ok(said))) = said { said.serial } else { 0 };
         let refuse = Message::Refuse { code, reason: why.into() };
-        let _ = say_last(program, &Said { serial, message: refuse }).await;
+        let _ = say_last(program, &Envelope { serial, message: refuse }).await;
     });
 }
 
 /// Says something and that nothing follows, and waits until the client has gone: what it said meanwhile and nobody took would hide
 /// the answer from it if the socket closed.
-async fn say_last(client: &AsyncFd<OwnedFd>, said: &Said) -> io::Result<()> {
-    say(client, said).await?;
+async fn say_last(client: &AsyncFd<OwnedFd>, said: &Envelope) -> io::Result<()> {
+    send_message(client, said).await?;
     rustix::net::shutdown(client, rustix::net::Shutdown::Write)?;
     let gone = async { while receive(client).await.is_ok() {} };
     let _ = timeout(LINGER, gone).await;
@@ -163,9 +163,10 @@ async fn say_last(client: &AsyncFd<OwnedFd>, said: &Said) -> io::Result<()> {
 async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender<Event>) -> io::Result<()> {
     let whole = Client::new(client)?;
     let client = whole.socket();
-    let refuse = |serial, code, reason: &str| Said { serial, message: Message::Refuse { code, reason: reason.into() } };
+    let refuse =
+        |serial, code, reason: &str| Envelope { serial, message: Message::Refuse { code, reason: reason.into() } };
     match timeout(PATIENCE, receive(client)).await?? {
-        Ok(Said { message: Message::Hello { version_min, version_max, .. }, .. }) => {
+        Ok(Envelope { message: Message::Hello { version_min, version_max, .. }, .. }) => {
             if version_min > VERSION || version_max < VERSION {
                 return say_last(client, &refuse(0, code::VERSION, "this broker speaks version 1")).await;
             }
@@ -175,7 +176,7 @@ async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender
     }
     let (epoch, boot, name) = (0, [0; 16], host.clone());
     let hello = Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name };
-    say(client, &Said { serial: 0, message: hello }).await?;
+    send_message(client, &Envelope { serial: 0, message: hello }).await?;
     loop {
         let asked = match timeout(IDLE, receive(client)).await?? {
             Ok(asked) => asked,
@@ -196,18 +197,18 @@ async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender
         }
         let Ok(answers) = answers.await else { return Ok(()) };
         for message in answers {
-            say(client, &Said { serial: asked.serial, message }).await?;
+            send_message(client, &Envelope { serial: asked.serial, message }).await?;
         }
     }
 }
 
 /// The next message.
-async fn receive(client: &AsyncFd<OwnedFd>) -> io::Result<Result<Said, Fault>> {
+async fn receive(client: &AsyncFd<OwnedFd>) -> io::Result<Result<Envelope, Fault>> {
     let receive = |socket: &OwnedFd| program::receive(socket.as_fd())?.ok_or(io::ErrorKind::WouldBlock.into());
     client.async_io(Interest::READABLE, receive).await
 }
 
-async fn say(client: &AsyncFd<OwnedFd>, said: &Said) -> io::Result<()> {
+async fn send_message(client: &AsyncFd<OwnedFd>, said: &Envelope) -> io::Result<()> {
     let bytes = said.encode();
     let sent = client.async_io(Interest::WRITABLE, |socket| match passing::send(socket, &bytes, &[])? {
         true => Ok(()),
@@ -223,10 +224,10 @@ mod tests {
     #[test]
     fn b15_users_who_take_all_seats_they_get_keep_no_administrator_out() {
         let seats = Seats::default();
-        let greedy = |user| std::iter::from_fn(|| seats.take(user)).collect::<Vec<_>>();
+        let greedy = |user| std::iter::from_fn(|| seats.take_seat(user)).collect::<Vec<_>>();
         let taken: Vec<_> = [71, 72, 73].map(greedy).into();
         assert_eq!(taken.iter().map(Vec::len).collect::<Vec<_>>(), [32, 16, 8]);
-        assert!(seats.take(74).is_some());
+        assert!(seats.take_seat(74).is_some());
         assert_eq!(greedy(0).len(), CLIENTS_MAX);
         drop(taken);
         assert!(seats.0.lock().unwrap().is_empty(), "seats that nobody has");

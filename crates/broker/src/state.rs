@@ -26,7 +26,7 @@ use tombolo_control::{FIRST_BELL, NO_BELL, vector_of};
 
 /// All of it.
 #[derive(Serialize, Deserialize, Default, Debug, Clone, PartialEq)]
-pub struct Book {
+pub struct BrokerState {
     /// Number of the last QEMU process and life that was given out; none is used twice.
     pub last: u64,
     /// Number of the last link. These have numbers of their own: a guest can use up as many lives as it likes.
@@ -146,7 +146,7 @@ pub struct Quarantined {
     pub since: u64,
 }
 
-impl Book {
+impl BrokerState {
     /// The next number that nobody had.
     pub fn number(&mut self) -> u64 {
         self.last += 1;
@@ -307,8 +307,8 @@ mod tests {
     #[test]
     fn b16_book_comes_back_as_it_was_saved() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Book::read(folder.path()).unwrap(), Book::default());
-        let mut book = Book::default();
+        assert_eq!(BrokerState::read(folder.path()).unwrap(), BrokerState::default());
+        let mut book = BrokerState::default();
         assert_eq!((book.number(), book.number(), book.link_number()), (1, 2, Some(1)));
         let ends = ["a".to_owned(), "b".to_owned()];
         let (sealed, lives, up) = ([true, false], [4, 0], false);
@@ -331,7 +331,7 @@ mod tests {
         book.save(folder.path()).unwrap();
         let mode = std::fs::metadata(folder.path().join("state.json")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "others read it");
-        assert_eq!(Book::read(folder.path()).unwrap(), book);
+        assert_eq!(BrokerState::read(folder.path()).unwrap(), book);
         assert_eq!(book.keys(), ["memory/7/2", "memory/7/3"].map(String::from).into());
         let uses = ["a", "b", "c"].map(|domain| book.memory_of(domain));
         assert_eq!(uses, [4 << 20, 2 << 20, 0], "what a keeps is not b's");
@@ -339,20 +339,20 @@ mod tests {
 
     #[test]
     fn b17_guest_that_begins_lives_without_end_uses_up_no_numbers_of_links() {
-        let mut book = Book { last: u64::from(u32::MAX), ..Book::default() };
+        let mut book = BrokerState { last: u64::from(u32::MAX), ..BrokerState::default() };
         book.number();
         assert_eq!(book.link_number(), Some(1));
         book.last_link = u32::MAX;
         assert_eq!(book.link_number(), None);
         // A book of before knows the last of all numbers alone.
         let folder = tempfile::tempdir().unwrap();
-        Book { last: 7, ..Book::default() }.save(folder.path()).unwrap();
-        assert_eq!(Book::read(folder.path()).unwrap().link_number(), Some(8));
+        BrokerState { last: 7, ..BrokerState::default() }.save(folder.path()).unwrap();
+        assert_eq!(BrokerState::read(folder.path()).unwrap().link_number(), Some(8));
     }
 
     #[test]
     fn b8_links_share_a_vector_only_where_none_is_free() {
-        let mut book = Book::default();
+        let mut book = BrokerState::default();
         let vectors = [Some(8), Some(4)];
         for nth in 0..14 {
             // Others make links in between.

@@ -61,7 +61,7 @@ pub(crate) fn start(
     let process = machine.process;
     let guest = Guest::begin(crate::broker::name(name), &device.boxes)?;
     // A guest that is there already learns that the broker began anew.
-    device.ring();
+    device.notify();
     let (wanted, watched) = watch::channel(Wanted::default());
     let mut tasks = Tasks::default();
 
@@ -78,7 +78,7 @@ pub(crate) fn start(
     let (user, users) = watch::channel(config.domains[name].user);
     let board = config.domains[name].machine;
     let target = machine::Target { path: qmp_socket(folder, config, name), board, user: users, ask_again };
-    tasks.push(tokio::spawn(machine::keep(target, watched, async move |news| {
+    tasks.push(tokio::spawn(machine::supervise(target, watched, async move |news| {
         let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
     })));
 

@@ -133,21 +133,21 @@ impl Orders {
 
 /// The thread, while the configuration has a section for it.
 #[derive(Debug, Default)]
-pub struct Herald(Option<(Arc<Orders>, JoinHandle<()>)>);
+pub struct XenThread(Option<(Arc<Orders>, JoinHandle<()>)>);
 
-impl Herald {
+impl XenThread {
     /// Does from now on as `config` says.
     ///
     /// # Errors
     /// There is no more room for a thread.
-    pub fn settle(&mut self, config: &Config) -> io::Result<()> {
+    pub fn reconcile(&mut self, config: &Config) -> io::Result<()> {
         self.settle_on(config, XenHost::new)
     }
 
     /// The same, in a dom0 that `begin` finds.
     ///
     /// # Errors
-    /// As [`settle`](Self::settle).
+    /// As [`reconcile`](Self::reconcile).
     pub fn settle_on<E: std::error::Error>(
         &mut self,
         config: &Config,
@@ -175,7 +175,7 @@ impl Herald {
     }
 }
 
-impl Drop for Herald {
+impl Drop for XenThread {
     fn drop(&mut self) {
         self.end();
     }
@@ -218,7 +218,7 @@ fn serve(orders: &Orders, host: &mut XenHost) -> Result<(), Box<dyn std::error::
     crate::log("domains of Xen's are told names");
     loop {
         let Some(config) = orders.config().clone() else { return Ok(()) };
-        host.tell(&views(&config, &domains, &states))?;
+        host.publish_views(&views(&config, &domains, &states))?;
         // The last before the wait: what fires while an answer is awaited does not make the descriptor readable.
         if host.changed()? {
             domains = host.domains()?;

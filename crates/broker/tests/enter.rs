@@ -6,7 +6,7 @@ mod common;
 use std::{io::Write, thread};
 
 use common::{Client, Daemon, hello};
-use tombolo_control::{Message, Name, Said, Seen, code};
+use tombolo_control::{Envelope, Message, Name, Seen, code};
 use tombolo_domain::Rendezvous;
 
 const USER: u32 = 12345;
@@ -25,7 +25,7 @@ fn listeners(daemon: &Daemon, account: &str) -> Result<Vec<String>, u16> {
     }
     client.say(3, Message::Look { at: Seen::Listeners, after: 0 });
     let mut found = Vec::new();
-    while let Some(Said { message: Message::ListenerRow { service, user, .. }, .. }) = client.hear() {
+    while let Some(Envelope { message: Message::ListenerRow { service, user, .. }, .. }) = client.hear() {
         found.push(format!("{user} {service}"));
     }
     Ok(found)

@@ -14,10 +14,10 @@ use common::{
     host::{World, accept, patience},
     until,
 };
-use tombolo_broker::{local::relay::ring, passing};
+use tombolo_broker::{local::relay::notify_event, passing};
 use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
-use tombolo_control::{MESSAGE_MAX, Message, Path, Said, Stage, code};
-use tombolo_domain::{Error, Life, Rendezvous};
+use tombolo_control::{Envelope, MESSAGE_MAX, Message, Path, Stage, code};
+use tombolo_domain::{Error, Liveness, Rendezvous};
 use tombolo_testing::conformance::{self, Actor};
 
 #[test]
@@ -29,7 +29,7 @@ fn child_process() {
 mod suite {
     use std::sync::Arc;
 
-    use tombolo_domain::{Link, Rendezvous};
+    use tombolo_domain::{Endpoint, Rendezvous};
     use tombolo_testing::conformance::{Actor, Fixture, Mortal};
 
     use crate::common::{
@@ -88,11 +88,11 @@ mod suite {
     struct Peer {
         world: Arc<World>,
         actor: Actor,
-        link: Box<dyn Link>,
+        link: Box<dyn Endpoint>,
     }
 
     impl Mortal for Peer {
-        fn link(&mut self) -> &mut dyn Link {
+        fn link(&mut self) -> &mut dyn Endpoint {
             &mut *self.link
         }
 
@@ -230,13 +230,13 @@ fn b16_calls_of_the_host_outlive_a_broker_that_is_killed_again_and_again() {
     for _ in 0..3 {
         world.daemon.kill();
         world.vm.qmp.forget_client();
-        assert_eq!(quiet.life(), Life::Running, "nobody said otherwise");
+        assert_eq!(quiet.liveness(), Liveness::Running, "nobody said otherwise");
         world.daemon.restart();
         ask(50);
-        for (event, life) in [("STOP", Life::Paused), ("RESUME", Life::Running)] {
+        for (event, life) in [("STOP", Liveness::Paused), ("RESUME", Liveness::Running)] {
             until("QEMU is asked again", || world.vm.qmp.is_asked().then_some(()));
             world.vm.qmp.event(event);
-            until("the new broker tells how the peer fares", || (quiet.life() == life).then_some(()));
+            until("the new broker tells how the peer fares", || (quiet.liveness() == life).then_some(()));
         }
         // New calls get what the old ones do not have.
         world.meet();
@@ -300,11 +300,11 @@ fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
     let mut world = World::new();
     // A program that listens by hand, so that it has what it is given.
     let program = passing::connect(&world.socket(), rustix::net::SocketType::SEQPACKET).unwrap();
-    let say = |serial, message| assert!(passing::send(&program, &Said { serial, message }.encode(), &[]).unwrap());
+    let say = |serial, message| assert!(passing::send(&program, &Envelope { serial, message }.encode(), &[]).unwrap());
     let hear = || {
         let mut buffer = [0; MESSAGE_MAX];
         let (len, descriptors) = passing::receive(&program, &mut buffer).unwrap();
-        (Said::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
+        (Envelope::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
     };
     say(0, common::hello());
     assert!(matches!(hear().0, Message::Hello { .. }));
@@ -328,7 +328,7 @@ fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
         rustix::io::ioctl_fionbio(own, true).unwrap();
         tombolo_broker::local::relay::drain(own);
     }
-    ring(&world.vm.own[0]);
+    notify_event(&world.vm.own[0]);
     world.meet();
 }
 
@@ -421,7 +421,7 @@ fn b12_qemu_that_is_gone_is_told_to_programs_of_the_host_and_its_data_stays_read
     let World { vm, daemon, guest, .. } = world;
     let before = Instant::now();
     drop(vm);
-    until("it is told", || (link.life() == Life::DomainGone).then_some(()));
+    until("it is told", || (link.liveness() == Liveness::DomainGone).then_some(()));
     assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
     assert!(matches!(conformance::receive(&mut *link, patience()), Err(Error::PeerGone)));
     assert!(received.segment.is_some_and(|segment| !segment.is_lost()));
@@ -434,7 +434,7 @@ fn b8_machine_that_rings_the_host_without_end_loses_that_bell_and_it_is_said() {
     let bell = world.guest.lines.lock().unwrap().values().next().unwrap().rings.try_clone().unwrap();
     let (a, before) = ("a rings host without end", Instant::now());
     let said = until("the storm is noticed", || {
-        (0..10_000).for_each(|_| ring(&bell));
+        (0..10_000).for_each(|_| notify_event(&bell));
         world.daemon.client().links().into_iter().find_map(|row| match row {
             Message::LinkRow { note, .. } if note.as_str().starts_with(a) => Some(note),
             _ => None,

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 
 use common::{Daemon, TRIO, Vm, add, qmp, remove, until};
 use rustix::fs::{Mode, OFlags, SealFlags};
-use tombolo_control::{Life, LinkState, Message, Said, Way, code};
+use tombolo_control::{Envelope, Life, LinkState, Message, Way, code};
 
 fn is_up(daemon: &Daemon) -> Option<u32> {
     daemon.client().links().into_iter().find_map(|row| match row {
@@ -114,15 +114,15 @@ fn b6_guest_that_does_not_begin_with_hello_is_told_nothing() {
     daemon.client().link("a", "b");
     let mut session =
         tombolo_control::Session::begin(tombolo_control::Path::Host, 7, &mut common::GuestBoxes(&a.memory)).unwrap();
-    session.say(&tombolo_control::Said::statement(Message::Storm { link: 1 }));
+    session.queue_message(&tombolo_control::Envelope::statement(Message::Storm { link: 1 }));
     until("the host's Hello and the guest's name", || {
         let mut boxes = common::GuestBoxes(&a.memory);
         let (event, _) = session.turn(&mut boxes).unwrap();
         a.ring_host();
         if matches!(event, Some(tombolo_control::Event::Began)) {
-            session.say(&tombolo_control::Said::statement(Message::Storm { link: 1 }));
+            session.queue_message(&tombolo_control::Envelope::statement(Message::Storm { link: 1 }));
         }
-        let name = |said: &Said| matches!(said.message, Message::You { .. });
+        let name = |said: &Envelope| matches!(said.message, Message::You { .. });
         matches!(event, Some(tombolo_control::Event::Said(said)) if name(&said)).then_some(())
     });
     until("the link is up", || is_up(&daemon));

@@ -8,7 +8,7 @@ use std::{os::fd::AsFd, time::Duration};
 use common::{Daemon, Device, LIMIT, TRIO, VECTORS, Vm, rung, until};
 use rustix::{net::SocketType, process::Signal};
 use tombolo_broker::{
-    hold::{Holder, is_refusal},
+    hold::{DescriptorStore, is_refusal},
     passing,
 };
 use tombolo_control::{Message, vector_of};
@@ -280,13 +280,13 @@ fn b17_descriptors_that_are_used_up_cost_who_comes_and_nobody_else() {
 #[test]
 fn b16_holder_without_a_free_descriptor_refuses_and_rests() {
     let (daemon, null) = (Daemon::start(TRIO), std::fs::File::open("/dev/null").unwrap());
-    let holder = || Holder::find(daemon.path(), false).unwrap();
+    let holder = || DescriptorStore::find(daemon.path(), false).unwrap();
     let (first, some) = (holder(), [null.as_fd(); 20]);
-    first.keep("some", &some).unwrap();
+    first.store_descriptors("some", &some).unwrap();
     let pid = daemon.holder();
     let files = || std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64;
     common::allow_files(pid, files());
-    let error = first.keep("more", &some).unwrap_err();
+    let error = first.store_descriptors("more", &some).unwrap_err();
     assert!(is_refusal(&error) && error.to_string().contains("LimitNOFILE"), "{error}");
     // One at the door finds no room. It costs no processor, and who is in is served.
     let second = passing::connect(&daemon.file("holder.socket"), SocketType::SEQPACKET).unwrap();
@@ -303,7 +303,7 @@ fn b16_holder_without_a_free_descriptor_refuses_and_rests() {
     first.forget("some").unwrap();
     drop(second);
     common::allow_files(pid, 1024);
-    holder().keep("more", &some).unwrap();
+    holder().store_descriptors("more", &some).unwrap();
 }
 
 #[test]

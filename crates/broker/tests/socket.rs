@@ -7,14 +7,14 @@ use std::{io::Write, os::fd::AsFd, process::Command};
 
 use common::{Client, Daemon, TRIO, add, hello, until};
 use tombolo_broker::passing;
-use tombolo_control::{Form, Message, Said, code};
+use tombolo_control::{Envelope, Form, Message, code};
 
 #[test]
 fn b15_client_that_does_not_say_hello_first_is_refused_and_closed() {
     let daemon = Daemon::start(TRIO);
     let client = Client::connect_raw(daemon.path()).unwrap();
     client.say(1, add("a", "b", 0));
-    assert!(matches!(client.hear(), Some(Said { message: Message::Refuse { code: code::MALFORMED, .. }, .. })));
+    assert!(matches!(client.hear(), Some(Envelope { message: Message::Refuse { code: code::MALFORMED, .. }, .. })));
     assert_eq!(client.hear(), None);
     assert_eq!(daemon.client().links(), []);
 }
@@ -35,7 +35,7 @@ fn b15_version_that_the_broker_does_not_speak_is_refused() {
     let client = Client::connect_raw(daemon.path()).unwrap();
     let Message::Hello { epoch, boot, name, .. } = hello() else { panic!() };
     client.say(0, Message::Hello { version_min: 2, version_max: 9, epoch, boot, name });
-    assert!(matches!(client.hear(), Some(Said { message: Message::Refuse { code: code::VERSION, .. }, .. })));
+    assert!(matches!(client.hear(), Some(Envelope { message: Message::Refuse { code: code::VERSION, .. }, .. })));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn b15_descriptors_that_nobody_asked_for_are_closed() {
         client.hear().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         let many: Vec<_> = (0..60).map(|_| null.as_fd()).collect();
-        let list = Said { serial: 1, message: Message::List { what: tombolo_control::What::Links } };
+        let list = Envelope { serial: 1, message: Message::List { what: tombolo_control::What::Links } };
         let _ = passing::send(&client.socket, &list.encode(), &many);
         assert_eq!(client.hear(), None);
     }

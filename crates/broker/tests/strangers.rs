@@ -19,7 +19,7 @@ use common::{
 };
 use rustix::net::SocketType;
 use tombolo_broker::{broker::program_socket, passing};
-use tombolo_control::{Life, LinkState, MESSAGE_MAX, Message, Path, Said};
+use tombolo_control::{Envelope, Life, LinkState, MESSAGE_MAX, Message, Path};
 
 /// `a` and `b` may have links with the host.
 const TWO: &str = r#"
@@ -122,11 +122,11 @@ fn b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_
     let mut world = World::new();
     // A program that listens by hand, so that it has what it is given.
     let program = passing::connect(&world.socket(), SocketType::SEQPACKET).unwrap();
-    let say = |serial, message| assert!(passing::send(&program, &Said { serial, message }.encode(), &[]).unwrap());
+    let say = |serial, message| assert!(passing::send(&program, &Envelope { serial, message }.encode(), &[]).unwrap());
     let hear = || {
         let mut buffer = [0; MESSAGE_MAX];
         let (len, descriptors) = passing::receive(&program, &mut buffer).unwrap();
-        (Said::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
+        (Envelope::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
     };
     say(0, common::hello());
     assert!(matches!(hear().0, Message::Hello { .. }));
@@ -172,7 +172,7 @@ fn b15_connections_that_linger_and_are_sent_to_the_broker_stop_nobody() {
         peers.push(peer);
         let _ = passing::send(socket, bytes, &[lingers.as_fd()]);
     };
-    let hello = Said { serial: 0, message: common::hello() }.encode();
+    let hello = Envelope { serial: 0, message: common::hello() }.encode();
     // To the socket for tools, amid a conversation and before it.
     let client = daemon.client();
     send(&client.socket, &hello);

@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_broker::{config::Config, xen::Herald};
-use tombolo_domain::{Deadline, Life, Rendezvous};
+use tombolo_broker::{config::Config, xen::XenThread};
+use tombolo_domain::{Deadline, Liveness, Rendezvous};
 use tombolo_domain_xen::FakeXen;
 
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
@@ -43,7 +43,7 @@ fn x22_broker_tells_names_lives_and_new_rules_and_breaks_nothing_when_it_ends() 
     let (xen, folder) = (FakeXen::new(), tempfile::tempdir().unwrap());
     list(folder.path(), "-b----");
     [(5, "left"), (7, "right")].iter().for_each(|(id, name)| xen.name(*id, name));
-    let mut herald = Herald::default();
+    let mut herald = XenThread::default();
     let dom0 = xen.clone();
     herald.settle_on(&config(folder.path(), RULE), move || dom0.host()).expect("there is room for a thread");
     let (left, right) = (xen.domain(5).names(), xen.domain(7).names());
@@ -58,13 +58,13 @@ fn x22_broker_tells_names_lives_and_new_rules_and_breaks_nothing_when_it_ends() 
         !accepted.is_empty()
     });
     let called = called.expect("somebody listens");
-    eventually("right runs", || called.life() == Life::Running);
+    eventually("right runs", || called.liveness() == Liveness::Running);
     list(folder.path(), "--p---");
-    eventually("right is paused", || called.life() == Life::Paused);
+    eventually("right is paused", || called.liveness() == Liveness::Paused);
     fs::remove_file(folder.path().join("list")).unwrap();
-    eventually("nobody tells", || called.life() == Life::Unknown);
+    eventually("nobody tells", || called.liveness() == Liveness::Unknown);
     list(folder.path(), "-b----");
-    eventually("right runs", || called.life() == Life::Running);
+    eventually("right runs", || called.liveness() == Liveness::Running);
 
     // A domain that is renamed is another; one that has the name then is found.
     xen.name(7, "other");
@@ -78,23 +78,23 @@ fn x22_broker_tells_names_lives_and_new_rules_and_breaks_nothing_when_it_ends() 
     let dom0 = xen.clone();
     herald.settle_on(&config(folder.path(), ""), move || dom0.host()).expect("there is a thread");
     eventually("left may no more", || left.connect("right/file", deadline()).is_err());
-    assert_eq!(called.life(), Life::Unknown, "nothing is told of a domain with which nothing is allowed");
+    assert_eq!(called.liveness(), Liveness::Unknown, "nothing is told of a domain with which nothing is allowed");
     let dom0 = xen.clone();
     herald.settle_on(&config(folder.path(), RULE), move || dom0.host()).expect("there is a thread");
     eventually("left may again, and right has a door for it", || {
         accepted.extend(listener.accept().expect("it listens"));
         left.connect("right/file", deadline()).is_ok()
     });
-    eventually("right runs", || called.life() == Life::Running);
+    eventually("right runs", || called.liveness() == Liveness::Running);
     drop(herald);
-    assert_eq!(called.life(), Life::Unknown);
+    assert_eq!(called.liveness(), Liveness::Unknown);
     assert!(left.connect("right/file", deadline()).is_ok(), "names went with the broker");
 }
 
 #[test]
 fn x22_broker_that_is_not_in_dom0_says_so_and_ends_when_it_is_told_to() {
     let (xen, folder) = (FakeXen::new(), tempfile::tempdir().unwrap());
-    let mut herald = Herald::default();
+    let mut herald = XenThread::default();
     let first = xen.host().expect("dom0");
     let dom0 = xen.clone();
     // Somebody else is the broker; once that is gone, this one is.
@@ -102,6 +102,6 @@ fn x22_broker_that_is_not_in_dom0_says_so_and_ends_when_it_is_told_to() {
     drop(first);
     eventually("dom0 is told its name", || xen.node(0, "/local/domain/0/tombolo/self").as_deref() == Some("host"));
     let none = Config::parse(Path::new("t.toml"), "").expect("sound");
-    herald.settle(&none).expect("nothing to do");
+    herald.reconcile(&none).expect("nothing to do");
     assert!(xen.host().is_ok(), "the thread is still there");
 }

@@ -10,7 +10,7 @@ use crate::{
     border::{Fault, Outcome, deadline},
     half::Half,
     options::{duration, flush_policy},
-    sides::{Place, Reads, Writes},
+    sides::{Reads, Region, Writes},
     structs::{Peer, Statistics, ending, life},
 };
 
@@ -54,7 +54,7 @@ impl<R: Reads, W: Writes> Channel<R, W> {
     }
 
     /// Room for `len` bytes, which the caller holds from now on.
-    pub fn reserve(&self, len: usize, timeout_ns: i64) -> Outcome<Place> {
+    pub fn reserve(&self, len: usize, timeout_ns: i64) -> Outcome<Region> {
         let mut writer = self.writer.begin()?;
         let room = match writer.half.room(len)? {
             Some(room) => room,
@@ -76,14 +76,14 @@ impl<R: Reads, W: Writes> Channel<R, W> {
     }
 
     /// What is there, which the caller holds from now on; none at the end.
-    pub fn peek(&self, timeout_ns: i64) -> Outcome<Option<Place>> {
+    pub fn peek(&self, timeout_ns: i64) -> Outcome<Option<Region>> {
         let mut reader = self.reader.begin()?;
-        let mut there = reader.half.look()?;
+        let mut there = reader.half.peek_region()?;
         if there.is_none() && reader.half.ending().is_none() {
             let deadline = deadline(timeout_ns)?;
             self.flush_first();
             if reader.half.wait_until(deadline)? {
-                there = reader.half.look()?;
+                there = reader.half.peek_region()?;
             }
         }
         reader.held = there.map(|[(_, first), (_, second)]| first + second);
@@ -150,7 +150,7 @@ impl<R: Reads, W: Writes> Channel<R, W> {
     }
 
     pub fn life(&self) -> c_int {
-        life(self.watch.life())
+        life(self.watch.liveness())
     }
 
     pub fn peer(&self) -> Peer {

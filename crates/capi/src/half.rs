@@ -42,7 +42,7 @@ pub struct Inside<T> {
 
 /// A half in somebody's hands.
 #[derive(Debug)]
-pub struct Turn<'a, T> {
+pub struct HalfGuard<'a, T> {
     of: &'a Half<T>,
     panicking: bool,
 }
@@ -54,7 +54,7 @@ impl<T> Half<T> {
 
     /// The half, for a call that moves data: what the caller held ends here.
     #[inline]
-    pub fn begin(&self) -> Outcome<Turn<'_, T>> {
+    pub fn begin(&self) -> Outcome<HalfGuard<'_, T>> {
         let mut turn = self.enter()?;
         turn.held = None;
         Ok(turn)
@@ -62,9 +62,9 @@ impl<T> Half<T> {
 
     /// The half, for one call.
     #[inline]
-    pub fn enter(&self) -> Outcome<Turn<'_, T>> {
+    pub fn enter(&self) -> Outcome<HalfGuard<'_, T>> {
         loop {
-            match self.take(A_CALLS) {
+            match self.lock_half(A_CALLS) {
                 Ok(turn) => return Ok(turn),
                 // It does not wait there.
                 Err(A_HELPERS) => thread::yield_now(),
@@ -78,19 +78,19 @@ impl<T> Half<T> {
     }
 
     /// The half, for a call on the other one that is about to wait, unless this one is in a call itself.
-    pub fn help(&self) -> Option<Turn<'_, T>> {
-        self.take(A_HELPERS).ok()
+    pub fn help(&self) -> Option<HalfGuard<'_, T>> {
+        self.lock_half(A_HELPERS).ok()
     }
 
     #[inline]
-    fn take(&self, whose: u8) -> Result<Turn<'_, T>, u8> {
+    fn lock_half(&self, whose: u8) -> Result<HalfGuard<'_, T>, u8> {
         // ORDER: Acquire; pairs with the Release in `Turn::drop`: what the last turn did inside is seen by this one.
         self.turn.compare_exchange(NOBODYS, whose, Ordering::Acquire, Ordering::Relaxed)?;
-        Ok(Turn { of: self, panicking: thread::panicking() })
+        Ok(HalfGuard { of: self, panicking: thread::panicking() })
     }
 }
 
-impl<T> Deref for Turn<'_, T> {
+impl<T> Deref for HalfGuard<'_, T> {
     type Target = Inside<T>;
 
     #[inline]
@@ -100,7 +100,7 @@ impl<T> Deref for Turn<'_, T> {
     }
 }
 
-impl<T> DerefMut for Turn<'_, T> {
+impl<T> DerefMut for HalfGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Inside<T> {
         // SAFETY: (aliasing) it is this turn until it is dropped, and this borrows it uniquely.
@@ -108,7 +108,7 @@ impl<T> DerefMut for Turn<'_, T> {
     }
 }
 
-impl<T> Drop for Turn<'_, T> {
+impl<T> Drop for HalfGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         let next = if thread::panicking() && !self.panicking { BROKEN } else { NOBODYS };

@@ -79,7 +79,7 @@ pub extern "C" fn tombolo_listener_poll_fd(listener: Handle<Listener>) -> c_int 
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_listener_close(listener: Handle<Listener>) -> c_int {
     guard(|| {
-        drop(listener.take());
+        drop(listener.into_box());
         Ok(())
     })
 }

@@ -280,7 +280,7 @@ pub extern "C" fn tombolo_messages_poll_fd(messages: Handle<Messages>, half: c_i
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_messages_close(messages: Handle<Messages>) -> c_int {
     guard(|| {
-        drop(messages.take());
+        drop(messages.into_box());
         Ok(())
     })
 }

@@ -24,7 +24,7 @@ use libc::{c_char, c_int, c_void, iovec};
 
 use crate::{
     border::{Fault, Outcome},
-    sides::Place,
+    sides::Region,
 };
 
 /// Most parts of one vectored call, as for the system's.
@@ -51,7 +51,7 @@ impl<T: Sync> Handle<T> {
     }
 
     /// The object itself, to be dropped; none for null.
-    pub fn take(self) -> Option<Box<T>> {
+    pub fn into_box(self) -> Option<Box<T>> {
         // SAFETY: (from a box) from `Out::give`; (once) it was not closed before, and nobody else uses it: the caller's
         // promise.
         (!self.0.is_null()).then(|| unsafe { Box::from_raw(self.0) })
@@ -169,7 +169,7 @@ impl<T> Out<Handle<T>> {
 
 impl Out<iovec> {
     /// Writes both parts of a place; says how long it is.
-    pub fn put(&self, place: Place) -> Outcome<usize> {
+    pub fn put(&self, place: Region) -> Outcome<usize> {
         self.check()?;
         let parts = place.map(|(base, len)| iovec { iov_base: base.cast_mut().cast(), iov_len: len });
         // SAFETY: (valid, aligned) room for two, not null, the caller's promise.
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn null_is_refused_where_it_stands_for_something() {
         assert_eq!(errno(Handle::<u64>(null_mut()).get()), libc::EFAULT);
-        assert!(Handle::<u64>(null_mut()).take().is_none());
+        assert!(Handle::<u64>(null_mut()).into_box().is_none());
         assert_eq!(errno(Text(null()).get()), libc::EFAULT);
         assert_eq!(errno(Bytes(null()).get(1)), libc::EFAULT);
         assert_eq!(errno(Room(null_mut()).get(1)), libc::EFAULT);
@@ -296,7 +296,7 @@ mod tests {
         let mut place = Handle(null_mut());
         Out(&raw mut place).give(String::from("kept")).unwrap();
         assert_eq!(place.get().unwrap(), "kept");
-        assert_eq!(*place.take().unwrap(), "kept");
+        assert_eq!(*place.into_box().unwrap(), "kept");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tombolo::{
 use crate::border::Outcome;
 
 /// A place in a ring: address and length of its two parts, the second of which is empty unless the ring wraps there.
-pub type Place = [(*const u8, usize); 2];
+pub type Region = [(*const u8, usize); 2];
 
 /// What every half can do.
 pub trait Common {
@@ -24,7 +24,7 @@ pub trait Common {
 pub trait Reads: Common {
     fn release(&mut self) -> tombolo::Result<()>;
     fn ending(&self) -> Option<Ending>;
-    fn look(&mut self) -> tombolo::Result<Option<Place>>;
+    fn peek_region(&mut self) -> tombolo::Result<Option<Region>>;
     fn wait_until(&mut self, deadline: Deadline) -> tombolo::Result<bool>;
 }
 
@@ -32,8 +32,8 @@ pub trait Reads: Common {
 pub trait Writes: Common {
     fn flush_held(&mut self) -> Outcome<()>;
     fn drained_until(&mut self, deadline: Deadline) -> tombolo::Result<()>;
-    fn room(&mut self, len: usize) -> tombolo::Result<Option<Place>>;
-    fn room_until(&mut self, len: usize, deadline: Deadline) -> tombolo::Result<Place>;
+    fn room(&mut self, len: usize) -> tombolo::Result<Option<Region>>;
+    fn room_until(&mut self, len: usize, deadline: Deadline) -> tombolo::Result<Region>;
     fn commit(&mut self, len: usize) -> tombolo::Result<()>;
     fn resize(&mut self, bytes: u64) -> tombolo::Result<()>;
     fn is_moving(&self) -> bool;
@@ -68,7 +68,7 @@ macro_rules! reads {
             fn ending(&self) -> Option<Ending> {
                 $half::ending(self)
             }
-            fn look(&mut self) -> tombolo::Result<Option<Place>> {
+            fn peek_region(&mut self) -> tombolo::Result<Option<Region>> {
                 let there = self.peek()?;
                 Ok(there.map(|(first, second)| [(first.as_ptr(), first.len()), (second.as_ptr(), second.len())]))
             }
@@ -88,10 +88,10 @@ macro_rules! writes {
             fn drained_until(&mut self, deadline: Deadline) -> tombolo::Result<()> {
                 $half::drained_until(self, deadline)
             }
-            fn room(&mut self, len: usize) -> tombolo::Result<Option<Place>> {
+            fn room(&mut self, len: usize) -> tombolo::Result<Option<Region>> {
                 Ok(self.try_reserve(len)?.map(place))
             }
-            fn room_until(&mut self, len: usize, deadline: Deadline) -> tombolo::Result<Place> {
+            fn room_until(&mut self, len: usize, deadline: Deadline) -> tombolo::Result<Region> {
                 self.reserve_until(len, deadline).map(place)
             }
             fn commit(&mut self, len: usize) -> tombolo::Result<()> {
@@ -110,7 +110,7 @@ macro_rules! writes {
     )*};
 }
 
-fn place((first, second): Reserved<'_>) -> Place {
+fn place((first, second): Reserved<'_>) -> Region {
     [(first.as_mut_ptr().cast_const(), first.len()), (second.as_mut_ptr().cast_const(), second.len())]
 }
 

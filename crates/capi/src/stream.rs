@@ -333,7 +333,7 @@ pub extern "C" fn tombolo_stream_poll_fd(stream: Handle<Stream>, half: c_int) ->
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_stream_close(stream: Handle<Stream>) -> c_int {
     guard(|| {
-        drop(stream.take());
+        drop(stream.into_box());
         Ok(())
     })
 }

@@ -2,7 +2,7 @@
 //! What a handle tells of itself and of its peer.
 
 use libc::{c_char, c_int};
-use tombolo::{Ending, Life, PipeStatistics};
+use tombolo::{Ending, Liveness, PipeStatistics};
 
 /// The peer runs, as far as can be known.
 pub const TOMBOLO_LIFE_RUNNING: c_int = 0;
@@ -30,15 +30,15 @@ pub const TOMBOLO_ENDING_DOMAIN_GONE: c_int = 4;
 /// The memory over which it came was taken back.
 pub const TOMBOLO_ENDING_REVOKED: c_int = 5;
 
-pub fn life(life: Life) -> c_int {
+pub fn life(life: Liveness) -> c_int {
     match life {
-        Life::Running => TOMBOLO_LIFE_RUNNING,
-        Life::Paused => TOMBOLO_LIFE_PAUSED,
-        Life::ProcessGone => TOMBOLO_LIFE_PROCESS_GONE,
-        Life::DomainGone => TOMBOLO_LIFE_DOMAIN_GONE,
-        Life::Revoked => TOMBOLO_LIFE_REVOKED,
+        Liveness::Running => TOMBOLO_LIFE_RUNNING,
+        Liveness::Paused => TOMBOLO_LIFE_PAUSED,
+        Liveness::ProcessGone => TOMBOLO_LIFE_PROCESS_GONE,
+        Liveness::DomainGone => TOMBOLO_LIFE_DOMAIN_GONE,
+        Liveness::Revoked => TOMBOLO_LIFE_REVOKED,
         // A life that this interface has no name for is none it can tell.
-        Life::Unknown | _ => TOMBOLO_LIFE_UNKNOWN,
+        Liveness::Unknown | _ => TOMBOLO_LIFE_UNKNOWN,
     }
 }
 

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use tombolo_domain::{Deadline, Error as DomainError, Life, Link, Offer, Received, Slot};
+use tombolo_domain::{Deadline, Endpoint, Error as DomainError, Liveness, Offer, Received, Slot};
 use tombolo_layout::{
     Features, SegmentHeader, VERSION,
     handshake::{Greeting, Message, Refusal, versions},
     limits,
 };
 use tombolo_mem::PeerSegment;
-use tombolo_ring::{Fresh, Halves, Mode, Ordering, halves};
+use tombolo_ring::{FenceMode, Fresh, Halves, Mode, halves};
 
 use crate::{
     Error, Options, Result,
@@ -46,7 +46,7 @@ pub(crate) mod sealed {
 pub(crate) use sealed::Parts;
 
 /// What this end offers a peer on `link`.
-fn offered(link: &dyn Link, messages: bool, options: &Options) -> Features {
+fn offered(link: &dyn Endpoint, messages: bool, options: &Options) -> Features {
     let mut offered = Features::HANDOVER.or(Features::STATISTICS);
     if messages {
         offered = offered.or(Features::MESSAGES);
@@ -58,12 +58,12 @@ fn offered(link: &dyn Link, messages: bool, options: &Options) -> Features {
 }
 
 /// C-2. The largest segment that this end maps for a peer on `link`. Other backends do not depend on what the kernel counts.
-fn map_limit(link: &dyn Link, options: &Options) -> u64 {
+fn map_limit(link: &dyn Endpoint, options: &Options) -> u64 {
     options.map_limit(!link.same_kernel() || tombolo_mem::counts_pages())
 }
 
 /// What this end's first ring holds: what was asked for, else what the backend can afford, up to the default.
-fn first_capacity(link: &dyn Link, options: &Options) -> u64 {
+fn first_capacity(link: &dyn Endpoint, options: &Options) -> u64 {
     options.capacity.unwrap_or_else(|| {
         let whole = (limits::CONTROL_LEN + limits::CAPACITY_DEFAULT) as usize;
         let affordable = (link.affordable(whole) as u64).saturating_sub(limits::CONTROL_LEN);
@@ -88,7 +88,7 @@ struct Agreed {
 }
 
 impl Introduction {
-    fn new(link: &mut dyn Link, messages: bool, options: &Options) -> Result<Self> {
+    fn new(link: &mut dyn Endpoint, messages: bool, options: &Options) -> Result<Self> {
         let offered = offered(link, messages, options);
         let epoch = os::epoch();
         let mut capacity = first_capacity(link, options);
@@ -118,7 +118,7 @@ impl Introduction {
     fn meet(self, theirs: &Greeting, segment: &PeerSegment) -> Result<Agreed> {
         let Self { own, offer, greeting } = self;
         let features = greeting.offered.and(theirs.offered);
-        let ordering = if features.has(Features::MEMBARRIER) { Ordering::SleeperBarrier } else { Ordering::Fences };
+        let ordering = if features.has(Features::MEMBARRIER) { FenceMode::SleeperBarrier } else { FenceMode::Fences };
         let messages = features.has(Features::MESSAGES);
         let (halves, header) =
             halves(own, segment, Mode { messages, ordering }).map_err(|corrupt| Error::in_segment(corrupt, segment))?;
@@ -142,7 +142,7 @@ impl Introduction {
 
 impl Agreed {
     /// The two ends become a channel.
-    fn join(self, link: Box<dyn Link>, options: &Options) -> Result<Parts> {
+    fn join(self, link: Box<dyn Endpoint>, options: &Options) -> Result<Parts> {
         let Self { halves, offer, agreement } = self;
         let Halves { mut writer, reader, own_cpu, peer_cpu, boards } = halves;
         let bell =
@@ -160,7 +160,7 @@ impl Agreed {
 }
 
 /// The connecting side of the handshake.
-pub(crate) fn introduce(mut link: Box<dyn Link>, messages: bool, options: &Options) -> Result<Parts> {
+pub(crate) fn introduce(mut link: Box<dyn Endpoint>, messages: bool, options: &Options) -> Result<Parts> {
     let introduction = Introduction::new(&mut *link, messages, options)?;
     link.send(&Message::Hello(introduction.greeting).encode(), Some(&introduction.offer))?;
     let deadline = Deadline::after(options.handshake_timeout);
@@ -200,7 +200,7 @@ pub(crate) fn introduce(mut link: Box<dyn Link>, messages: bool, options: &Optio
 
 /// The listening side: what came in from a peer that knocked, and the answer to it.
 pub(crate) fn answer(
-    mut link: Box<dyn Link>,
+    mut link: Box<dyn Endpoint>,
     received: std::result::Result<Received, DomainError>,
     messages: bool,
     options: &Options,
@@ -254,7 +254,7 @@ fn check(theirs: &Greeting, segment: Option<PeerSegment>, offered: Features, mes
 
 /// C-5. Tells the peer about `error`; whether that reaches it is its own business. The versions that this end speaks stand
 /// in every message; as a reason they are for people.
-fn refuse(link: &mut dyn Link, error: Error) -> Error {
+fn refuse(link: &mut dyn Endpoint, error: Error) -> Error {
     let (code, reason) = match &error {
         Error::VersionMismatch { .. } => (Refusal::Version, format!("{VERSION}-{VERSION}")),
         Error::Refused { code, reason } => (*code, reason.clone()),
@@ -275,11 +275,11 @@ fn refuse(link: &mut dyn Link, error: Error) -> Error {
 }
 
 /// Waits until the link has something to say.
-fn await_readable(link: &dyn Link, deadline: Deadline) -> Result<()> {
+fn await_readable(link: &dyn Endpoint, deadline: Deadline) -> Result<()> {
     let fd = link.fd();
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll_until(&mut fds, deadline).map_err(|error| match error {
-        Error::TimedOut if link.life() == Life::Paused => {
+        Error::TimedOut if link.liveness() == Liveness::Paused => {
             let why = format!("timed out, as the peer {} is paused", link.peer().domain);
             DomainError::os("connect", std::io::Error::new(std::io::ErrorKind::TimedOut, why)).into()
         }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What holds for every control message of a channel.
 
-use tombolo_domain::{Error as DomainError, Link, Received};
+use tombolo_domain::{Endpoint, Error as DomainError, Received};
 
 /// C-2. What came in last, unless a bell of its own came with it: no message of a channel carries one.
 pub(crate) fn without_bell(
-    link: &mut dyn Link,
+    link: &mut dyn Endpoint,
     received: std::result::Result<Received, DomainError>,
 ) -> std::result::Result<Received, DomainError> {
-    match (link.take_ringer(), received) {
+    match (link.take_notifier(), received) {
         (Some(_), Ok(_)) => {
             Err(DomainError::Malformed { clause: "C-2", what: "a doorbell with a message that carries none".into() })
         }

@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-use tombolo_domain::{Error as DomainError, Life, Link, Offer, Peer, Slot};
+use tombolo_domain::{Endpoint, Error as DomainError, Liveness, Offer, Peer, Slot};
 use tombolo_layout::{Features, state::Phase};
 use tombolo_mem::{MappedOwnWord, MappedPeerWord};
 
@@ -33,10 +33,10 @@ impl Ending {
         if phase == Phase::Closed { Self::Closed } else { Self::Aborted }
     }
 
-    pub(crate) fn from_life(life: Life) -> Self {
+    pub(crate) fn from_life(life: Liveness) -> Self {
         match life {
-            Life::DomainGone => Self::DomainGone,
-            Life::Revoked => Self::Revoked,
+            Liveness::DomainGone => Self::DomainGone,
+            Liveness::Revoked => Self::Revoked,
             _ => Self::ProcessGone,
         }
     }
@@ -70,7 +70,7 @@ pub(crate) struct End {
 /// The link, and what of this end's memory must be taken back in the end.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) link: Box<dyn Link>,
+    pub(crate) link: Box<dyn Endpoint>,
     pub(crate) offers: Vec<Offer>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Agreement {
 
 impl End {
     pub(crate) fn new(
-        link: Box<dyn Link>,
+        link: Box<dyn Endpoint>,
         first: Offer,
         cpus: (MappedOwnWord, MappedPeerWord),
         agreed: Agreement,
@@ -133,11 +133,11 @@ impl End {
         self.link.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn life(&self) -> Life {
+    pub(crate) fn liveness(&self) -> Liveness {
         if self.revoked.load(Ordering::Relaxed) {
-            return Life::Revoked;
+            return Liveness::Revoked;
         }
-        self.link().link.life()
+        self.link().link.liveness()
     }
 
     /// D-3. Whether `error`, which was found in the peer's memory, says that this memory was taken away. Then zeros may stand
@@ -146,7 +146,7 @@ impl End {
     pub(crate) fn is_revoked(&self, error: &Error) -> bool {
         let revoked = match error {
             Error::Domain(DomainError::Revoked) => true,
-            Error::Corrupt(_) | Error::Malformed { .. } => self.life() == Life::Revoked,
+            Error::Corrupt(_) | Error::Malformed { .. } => self.liveness() == Liveness::Revoked,
             _ => false,
         };
         if revoked {

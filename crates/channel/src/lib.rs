@@ -36,7 +36,7 @@ pub use messages::{MessageReceiver, MessageSender, Messages};
 pub use options::Options;
 pub use stats::{PipeStatistics, Statistics};
 pub use stream::{ReadHalf, Stream, WriteHalf};
-pub use tombolo_domain::{Deadline, Life, Peer};
+pub use tombolo_domain::{Deadline, Liveness, Peer};
 pub use tombolo_mem::SharedSlice;
 pub use tombolo_ring::{Corrupt, Counters, FlushPolicy, Peeked, Reserved};
 pub use watch::Watch;

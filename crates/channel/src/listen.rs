@@ -11,7 +11,7 @@ use rustix::{
     event::{PollFd, PollFlags, epoll},
     io::Errno,
 };
-use tombolo_domain::{Deadline, Error as DomainError, Link, Listener as DomainListener, Received, wait_readable};
+use tombolo_domain::{Deadline, Endpoint, Error as DomainError, Listener as DomainListener, Received, wait_readable};
 
 use crate::{
     Channel, Error, Options, Result,
@@ -31,7 +31,7 @@ const CROWDED: Duration = Duration::from_millis(20);
 pub struct Listener<C> {
     door: Box<dyn DomainListener>,
     /// In the order in which they knocked.
-    half_open: Vec<(Box<dyn Link>, Deadline)>,
+    half_open: Vec<(Box<dyn Endpoint>, Deadline)>,
     /// An epoll set of the door and of all who are half open.
     set: OwnedFd,
     options: Options,
@@ -135,12 +135,12 @@ impl<C: Channel> Listener<C> {
     }
 
     /// A peer that does not agree is told, and the next one may.
-    fn answer(&self, link: Box<dyn Link>, received: std::result::Result<Received, DomainError>) -> Option<C> {
+    fn answer(&self, link: Box<dyn Endpoint>, received: std::result::Result<Received, DomainError>) -> Option<C> {
         answer(link, received, C::MESSAGES, &self.options).ok().map(C::from_halves)
     }
 
     /// Waits for a peer's first words. Who has been silent for longest makes room for who knocks now.
-    fn remember(&mut self, link: Box<dyn Link>) -> Result<()> {
+    fn remember(&mut self, link: Box<dyn Endpoint>) -> Result<()> {
         if self.half_open.len() == HALF_OPEN_MOST {
             drop(self.dismiss(0));
         }
@@ -162,7 +162,7 @@ impl<C: Channel> Listener<C> {
         !spare.iter().any(|one| matches!(one, Err(Errno::MFILE | Errno::NFILE)))
     }
 
-    fn dismiss(&mut self, index: usize) -> Box<dyn Link> {
+    fn dismiss(&mut self, index: usize) -> Box<dyn Endpoint> {
         let (link, _) = self.half_open.remove(index);
         // Nobody but this set knows it yet, so this cannot fail.
         let _ = epoll::delete(&self.set, link.fd());

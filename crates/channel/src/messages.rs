@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo_domain::{Deadline, Life, Peer};
+use tombolo_domain::{Deadline, Liveness, Peer};
 use tombolo_layout::record;
 use tombolo_ring::{FlushPolicy, Peeked, Reserved};
 
@@ -92,8 +92,8 @@ impl Messages {
 
     /// What is known of the peer's life now: tells one that is paused from one that is gone.
     #[must_use]
-    pub fn life(&self) -> Life {
-        self.receiver.0.waiter().end().life()
+    pub fn liveness(&self) -> Liveness {
+        self.receiver.0.waiter().end().liveness()
     }
 
     /// Tells of the peer while others use the halves.

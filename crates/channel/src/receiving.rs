@@ -52,10 +52,10 @@ impl Receiving {
                 self.after()?;
                 return Ok(Poll::Ready(Some(done)));
             }
-            self.ring_if_owed();
+            self.notify_if_owed();
             if self.ended(looked || self.waiter.look_is_due())? {
                 // The ring that told of it may have been drained: the end stays to be found.
-                self.waiter.settle();
+                self.waiter.rearm_poll_fd();
                 return Ok(Poll::Ready(None));
             }
             self.follow()?;
@@ -67,7 +67,7 @@ impl Receiving {
                 }
             }
             // A look at the peer's life may have taken the very ring that was promised.
-            self.waiter.settle();
+            self.waiter.rearm_poll_fd();
             return Ok(Poll::Pending);
         }
     }
@@ -82,9 +82,9 @@ impl Receiving {
         let done = self.reader.read_at_once(to, whole);
         if done > 0 {
             self.calls += 1;
-            self.ring_if_owed();
+            self.notify_if_owed();
             self.waiter.end_nap();
-            self.waiter.settle();
+            self.waiter.rearm_poll_fd();
         }
         done
     }
@@ -118,7 +118,7 @@ impl Receiving {
     fn judge(&mut self, error: Error) -> Result<()> {
         if self.waiter.end().is_revoked(&error) {
             self.ending.get_or_insert(Ending::Revoked);
-            self.waiter.settle();
+            self.waiter.rearm_poll_fd();
             return Ok(());
         }
         if error.is_peers_lie() {
@@ -142,7 +142,7 @@ impl Receiving {
             }
             before_wait();
             if self.wait(deadline)? {
-                self.waiter.settle();
+                self.waiter.rearm_poll_fd();
                 return Ok(None);
             }
         }
@@ -166,7 +166,7 @@ impl Receiving {
             return Ok(self.reader.available());
         }
         let mut there = self.reader.refresh()?;
-        self.ring_if_owed();
+        self.notify_if_owed();
         self.follow()?;
         let wanted = self.reader.position().wrapping_add(need);
         // Whoever rings for that has published it before, and it is not here: the ring is still to come.
@@ -178,7 +178,7 @@ impl Receiving {
         if there >= need {
             self.waiter.end_nap();
         }
-        self.waiter.settle();
+        self.waiter.rearm_poll_fd();
         Ok(there)
     }
 
@@ -204,15 +204,15 @@ impl Receiving {
             if there >= need || self.will_not_grow()? {
                 // What was published before the end is visible with it.
                 let there = self.reader.refresh()?;
-                self.waiter.settle();
+                self.waiter.rearm_poll_fd();
                 return Ok(there);
             }
-            self.ring_if_owed();
+            self.notify_if_owed();
             self.follow()?;
             match self.waiter.wait(&mut self.reader, need, deadline)? {
                 Waited::Ready => {}
                 Waited::TimedOut => {
-                    self.waiter.settle();
+                    self.waiter.rearm_poll_fd();
                     return Err(Error::TimedOut);
                 }
                 Waited::PeerGone => self.waiter.end().set_gone(),
@@ -231,7 +231,7 @@ impl Receiving {
         if self.waiter.end().gone() || self.reader.writer_closed()? {
             return Ok(true);
         }
-        if self.waiter.look_is_due() && self.look() {
+        if self.waiter.look_is_due() && self.check_peer() {
             self.waiter.end().set_gone();
             self.waiter.end().check_honest()?;
         }
@@ -242,7 +242,7 @@ impl Receiving {
     #[cold]
     #[inline(never)]
     fn wait(&mut self, deadline: Deadline) -> Result<bool> {
-        self.ring_if_owed();
+        self.notify_if_owed();
         if self.ended(false)? {
             return Ok(true);
         }
@@ -252,7 +252,7 @@ impl Receiving {
             // If it was a ring to follow to, the next look finds nothing to read and comes back here.
             Waited::Ready => Ok(false),
             Waited::TimedOut => {
-                self.waiter.settle();
+                self.waiter.rearm_poll_fd();
                 Err(Error::TimedOut)
             }
             Waited::PeerGone => {
@@ -274,7 +274,7 @@ impl Receiving {
             return Ok(true);
         }
         let due = self.waiter.is_time_to_look() || surely;
-        let gone = self.waiter.end().gone() || (due && self.look());
+        let gone = self.waiter.end().gone() || (due && self.check_peer());
         if !gone {
             return Ok(false);
         }
@@ -288,7 +288,7 @@ impl Receiving {
         self.waiter.end().check_honest()?;
         self.ending = Some(match self.reader.finished()? {
             Some(phase) => Ending::from_phase(phase),
-            None => Ending::from_life(self.waiter.end().life()),
+            None => Ending::from_life(self.waiter.end().liveness()),
         });
         Ok(true)
     }
@@ -296,7 +296,7 @@ impl Receiving {
     /// What follows every call that did something.
     #[inline]
     fn after(&mut self) -> Result<()> {
-        self.ring_if_owed();
+        self.notify_if_owed();
         self.calls += 1;
         if self.calls >= CALLS_PER_LOOK {
             self.calls = 0;
@@ -305,28 +305,28 @@ impl Receiving {
             self.follow()?;
         }
         self.waiter.end_nap();
-        self.waiter.settle();
+        self.waiter.rearm_poll_fd();
         Ok(())
     }
 
     #[inline]
-    fn ring_if_owed(&mut self) {
+    fn notify_if_owed(&mut self) {
         if self.reader.take_ring() {
-            self.ring();
+            self.notify_peer();
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn ring(&self) {
-        self.waiter.ring_peer();
+    fn notify_peer(&self) {
+        self.waiter.notify_peer();
         self.publish();
     }
 
     /// Says what was counted, and looks whether the peer is gone.
     #[cold]
     #[inline(never)]
-    fn look(&mut self) -> bool {
+    fn check_peer(&mut self) -> bool {
         self.publish();
         self.waiter.gone_now()
     }
@@ -343,7 +343,7 @@ impl Receiving {
             && !self.withdrawn
         {
             self.withdrawn = !handover::follow(&mut self.reader, self.waiter.end(), generation)?;
-            self.ring_if_owed();
+            self.notify_if_owed();
         }
         Ok(())
     }
@@ -352,7 +352,7 @@ impl Receiving {
     #[inline]
     pub(crate) fn release(&mut self) -> Result<()> {
         self.reader.hand_back();
-        self.ring_if_owed();
+        self.notify_if_owed();
         Ok(())
     }
 
@@ -402,7 +402,7 @@ impl Receiving {
         } else {
             self.reader.close();
         }
-        self.ring_if_owed();
+        self.notify_if_owed();
         self.publish();
     }
 }

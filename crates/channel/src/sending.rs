@@ -150,18 +150,18 @@ impl Sending {
     #[inline]
     fn after(&mut self) {
         if self.writer.take_ring() {
-            self.ring();
+            self.notify_peer();
             self.gone |= self.waiter.gone_since_last_ring();
         } else if self.waiter.is_time_to_look() {
-            self.gone |= self.look();
+            self.gone |= self.check_peer();
         }
-        self.waiter.settle();
+        self.waiter.rearm_poll_fd();
     }
 
     /// Now and then: says what was counted, and looks whether the peer is gone.
     #[cold]
     #[inline(never)]
-    fn look(&mut self) -> bool {
+    fn check_peer(&mut self) -> bool {
         self.publish();
         self.waiter.gone_now() || self.waiter.end().is_caught()
     }
@@ -174,8 +174,8 @@ impl Sending {
 
     #[cold]
     #[inline(never)]
-    fn ring(&self) {
-        self.waiter.ring_peer();
+    fn notify_peer(&self) {
+        self.waiter.notify_peer();
         self.publish();
     }
 
@@ -214,7 +214,7 @@ impl Sending {
         match self.waiter.wait(&mut self.writer, need, deadline)? {
             Waited::Ready => Ok(()),
             Waited::TimedOut => {
-                self.waiter.settle();
+                self.waiter.rearm_poll_fd();
                 Err(Error::TimedOut)
             }
             Waited::PeerGone => {
@@ -331,13 +331,13 @@ impl Sending {
         } else {
             self.writer.close();
         }
-        self.ring_if_owed();
+        self.notify_if_owed();
         self.publish();
     }
 
     pub(crate) fn abort(&mut self) {
         self.writer.abort();
-        self.ring_if_owed();
+        self.notify_if_owed();
         self.publish();
     }
 
@@ -355,9 +355,9 @@ impl Sending {
         }
     }
 
-    fn ring_if_owed(&mut self) {
+    fn notify_if_owed(&mut self) {
         if self.writer.take_ring() {
-            self.ring();
+            self.notify_peer();
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What a half of a channel sleeps on: the doorbell, seen through the ring's [`Sleeper`].
+//! What a half of a channel sleeps on: the doorbell, seen through the ring's [`WaitContext`].
 
 mod poll;
 
@@ -12,7 +12,7 @@ use std::{
 use tombolo_domain::{Doorbell, Slot, Woken as Bell};
 use tombolo_layout::words;
 use tombolo_mem::{OwnWord, PeerWord};
-use tombolo_ring::{Board, Counters, Deadline, Side, Sleeper, Spin, Waited, Woken, wait};
+use tombolo_ring::{Counters, Deadline, Side, Spin, StatsPage, WaitContext, Waited, Woken, wait};
 
 pub(crate) use self::poll::Armed;
 use self::poll::Polling;
@@ -55,7 +55,7 @@ pub(crate) struct Waiter {
     rung_unnoticed: bool,
     polling: Polling,
     /// C-12. Where this half says what it counted.
-    board: Option<Box<Board>>,
+    board: Option<Box<StatsPage>>,
 }
 
 impl Waiter {
@@ -64,7 +64,7 @@ impl Waiter {
         slot: Slot,
         end: Arc<End>,
         spin: Duration,
-        board: Option<Board>,
+        board: Option<StatsPage>,
     ) -> Self {
         let (spin, pollable) = (Spin::new(spin), OnceLock::new());
         Self {
@@ -118,8 +118,8 @@ impl Waiter {
 
     /// Rings the peer's sleeper of the other kind.
     #[inline(never)]
-    pub(crate) fn ring_peer(&self) {
-        self.bell.ring(match self.slot {
+    pub(crate) fn notify_peer(&self) {
+        self.bell.notify(match self.slot {
             Slot::Data => Slot::Space,
             Slot::Space => Slot::Data,
         });
@@ -160,7 +160,7 @@ impl Waiter {
         }
         let woken = match self.bell.wait(self.slot, Deadline::NOW) {
             // A ring goes before a hang-up, so it must not stay in the way.
-            Ok(Bell::Rung) => {
+            Ok(Bell::Notified) => {
                 (self.maybe_rung, self.rung_unnoticed) = (true, true);
                 self.drain();
                 self.bell.wait(self.slot, Deadline::NOW)
@@ -214,11 +214,11 @@ fn nap_after(fruitless: u32) -> Duration {
     (NAP.0 * (1 << doublings)).min(NAP.1)
 }
 
-impl Sleeper for Waiter {
+impl WaitContext for Waiter {
     type Error = Error;
 
-    fn ring(&mut self) {
-        self.ring_peer();
+    fn notify(&mut self) {
+        self.notify_peer();
     }
 
     fn drain(&mut self) {
@@ -235,7 +235,7 @@ impl Sleeper for Waiter {
     }
 
     #[cold]
-    fn tell(&mut self, counters: &Counters) {
+    fn publish_counters(&mut self, counters: &Counters) {
         self.publish(counters);
     }
 
@@ -247,7 +247,7 @@ impl Sleeper for Waiter {
         }
         let until = if self.unsure { deadline.min(Deadline::after(UNSURE)) } else { deadline };
         Ok(match self.bell.wait(self.slot, until)? {
-            Bell::Rung => {
+            Bell::Notified => {
                 self.maybe_rung = true;
                 self.rings = self.rings.wrapping_add(1);
                 self.count_fruitless();

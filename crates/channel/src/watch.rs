@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tombolo_domain::{Life, Peer};
+use tombolo_domain::{Liveness, Peer};
 
 use crate::end::End;
 
@@ -25,7 +25,7 @@ impl Watch {
 
     /// What is known of the peer's life now: tells one that is paused from one that is gone.
     #[must_use]
-    pub fn life(&self) -> Life {
-        self.0.life()
+    pub fn liveness(&self) -> Liveness {
+        self.0.liveness()
     }
 }

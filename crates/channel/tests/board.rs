@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{SOON, World, raw};
 use tombolo_channel::{Counters, Deadline, Error, Stream};
-use tombolo_domain::{Link, Offer, wait_readable};
+use tombolo_domain::{Endpoint, Offer, wait_readable};
 use tombolo_layout::{Features, SegmentHeader, handshake::Message, words};
 use tombolo_mem::{OwnControl, OwnWord, PeerSegment, PeerWord};
 
@@ -15,7 +15,7 @@ use tombolo_mem::{OwnControl, OwnWord, PeerSegment, PeerWord};
 struct Watched {
     stream: Stream,
     segment: PeerSegment,
-    link: Box<dyn Link>,
+    link: Box<dyn Endpoint>,
     own: OwnControl,
     _offer: Offer,
 }

@@ -27,7 +27,7 @@ use rustix::{
     },
 };
 use tombolo_channel::{Address, Backends, Deadline, Error, Listener, Options, Stream};
-use tombolo_domain::{Error as DomainError, Link, Listener as Door, Rendezvous, SingleBell};
+use tombolo_domain::{Endpoint, Error as DomainError, Listener as Door, Rendezvous, SingleDoorbell};
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
     handshake::{Message, Refusal},
@@ -124,9 +124,9 @@ fn c3_l4_l5_l7_what_breaks_the_backends_rules_is_refused_as_not_understood_and_l
 fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
     let world = World::local();
     let mut listener = world.listen::<Stream>();
-    let bell = SingleBell::new().unwrap();
+    let bell = SingleDoorbell::new().unwrap();
     let hello = Message::Hello(raw::greeting()).encode();
-    let greet = |link: &mut dyn Link, message: &[u8]| {
+    let greet = |link: &mut dyn Endpoint, message: &[u8]| {
         let header = raw::header(0);
         let (control, offer) = raw::segment(link, header.segment_len as usize, &header.encode());
         link.send_with_bell(message, Some(&offer), &bell).unwrap();
@@ -195,13 +195,13 @@ impl Rendezvous for Crowding {
         Ok(Box::new(CrowdingDoor { door, is_crowded: Arc::clone(&self.is_crowded) }))
     }
 
-    fn connect(&self, service: &str, deadline: Deadline) -> tombolo_domain::Result<Box<dyn Link>> {
+    fn connect(&self, service: &str, deadline: Deadline) -> tombolo_domain::Result<Box<dyn Endpoint>> {
         self.local.connect(service, deadline)
     }
 }
 
 impl Door for CrowdingDoor {
-    fn accept(&mut self) -> tombolo_domain::Result<Option<Box<dyn Link>>> {
+    fn accept(&mut self) -> tombolo_domain::Result<Option<Box<dyn Endpoint>>> {
         if self.is_crowded.load(Ordering::SeqCst) {
             return Err(DomainError::Crowded("the test says so"));
         }

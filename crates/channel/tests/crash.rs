@@ -23,8 +23,8 @@ use std::{
 use common::{SOON, eventually, let_pass, noise};
 use rustix::process::{Pid, Signal, kill_process};
 use tombolo_channel::{
-    Address, Backends, Channel, Deadline, Ending, Error, FlushPolicy, Life, MessageReceiver, MessageSender, Messages,
-    Options, ReadHalf, Stream, WriteHalf,
+    Address, Backends, Channel, Deadline, Ending, Error, FlushPolicy, Liveness, MessageReceiver, MessageSender,
+    Messages, Options, ReadHalf, Stream, WriteHalf,
 };
 use tombolo_domain_local::LocalDomain;
 
@@ -460,7 +460,7 @@ fn read_goodbye(stream: &mut Stream, ending: Ending) {
     let mut words = String::new();
     stream.read_to_string(&mut words).unwrap();
     assert_eq!((words.as_str(), stream.split().0.ending()), ("hello and goodbye", Some(ending)));
-    assert!(stream.life().is_gone());
+    assert!(stream.liveness().is_gone());
 }
 
 #[test]
@@ -470,9 +470,9 @@ fn c8_stopped_peer_costs_the_deadline_and_is_paused_a_dead_one_is_gone() {
     let mut victim = scene.victim("echo", "connects", 0);
     let mut stream = listener.accept_until(Deadline::after(SOON)).unwrap();
     drop(listener);
-    assert_eq!(stream.life(), Life::Running);
+    assert_eq!(stream.liveness(), Liveness::Running);
     victim.signal(Signal::STOP);
-    eventually("it is stopped", || stream.life() == Life::Paused);
+    eventually("it is stopped", || stream.liveness() == Liveness::Paused);
 
     let wait = Duration::from_millis(200);
     let (mut read, mut write) = stream.split();
@@ -482,7 +482,7 @@ fn c8_stopped_peer_costs_the_deadline_and_is_paused_a_dead_one_is_gone() {
     assert!((wait..SOON / 2).contains(&since.elapsed()), "{:?}", since.elapsed());
     let full = write.write_all_until(&[7; 64 << 10], Deadline::after(wait));
     assert!(matches!(full, Err(Error::TimedOut)));
-    assert_eq!((read.ending(), stream.life()), (None, Life::Paused));
+    assert_eq!((read.ending(), stream.liveness()), (None, Liveness::Paused));
 
     victim.signal(Signal::CONT);
     (read, write) = stream.split();
@@ -491,9 +491,9 @@ fn c8_stopped_peer_costs_the_deadline_and_is_paused_a_dead_one_is_gone() {
     write.write_all_until(b"x", Deadline::after(SOON)).unwrap();
 
     victim.signal(Signal::STOP);
-    eventually("it is stopped", || stream.life() == Life::Paused);
+    eventually("it is stopped", || stream.liveness() == Liveness::Paused);
     victim.kill();
-    eventually("it is gone", || stream.life() == Life::ProcessGone);
+    eventually("it is gone", || stream.liveness() == Liveness::ProcessGone);
     stream.read_to_end(&mut Vec::new()).unwrap();
     assert_eq!(stream.split().0.ending(), Some(Ending::ProcessGone));
     drop((stream, victim));

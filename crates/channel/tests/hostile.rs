@@ -11,8 +11,8 @@ use std::{
 
 use common::{SOON, World, eventually, noise, raw};
 use rustix::time::{ClockId, clock_gettime};
-use tombolo_channel::{Deadline, Ending, Error, Life, Listener, Messages, Options, Stream};
-use tombolo_domain::{Error as DomainError, Link};
+use tombolo_channel::{Deadline, Ending, Error, Listener, Liveness, Messages, Options, Stream};
+use tombolo_domain::{Endpoint, Error as DomainError};
 use tombolo_layout::{
     Features, SegmentHeader, VERSION,
     handshake::{Greeting, Message, Refusal},
@@ -63,7 +63,7 @@ fn meet(world: &World, listener: &mut Listener<Stream>) {
 
 /// What a connecting end says when the other answers its greeting as `answer` does.
 /// What `answer` returns is kept until then.
-fn connect_to<K>(world: &World, answer: impl FnOnce(&mut dyn Link, Greeting) -> K) -> Error {
+fn connect_to<K>(world: &World, answer: impl FnOnce(&mut dyn Endpoint, Greeting) -> K) -> Error {
     let mut door = world.door();
     let options = Options::new().handshake_timeout(Duration::from_millis(500)).largest_peer_ring(1 << 20);
     thread::scope(|scope| {
@@ -76,7 +76,7 @@ fn connect_to<K>(world: &World, answer: impl FnOnce(&mut dyn Link, Greeting) -> 
 }
 
 /// A channel whose other end is played by hand: the listener's stream, the link, and the words of its one segment.
-fn half_raw(world: &World) -> (Stream, Box<dyn Link>, tombolo_mem::OwnControl) {
+fn half_raw(world: &World) -> (Stream, Box<dyn Endpoint>, tombolo_mem::OwnControl) {
     let mut listener = world.listen::<Stream>();
     let mut link = world.knock();
     let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
@@ -490,7 +490,7 @@ on_every_backend! {
     fn r12_peer_that_never_rings_costs_the_deadline(world) {
         let (mut stream, _link, _control) = half_raw(&world);
         assert!(matches!(read(&mut stream), Err(Error::TimedOut)));
-        assert_eq!(stream.life(), Life::Running);
+        assert_eq!(stream.liveness(), Liveness::Running);
     }
 }
 
@@ -531,19 +531,19 @@ fn c8_paused_peer_costs_the_deadline_and_loses_nothing() {
     let (hypervisor, _, b) = world.hypervisor.as_ref().unwrap();
     client.write_all(b"before").unwrap();
     hypervisor.pause(b);
-    assert_eq!(server.life(), Life::Paused);
+    assert_eq!(server.liveness(), Liveness::Paused);
     server.read_exact(&mut [0; 6]).unwrap();
     assert!(matches!(read(&mut server), Err(Error::TimedOut)));
-    assert_eq!((server.life(), server.split().0.ending()), (Life::Paused, None));
+    assert_eq!((server.liveness(), server.split().0.ending()), (Liveness::Paused, None));
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let mut after = [0; 5];
             server.read_exact(&mut after).unwrap();
-            (server.life(), after)
+            (server.liveness(), after)
         });
         hypervisor.resume(b);
         client.write_all(b"after").unwrap();
-        assert_eq!(reader.join().unwrap(), (Life::Running, *b"after"));
+        assert_eq!(reader.join().unwrap(), (Liveness::Running, *b"after"));
     });
 }
 
@@ -556,7 +556,7 @@ fn c10_destroyed_domain_is_drained_then_told() {
     let mut words = Vec::new();
     server.read_to_end(&mut words).unwrap();
     assert_eq!((words.as_slice(), server.split().0.ending()), (&b"last words"[..], Some(Ending::DomainGone)));
-    assert_eq!(server.life(), Life::DomainGone);
+    assert_eq!(server.liveness(), Liveness::DomainGone);
     let broken = loop {
         if let Err(error) = server.write(&[0; 512 << 10]) {
             break error;
@@ -590,10 +590,10 @@ fn c10_revoked_memory_ends_the_channel_cleanly() {
         let reader = scope.spawn(|| {
             let mut words = Vec::new();
             server.read_to_end(&mut words).unwrap();
-            (words, server.split().0.ending(), server.life())
+            (words, server.split().0.ending(), server.liveness())
         });
         hypervisor.revoke(b, a);
-        assert_eq!(reader.join().unwrap(), (b"last words".to_vec(), Some(Ending::Revoked), Life::Revoked));
+        assert_eq!(reader.join().unwrap(), (b"last words".to_vec(), Some(Ending::Revoked), Liveness::Revoked));
     });
     assert_eq!(server.write_all(&vec![0; 4 << 20]).unwrap_err().kind(), ErrorKind::BrokenPipe);
 }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use tombolo_layout::{Features, SegmentHeader};
 use tombolo_mem::{PeerSegment, create_sealed};
-use tombolo_ring::{Fresh, Halves, Mode, Ordering, Writer, halves};
+use tombolo_ring::{FenceMode, Fresh, Halves, Mode, Writer, halves};
 
 const RING: u64 = 4096;
 
@@ -20,7 +20,7 @@ fn segment(start: u64, epoch: u64) -> (Fresh, PeerSegment) {
 /// Two ends; each writes from the position that is its own.
 fn ends(starts: [u64; 2], epochs: [u64; 2]) -> [Halves; 2] {
     let [(a, a_mapped), (b, b_mapped)] = [0, 1].map(|end| segment(starts[end], epochs[end]));
-    let mode = Mode { messages: false, ordering: Ordering::Fences };
+    let mode = Mode { messages: false, ordering: FenceMode::Fences };
     let (first, seen_of_b) = halves(a, &b_mapped, mode).unwrap();
     let (second, seen_of_a) = halves(b, &a_mapped, mode).unwrap();
     assert_eq!([seen_of_a.epoch, seen_of_b.epoch], epochs);

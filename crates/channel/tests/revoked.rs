@@ -9,7 +9,9 @@ mod machines;
 use std::{os::fd::OwnedFd, thread, time::Duration};
 
 use common::{SOON, World};
-use tombolo_channel::{Address, Backends, Channel, Deadline, Ending, Error, Life, Listener, Messages, Options, Stream};
+use tombolo_channel::{
+    Address, Backends, Channel, Deadline, Ending, Error, Listener, Liveness, Messages, Options, Stream,
+};
 use tombolo_domain::Error as DomainError;
 use tombolo_layout::words;
 
@@ -55,7 +57,7 @@ fn d3_reader_of_memory_taken_away_is_told_so_and_gets_no_zeros() {
         let read = server.split().0.read_until(&mut buffer, soon());
         assert!(matches!(read, Ok(0)), "{unread} unread: {read:?}");
         assert_eq!(server.split().0.ending(), Some(Ending::Revoked), "{unread} unread");
-        assert_eq!(server.life(), Life::Revoked);
+        assert_eq!(server.liveness(), Liveness::Revoked);
         assert!(matches!(server.split().0.try_read(&mut buffer), Ok(Some(0))), "and stays so");
     }
 }
@@ -71,7 +73,7 @@ fn d3_writer_to_memory_taken_away_is_told_that_the_peer_is_gone() {
     assert!(matches!(drained, Err(Error::PeerGone)), "{drained:?}");
     let written = write.write_until(&[7; 100], soon());
     assert!(matches!(written, Err(Error::PeerGone)), "{written:?}");
-    assert_eq!(server.life(), Life::Revoked);
+    assert_eq!(server.liveness(), Liveness::Revoked);
 }
 
 #[test]

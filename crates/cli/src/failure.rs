@@ -102,7 +102,7 @@ impl<T, E: Into<io::Error>> Os<T> for std::result::Result<T, E> {
 }
 
 /// A line for people. Whoever closed standard error does not want it.
-pub fn tell(line: &str) {
+pub fn print_line(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use failure::{Failure, tell};
+use failure::{Failure, print_line};
 
 /// Moves bytes between neighbouring virtual machines, containers and the host through memory that both sides map.
 #[derive(Parser)]
@@ -82,7 +82,7 @@ fn end(done: failure::Result<()>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            tell(&format!("tombolo: {}", failure.chain()));
+            print_line(&format!("tombolo: {}", failure.chain()));
             if let Failure::Interrupted { signal, .. } = failure {
                 signals::die_of(signal);
             }

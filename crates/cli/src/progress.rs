@@ -55,7 +55,7 @@ impl Progress {
         if now + interval / 10 < due {
             return;
         }
-        self.rate.note(now, done);
+        self.rate.record_progress(now, done);
         let state = State { done, total: self.total, rate: self.rate.value, time: now - self.began };
         let mut error = io::stderr();
         let _ = if self.terminal {
@@ -94,7 +94,7 @@ struct Rate {
 }
 
 impl Rate {
-    fn note(&mut self, now: Instant, done: u64) {
+    fn record_progress(&mut self, now: Instant, done: u64) {
         let seconds = (now - self.at).as_secs_f64();
         if seconds <= 0.0 {
             return;
@@ -193,11 +193,11 @@ mod tests {
         let began = Instant::now();
         let mut rate = Rate { at: began, done: 0, value: None };
         for tenth in 1..=50u32 {
-            rate.note(began + tenth * INTERVAL, u64::from(tenth) * 10);
+            rate.record_progress(began + tenth * INTERVAL, u64::from(tenth) * 10);
         }
         assert!((rate.value.unwrap() - 100.0).abs() < 1e-6);
         for tenth in 51..=100 {
-            rate.note(began + tenth * INTERVAL, 500);
+            rate.record_progress(began + tenth * INTERVAL, 500);
         }
         assert!(rate.value.unwrap() < 1.0);
     }

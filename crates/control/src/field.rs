@@ -19,9 +19,9 @@ impl Fault {
 
 /// Something that stands in a body.
 pub(crate) trait Field: Sized {
-    fn put(&self, body: &mut Vec<u8>);
+    fn encode_into(&self, body: &mut Vec<u8>);
     /// Takes it off the front of `body`.
-    fn take(body: &mut &[u8]) -> Result<Self, Fault>;
+    fn decode_from(body: &mut &[u8]) -> Result<Self, Fault>;
 }
 
 /// The next `N` bytes.
@@ -34,10 +34,10 @@ pub(crate) fn chunk<const N: usize>(body: &mut &[u8]) -> Result<[u8; N], Fault> 
 macro_rules! numbers {
     ($($number:ty)*) => {$(
         impl Field for $number {
-            fn put(&self, body: &mut Vec<u8>) {
+            fn encode_into(&self, body: &mut Vec<u8>) {
                 body.extend_from_slice(&self.to_le_bytes());
             }
-            fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+            fn decode_from(body: &mut &[u8]) -> Result<Self, Fault> {
                 chunk(body).map(Self::from_le_bytes)
             }
         }
@@ -46,22 +46,22 @@ macro_rules! numbers {
 numbers!(u8 u16 u32 u64);
 
 impl<const N: usize> Field for [u8; N] {
-    fn put(&self, body: &mut Vec<u8>) {
+    fn encode_into(&self, body: &mut Vec<u8>) {
         body.extend_from_slice(self);
     }
-    fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+    fn decode_from(body: &mut &[u8]) -> Result<Self, Fault> {
         chunk(body)
     }
 }
 
 impl<const N: usize> Field for Box<[u64; N]> {
-    fn put(&self, body: &mut Vec<u8>) {
-        self.iter().for_each(|word| word.put(body));
+    fn encode_into(&self, body: &mut Vec<u8>) {
+        self.iter().for_each(|word| word.encode_into(body));
     }
-    fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+    fn decode_from(body: &mut &[u8]) -> Result<Self, Fault> {
         let mut words = [0; N];
         for word in &mut words {
-            *word = u64::take(body)?;
+            *word = u64::decode_from(body)?;
         }
         Ok(Box::new(words))
     }

@@ -14,8 +14,8 @@ mod text;
 
 pub use field::Fault;
 pub use message::{
-    CallEnd, Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NOBODY, Path, Progress, ROW_WORDS,
-    Said, Seen, Side, Stage, Way, What,
+    CallEnd, Envelope, Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NOBODY, Path, Progress,
+    ROW_WORDS, Seen, Side, Stage, Way, What,
 };
 pub use outbox::{BOX_LEN, Boxes, Event, MARKS_AT, QUEUE_MAX, Session};
 pub use text::{Line, Name, Pattern, Place, Reason};

@@ -69,14 +69,14 @@ impl Head {
 
 /// A message and the question that it belongs to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Said {
+pub struct Envelope {
     /// Which question it asks or answers; 0 for a statement.
     pub serial: u32,
     /// What it says.
     pub message: Message,
 }
 
-impl Said {
+impl Envelope {
     /// A message that nobody answers.
     #[must_use]
     pub fn statement(message: Message) -> Self {
@@ -89,10 +89,10 @@ impl Said {
         let mut body = Vec::new();
         self.message.put_body(&mut body);
         let mut bytes = MAGIC.to_vec();
-        self.message.kind().put(&mut bytes);
-        (body.len() as u16).put(&mut bytes);
-        self.serial.put(&mut bytes);
-        0u32.put(&mut bytes);
+        self.message.kind().encode_into(&mut bytes);
+        (body.len() as u16).encode_into(&mut bytes);
+        self.serial.encode_into(&mut bytes);
+        0u32.encode_into(&mut bytes);
         bytes.extend(body);
         bytes
     }
@@ -130,7 +130,7 @@ macro_rules! messages {
 
             fn put_body(&self, body: &mut Vec<u8>) {
                 match self {
-                    $(Self::$name { $($field,)* } => { $(Field::put($field, body);)* })*
+                    $(Self::$name { $($field,)* } => { $(Field::encode_into($field, body);)* })*
                 }
             }
 
@@ -140,7 +140,7 @@ macro_rules! messages {
                         if ![$(Path::$path),*].contains(&path) {
                             return Err(Fault::new("B-1", "message of this kind does not belong here"));
                         }
-                        Ok(Self::$name { $($field: Field::take(_body)?,)* })
+                        Ok(Self::$name { $($field: Field::decode_from(_body)?,)* })
                     })*
                     _ => Err(Fault::new("B-1", "message of unknown kind")),
                 }
@@ -431,7 +431,7 @@ messages! {
         progress: Progress,
         /// The process that asked for it or listened; 0: not known.
         process: u32,
-        /// Whose it is; [`NOBODY`](crate::NOBODY): not known.
+        /// Whose it is; [`NOBODY`]: not known.
         user: u32,
         /// Milliseconds since it began; all ones: not known.
         age: u64,
@@ -478,10 +478,10 @@ macro_rules! codes {
         pub enum $name { $($(#[$note])* $variant = $code,)* }
 
         impl Field for $name {
-            fn put(&self, body: &mut Vec<u8>) {
+            fn encode_into(&self, body: &mut Vec<u8>) {
                 body.push(*self as u8);
             }
-            fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+            fn decode_from(body: &mut &[u8]) -> Result<Self, Fault> {
                 match chunk::<1>(body)?[0] {
                     $($code => Ok(Self::$variant),)*
                     _ => Err(Fault::new("B-2", concat!("no such ", stringify!($name)))),

@@ -7,7 +7,7 @@ use tombolo_layout::MAGIC;
 
 use crate::{
     Fault, Path, VERSION,
-    message::{HEAD_LEN, Head, MESSAGE_MAX, Said},
+    message::{Envelope, HEAD_LEN, Head, MESSAGE_MAX},
 };
 
 /// B-3. Bytes of a box: half a page.
@@ -44,7 +44,7 @@ pub enum Event {
     /// The peer is there, or began anew: all that was said before is forgotten. Begin with Hello.
     Began,
     /// The peer said something.
-    Said(Said),
+    Said(Envelope),
     /// The peer broke a clause. Nothing of it is believed until it begins anew.
     Broke(Fault),
 }
@@ -89,7 +89,7 @@ impl Session {
 
     /// Puts a message behind those that wait; false if there is no room, and then the peer gets nothing more before it
     /// begins anew.
-    pub fn say(&mut self, said: &Said) -> bool {
+    pub fn queue_message(&mut self, said: &Envelope) -> bool {
         if self.broken || self.queue.len() >= QUEUE_MAX {
             self.spoil();
             return false;
@@ -169,7 +169,7 @@ impl Session {
         boxes.load(AT_MESSAGE, &mut bytes)?;
         self.taken = after(self.taken);
         boxes.store(AT_TAKEN, &u64::from(self.taken).to_le_bytes())?;
-        let event = match framed(&bytes).and_then(|message| Said::decode(self.path, message)) {
+        let event = match framed(&bytes).and_then(|message| Envelope::decode(self.path, message)) {
             Ok(said) => Event::Said(said),
             Err(fault) => self.broke(fault),
         };

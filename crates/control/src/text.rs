@@ -7,7 +7,7 @@ use crate::field::{Fault, Field};
 
 /// Reads `u16` length and bytes.
 fn take_text<'a>(body: &mut &'a [u8], max: usize) -> Result<&'a str, Fault> {
-    let len = usize::from(u16::take(body)?);
+    let len = usize::from(u16::decode_from(body)?);
     if len > max {
         return Err(Fault::new("B-2", "text is too long"));
     }
@@ -17,7 +17,7 @@ fn take_text<'a>(body: &mut &'a [u8], max: usize) -> Result<&'a str, Fault> {
 }
 
 fn put_text(text: &str, body: &mut Vec<u8>) {
-    (text.len() as u16).put(body);
+    (text.len() as u16).encode_into(body);
     body.extend_from_slice(text.as_bytes());
 }
 
@@ -54,10 +54,10 @@ macro_rules! checked {
         }
 
         impl Field for $name {
-            fn put(&self, body: &mut Vec<u8>) {
+            fn encode_into(&self, body: &mut Vec<u8>) {
                 put_text(&self.0, body);
             }
-            fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+            fn decode_from(body: &mut &[u8]) -> Result<Self, Fault> {
                 take_text(body, $max)?.parse()
             }
         }
@@ -99,10 +99,10 @@ macro_rules! free {
         }
 
         impl Field for $name {
-            fn put(&self, body: &mut Vec<u8>) {
+            fn encode_into(&self, body: &mut Vec<u8>) {
                 put_text(&self.0, body);
             }
-            fn take(body: &mut &[u8]) -> Result<Self, Fault> {
+            fn decode_from(body: &mut &[u8]) -> Result<Self, Fault> {
                 take_text(body, $max).map(Self::from)
             }
         }
@@ -183,8 +183,8 @@ mod tests {
         let (hostile, mut body) = ("no\x1b[2J\x1b]0;root\x07\r\n\u{9b}31mü", Vec::new());
         put_text(hostile, &mut body);
         let said = "no?[2J?]0;root????31mü";
-        assert_eq!(Reason::take(&mut &body[..]).unwrap().as_str(), said);
-        assert_eq!((Line::take(&mut &body[..]).unwrap().as_str(), Reason::from(hostile).as_str()), (said, said));
+        assert_eq!(Reason::decode_from(&mut &body[..]).unwrap().as_str(), said);
+        assert_eq!((Line::decode_from(&mut &body[..]).unwrap().as_str(), Reason::from(hostile).as_str()), (said, said));
     }
 
     #[test]

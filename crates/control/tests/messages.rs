@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use serde_json::Value;
 use tombolo_control::{
-    CallEnd, Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Progress, ROW_WORDS, Said, Seen, Side,
-    Stage, Way, What,
+    CallEnd, Envelope, Form, HEAD_LEN, Life, LinkState, MAGIC, MESSAGE_MAX, Message, Path, Progress, ROW_WORDS, Seen,
+    Side, Stage, Way, What,
 };
 
 fn vectors() -> Vec<Value> {
@@ -119,14 +119,14 @@ fn b1_b2_messages_are_as_the_vectors_say() {
     let mut kinds = std::collections::BTreeSet::new();
     for vector in vectors() {
         let raw = bytes(&vector);
-        let decoded = Said::decode(path(&vector), &raw);
+        let decoded = Envelope::decode(path(&vector), &raw);
         if let Some(clause) = vector["refused"].as_str() {
             assert_eq!(decoded.map_err(|fault| fault.clause), Err(clause), "{vector}");
             continue;
         }
         let kind = u16::from_le_bytes([raw[4], raw[5]]);
         let (serial, message) = expected(kind);
-        let said = Said { serial, message };
+        let said = Envelope { serial, message };
         assert_eq!(said.encode(), raw, "{vector}");
         assert_eq!(decoded.as_ref(), Ok(&said), "{vector}");
         assert!(format!("{:?}", said.message).starts_with(vector["shown"].as_str().unwrap()), "{vector}");
@@ -140,7 +140,7 @@ fn b1_message_of_every_shorter_length_is_refused() {
     for vector in vectors().iter().filter(|vector| vector["refused"].is_null()) {
         let raw = bytes(vector);
         for len in 0..raw.len() {
-            assert!(Said::decode(path(vector), &raw[..len]).is_err(), "{len} bytes of {vector}");
+            assert!(Envelope::decode(path(vector), &raw[..len]).is_err(), "{len} bytes of {vector}");
         }
     }
 }
@@ -152,7 +152,7 @@ fn b1_canary_vector_with_one_bit_changed_is_noticed() {
     let mut raw = bytes(vector);
     raw[HEAD_LEN] ^= 1;
     let (serial, message) = expected(2);
-    assert_eq!(Said::decode(path(vector), &raw), Ok(Said { serial, message }));
+    assert_eq!(Envelope::decode(path(vector), &raw), Ok(Envelope { serial, message }));
 }
 
 /// The fuzzer begins with what is known to matter: `TOMBOLO_SEEDS=fuzz/corpus cargo test … seeds` writes it there.
@@ -179,7 +179,7 @@ proptest! {
         raw.extend(serial.to_le_bytes());
         raw.extend([0; 4]);
         raw.extend(&body);
-        match Said::decode(path, &raw) {
+        match Envelope::decode(path, &raw) {
             Ok(said) => {
                 prop_assert_eq!(said.encode(), raw);
             }
@@ -190,7 +190,7 @@ proptest! {
     #[test]
     fn b1_bytes_of_any_length_are_refused_without_a_panic(raw in proptest::collection::vec(any::<u8>(), 0..MESSAGE_MAX + 8)) {
         for path in [Path::Host, Path::Link, Path::Socket] {
-            prop_assert!(Said::decode(path, &raw).is_err());
+            prop_assert!(Envelope::decode(path, &raw).is_err());
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, io, rc::Rc};
 
 use proptest::prelude::*;
-use tombolo_control::{BOX_LEN, Boxes, Event, Message, Path, QUEUE_MAX, Said, Session};
+use tombolo_control::{BOX_LEN, Boxes, Envelope, Event, Message, Path, QUEUE_MAX, Session};
 
 type Page = Rc<RefCell<[u8; BOX_LEN]>>;
 
@@ -30,8 +30,8 @@ fn pages() -> (Pages, Pages) {
     (Pages { own: Rc::clone(&a), theirs: Rc::clone(&b) }, Pages { own: b, theirs: a })
 }
 
-fn storm(link: u32) -> Said {
-    Said::statement(Message::Storm { link })
+fn storm(link: u32) -> Envelope {
+    Envelope::statement(Message::Storm { link })
 }
 
 /// Lets both sides take turns until nothing changes; what each heard.
@@ -71,7 +71,7 @@ fn b5_messages_arrive_once_and_in_order() {
     // More than there are numbers.
     for hundred in (0..700).step_by(100) {
         for link in hundred..hundred + 100 {
-            assert!(a.say(&storm(link)) && b.say(&storm(1000 + link)));
+            assert!(a.queue_message(&storm(link)) && b.queue_message(&storm(1000 + link)));
         }
         let (heard_a, heard_b) = settle(&mut a, &mut at_a, &mut b, &mut at_b);
         let said = |from: u32| (from..from + 100).map(|link| Event::Said(storm(link))).collect::<Vec<_>>();
@@ -86,12 +86,12 @@ fn b4_side_that_begins_anew_gets_nothing_of_the_time_before() {
     let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
     settle(&mut a, &mut at_a, &mut b, &mut at_b);
     // Three are said before, of which one lies in the box; at most that one was taken.
-    (1..=3).for_each(|link| assert!(b.say(&storm(link))));
+    (1..=3).for_each(|link| assert!(b.queue_message(&storm(link))));
     b.turn(&mut at_b).unwrap();
     let mut a = begin(3, &mut at_a);
     let (heard_a, heard_b) = settle(&mut a, &mut at_a, &mut b, &mut at_b);
     assert_eq!((heard_a, heard_b), (vec![Event::Began], vec![Event::Began]));
-    assert!(b.say(&storm(4)) && a.say(&storm(5)));
+    assert!(b.queue_message(&storm(4)) && a.queue_message(&storm(5)));
     let (heard_a, heard_b) = settle(&mut a, &mut at_a, &mut b, &mut at_b);
     assert_eq!((heard_a, heard_b), (vec![Event::Said(storm(4))], vec![Event::Said(storm(5))]));
 }
@@ -101,14 +101,14 @@ fn b5_peer_that_takes_nothing_costs_a_bounded_queue_and_is_given_up() {
     let (mut at_a, mut at_b) = pages();
     let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
     settle(&mut a, &mut at_a, &mut b, &mut at_b);
-    let room = (0..).take_while(|_| a.say(&storm(0))).count();
+    let room = (0..).take_while(|_| a.queue_message(&storm(0))).count();
     assert_eq!(room, QUEUE_MAX);
-    assert!(a.is_broken() && !a.say(&storm(0)));
+    assert!(a.is_broken() && !a.queue_message(&storm(0)));
     assert_eq!(a.turn(&mut at_a).unwrap(), (None, false));
     // It is heard again once it begins anew.
     let mut b = begin(7, &mut at_b);
     settle(&mut a, &mut at_a, &mut b, &mut at_b);
-    assert!(a.say(&storm(9)));
+    assert!(a.queue_message(&storm(9)));
     assert_eq!(settle(&mut a, &mut at_a, &mut b, &mut at_b).1, vec![Event::Said(storm(9))]);
 }
 
@@ -124,7 +124,7 @@ fn b5_numbers_out_of_turn_break_the_clause_and_silence_the_peer() {
             other => panic!("{number} at {at:#x}: {other:?}"),
         }
         at_b.store(at, &0u64.to_le_bytes()).unwrap();
-        assert!(!a.say(&storm(1)) && a.turn(&mut at_a).unwrap() == (None, false));
+        assert!(!a.queue_message(&storm(1)) && a.turn(&mut at_a).unwrap() == (None, false));
     }
 }
 
@@ -169,7 +169,7 @@ fn b4_peer_that_begins_anew_at_any_moment_of_a_look_is_not_taken_for_a_liar() {
         let (mut a, mut b) = (begin(1, &mut at_a), begin(2, &mut at_b));
         settle(&mut a, &mut at_a, &mut b, &mut at_b);
         for link in 0..5 {
-            assert!(a.say(&storm(link)) && b.say(&storm(link)));
+            assert!(a.queue_message(&storm(link)) && b.queue_message(&storm(link)));
         }
         settle(&mut a, &mut at_a, &mut b, &mut at_b);
         let mut boxes = Interrupted { pages: &mut at_a, other: &mut at_b, loads_left };
@@ -190,7 +190,7 @@ proptest! {
         for (at, wild, tame) in lies {
             let number = if at % 3 == 0 { wild } else { tame };
             at_b.store([0x10, 0x18, 0x40, 0x80, 0x100, 0x104, 0x108, 0x110][at % 8], &number.to_le_bytes()).unwrap();
-            a.say(&storm(7));
+            a.queue_message(&storm(7));
             a.turn(&mut at_a).unwrap();
         }
     }

@@ -55,7 +55,7 @@ impl ModuleBoxes {
     }
 
     /// Rings the other broker.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         let _ = rustix::io::write(self.part.fd(), &1u64.to_ne_bytes());
     }
 

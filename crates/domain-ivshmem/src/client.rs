@@ -14,11 +14,11 @@ use rustix::{
     net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Pid, Uid},
 };
-use tombolo_control::{Message, Name, Said, VERSION, channel_is_sound};
+use tombolo_control::{Envelope, Message, Name, VERSION, channel_is_sound};
 use tombolo_domain::{Deadline, Error, Result, wait_readable};
 
 use crate::{
-    link::VmLink,
+    link::VmEndpoint,
     mailbox::malformed,
     port::Port,
     socket::{receive, refused},
@@ -27,24 +27,24 @@ use crate::{
 /// How long the broker of one's own kernel may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Who one is to a broker, which knows it from when the socket was connected.
-type Who = (Pid, Uid, Gid);
+type Credentials = (Pid, Uid, Gid);
 
-fn myself() -> Who {
+fn myself() -> Credentials {
     (rustix::process::getpid(), rustix::process::geteuid(), rustix::process::getegid())
 }
 
 /// V-1. A conversation whose last question was answered, for the next one. Neither a child made by fork nor who has become
 /// another user meanwhile asks in it.
 #[derive(Debug, Default)]
-pub(crate) struct Idle(Mutex<Option<(PathBuf, Who, Client)>>);
+pub(crate) struct Idle(Mutex<Option<(PathBuf, Credentials, Client)>>);
 
 impl Idle {
-    fn take(&self, path: &Path) -> Option<Client> {
+    fn take_idle(&self, path: &Path) -> Option<Client> {
         let (reached, who, client) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         (reached == path && who == myself()).then_some(client)
     }
 
-    fn keep(&self, path: &Path, client: Client) {
+    fn store_idle(&self, path: &Path, client: Client) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((path.into(), myself(), client));
     }
 }
@@ -90,7 +90,7 @@ impl Client {
         let domain = name.clone();
         let client = Self { socket, serial: 0, calling: false, domain };
         let (boot, epoch) = ([0; 16], 0);
-        client.say(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })?;
+        client.send_message(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })?;
         Ok(client)
     }
 
@@ -114,8 +114,8 @@ impl Client {
         &self.domain
     }
 
-    fn say(&self, serial: u32, message: Message) -> Result<()> {
-        let bytes = Said { serial, message }.encode();
+    fn send_message(&self, serial: u32, message: Message) -> Result<()> {
+        let bytes = Envelope { serial, message }.encode();
         let sent = rustix::net::sendmsg(
             &self.socket,
             &[IoSlice::new(&bytes)],
@@ -129,7 +129,7 @@ impl Client {
     fn answer(&mut self, serial: u32, deadline: Deadline, address: &str) -> Result<(Message, Vec<OwnedFd>)> {
         loop {
             match receive(self.socket.as_fd())? {
-                Some((Said { message: Message::Refuse { code, reason }, .. }, _)) => {
+                Some((Envelope { message: Message::Refuse { code, reason }, .. }, _)) => {
                     self.calling = false;
                     return Err(refused(code, reason.as_str(), address));
                 }
@@ -143,7 +143,7 @@ impl Client {
 
     /// Begins to listen.
     pub(crate) fn listen(&mut self, service: Name, address: &str) -> Result<()> {
-        self.say(1, Message::Listen { service })?;
+        self.send_message(1, Message::Listen { service })?;
         match self.answer(1, Deadline::after(PATIENCE), address)? {
             (Message::Done {}, _) => Ok(()),
             _ => Err(malformed("V-1", "the broker does not answer Listen")),
@@ -152,7 +152,7 @@ impl Client {
 
     /// B-19. The domain that has `number`, and its number.
     pub(crate) fn who(&mut self, number: u16) -> Result<Option<(u16, Name)>> {
-        self.say(1, Message::Who { number })?;
+        self.send_message(1, Message::Who { number })?;
         match self.answer(1, Deadline::after(PATIENCE), "the domain with that number") {
             Ok((Message::Number { name, number }, _)) => Ok(Some((number, name))),
             Err(Error::NotFound(_)) => Ok(None),
@@ -163,11 +163,17 @@ impl Client {
 
     /// Calls a service of another domain, by the broker at `path`, in the conversation that is idle if there is one. The peer
     /// may not have accepted yet.
-    pub(crate) fn connect(path: &Path, idle: &Idle, peer: &Name, service: Name, deadline: Deadline) -> Result<VmLink> {
+    pub(crate) fn connect(
+        path: &Path,
+        idle: &Idle,
+        peer: &Name,
+        service: Name,
+        deadline: Deadline,
+    ) -> Result<VmEndpoint> {
         let address = format!("vm:{peer}/{service}");
         let (offset, len, channel) = (0, 0, 0);
         let question = Message::Connect { peer: peer.clone(), service, offset, len, channel };
-        let again = idle.take(path).and_then(|mut client| {
+        let again = idle.take_idle(path).and_then(|mut client| {
             client.ask(question.clone()).ok()?;
             match client.stated(&address, deadline) {
                 // The broker let it go before it heard of this, or is gone.
@@ -187,25 +193,25 @@ impl Client {
             }
         };
         if !client.calling {
-            idle.keep(path, client);
+            idle.store_idle(path, client);
         }
         stated
     }
 
     fn ask(&mut self, question: Message) -> Result<()> {
         (self.serial, self.calling) = (self.serial.wrapping_add(1).max(1), true);
-        self.say(self.serial, question)
+        self.send_message(self.serial, question)
     }
 
     /// What the broker states of the call that was asked for.
-    fn stated(&mut self, address: &str, deadline: Deadline) -> Result<VmLink> {
+    fn stated(&mut self, address: &str, deadline: Deadline) -> Result<VmEndpoint> {
         let (statement, descriptors) = self.answer(self.serial, deadline, address)?;
         self.calling = false;
         begin(statement, descriptors)
     }
 
     /// The next call for the service that is listened to.
-    pub(crate) fn accept(&mut self) -> Result<Option<VmLink>> {
+    pub(crate) fn accept(&mut self) -> Result<Option<VmEndpoint>> {
         while let Some((said, descriptors)) = receive(self.socket.as_fd())? {
             if matches!(said.message, Message::Connect { .. }) {
                 return begin(said.message, descriptors).map(Some);
@@ -220,7 +226,7 @@ impl Client {
 }
 
 /// V-2. A call that the broker stated, with this end's side of it.
-fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmLink> {
+fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint> {
     let Message::Connect { peer, service, offset, len, channel } = statement else {
         return Err(malformed("V-2", "a call is stated by Connect"));
     };
@@ -232,7 +238,7 @@ fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmLink> {
     }
     let socket = descriptors.remove(0);
     let address = format!("vm:{peer}/{service}");
-    VmLink::new(Port::new(descriptors, (offset, len))?, socket, peer.as_str().into(), address)
+    VmEndpoint::new(Port::new(descriptors, (offset, len))?, socket, peer.as_str().into(), address)
 }
 
 #[cfg(test)]
@@ -245,7 +251,7 @@ mod tests {
         net::{SendAncillaryBuffer, SendAncillaryMessage},
     };
     use tombolo_control::code;
-    use tombolo_domain::{Link as _, Memory as _};
+    use tombolo_domain::{Endpoint as _, Memory as _};
 
     use super::*;
 
@@ -257,7 +263,7 @@ mod tests {
                 assert!(wait_readable(program.as_fd(), Deadline::after(PATIENCE)).unwrap(), "nothing is asked");
                 receive(program.as_fd()).unwrap().unwrap().0
             };
-            let say = |serial, message| rustix::io::write(&program, &Said { serial, message }.encode()).unwrap();
+            let say = |serial, message| rustix::io::write(&program, &Envelope { serial, message }.encode()).unwrap();
             let hello = hear();
             assert!(matches!(hello.message, Message::Hello { .. }), "{hello:?}");
             say(0, hello.message);
@@ -302,7 +308,7 @@ mod tests {
         });
         // Another broker is not asked in it, and who is somebody else by now does not ask in it.
         let elsewhere = folder.path().join("none");
-        assert!(matches!(ask(&elsewhere), Error::Os { call: "connect", .. }) && idle.take(&path).is_none());
+        assert!(matches!(ask(&elsewhere), Error::Os { call: "connect", .. }) && idle.take_idle(&path).is_none());
         let client = |who| {
             let (socket, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
             let domain = "a".parse().unwrap();
@@ -311,10 +317,10 @@ mod tests {
         };
         let (process, user, group) = myself();
         client((process, user, group));
-        assert!(idle.take(&path).is_some());
+        assert!(idle.take_idle(&path).is_some());
         for who in [(Pid::INIT, user, group), (process, Uid::from_raw(4_000_000), group)] {
             client(who);
-            assert!(idle.take(&path).is_none(), "{who:?}");
+            assert!(idle.take_idle(&path).is_none(), "{who:?}");
         }
     }
 
@@ -328,11 +334,11 @@ mod tests {
     }
 
     /// A call that was stated with as many eventfds and by this channel, and the broker's end of its socket.
-    fn call(events: usize, channel: u16) -> Result<(VmLink, OwnedFd)> {
+    fn call(events: usize, channel: u16) -> Result<(VmEndpoint, OwnedFd)> {
         call_in(memory(), events, channel)
     }
 
-    fn call_in(memory: OwnedFd, events: usize, channel: u16) -> Result<(VmLink, OwnedFd)> {
+    fn call_in(memory: OwnedFd, events: usize, channel: u16) -> Result<(VmEndpoint, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let mut descriptors = vec![theirs, memory];
@@ -342,12 +348,12 @@ mod tests {
         begin(connect, descriptors).map(|link| (link, ours))
     }
 
-    fn tell(socket: &OwnedFd, message: Message, memories: &[OwnedFd]) {
+    fn send_as_broker(socket: &OwnedFd, message: Message, memories: &[OwnedFd]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let descriptors: Vec<_> = memories.iter().map(AsFd::as_fd).collect();
         assert!(descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-        let bytes = Said { serial: 0, message }.encode();
+        let bytes = Envelope { serial: 0, message }.encode();
         rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).unwrap();
     }
 
@@ -358,39 +364,42 @@ mod tests {
         }
         // A slice alone is the kernel module's, which this is not: nobody can wait for it.
         let (link, _broker) = call(0, 4).unwrap();
-        assert!(matches!(link.settle(Deadline::after(PATIENCE)), Err(Error::Os { call: "TOMBOLO_IOC_EVENTFD", .. })));
+        assert!(matches!(
+            link.wait_accepted(Deadline::after(PATIENCE)),
+            Err(Error::Os { call: "TOMBOLO_IOC_EVENTFD", .. })
+        ));
         let accept = Message::Accept { offset: AT, len: LEN };
         for memories in [0, 2] {
             let (mut link, broker) = call(6, 4).unwrap();
             assert!(matches!(link.recv(0), Ok(None)), "not accepted yet");
-            tell(&broker, accept.clone(), &Vec::from_iter((0..memories).map(|_| memory())));
+            send_as_broker(&broker, accept.clone(), &Vec::from_iter((0..memories).map(|_| memory())));
             assert!(matches!(link.recv(0), Err(Error::Malformed { clause: "V-2", .. })), "{memories}");
             assert!(matches!(link.recv(0), Err(Error::PeerGone)), "and that was all");
         }
         let (mut link, broker) = call(6, 4).unwrap();
-        tell(&broker, accept.clone(), &[memory()]);
+        send_as_broker(&broker, accept.clone(), &[memory()]);
         assert!(matches!(link.recv(0), Ok(None)), "accepted");
-        tell(&broker, accept, &[memory()]);
-        link.life();
+        send_as_broker(&broker, accept, &[memory()]);
+        link.liveness();
         assert!(matches!(link.recv(0), Err(Error::Malformed { clause: "V-2", .. })), "accepted twice");
     }
 
     #[test]
     fn v2_refusal_of_a_call_that_was_stated_is_the_error_that_it_means() {
         let (link, broker) = call(6, 4).unwrap();
-        tell(&broker, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() }, &[]);
-        let error = link.settle(Deadline::after(PATIENCE)).unwrap_err();
+        send_as_broker(&broker, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() }, &[]);
+        let error = link.wait_accepted(Deadline::after(PATIENCE)).unwrap_err();
         assert!(matches!(&error, Error::NotFound(address) if address == "vm:a/s"), "{error}");
         // Of a limit it says which one.
         let (link, broker) = call(6, 4).unwrap();
-        tell(&broker, Message::Refuse { code: code::QUOTA, reason: "the link has 64 calls".into() }, &[]);
-        let error = link.settle(Deadline::after(PATIENCE)).unwrap_err();
+        send_as_broker(&broker, Message::Refuse { code: code::QUOTA, reason: "the link has 64 calls".into() }, &[]);
+        let error = link.wait_accepted(Deadline::after(PATIENCE)).unwrap_err();
         assert_eq!(error.to_string(), "vm:a/s is not to be had: the link has 64 calls");
         // And so is the death of the broker before anybody accepted: nobody will.
         let (mut link, broker) = call(6, 4).unwrap();
         drop(broker);
         assert!(matches!(link.recv(0), Err(Error::PeerGone)));
-        assert!(matches!(link.settle(Deadline::after(PATIENCE)), Err(Error::PeerGone)));
+        assert!(matches!(link.wait_accepted(Deadline::after(PATIENCE)), Err(Error::PeerGone)));
     }
 
     #[test]
@@ -400,8 +409,8 @@ mod tests {
         peer.send(b"welcome", None).unwrap();
         drop(peer);
         let (mut link, broker) = call(6, 4).unwrap();
-        tell(&broker, Message::Accept { offset: AT, len: LEN }, &[memory]);
-        tell(&broker, Message::Close {}, &[]);
+        send_as_broker(&broker, Message::Accept { offset: AT, len: LEN }, &[memory]);
+        send_as_broker(&broker, Message::Close {}, &[]);
         link.send(b"hello", None).expect("what it hears of the peer meanwhile is no reason not to have said this");
         let answer = link.recv(0).unwrap().map(|received| received.message);
         assert_eq!(answer.as_deref(), Some(&b"welcome"[..]));
@@ -413,7 +422,7 @@ mod tests {
     fn d8_descriptor_that_is_asked_for_after_the_end_polls_readable() {
         let (link, broker) = call(6, 4).unwrap();
         drop(broker);
-        assert!(link.life().is_gone());
+        assert!(link.liveness().is_gone());
         assert!(wait_readable(link.fd(), Deadline::after(PATIENCE)).unwrap());
     }
 

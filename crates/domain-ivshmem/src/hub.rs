@@ -21,7 +21,7 @@ use rustix::{
     io::Errno,
 };
 use tombolo_control::Message;
-use tombolo_domain::{Deadline, Doorbell, Error, Life, Result, Slot, Spin, Woken};
+use tombolo_domain::{Deadline, Doorbell, Error, Liveness, Result, Slot, Spin, Woken};
 
 use crate::{
     mailbox::{self, OwnPage, PeerPage},
@@ -51,7 +51,7 @@ pub(crate) struct Hub {
 /// What the broker said.
 #[derive(Debug)]
 struct Known {
-    life: Life,
+    life: Liveness,
     /// How it ended is known: nothing that comes later changes that.
     ended: bool,
     /// None once the broker is gone, or has nothing more to say.
@@ -65,7 +65,7 @@ impl Hub {
     pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd, address: String) -> Self {
         let hangs_up = port.hang_up().is_some();
         let known =
-            Mutex::new(Known { life: Life::Running, ended: false, socket: Some(socket), hangs_up, refused: None });
+            Mutex::new(Known { life: Liveness::Running, ended: false, socket: Some(socket), hangs_up, refused: None });
         let (waits, over, is_over) = Default::default();
         Self { port, own, peer, waits, over, is_over, address, known }
     }
@@ -84,7 +84,7 @@ impl Hub {
         let over = self.over.get().expect("just made");
         self.port.listen(bell)?;
         if is_over {
-            self.port.ring_own(bell);
+            self.port.notify_own(bell);
         }
         let make = || -> rustix::io::Result<OwnedFd> {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -123,7 +123,7 @@ impl Hub {
         let refused = self.known().refused.take();
         match refused {
             Some(why) => why,
-            None if self.life() == Life::Revoked => Error::Revoked,
+            None if self.liveness() == Liveness::Revoked => Error::Revoked,
             None => Error::PeerGone,
         }
     }
@@ -139,12 +139,12 @@ impl Hub {
     /// There will be no peer.
     fn refuse(&self, known: &mut Known, why: Error) {
         known.refused = Some(why);
-        self.end(known, Life::ProcessGone);
+        self.end(known, Liveness::ProcessGone);
     }
 
     /// This end gave the link up: nobody waits for it any more.
     pub(crate) fn give_up(&self) {
-        self.end(&mut self.known(), Life::ProcessGone);
+        self.end(&mut self.known(), Liveness::ProcessGone);
     }
 
     fn unwatch(&self, fd: BorrowedFd<'_>) {
@@ -153,7 +153,7 @@ impl Hub {
         }
     }
 
-    fn end(&self, known: &mut Known, life: Life) {
+    fn end(&self, known: &mut Known, life: Liveness) {
         if !known.ended {
             (known.life, known.ended) = (life, true);
         }
@@ -165,7 +165,7 @@ impl Hub {
         if !self.is_over.swap(true, Ordering::AcqRel) {
             // D-4. Memory is faster than a doorbell: what the peer rang last may be on its way still. Who ends rings all of its
             // bells, so these may ring now, before the end is told.
-            (0..BELLS).for_each(|bell| self.port.ring_own(bell));
+            (0..BELLS).for_each(|bell| self.port.notify_own(bell));
             if let Some(over) = self.over.get() {
                 let _ = rustix::io::write(over, &1u64.to_ne_bytes());
             }
@@ -175,31 +175,31 @@ impl Hub {
     /// Whether nothing more comes. Costs a load unless it has just ended.
     pub(crate) fn is_over(&self) -> bool {
         if !self.is_over.load(Ordering::Acquire) && self.peer.is_closed() {
-            self.end(&mut self.known(), Life::ProcessGone);
+            self.end(&mut self.known(), Liveness::ProcessGone);
         }
         self.is_over.load(Ordering::Acquire)
     }
 
     /// Hears what the broker and the device have to say, and how the peer fares after that.
-    pub(crate) fn life(&self) -> Life {
+    pub(crate) fn liveness(&self) -> Liveness {
         let mut known = self.known();
         // Before the broker, which says Close of a link that was taken away as well.
         if let Some(device) = self.port.hang_up().filter(|_| known.hangs_up && socket::hung_up(self.port.own().fd())) {
             self.unwatch(device);
             known.hangs_up = false;
-            self.end(&mut known, Life::Revoked);
+            self.end(&mut known, Liveness::Revoked);
         }
-        self.hear(&mut known);
+        self.receive_news(&mut known);
         if self.own.is_lost() || self.peer.is_lost() {
-            self.end(&mut known, Life::Revoked);
+            self.end(&mut known, Liveness::Revoked);
         }
         if self.peer.is_closed() {
-            self.end(&mut known, Life::ProcessGone);
+            self.end(&mut known, Liveness::ProcessGone);
         }
         known.life
     }
 
-    fn hear(&self, known: &mut Known) {
+    fn receive_news(&self, known: &mut Known) {
         while let Some(socket) = &known.socket {
             match socket::receive(socket.as_fd()) {
                 Ok(None) => return,
@@ -212,12 +212,14 @@ impl Hub {
                     Message::Refuse { code, reason } if !self.peer.is_there() => {
                         self.refuse(known, socket::refused(code, reason.as_str(), &self.address));
                     }
-                    Message::Life { life: tombolo_control::Life::DomainGone, .. } => self.end(known, Life::DomainGone),
+                    Message::Life { life: tombolo_control::Life::DomainGone, .. } => {
+                        self.end(known, Liveness::DomainGone)
+                    }
                     Message::Life { .. } if known.ended => {}
-                    Message::Life { life: tombolo_control::Life::Running, .. } => known.life = Life::Running,
-                    Message::Life { life: tombolo_control::Life::Paused, .. } => known.life = Life::Paused,
-                    Message::Life { .. } => known.life = Life::Unknown,
-                    Message::Close {} => self.end(known, Life::ProcessGone),
+                    Message::Life { life: tombolo_control::Life::Running, .. } => known.life = Liveness::Running,
+                    Message::Life { life: tombolo_control::Life::Paused, .. } => known.life = Liveness::Paused,
+                    Message::Life { .. } => known.life = Liveness::Unknown,
+                    Message::Close {} => self.end(known, Liveness::ProcessGone),
                     _ => {}
                 },
                 // The broker is gone. In a guest the call goes on (V-7), and nobody can tell how the peer fares. On a host the
@@ -228,10 +230,10 @@ impl Hub {
                     if !self.peer.is_there() {
                         self.refuse(known, error);
                     } else if self.port.is_carried() && matches!(error, Error::PeerGone) {
-                        self.end(known, Life::Revoked);
+                        self.end(known, Liveness::Revoked);
                     }
                     if !known.ended {
-                        known.life = Life::Unknown;
+                        known.life = Liveness::Unknown;
                     }
                 }
             }
@@ -251,9 +253,9 @@ impl Hub {
                 Err(error) => return Err(Error::os("epoll_wait", error)),
             };
             match woken {
-                Some(RUNG) => return Ok(Woken::Rung),
+                Some(RUNG) => return Ok(Woken::Notified),
                 Some(OVER) => return Ok(Woken::PeerGone),
-                Some(_) => drop(self.life()),
+                Some(_) => drop(self.liveness()),
                 None if left.is_some_and(|left| left.is_zero()) || deadline.expired() => return Ok(Woken::TimedOut),
                 None => {}
             }
@@ -263,7 +265,7 @@ impl Hub {
     pub(crate) fn drain(&self, bell: usize) {
         if !self.port.drain(bell) {
             // It was not the bell that made the descriptor readable.
-            self.life();
+            self.liveness();
         }
         self.is_over();
     }
@@ -278,8 +280,8 @@ impl Hub {
 pub(crate) struct VmBell(pub Arc<Hub>);
 
 impl Doorbell for VmBell {
-    fn ring(&self, slot: Slot) {
-        self.0.port.ring(slot.index());
+    fn notify(&self, slot: Slot) {
+        self.0.port.notify(slot.index());
     }
 
     fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {

@@ -37,7 +37,7 @@ pub mod uapi;
 use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 
 use tombolo_control::{NO_NUMBER, Name};
-use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result};
 
 pub use tombolo_layout::outline;
 
@@ -48,7 +48,7 @@ pub use crate::{
 };
 use crate::{
     client::{Client, Idle},
-    link::VmLink,
+    link::VmEndpoint,
 };
 
 /// The part of an address before the colon.
@@ -100,7 +100,7 @@ impl VmDomain {
         self.broker().exists()
     }
 
-    fn call(&self, service: &str, deadline: Deadline) -> Result<VmLink> {
+    fn call(&self, service: &str, deadline: Deadline) -> Result<VmEndpoint> {
         let (Some(domain), name) = parse(service)? else {
             let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
             return Err(Error::BadService { service: service.into(), why });
@@ -142,14 +142,14 @@ impl Rendezvous for VmDomain {
         Ok(Box::new(VmListener(client)))
     }
 
-    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         let link = self.call(service, deadline)?;
-        link.settle(deadline)?;
+        link.wait_accepted(deadline)?;
         Ok(Box::new(link))
     }
 
     /// V-2. What this end says at once is there when the peer looks first.
-    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         Ok(Box::new(self.call(service, deadline)?))
     }
 }
@@ -159,8 +159,8 @@ impl Rendezvous for VmDomain {
 struct VmListener(Client);
 
 impl Listener for VmListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
-        Ok(self.0.accept()?.map(|link| Box::new(link) as Box<dyn Link>))
+    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
+        Ok(self.0.accept()?.map(|link| Box::new(link) as Box<dyn Endpoint>))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

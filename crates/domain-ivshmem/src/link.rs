@@ -8,7 +8,9 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo_domain::{Deadline, Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, wait_readable};
+use tombolo_domain::{
+    Deadline, Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, wait_readable,
+};
 use tombolo_layout::limits::{CONTROL_MESSAGE_MAX, PAGE};
 use tombolo_mem::OwnSegment;
 
@@ -20,7 +22,7 @@ use crate::{
 };
 
 #[derive(Debug)]
-pub(crate) struct VmLink {
+pub(crate) struct VmEndpoint {
     hub: Arc<Hub>,
     mailbox: Mailbox,
     pool: Pool,
@@ -30,7 +32,7 @@ pub(crate) struct VmLink {
     heard: bool,
 }
 
-impl VmLink {
+impl VmEndpoint {
     /// Begins a call of `address` that the broker stated, with its socket for it.
     pub(crate) fn new(port: Port, socket: OwnedFd, peer: String, address: String) -> Result<Self> {
         let page = usize::try_from(mailbox::LEN).expect("a page");
@@ -41,13 +43,13 @@ impl VmLink {
 
     /// What is read from memory that was taken away makes no sense, and that is not the peer's fault.
     fn or_revoked(&self, error: Error) -> Error {
-        if self.hub.life() == Life::Revoked { Error::Revoked } else { error }
+        if self.hub.liveness() == Liveness::Revoked { Error::Revoked } else { error }
     }
 
     /// Waits until the peer has accepted.
-    pub(crate) fn settle(&self, deadline: Deadline) -> Result<()> {
+    pub(crate) fn wait_accepted(&self, deadline: Deadline) -> Result<()> {
         loop {
-            self.hub.life();
+            self.hub.liveness();
             if self.hub.is_over() {
                 return Err(self.hub.ending());
             }
@@ -63,7 +65,7 @@ impl VmLink {
     }
 }
 
-impl Memory for VmLink {
+impl Memory for VmEndpoint {
     fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)> {
         if len == 0 || len as u64 % PAGE != 0 {
             return Err(Error::os("allocate", Errno::INVAL));
@@ -91,7 +93,7 @@ impl Memory for VmLink {
     }
 }
 
-impl Link for VmLink {
+impl Endpoint for VmEndpoint {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
         if message.len() > CONTROL_MESSAGE_MAX {
             return Err(Error::Limit { what: "length of a control message", remedy: "send at most 256 bytes" });
@@ -106,23 +108,23 @@ impl Link for VmLink {
         if let Some(token) = token {
             self.pool.passed(token);
         }
-        self.hub.port().ring(CONTROL);
+        self.hub.port().notify(CONTROL);
         // The peer is at it already, if there is one. It may have answered and ended since, and the answer is still to be
         // read: `recv` tells of an end after that.
-        match self.hub.life() {
-            Life::Revoked => Err(self.hub.ending()),
+        match self.hub.liveness() {
+            Liveness::Revoked => Err(self.hub.ending()),
             _ => self.hub.prepare(),
         }
     }
 
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
         if !self.mailbox.peer().is_there() {
-            self.hub.life();
+            self.hub.liveness();
         }
         // Asked before the mailbox is looked into: what was sent before the end comes before it.
         let over = self.hub.is_over();
         let Some((message, passed)) = self.mailbox.recv().map_err(|error| self.or_revoked(error))? else {
-            if over || matches!(self.hub.life(), Life::Revoked) {
+            if over || matches!(self.hub.liveness(), Liveness::Revoked) {
                 return Err(self.hub.ending());
             }
             self.hub.drain(CONTROL);
@@ -144,7 +146,7 @@ impl Link for VmLink {
         self.hub.port().drain(CONTROL);
         if self.mailbox.waits().unwrap_or(true) {
             self.hub.watch(CONTROL)?;
-            self.hub.port().ring_own(CONTROL);
+            self.hub.port().notify_own(CONTROL);
         }
         Ok(Some(Received { message, segment }))
     }
@@ -159,8 +161,8 @@ impl Link for VmLink {
         ready.then(|| Arc::new(VmBell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
     }
 
-    fn life(&self) -> Life {
-        self.hub.life()
+    fn liveness(&self) -> Liveness {
+        self.hub.liveness()
     }
 
     fn peer(&self) -> Peer {
@@ -172,10 +174,10 @@ impl Link for VmLink {
     }
 }
 
-impl Drop for VmLink {
+impl Drop for VmEndpoint {
     fn drop(&mut self) {
         self.mailbox.own().close();
-        self.hub.port().ring_all();
+        self.hub.port().notify_all();
         self.hub.give_up();
     }
 }

@@ -212,11 +212,11 @@ pub(crate) struct Mapped(Arc<Mutex<Vec<Passed>>>);
 impl Mapped {
     /// V-6. Whether the peer may pass this now: whole pages of its slice behind the page, and neither these nor the
     /// handle passed before and still mapped.
-    pub(crate) fn admit(&self, new: Passed, slice: u64, max: u64, page: &OwnPage) -> Result<LetGo> {
+    pub(crate) fn admit(&self, new: Passed, slice: u64, max: u64, page: &OwnPage) -> Result<SegmentRelease> {
         let bad =
             |why: &str| Err(malformed("V-6", format!("segment of {:#x} bytes at {:#x}: {why}", new.len, new.offset)));
         // Whatever becomes of it, its owner may have it again when this is dropped.
-        let mut let_go = LetGo { passed: new, page: page.clone(), mapped: None };
+        let mut let_go = SegmentRelease { passed: new, page: page.clone(), mapped: None };
         let end = match new.offset.checked_add(new.len) {
             Some(end) if new.offset >= LEN && end <= slice => end,
             _ => return bad("not within the slice"),
@@ -241,13 +241,13 @@ impl Mapped {
 
 /// Gives a segment back to its owner when it is dropped.
 #[derive(Debug)]
-pub(crate) struct LetGo {
+pub(crate) struct SegmentRelease {
     passed: Passed,
     page: OwnPage,
     mapped: Option<Mapped>,
 }
 
-impl Drop for LetGo {
+impl Drop for SegmentRelease {
     fn drop(&mut self) {
         if let Some(Mapped(mapped)) = &self.mapped {
             mapped.lock().unwrap_or_else(PoisonError::into_inner).retain(|it| *it != self.passed);

@@ -156,8 +156,8 @@ impl ModuleLink {
     ///
     /// # Errors
     /// It was hung up, or unplugged.
-    pub fn ring_other(&self, ring: (u16, u16)) -> io::Result<()> {
-        Ok(sys::ring(self.0.as_fd(), RingArgs { peer: ring.0, vector: ring.1 })?)
+    pub fn notify_other(&self, ring: (u16, u16)) -> io::Result<()> {
+        Ok(sys::notify(self.0.as_fd(), RingArgs { peer: ring.0, vector: ring.1 })?)
     }
 
     /// Makes `length` bytes of the own part from `offset` on zero. No program has them.

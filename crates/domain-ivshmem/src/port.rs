@@ -114,16 +114,16 @@ impl Port {
     }
 
     /// Rings the peer; at a peer that is gone nothing happens.
-    pub(crate) fn ring(&self, bell: usize) {
-        self.ring_each(bell..bell + 1);
+    pub(crate) fn notify(&self, bell: usize) {
+        self.notify_each(bell..bell + 1);
     }
 
     /// Rings all of the peer's bells.
-    pub(crate) fn ring_all(&self) {
-        self.ring_each(0..BELLS);
+    pub(crate) fn notify_all(&self) {
+        self.notify_each(0..BELLS);
     }
 
-    fn ring_each(&self, bells: impl Iterator<Item = usize>) {
+    fn notify_each(&self, bells: impl Iterator<Item = usize>) {
         match &self.ring {
             // At once: each time interrupts the other machine.
             Ring::Module => {
@@ -138,7 +138,7 @@ impl Port {
     }
 
     /// Rings a bell of this end, if anybody can hear it.
-    pub(crate) fn ring_own(&self, bell: usize) {
+    pub(crate) fn notify_own(&self, bell: usize) {
         if let Some(event) = self.heard[bell].get() {
             let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }

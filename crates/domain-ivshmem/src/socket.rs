@@ -12,7 +12,7 @@ use rustix::{
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags},
 };
-use tombolo_control::{MESSAGE_MAX, Path as Way, Said, code};
+use tombolo_control::{Envelope, MESSAGE_MAX, Path as Way, code};
 use tombolo_domain::{Error, Result};
 
 use crate::mailbox::malformed;
@@ -21,7 +21,7 @@ use crate::mailbox::malformed;
 const SCM_MAX_FD: usize = 253;
 
 /// The next message and what came with it; none while there is none.
-pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Said, Vec<OwnedFd>)>> {
+pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Envelope, Vec<OwnedFd>)>> {
     let mut buffer = [0; MESSAGE_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -49,7 +49,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Said, Vec<OwnedF
         (_, true) => Err(malformed("B-1", "message is too long")),
         (len, false) => {
             let said =
-                Said::decode(Way::Socket, &buffer[..len]).map_err(|fault| malformed(fault.clause, fault.what))?;
+                Envelope::decode(Way::Socket, &buffer[..len]).map_err(|fault| malformed(fault.clause, fault.what))?;
             Ok(Some((said, descriptors)))
         }
     }

@@ -83,7 +83,7 @@ pub(crate) fn hang_up(link: BorrowedFd<'_>) -> Result<()> {
     call(link, uapi::IOC_HANG_UP, ()).map(drop)
 }
 
-pub(crate) fn ring(link: BorrowedFd<'_>, args: RingArgs) -> Result<()> {
+pub(crate) fn notify(link: BorrowedFd<'_>, args: RingArgs) -> Result<()> {
     call(link, uapi::IOC_RING, args).map(drop)
 }
 
@@ -185,7 +185,7 @@ mod tests {
         assert!(link(file.as_fd(), LinkArgs::default()).is_err());
         assert!(slice(file.as_fd(), SliceArgs::default()).is_err());
         assert!(slices(file.as_fd(), &mut []).is_err());
-        assert_eq!(ring(file.as_fd(), RingArgs::default()), Err(Errno::NOTTY));
+        assert_eq!(notify(file.as_fd(), RingArgs::default()), Err(Errno::NOTTY));
         assert_eq!(clear(file.as_fd(), RangeArgs::default()), Err(Errno::NOTTY));
     }
 }

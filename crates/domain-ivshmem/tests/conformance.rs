@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use support::World;
 use tombolo_control::Life;
-use tombolo_domain::{Link, Rendezvous};
+use tombolo_domain::{Endpoint, Rendezvous};
 use tombolo_testing::conformance::{Actor, Fixture, Mortal};
 
 tombolo_testing::conformance!(Two(Arc::new(World::new())));
@@ -46,11 +46,11 @@ impl Fixture for Two {
 struct Peer {
     world: Arc<World>,
     actor: Actor,
-    link: Box<dyn Link>,
+    link: Box<dyn Endpoint>,
 }
 
 impl Mortal for Peer {
-    fn link(&mut self) -> &mut dyn Link {
+    fn link(&mut self) -> &mut dyn Endpoint {
         &mut *self.link
     }
 

@@ -7,16 +7,16 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use support::{SLICE, World, accept};
 use tombolo_control::{Life as Told, SLICES_AT};
-use tombolo_domain::{Deadline, Doorbell, Error, Life, Link, Received, Rendezvous, Slot, Woken, wait_readable};
+use tombolo_domain::{Deadline, Doorbell, Endpoint, Error, Liveness, Received, Rendezvous, Slot, Woken, wait_readable};
 use tombolo_mem::{OwnWord, PeerWord};
 use tombolo_testing::conformance::{self, eventually};
 
 /// A good end in `a`, and the slice of its peer in `b`, to be written at will.
 struct Victim {
     world: World,
-    link: Box<dyn Link>,
+    link: Box<dyn Endpoint>,
     /// Keeps the call.
-    peer: Box<dyn Link>,
+    peer: Box<dyn Endpoint>,
     memory: OwnedFd,
 }
 
@@ -82,14 +82,14 @@ fn v4_any_state_beyond_open_is_the_end() {
         let bell = victim.link.doorbell().unwrap();
         let woken = loop {
             match bell.wait(Slot::Data, support::patience()).unwrap() {
-                Woken::Rung => bell.drain(Slot::Data),
+                Woken::Notified => bell.drain(Slot::Data),
                 other => break other,
             }
         };
         assert_eq!(woken, Woken::PeerGone, "{state:#x}");
         assert!(matches!(victim.link.recv(0), Err(Error::PeerGone)));
         victim.word(0x80, 1);
-        assert!(victim.link.life().is_gone(), "there is no way back");
+        assert!(victim.link.liveness().is_gone(), "there is no way back");
     }
 }
 
@@ -186,11 +186,11 @@ fn v6_peer_that_lets_nothing_go_costs_its_own_call_and_no_more() {
 #[test]
 fn v7_call_of_a_host_whose_broker_and_holder_are_gone_is_revoked_and_wakes_who_waits() {
     let Victim { world, mut link, mut peer, .. } = Victim::new();
-    assert_eq!(link.life(), Life::Running);
+    assert_eq!(link.liveness(), Liveness::Running);
     world.live("b", Told::Paused);
-    eventually("the peer is said to be paused", || link.life() == Life::Paused);
+    eventually("the peer is said to be paused", || link.liveness() == Liveness::Paused);
     world.lose_broker();
-    eventually("it is said to be revoked", || link.life() == Life::Revoked);
+    eventually("it is said to be revoked", || link.liveness() == Liveness::Revoked);
     assert!(matches!(conformance::receive(&mut *link, support::patience()), Err(Error::Revoked)));
     assert!(peer.send(b"anybody there", None).is_err());
 }
@@ -200,9 +200,9 @@ fn v7_end_of_the_domain_is_told() {
     let Victim { world, mut link, peer, .. } = Victim::new();
     world.live("b", Told::DomainGone);
     assert!(matches!(conformance::receive(&mut *link, support::patience()), Err(Error::PeerGone)));
-    assert_eq!(link.life(), Life::DomainGone);
+    assert_eq!(link.liveness(), Liveness::DomainGone);
     drop(peer);
-    assert_eq!(link.life(), Life::DomainGone, "what was told first stays");
+    assert_eq!(link.liveness(), Liveness::DomainGone, "what was told first stays");
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn v7_memory_that_goes_is_revoked_and_kills_nobody() {
     control.word(0x80).store_release(1);
     assert!(control.is_lost());
     assert!(matches!(victim.link.recv(0), Err(Error::Revoked)));
-    eventually("it is said to be revoked", || victim.link.life() == Life::Revoked);
+    eventually("it is said to be revoked", || victim.link.liveness() == Liveness::Revoked);
     assert!(matches!(victim.link.recv(0), Err(Error::Revoked)));
     assert!(matches!(victim.link.send(b"x", None), Err(Error::Revoked)));
     let bell = victim.link.doorbell().unwrap();
@@ -235,7 +235,7 @@ fn wait_for_ever(bell: &Arc<dyn Doorbell>) -> std::sync::mpsc::Receiver<Woken> {
         std::thread::spawn(move || {
             let woken = loop {
                 match bell.wait(slot, Deadline::NEVER).unwrap() {
-                    Woken::Rung => bell.drain(slot),
+                    Woken::Notified => bell.drain(slot),
                     other => break other,
                 }
             };
@@ -251,7 +251,7 @@ fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     peer.send(b"hello", None).unwrap();
     conformance::receive(&mut *link, support::patience()).unwrap();
     let bell = link.doorbell().unwrap();
-    let life = link.life();
+    let life = link.liveness();
     let ended = wait_for_ever(&bell);
     assert!(ended.recv_timeout(Duration::from_millis(50)).is_err(), "canary: nobody is caught at anything yet");
     bell.end_waits();
@@ -263,7 +263,7 @@ fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     for slot in Slot::ALL {
         assert!(wait_readable(bell.fd(slot), Deadline::NOW).unwrap(), "who polls is told too");
     }
-    assert_eq!(link.life(), life, "how the peer fares is another question");
+    assert_eq!(link.liveness(), life, "how the peer fares is another question");
     drop(peer);
-    eventually("the end is told all the same", || link.life().is_gone());
+    eventually("the end is told all the same", || link.liveness().is_gone());
 }

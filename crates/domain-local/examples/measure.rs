@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::{event::EventfdFlags, thread::CpuSet, time::ClockId};
-use tombolo_domain::{Deadline, Doorbell, Link, Listener, Rendezvous, Slot, Woken, wait_readable};
+use tombolo_domain::{Deadline, Doorbell, Endpoint, Listener, Rendezvous, Slot, Woken, wait_readable};
 use tombolo_domain_local::LocalDomain;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     wake_ups(&domain)
 }
 
-fn received(link: &mut dyn Link) -> Result<()> {
+fn received(link: &mut dyn Endpoint) -> Result<()> {
     loop {
         if link.recv(1 << 20)?.is_some() {
             return Ok(());
@@ -36,7 +36,7 @@ fn received(link: &mut dyn Link) -> Result<()> {
     }
 }
 
-fn accepted(listener: &mut dyn Listener) -> Result<Box<dyn Link>> {
+fn accepted(listener: &mut dyn Listener) -> Result<Box<dyn Endpoint>> {
     loop {
         if let Some(link) = listener.accept()? {
             return Ok(link);
@@ -121,12 +121,12 @@ struct Bell(Arc<dyn Doorbell>, Deadline);
 
 impl Wake for Bell {
     fn ring(&self) -> Result<()> {
-        self.0.ring(Slot::Data);
+        self.0.notify(Slot::Data);
         Ok(())
     }
 
     fn sleep(&self) -> Result<()> {
-        assert_eq!(self.0.wait(Slot::Data, self.1)?, Woken::Rung);
+        assert_eq!(self.0.wait(Slot::Data, self.1)?, Woken::Notified);
         self.0.drain(Slot::Data);
         Ok(())
     }

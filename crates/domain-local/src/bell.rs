@@ -42,7 +42,7 @@ use rustix::{
     fs::OFlags,
     io::{Errno, ReadWriteFlags},
 };
-use tombolo_domain::{Deadline, Doorbell, Error, Result, Slot, Woken, aside::Aside};
+use tombolo_domain::{Deadline, Doorbell, Error, Result, Slot, Woken, aside::ReservedFd};
 
 /// Rings that a bell is good for: at a million a second, half a million years. It is all that a counter holds, so that
 /// the first ring is what makes room.
@@ -56,9 +56,9 @@ const HUNG_UP: u64 = 1;
 #[derive(Debug)]
 pub(crate) struct Bell {
     /// What the peer gets.
-    event: Aside,
+    event: ReservedFd,
     /// Where rings arrive. Never leaves this process.
-    epoll: Aside,
+    epoll: ReservedFd,
     /// `wait` took a ring off the list, so that whoever drains need not.
     taken: AtomicBool,
     /// Somebody polls the descriptor: rings stay on the list until they are drained.
@@ -73,8 +73,8 @@ impl Bell {
         static WORKS: OnceLock<bool> = OnceLock::new();
         let bell = Self::make(control)?;
         let works = WORKS.get_or_init(|| {
-            ring(bell.event.as_fd());
-            let rung = matches!(bell.wait(Deadline::after(Duration::ZERO)), Ok(Woken::Rung));
+            raise(bell.event.as_fd());
+            let rung = matches!(bell.wait(Deadline::after(Duration::ZERO)), Ok(Woken::Notified));
             bell.drain();
             rung
         });
@@ -115,19 +115,19 @@ impl Bell {
     /// Ends every wait from now on: this end's link is no more.
     pub(crate) fn give_up(&self) {
         self.over.store(true, Ordering::Relaxed);
-        ring(self.event.as_fd());
+        raise(self.event.as_fd());
     }
 
     fn wait(&self, deadline: Deadline) -> Result<Woken> {
         if self.taken.load(Ordering::SeqCst) {
-            return Ok(Woken::Rung);
+            return Ok(Woken::Notified);
         }
         loop {
             let left = deadline.remaining();
-            match self.take(left) {
+            match self.take_event(left) {
                 Ok(Some(RUNG)) if self.over.load(Ordering::Relaxed) => {
                     // It stays readable, as a hang-up does.
-                    ring(self.event.as_fd());
+                    raise(self.event.as_fd());
                     return Ok(Woken::PeerGone);
                 }
                 Ok(Some(RUNG)) => {
@@ -136,7 +136,7 @@ impl Bell {
                     if self.polled.load(Ordering::SeqCst) {
                         self.put_back();
                     }
-                    return Ok(Woken::Rung);
+                    return Ok(Woken::Notified);
                 }
                 Ok(Some(_)) => return Ok(Woken::PeerGone),
                 Ok(None) if self.over.load(Ordering::Relaxed) => return Ok(Woken::PeerGone),
@@ -150,7 +150,7 @@ impl Bell {
     fn drain(&self) {
         if !self.taken.swap(false, Ordering::SeqCst) {
             // Nothing to be done about an error: the bell rings for nothing, or the next wait reports it.
-            let _ = self.take(Some(Duration::ZERO));
+            let _ = self.take_event(Some(Duration::ZERO));
         }
     }
 
@@ -163,12 +163,12 @@ impl Bell {
     /// Puts a ring that `wait` took back on the list.
     fn put_back(&self) {
         if self.taken.swap(false, Ordering::SeqCst) {
-            ring(self.event.as_fd());
+            raise(self.event.as_fd());
         }
     }
 
     /// Takes what is on the ready list, waiting for it for at most `left`: a ring, before a hang-up.
-    fn take(&self, left: Option<Duration>) -> rustix::io::Result<Option<u64>> {
+    fn take_event(&self, left: Option<Duration>) -> rustix::io::Result<Option<u64>> {
         let mut events = [MaybeUninit::uninit(); 2];
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let (events, _) = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
@@ -185,7 +185,7 @@ impl Bell {
 }
 
 /// Rings a bell. Errors mean that the waiter spoilt its own bell: nothing to be done, and nothing lost for this end.
-fn ring(event: BorrowedFd<'_>) {
+fn raise(event: BorrowedFd<'_>) {
     let mut count = [0; 8];
     // No offset: an eventfd has none.
     let _ = rustix::io::preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
@@ -211,12 +211,12 @@ pub(crate) struct Bells {
     /// This end waits here.
     pub own: Arc<[Bell; 2]>,
     /// This end rings here.
-    pub peer: [Aside; 2],
+    pub peer: [ReservedFd; 2],
 }
 
 impl Doorbell for Bells {
-    fn ring(&self, slot: Slot) {
-        ring(self.peer[slot.index()].as_fd());
+    fn notify(&self, slot: Slot) {
+        raise(self.peer[slot.index()].as_fd());
     }
 
     fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {

@@ -204,7 +204,7 @@ mod tests {
         end
     }
 
-    fn settle() {
+    fn wait_until_closed() {
         while threads() > 0 || !Discards::lock().waiting.is_empty() {
             thread::yield_now();
         }
@@ -226,7 +226,7 @@ mod tests {
         assert!(has_room(Source { kind: Kind::Socket, ..of(1) }), "sockets have their own");
         assert!(threads() <= MOST, "{} threads", threads());
         drop(ends);
-        settle();
+        wait_until_closed();
         assert!(has_room(of(1)) && !is_full());
     }
 
@@ -243,7 +243,7 @@ mod tests {
         }
         assert_eq!(threads_of(7), MOST_OF_USER);
         drop((ends, others));
-        settle();
+        wait_until_closed();
     }
 
     fn threads_of(uid: u32) -> usize {
@@ -270,7 +270,7 @@ mod tests {
             assert!(!SigSet::thread_get_mask().unwrap().contains(signal), "the caller's mask is what it was");
         }
         drop(end);
-        settle();
+        wait_until_closed();
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub(crate) fn is_empty(socket: BorrowedFd<'_>) -> bool {
 }
 
 /// What one look at the first datagram in the queue shows.
-struct Look {
+struct QueueHead {
     buffer: [u8; DATAGRAM_MAX],
     len: usize,
     /// It is longer than any may be.
@@ -106,7 +106,7 @@ const RIGHT: usize = size_of::<RawFd>();
 #[repr(C, align(8))]
 struct Space([MaybeUninit<u8>; RIGHTS_HEAD + ROOM * RIGHT]);
 
-impl Look {
+impl QueueHead {
     /// Looks at the first datagram, with `room` for descriptors or none; `None` while there is none. Never blocks.
     fn new(socket: BorrowedFd<'_>, room: bool, flags: RecvFlags) -> Result<Option<Self>> {
         let mut buffer = [0; DATAGRAM_MAX];
@@ -161,7 +161,7 @@ pub(crate) fn receive(
     expects: impl FnOnce(Head) -> Result<()>,
     has_room: impl FnOnce() -> bool,
 ) -> Result<Taken> {
-    let Some(first) = Look::new(socket, false, RecvFlags::PEEK)? else { return Ok(Taken::Nothing) };
+    let Some(first) = QueueHead::new(socket, false, RecvFlags::PEEK)? else { return Ok(Taken::Nothing) };
     let came = first.more_came;
     if first.len == 0 && !came && hung_up(socket) {
         return Err(Error::PeerGone); // L-8. An empty datagram looks alike, but for that.
@@ -183,7 +183,7 @@ pub(crate) fn receive(
         let what = "too many files of this peer wait to be closed: it sent some whose close does not return";
         return Ok(Taken::refused(Error::Quota(what.into()), true));
     }
-    let Some(second) = Look::new(socket, true, RecvFlags::PEEK)? else { return Ok(Taken::Nothing) };
+    let Some(second) = QueueHead::new(socket, true, RecvFlags::PEEK)? else { return Ok(Taken::Nothing) };
     let carries = second.descriptors.len();
     if second.more_came {
         let why = if carries < ROOM { Error::os("recvmsg", Errno::MFILE) } else { miscounted(said, "more") };
@@ -196,7 +196,7 @@ pub(crate) fn receive(
     Ok(Taken::Datagram(Box::new(second.into_datagram())))
 }
 
-impl Look {
+impl QueueHead {
     /// Checks all but the descriptors; says how many there should be.
     fn check(&self, expects: impl FnOnce(Head) -> Result<()>) -> Result<usize> {
         if self.is_longer {
@@ -222,7 +222,7 @@ fn miscounted(said: usize, carries: impl Display) -> Error {
 
 /// Takes the first datagram off the queue: one without descriptors, or one whose descriptors this process has all.
 fn take_off(socket: BorrowedFd<'_>) -> Result<()> {
-    Look::new(socket, false, RecvFlags::empty()).map(drop)
+    QueueHead::new(socket, false, RecvFlags::empty()).map(drop)
 }
 
 /// Datagrams that are taken off a socket's queue before it is closed, and reads of nothing that are taken for its end.
@@ -243,12 +243,12 @@ pub(crate) fn empty_queue(
     }
     let mut nothings = 0;
     for _ in 0..QUEUE_MOST {
-        let Ok(Some(look)) = Look::new(socket, false, RecvFlags::PEEK) else { return Ok(()) };
+        let Ok(Some(look)) = QueueHead::new(socket, false, RecvFlags::PEEK) else { return Ok(()) };
         if look.more_came {
             if !has_room() {
                 return Err(Vec::new());
             }
-            let Ok(Some(look)) = Look::new(socket, true, RecvFlags::PEEK) else { return Ok(()) };
+            let Ok(Some(look)) = QueueHead::new(socket, true, RecvFlags::PEEK) else { return Ok(()) };
             if look.more_came || !look.descriptors.iter().all(|file| harmless(file.as_fd())) {
                 return Err(look.descriptors);
             }
@@ -293,7 +293,7 @@ mod tests {
             let nothing_looked_at = |_: BorrowedFd<'_>| panic!("a descriptor was taken");
             let left = empty_queue(ours.as_fd(), stranger, || false, nothing_looked_at);
             assert!(left.is_err_and(|files| files.is_empty()), "the socket must not be closed here");
-            let look = Look::new(ours.as_fd(), true, RecvFlags::empty()).unwrap().unwrap();
+            let look = QueueHead::new(ours.as_fd(), true, RecvFlags::empty()).unwrap().unwrap();
             assert_eq!(look.descriptors.len(), 2, "they stayed where they were");
             let (ours, _theirs) = sent(&[0, 2, 5]);
             assert!(empty_queue(ours.as_fd(), stranger, || true, |_| true).is_ok(), "canary: with room for them");
@@ -304,7 +304,7 @@ mod tests {
     fn l5_look_takes_one_descriptor_more_than_a_datagram_may_carry_and_no_other() {
         for came in [1, DESCRIPTORS_MAX, DESCRIPTORS_MAX + 1, DESCRIPTORS_MAX + 2, 8, 253] {
             let (ours, _theirs) = sent(&[came]);
-            let look = Look::new(ours.as_fd(), true, RecvFlags::empty()).unwrap().unwrap();
+            let look = QueueHead::new(ours.as_fd(), true, RecvFlags::empty()).unwrap().unwrap();
             assert_eq!(look.descriptors.len(), came.min(DESCRIPTORS_MAX + 1), "of {came}");
             assert_eq!(look.more_came, came > DESCRIPTORS_MAX + 1, "of {came}");
         }

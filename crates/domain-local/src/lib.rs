@@ -39,11 +39,11 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 use tombolo_domain::{
-    Deadline, Error, Held, Link, Listener, Rendezvous, Result,
-    aside::{self, Aside},
+    Deadline, Endpoint, Error, Held, Listener, Rendezvous, Result,
+    aside::{self, ReservedFd},
 };
 
-use crate::{link::LocalLink, listener::LocalListener, place::Place};
+use crate::{link::LocalEndpoint, listener::LocalListener, place::SocketPath};
 
 /// The part of an address before the colon.
 const SCHEME: &str = "local";
@@ -93,7 +93,7 @@ impl Rendezvous for LocalDomain {
     }
 
     fn listen(&self, service: &str) -> Result<Box<dyn Listener>> {
-        let place = Place::find(service, self.folder.as_deref())?;
+        let place = SocketPath::find(service, self.folder.as_deref())?;
         Ok(Box::new(aside::lifted(|| LocalListener::new(place, self.unique))?))
     }
 
@@ -101,13 +101,13 @@ impl Rendezvous for LocalDomain {
         Held::new(discard::hold())
     }
 
-    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
-        let place = Place::find(service, self.folder.as_deref())?;
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
+        let place = SocketPath::find(service, self.folder.as_deref())?;
         aside::lifted(|| connect(&place, deadline))
     }
 }
 
-fn connect(place: &Place, deadline: Deadline) -> Result<Box<dyn Link>> {
+fn connect(place: &SocketPath, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
     let folder = place.folder_to_connect()?;
     let address = place.address(&folder)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -118,7 +118,7 @@ fn connect(place: &Place, deadline: Deadline) -> Result<Box<dyn Link>> {
         Err(Errno::AGAIN) => connect_patiently(&socket, &address, place, deadline)?,
         Err(error) => return Err(place.refused(error)),
     }
-    Ok(Box::new(LocalLink::new(socket)?))
+    Ok(Box::new(LocalEndpoint::new(socket)?))
 }
 
 /// L-12. The listener's backlog is full. The kernel wakes a *blocking* connect when there is room, and the send timeout
@@ -126,7 +126,7 @@ fn connect(place: &Place, deadline: Deadline) -> Result<Box<dyn Link>> {
 fn connect_patiently(
     socket: &rustix::fd::OwnedFd,
     address: &SocketAddrUnix,
-    place: &Place,
+    place: &SocketPath,
     deadline: Deadline,
 ) -> Result<()> {
     let os = |error| Error::os("connect", error);
@@ -147,6 +147,6 @@ fn connect_patiently(
 }
 
 /// For a descriptor that is held for long.
-fn aside(fd: rustix::fd::OwnedFd) -> Result<Aside> {
-    Aside::new(fd).map_err(|error| Error::os("fcntl(F_DUPFD)", error))
+fn aside(fd: rustix::fd::OwnedFd) -> Result<ReservedFd> {
+    ReservedFd::new(fd).map_err(|error| Error::os("fcntl(F_DUPFD)", error))
 }

@@ -8,7 +8,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec},
     time::ClockId,
 };
-use tombolo_domain::{Life, Peer};
+use tombolo_domain::{Liveness, Peer};
 
 use crate::discard::{Kind, Source};
 
@@ -48,21 +48,21 @@ impl Identity {
     /// L-8, L-10. A socket that was hung up on means gone; nothing else does, because the end may live on in another
     /// process than the one that connected. Beyond that /proc tells a stopped process from a running one, if it is
     /// visible from here.
-    pub(crate) fn life(&self, socket: BorrowedFd<'_>) -> Life {
+    pub(crate) fn liveness(&self, socket: BorrowedFd<'_>) -> Liveness {
         if hung_up(socket) {
-            return Life::ProcessGone;
+            return Liveness::ProcessGone;
         }
-        let Some(pid) = self.pid else { return Life::Unknown };
+        let Some(pid) = self.pid else { return Liveness::Unknown };
         let Some(stat) = fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|line| Stat::parse(&line))
         else {
-            return Life::Unknown;
+            return Liveness::Unknown;
         };
         match stat.state {
-            _ if stat.began > self.noted => Life::Unknown,
-            'T' | 't' => Life::Paused,
-            'Z' | 'X' => Life::Unknown,
-            _ if frozen(pid) => Life::Paused,
-            _ => Life::Running,
+            _ if stat.began > self.noted => Liveness::Unknown,
+            'T' | 't' => Liveness::Paused,
+            'Z' | 'X' => Liveness::Unknown,
+            _ if frozen(pid) => Liveness::Paused,
+            _ => Liveness::Running,
         }
     }
 }
@@ -122,8 +122,8 @@ mod tests {
         let identity = Identity::of_peer(std::os::fd::AsFd::as_fd(&a)).unwrap();
         assert!(stat.began <= identity.noted);
         assert_eq!(identity.pid, Some(std::process::id()));
-        assert_eq!(identity.life(std::os::fd::AsFd::as_fd(&a)), Life::Running);
+        assert_eq!(identity.liveness(std::os::fd::AsFd::as_fd(&a)), Liveness::Running);
         let later = Identity { noted: stat.began - 1, ..identity };
-        assert_eq!(later.life(std::os::fd::AsFd::as_fd(&a)), Life::Unknown, "a reused pid is not the peer");
+        assert_eq!(later.liveness(std::os::fd::AsFd::as_fd(&a)), Liveness::Unknown, "a reused pid is not the peer");
     }
 }

@@ -7,8 +7,8 @@ use std::{
 };
 
 use tombolo_domain::{
-    Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, SingleBell, SingleRinger, Slot,
-    aside::{self, Aside},
+    Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, SingleDoorbell, SingleNotifier, Slot,
+    aside::{self, ReservedFd},
 };
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
@@ -25,9 +25,9 @@ use crate::{
 
 /// One end of a link.
 #[derive(Debug)]
-pub(crate) struct LocalLink {
+pub(crate) struct LocalEndpoint {
     /// There until the end is dropped.
-    socket: Option<Aside>,
+    socket: Option<ReservedFd>,
     identity: Identity,
     /// It was accepted: whoever called is a stranger.
     accepted: bool,
@@ -42,10 +42,10 @@ pub(crate) struct LocalLink {
     /// All bells, once the peer has sent its own.
     bells: Option<Arc<Bells>>,
     /// The bell that came with the last datagram.
-    ringer: Option<SingleRinger>,
+    ringer: Option<SingleNotifier>,
 }
 
-impl LocalLink {
+impl LocalEndpoint {
     /// An end that connected.
     pub(crate) fn new(socket: OwnedFd) -> Result<Self> {
         Self::named(socket, MEMORY.into(), false)
@@ -78,7 +78,7 @@ impl LocalLink {
         Ok(own)
     }
 
-    fn send_all(&mut self, message: &[u8], offer: Option<&Offer>, bell: Option<&SingleBell>) -> Result<()> {
+    fn send_all(&mut self, message: &[u8], offer: Option<&Offer>, bell: Option<&SingleDoorbell>) -> Result<()> {
         let len = match u16::try_from(message.len()) {
             Ok(len) if message.len() <= CONTROL_MESSAGE_MAX => len,
             _ => return Err(Error::Limit { what: "length of a control message", remedy: "send at most 256 bytes" }),
@@ -97,7 +97,7 @@ impl LocalLink {
         Ok(())
     }
 
-    fn take(&mut self, max_segment: u64) -> Result<Option<Received>> {
+    fn receive_datagram(&mut self, max_segment: u64) -> Result<Option<Received>> {
         if let Some((clause, what)) = &self.spoilt {
             return Err(malformed(clause, what.clone()));
         }
@@ -139,7 +139,7 @@ impl LocalLink {
         if head.bells {
             self.take_bells(&mut datagram.descriptors)?;
         }
-        self.ringer = if head.single { Some(take_ringer(&mut datagram.descriptors)?) } else { None };
+        self.ringer = if head.single { Some(take_notifier(&mut datagram.descriptors)?) } else { None };
         Ok(Received { message, segment: map(&datagram.descriptors, max_segment)? })
     }
 
@@ -160,11 +160,11 @@ impl LocalLink {
 }
 
 /// L-5. Takes the bell for what the message is about off the front of what is left.
-fn take_ringer(descriptors: &mut Vec<OwnedFd>) -> Result<SingleRinger> {
+fn take_notifier(descriptors: &mut Vec<OwnedFd>) -> Result<SingleNotifier> {
     if !bell::is_eventfd(descriptors[0].as_fd())? {
         return Err(malformed("L-7", "a doorbell that is no eventfd"));
     }
-    SingleRinger::new(descriptors.remove(0)).map_err(|error| Error::Os { call: "fcntl", path: None, source: error })
+    SingleNotifier::new(descriptors.remove(0)).map_err(|error| Error::Os { call: "fcntl", path: None, source: error })
 }
 
 /// Whether nobody's file system, and no network, is asked when `file` is closed.
@@ -196,7 +196,7 @@ fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
     PeerSegment::map(fd.as_fd(), len).map(Some).map_err(|error| Error::os("mmap", error))
 }
 
-impl Memory for LocalLink {
+impl Memory for LocalEndpoint {
     fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)> {
         let (segment, fd) =
             tombolo_mem::create_sealed(&self.name, len).map_err(|error| Error::os("memfd_create", error))?;
@@ -218,16 +218,16 @@ impl Memory for LocalLink {
     }
 }
 
-impl Link for LocalLink {
+impl Endpoint for LocalEndpoint {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
         self.send_all(message, offer, None)
     }
 
-    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, bell: &SingleBell) -> Result<()> {
+    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, bell: &SingleDoorbell) -> Result<()> {
         self.send_all(message, offer, Some(bell))
     }
 
-    fn take_ringer(&mut self) -> Option<SingleRinger> {
+    fn take_notifier(&mut self) -> Option<SingleNotifier> {
         self.ringer.take()
     }
 
@@ -235,7 +235,7 @@ impl Link for LocalLink {
         if aside::keeps() && frame::is_empty(self.socket()) {
             return Ok(None); // No limit is lifted for nothing.
         }
-        aside::lifted(|| self.take(max_segment))
+        aside::lifted(|| self.receive_datagram(max_segment))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -246,8 +246,8 @@ impl Link for LocalLink {
         self.bells.as_ref().map(|bells| Arc::clone(bells) as Arc<dyn Doorbell>)
     }
 
-    fn life(&self) -> Life {
-        self.identity.life(self.socket())
+    fn liveness(&self) -> Liveness {
+        self.identity.liveness(self.socket())
     }
 
     fn peer(&self) -> Peer {
@@ -259,7 +259,7 @@ impl Link for LocalLink {
     }
 }
 
-impl Drop for LocalLink {
+impl Drop for LocalEndpoint {
     /// A doorbell may outlive its link; its waiters are not left behind. With the socket goes what is in its queue (L-5).
     fn drop(&mut self) {
         self.own.iter().flat_map(|own| own.iter()).for_each(Bell::give_up);

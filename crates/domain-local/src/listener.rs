@@ -13,16 +13,16 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
 use tombolo_domain::{
-    Deadline, Error, Link, Listener, Result,
-    aside::{self, Aside},
+    Deadline, Endpoint, Error, Listener, Result,
+    aside::{self, ReservedFd},
 };
 
 use crate::{
     discard::{self, Kind, Source},
     frame,
     life::Identity,
-    link::{LocalLink, is_harmless},
-    place::Place,
+    link::{LocalEndpoint, is_harmless},
+    place::SocketPath,
 };
 
 /// Peers that may knock before they are let in; the kernel lowers it to `net.core.somaxconn`.
@@ -36,9 +36,9 @@ const NOBODY: Source = Source { pid: None, uid: u32::MAX, kind: Kind::Socket };
 #[derive(Debug)]
 pub(crate) struct LocalListener {
     /// There until the listener is dropped.
-    socket: Option<Aside>,
-    place: Place,
-    folder: Aside,
+    socket: Option<ReservedFd>,
+    place: SocketPath,
+    folder: ReservedFd,
     /// Given up for a moment where this process may open no more files: see [`turn_away`](Self::turn_away).
     spare: Option<OwnedFd>,
     /// Device and inode of the file. The bound socket keeps the inode from being reused.
@@ -50,7 +50,7 @@ pub(crate) struct LocalListener {
 }
 
 impl LocalListener {
-    pub(crate) fn new(place: Place, unique: bool) -> Result<Self> {
+    pub(crate) fn new(place: SocketPath, unique: bool) -> Result<Self> {
         let folder = crate::aside(place.folder_to_listen()?)?;
         let address = place.address(&folder)?;
         let socket = crate::aside(open(SocketType::SEQPACKET)?)?;
@@ -58,7 +58,7 @@ impl LocalListener {
         // connect.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(|error| place.error("fchmod", error))?;
 
-        let lock = if unique { None } else { Some(Lock::take(&folder)?) };
+        let lock = if unique { None } else { Some(Lock::lock_folder(&folder)?) };
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) if !unique => {
                 clear(&place, &folder, &address)?;
@@ -80,7 +80,7 @@ impl LocalListener {
 }
 
 impl Listener for LocalListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
         if aside::keeps() && !self.is_knocked_at() {
             return Ok(None); // No limit is lifted for nothing.
         }
@@ -88,7 +88,7 @@ impl Listener for LocalListener {
             let why = "too many sockets of earlier callers wait to be closed: they left files in them whose close does not return";
             return Err(Error::Crowded(why));
         }
-        aside::lifted(|| self.take())
+        aside::lifted(|| self.accept_next())
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -112,10 +112,10 @@ impl LocalListener {
         rustix::event::poll(&mut one, Some(&now)) != Ok(0)
     }
 
-    fn take(&mut self) -> Result<Option<Box<dyn Link>>> {
+    fn accept_next(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
         loop {
             match self.accept_one() {
-                Ok(socket) => return Ok(Some(Box::new(LocalLink::of_listener(socket, &self.place.shown())?))),
+                Ok(socket) => return Ok(Some(Box::new(LocalEndpoint::of_listener(socket, &self.place.shown())?))),
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // Said before the kernel looks whether anybody is there.
@@ -151,7 +151,7 @@ impl LocalListener {
 
     fn remove_file(&self) {
         // A file that cannot be removed now is one that the next listener takes over.
-        let lock = if self.unique { None } else { Some(Lock::take(&self.folder)) };
+        let lock = if self.unique { None } else { Some(Lock::lock_folder(&self.folder)) };
         if matches!(lock, Some(Err(_))) {
             return;
         }
@@ -189,7 +189,7 @@ fn open(kind: SocketType) -> Result<OwnedFd> {
 ///
 /// Whether it is dead is asked by connecting a socket of *another* type: a live one refuses with `EPROTOTYPE`, a file
 /// without a socket with `ECONNREFUSED`, and neither notices.
-fn clear(place: &Place, folder: &Aside, address: &SocketAddrUnix) -> Result<()> {
+fn clear(place: &SocketPath, folder: &ReservedFd, address: &SocketAddrUnix) -> Result<()> {
     match rustix::net::connect(&open(SocketType::DGRAM)?, address) {
         Ok(()) | Err(Errno::PROTOTYPE) => Err(Error::InUse(place.shown())),
         Err(Errno::NOENT) => Ok(()),
@@ -208,20 +208,20 @@ fn clear(place: &Place, folder: &Aside, address: &SocketAddrUnix) -> Result<()> 
     }
 }
 
-fn identity(place: &Place, folder: &Aside) -> rustix::io::Result<(u64, u64)> {
+fn identity(place: &SocketPath, folder: &ReservedFd) -> rustix::io::Result<(u64, u64)> {
     let stat = rustix::fs::statat(folder, place.name(), AtFlags::SYMLINK_NOFOLLOW)?;
     Ok((stat.st_dev, stat.st_ino))
 }
 
 /// The lock of a folder, which leaves no file behind.
-struct Lock<'a>(&'a Aside);
+struct Lock<'a>(&'a ReservedFd);
 
 impl<'a> Lock<'a> {
     #[expect(
         clippy::disallowed_methods,
         reason = "nothing tells when a lock is free except to wait for it without end"
     )]
-    fn take(folder: &'a Aside) -> Result<Self> {
+    fn lock_folder(folder: &'a ReservedFd) -> Result<Self> {
         let deadline = Deadline::after(LOCK_PATIENCE);
         loop {
             match rustix::fs::flock(folder, FlockOperation::NonBlockingLockExclusive) {

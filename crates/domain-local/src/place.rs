@@ -25,7 +25,7 @@ const ADDRESS_MAX: usize = 107;
 
 /// The folder and the file name of a socket.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct SocketPath {
     folder: PathBuf,
     name: OsString,
     /// Whether the folder is made when missing, and must then be this user's alone.
@@ -43,7 +43,7 @@ pub(crate) enum Custody {
     Ours,
 }
 
-impl Place {
+impl SocketPath {
     /// The place of `service` in `folder`, or in the folder that the environment names.
     pub(crate) fn find(service: &str, folder: Option<&Path>) -> Result<Self> {
         let bad = |why| Err(Error::BadService { service: service.into(), why });
@@ -200,16 +200,16 @@ mod tests {
     #[test]
     fn l1_service_that_is_neither_name_nor_path_is_refused() {
         for bad in ["", "a/b", "../a", "a b", "ä", "a\0", "/", "/a/", "/a/..", "/a/.", "/a\0b", &"n".repeat(65)] {
-            assert!(matches!(Place::find(bad, None), Err(Error::BadService { .. })), "{bad:?}");
+            assert!(matches!(SocketPath::find(bad, None), Err(Error::BadService { .. })), "{bad:?}");
         }
         for good in ["a", "A-1_b.c", "..", &"n".repeat(64)] {
-            assert_eq!(Place::find(good, None).unwrap().name, *format!("{good}.sock"));
+            assert_eq!(SocketPath::find(good, None).unwrap().name, *format!("{good}.sock"));
         }
-        assert_eq!(Place::find("/a/b", None).unwrap().shown(), "/a/b");
+        assert_eq!(SocketPath::find("/a/b", None).unwrap().shown(), "/a/b");
     }
 
-    fn ours(folder: &Path) -> Place {
-        Place { folder: folder.into(), name: "a.sock".into(), custody: Custody::Ours }
+    fn ours(folder: &Path) -> SocketPath {
+        SocketPath { folder: folder.into(), name: "a.sock".into(), custody: Custody::Ours }
     }
 
     #[test]

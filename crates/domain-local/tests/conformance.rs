@@ -5,7 +5,7 @@ mod support;
 
 use rustix::process::Signal;
 use support::{Child, Folder};
-use tombolo_domain::{Link, Rendezvous};
+use tombolo_domain::{Endpoint, Rendezvous};
 use tombolo_testing::conformance::{Fixture, Mortal};
 
 tombolo_testing::conformance!(Folder::new());
@@ -40,11 +40,11 @@ impl Fixture for Folder {
 
 struct Process {
     child: Child,
-    link: Box<dyn Link>,
+    link: Box<dyn Endpoint>,
 }
 
 impl Mortal for Process {
-    fn link(&mut self) -> &mut dyn Link {
+    fn link(&mut self) -> &mut dyn Endpoint {
         &mut *self.link
     }
 

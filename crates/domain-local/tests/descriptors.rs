@@ -4,7 +4,7 @@
 use std::fs::File;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tombolo_domain::{Deadline, Error, Life, Rendezvous, wait_readable};
+use tombolo_domain::{Deadline, Error, Liveness, Rendezvous, wait_readable};
 use tombolo_domain_local::LocalDomain;
 
 #[test]
@@ -22,7 +22,7 @@ fn l12_callers_beyond_the_limit_of_descriptors_are_turned_away_and_the_door_is_q
         assert!(wait_readable(listener.fd(), Deadline::NOW).unwrap());
         let refused = listener.accept().map(drop);
         assert!(matches!(refused, Err(Error::Limit { .. })), "{refused:?}");
-        assert_eq!(caller.life(), Life::ProcessGone);
+        assert_eq!(caller.liveness(), Liveness::ProcessGone);
     }
     assert!(!wait_readable(listener.fd(), Deadline::NOW).unwrap(), "nobody is left at the door");
     assert!(listener.accept().unwrap().is_none());

@@ -22,7 +22,7 @@ use support::{
     raw::{Raw, eventfd},
     unblocked,
 };
-use tombolo_domain::{Deadline, Doorbell, Error, Life, Slot, Woken};
+use tombolo_domain::{Deadline, Doorbell, Error, Liveness, Slot, Woken};
 use tombolo_layout::local::Head;
 use tombolo_mem::OwnData;
 
@@ -141,14 +141,14 @@ fn l4_l8_empty_datagram_is_refused_and_no_end_and_its_descriptors_are_closed() {
         let mut raw = Raw::introduced(&folder);
         raw.send(&[], &[]);
         refused(&mut raw, "L-4");
-        assert_eq!(raw.link.life(), Life::Running);
+        assert_eq!(raw.link.liveness(), Liveness::Running);
         raw.say(BARE, b"x", &[]);
         assert_eq!(raw.link.recv(0).unwrap().unwrap().message, b"x", "the link goes on");
         raw.send(&[], &[null.as_fd()]);
         refused(&mut raw, "L-4");
         drop(raw.socket);
         raw.link.recv(0).unwrap_err();
-        assert_eq!(raw.link.life(), Life::ProcessGone);
+        assert_eq!(raw.link.liveness(), Liveness::ProcessGone);
     });
 }
 
@@ -364,7 +364,7 @@ fn l7_d5_ringing_a_bell_that_the_waiter_spoilt_blocks_nobody() {
         raw.say(WITH_BELLS, b"x", &[bell.as_fd(), bell.as_fd()]);
         raw.link.recv(0).unwrap().unwrap();
         let ringer = raw.link.doorbell().unwrap();
-        unblocked(what, move || (0..1000).for_each(|ring| ringer.ring(Slot::ALL[ring % 2])));
+        unblocked(what, move || (0..1000).for_each(|ring| ringer.notify(Slot::ALL[ring % 2])));
     }
 }
 
@@ -390,12 +390,12 @@ fn l7_d6_waiter_whose_bell_the_ringer_spoils_ends_at_its_deadline() {
     let fill = |rings: u64| rustix::io::write(&data, &rings.to_ne_bytes());
 
     ring().unwrap();
-    assert_eq!(wait_a_little(&waiter), Woken::Rung, "canary: a proper ring wakes");
+    assert_eq!(wait_a_little(&waiter), Woken::Notified, "canary: a proper ring wakes");
     assert_eq!(wait_a_little(&waiter), Woken::TimedOut);
     make_blocking(data.as_fd());
     assert_eq!(wait_a_little(&waiter), Woken::TimedOut);
     ring().unwrap();
-    assert_eq!(wait_a_little(&waiter), Woken::Rung, "the flag changes nothing");
+    assert_eq!(wait_a_little(&waiter), Woken::Notified, "the flag changes nothing");
     // To the brim: one more would block the hostile peer itself.
     fill(2).unwrap();
     wait_a_little(&waiter);
@@ -419,9 +419,9 @@ fn l7_d7_ring_is_kept_between_wait_and_drain_for_whoever_polls() {
     let ring = || rustix::io::read(&data, &mut [0; 8]).map(drop).unwrap();
     // Nobody has asked for the descriptor before the wait; it is readable all the same.
     ring();
-    assert_eq!(waiter.wait(Slot::Data, now()).unwrap(), Woken::Rung);
+    assert_eq!(waiter.wait(Slot::Data, now()).unwrap(), Woken::Notified);
     assert!(tombolo_domain::wait_readable(waiter.fd(Slot::Data), now()).unwrap());
-    assert_eq!(waiter.wait(Slot::Data, now()).unwrap(), Woken::Rung);
+    assert_eq!(waiter.wait(Slot::Data, now()).unwrap(), Woken::Notified);
     assert!(tombolo_domain::wait_readable(waiter.fd(Slot::Data), now()).unwrap());
     waiter.drain(Slot::Data);
     assert!(!tombolo_domain::wait_readable(waiter.fd(Slot::Data), now()).unwrap());

@@ -15,7 +15,7 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use support::{Child, Folder, eventually, raw::send_to};
-use tombolo_domain::{Deadline, Error, Link, Rendezvous};
+use tombolo_domain::{Deadline, Endpoint, Error, Rendezvous};
 use tombolo_layout::local::Head;
 
 /// Long enough to see that nobody waits for it.
@@ -78,7 +78,7 @@ fn l5_descriptors_that_do_not_close_cost_a_listener_few_threads_and_descriptors_
     assert!(files < 200 && threads < 40, "{files} files, {threads} threads");
     assert!(threads > 5, "canary: closing these takes long, or the test shows nothing ({refused}, {quota})");
     let mut honest = Child::start(&[], "honest", &service);
-    let mut link: Box<dyn Link> = support::accept(&mut *listener);
+    let mut link: Box<dyn Endpoint> = support::accept(&mut *listener);
     eventually("an honest caller is heard", || link.recv(1 << 20).is_ok_and(|got| got.is_some()));
     honest.kill();
     drop((link, listener, readers, door));

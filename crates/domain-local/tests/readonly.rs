@@ -21,7 +21,7 @@ use rustix::{
     mm::{MapFlags, MprotectFlags, ProtFlags},
 };
 use support::{Folder, accept, patience, raw::Raw};
-use tombolo_domain::{Link, Offer, Rendezvous};
+use tombolo_domain::{Endpoint, Offer, Rendezvous};
 use tombolo_mem::{OwnData, OwnSegment, PeerData, PeerSegment};
 use tombolo_testing::conformance;
 
@@ -37,7 +37,7 @@ fn held(folder: &Folder) -> (Raw, OwnSegment, Offer, OwnedFd) {
 }
 
 /// Two ends and a segment mapped by the proper means.
-fn mapped(folder: &Folder) -> ([Box<dyn Link>; 2], OwnSegment, PeerSegment) {
+fn mapped(folder: &Folder) -> ([Box<dyn Endpoint>; 2], OwnSegment, PeerSegment) {
     let mut listener = folder.domain.listen("a").unwrap();
     let mut a = folder.domain.connect("a", patience()).unwrap();
     let mut b = accept(&mut *listener);

@@ -17,7 +17,7 @@ use std::{
 
 use rustix::process::Signal;
 use support::{Child, Folder, accept, eventually, patience};
-use tombolo_domain::{Deadline, Error, Life, Rendezvous, Slot, Woken};
+use tombolo_domain::{Deadline, Error, Liveness, Rendezvous, Slot, Woken};
 use tombolo_domain_local::LocalDomain;
 use tombolo_testing::conformance;
 
@@ -229,7 +229,7 @@ fn l9_l10_peer_in_a_pid_namespace_of_its_own_is_known_from_above_and_unknown_fro
     let folder = Folder::new();
     let (_child, link) = folder.mortal(&LAUNCHER);
     assert!(link.peer().pid.is_some());
-    assert_eq!(link.life(), Life::Running);
+    assert_eq!(link.liveness(), Liveness::Running);
 
     // From below: a process in the namespace meets this one, which has no number there, and says what it sees.
     let service = folder.service();
@@ -244,13 +244,13 @@ fn l9_l10_peer_in_a_pid_namespace_of_its_own_is_known_from_above_and_unknown_fro
 fn l10_d11_stopped_peer_is_paused_and_killed_peer_is_gone() {
     let folder = Folder::new();
     let (mut child, link) = folder.mortal(&[]);
-    assert_eq!(link.life(), Life::Running);
+    assert_eq!(link.liveness(), Liveness::Running);
     child.signal(Signal::STOP);
-    eventually("the peer is paused", || link.life() == Life::Paused);
+    eventually("the peer is paused", || link.liveness() == Liveness::Paused);
     child.signal(Signal::CONT);
-    eventually("the peer runs", || link.life() == Life::Running);
+    eventually("the peer runs", || link.liveness() == Liveness::Running);
     child.kill();
-    assert_eq!(link.life(), Life::ProcessGone);
+    assert_eq!(link.liveness(), Liveness::ProcessGone);
 }
 
 #[test]
@@ -274,9 +274,9 @@ fn l10_peer_in_a_frozen_cgroup_is_paused() {
     let frozen = fs::write(group.join("cgroup.procs"), child.pid().to_string())
         .and_then(|()| fs::write(group.join("cgroup.freeze"), "1"));
     if frozen.is_ok() {
-        eventually("the peer is paused", || link.life() == Life::Paused);
+        eventually("the peer is paused", || link.liveness() == Liveness::Paused);
         fs::write(group.join("cgroup.freeze"), "0").unwrap();
-        eventually("the peer runs", || link.life() == Life::Running);
+        eventually("the peer runs", || link.liveness() == Liveness::Running);
     } else {
         skip("cgroups cannot be frozen here");
     }
@@ -338,7 +338,7 @@ fn l12_backlog_holds_128_callers() {
 }
 
 /// What the kernel shows of the memory that `link` makes.
-fn shown(link: &mut dyn tombolo_domain::Link) -> String {
+fn shown(link: &mut dyn tombolo_domain::Endpoint) -> String {
     let (_segment, offer) = link.allocate(4096).unwrap();
     let memory: &std::os::fd::OwnedFd = offer.token().unwrap();
     let file = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(memory));

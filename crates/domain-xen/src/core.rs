@@ -19,8 +19,8 @@ use tombolo_layout::xen as at;
 use crate::{
     end::{End, PeerDomain},
     hypervisor::{DomId, Hypervisor},
-    keep::Keeping,
-    line::Line,
+    keep::ReaperClient,
+    line::ReconnectPage,
     names::Names,
     os::{eventfd, lock, raise},
     page::PeerPage,
@@ -46,7 +46,7 @@ pub(crate) fn folder(owner: DomId, reader: DomId) -> String {
 
 /// Those who knocked at a listener.
 #[derive(Debug)]
-pub(crate) struct Knocks {
+pub(crate) struct ConnectRequests {
     pub peer: DomId,
     pub service: String,
     waiting: Mutex<Waiting>,
@@ -60,13 +60,13 @@ struct Waiting {
     told: bool,
 }
 
-impl Knocks {
+impl ConnectRequests {
     pub(crate) fn new(peer: DomId, service: &str) -> Result<Arc<Self>> {
         let waiting = Mutex::default();
         Ok(Arc::new(Self { peer, service: service.into(), waiting, event: eventfd()? }))
     }
 
-    /// Somebody knocked; the listener hears of it from its [`tell`](Self::tell).
+    /// Somebody knocked; the listener hears of it from its [`update_readiness`](Self::update_readiness).
     pub(crate) fn push(&self, reference: u32) {
         let queue = &mut lock(&self.waiting).references;
         if queue.len() < KNOCKS_MAX && !queue.contains(&reference) {
@@ -75,7 +75,7 @@ impl Knocks {
     }
 
     /// Has the descriptor say whether there is somebody.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn update_readiness(&self) {
         let mut waiting = lock(&self.waiting);
         let some = !waiting.references.is_empty();
         if std::mem::replace(&mut waiting.told, some) != some {
@@ -112,12 +112,12 @@ impl Knocks {
 
 /// A door that was knocked at.
 #[derive(Clone, Debug)]
-pub(crate) struct Door {
+pub(crate) struct ListenerPage {
     pub page: PeerPage,
     /// Whose it is.
     pub domain: DomId,
     /// How to knock there again, if there was room for it.
-    pub line: Option<Arc<Line>>,
+    pub line: Option<Arc<ReconnectPage>>,
 }
 
 /// How often what fired is asked for before the thread looks after everything else.
@@ -137,10 +137,10 @@ struct Watched {
     over: AtomicBool,
     peers: Mutex<HashMap<DomId, Weak<PeerDomain>>>,
     ends: Mutex<Vec<Weak<End>>>,
-    listeners: Mutex<Vec<Weak<Knocks>>>,
+    listeners: Mutex<Vec<Weak<ConnectRequests>>>,
     quarantine: Mutex<Vec<Quarantined>>,
     /// Doors that were knocked at, by their nodes.
-    doors: Mutex<HashMap<String, Door>>,
+    doors: Mutex<HashMap<String, ListenerPage>>,
 }
 
 /// This process's part in Xen.
@@ -152,7 +152,7 @@ pub(crate) struct Core {
     /// What this process writes into its knocks; it is claimed for as long as this process lives.
     pub token: String,
     ///
-    pub keeping: Keeping,
+    pub keeping: ReaperClient,
     _alive: Option<OwnedFd>,
     /// The process that this belongs to: in a child made by fork nothing of it works.
     pid: u32,
@@ -187,7 +187,7 @@ impl Core {
         let token = format!("{pid}-{:016x}", u64::from_ne_bytes(random));
         let _alive = xen.claim(&token)?;
         let (store, folders) = (Mutex::new(store), Mutex::default());
-        let keeping = Keeping::default();
+        let keeping = ReaperClient::default();
         Ok(Arc::new(Self { xen, own, store, token, keeping, _alive, pid, folders, watched }))
     }
 
@@ -203,11 +203,11 @@ impl Core {
 
     /// The door that stands at `node` and was open when somebody knocked last, if it still is: its listener lives, so there
     /// is nothing to ask XenStore.
-    pub(crate) fn known_door(&self, node: &str) -> Option<Door> {
+    pub(crate) fn known_door(&self, node: &str) -> Option<ListenerPage> {
         lock(&self.watched.doors).get(node).filter(|door| door.page.state() == at::OPEN).cloned()
     }
 
-    pub(crate) fn know_door(&self, node: &str, door: &Door) {
+    pub(crate) fn know_door(&self, node: &str, door: &ListenerPage) {
         lock(&self.watched.doors).insert(node.into(), door.clone());
     }
 
@@ -276,14 +276,14 @@ impl Core {
         }
     }
 
-    pub(crate) fn add_listener(&self, knocks: &Arc<Knocks>) {
+    pub(crate) fn add_listener(&self, knocks: &Arc<ConnectRequests>) {
         let mut listeners = lock(&self.watched.listeners);
         listeners.retain(|listener| listener.strong_count() > 0);
         listeners.push(Arc::downgrade(knocks));
     }
 
     /// D-13. Keeps memory until its peer lets go of it.
-    pub(crate) fn keep(&self, memory: Quarantined) {
+    pub(crate) fn quarantine_memory(&self, memory: Quarantined) {
         lock(&self.watched.quarantine).push(memory);
         self.watched.look_soon();
     }
@@ -357,7 +357,7 @@ impl Watched {
     /// Whether a change is one of what the broker tells.
     fn told(&self, path: &str) -> bool {
         // What cannot be read now will be when it changes again.
-        self.names.is_about(path) && self.names.hear(&mut lock(&self.store), path).is_ok()
+        self.names.is_about(path) && self.names.update_from_store(&mut lock(&self.store), path).is_ok()
     }
 
     fn sweep(&self) {
@@ -371,7 +371,7 @@ impl Watched {
         let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
         let mut knocking = ends.iter().filter(|end| end.peer.get().is_none());
         knocking.by_ref().fold(false, |_, end| {
-            end.look();
+            end.wake_if_over();
             !end.is_over()
         })
     }
@@ -387,7 +387,7 @@ impl Watched {
             .find(|listener| listener.service == service && folder(listener.peer, self.own) == folder_of);
         if let Some(listener) = listener {
             listener.push(reference);
-            listener.tell();
+            listener.update_readiness();
         }
         true
     }
@@ -401,7 +401,7 @@ impl Watched {
             if let Ok(None) = found {
                 peer.gone.store(true, Ordering::Release);
                 let ends: Vec<_> = lock(&self.ends).iter().filter_map(Weak::upgrade).collect();
-                ends.iter().filter(|end| Arc::ptr_eq(&end.domain, peer)).for_each(|end| end.look());
+                ends.iter().filter(|end| Arc::ptr_eq(&end.domain, peer)).for_each(|end| end.wake_if_over());
                 // What is mapped of it keeps it from going altogether.
                 lock(&self.doors).retain(|_, door| door.domain != peer.id);
                 let listeners: Vec<_> = lock(&self.listeners).iter().filter_map(Weak::upgrade).collect();

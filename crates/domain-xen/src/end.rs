@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use tombolo_domain::{Deadline, Doorbell, Life, Result, Slot, Woken};
+use tombolo_domain::{Deadline, Doorbell, Liveness, Result, Slot, Woken};
 use tombolo_layout::xen as at;
 
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     names::Names,
     os::lock,
     page::{OwnPage, PeerPage},
-    places::{Held, Places},
+    places::{GrantedPages, Places},
     waker::Waker,
 };
 
@@ -60,7 +60,7 @@ pub(crate) struct End {
     /// Places of segments that are offered or in quarantine.
     pub places: Mutex<Places>,
     /// What was sent before the peer's mailbox was known, so that the keeper could not be told of it.
-    pub unknown: Mutex<Vec<Weak<Held>>>,
+    pub unknown: Mutex<Vec<Weak<GrantedPages>>>,
     /// The process whose pages these are: a child made by fork does not have them.
     pid: u32,
     closed: AtomicBool,
@@ -127,15 +127,15 @@ impl End {
     }
 
     /// How the peer fares.
-    pub(crate) fn life(&self) -> Life {
+    pub(crate) fn liveness(&self) -> Liveness {
         //
-        self.end().unwrap_or_else(|| self.domain.names.life(self.domain.id))
+        self.end().unwrap_or_else(|| self.domain.names.liveness(self.domain.id))
     }
 
     /// How the peer ended, if it did.
-    fn end(&self) -> Option<Life> {
+    fn end(&self) -> Option<Liveness> {
         if self.domain.is_gone() {
-            return Some(Life::DomainGone);
+            return Some(Liveness::DomainGone);
         }
         let open = match self.peer.get() {
             Some(peer) => peer.state() == at::OPEN,
@@ -144,7 +144,7 @@ impl End {
                 state == Some(at::OPEN) || self.answer().is_some()
             }
         };
-        (!open).then_some(Life::ProcessGone)
+        (!open).then_some(Liveness::ProcessGone)
     }
 
     /// Whether the peer, or this end itself, will do nothing more.
@@ -170,9 +170,9 @@ impl End {
     }
 
     /// Wakes everybody if it is over.
-    pub(crate) fn look(&self) {
+    pub(crate) fn wake_if_over(&self) {
         if self.is_over() || self.gave_up.load(Ordering::Acquire) {
-            if self.is_ours() && self.life().is_gone() {
+            if self.is_ours() && self.liveness().is_gone() {
                 self.own.set(at::AT_BOARD, at::board_head(self.domain.id, true));
             }
             self.wake_all();
@@ -244,18 +244,18 @@ impl End {
 }
 
 impl Doorbell for End {
-    fn ring(&self, _slot: Slot) {
+    fn notify(&self, _slot: Slot) {
         // One event for both slots: D-14.
         self.port.notify();
     }
 
     fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {
-        self.slot(slot).wait(deadline, || self.look())
+        self.slot(slot).wait(deadline, || self.wake_if_over())
     }
 
     fn drain(&self, slot: Slot) {
         self.slot(slot).drain();
-        self.look();
+        self.wake_if_over();
     }
 
     fn end_waits(&self) {
@@ -264,7 +264,7 @@ impl Doorbell for End {
     }
 
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
-        self.look();
+        self.wake_if_over();
         self.slot(slot).fd()
     }
 }
@@ -295,7 +295,7 @@ mod tests {
             assert_eq!((says(at::AT_QUARANTINE), end.quarantined()), (expected, expected));
         }
         domain.gone.store(true, Ordering::Release);
-        end.look();
+        end.wake_if_over();
         assert_eq!(at::board_of(says(at::AT_BOARD)), Some((7, true)));
     }
 }

@@ -22,7 +22,7 @@ use tombolo_mem::{CommonSegment, OwnSegment, PeerSegment, create_forgeable};
 
 use self::store::Daemon;
 use crate::{
-    XenDomain, XenHost, XenKeeper,
+    GrantReaper, XenDomain, XenHost,
     hypervisor::{DomId, Grants, Guard, Hypervisor, Port},
     os::lock,
 };
@@ -104,9 +104,9 @@ impl FakeXen {
 
     /// The keeper of domain `id`, to which its processes come at `path` from now on.
     #[must_use]
-    pub fn keeper(&self, id: u16, path: PathBuf) -> XenKeeper {
+    pub fn keeper(&self, id: u16, path: PathBuf) -> GrantReaper {
         lock(&self.0.state).keepers.insert(id, path);
-        XenKeeper::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id }))
+        GrantReaper::on(Arc::new(FakeDomain { world: Arc::clone(&self.0), id }))
     }
 
     /// Gives domain `id` a name, as dom0 does.

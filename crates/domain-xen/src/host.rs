@@ -172,7 +172,7 @@ impl XenHost {
     ///
     /// # Errors
     /// What XenStore says, and where no page can be granted.
-    pub fn tell(&mut self, wanted: &Views) -> Result<()> {
+    pub fn publish_views(&mut self, wanted: &Views) -> Result<()> {
         let gone: Vec<DomId> = self.told.keys().copied().filter(|id| !wanted.contains_key(id)).collect();
         for id in gone {
             self.store.remove(&folder_of(id))?;

@@ -24,12 +24,12 @@ pub struct Hostile {
     /// For garbage: xorshift, so that a run can be had again.
     seed: u64,
     /// What lives as long as this does.
-    kept: Vec<Kept>,
+    kept: Vec<HeldPages>,
 }
 
 /// Pages, and what else an end holds.
 #[derive(Default)]
-struct Kept {
+struct HeldPages {
     _pages: Vec<(Arc<dyn Grants>, OwnControl)>,
     _mapped: Vec<PeerPage>,
     _port: Option<Arc<dyn Port>>,
@@ -82,13 +82,13 @@ pub const CALLERS: [(&str, Act); 18] = [
         let page = it.page()?;
         page.set(at::AT_MAGIC, 0x6262_6262);
         it.knock_with(service, &page)?;
-        it.keep(page, None);
+        it.keep_mapped(page, None);
         Ok(())
     }),
     ("knocks_with_a_port_that_is_none", |it, service, _| {
         let page = it.mailbox(0xffff_fff0)?;
         it.knock_with(service, &page)?;
-        it.keep(page, None);
+        it.keep_mapped(page, None);
         Ok(())
     }),
     ("dies_before_its_knock", |it, _, _| it.mailbox(1).map(drop)),
@@ -109,7 +109,7 @@ pub const CALLERS: [(&str, Act); 18] = [
             let port = it.xen.offer_port(it.peer)?;
             let page = it.mailbox(port.number())?;
             it.knock_with(service, &page)?;
-            it.keep(page, Some(port));
+            it.keep_mapped(page, Some(port));
         }
         Ok(())
     }),
@@ -149,8 +149,8 @@ pub const CALLERS: [(&str, Act); 18] = [
             let name = at::SegmentName { list, pages, place: number, generation: 1 };
             it.send(&joined, number.into(), at::MessageHead { len: 1, segment: Some(name) });
         }
-        it.keep(endless, None);
-        it.keep(empty, None);
+        it.keep_mapped(endless, None);
+        it.keep_mapped(empty, None);
         it.hold(joined);
         Ok(())
     }),
@@ -195,10 +195,10 @@ pub const CALLERS: [(&str, Act); 18] = [
             let page = it.mailbox(port.number())?;
             page.set(at::AT_LINE, line);
             it.knock_with(service, &page)?;
-            it.keep(page, Some(port));
+            it.keep_mapped(page, Some(port));
         }
-        it.keep(empty, None);
-        it.keep(portless, None);
+        it.keep_mapped(empty, None);
+        it.keep_mapped(portless, None);
         Ok(())
     }),
     ("knocks_with_garbage_by_line", |it, service, deadline| {
@@ -211,7 +211,7 @@ pub const CALLERS: [(&str, Act); 18] = [
             line.port.notify();
             pause();
         }
-        it.keep(line.page, Some(line.port));
+        it.keep_mapped(line.page, Some(line.port));
         Ok(())
     }),
     ("storms_by_line", |it, service, deadline| {
@@ -219,7 +219,7 @@ pub const CALLERS: [(&str, Act); 18] = [
         while !deadline.expired() {
             line.port.notify();
         }
-        it.keep(line.page, Some(line.port));
+        it.keep_mapped(line.page, Some(line.port));
         Ok(())
     }),
     ("hoards_what_it_is_sent", |it, service, deadline| {
@@ -239,7 +239,7 @@ pub const CALLERS: [(&str, Act); 18] = [
                     }
                 };
                 let _mapped = vec![PeerPage::unchecked(it.xen.map(it.peer, &pages, None, Box::new(()))?)];
-                it.kept.push(Kept { _mapped, ..Kept::default() });
+                it.kept.push(HeldPages { _mapped, ..HeldPages::default() });
             }
             received += 1;
             joined.mailbox.set(at::AT_RECEIVED, received);
@@ -375,7 +375,7 @@ impl Hostile {
 
     fn open(&mut self, service: &str, door: Page) -> Result<()> {
         self.name(service, &door)?;
-        self.keep(door, None);
+        self.keep_mapped(door, None);
         Ok(())
     }
 
@@ -388,14 +388,14 @@ impl Hostile {
         self.store.write(&format!("{}/{service}@{reference}", folder(self.own, self.peer)), "")
     }
 
-    fn keep(&mut self, page: Page, port: Option<Arc<dyn Port>>) {
-        self.kept.push(Kept { _pages: vec![(page.grants, page.words)], _port: port, ..Kept::default() });
+    fn keep_mapped(&mut self, page: Page, port: Option<Arc<dyn Port>>) {
+        self.kept.push(HeldPages { _pages: vec![(page.grants, page.words)], _port: port, ..HeldPages::default() });
     }
 
     fn hold(&mut self, joined: Joined) {
         let Joined { mailbox, port, theirs } = joined;
         let _pages = vec![(mailbox.grants, mailbox.words)];
-        self.kept.push(Kept { _pages, _mapped: vec![theirs], _port: Some(port) });
+        self.kept.push(HeldPages { _pages, _mapped: vec![theirs], _port: Some(port) });
     }
 
     /// Waits for the door's answer to the mailbox `reference`, and says which the listener's mailbox is.

@@ -114,7 +114,7 @@ fn number<T: FromStr>(words: &mut SplitN<'_, char>) -> Option<T> {
 
 /// Pages of a program that died, kept until its peer says that it unmapped them.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Kept {
+pub struct OrphanedGrants {
     /// The number of the domain that may map them.
     pub peer: u16,
     /// How many, with those of the list of their references.
@@ -131,14 +131,14 @@ pub struct Kept {
     pub command: String,
 }
 
-impl fmt::Display for Kept {
+impl fmt::Display for OrphanedGrants {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { peer, pages, age, pid, uid, service, command } = self;
         writeln!(f, "{peer} {pages} {} {pid} {uid} {service} {command}", age.as_millis())
     }
 }
 
-impl Kept {
+impl OrphanedGrants {
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.splitn(7, ' ');
         Some(Self {
@@ -155,14 +155,14 @@ impl Kept {
 
 /// What a keeper has.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Keepings {
+pub struct ReaperListing {
     /// What was granted by programs that died.
-    pub kept: Vec<Kept>,
+    pub kept: Vec<OrphanedGrants>,
     /// Pages that it let go of, as its room was up or it could not look at the peer's page: the kernel's own list has them.
     pub let_go: u64,
 }
 
-impl Keepings {
+impl ReaperListing {
     /// Asks this domain's keeper.
     ///
     /// # Errors
@@ -194,7 +194,7 @@ impl Keepings {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             for line in text.lines() {
-                found.kept.push(Kept::parse(line).ok_or_else(broken)?);
+                found.kept.push(OrphanedGrants::parse(line).ok_or_else(broken)?);
             }
         }
     }
@@ -228,12 +228,12 @@ fn send(socket: BorrowedFd<'_>, request: &Request, file: Option<BorrowedFd<'_>>)
 
 /// This process's way to the keeper, if there is one. Its end is the end of the process.
 #[derive(Debug, Default)]
-pub(crate) struct Keeping {
+pub(crate) struct ReaperClient {
     way: Mutex<Option<Arc<OwnedFd>>>,
     last: AtomicU64,
 }
 
-impl Keeping {
+impl ReaperClient {
     /// Hands a descriptor over. Where there is no keeper, or it does not hear, the kernel's own list has to do.
     pub(crate) fn entrust(&self, xen: &dyn Hypervisor, file: BorrowedFd<'_>, note: Note) -> Option<Entrusted> {
         let path = xen.keeper()?;
@@ -287,17 +287,17 @@ mod tests {
 
     use super::*;
 
-    fn note() -> Note {
+    fn sample_note() -> Note {
         let (id, peer, mailbox, made, place, generation) = (1, 7, 88, 1234, 63, 5);
         Note { id, peer, mailbox, made, place, generation, pages: 257, service: "a-b_1".into() }
     }
 
     #[test]
     fn x13_requests_are_understood_as_they_are_written() {
-        for request in [Request::Keep(note()), Request::Forget(9), Request::List] {
+        for request in [Request::Keep(sample_note()), Request::Forget(9), Request::List] {
             assert_eq!(Request::parse(&request.to_string()), Some(request));
         }
-        let text = Request::Keep(note()).to_string();
+        let text = Request::Keep(sample_note()).to_string();
         for bad in
             ["", "keep", "forget", "forget x", "list 1", &text.replace(" 63 ", " 64 "), &text.replace("257", "0")]
         {
@@ -309,14 +309,14 @@ mod tests {
     fn x13_what_is_kept_is_understood_as_it_is_written() {
         let age = Duration::from_millis(61_234);
         let (service, command) = ("a".to_owned(), "two words".to_owned());
-        let kept = Kept { peer: 7, pages: 257, age, pid: 12, uid: 1000, service, command };
-        assert_eq!(Kept::parse(kept.to_string().trim_end()), Some(kept));
+        let kept = OrphanedGrants { peer: 7, pages: 257, age, pid: 12, uid: 1000, service, command };
+        assert_eq!(OrphanedGrants::parse(kept.to_string().trim_end()), Some(kept));
     }
 
     proptest! {
         #[test]
         fn x13_no_request_does_harm(text in ".{0,80}") {
-            let _ = (Request::parse(&text), Request::parse(&format!("keep {text}")), Kept::parse(&text));
+            let _ = (Request::parse(&text), Request::parse(&format!("keep {text}")), OrphanedGrants::parse(&text));
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::{
     core::{Core, folder},
     end::PeerDomain,
     hypervisor::{DomId, Hypervisor},
-    keep::{ANSWER_MAX, Kept, Note, Request},
+    keep::{ANSWER_MAX, Note, OrphanedGrants, Request},
     os::lock,
     page::PeerPage,
     quarantine::released,
@@ -57,7 +57,7 @@ const SCM_MAX_FD: usize = 253;
 
 /// The keeper.
 #[derive(Debug)]
-pub struct XenKeeper {
+pub struct GrantReaper {
     xen: Arc<dyn Hypervisor>,
     /// Made when somebody died for the first time.
     core: Option<Arc<Core>>,
@@ -81,7 +81,7 @@ struct Program {
 
 /// Pages of one that died.
 struct Orphan {
-    kept: Kept,
+    kept: OrphanedGrants,
     since: Instant,
     note: Note,
     domain: Arc<PeerDomain>,
@@ -106,14 +106,14 @@ impl Orphan {
 }
 
 /// What a socket had.
-enum Heard {
+enum Received {
     Nothing,
     Said(Request, Vec<OwnedFd>),
     /// The program is gone, or does what it should not.
     End,
 }
 
-impl XenKeeper {
+impl GrantReaper {
     /// That of this domain.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl XenKeeper {
             if ready[0] {
                 return Ok(());
             }
-            self.hear(&ready[2..]);
+            self.receive_notes(&ready[2..]);
             if ready[1] {
                 self.admit(listener);
             }
@@ -179,14 +179,14 @@ impl XenKeeper {
     }
 
     /// Takes one message of each program that has one.
-    fn hear(&mut self, ready: &[bool]) {
+    fn receive_notes(&mut self, ready: &[bool]) {
         let mut ended = Vec::new();
         for (index, _) in ready.iter().enumerate().filter(|(_, ready)| **ready) {
             let held = self.programs.iter().map(|program| program.files.len()).sum::<usize>() + self.orphans.len();
             let program = &mut self.programs[index];
             let ends = match receive(program.socket.as_fd()) {
-                Heard::Nothing => false,
-                Heard::Said(Request::Keep(note), files) => match <[OwnedFd; 1]>::try_from(files) {
+                Received::Nothing => false,
+                Received::Said(Request::Keep(note), files) => match <[OwnedFd; 1]>::try_from(files) {
                     Ok([file]) if self.xen.is_grant(file.as_fd()) => {
                         if program.files.len() < FILES_MAX && held < self.files_max {
                             program.files.insert(note.id, (note, file));
@@ -195,12 +195,14 @@ impl XenKeeper {
                     }
                     _ => true,
                 },
-                Heard::Said(Request::Forget(id), _) => {
+                Received::Said(Request::Forget(id), _) => {
                     program.files.remove(&id);
                     false
                 }
-                Heard::Said(Request::List, _) => tell(program.socket.as_fd(), &self.orphans, self.let_go).is_err(),
-                Heard::End => true,
+                Received::Said(Request::List, _) => {
+                    send_listing(program.socket.as_fd(), &self.orphans, self.let_go).is_err()
+                }
+                Received::End => true,
             };
             if ends {
                 ended.push(index);
@@ -222,7 +224,7 @@ impl XenKeeper {
                 Ok(None) => {}
                 Ok(Some((domain, page))) if self.has_room(uid, &note) => {
                     let (peer, service, command) = (note.peer, note.service.clone(), command.clone());
-                    let kept = Kept { peer, pages, age: Duration::ZERO, pid, uid, service, command };
+                    let kept = OrphanedGrants { peer, pages, age: Duration::ZERO, pid, uid, service, command };
                     self.orphans.push(Orphan { kept, since: Instant::now(), note, domain, page, _file: file });
                 }
                 _ => self.let_go += pages,
@@ -267,15 +269,15 @@ impl XenKeeper {
 }
 
 /// The next message of a program.
-fn receive(socket: BorrowedFd<'_>) -> Heard {
+fn receive(socket: BorrowedFd<'_>) -> Received {
     let mut buffer = [0; REQUEST_MAX];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
         Ok(received) => received,
-        Err(Errno::AGAIN | Errno::INTR) => return Heard::Nothing,
-        Err(_) => return Heard::End,
+        Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+        Err(_) => return Received::End,
     };
     let mut files = Vec::new();
     for message in control.drain() {
@@ -284,18 +286,18 @@ fn receive(socket: BorrowedFd<'_>) -> Heard {
         }
     }
     if received.bytes == 0 || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Heard::End;
+        return Received::End;
     }
     let text = std::str::from_utf8(&buffer[..received.bytes]).ok();
-    text.and_then(Request::parse).map_or(Heard::End, |request| Heard::Said(request, files))
+    text.and_then(Request::parse).map_or(Received::End, |request| Received::Said(request, files))
 }
 
 /// Says what is kept. Who does not read is not waited for.
-fn tell(socket: BorrowedFd<'_>, orphans: &[Orphan], let_go: u64) -> rustix::io::Result<()> {
+fn send_listing(socket: BorrowedFd<'_>, orphans: &[Orphan], let_go: u64) -> rustix::io::Result<()> {
     let say = |text: &str| rustix::net::send(socket, text.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     let mut lines = String::new();
     for orphan in orphans {
-        let line = Kept { age: orphan.since.elapsed(), ..orphan.kept.clone() }.to_string();
+        let line = OrphanedGrants { age: orphan.since.elapsed(), ..orphan.kept.clone() }.to_string();
         if lines.len() + line.len() > ANSWER_MAX {
             say(&std::mem::take(&mut lines))?;
         }
@@ -317,26 +319,26 @@ mod tests {
     };
 
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
-    use tombolo_domain::{Deadline, Link, Offer, Received, Rendezvous, wait_readable};
+    use tombolo_domain::{Deadline, Endpoint, Offer, Received, Rendezvous, wait_readable};
     use tombolo_mem::{OwnSegment, PeerSegment};
 
     use super::*;
     use crate::{
-        FakeXen, Keepings, XenDomain,
+        FakeXen, ReaperListing, XenDomain,
         end::End,
         names::Names,
         os::{eventfd, raise},
     };
 
     /// Domain 5 with a keeper.
-    struct Five {
+    struct ReaperFixture {
         xen: FakeXen,
         folder: tempfile::TempDir,
         stop: Arc<OwnedFd>,
         thread: Option<JoinHandle<()>>,
     }
 
-    impl Five {
+    impl ReaperFixture {
         fn new() -> Self {
             let (xen, folder) = (FakeXen::new(), tempfile::tempdir().unwrap());
             let mut five = Self { xen, folder, stop: Arc::new(eventfd().unwrap()), thread: None };
@@ -352,7 +354,7 @@ mod tests {
             self.start_with(|_| {});
         }
 
-        fn start_with(&mut self, change: impl FnOnce(&mut XenKeeper)) {
+        fn start_with(&mut self, change: impl FnOnce(&mut GrantReaper)) {
             let mut keeper = self.xen.keeper(5, self.path());
             change(&mut keeper);
             let listener = listen(&self.path());
@@ -367,12 +369,12 @@ mod tests {
             std::fs::remove_file(self.path()).unwrap();
         }
 
-        fn keepings(&self) -> Keepings {
-            Keepings::ask_at(&self.path()).unwrap()
+        fn keepings(&self) -> ReaperListing {
+            ReaperListing::ask_at(&self.path()).unwrap()
         }
 
         /// What is kept once it is what `is` wants.
-        fn until(&self, what: &str, is: impl Fn(&Keepings) -> bool) -> Keepings {
+        fn until(&self, what: &str, is: impl Fn(&ReaperListing) -> bool) -> ReaperListing {
             let deadline = Deadline::after(Duration::from_secs(30));
             loop {
                 let found = self.keepings();
@@ -385,7 +387,7 @@ mod tests {
         }
 
         /// What is kept once all that was said before was heard: a question may be answered before what came with it.
-        fn heard(&self) -> Keepings {
+        fn heard(&self) -> ReaperListing {
             self.keepings();
             self.keepings()
         }
@@ -400,7 +402,7 @@ mod tests {
         }
     }
 
-    impl Drop for Five {
+    impl Drop for ReaperFixture {
         fn drop(&mut self) {
             if self.thread.is_some() {
                 self.stop();
@@ -417,10 +419,10 @@ mod tests {
     }
 
     /// A program of domain 5 that sent a segment of `PAGES` pages, and its peer in domain 7, which mapped it.
-    struct Met {
+    struct OrphanFixture {
         five: XenDomain,
-        here: Option<(Box<dyn Link>, OwnSegment, Offer)>,
-        there: Option<Box<dyn Link>>,
+        here: Option<(Box<dyn Endpoint>, OwnSegment, Offer)>,
+        there: Option<Box<dyn Endpoint>>,
         mapped: Option<PeerSegment>,
         _seven: XenDomain,
     }
@@ -429,7 +431,7 @@ mod tests {
     /// What is granted for a segment: its pages and one for their list.
     const KEPT: u64 = PAGES as u64 + 1;
 
-    impl Met {
+    impl OrphanFixture {
         /// The program listens.
         fn new(xen: &FakeXen) -> Self {
             let (five, seven) = (xen.domain(5), xen.domain(7));
@@ -478,7 +480,7 @@ mod tests {
         Deadline::after(Duration::from_secs(30))
     }
 
-    fn receive(link: &mut dyn Link) -> Received {
+    fn receive(link: &mut dyn Endpoint) -> Received {
         loop {
             if let Some(received) = link.recv(1 << 20).unwrap() {
                 return received;
@@ -489,16 +491,16 @@ mod tests {
 
     #[test]
     fn x13_pages_of_a_program_that_died_are_kept_until_its_peer_unmaps_them() {
-        for meet in [Met::new, Met::calling] {
+        for meet in [OrphanFixture::new, OrphanFixture::calling] {
             kept_and_let_go(meet);
         }
     }
 
-    fn kept_and_let_go(meet: fn(&FakeXen) -> Met) {
-        let five = Five::new();
+    fn kept_and_let_go(meet: fn(&FakeXen) -> OrphanFixture) {
+        let five = ReaperFixture::new();
         let mut met = meet(&five.xen);
         assert!(met.mapped.is_some());
-        assert_eq!(five.keepings(), Keepings::default(), "the program lives");
+        assert_eq!(five.keepings(), ReaperListing::default(), "the program lives");
         met.die();
         let found = five.until("kept", |found| !found.kept.is_empty());
         let [kept] = &found.kept[..] else { panic!("{found:?}") };
@@ -516,8 +518,8 @@ mod tests {
     #[test]
     fn x13_pages_are_let_go_when_the_peer_closed_or_its_domain_is_gone() {
         for destroyed in [false, true] {
-            let five = Five::new();
-            let mut met = Met::new(&five.xen);
+            let five = ReaperFixture::new();
+            let mut met = OrphanFixture::new(&five.xen);
             met.die();
             five.until("kept", |found| found.kept.len() == 1);
             if destroyed {
@@ -531,8 +533,8 @@ mod tests {
 
     #[test]
     fn x13_what_the_living_let_go_of_is_not_held_by_the_keeper() {
-        let five = Five::new();
-        let mut met = Met::new(&five.xen);
+        let five = ReaperFixture::new();
+        let mut met = OrphanFixture::new(&five.xen);
         let (mut link, segment, offer) = met.here.take().unwrap();
         link.retire(Some(segment), offer);
         assert_eq!(link.quarantined(), (PAGES * at::PAGE) as u64);
@@ -544,13 +546,13 @@ mod tests {
         }
         five.until_ungranted();
         met.hang_up();
-        assert_eq!(five.heard(), Keepings::default());
+        assert_eq!(five.heard(), ReaperListing::default());
     }
 
     #[test]
     fn x13_program_finds_the_keeper_that_was_started_anew_by_its_next_segment() {
-        let mut five = Five::new();
-        let mut met = Met::new(&five.xen);
+        let mut five = ReaperFixture::new();
+        let mut met = OrphanFixture::new(&five.xen);
         five.stop();
         five.start();
         let (link, ..) = met.here.as_mut().unwrap();
@@ -565,35 +567,35 @@ mod tests {
 
     #[test]
     fn x13_dead_take_their_share_of_the_pages_and_no_more() {
-        let five = Five::new();
-        let mut met = [(); 2].map(|()| Met::new(&five.xen));
+        let five = ReaperFixture::new();
+        let mut met = [(); 2].map(|()| OrphanFixture::new(&five.xen));
         // What is left of this is four times what one of them has, and some pages.
         five.xen.limit_grants(400);
         let room = five.xen.domain(5).xen.room();
         five.xen.limit_grants(400 - room + SHARE * (KEPT as usize + 2));
-        met.iter_mut().for_each(Met::die);
+        met.iter_mut().for_each(OrphanFixture::die);
         let found = five.until("both", |found| found.let_go > 0);
         assert_eq!((found.kept.len(), found.let_go), (1, KEPT));
     }
 
     #[test]
     fn x13_keeper_that_has_all_the_files_it_may_leaves_the_rest_to_the_kernel() {
-        let mut five = Five::new();
+        let mut five = ReaperFixture::new();
         five.stop();
         five.start_with(|keeper| keeper.files_max = 1);
-        let mut met = [(); 2].map(|()| Met::new(&five.xen));
+        let mut met = [(); 2].map(|()| OrphanFixture::new(&five.xen));
         five.heard();
-        met.iter_mut().for_each(Met::die);
+        met.iter_mut().for_each(OrphanFixture::die);
         five.until("one", |found| found.kept.len() == 1);
         assert_eq!(five.heard().kept.len(), 1);
     }
 
     #[test]
     fn x13_peers_of_whom_nothing_is_kept_any_more_leave_room_for_others() {
-        let mut five = Five::new();
+        let mut five = ReaperFixture::new();
         five.stop();
         five.start_with(|keeper| keeper.peers.extend(100..100 + PEERS_MAX as DomId));
-        let mut met = Met::new(&five.xen);
+        let mut met = OrphanFixture::new(&five.xen);
         met.die();
         let found = five.until("kept", |found| found.let_go > 0 || !found.kept.is_empty());
         assert_eq!((found.kept.len(), found.let_go), (1, 0));
@@ -601,8 +603,8 @@ mod tests {
 
     #[test]
     fn x13_mailbox_that_is_another_than_the_program_had_keeps_nothing() {
-        let five = Five::new();
-        let met = Met::new(&five.xen);
+        let five = ReaperFixture::new();
+        let met = OrphanFixture::new(&five.xen);
         let core = met.five.core().unwrap();
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         // That of the peer as it is, one that was made at another time, and one that is no mailbox.
@@ -614,7 +616,7 @@ mod tests {
         for (mailbox, made) in [(end.reference, made), (end.reference, made + 1), (end.reference + 1000, made)] {
             let (place, generation, pages, service) = (1, 9, 3, "a".into());
             let note = Note { id: 0, peer: 7, mailbox, made, place, generation, pages, service };
-            let keeping = crate::keep::Keeping::default();
+            let keeping = crate::keep::ReaperClient::default();
             std::mem::forget(keeping.entrust(&*core.xen, pipe.as_fd(), note));
             rustix::net::shutdown(&*keeping.way().unwrap(), rustix::net::Shutdown::Both).unwrap();
             five.until("kept", |found| found.kept.len() == 1);
@@ -624,7 +626,7 @@ mod tests {
 
     #[test]
     fn x13_program_that_says_what_it_should_not_is_not_heard_again() {
-        let five = Five::new();
+        let five = ReaperFixture::new();
         let (file, _other) = rustix::pipe::pipe().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         let note = "keep 1 7 8 9 0 1 3 a";
@@ -647,6 +649,6 @@ mod tests {
             rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::empty()).unwrap();
             assert_eq!(UnixStream::from(socket).read(&mut [0; 8]).unwrap(), 0, "it is heard on: {text}");
         }
-        assert_eq!(five.keepings(), Keepings::default());
+        assert_eq!(five.keepings(), ReaperListing::default());
     }
 }

@@ -40,8 +40,8 @@ pub use common::{XenPieces, XenPort};
 #[cfg(feature = "testing")]
 pub use fake::FakeXen;
 pub use host::{Views, XenHost};
-pub use keep::{Keepings, Kept};
-pub use keeper::XenKeeper;
+pub use keep::{OrphanedGrants, ReaperListing};
+pub use keeper::GrantReaper;
 pub use named::XenNames;
 pub use names::{State, View};
 
@@ -50,19 +50,19 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result};
 use tombolo_layout::xen as at;
 
 use crate::{
-    core::{Core, Door, folder},
+    core::{Core, ListenerPage, folder},
     end::End,
     hypervisor::Hypervisor,
-    line::Line,
-    link::XenLink,
+    line::ReconnectPage,
+    link::XenEndpoint,
     listener::XenListener,
     os::lock,
     page::{PeerPage, mark_of},
-    place::Place,
+    place::ServiceAddress,
     store::Store,
 };
 
@@ -108,8 +108,8 @@ impl XenDomain {
     }
 
     /// The place that `service` says, in another domain.
-    fn place(&self, service: &str) -> Result<(Place, Arc<Core>)> {
-        let place = Place::parse(service)?;
+    fn place(&self, service: &str) -> Result<(ServiceAddress, Arc<Core>)> {
+        let place = ServiceAddress::parse(service)?;
         let core = self.core()?;
         if place.peer == core.own && !self.itself {
             let why = "that is this domain's own number: give the other's, or use local: within one";
@@ -181,7 +181,7 @@ impl Rendezvous for XenDomain {
         Ok(Box::new(XenListener::new(&core, &place)?))
     }
 
-    fn connect(&self, service: &str, _deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn connect(&self, service: &str, _deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         let (place, core) = self.place(service)?;
         Self::call(&core, &place)
     }
@@ -189,7 +189,7 @@ impl Rendezvous for XenDomain {
 
 impl XenDomain {
     /// Knocks at the listener of a place.
-    fn call(core: &Arc<Core>, place: &Place) -> Result<Box<dyn Link>> {
+    fn call(core: &Arc<Core>, place: &ServiceAddress) -> Result<Box<dyn Endpoint>> {
         let domain = core.peer(place.peer)?;
         let door = open_door(core, place)?;
         let end = End::new(&*core.xen, &domain, core.xen.offer_port(place.peer)?, &place.service)?;
@@ -197,14 +197,14 @@ impl XenDomain {
         end.own.set(at::AT_LINE, door.line.as_ref().map_or(0, |line| line.reference.into()));
         end.own.set(at::AT_PAIR, place.pair.shows);
         *lock(&end.door) = Some(door.page.clone());
-        let mut link = XenLink::new(core, end);
+        let mut link = XenEndpoint::new(core, end);
         link.knock(&door, place)?;
         Ok(Box::new(link))
     }
 }
 
 /// The door of a listener that lives.
-fn open_door(core: &Core, place: &Place) -> Result<Door> {
+fn open_door(core: &Core, place: &ServiceAddress) -> Result<ListenerPage> {
     let nobody = || Error::NotFound(place.shown());
     let node = format!("{}/{}", folder(place.peer, core.own), place.service);
     // whoever stands there has to be the one that was meant.
@@ -223,8 +223,8 @@ fn open_door(core: &Core, place: &Place) -> Result<Door> {
         return Err(nobody());
     }
     // Where there is no room for a line, each knock goes through XenStore.
-    let line = Line::new(&*core.xen, place.peer).ok();
-    let door = Door { page, domain: place.peer, line };
+    let line = ReconnectPage::new(&*core.xen, place.peer).ok();
+    let door = ListenerPage { page, domain: place.peer, line };
     core.know_door(&node, &door);
     Ok(door)
 }

@@ -47,7 +47,7 @@ fn place_of(knock: usize) -> usize {
 
 /// The end that knocks.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct ReconnectPage {
     page: OwnPage,
     port: Arc<dyn Port>,
     pub reference: u32,
@@ -63,12 +63,12 @@ struct Places {
 
 /// A knock that was not answered yet.
 #[derive(Debug)]
-pub(crate) struct Knock {
-    line: Arc<Line>,
+pub(crate) struct PendingRequest {
+    line: Arc<ReconnectPage>,
     place: usize,
 }
 
-impl Line {
+impl ReconnectPage {
     pub(crate) fn new(xen: &dyn Hypervisor, peer: DomId) -> Result<Arc<Self>> {
         let port = xen.offer_port(peer)?;
         let grants = xen.grant(peer, 1)?;
@@ -80,7 +80,7 @@ impl Line {
     }
 
     /// Knocks with the mailbox `reference`, if whoever has the door listens to this line and there is a place.
-    pub(crate) fn knock(self: &Arc<Self>, door: &PeerPage, reference: u32) -> Option<Knock> {
+    pub(crate) fn knock(self: &Arc<Self>, door: &PeerPage, reference: u32) -> Option<PendingRequest> {
         let heard = || (0..at::LINES).any(|line| door.word(word_of(line)).hint() == u64::from(self.reference));
         if !heard() {
             return None;
@@ -91,7 +91,7 @@ impl Line {
         places.knocks = places.knocks.wrapping_add(1);
         self.page.set(place_of(place), u64::from(places.knocks) << 32 | u64::from(reference));
         drop(places);
-        let knock = Knock { line: Arc::clone(self), place };
+        let knock = PendingRequest { line: Arc::clone(self), place };
         self.port.notify();
         // ORDER X-11: K2, with C2.
         fence(Ordering::SeqCst);
@@ -103,7 +103,7 @@ impl Line {
     }
 }
 
-impl Knock {
+impl PendingRequest {
     /// Takes it back. Not by dropping it: a child made by fork has not the page.
     pub(crate) fn forget(self) {
         self.line.page.set(place_of(self.place), 0);
@@ -113,7 +113,7 @@ impl Knock {
 
 /// A line at the end that listens.
 #[derive(Debug)]
-struct Heard {
+struct ListenedPage {
     page: PeerPage,
     port: Arc<dyn Port>,
     reference: u32,
@@ -123,9 +123,9 @@ struct Heard {
     spent: usize,
 }
 
-impl Heard {
+impl ListenedPage {
     /// Hands out the references that were not there before.
-    fn look(&mut self, mut knocked: impl FnMut(u32)) {
+    fn take_new(&mut self, mut knocked: impl FnMut(u32)) {
         let mut found = 0;
         for (place, seen) in self.seen.iter_mut().enumerate() {
             let word = self.page.word(place_of(place)).hint();
@@ -140,12 +140,12 @@ impl Heard {
 
 /// The lines that a door listens to, and the descriptor that says that there is somebody.
 #[derive(Debug)]
-pub(crate) struct Lines {
+pub(crate) struct ReconnectPages {
     set: OwnedFd,
-    of: [Option<Heard>; at::LINES],
+    of: [Option<ListenedPage>; at::LINES],
 }
 
-impl Lines {
+impl ReconnectPages {
     /// None yet; `store` polls readable while somebody knocked through XenStore.
     pub(crate) fn new(store: BorrowedFd<'_>) -> Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
@@ -160,12 +160,12 @@ impl Lines {
 
     /// Listens to the line at `reference` as well, if there is one and a place for it. Who has none knocks through XenStore.
     pub(crate) fn add(&mut self, xen: &dyn Hypervisor, domain: &PeerDomain, door: &OwnPage, reference: u32) {
-        let known = |line: &Heard| line.reference == reference;
+        let known = |line: &ListenedPage| line.reference == reference;
         if reference == 0 || self.of.iter().flatten().any(known) {
             return;
         }
         let Some(free) = self.of.iter().position(Option::is_none) else { return };
-        let heard = || -> Result<Heard> {
+        let heard = || -> Result<ListenedPage> {
             let page = xen.map(domain.id, &[reference], None, Box::new(()))?;
             let (page, port) = PeerPage::new(page, at::LINE_MAGIC)?;
             let port = xen.bind_port(domain.id, port)?;
@@ -173,7 +173,7 @@ impl Lines {
             let flags = epoll::EventFlags::OUT | epoll::EventFlags::ET;
             epoll::add(&self.set, port.fd(), epoll::EventData::new_u64(free as u64), flags)
                 .map_err(|error| Error::os("epoll_ctl", error))?;
-            Ok(Heard { page, port, reference, seen: Box::new([0; at::KNOCKS]), spent: 0 })
+            Ok(ListenedPage { page, port, reference, seen: Box::new([0; at::KNOCKS]), spent: 0 })
         };
         if let Ok(heard) = heard() {
             self.of[free] = Some(heard);
@@ -182,7 +182,7 @@ impl Lines {
     }
 
     /// Hands out what was knocked since the last time, and cuts lines that are no good any more.
-    pub(crate) fn hear(&mut self, domain: &PeerDomain, door: &OwnPage, mut knocked: impl FnMut(u32)) {
+    pub(crate) fn take_requests(&mut self, domain: &PeerDomain, door: &OwnPage, mut knocked: impl FnMut(u32)) {
         let mut events = [MaybeUninit::uninit(); at::LINES + 1];
         let Ok((events, _)) = epoll::wait(&self.set, &mut events, Some(&Timespec::default())) else { return };
         for event in events {
@@ -190,16 +190,17 @@ impl Lines {
             if let Some(line) = line {
                 // Before the look, so that what comes after it is told again.
                 line.port.clear();
-                line.look(&mut knocked);
+                line.take_new(&mut knocked);
             }
         }
         for (index, place) in self.of.iter_mut().enumerate() {
-            let bad = |line: &mut Heard| line.spent > SPENT_MAX || line.page.state() != at::OPEN || domain.is_gone();
+            let bad =
+                |line: &mut ListenedPage| line.spent > SPENT_MAX || line.page.state() != at::OPEN || domain.is_gone();
             if let Some(mut line) = place.take_if(bad) {
                 door.set(word_of(index), 0);
                 // ORDER X-11: C2, with K2.
                 fence(Ordering::SeqCst);
-                line.look(&mut knocked);
+                line.take_new(&mut knocked);
             }
         }
     }
@@ -221,16 +222,16 @@ mod tests {
     use crate::FakeXen;
 
     /// Domain 5's door and lines, with one line of domain 7.
-    struct Both {
+    struct ListenerFixture {
         here: Arc<dyn Hypervisor>,
         domain: PeerDomain,
         door: OwnPage,
         seen: PeerPage,
-        lines: Lines,
-        line: Arc<Line>,
+        lines: ReconnectPages,
+        line: Arc<ReconnectPage>,
     }
 
-    impl Both {
+    impl ListenerFixture {
         fn new() -> Self {
             let xen = FakeXen::new();
             let (here, there) = (xen.domain(5).xen, xen.domain(7).xen);
@@ -241,7 +242,7 @@ mod tests {
                 PeerPage::new(there.map(5, &[reference], None, Box::new(())).unwrap(), at::DOOR_MAGIC).unwrap();
             let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
             let domain = PeerDomain::new(7, &Arc::new(crate::names::Names::new(&here, 5)));
-            let (lines, line) = (Lines::new(event.as_fd()).unwrap(), Line::new(&*there, 5).unwrap());
+            let (lines, line) = (ReconnectPages::new(event.as_fd()).unwrap(), ReconnectPage::new(&*there, 5).unwrap());
             let mut both = Self { here, domain, door, seen, lines, line };
             both.lines.add(&*both.here, &both.domain, &both.door, both.line.reference);
             both
@@ -249,19 +250,19 @@ mod tests {
 
         fn heard(&mut self) -> Vec<u32> {
             let mut heard = Vec::new();
-            self.lines.hear(&self.domain, &self.door, |reference| heard.push(reference));
+            self.lines.take_requests(&self.domain, &self.door, |reference| heard.push(reference));
             heard
         }
     }
 
     #[test]
     fn x11_knock_is_heard_once_and_its_place_is_free_when_it_is_taken_back() {
-        let mut both = Both::new();
+        let mut both = ListenerFixture::new();
         for _ in 0..3 {
             let knocks: Vec<_> = (1..=480).map(|it| both.line.knock(&both.seen, it).expect("a place")).collect();
             assert!(both.line.knock(&both.seen, 481).is_none(), "a 481st place");
             assert_eq!(both.heard(), (1..=480).collect::<Vec<_>>());
-            knocks.into_iter().for_each(Knock::forget);
+            knocks.into_iter().for_each(PendingRequest::forget);
             assert_eq!(both.heard(), []);
             both.lines.worked(both.line.reference);
         }
@@ -269,13 +270,13 @@ mod tests {
 
     #[test]
     fn x11_line_that_comes_to_nothing_is_cut() {
-        let mut both = Both::new();
+        let mut both = ListenerFixture::new();
         for _ in 0..=SPENT_MAX {
             both.line.port.notify();
             both.heard();
         }
         assert!(both.line.knock(&both.seen, 1).is_none(), "it is still listened to");
-        let mut both = Both::new();
+        let mut both = ListenerFixture::new();
         for _ in 0..=SPENT_MAX {
             both.line.port.notify();
             both.heard();
@@ -287,7 +288,7 @@ mod tests {
     #[test]
     fn x11_knock_at_the_moment_of_the_cut_is_heard_or_goes_through_xenstore() {
         for round in 1..2000 {
-            let mut both = Both::new();
+            let mut both = ListenerFixture::new();
             both.lines.of[0].as_mut().unwrap().spent = SPENT_MAX + 1;
             let (line, seen) = (Arc::clone(&both.line), both.seen.clone());
             let caller = thread::spawn(move || line.knock(&seen, round).is_some());

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result};
+use tombolo_domain::{Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result};
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
     xen::{AT_JOINED, AT_RECEIVED, AT_SENT, MAILBOX_MAGIC, MESSAGES, MessageHead, PAGE},
@@ -14,13 +14,13 @@ use tombolo_layout::{
 use tombolo_mem::OwnSegment;
 
 use crate::{
-    core::{Core, Door},
+    core::{Core, ListenerPage},
     end::End,
     line,
     memory::{self, Seen, Token},
     os::lock,
     page::{PeerMessage, PeerPage, malformed},
-    place::Place,
+    place::ServiceAddress,
 };
 
 /// Of the pages that may still be granted, a segment that nobody sized takes one in so many.
@@ -28,20 +28,20 @@ const SHARE: usize = 8;
 
 /// How this end knocked.
 #[derive(Debug)]
-pub(crate) enum Knock {
+pub(crate) enum RequestPath {
     /// By a node in XenStore.
     Node(String),
     ///
-    Line(line::Knock),
+    Line(line::PendingRequest),
 }
 
 /// One end.
 #[derive(Debug)]
-pub(crate) struct XenLink {
+pub(crate) struct XenEndpoint {
     core: Arc<Core>,
     end: Arc<End>,
     /// Until it was answered.
-    knock: Option<Knock>,
+    knock: Option<RequestPath>,
     sent: u64,
     received: u64,
     seen: Seen,
@@ -49,7 +49,7 @@ pub(crate) struct XenLink {
     again: bool,
 }
 
-impl XenLink {
+impl XenEndpoint {
     pub(crate) fn new(core: &Arc<Core>, end: Arc<End>) -> Self {
         core.add_end(&end);
         end.domain.seen.store(true, Ordering::Release);
@@ -57,17 +57,17 @@ impl XenLink {
     }
 
     /// Knocks at `door`, where nobody has heard of this end yet.
-    pub(crate) fn knock(&mut self, door: &Door, place: &Place) -> Result<()> {
+    pub(crate) fn knock(&mut self, door: &ListenerPage, place: &ServiceAddress) -> Result<()> {
         let end = &self.end;
         let by_line = door.line.as_ref().and_then(|line| line.knock(&door.page, end.reference));
         let node = match by_line {
             Some(knock) => {
-                self.knock = Some(Knock::Line(knock));
+                self.knock = Some(RequestPath::Line(knock));
                 return Ok(());
             }
             None => format!("{}/{}@{}", self.core.own_folder(place.peer)?, place.service, end.reference),
         };
-        self.knock = Some(Knock::Node(node.clone()));
+        self.knock = Some(RequestPath::Node(node.clone()));
         lock(&self.core.store).write(&node, &self.core.token)
     }
 
@@ -98,8 +98,8 @@ impl XenLink {
 
     fn forget_knock(&mut self) {
         match self.knock.take() {
-            Some(Knock::Line(knock)) => knock.forget(),
-            Some(Knock::Node(path)) => {
+            Some(RequestPath::Line(knock)) => knock.forget(),
+            Some(RequestPath::Node(path)) => {
                 // What cannot be removed goes with the domain.
                 let _ = lock(&self.core.store).remove(&path);
             }
@@ -116,7 +116,7 @@ impl XenLink {
     }
 
     /// The next message, if there is one.
-    fn take(&mut self) -> Result<Option<PeerMessage>> {
+    fn take_message(&mut self) -> Result<Option<PeerMessage>> {
         let Some(peer) = self.end.peer.get().cloned() else { return Ok(None) };
         if self.waiting(&peer)? == 0 {
             return Ok(None);
@@ -127,7 +127,7 @@ impl XenLink {
         // Several messages may have one event, and one message an event that is still to come: what came up to now is
         // forgotten, and then the page says whether there is more.
         self.end.control.drain();
-        self.end.look();
+        self.end.wake_if_over();
         if self.waiting(&peer)? > 0 {
             self.again = true;
             self.end.control.put_back();
@@ -136,7 +136,7 @@ impl XenLink {
     }
 }
 
-impl Memory for XenLink {
+impl Memory for XenEndpoint {
     fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)> {
         let (segment, token) = memory::allocate(&self.core, &self.end, len)?;
         Ok((segment, Offer::new(token)))
@@ -162,7 +162,7 @@ impl Memory for XenLink {
     }
 }
 
-impl Link for XenLink {
+impl Endpoint for XenEndpoint {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
         let len = match u16::try_from(message.len()) {
             Ok(len) if message.len() <= CONTROL_MESSAGE_MAX => len,
@@ -203,9 +203,9 @@ impl Link for XenLink {
             return Ok(None);
         }
         self.again = false;
-        self.end.look();
+        self.end.wake_if_over();
         self.join()?;
-        let Some(PeerMessage { segment, references, message }) = self.take()? else {
+        let Some(PeerMessage { segment, references, message }) = self.take_message()? else {
             return if over { Err(Error::PeerGone) } else { Ok(None) };
         };
         let segment = match segment {
@@ -225,8 +225,8 @@ impl Link for XenLink {
         there.then(|| Arc::clone(&self.end) as Arc<dyn Doorbell>)
     }
 
-    fn life(&self) -> Life {
-        self.end.life()
+    fn liveness(&self) -> Liveness {
+        self.end.liveness()
     }
 
     fn peer(&self) -> Peer {
@@ -238,7 +238,7 @@ impl Link for XenLink {
     }
 }
 
-impl Drop for XenLink {
+impl Drop for XenEndpoint {
     fn drop(&mut self) {
         if self.end.is_ours() {
             // What it maps of this end's is known by its page alone.

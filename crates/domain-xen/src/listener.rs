@@ -6,17 +6,17 @@ use std::{
     sync::Arc,
 };
 
-use tombolo_domain::{Error, Link, Listener, Result};
+use tombolo_domain::{Endpoint, Error, Listener, Result};
 use tombolo_layout::xen as at;
 
 use crate::{
-    core::{Core, Knocks},
+    core::{ConnectRequests, Core},
     end::{End, PeerDomain},
-    line::Lines,
-    link::XenLink,
+    line::ReconnectPages,
+    link::XenEndpoint,
     os::lock,
     page::{OwnPage, PeerPage, mark_of},
-    place::{Pair, Place},
+    place::{Pair, ServiceAddress},
 };
 
 /// Knocks that one call looks at, if they come to nothing: who knocks for nothing, and faster than they are looked at, must
@@ -29,8 +29,8 @@ pub(crate) struct XenListener {
     core: Arc<Core>,
     domain: Arc<PeerDomain>,
     door: OwnPage,
-    knocks: Arc<Knocks>,
-    lines: Lines,
+    knocks: Arc<ConnectRequests>,
+    lines: ReconnectPages,
     /// Whom the door answers, until they have heard it.
     answers: Vec<Option<Arc<End>>>,
     node: String,
@@ -42,7 +42,7 @@ pub(crate) struct XenListener {
 }
 
 impl XenListener {
-    pub(crate) fn new(core: &Arc<Core>, place: &Place) -> Result<Self> {
+    pub(crate) fn new(core: &Arc<Core>, place: &ServiceAddress) -> Result<Self> {
         let claim = core.xen.claim(&place.to_string())?.ok_or_else(|| Error::InUse(place.shown()))?;
         let grants = core.xen.grant(place.peer, 1)?;
         let reference = grants.references()[0];
@@ -52,8 +52,8 @@ impl XenListener {
         door.set(at::AT_FOR, at::board_head(place.peer, false) | u64::from(reference) << 32);
         door.set(at::AT_PAIR, place.pair.shows);
         let domain = core.peer(place.peer)?;
-        let knocks = Knocks::new(place.peer, &place.service)?;
-        let lines = Lines::new(knocks.fd())?;
+        let knocks = ConnectRequests::new(place.peer, &place.service)?;
+        let lines = ReconnectPages::new(knocks.fd())?;
         core.add_listener(&knocks);
         // Not before knocks are heard: the node that a dead listener left may have led somebody to this very page.
         door.set(at::AT_JOINED, mark_of(&place.service));
@@ -94,7 +94,7 @@ impl XenListener {
     }
 
     /// Answers whoever knocked with a mailbox at `reference`, if it knocked here and was not answered yet.
-    fn answer(&mut self, index: usize, reference: u32) -> Result<Option<XenLink>> {
+    fn answer(&mut self, index: usize, reference: u32) -> Result<Option<XenEndpoint>> {
         let page = self.core.xen.map(self.domain.id, &[reference], None, Box::new(()))?;
         let (page, port) = PeerPage::new(page, at::MAILBOX_MAGIC)?;
         let (wanted, joined) = (page.word(at::AT_WANTED).hint(), page.word(at::AT_JOINED).hint());
@@ -114,14 +114,14 @@ impl XenListener {
         self.door.set(at::AT_ANSWERS + 8 * index, u64::from(reference) << 32 | u64::from(end.reference));
         end.notify();
         self.answers[index] = Some(Arc::clone(&end));
-        Ok(Some(XenLink::new(&self.core, end)))
+        Ok(Some(XenEndpoint::new(&self.core, end)))
     }
 }
 
 impl Listener for XenListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
         let accepted = self.accept_first();
-        self.knocks.tell();
+        self.knocks.update_readiness();
         accepted
     }
 
@@ -132,8 +132,8 @@ impl Listener for XenListener {
 
 impl XenListener {
     /// The first of those who knocked who gets a link.
-    fn accept_first(&mut self) -> Result<Option<Box<dyn Link>>> {
-        self.lines.hear(&self.domain, &self.door, |reference| self.knocks.push(reference));
+    fn accept_first(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
+        self.lines.take_requests(&self.domain, &self.door, |reference| self.knocks.push(reference));
         for _ in 0..TRIES {
             let Some(reference) = self.knocks.first() else { return Ok(None) };
             // A node that goes is told like one that comes: of most who were answered it is known, the others' pages say so.

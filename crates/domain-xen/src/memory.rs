@@ -17,7 +17,7 @@ use crate::{
     keep::Note,
     os::lock,
     page::{PeerPage, malformed, words_of},
-    places::Held,
+    places::GrantedPages,
     quarantine::Quarantined,
 };
 
@@ -27,7 +27,7 @@ pub(crate) struct Token {
     end: Arc<End>,
     pub name: SegmentName,
     len: usize,
-    held: Option<Arc<Held>>,
+    held: Option<Arc<GrantedPages>>,
     sent: AtomicBool,
 }
 
@@ -52,7 +52,7 @@ impl Token {
 }
 
 /// Hands the pages to the domain's keeper, if there is one; false while the peer's mailbox is not known.
-fn entrust(held: &Held, core: &Core, end: &End) -> bool {
+fn entrust(held: &GrantedPages, core: &Core, end: &End) -> bool {
     let (Some(page), Some(mailbox)) = (end.peer.get(), end.peer_reference.get()) else { return false };
     let note = Note {
         id: 0,
@@ -81,7 +81,7 @@ impl Drop for Token {
     fn drop(&mut self) {
         let kept = Quarantined::new(Arc::clone(&self.end), self.name, self.len, self.held.take());
         if *self.sent.get_mut() && self.end.is_ours() && !kept.is_free() {
-            self.core.keep(kept);
+            self.core.quarantine_memory(kept);
         }
     }
 }
@@ -107,10 +107,10 @@ pub(crate) fn allocate(core: &Arc<Core>, end: &Arc<End>, len: usize) -> Result<(
     }
     let list = list_refs.first().copied().unwrap_or(0);
     let segment = Arc::clone(&grants).map(lists, pages)?;
-    let (place, generation) = lock(&end.places).take()?;
+    let (place, generation) = lock(&end.places).take_place()?;
     let name = SegmentName { list, pages: pages as u32, place, generation };
     let (core, end) = (Arc::clone(core), Arc::clone(end));
-    let held = Some(Arc::new(Held { grants, name, entrusted: OnceLock::new() }));
+    let held = Some(Arc::new(GrantedPages { grants, name, entrusted: OnceLock::new() }));
     Ok((segment, Token { core, end, name, len, held, sent: AtomicBool::new(false) }))
 }
 

@@ -11,14 +11,14 @@ use std::{
 
 use rustix::event::epoll;
 use tombolo_control::Name;
-use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result};
 
 use crate::{
     XenDomain,
     core::Core,
     hypervisor::DomId,
     listener::XenListener,
-    place::{Pair, Place},
+    place::{Pair, ServiceAddress},
 };
 
 /// Xen's domains by their names, which the broker (`tombolod`) of dom0 tells.
@@ -82,7 +82,7 @@ impl Rendezvous for XenNames {
         Ok(Box::new(NamedListener::new(core, name)?))
     }
 
-    fn connect(&self, service: &str, _deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn connect(&self, service: &str, _deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         let (Some(domain), name) = parse(service)? else {
             let why = "whom to reach is missing: NAME/SERVICE, with the domain's name in front";
             return Err(Error::BadService { service: service.into(), why });
@@ -97,7 +97,7 @@ impl Rendezvous for XenNames {
         if !record.view.theirs.iter().any(|pattern| pattern.matches(&name)) {
             return Err(Error::Denied(format!("vm:{service}, which no [[allow]] of dom0's tombolod has")));
         }
-        let place = Place::parse(&format!("{peer}/{name}"))?.of_pair(record.pair);
+        let place = ServiceAddress::parse(&format!("{peer}/{name}"))?.of_pair(record.pair);
         XenDomain::call(&core, &place).map_err(|error| match error {
             Error::NotFound(_) => Error::NotFound(format!("vm:{service}")),
             error => error,
@@ -125,7 +125,7 @@ impl NamedListener {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
         let mut listener = Self { core, service, doors: BTreeMap::new(), last: 0, ear, set };
         listener.join(listener.ear.as_fd())?;
-        listener.settle()?;
+        listener.reconcile_listeners()?;
         Ok(listener)
     }
 
@@ -135,7 +135,7 @@ impl NamedListener {
     }
 
     /// Opens the doors that are missing, and closes those of domains that may come no more.
-    fn settle(&mut self) -> Result<()> {
+    fn reconcile_listeners(&mut self) -> Result<()> {
         let callers = self.core.names().callers(&self.service);
         for (_, (_, door)) in self.doors.extract_if(.., |id, (pair, _)| callers.get(id) != Some(pair)) {
             if let Some(door) = door {
@@ -147,7 +147,7 @@ impl NamedListener {
             if self.doors.contains_key(&id) {
                 continue;
             }
-            let place = Place::parse(&format!("{id}/{}", self.service))?.of_pair(pair);
+            let place = ServiceAddress::parse(&format!("{id}/{}", self.service))?.of_pair(pair);
             let opened = XenListener::new(&self.core, &place).and_then(|door| self.join(door.fd()).map(|()| door));
             let door = opened.map_err(|error| failed = Err(error)).ok();
             self.doors.insert(id, (pair, door));
@@ -157,9 +157,9 @@ impl NamedListener {
 }
 
 impl Listener for NamedListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
         if rustix::io::read(&*self.ear, &mut [0; 8]).is_ok() {
-            self.settle()?;
+            self.reconcile_listeners()?;
         }
         let (before, after): (Vec<_>, Vec<_>) = self.doors.iter_mut().partition(|(id, _)| **id <= self.last);
         for (id, (_, door)) in after.into_iter().chain(before) {

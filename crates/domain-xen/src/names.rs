@@ -12,7 +12,7 @@ use std::{
 };
 
 use tombolo_control::{Name, Pattern};
-use tombolo_domain::{Life, Result};
+use tombolo_domain::{Liveness, Result};
 use tombolo_layout::xen as at;
 
 use crate::{
@@ -125,7 +125,7 @@ impl fmt::Display for Record {
 
 /// What was told.
 #[derive(Debug, Default)]
-struct Told {
+struct Published {
     /// There is a folder.
     there: bool,
     own: Option<Name>,
@@ -142,7 +142,7 @@ pub(crate) struct Names {
     xen: Arc<dyn Hypervisor>,
     own: DomId,
     folder: String,
-    told: Mutex<Told>,
+    told: Mutex<Published>,
     /// Held from a question to XenStore until its answer is noted: the last question has the last word.
     turn: Mutex<()>,
     /// All was read once.
@@ -166,7 +166,7 @@ impl Names {
     }
 
     /// Takes notice of a change.
-    pub(crate) fn hear(&self, store: &mut Store, path: &str) -> Result<()> {
+    pub(crate) fn update_from_store(&self, store: &mut Store, path: &str) -> Result<()> {
         let _turn = lock(&self.turn);
         match path.strip_prefix(&self.folder).and_then(|rest| rest.strip_prefix('/')) {
             Some(node) if lock(&self.told).there => self.read(store, node),
@@ -233,7 +233,7 @@ impl Names {
     }
 
     /// Whether the broker that said all this still lives.
-    fn broker_lives(&self, told: &Told) -> bool {
+    fn broker_lives(&self, told: &Published) -> bool {
         match self.own {
             0 => matches!(self.xen.claim(BROKER), Ok(None)),
             _ => told.alive.as_ref().is_some_and(|(_, page)| page.state() == at::OPEN),
@@ -246,12 +246,12 @@ impl Names {
     }
 
     /// How a domain fares that shows no sign of its end.
-    pub(crate) fn life(&self, id: DomId) -> Life {
+    pub(crate) fn liveness(&self, id: DomId) -> Liveness {
         let told = lock(&self.told);
         match told.records.get(&id).map(|record| record.view.state) {
-            Some(State::Running) if self.broker_lives(&told) => Life::Running,
-            Some(State::Paused) if self.broker_lives(&told) => Life::Paused,
-            _ => Life::Unknown,
+            Some(State::Running) if self.broker_lives(&told) => Liveness::Running,
+            Some(State::Paused) if self.broker_lives(&told) => Liveness::Paused,
+            _ => Liveness::Unknown,
         }
     }
 

@@ -21,14 +21,14 @@ pub(crate) struct Pair {
 
 /// A name between this domain and another.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct ServiceAddress {
     /// The other domain.
     pub peer: DomId,
     pub service: String,
     pub pair: Pair,
 }
 
-impl Place {
+impl ServiceAddress {
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let bad = |why| Err(Error::BadService { service: text.into(), why });
         let Some((peer, service)) = text.split_once('/') else {
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ServiceAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.peer, self.service)
     }
@@ -71,15 +71,15 @@ mod tests {
     #[test]
     fn x1_service_is_a_domain_and_a_name() {
         assert_eq!(
-            Place::parse("0/web-1_A").unwrap(),
-            Place { peer: 0, service: "web-1_A".into(), pair: Pair::default() }
+            ServiceAddress::parse("0/web-1_A").unwrap(),
+            ServiceAddress { peer: 0, service: "web-1_A".into(), pair: Pair::default() }
         );
-        assert_eq!(Place::parse("32751/a").unwrap().shown(), "xen:32751/a");
+        assert_eq!(ServiceAddress::parse("32751/a").unwrap().shown(), "xen:32751/a");
         let long = format!("1/{}", "n".repeat(65));
         for bad in
             ["", "/", "1", "1/", "/a", "+1/a", "-1/a", "32752/a", "99999/a", "1/a/b", "1/a.b", "1/a@2", "1/ä", &long]
         {
-            assert!(matches!(Place::parse(bad), Err(Error::BadService { .. })), "{bad:?}");
+            assert!(matches!(ServiceAddress::parse(bad), Err(Error::BadService { .. })), "{bad:?}");
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::{hypervisor::Grants, keep::Entrusted};
 
 /// Pages that are granted, and the keeper's word for them.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct GrantedPages {
     // Dropped first: what is granted no more need not be kept.
     pub grants: Arc<dyn Grants>,
     pub name: SegmentName,
@@ -39,7 +39,7 @@ impl Default for Places {
 }
 
 impl Places {
-    pub(crate) fn take(&mut self) -> Result<(u8, u32)> {
+    pub(crate) fn take_place(&mut self) -> Result<(u8, u32)> {
         let free = self.of.iter_mut().zip(0..).find(|(place, _)| !place.taken && place.generation < u32::MAX);
         let (place, number) = free.ok_or(Error::Limit {
             what: "the segments that one link may have (64)",

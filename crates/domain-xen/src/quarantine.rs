@@ -5,14 +5,14 @@ use std::{fmt, sync::Arc};
 
 use tombolo_layout::xen::{AT_RELEASED, SegmentName};
 
-use crate::{end::End, page::PeerPage, places::Held};
+use crate::{end::End, page::PeerPage, places::GrantedPages};
 
 /// Memory that was retired and that the peer may still map. What holds it frees it when dropped.
 pub(crate) struct Quarantined {
     end: Arc<End>,
     name: SegmentName,
     len: usize,
-    _held: Option<Arc<Held>>,
+    _held: Option<Arc<GrantedPages>>,
 }
 
 impl fmt::Debug for Quarantined {
@@ -22,7 +22,7 @@ impl fmt::Debug for Quarantined {
 }
 
 impl Quarantined {
-    pub(crate) fn new(end: Arc<End>, name: SegmentName, len: usize, held: Option<Arc<Held>>) -> Self {
+    pub(crate) fn new(end: Arc<End>, name: SegmentName, len: usize, held: Option<Arc<GrantedPages>>) -> Self {
         end.account(|places| places.quarantined += len as u64);
         Self { end, name, len, _held: held }
     }

@@ -134,12 +134,12 @@ impl Store {
         // Who writes without end is heard in turns.
         for _ in 0..FIRED_MAX {
             let Some(message) = self.next(None)? else { break };
-            self.note(&message);
+            self.record_event(&message);
         }
         Ok(std::mem::take(&mut self.fired))
     }
 
-    fn note(&mut self, message: &Message) {
+    fn record_event(&mut self, message: &Message) {
         let path = message.parts().next().and_then(|path| std::str::from_utf8(path).ok());
         if let (Kind::WatchEvent, Some(path)) = (message.kind, path) {
             self.fired.push(path.into());
@@ -156,7 +156,7 @@ impl Store {
         loop {
             let message = self.next(Some(deadline))?.expect("an answer or an error, where there is a deadline");
             match message.kind {
-                Kind::WatchEvent => self.note(&message),
+                Kind::WatchEvent => self.record_event(&message),
                 _ if message.request != self.last => {}
                 Kind::Error => return Ok(Err(refusal(&message))),
                 answer if answer == kind => return Ok(Ok(message.payload)),

@@ -61,19 +61,19 @@ impl Waker {
     /// end happen if it is time.
     pub(crate) fn wait(&self, deadline: Deadline, look: impl Fn()) -> Result<Woken> {
         if self.taken.load(Ordering::SeqCst) {
-            return Ok(Woken::Rung);
+            return Ok(Woken::Notified);
         }
         loop {
             look();
             let left = deadline.remaining();
-            match self.take(left) {
+            match self.take_event(left) {
                 Ok(Some(RUNG)) => {
                     // ORDER SeqCst: with `fd`, which stores and loads the other way round; one of the two puts it back.
                     self.taken.store(true, Ordering::SeqCst);
                     if self.polled.load(Ordering::SeqCst) {
                         self.put_back();
                     }
-                    return Ok(Woken::Rung);
+                    return Ok(Woken::Notified);
                 }
                 Ok(Some(_)) => return Ok(Woken::PeerGone),
                 Ok(None) if left.is_some_and(|left| left.is_zero()) => return Ok(Woken::TimedOut),
@@ -85,7 +85,8 @@ impl Waker {
 
     /// Forgets events that came before, and lets new ones in. Says whether there were any.
     pub(crate) fn drain(&self) -> bool {
-        let rung = self.taken.swap(false, Ordering::SeqCst) | matches!(self.take(Some(Duration::ZERO)), Ok(Some(RUNG)));
+        let rung =
+            self.taken.swap(false, Ordering::SeqCst) | matches!(self.take_event(Some(Duration::ZERO)), Ok(Some(RUNG)));
         self.port.clear();
         rung
     }
@@ -122,7 +123,7 @@ impl Waker {
     }
 
     /// Takes what is on the ready list, waiting for it for at most `left`: an event, before the end.
-    fn take(&self, left: Option<Duration>) -> rustix::io::Result<Option<u64>> {
+    fn take_event(&self, left: Option<Duration>) -> rustix::io::Result<Option<u64>> {
         let mut events = [MaybeUninit::uninit(); 2];
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         let (events, _) = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {

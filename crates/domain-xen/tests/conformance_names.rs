@@ -44,7 +44,7 @@ fn pair() -> Pair<XenNames> {
         let (id, name) = domains[at];
         (id, (name.parse().expect("a name"), BTreeMap::from([view(domains[1 - at])])))
     };
-    host.tell(&[told(0), told(1)].into()).expect("dom0 may");
+    host.publish_views(&[told(0), told(1)].into()).expect("dom0 may");
     let over = Arc::new(AtomicBool::new(false));
     let end = Arc::clone(&over);
     thread::spawn(move || {

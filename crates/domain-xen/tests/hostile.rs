@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
-use tombolo_domain::{Deadline, Doorbell, Error, Life, Link, Listener, Rendezvous, Result, Slot, Woken, wait_readable};
+use tombolo_domain::{
+    Deadline, Doorbell, Endpoint, Error, Listener, Liveness, Rendezvous, Result, Slot, Woken, wait_readable,
+};
 use tombolo_domain_xen::FakeXen;
 use tombolo_testing::conformance::{self, eventually};
 
@@ -15,16 +17,16 @@ fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }
 
-fn message(link: &mut dyn Link) -> Result<Vec<u8>> {
+fn message(link: &mut dyn Endpoint) -> Result<Vec<u8>> {
     conformance::receive(link, patience()).map(|received| received.message)
 }
 
 /// Domain 5's and domain 7's end.
-fn pair(xen: &FakeXen) -> [Box<dyn Link>; 2] {
+fn pair(xen: &FakeXen) -> [Box<dyn Endpoint>; 2] {
     let (five, seven) = (xen.domain(5), xen.domain(7));
     let mut listener = five.listen("7/service").expect("free");
     let mut called = seven.connect("5/service", patience()).expect("somebody listens");
@@ -164,9 +166,9 @@ fn x8_what_one_sleeper_takes_is_left_to_the_others() {
     let (ringer, bell) = (a.doorbell().expect("heard"), b.doorbell().expect("heard"));
     Slot::ALL.iter().for_each(|slot| bell.drain(*slot));
     a.send(b"both", None).expect("there is room");
-    ringer.ring(Slot::Data);
+    ringer.notify(Slot::Data);
     for slot in Slot::ALL {
-        assert_eq!(bell.wait(slot, patience()).expect("waiting works"), Woken::Rung);
+        assert_eq!(bell.wait(slot, patience()).expect("waiting works"), Woken::Notified);
         bell.drain(slot);
     }
     assert!(wait_readable(b.fd(), patience()).expect("polling works"), "the message's event went with the bell's");
@@ -182,12 +184,12 @@ fn x9_destroyed_domain_is_gone_and_its_memory_stays() {
     let bell = left.doorbell().expect("heard");
     let woken = loop {
         match bell.wait(Slot::Data, patience()).expect("waiting works") {
-            Woken::Rung => bell.drain(Slot::Data),
+            Woken::Notified => bell.drain(Slot::Data),
             other => break other,
         }
     };
     assert_eq!(woken, Woken::PeerGone);
-    assert_eq!(left.life(), Life::DomainGone);
+    assert_eq!(left.liveness(), Liveness::DomainGone);
     assert_eq!(message(&mut *left).expect("sent before"), b"last");
     assert!(matches!(message(&mut *left), Err(Error::PeerGone)));
 }
@@ -244,7 +246,7 @@ fn x9_peers_that_come_and_go_do_not_use_up_what_xenstore_watches() {
         &mut *link,
         patience(),
         |it| it.fd(),
-        |it| Ok((it.life() == Life::DomainGone).then_some(())),
+        |it| Ok((it.liveness() == Liveness::DomainGone).then_some(())),
     );
     gone.expect("its end is seen");
 }
@@ -290,7 +292,7 @@ fn wait_for_ever(bell: &Arc<dyn Doorbell>) -> std::sync::mpsc::Receiver<Woken> {
         std::thread::spawn(move || {
             let woken = loop {
                 match bell.wait(slot, Deadline::NEVER).unwrap() {
-                    Woken::Rung => bell.drain(slot),
+                    Woken::Notified => bell.drain(slot),
                     other => break other,
                 }
             };
@@ -305,7 +307,7 @@ fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     let xen = FakeXen::new();
     let [link, peer] = pair(&xen);
     let bell = link.doorbell().unwrap();
-    let life = link.life();
+    let life = link.liveness();
     let ended = wait_for_ever(&bell);
     assert!(ended.recv_timeout(Duration::from_millis(50)).is_err(), "canary: nobody is caught at anything yet");
     bell.end_waits();
@@ -317,7 +319,7 @@ fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     for slot in Slot::ALL {
         assert!(wait_readable(bell.fd(slot), Deadline::NOW).unwrap(), "who polls is told too");
     }
-    assert_eq!(link.life(), life, "how the peer fares is another question");
+    assert_eq!(link.liveness(), life, "how the peer fares is another question");
     drop(peer);
-    eventually("the end is told all the same", || link.life().is_gone());
+    eventually("the end is told all the same", || link.liveness().is_gone());
 }

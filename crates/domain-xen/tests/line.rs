@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous};
+use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
 use tombolo_domain_xen::{FakeXen, XenDomain};
 use tombolo_layout::xen::LINES;
 use tombolo_testing::conformance;
@@ -18,12 +18,12 @@ fn knocks(xen: &FakeXen) -> usize {
 }
 
 /// Domain 7 calls, and both say a word.
-fn call(seven: &XenDomain, listener: &mut dyn Listener) -> [Box<dyn Link>; 2] {
+fn call(seven: &XenDomain, listener: &mut dyn Listener) -> [Box<dyn Endpoint>; 2] {
     let called = seven.connect("5/door", patience()).expect("somebody listens");
     greet(called, listener)
 }
 
-fn greet(mut called: Box<dyn Link>, listener: &mut dyn Listener) -> [Box<dyn Link>; 2] {
+fn greet(mut called: Box<dyn Endpoint>, listener: &mut dyn Listener) -> [Box<dyn Endpoint>; 2] {
     called.send(b"hello", None).expect("there is room");
     let accepted = conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept());
     let mut accepted = accepted.expect("somebody knocks");

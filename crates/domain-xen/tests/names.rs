@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_domain::{Deadline, Error, Life, Link, Listener, Rendezvous, Result, wait_readable};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Liveness, Rendezvous, Result, wait_readable};
 use tombolo_domain_xen::{FakeXen, State, View, Views, XenHost};
 use tombolo_testing::conformance;
 
@@ -23,7 +23,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }
 
@@ -51,12 +51,12 @@ fn world() -> (FakeXen, XenHost) {
     let xen = FakeXen::new();
     BOTH.iter().for_each(|(id, name, _)| xen.name(*id, name));
     let mut host = xen.host().expect("dom0");
-    host.tell(&views(&BOTH, &RULES)).expect("dom0 may");
+    host.publish_views(&views(&BOTH, &RULES)).expect("dom0 may");
     (xen, host)
 }
 
 /// A link from domain 5 to the service `file` of domain 7, both ends.
-fn join(xen: &FakeXen) -> [Box<dyn Link>; 2] {
+fn join(xen: &FakeXen) -> [Box<dyn Endpoint>; 2] {
     let (left, right) = (xen.domain(5).names(), xen.domain(7).names());
     let mut listener = right.listen("right/file").expect("free");
     let mut called = left.connect("right/file", patience()).expect("somebody listens");
@@ -68,7 +68,7 @@ fn join(xen: &FakeXen) -> [Box<dyn Link>; 2] {
     [called, accepted]
 }
 
-fn refused(result: Result<Box<dyn Link>>) -> Error {
+fn refused(result: Result<Box<dyn Endpoint>>) -> Error {
     result.map(drop).expect_err("it was let in")
 }
 
@@ -77,7 +77,7 @@ fn x20_name_leads_to_the_domain_that_has_it() {
     let (xen, _host) = world();
     let [called, accepted] = join(&xen);
     assert_eq!((called.peer().domain.as_str(), accepted.peer().domain.as_str()), ("7", "5"));
-    assert_eq!([called.life(), accepted.life()], [Life::Running; 2]);
+    assert_eq!([called.liveness(), accepted.liveness()], [Liveness::Running; 2]);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn x20_listener_has_a_door_for_who_comes_later_and_none_for_who_may_no_more() {
     let all = [BOTH[0], BOTH[1], (9, "third", State::Running)];
     xen.name(9, "third");
     assert!(matches!(refused(xen.domain(9).names().connect("right/file", patience())), Error::Os { .. }));
-    host.tell(&views(&all, &[("third", "right", "*")])).expect("dom0 may");
+    host.publish_views(&views(&all, &[("third", "right", "*")])).expect("dom0 may");
     assert!(wait_readable(listener.fd(), patience()).expect("polling works"), "a change is not told");
     eventually("the new door is there", || {
         listener.accept().expect("it listens");
@@ -151,12 +151,12 @@ fn x20_records_that_make_no_sense_are_passed_over_and_cleaned_up() {
     let left = xen.domain(5).names();
     let _listener = xen.domain(7).names().listen("file").expect("free");
     let link = left.connect("right/file", patience()).expect("the one record that is sound is believed");
-    assert_eq!(link.life(), Life::Unknown, "no broker lives");
+    assert_eq!(link.liveness(), Liveness::Unknown, "no broker lives");
     // Of two with one name neither is meant.
     xen.write_node(0, "/local/domain/5/tombolo/8", &record);
     eventually("the name is nobody's", || matches!(left.connect("right/file", patience()), Err(Error::NotFound(_))));
     let mut host = xen.host().expect("dom0");
-    host.tell(&views(&BOTH, &RULES)).expect("dom0 may");
+    host.publish_views(&views(&BOTH, &RULES)).expect("dom0 may");
     for node in ["8", "9"] {
         assert_eq!(xen.node(5, &format!("/local/domain/5/tombolo/{node}")), None);
     }
@@ -186,7 +186,7 @@ fn x21_number_that_another_domain_has_by_now_leads_nowhere() {
     let mut host = xen.host().expect("dom0");
     let domains = host.domains().expect("XenStore answers");
     assert_eq!(domains, [(5, "impostor".to_owned()), (7, "right".to_owned())].into());
-    host.tell(&views(&[BOTH[1]], &[])).expect("dom0 may");
+    host.publish_views(&views(&[BOTH[1]], &[])).expect("dom0 may");
     assert_eq!(xen.node(7, "/local/domain/7/tombolo/5"), None);
 }
 
@@ -204,18 +204,18 @@ fn x21_numbers_outlive_the_broker_and_change_with_a_domain() {
     let [here, there] = [numbers(&first[0]), numbers(&first[1])];
     assert_eq!((&here[0], &here[1]), (&there[1], &there[0]));
     assert_ne!(here[0], here[1]);
-    host.tell(&views(&BOTH, &RULES)).expect("dom0 may");
+    host.publish_views(&views(&BOTH, &RULES)).expect("dom0 may");
     assert_eq!(told(&xen), first);
     drop(host);
     let mut host = xen.host().expect("dom0");
-    host.tell(&views(&BOTH, &RULES)).expect("dom0 may");
+    host.publish_views(&views(&BOTH, &RULES)).expect("dom0 may");
     assert_eq!(told(&xen), first, "a broker that begins anew makes others of them");
     // The same number and the same name, and another domain, between two looks.
     xen.destroy(7);
     xen.name(7, "right");
     assert!(host.changed().expect("XenStore answers"));
     host.domains().expect("XenStore answers");
-    host.tell(&views(&BOTH, &RULES)).expect("dom0 may");
+    host.publish_views(&views(&BOTH, &RULES)).expect("dom0 may");
     let second = told(&xen);
     assert_ne!(numbers(&second[0]), here);
     assert_eq!(numbers(&second[0])[0], numbers(&second[1])[1]);
@@ -226,20 +226,20 @@ fn x22_paused_peer_is_said_to_be_and_a_dead_broker_says_nothing() {
     let (xen, mut host) = world();
     let [called, accepted] = join(&xen);
     let paused = [BOTH[0], (7, "right", State::Paused)];
-    host.tell(&views(&paused, &RULES)).expect("dom0 may");
-    eventually("right is paused", || called.life() == Life::Paused);
-    assert_eq!(accepted.life(), Life::Running, "left is not");
-    host.tell(&views(&BOTH, &RULES)).expect("dom0 may");
-    eventually("right runs", || called.life() == Life::Running);
-    host.tell(&views(&paused, &RULES)).expect("dom0 may");
-    eventually("right is paused", || called.life() == Life::Paused);
+    host.publish_views(&views(&paused, &RULES)).expect("dom0 may");
+    eventually("right is paused", || called.liveness() == Liveness::Paused);
+    assert_eq!(accepted.liveness(), Liveness::Running, "left is not");
+    host.publish_views(&views(&BOTH, &RULES)).expect("dom0 may");
+    eventually("right runs", || called.liveness() == Liveness::Running);
+    host.publish_views(&views(&paused, &RULES)).expect("dom0 may");
+    eventually("right is paused", || called.liveness() == Liveness::Paused);
     drop(host);
-    assert_eq!([called.life(), accepted.life()], [Life::Unknown; 2], "a dead broker is believed");
+    assert_eq!([called.liveness(), accepted.liveness()], [Liveness::Unknown; 2], "a dead broker is believed");
     let mut host = xen.host().expect("dom0");
-    host.tell(&views(&BOTH, &RULES)).expect("dom0 may");
-    eventually("right runs", || called.life() == Life::Running);
+    host.publish_views(&views(&BOTH, &RULES)).expect("dom0 may");
+    eventually("right runs", || called.liveness() == Liveness::Running);
     xen.destroy(7);
-    eventually("right is gone", || called.life() == Life::DomainGone);
+    eventually("right is gone", || called.liveness() == Liveness::DomainGone);
 }
 
 #[test]
@@ -249,16 +249,16 @@ fn x22_dom0_itself_is_told_without_a_page() {
     let mut host = xen.host().expect("dom0");
     let both = [(0, "host", State::Running), BOTH[1]];
     let rules = [("host", "right", "*"), ("right", "host", "log")];
-    host.tell(&views(&both, &rules)).expect("dom0 may");
+    host.publish_views(&views(&both, &rules)).expect("dom0 may");
     let (dom0, right) = (xen.domain(0).names(), xen.domain(7).names());
     let mut listener = dom0.listen("host/log").expect("free");
     assert!(matches!(dom0.listen("Domain-0/log"), Err(Error::BadService { .. })));
     let called = right.connect("host/log", patience()).expect("somebody listens");
     let accepted = accept(&mut *listener);
-    assert_eq!([called.life(), accepted.life()], [Life::Running; 2]);
+    assert_eq!([called.liveness(), accepted.liveness()], [Liveness::Running; 2]);
     assert_eq!(xen.node(0, "/local/domain/0/tombolo/alive"), None);
     drop(host);
-    assert_eq!([called.life(), accepted.life()], [Life::Unknown; 2]);
+    assert_eq!([called.liveness(), accepted.liveness()], [Liveness::Unknown; 2]);
 }
 
 #[test]
@@ -268,17 +268,17 @@ fn x22_broker_leaves_no_page_and_nothing_of_a_domain_that_went() {
     xen.destroy(7);
     assert!(host.changed().expect("XenStore answers"));
     assert_eq!(host.domains().expect("XenStore answers").keys().copied().collect::<Vec<_>>(), [5]);
-    host.tell(&views(&BOTH[..1], &[])).expect("dom0 may");
+    host.publish_views(&views(&BOTH[..1], &[])).expect("dom0 may");
     assert_eq!((xen.grants(), xen.node(5, "/local/domain/5/tombolo/7")), (1, None));
     // It went while it was told something: what was written made its folder anew.
     xen.name(7, "right");
     host.domains().expect("XenStore answers");
     xen.destroy(7);
-    host.tell(&views(&BOTH, &RULES)).expect("dom0 may");
+    host.publish_views(&views(&BOTH, &RULES)).expect("dom0 may");
     assert!(xen.node(0, "/local/domain/7/tombolo/5").is_some());
     host.domains().expect("XenStore answers");
     assert_eq!(xen.node(0, "/local/domain/7"), None, "a folder is left of a domain that is no more");
-    host.tell(&Views::new()).expect("dom0 may");
+    host.publish_views(&Views::new()).expect("dom0 may");
     assert_eq!((xen.grants(), xen.node(5, "/local/domain/5/tombolo")), (0, None));
 }
 

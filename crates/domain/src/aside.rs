@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Descriptors of a library in a program that knows nothing of it.
 //!
-//! A program counts on the lowest numbers, and on being the only one who opens and closes. So where [`keep`] was called,
+//! A program counts on the lowest numbers, and on being the only one who opens and closes. So where [`reserve_descriptors`] was called,
 //! what this crate's backends hold goes to numbers beyond the program's limit (`RLIMIT_NOFILE` bounds numbers, not how
 //! many there are), and [`is_aside`] tells whoever stands in for `close` what is not the program's to close.
 
@@ -42,7 +42,7 @@ thread_local! {
 }
 
 /// From now on descriptors are put aside: this process is another program's.
-pub fn keep() {
+pub fn reserve_descriptors() {
     KEEPS.store(true, Ordering::Relaxed);
 }
 
@@ -77,9 +77,9 @@ fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
 
 /// A descriptor that a backend holds for long.
 #[derive(Debug)]
-pub struct Aside(OwnedFd);
+pub struct ReservedFd(OwnedFd);
 
-impl Aside {
+impl ReservedFd {
     /// Puts `fd` aside, where this process does so; else it stays as it is.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for ReservedFd {
     fn drop(&mut self) {
         if let Some((word, bit)) = bit(self.0.as_raw_fd()) {
             word.fetch_and(!bit, Ordering::Relaxed);
@@ -105,13 +105,13 @@ impl Drop for Aside {
     }
 }
 
-impl AsFd for Aside {
+impl AsFd for ReservedFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for Aside {
+impl AsRawFd for ReservedFd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -121,7 +121,7 @@ impl AsRawFd for Aside {
 /// limit no thread of the program must miss one, nor this library a message. It may do so again inside, and
 /// takes no lock that others hold when they begin this.
 pub fn lifted<T>(f: impl FnOnce() -> T) -> T {
-    let _lifted = (keeps() && BEFORE.get().is_none()).then(Lifted::new).flatten();
+    let _lifted = (keeps() && BEFORE.get().is_none()).then(RaisedLimit::new).flatten();
     f()
 }
 
@@ -132,12 +132,12 @@ pub fn keeps() -> bool {
 }
 
 /// While it lives the process may open more descriptors than the program set.
-struct Lifted {
+struct RaisedLimit {
     before: Rlimit,
     _held: MutexGuard<'static, ()>,
 }
 
-impl Lifted {
+impl RaisedLimit {
     fn new() -> Option<Self> {
         let held = hold();
         let before = getrlimit(Resource::Nofile);
@@ -154,7 +154,7 @@ impl Lifted {
     }
 }
 
-impl Drop for Lifted {
+impl Drop for RaisedLimit {
     fn drop(&mut self) {
         BEFORE.set(None);
         // Back to what is lower can always be gone.

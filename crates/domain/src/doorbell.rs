@@ -31,7 +31,7 @@ impl Slot {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
     /// The bell was rung, by the peer or by nobody in particular: look again.
-    Rung,
+    Notified,
     /// The deadline passed.
     TimedOut,
     /// The peer's process or domain is gone, or the path to it: nobody will ever ring again.
@@ -49,7 +49,7 @@ pub enum Woken {
 /// At most one thread waits on a slot; both slots may be waited on at once.
 pub trait Doorbell: Send + Sync + std::fmt::Debug {
     /// Wakes the peer's sleeper in `slot`. Never blocks; ringing a peer that is gone does nothing.
-    fn ring(&self, slot: Slot);
+    fn notify(&self, slot: Slot);
 
     /// Blocks until this end's `slot` is rung, the peer is gone or `deadline` passes. A ring that is already there
     /// ends it at once; it stays there until drained. A ring takes precedence over a peer that is gone.

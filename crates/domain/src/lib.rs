@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 2. Uses: layout, mem, ring.
 //!
-//! What a backend is: three small traits. [`Rendezvous`] makes two ends meet; the [`Link`] it gives them is their
+//! What a backend is: three small traits. [`Rendezvous`] makes two ends meet; the [`Endpoint`] it gives them is their
 //! [`Memory`], their control path and what is known of the peer's life; a [`Doorbell`] wakes a sleeper.
 //!
 //! The rules were settled on the harsh double (crate `tombolo-testing`), which has the habits of all hypervisors at
@@ -19,10 +19,10 @@ mod single;
 
 pub use doorbell::{Doorbell, Slot, Woken};
 pub use error::Error;
-pub use link::{Life, Link, Memory, Offer, Peer, Received};
+pub use link::{Endpoint, Liveness, Memory, Offer, Peer, Received};
 pub use poll::wait_readable;
 pub use rendezvous::{Held, Listener, Rendezvous};
-pub use single::{SingleBell, SingleRinger};
+pub use single::{SingleDoorbell, SingleNotifier};
 pub use tombolo_ring::{Deadline, Spin};
 
 /// What the calls of this crate return.

@@ -5,7 +5,7 @@ use std::{any::Any, fmt, os::fd::BorrowedFd, sync::Arc};
 
 use tombolo_mem::{OwnSegment, PeerSegment};
 
-use crate::{Doorbell, Result, SingleBell, SingleRinger};
+use crate::{Doorbell, Result, SingleDoorbell, SingleNotifier};
 
 /// What an owner keeps of a segment so that it can be offered to the peer and taken back: a descriptor, grant
 /// references, a slice's number. Only the backend that made it knows what is inside.
@@ -65,7 +65,7 @@ pub trait Memory {
 /// What is known of the peer's life by an authority other than the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub enum Life {
+pub enum Liveness {
     /// It runs, as far as can be known.
     Running,
     /// It exists and does not run: stopped, frozen, suspended. It may go on at any time.
@@ -81,7 +81,7 @@ pub enum Life {
     Unknown,
 }
 
-impl Life {
+impl Liveness {
     /// Whether the peer will never do anything again.
     #[must_use]
     pub const fn is_gone(self) -> bool {
@@ -113,7 +113,7 @@ pub struct Received {
 ///
 /// Control messages are few (set-up, hand-over), at most
 /// [`CONTROL_MESSAGE_MAX`](tombolo_layout::limits::CONTROL_MESSAGE_MAX) bytes, kept apart, in order.
-pub trait Link: Memory + Send + fmt::Debug {
+pub trait Endpoint: Memory + Send + fmt::Debug {
     /// Sends `message` and, with it, the right to map what `offer` stands for: one that this link made, which is sent
     /// once. Never blocks.
     ///
@@ -126,12 +126,12 @@ pub trait Link: Memory + Send + fmt::Debug {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, _bell: &SingleBell) -> Result<()> {
+    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, _bell: &SingleDoorbell) -> Result<()> {
         self.send(message, offer)
     }
 
     /// The bell that came with the message that [`recv`](Self::recv) gave last, if one did.
-    fn take_ringer(&mut self) -> Option<SingleRinger> {
+    fn take_notifier(&mut self) -> Option<SingleNotifier> {
         None
     }
 
@@ -151,7 +151,7 @@ pub trait Link: Memory + Send + fmt::Debug {
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>>;
 
     /// What is known of the peer's life now. May cost a system call or a few.
-    fn life(&self) -> Life;
+    fn liveness(&self) -> Liveness;
 
     /// Who the peer is.
     fn peer(&self) -> Peer;

@@ -3,7 +3,7 @@
 
 use std::{any::Any, fmt, os::fd::BorrowedFd};
 
-use crate::{Deadline, Link, Result};
+use crate::{Deadline, Endpoint, Result};
 
 /// One way for domains to find each other: a folder of sockets, XenStore, a broker.
 pub trait Rendezvous: Send + Sync + std::fmt::Debug {
@@ -24,14 +24,14 @@ pub trait Rendezvous: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`NotFound`](crate::Error::NotFound), [`Denied`](crate::Error::Denied), [`TimedOut`](crate::Error::TimedOut).
-    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>>;
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>>;
 
     /// As [`connect`](Self::connect), but need not wait for the listener's side where what is sent meanwhile reaches it all the
-    /// same. Why nobody is reached is then what [`Link::recv`] fails with first.
+    /// same. Why nobody is reached is then what [`Endpoint::recv`] fails with first.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         self.connect(service, deadline)
     }
 
@@ -67,7 +67,7 @@ pub trait Listener: Send + std::fmt::Debug {
     /// [`Limit`](crate::Error::Limit) where a peer knocked and there is no room for it: it stays knocking, or was turned
     /// away. [`Crowded`](crate::Error::Crowded) where nobody is let in for now: all stay knocking, and to let go of
     /// others makes no room.
-    fn accept(&mut self) -> Result<Option<Box<dyn Link>>>;
+    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>>;
 
     /// A descriptor that polls readable when [`accept`](Self::accept) has something to say.
     fn fd(&self) -> BorrowedFd<'_>;

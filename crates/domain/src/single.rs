@@ -11,20 +11,20 @@ use std::{
 
 use rustix::{event::EventfdFlags, io::ReadWriteFlags};
 
-use crate::aside::Aside;
+use crate::aside::ReservedFd;
 
 /// Rings that it is good for: all that a counter holds, so that the first one makes room.
 const FILL: u64 = u64::MAX - 1;
 
 /// A bell that this end waits at.
 #[derive(Debug)]
-pub struct SingleBell(Aside);
+pub struct SingleDoorbell(ReservedFd);
 
 /// A bell that the peer waits at.
 #[derive(Debug)]
-pub struct SingleRinger(Aside);
+pub struct SingleNotifier(ReservedFd);
 
-impl SingleBell {
+impl SingleDoorbell {
     /// A silent bell.
     ///
     /// # Errors
@@ -33,38 +33,38 @@ impl SingleBell {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
         let event = rustix::event::eventfd(0, flags)?;
         rustix::io::write(&event, &FILL.to_ne_bytes())?;
-        Ok(Self(Aside::new(event)?))
+        Ok(Self(ReservedFd::new(event)?))
     }
 
     /// Wakes all who wait at it, as the peer would.
-    pub fn ring(&self) {
-        ring(self.as_fd());
+    pub fn notify(&self) {
+        raise(self.as_fd());
     }
 }
 
 /// To be watched for `EPOLLOUT` with `EPOLLET`, and never to be read or written.
-impl AsFd for SingleBell {
+impl AsFd for SingleDoorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl SingleRinger {
+impl SingleNotifier {
     /// Of an eventfd that the peer has sent.
     ///
     /// # Errors
     /// Where there is no number to spare.
     pub fn new(event: OwnedFd) -> io::Result<Self> {
-        Ok(Self(Aside::new(event)?))
+        Ok(Self(ReservedFd::new(event)?))
     }
 
     /// Wakes all who wait at it. Never blocks.
-    pub fn ring(&self) {
-        ring(self.0.as_fd());
+    pub fn notify(&self) {
+        raise(self.0.as_fd());
     }
 }
 
-fn ring(event: BorrowedFd<'_>) {
+fn raise(event: BorrowedFd<'_>) {
     let mut count = [0; 8];
     // No offset: an eventfd has none. An error means that the waiter spoilt its own bell.
     let _ = rustix::io::preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);

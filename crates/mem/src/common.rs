@@ -77,24 +77,24 @@ impl Common {
     ///
     /// # Panics
     /// If there is no such lock.
-    pub fn lock(&self, which: usize) -> io::Result<Held<'_>> {
+    pub fn lock(&self, which: usize) -> io::Result<LockGuard<'_>> {
         let lock = self.place(which);
         // SAFETY: (made) the lock was made in `new` and is destroyed nowhere.
         match unsafe { libc::pthread_mutex_lock(lock) } {
-            0 => Ok(self.note(which, false)),
+            0 => Ok(self.record_owner(which, false)),
             libc::EOWNERDEAD => {
                 // SAFETY: (made) as above; (held) the call above took it, and said that it needs this.
                 let _ = unsafe { libc::pthread_mutex_consistent(lock) };
-                Ok(self.note(which, true))
+                Ok(self.record_owner(which, true))
             }
             error => Err(io::Error::from_raw_os_error(error)),
         }
     }
 
-    fn note(&self, which: usize, orphaned: bool) -> Held<'_> {
+    fn record_owner(&self, which: usize, orphaned: bool) -> LockGuard<'_> {
         // ORDER Relaxed: the lock orders those who have it; `drop` comes after all of them.
         self.held[which].store(true, Ordering::Relaxed);
-        Held { common: self, which, orphaned, _of_this_thread: PhantomData }
+        LockGuard { common: self, which, orphaned, _of_this_thread: PhantomData }
     }
 
     fn place(&self, which: usize) -> *mut pthread_mutex_t {
@@ -137,7 +137,7 @@ impl Drop for Common {
 
 /// A lock that this thread has, until it is dropped.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct LockGuard<'a> {
     common: &'a Common,
     which: usize,
     orphaned: bool,
@@ -145,7 +145,7 @@ pub struct Held<'a> {
     _of_this_thread: PhantomData<*mut pthread_mutex_t>,
 }
 
-impl Held<'_> {
+impl LockGuard<'_> {
     /// Whether its last holder died with it: what it guards is as that one left it.
     #[must_use]
     pub fn is_orphaned(&self) -> bool {
@@ -153,7 +153,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockGuard<'_> {
     /// A thread that panics leaves it to be found orphaned, as what it guards may be half done.
     fn drop(&mut self) {
         if std::thread::panicking() {

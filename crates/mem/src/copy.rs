@@ -79,7 +79,7 @@ mod imp {
     const WORDS: u8 = 8;
 
     #[cold]
-    fn look() -> u8 {
+    fn detect_routine() -> u8 {
         let (rep, avx) = (is_x86_feature_detected!("ermsb"), is_x86_feature_detected!("avx"));
         // A CPU without both is an emulated Xen's, or from before 2012.
         let good_at = if emulated_by_qemu() || !(rep || avx) {
@@ -194,7 +194,7 @@ mod imp {
     #[inline]
     unsafe fn long(from: *const u8, to: *mut u8, len: usize) {
         let good_at = match GOOD_AT.load(Ordering::Relaxed) {
-            0 => look(),
+            0 => detect_routine(),
             known => known,
         };
         if len >= REP_FROM && good_at & REP != 0 {

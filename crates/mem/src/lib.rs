@@ -28,7 +28,7 @@ mod segment;
 mod untrusted;
 mod word;
 
-pub use common::{Common, Held};
+pub use common::{Common, LockGuard};
 pub use copy::CopyMethod;
 pub use data::{OwnBytes, PeerBytes, SharedSlice};
 #[cfg(feature = "testing")]

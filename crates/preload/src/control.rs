@@ -16,7 +16,7 @@ use libc::{epoll_event, sigset_t, sockaddr, socklen_t};
 use rustix::io::Errno;
 use tombolo::sockets::{
     Process, Reason,
-    connection::{self, Connection, Stage, Way},
+    connection::{self, Connection, ReturnStage, Stage},
     tuple::Tuple,
 };
 
@@ -108,7 +108,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
         && how != libc::SHUT_RD
     {
         errno::kept(|| {
-            settle(fd, &connection);
+            drain_before_close(fd, &connection);
             connection.end_sending();
         });
     }
@@ -233,9 +233,9 @@ fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason:
         state::connections().into_iter().find(|(_, other)| other.tuple() == connection.tuple().map(Tuple::mirrored));
     loop {
         match connection.retreat(process.kernel(), fd, reason) {
-            Way::Done => return true,
-            Way::Long if Instant::now() < deadline => {}
-            Way::Long | Way::Lost => return false,
+            ReturnStage::Done => return true,
+            ReturnStage::Long if Instant::now() < deadline => {}
+            ReturnStage::Long | ReturnStage::Lost => return false,
         }
         if let Some((fd, other)) = &twin {
             // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
@@ -249,7 +249,7 @@ fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason:
 
 /// What the peer wants from TCP and not from shared memory goes before the end. That waits for a peer which does not read no
 /// longer than a while, and then the end is a reset.
-fn settle(fd: RawFd, connection: &Connection) {
+fn drain_before_close(fd: RawFd, connection: &Connection) {
     if connection.stage() != Stage::Joined {
         return;
     }
@@ -290,7 +290,7 @@ fn closing(fd: RawFd) {
     life::seen_at_last(fd);
     match state::forget(fd) {
         Some(Watched::Connection(connection)) if is_still => {
-            let reset = given_up(fd, &connection, || settle(fd, &connection));
+            let reset = given_up(fd, &connection, || drain_before_close(fd, &connection));
             if reset {
                 kernel::reset_at_close(fd);
             }

@@ -26,9 +26,9 @@ use std::{
 use libc::epoll_event;
 use rustix::io::Errno;
 use tombolo::sockets::{
-    Process, Reason, SingleBell, aside,
+    Process, Reason, SingleDoorbell, aside,
     connection::{Connection, Stage},
-    gather::{Asked, Sources, gather},
+    gather::{KernelReply, Sources, gather},
     spin,
 };
 
@@ -75,7 +75,7 @@ pub(crate) struct Set {
     /// Its own bell is in it.
     bells: AtomicBool,
     /// Wakes who sleeps in it.
-    bell: OnceLock<SingleBell>,
+    bell: OnceLock<SingleDoorbell>,
     /// Threads that are about to sleep in it, or do.
     sleepers: AtomicUsize,
     /// It is in another set, or polled: somebody else sleeps for it.
@@ -125,7 +125,7 @@ impl Set {
 
     /// Who sleeps in it looks again.
     fn kick(&self) {
-        self.bell.get().inspect(|bell| bell.ring());
+        self.bell.get().inspect(|bell| bell.notify());
     }
 
     /// Whether something is left in shared memory.
@@ -145,7 +145,7 @@ pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     wire_sets(process, connection, &mut woken);
     // Whoever sleeps since before looks again.
     woken.iter().for_each(|set| set.kick());
-    connection.bell().inspect(|bell| bell.ring());
+    connection.bell().inspect(|bell| bell.notify());
 }
 
 /// Wires what is not wired of a connection's registrations; adds the sets that had some to `woken`. False if one cannot be, or not
@@ -251,7 +251,7 @@ fn remove_bell(epfd: RawFd, connection: &Connection) {
 fn add_own_bell(epfd: RawFd, set: &Set) -> bool {
     if !set.bells.load(Ordering::SeqCst) {
         if set.bell.get().is_none()
-            && let Ok(bell) = aside::lifted(SingleBell::new)
+            && let Ok(bell) = aside::lifted(SingleDoorbell::new)
         {
             let _ = set.bell.set(bell);
         }
@@ -464,7 +464,7 @@ pub(crate) fn give_back() {
         set.count(&inner);
         if set.bells.swap(false, Ordering::SeqCst) {
             let none = epoll_event { events: 0, u64: 0 };
-            let paths = inner.all_mut().1.take();
+            let paths = inner.all_mut().1.take_live();
             let paths = paths.iter().map(|path| path.as_raw_fd());
             for fd in paths.chain(set.bell.get().map(|bell| bell.as_fd().as_raw_fd())) {
                 let _ = control::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, none);
@@ -534,7 +534,7 @@ pub(crate) fn wait(
         if joined {
             let mut said = None;
             if polls || mask.is_some() {
-                let asking = Asleep::new(set);
+                let asking = SleepGuard::new(set);
                 let n = real(events, Some(Duration::ZERO));
                 drop(asking);
                 if n < 0 {
@@ -554,7 +554,7 @@ pub(crate) fn wait(
                 return done(found);
             }
         }
-        let asleep = Asleep::new(set);
+        let asleep = SleepGuard::new(set);
         let mut owes = false;
         if joined && (!polls || set.nested.load(Ordering::SeqCst)) {
             errno::kept(|| process.before_sleep());
@@ -590,7 +590,7 @@ fn find_ready(process: &Process, (epfd, set): (RawFd, &Set), events: &mut [epoll
     let mut inner = set.lock();
     inner.begin_round();
     inner.wake_stalled(process.stalls());
-    let mut look = Look { process, epfd, inner: &mut inner, events, found: 0 };
+    let mut look = SetScan { process, epfd, inner: &mut inner, events, found: 0 };
     let said = said.map(|n| look.sort(n));
     // What the kernel refuses here it refuses again when it is waited for.
     let _ = gather(&mut look, said, true);
@@ -598,7 +598,7 @@ fn find_ready(process: &Process, (epfd, set): (RawFd, &Set), events: &mut [epoll
 }
 
 /// One look at a set, which nobody changes meanwhile.
-struct Look<'a> {
+struct SetScan<'a> {
     process: &'a Process,
     epfd: RawFd,
     inner: &'a mut Registry,
@@ -606,7 +606,7 @@ struct Look<'a> {
     found: usize,
 }
 
-impl Sources for Look<'_> {
+impl Sources for SetScan<'_> {
     type Error = Errno;
 
     fn collect(&mut self) -> usize {
@@ -615,7 +615,7 @@ impl Sources for Look<'_> {
         new
     }
 
-    fn ask(&mut self) -> Result<Asked, Errno> {
+    fn ask(&mut self) -> Result<KernelReply, Errno> {
         let n = control::epoll_now(self.epfd, &mut self.events[self.found..])?;
         Ok(self.sort(n))
     }
@@ -625,11 +625,11 @@ impl Sources for Look<'_> {
     }
 }
 
-impl Look<'_> {
+impl SetScan<'_> {
     /// Takes our own events out of the `n` that the kernel gave, and remembers what they mean.
-    fn sort(&mut self, n: usize) -> Asked {
+    fn sort(&mut self, n: usize) -> KernelReply {
         let ours = tokens()..=tokens() | u64::from(u32::MAX);
-        let mut asked = Asked::default();
+        let mut asked = KernelReply::default();
         for at in self.found..self.found + n {
             let event = self.events[at];
             let token = event.u64;
@@ -658,9 +658,9 @@ impl Look<'_> {
 }
 
 /// A thread that is about to sleep in a set, or does.
-struct Asleep<'a>(&'a Set);
+struct SleepGuard<'a>(&'a Set);
 
-impl<'a> Asleep<'a> {
+impl<'a> SleepGuard<'a> {
     fn new(set: &'a Set) -> Self {
         // Not while a registration is being wired.
         let _still = set.lock();
@@ -669,7 +669,7 @@ impl<'a> Asleep<'a> {
     }
 }
 
-impl Drop for Asleep<'_> {
+impl Drop for SleepGuard<'_> {
     fn drop(&mut self) {
         self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
     }

@@ -175,7 +175,7 @@ fn joined_receive(
                 }
             }
             Err(errno) if done > 0 => {
-                connection.keep(errno);
+                connection.store_error(errno);
                 return Ok(done);
             }
             Err(errno) => return Err(errno),
@@ -225,7 +225,7 @@ fn joined_send(
     let mut parts = from;
     let mut patience = Patience::default();
     let mut done = 0;
-    connection.look(process, fd);
+    connection.check_over(process, fd);
     loop {
         if done > 0 && connection.is_over() {
             return Ok(done); // What the kernel says to more is for the next call.

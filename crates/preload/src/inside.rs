@@ -38,12 +38,12 @@ pub(crate) fn has_interrupted() -> bool {
 /// Does `f`, which takes no lock, and may take long.
 #[inline]
 pub(crate) fn leave<T>(f: impl FnOnce() -> T) -> T {
-    struct Back(u32);
-    impl Drop for Back {
+    struct DepthGuard(u32);
+    impl Drop for DepthGuard {
         fn drop(&mut self) {
             DEPTH.set(self.0);
         }
     }
-    let _back = Back(DEPTH.replace(0));
+    let _back = DepthGuard(DEPTH.replace(0));
     f()
 }

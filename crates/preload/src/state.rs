@@ -87,7 +87,7 @@ pub(crate) fn process() -> Option<&'static Process> {
         let first = || {
             let settings = settings()?;
             set_owner();
-            aside::keep();
+            aside::reserve_descriptors();
             let rendezvous = rendezvous_in(&settings.folder);
             Some(Process::new(settings, Box::new(kernel::Linux), rendezvous))
         };

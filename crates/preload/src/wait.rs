@@ -137,7 +137,7 @@ fn wait_for(
         seen.extend(joined.iter().map(|(_, connection)| connection.arrived()));
         // What came between that look and `seen` shows by this.
         let looks = !std::mem::take(&mut looked) || joined.iter().any(|(_, connection)| connection.stirs());
-        if looks && look(process, fds, joined) {
+        if looks && check_joined(process, fds, joined) {
             // The others may be ready too, and what else there is to say of a joined one, TCP says. A signal that the mask
             // lets through waits where something is ready, as in the kernel.
             let asks = fds.len() > joined.len() || concerns_tcp(fds, joined);
@@ -147,7 +147,7 @@ fn wait_for(
                 if asks {
                     ask(fds, joined, &mut asked, None, Some(Duration::ZERO), None)?;
                 }
-                look(process, fds, joined);
+                check_joined(process, fds, joined);
                 if count(fds) == before {
                     break;
                 }
@@ -192,14 +192,14 @@ fn wait_for(
         spin::learn(slept);
         // A joined connection is ready when its own look says so; the kernel knows of errors and of the others.
         if count(fds) > 0 {
-            look(process, fds, joined);
+            check_joined(process, fds, joined);
             return Ok(count(fds));
         }
     }
 }
 
 /// Looks at the joined ones alone, and says whether any is ready.
-fn look(process: &Process, fds: &mut [pollfd], joined: &[Joined]) -> bool {
+fn check_joined(process: &Process, fds: &mut [pollfd], joined: &[Joined]) -> bool {
     let mut any = false;
     for (at, connection) in joined {
         let entry = &mut fds[*at];

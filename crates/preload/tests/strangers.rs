@@ -19,7 +19,7 @@ use place::{
     Place, SERVER, Started,
     world::{CLIENTS, SERVERS, World, interpreter, script},
 };
-use tombolo_domain::{Deadline, Link, Rendezvous, SingleBell};
+use tombolo_domain::{Deadline, Endpoint, Rendezvous, SingleDoorbell};
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
     Features, SegmentHeader,
@@ -27,7 +27,7 @@ use tombolo_layout::{
 };
 use tombolo_sockets::{
     hook,
-    proof::{self, History, Side},
+    proof::{self, History, ProofSide},
     tuple::Tuple,
 };
 
@@ -96,12 +96,12 @@ fn history(knows: Knows, sends: &[u8], receives: &[u8]) -> History {
 }
 
 /// A proof over as much as it says to know, and as its peer says to know of that.
-fn forge(side: Side, history: &History, [proposal, answer]: [&Claim; 2]) -> Proof {
+fn forge(side: ProofSide, history: &History, [proposal, answer]: [&Claim; 2]) -> Proof {
     let covered = [proposal.known[0].min(answer.known[1]), proposal.known[1].min(answer.known[0])].map(u32::from);
     proof::prove(side, history, None, [proposal, answer], covered).expect("it knows what it says to know")
 }
 
-fn receive(link: &mut dyn Link) -> Option<Message> {
+fn receive(link: &mut dyn Endpoint) -> Option<Message> {
     let deadline = Instant::now() + Duration::from_secs(20);
     while Instant::now() < deadline {
         match link.recv(1 << 30) {
@@ -113,12 +113,12 @@ fn receive(link: &mut dyn Link) -> Option<Message> {
     None
 }
 
-fn send(link: &mut dyn Link, message: &Message) {
+fn send(link: &mut dyn Endpoint, message: &Message) {
     let header = SegmentHeader::new(1 << 16, 0, 0, Features::NONE, 77);
     let (segment, offer) = link.allocate(header.segment_len as usize).unwrap();
     let (control, _data) = segment.split(header.geometry().data_offset);
     control.write_header(&header.encode());
-    let bell = SingleBell::new().unwrap();
+    let bell = SingleDoorbell::new().unwrap();
     let _ = link.send_with_bell(&message.encode(), Some(&offer), &bell);
     // They are there for the peer as long as this process lives.
     std::mem::forget((control, _data, bell));
@@ -148,7 +148,7 @@ fn wait(folder: &std::path::Path, tuple: Tuple, knows: Knows) -> String {
     let Some(Message::Propose(proposal)) = receive(&mut *link) else { return "nothing was proposed".into() };
     let history = history(knows, ANSWER, QUESTION);
     let own = claim(tuple, Some(&proposal), &history, knows);
-    let proof = forge(Side::Answerer, &history, [&proposal, &own]);
+    let proof = forge(ProofSide::Answerer, &history, [&proposal, &own]);
     send(&mut *link, &Message::Answer { to: proposal.id, claim: own, proof });
     format!("{:?}", receive(&mut *link))
 }
@@ -174,7 +174,7 @@ fn seek(folder: &std::path::Path, tuple: Tuple, knows: Knows) -> String {
     link.send(&Message::Propose(own).encode(), None).unwrap();
     let answer = receive(&mut *link);
     let Some(Message::Answer { claim: theirs, .. }) = answer else { return format!("{answer:?}") };
-    let forged = forge(Side::Proposer, &history, [&own, &theirs]);
+    let forged = forge(ProofSide::Proposer, &history, [&own, &theirs]);
     send(&mut *link, &Message::Confirm { to: theirs.id, proof: forged });
     format!("{:?}", receive(&mut *link))
 }

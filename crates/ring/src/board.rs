@@ -10,9 +10,9 @@ use crate::Counters;
 
 /// One half's part of the board.
 #[derive(Debug)]
-pub struct Board([MappedOwnWord; COUNTERS]);
+pub struct StatsPage([MappedOwnWord; COUNTERS]);
 
-impl Board {
+impl StatsPage {
     pub(crate) fn new(control: &OwnControl, at: usize) -> Self {
         Self(array::from_fn(|index| control.word(at + 8 * index)))
     }

@@ -4,7 +4,7 @@
 use tombolo_layout::{Features, Geometry, HeaderError, SegmentHeader, header, limits, words};
 use tombolo_mem::{Mapped, MappedOwnWord, MappedPeerWord, OwnControl, OwnSegment, OwnWord, PeerSegment};
 
-use crate::{Board, Corrupt, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Writer, WriterParts};
+use crate::{Corrupt, FenceMode, OwnCarrier, PeerCarrier, Reader, ReaderParts, StatsPage, Writer, WriterParts};
 
 /// How both pipes of a channel are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,7 +12,7 @@ pub struct Mode {
     /// Records instead of a stream of bytes.
     pub messages: bool,
     /// Who fences.
-    pub ordering: Ordering,
+    pub ordering: FenceMode,
 }
 
 /// A segment of one's own with its header written, nothing said in it yet.
@@ -71,7 +71,7 @@ pub struct Halves {
     /// Where the peer says so.
     pub peer_cpu: MappedPeerWord,
     /// C-12. Where the writer and the reader publish what they count, if that was offered.
-    pub boards: Option<(Board, Board)>,
+    pub boards: Option<(StatsPage, StatsPage)>,
 }
 
 /// Joins the own segment and the peer's into two pipes.
@@ -87,7 +87,7 @@ pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, Seg
     let control = own.control;
     let boards = own.has_board.then(|| {
         control.word(words::PEER_EPOCH).store_relaxed(theirs.epoch);
-        let board = |at| Board::new(&control, at);
+        let board = |at| StatsPage::new(&control, at);
         (board(words::WRITER_COUNTERS), board(words::READER_COUNTERS))
     });
     let writer = Writer::new(WriterParts {

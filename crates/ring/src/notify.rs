@@ -19,14 +19,14 @@ use tombolo_mem::{Mem, PeerWord};
 
 /// Who pays for the order between publishing and looking.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ordering {
+pub enum FenceMode {
     /// Both sides issue a fence: works between any two domains.
     Fences,
     /// The sleeper issues a barrier that reaches the ringer's CPU; the ringer only keeps the compiler in order.
     SleeperBarrier,
 }
 
-impl Ordering {
+impl FenceMode {
     /// B2 on the ringer's side.
     #[inline]
     pub(crate) fn ringer_fence<M: Mem>(self) {
@@ -39,7 +39,7 @@ impl Ordering {
 
 /// What a ringer knows of the peer's sleeper.
 #[derive(Debug)]
-pub(crate) struct Ringer<M: Mem> {
+pub(crate) struct Notifier<M: Mem> {
     want: M::PeerWord,
     /// The wait word of the last target rung for.
     pub(crate) rung: u64,
@@ -49,14 +49,14 @@ pub(crate) struct Ringer<M: Mem> {
     pub(crate) suppressed: u64,
 }
 
-impl<M: Mem> Ringer<M> {
+impl<M: Mem> Notifier<M> {
     pub(crate) fn new(want: M::PeerWord, start: u64) -> Self {
         Self { want, rung: words::armed(start), owed: false, sent: 0, suppressed: 0 }
     }
 
     /// B3 and B4, after the caller published `position` and fenced.
     #[inline]
-    pub(crate) fn look(&mut self, position: u64) {
+    pub(crate) fn check_peer(&mut self, position: u64) {
         // ORDER R-12: Relaxed; the caller's fence (B2) pairs with the waiter's (A2).
         let word = self.want.load_relaxed().hint();
         if word & 1 == 0 || word == self.rung {
@@ -79,17 +79,17 @@ impl<M: Mem> Ringer<M> {
 
     /// Rings whatever the peer's word says, after the caller published a state. The fence is what the waiter's
     /// (A2) pairs with if he drains this ring before he looks: a doorbell need not order memory.
-    pub(crate) fn owe_after_fence(&mut self, ordering: Ordering) {
+    pub(crate) fn owe_after_fence(&mut self, ordering: FenceMode) {
         ordering.ringer_fence::<M>();
         self.owe();
     }
 
     /// In place of a ringer that died at any step of this: forgets what was rung for, and rings.
-    pub(crate) fn restart(&mut self, position: u64, ordering: Ordering) {
+    pub(crate) fn restart(&mut self, position: u64, ordering: FenceMode) {
         // Precedes every live target: none is more than a ring away.
         self.rung = words::armed(position.wrapping_sub(limits::CAPACITY_MAX * 2));
         ordering.ringer_fence::<M>();
-        self.look(position);
+        self.check_peer(position);
         if !self.owed {
             self.owe();
         }
@@ -101,7 +101,7 @@ impl<M: Mem> Ringer<M> {
     }
 
     #[inline]
-    pub(crate) fn take(&mut self) -> bool {
+    pub(crate) fn take_pending(&mut self) -> bool {
         let owed = self.owed;
         if owed {
             self.owed = false;

@@ -4,7 +4,7 @@
 use tombolo_layout::private::{COUNTERS, Half, Record};
 use tombolo_mem::Mem;
 
-use crate::{Error, notify::Ringer, wait::Waits};
+use crate::{Error, notify::Notifier, wait::Waits};
 
 /// Whether `record` is one of this half of this pipe.
 pub(crate) fn check_half(record: &Record, half: Half, start: u64) -> Result<(), Error> {
@@ -32,7 +32,7 @@ pub(crate) fn check_ring(at: u16, mapped: u16) -> Result<(), Error> {
 }
 
 /// Takes the counters over from a record; says how many records or calls there were.
-pub(crate) fn set_counters<M: Mem>(from: &[u64; COUNTERS], ringer: &mut Ringer<M>, waits: &mut Waits) -> u64 {
+pub(crate) fn set_counters<M: Mem>(from: &[u64; COUNTERS], ringer: &mut Notifier<M>, waits: &mut Waits) -> u64 {
     let [records, sent, suppressed, received, spurious, spins_paid, spins_wasted, sleeps, stalls] = *from;
     (ringer.sent, ringer.suppressed) = (sent, suppressed);
     *waits = Waits { received, spurious, spins_paid, spins_wasted, sleeps, stalls };

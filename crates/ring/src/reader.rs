@@ -16,9 +16,9 @@ use tombolo_layout::{
 use tombolo_mem::{Mem, OwnWord, PeerWord};
 
 use crate::{
-    Corrupt, Counters, Error, Ordering,
+    Corrupt, Counters, Error, FenceMode,
     carrier::PeerCarrier,
-    notify::Ringer,
+    notify::Notifier,
     pause::pause,
     slip::Slip,
     wait::{Side, Waits},
@@ -57,7 +57,7 @@ pub struct ReaderParts<M: Mem> {
     /// Records instead of a stream.
     pub messages: bool,
     /// Who fences.
-    pub ordering: Ordering,
+    pub ordering: FenceMode,
 }
 
 /// The reading half of a pipe: one reader, who alone writes the head, its wait word and its state.
@@ -75,9 +75,9 @@ pub struct Reader<M: Mem> {
     /// The head as last published, and when to publish it next.
     released: u64,
     release_step: u64,
-    ringer: Ringer<M>,
+    ringer: Notifier<M>,
     slip: Slip,
-    ordering: Ordering,
+    ordering: FenceMode,
     state: State,
     writer: State,
     messages: bool,
@@ -109,7 +109,7 @@ impl<M: Mem> Reader<M> {
             released: start,
             release_step: release_step(carrier.capacity),
             carrier,
-            ringer: Ringer::new(parts.want_space, start),
+            ringer: Notifier::new(parts.want_space, start),
             slip: Slip::default(),
             ordering: parts.ordering,
             state: State::OPEN,
@@ -347,7 +347,7 @@ impl<M: Mem> Reader<M> {
     #[inline]
     #[must_use]
     pub fn take_ring(&mut self) -> bool {
-        self.ringer.take()
+        self.ringer.take_pending()
     }
 
     /// Wants no more: the writer's next call fails.
@@ -364,7 +364,7 @@ impl<M: Mem> Reader<M> {
         if self.state.phase == Phase::Open {
             // A writer that finds the end looks once more what was read.
             self.publish_head();
-            self.tell(State { phase, ..self.state });
+            self.publish_state(State { phase, ..self.state });
         }
     }
 
@@ -463,7 +463,7 @@ impl<M: Mem> Reader<M> {
                 Ok(tail)
             }
         });
-        self.tail_seen = self.note(seen)?;
+        self.tail_seen = self.latch_error(seen)?;
         Ok(())
     }
 
@@ -492,7 +492,7 @@ impl<M: Mem> Reader<M> {
         if self.head != self.released {
             self.publish_head();
             self.ordering.ringer_fence::<M>();
-            self.ringer.look(self.head);
+            self.ringer.check_peer(self.head);
         }
     }
 
@@ -516,12 +516,12 @@ impl<M: Mem> Reader<M> {
                 None => Err(Corrupt { clause: "R-15", what: "writer state", found: word, bound }),
             }
         });
-        self.writer = self.note(seen)?;
+        self.writer = self.latch_error(seen)?;
         Ok(())
     }
 
     /// Remembers a lie, unless the memory is gone, of which the writer knows nothing (D-3).
-    fn note<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
+    fn latch_error<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
         seen.map_err(|corrupt| {
             let lost = self.carrier.is_lost() || self.writer_state.is_lost();
             let error = if lost { Error::Revoked } else { corrupt.into() };
@@ -532,7 +532,7 @@ impl<M: Mem> Reader<M> {
     }
 
     /// Publishes `state` and rings, asleep or not.
-    fn tell(&mut self, state: State) {
+    fn publish_state(&mut self, state: State) {
         self.state = state;
         // ORDER R-15: Release; pairs with the Acquire in Writer::look_at_reader.
         self.state_word.store_release(state.encode());
@@ -574,14 +574,14 @@ impl<M: Mem> Side for Reader<M> {
     }
 
     fn before_sleep(&mut self) {
-        self.ringer.look(self.head);
+        self.ringer.check_peer(self.head);
     }
 
     fn take_ring(&mut self) -> bool {
-        self.ringer.take()
+        self.ringer.take_pending()
     }
 
-    fn ordering(&self) -> Ordering {
+    fn ordering(&self) -> FenceMode {
         self.ordering
     }
 

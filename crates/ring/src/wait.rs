@@ -3,7 +3,7 @@
 
 use tombolo_mem::Mem;
 
-use crate::{Counters, Deadline, Error, Ordering, spin::Spin};
+use crate::{Counters, Deadline, Error, FenceMode, spin::Spin};
 
 /// A half of a pipe that can wait: a reader for data, a writer for space.
 pub trait Side {
@@ -29,7 +29,7 @@ pub trait Side {
     fn take_ring(&mut self) -> bool;
 
     /// Who fences.
-    fn ordering(&self) -> Ordering;
+    fn ordering(&self) -> FenceMode;
 
     /// What is counted.
     fn waits(&mut self) -> &mut Waits;
@@ -39,12 +39,12 @@ pub trait Side {
 }
 
 /// What a sleep needs of the world outside the ring: a doorbell, a barrier, a CPU number.
-pub trait Sleeper {
+pub trait WaitContext {
     /// Why sleeping failed.
     type Error: From<Error>;
 
     /// Wakes the peer.
-    fn ring(&mut self);
+    fn notify(&mut self);
 
     /// Forgets rings that came before now.
     fn drain(&mut self);
@@ -53,7 +53,7 @@ pub trait Sleeper {
     fn barrier(&mut self);
 
     /// C-12. Says what this half has counted by the time it sleeps.
-    fn tell(&mut self, _counters: &Counters) {}
+    fn publish_counters(&mut self, _counters: &Counters) {}
 
     /// A4: sleeps until rung, until the peer is gone, or until `deadline`.
     ///
@@ -122,7 +122,7 @@ impl Waits {
 ///
 /// # Errors
 /// Where the peer's words are impossible or sleeping is.
-pub fn wait<S: Side, Z: Sleeper>(
+pub fn wait<S: Side, Z: WaitContext>(
     side: &mut S,
     sleeper: &mut Z,
     spin: &mut Spin,
@@ -130,7 +130,7 @@ pub fn wait<S: Side, Z: Sleeper>(
     deadline: Deadline,
 ) -> Result<Waited, Z::Error> {
     side.before_spin();
-    ring_if_owed(side, sleeper);
+    notify_if_owed(side, sleeper);
     if side.ready(need)? {
         return Ok(Waited::Ready);
     }
@@ -158,7 +158,7 @@ pub fn wait<S: Side, Z: Sleeper>(
             return Ok(Waited::TimedOut);
         }
         side.waits().sleeps += 1;
-        sleeper.tell(&side.counted());
+        sleeper.publish_counters(&side.counted());
         let woken = sleeper.sleep(deadline)?;
         spin.learn(asleep_since);
         side.waits().received += u64::from(woken == Woken::Rung);
@@ -174,7 +174,7 @@ pub fn wait<S: Side, Z: Sleeper>(
 }
 
 /// Spins in slices; between two of them looks whether anybody is left to spin for.
-fn spin_for_ever<S: Side, Z: Sleeper>(
+fn spin_for_ever<S: Side, Z: WaitContext>(
     side: &mut S,
     sleeper: &mut Z,
     spin: &mut Spin,
@@ -186,7 +186,7 @@ fn spin_for_ever<S: Side, Z: Sleeper>(
             side.waits().spins_paid += 1;
             return Ok(Waited::Ready);
         }
-        sleeper.tell(&side.counted());
+        sleeper.publish_counters(&side.counted());
         let woken = sleeper.sleep(Deadline::NOW)?;
         if side.ready(need)? {
             return Ok(Waited::Ready);
@@ -204,21 +204,21 @@ fn spin_for_ever<S: Side, Z: Sleeper>(
 ///
 /// # Errors
 /// Where the peer's words are impossible.
-pub fn arm<S: Side, Z: Sleeper>(side: &mut S, sleeper: &mut Z, need: u64) -> Result<bool, Z::Error> {
+pub fn arm<S: Side, Z: WaitContext>(side: &mut S, sleeper: &mut Z, need: u64) -> Result<bool, Z::Error> {
     // Rings from before are about what was looked at already.
     sleeper.drain();
     side.arm(need);
     match side.ordering() {
-        Ordering::Fences => S::Mem::fence(),
-        Ordering::SleeperBarrier => sleeper.barrier(),
+        FenceMode::Fences => S::Mem::fence(),
+        FenceMode::SleeperBarrier => sleeper.barrier(),
     }
     side.before_sleep();
-    ring_if_owed(side, sleeper);
+    notify_if_owed(side, sleeper);
     Ok(side.ready(need)?)
 }
 
-fn ring_if_owed<S: Side, Z: Sleeper>(side: &mut S, sleeper: &mut Z) {
+fn notify_if_owed<S: Side, Z: WaitContext>(side: &mut S, sleeper: &mut Z) {
     if side.take_ring() {
-        sleeper.ring();
+        sleeper.notify();
     }
 }

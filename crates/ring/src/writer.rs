@@ -18,9 +18,9 @@ use tombolo_layout::{
 use tombolo_mem::{Mem, OwnWord, PeerWord};
 
 use crate::{
-    Corrupt, Counters, Error, Ordering,
+    Corrupt, Counters, Error, FenceMode,
     carrier::OwnCarrier,
-    notify::Ringer,
+    notify::Notifier,
     wait::{Side, Waits},
 };
 
@@ -67,7 +67,7 @@ pub struct WriterParts<M: Mem> {
     /// Records instead of a stream.
     pub messages: bool,
     /// Who fences.
-    pub ordering: Ordering,
+    pub ordering: FenceMode,
 }
 
 /// The writing half of a pipe: one writer, who alone writes the ring, its tail, its wait word and its state.
@@ -85,8 +85,8 @@ pub struct Writer<M: Mem> {
     head_seen: u64,
     /// H-3. Where the present ring begins: what lies before it is in the ring before.
     floor: u64,
-    ringer: Ringer<M>,
-    ordering: Ordering,
+    ringer: Notifier<M>,
+    ordering: FenceMode,
     policy: FlushPolicy,
     unflushed: u64,
     unflushed_since: Option<Instant>,
@@ -122,7 +122,7 @@ impl<M: Mem> Writer<M> {
             carrier,
             head_seen: start,
             floor: start,
-            ringer: Ringer::new(parts.want_data, start),
+            ringer: Notifier::new(parts.want_data, start),
             ordering: parts.ordering,
             policy: FlushPolicy::Immediate,
             unflushed: 0,
@@ -372,7 +372,7 @@ impl<M: Mem> Writer<M> {
     #[inline]
     #[must_use]
     pub fn take_ring(&mut self) -> bool {
-        self.ringer.take()
+        self.ringer.take_pending()
     }
 
     /// B1 to B4 of the wake protocol, the last three as the flush policy says.
@@ -382,7 +382,7 @@ impl<M: Mem> Writer<M> {
         // ORDER R-5: Release; pairs with the Acquire in Reader::look_at_tail. Publishes the bytes up to `tail`.
         self.carrier.tail.store_release(self.tail);
         match self.policy {
-            FlushPolicy::Immediate => self.look(),
+            FlushPolicy::Immediate => self.check_reader(),
             FlushPolicy::Batch { bytes, time } => self.gather(len, bytes, time),
         }
     }
@@ -390,13 +390,13 @@ impl<M: Mem> Writer<M> {
     fn notify(&mut self) {
         self.unflushed = 0;
         self.unflushed_since = None;
-        self.look();
+        self.check_reader();
     }
 
     #[inline]
-    fn look(&mut self) {
+    fn check_reader(&mut self) {
         self.ordering.ringer_fence::<M>();
-        self.ringer.look(self.tail);
+        self.ringer.check_peer(self.tail);
     }
 
     fn gather(&mut self, len: u64, bytes: u64, time: Duration) {
@@ -441,7 +441,7 @@ impl<M: Mem> Writer<M> {
                 None => Err(Corrupt { clause: "R-15", what: "reader state", found: word, bound }),
             }
         });
-        let (word, state) = self.note(seen)?;
+        let (word, state) = self.latch_error(seen)?;
         self.alert |= matches!(state.phase, Phase::Closed | Phase::Aborted);
         self.reader_word = word;
         self.reader = state;
@@ -470,7 +470,7 @@ impl<M: Mem> Writer<M> {
                 Ok(head)
             }
         });
-        self.head_seen = self.note(seen)?;
+        self.head_seen = self.latch_error(seen)?;
         let behind_floor = self.floor.wrapping_sub(self.head_seen) as i64 > 0;
         if !behind_floor {
             self.floor = self.head_seen;
@@ -482,7 +482,7 @@ impl<M: Mem> Writer<M> {
 
     /// Remembers a lie: whoever lied once is not listened to again. Where the memory is gone it is none, for of what stands
     /// there the reader knows nothing (D-3).
-    fn note<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
+    fn latch_error<T>(&mut self, seen: Result<T, Corrupt>) -> Result<T, Error> {
         seen.map_err(|corrupt| {
             let error = if self.reader_state.is_lost() { Error::Revoked } else { corrupt.into() };
             self.broken = Some(error);
@@ -493,7 +493,7 @@ impl<M: Mem> Writer<M> {
     }
 
     /// Publishes `state` and rings, asleep or not.
-    fn tell(&mut self, state: State) {
+    fn publish_state(&mut self, state: State) {
         self.state = state;
         // ORDER R-15: Release; pairs with the Acquire in Reader::look_at_writer. The final tail is visible with it.
         self.state_word.store_release(state.encode());
@@ -529,14 +529,14 @@ impl<M: Mem> Side for Writer<M> {
     }
 
     fn before_sleep(&mut self) {
-        self.ringer.look(self.tail);
+        self.ringer.check_peer(self.tail);
     }
 
     fn take_ring(&mut self) -> bool {
-        self.ringer.take()
+        self.ringer.take_pending()
     }
 
-    fn ordering(&self) -> Ordering {
+    fn ordering(&self) -> FenceMode {
         self.ordering
     }
 

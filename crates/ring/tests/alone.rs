@@ -11,7 +11,7 @@ use std::{io::IoSlice, thread};
 
 use tombolo_layout::{Features, SegmentHeader, limits, state::Phase, words};
 use tombolo_mem::{Mapped, OwnData, OwnWord, PeerData, PeerSegment, PeerWord, create_alone};
-use tombolo_ring::{Board, Fresh, Halves, Mode, Ordering, Reader, Writer, follow, halves};
+use tombolo_ring::{FenceMode, Fresh, Halves, Mode, Reader, StatsPage, Writer, follow, halves};
 
 const CAPACITY: u64 = limits::CAPACITY_MIN;
 

@@ -15,7 +15,7 @@ use proptest::{prelude::*, sample::select};
 use tombolo_layout::{record, state::Phase};
 use tombolo_mem::Mapped;
 use tombolo_ring::{
-    Deadline, Error, FlushPolicy, Mode, Ordering, OwnCarrier, Reader, Side, Sleeper, Spin, Waited, Woken, Writer,
+    Deadline, Error, FenceMode, FlushPolicy, Mode, OwnCarrier, Reader, Side, Spin, WaitContext, Waited, Woken, Writer,
     halves, wait,
 };
 
@@ -573,10 +573,10 @@ struct Dozer {
     shares_a_cpu: bool,
 }
 
-impl Sleeper for Dozer {
+impl WaitContext for Dozer {
     type Error = Error;
 
-    fn ring(&mut self) {}
+    fn notify(&mut self) {}
 
     fn drain(&mut self) {}
 
@@ -596,7 +596,7 @@ impl Sleeper for Dozer {
 
 #[test]
 fn r13_sleeper_issues_the_barrier_where_it_is_in_force_and_only_there() {
-    for (ordering, barriers) in [(Ordering::Fences, 0), (Ordering::SleeperBarrier, 1)] {
+    for (ordering, barriers) in [(FenceMode::Fences, 0), (FenceMode::SleeperBarrier, 1)] {
         let ((own, _), (_peer, seen)) = (common::fresh(4096, 0, 0), common::fresh(4096, 0, 0));
         let mut reader = halves(own, &seen, Mode { messages: false, ordering }).unwrap().0.reader;
         let mut dozer = Dozer::default();

@@ -34,7 +34,7 @@ use tombolo_layout::{
 use tombolo_mem::{
     Mapped, MappedOwnWord, MappedPeerWord, Mem, OwnBytes, OwnData, OwnWord, PeerBytes, PeerData, Untrusted,
 };
-use tombolo_ring::{Error, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Record, Side, Writer, WriterParts};
+use tombolo_ring::{Error, FenceMode, OwnCarrier, PeerCarrier, Reader, ReaderParts, Record, Side, Writer, WriterParts};
 
 const TURNS: u64 = 1000;
 /// A child that finds something wrong leaves with this code.
@@ -292,7 +292,7 @@ fn mortal_pair(capacity: u64, messages: bool) -> (Writer<Mortal>, Reader<Mortal>
     const DATA: usize = limits::CONTROL_LEN as usize;
     let ((writers, of_writer), (readers, of_reader)) = (memory(capacity), memory(capacity));
     let ((writers, data), (readers, _)) = (writers.split(DATA), readers.split(DATA));
-    let (start, ordering) = (0, Ordering::Fences);
+    let (start, ordering) = (0, FenceMode::Fences);
     let writer = Writer::new(WriterParts {
         carrier: OwnCarrier::new(MortalWord(writers.word(words::TAIL)), MortalBytes(data)),
         want_space: MortalWord(writers.word(words::WANT_SPACE)),

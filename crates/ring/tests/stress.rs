@@ -31,7 +31,7 @@ use tombolo_mem::{
     Mapped, MappedOwnWord, MappedPeerWord, Mem, OwnBytes, OwnControl, PeerBytes, PeerSegment, create_sealed,
 };
 use tombolo_ring::{
-    Deadline, Error, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Sleeper, Spin, Woken, Writer,
+    Deadline, Error, FenceMode, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Spin, WaitContext, Woken, Writer,
     WriterParts, arm, wait,
 };
 
@@ -78,7 +78,7 @@ fn segment() -> (OwnControl, OwnBytes, PeerSegment) {
     (control, data, peer)
 }
 
-fn pipe<M: Real>(messages: bool, ordering: Ordering) -> (Writer<M>, Reader<M>) {
+fn pipe<M: Real>(messages: bool, ordering: FenceMode) -> (Writer<M>, Reader<M>) {
     let ((writers, data, seen_by_reader), (readers, _, seen_by_writer)) = (segment(), segment());
     let writer = Writer::new(WriterParts {
         carrier: OwnCarrier::new(writers.word(words::TAIL), data),
@@ -179,10 +179,10 @@ fn own_fence() {
 /// Has a barrier but never sleeps.
 struct Sleepless(fn());
 
-impl Sleeper for Sleepless {
+impl WaitContext for Sleepless {
     type Error = Error;
 
-    fn ring(&mut self) {}
+    fn notify(&mut self) {}
 
     fn drain(&mut self) {}
 
@@ -327,7 +327,7 @@ enum Waiter {
 /// The reader waits for data, the writer publishes a record.
 fn race_for_data<M: Real>(
     cpus: [usize; 2],
-    ordering: Ordering,
+    ordering: FenceMode,
     barrier: fn(),
     time: Duration,
     one_is_enough: bool,
@@ -355,7 +355,7 @@ fn race_for_data<M: Real>(
 /// The writer waits for space, the reader takes a record out of a full ring.
 fn race_for_space<M: Real>(
     cpus: [usize; 2],
-    ordering: Ordering,
+    ordering: FenceMode,
     barrier: fn(),
     time: Duration,
     one_is_enough: bool,
@@ -412,24 +412,24 @@ fn has_membarrier(test: &str) -> bool {
 
 #[test]
 fn r12_race_for_data_with_fences_loses_no_wake_up() {
-    search("data, fences", |cpus, time| race_for_data::<Mapped>(cpus, Ordering::Fences, no_barrier, time, false));
+    search("data, fences", |cpus, time| race_for_data::<Mapped>(cpus, FenceMode::Fences, no_barrier, time, false));
 }
 
 #[test]
 fn r12_race_for_space_with_fences_loses_no_wake_up() {
-    search("space, fences", |cpus, time| race_for_space::<Mapped>(cpus, Ordering::Fences, no_barrier, time, false));
+    search("space, fences", |cpus, time| race_for_space::<Mapped>(cpus, FenceMode::Fences, no_barrier, time, false));
 }
 
 #[test]
 fn canary_r12_race_for_data_without_fences_loses_wake_ups() {
-    let ordering = Ordering::Fences;
+    let ordering = FenceMode::Fences;
     let find = |cpus, time| race_for_data::<Unfenced>(cpus, ordering, no_barrier, time, !is_long());
     search_of_mutant("data, no fences", find);
 }
 
 #[test]
 fn canary_r12_race_for_space_without_fences_loses_wake_ups() {
-    let ordering = Ordering::Fences;
+    let ordering = FenceMode::Fences;
     let find = |cpus, time| race_for_space::<Unfenced>(cpus, ordering, no_barrier, time, !is_long());
     search_of_mutant("space, no fences", find);
 }
@@ -437,7 +437,7 @@ fn canary_r12_race_for_space_without_fences_loses_wake_ups() {
 #[test]
 fn r13_race_for_data_with_the_sleepers_barrier_loses_no_wake_up() {
     if has_membarrier("data, membarrier") {
-        let ordering = Ordering::SleeperBarrier;
+        let ordering = FenceMode::SleeperBarrier;
         let find = |cpus, time| race_for_data::<Mapped>(cpus, ordering, kernel_barrier, time, false);
         search("data, membarrier", find);
     }
@@ -446,7 +446,7 @@ fn r13_race_for_data_with_the_sleepers_barrier_loses_no_wake_up() {
 #[test]
 fn r13_race_for_space_with_the_sleepers_barrier_loses_no_wake_up() {
     if has_membarrier("space, membarrier") {
-        let ordering = Ordering::SleeperBarrier;
+        let ordering = FenceMode::SleeperBarrier;
         let find = |cpus, time| race_for_space::<Mapped>(cpus, ordering, kernel_barrier, time, false);
         search("space, membarrier", find);
     }
@@ -454,7 +454,7 @@ fn r13_race_for_space_with_the_sleepers_barrier_loses_no_wake_up() {
 
 #[test]
 fn canary_r13_race_for_data_without_the_sleepers_barrier_loses_wake_ups() {
-    let ordering = Ordering::SleeperBarrier;
+    let ordering = FenceMode::SleeperBarrier;
     for (barrier, test) in [(no_barrier as fn(), "data, no barrier"), (own_fence, "data, a fence for a barrier")] {
         search_of_mutant(test, |cpus, time| race_for_data::<Mapped>(cpus, ordering, barrier, time, !is_long()));
     }
@@ -462,7 +462,7 @@ fn canary_r13_race_for_data_without_the_sleepers_barrier_loses_wake_ups() {
 
 #[test]
 fn canary_r13_race_for_space_without_the_sleepers_barrier_loses_wake_ups() {
-    let ordering = Ordering::SleeperBarrier;
+    let ordering = FenceMode::SleeperBarrier;
     for (barrier, test) in [(no_barrier as fn(), "space, no barrier"), (own_fence, "space, a fence for a barrier")] {
         search_of_mutant(test, |cpus, time| race_for_space::<Mapped>(cpus, ordering, barrier, time, !is_long()));
     }
@@ -485,7 +485,7 @@ impl Bells {
 
     fn settle(&mut self, side: &mut impl Side) {
         if side.take_ring() {
-            self.ring();
+            self.notify();
         }
     }
 
@@ -494,10 +494,10 @@ impl Bells {
     }
 }
 
-impl Sleeper for Bells {
+impl WaitContext for Bells {
     type Error = Error;
 
-    fn ring(&mut self) {
+    fn notify(&mut self) {
         rustix::io::write(&self.peer, &1u64.to_ne_bytes()).unwrap();
     }
 
@@ -526,7 +526,7 @@ fn byte_at(position: u64) -> u8 {
 }
 
 /// What sleeping and waking looks like for `time`: bursts with gaps, so that now one end waits and now the other.
-fn soak(test: &str, ordering: Ordering, messages: bool) {
+fn soak(test: &str, ordering: FenceMode, messages: bool) {
     let Some((_alone, cpus)) = two_cpus(test) else { return };
     let time = Duration::from_secs(if is_long() { 20 } else { 2 });
     let (mut writer, mut reader) = pipe::<Mapped>(messages, ordering);
@@ -597,14 +597,14 @@ fn soak(test: &str, ordering: Ordering, messages: bool) {
 
 #[test]
 fn r12_soak_with_fences_keeps_order_and_content() {
-    soak("soak, stream, fences", Ordering::Fences, false);
-    soak("soak, records, fences", Ordering::Fences, true);
+    soak("soak, stream, fences", FenceMode::Fences, false);
+    soak("soak, records, fences", FenceMode::Fences, true);
 }
 
 #[test]
 fn r13_soak_with_the_sleepers_barrier_keeps_order_and_content() {
     if has_membarrier("soak, membarrier") {
-        soak("soak, stream, membarrier", Ordering::SleeperBarrier, false);
-        soak("soak, records, membarrier", Ordering::SleeperBarrier, true);
+        soak("soak, stream, membarrier", FenceMode::SleeperBarrier, false);
+        soak("soak, records, membarrier", FenceMode::SleeperBarrier, true);
     }
 }

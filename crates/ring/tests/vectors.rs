@@ -10,7 +10,7 @@ use common::fresh;
 use serde_json::Value;
 use tombolo_layout::{limits, state::Phase};
 use tombolo_mem::{Mapped, PeerData, PeerSegment, PeerWord, check_sealed, create_sealed};
-use tombolo_ring::{Error, Mode, Ordering, Reader, Side, Writer, halves};
+use tombolo_ring::{Error, FenceMode, Mode, Reader, Side, Writer, halves};
 
 fn vectors(name: &str) -> Value {
     let path = format!("{}/../../spec/vectors/{name}.json", env!("CARGO_MANIFEST_DIR"));
@@ -42,7 +42,7 @@ impl Traced {
         let (capacity, start) = (number(&trace["capacity"]), number(&trace["start"]));
         let messages = trace["messages"].as_bool().unwrap();
         let ((a, writers), (b, readers)) = (fresh(capacity, 0, start), fresh(capacity, 0, start));
-        let mode = Mode { messages, ordering: Ordering::Fences };
+        let mode = Mode { messages, ordering: FenceMode::Fences };
         let writer = halves(a, &readers, mode).unwrap().0.writer;
         let reader = halves(b, &writers, mode).unwrap().0.reader;
         Self { writer, reader, writers, readers, messages }

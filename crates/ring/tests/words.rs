@@ -13,8 +13,8 @@ use tombolo_mem::{
     Mapped, MappedOwnWord, MappedPeerWord, Mem, OwnBytes, OwnWord, PeerBytes, PeerData, PeerSegment, PeerWord,
 };
 use tombolo_ring::{
-    Deadline, Error, Halves, Mode, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Sleeper, Spin, Waited,
-    Woken, Writer, WriterParts, follow, halves, wait,
+    Deadline, Error, FenceMode, Halves, Mode, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Spin, WaitContext,
+    Waited, Woken, Writer, WriterParts, follow, halves, wait,
 };
 
 const CONTROL: usize = limits::CONTROL_LEN as usize;
@@ -42,7 +42,7 @@ fn m5_only_the_words_of_the_table_change_each_by_its_owner_and_the_rest_stays_ze
     // Far from zero, so that no byte of a word is zero by chance and a word torn or misplaced shows.
     let start = 0x0123_4567_89ab_cdef & !7;
     let ((a_own, a_seen), (b_own, b_seen)) = (fresh(4096, 0, start), fresh(4096, 0, start));
-    let mode = Mode { messages: false, ordering: Ordering::Fences };
+    let mode = Mode { messages: false, ordering: FenceMode::Fences };
     let (mut a, mut b): (Halves, Halves) =
         (halves(a_own, &b_seen, mode).unwrap().0, halves(b_own, &a_seen, mode).unwrap().0);
     // B only listens; so each word that A writes in a role must show in A's segment, and none in B's.
@@ -114,7 +114,7 @@ impl Mem for Counted {
     }
 }
 
-fn counted(ordering: Ordering) -> (Writer<Counted>, Reader<Counted>) {
+fn counted(ordering: FenceMode) -> (Writer<Counted>, Reader<Counted>) {
     let ((writers, of_writer), (readers, of_reader)) = (memory(4096), memory(4096));
     let ((writers, data), (readers, _)) = (writers.split(CONTROL), readers.split(CONTROL));
     let writer = Writer::new(WriterParts {
@@ -149,10 +149,10 @@ struct Sleepless {
     sleeps: u32,
 }
 
-impl Sleeper for Sleepless {
+impl WaitContext for Sleepless {
     type Error = Error;
 
-    fn ring(&mut self) {}
+    fn notify(&mut self) {}
 
     fn drain(&mut self) {}
 
@@ -172,9 +172,9 @@ impl Sleeper for Sleepless {
 
 #[test]
 fn r12_r13_ringer_fences_once_a_publication_and_not_at_all_where_the_sleeper_issues_the_barrier() {
-    for ordering in [Ordering::Fences, Ordering::SleeperBarrier] {
+    for ordering in [FenceMode::Fences, FenceMode::SleeperBarrier] {
         let (mut writer, mut reader) = counted(ordering);
-        let asymmetric = ordering == Ordering::SleeperBarrier;
+        let asymmetric = ordering == FenceMode::SleeperBarrier;
         let ringers = |count| if asymmetric { (0, count) } else { (count, 0) };
         fences();
         for _ in 0..10 {
@@ -192,13 +192,13 @@ fn r12_r13_ringer_fences_once_a_publication_and_not_at_all_where_the_sleeper_iss
 
 #[test]
 fn r12_r13_sleeper_fences_or_issues_the_barrier_once_each_time_it_arms() {
-    for ordering in [Ordering::Fences, Ordering::SleeperBarrier] {
+    for ordering in [FenceMode::Fences, FenceMode::SleeperBarrier] {
         let (_writer, mut reader) = counted(ordering);
         let mut sleeper = Sleepless::default();
         fences();
         let waited = wait(&mut reader, &mut sleeper, &mut Spin::new(Duration::ZERO), 1, Deadline::NEVER);
         assert_eq!((waited, sleeper.sleeps), (Ok(Waited::TimedOut), 3));
-        let issued = if ordering == Ordering::SleeperBarrier { (0, 3) } else { (3, 0) };
+        let issued = if ordering == FenceMode::SleeperBarrier { (0, 3) } else { (3, 0) };
         assert_eq!((fences().0, sleeper.barriers), issued);
     }
 }

@@ -20,23 +20,23 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo_domain::SingleBell;
+use tombolo_domain::SingleDoorbell;
 
 use crate::{
     Reason,
-    family::Family,
+    family::ForkGroup,
     kernel::Kernel,
-    negotiation::Talk,
+    negotiation::NegotiationStage,
     pipes::{Failed, Pipes, Read},
     process::{Process, random_id},
     proof::{ENOUGH, History},
-    roster::{Roster, Row},
-    switch::Carrier,
+    roster::{ConnectionTable, Row},
+    switch::Transport,
     tuple::Tuple,
     waiting::Instance,
 };
 
-pub use crate::pipes::Way;
+pub use crate::pipes::ReturnStage;
 pub use options::{Set, set_anew};
 pub use plain::Plain;
 
@@ -97,7 +97,7 @@ pub struct Connection {
     /// How many descriptors there are.
     descriptors: AtomicU32,
     pub(crate) pipes: OnceLock<Pipes>,
-    pub(crate) talk: Mutex<Talk>,
+    pub(crate) talk: Mutex<NegotiationStage>,
     /// The front has made its preparations for readiness that the kernel does not know of.
     wired: AtomicBool,
     leaves: AtomicBool,
@@ -109,7 +109,7 @@ pub struct Connection {
     /// Where a thread waits for it, while none does.
     pub(crate) seat: Mutex<Option<Instance>>,
     /// The processes that this end is, once there was more than one.
-    family: OnceLock<Family>,
+    family: OnceLock<ForkGroup>,
     /// This process is none of them any more.
     departed: AtomicBool,
     /// It was ended, because it had to be on TCP and could not.
@@ -140,7 +140,7 @@ impl Connection {
             fd: AtomicI32::new(fd),
             descriptors: AtomicU32::new(1),
             pipes: OnceLock::new(),
-            talk: Mutex::new(Talk::default()),
+            talk: Mutex::new(NegotiationStage::default()),
             wired: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
@@ -191,7 +191,7 @@ impl Connection {
             let _ = self.stage.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
             *lock(&self.history) = None;
             self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
-            self.tell();
+            self.publish_stage();
         }
     }
 
@@ -204,7 +204,7 @@ impl Connection {
             self.reason.store(reason as u16, Ordering::Relaxed);
             *lock(&self.history) = None;
             self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
-            self.tell();
+            self.publish_stage();
         }
         news
     }
@@ -213,7 +213,7 @@ impl Connection {
     pub fn leave(&self, reason: Reason) {
         if !self.leaves.swap(true, Ordering::SeqCst) {
             self.reason.store(reason as u16, Ordering::Relaxed);
-            self.tell();
+            self.publish_stage();
         }
         if let Some(family) = self.family() {
             family.leave();
@@ -223,7 +223,7 @@ impl Connection {
     // ---- what is shown
 
     /// Shows it from now on to whoever looks from outside.
-    pub(crate) fn show(&self, roster: &Roster, tuple: Tuple) {
+    pub(crate) fn show(&self, roster: &ConnectionTable, tuple: Tuple) {
         self.row.get_or_init(|| roster.show(self, tuple));
     }
 
@@ -231,9 +231,9 @@ impl Connection {
         self.row.get()?.as_ref()
     }
 
-    fn tell(&self) {
+    fn publish_stage(&self) {
         if let Some(row) = self.row() {
-            row.tell(self.stage(), self.reason());
+            row.publish_stage(self.stage(), self.reason());
         }
     }
 
@@ -246,7 +246,7 @@ impl Connection {
     }
 
     pub(crate) fn leaves(&self) -> bool {
-        self.leaves.load(Ordering::Relaxed) || self.family().is_some_and(Family::leaves) || self.is_cut_off()
+        self.leaves.load(Ordering::Relaxed) || self.family().is_some_and(ForkGroup::leaves) || self.is_cut_off()
     }
 
     /// The way to the peer's process is gone, perhaps with it: there will be no more rings, and no end is told but by TCP.
@@ -276,22 +276,22 @@ impl Connection {
 
     // ---- the processes of this end
 
-    pub(crate) fn family(&self) -> Option<&Family> {
+    pub(crate) fn family(&self) -> Option<&ForkGroup> {
         self.family.get()
     }
 
     /// Whether no other process has this socket, as far as is known.
     #[must_use]
     pub fn is_alone(&self) -> bool {
-        self.family().is_none_or(Family::is_alone)
+        self.family().is_none_or(ForkGroup::is_alone)
     }
 
     /// The family of this end, which begins with this process.
-    pub(crate) fn found_family(&self) -> io::Result<&Family> {
+    pub(crate) fn found_family(&self) -> io::Result<&ForkGroup> {
         if let Some(family) = self.family.get() {
             return Ok(family);
         }
-        let family = Family::new(Direction::BOTH.map(|direction| self.counted(direction)))?;
+        let family = ForkGroup::new(Direction::BOTH.map(|direction| self.counted(direction)))?;
         if self.leaves() {
             family.leave();
         }
@@ -325,7 +325,7 @@ impl Connection {
     }
 
     pub(crate) fn has_ended_sending(&self) -> bool {
-        self.family().is_some_and(Family::has_ended_sending)
+        self.family().is_some_and(ForkGroup::has_ended_sending)
     }
 
     /// A process died while it counted: from now on the count is the kernel's. Within a turn.
@@ -395,16 +395,16 @@ impl Connection {
     pub(crate) fn count(&self, direction: Direction, bytes: usize) -> u64 {
         let before = self.counter(direction).fetch_add(bytes as u64, Ordering::Relaxed);
         if let Some(row) = self.row() {
-            row.count(direction, Carrier::Tcp, before + bytes as u64);
+            row.count(direction, Transport::Tcp, before + bytes as u64);
         }
         before
     }
 
     /// So many bytes went by one of the two ways; those over TCP were counted when they went.
     #[inline]
-    fn moved(&self, process: &Process, direction: Direction, carrier: Carrier, bytes: usize) {
+    fn moved(&self, process: &Process, direction: Direction, carrier: Transport, bytes: usize) {
         process.moved(direction, carrier, bytes);
-        if carrier == Carrier::Pipe {
+        if carrier == Transport::Pipe {
             let all = self.piped[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
             if let Some(row) = self.row() {
                 row.count(direction, carrier, all);
@@ -526,9 +526,9 @@ impl Connection {
     }
 
     /// A call that has given bytes met this error: the next one gives it, as in the kernel.
-    pub fn keep(&self, error: Errno) {
+    pub fn store_error(&self, error: Errno) {
         if let Some(pipes) = self.pipes.get() {
-            pipes.keep(error);
+            pipes.store_error(error);
         }
     }
 
@@ -608,9 +608,9 @@ impl Connection {
     }
 
     /// Moves towards TCP, with what is in the pipe.
-    pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> Way {
+    pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> ReturnStage {
         self.leave(reason);
-        self.pipes.get().map_or(Way::Done, |pipes| pipes.retreat(self, kernel, fd))
+        self.pipes.get().map_or(ReturnStage::Done, |pipes| pipes.retreat(self, kernel, fd))
     }
 
     /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
@@ -620,14 +620,14 @@ impl Connection {
 
     /// S-13. Where who waits for this connection is woken, once it has pipes.
     #[must_use]
-    pub fn bell(&self) -> Option<&Arc<SingleBell>> {
+    pub fn bell(&self) -> Option<&Arc<SingleDoorbell>> {
         self.pipes.get().map(|pipes| &pipes.bell)
     }
 
     /// What carries the two directions: sending, receiving.
     #[must_use]
-    pub fn carriers(&self) -> [Carrier; 2] {
-        self.pipes.get().map_or([Carrier::Tcp; 2], |pipes| pipes.carriers(self))
+    pub fn carriers(&self) -> [Transport; 2] {
+        self.pipes.get().map_or([Transport::Tcp; 2], |pipes| pipes.carriers(self))
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 use rustix::process::{Pid, PidfdFlags};
 use tombolo_domain::aside;
 use tombolo_layout::private;
-use tombolo_mem::{Common, Held};
+use tombolo_mem::{Common, LockGuard};
 use tombolo_ring::Record;
 
 use crate::connection::Direction;
@@ -48,7 +48,7 @@ const _: () = assert!(RECORDS + 2 * RECORD <= 256);
 
 /// The page of one end.
 #[derive(Debug)]
-pub(crate) struct Family {
+pub(crate) struct ForkGroup {
     page: Common,
     /// This process's place; beyond the last one if it has none.
     own: AtomicUsize,
@@ -56,14 +56,14 @@ pub(crate) struct Family {
 
 /// A turn at one direction: nobody else of this end uses it meanwhile.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
-    held: Held<'a>,
+pub(crate) struct DirectionGuard<'a> {
+    held: LockGuard<'a>,
     record: &'a [AtomicU64],
 }
 
 /// A place for a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place(Option<usize>);
+pub(crate) struct ChildSlot(Option<usize>);
 
 /// What became of a fork.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +76,7 @@ pub(crate) enum Birth {
     Own,
 }
 
-impl Family {
+impl ForkGroup {
     /// A family of one: this process, which has counted so much.
     pub fn new(counted: [u64; 2]) -> io::Result<Self> {
         let family = Self { page: Common::new()?, own: AtomicUsize::new(0) };
@@ -101,7 +101,7 @@ impl Family {
     }
 
     /// Before a fork: there will be one more.
-    pub fn expect(&self) -> Place {
+    pub fn expect(&self) -> ChildSlot {
         self.word(COUNT).fetch_add(1, Ordering::SeqCst);
         let free =
             |at: &usize| self.word(PIDS + at).compare_exchange(0, UNBORN, Ordering::SeqCst, Ordering::SeqCst).is_ok();
@@ -109,11 +109,11 @@ impl Family {
         if place.is_none() {
             self.word(CROWD).store(1, Ordering::SeqCst);
         }
-        Place(place)
+        ChildSlot(place)
     }
 
     /// After the fork, in both processes.
-    pub fn born(&self, place: Place, birth: Birth) {
+    pub fn born(&self, place: ChildSlot, birth: Birth) {
         if birth == Birth::Own {
             self.own.store(place.0.unwrap_or(MEMBERS), Ordering::Relaxed);
         }
@@ -219,7 +219,7 @@ impl Family {
     // ---- turns
 
     /// Begins a turn, waiting for whoever has it.
-    pub fn turn(&self, direction: Direction) -> io::Result<Turn<'_>> {
+    pub fn turn(&self, direction: Direction) -> io::Result<DirectionGuard<'_>> {
         if self.word(TURNS).fetch_add(1, Ordering::Relaxed) % SELDOM == SELDOM - 1 {
             self.bury();
         }
@@ -228,11 +228,11 @@ impl Family {
             self.word(UNSURE + direction as usize).store(1, Ordering::SeqCst);
         }
         let begin = RECORDS + direction as usize * RECORD;
-        Ok(Turn { held, record: &self.page.words()[begin..begin + RECORD] })
+        Ok(DirectionGuard { held, record: &self.page.words()[begin..begin + RECORD] })
     }
 }
 
-impl Turn<'_> {
+impl DirectionGuard<'_> {
     /// The state that the one before left; none if it died within its turn.
     pub fn record(&self) -> Option<Record> {
         if self.held.is_orphaned() {
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn r26_family_is_alone_when_all_others_have_departed_or_died() {
-        let family = Family::new([5, 7]).unwrap();
+        let family = ForkGroup::new([5, 7]).unwrap();
         assert!(family.is_alone());
         assert_eq!(family.counted(Direction::In).load(Ordering::SeqCst), 7);
         let place = family.expect();
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn r26_record_of_a_holder_who_died_is_not_believed() {
-        let family = Family::new([0, 0]).unwrap();
+        let family = ForkGroup::new([0, 0]).unwrap();
         // A writer's, at the beginning.
         let mut bytes = [0; private::LEN];
         bytes[..8].copy_from_slice(&0x1_0001_u64.to_le_bytes());
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn r26_member_in_another_pid_namespace_is_not_taken_for_dead() {
-        let family = Family::new([0, 0]).unwrap();
+        let family = ForkGroup::new([0, 0]).unwrap();
         let place = family.expect();
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let id = child.id();
@@ -359,7 +359,7 @@ mod tests {
         assert!(!family.depart(), "the other one is left");
         assert!(family.is_alone());
         // As its parent sees it, it can be told.
-        let family = Family::new([0, 0]).unwrap();
+        let family = ForkGroup::new([0, 0]).unwrap();
         let place = family.expect();
         family.word(PIDS + place.0.unwrap()).store(elsewhere | 1, Ordering::SeqCst);
         family.born(place, Birth::Child(id));
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn r26_more_members_than_can_be_told_apart_are_never_alone_again() {
-        let family = Family::new([0, 0]).unwrap();
+        let family = ForkGroup::new([0, 0]).unwrap();
         let places: Vec<_> = (0..MEMBERS).map(|_| family.expect()).collect();
         places.into_iter().for_each(|place| family.born(place, Birth::Failed));
         assert!(!family.is_alone());
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn r26_sleeper_that_waits_for_something_else_wakes_the_others_of_its_end() {
-        let family = Family::new([0, 0]).unwrap();
+        let family = ForkGroup::new([0, 0]).unwrap();
         assert!(!family.arm(Direction::In, 9), "nobody else is there");
         let _ = family.expect();
         assert!(!family.arm(Direction::In, 9), "the same target");

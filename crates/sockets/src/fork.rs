@@ -14,9 +14,9 @@ use tombolo_domain::{Held, aside};
 
 use crate::{
     connection::{Connection, Stage},
-    family::{self, Birth, Place},
-    negotiation::{Exchange, Talk},
-    pipes::{Inherited, Line, Pipes, Still},
+    family::{self, Birth, ChildSlot},
+    negotiation::{NegotiationStage, Negotiations},
+    pipes::{FrozenPipes, Inherited, Pipes, Session},
     process::{Process, Waiting, lock},
     proof::History,
     spin,
@@ -29,7 +29,7 @@ pub struct Forking<'a> {
     process: &'a Process,
     all: &'a [Arc<Connection>],
     members: Vec<Member<'a>>,
-    exchange: MutexGuard<'a, Exchange>,
+    exchange: MutexGuard<'a, Negotiations>,
     waiting: Waiting<'a>,
     /// The child's limit is what the program set. Taken last, as everywhere, but for what the backend locks by itself.
     limit: MutexGuard<'static, ()>,
@@ -39,12 +39,12 @@ pub struct Forking<'a> {
 struct Member<'a> {
     connection: &'a Arc<Connection>,
     /// None for one that stays on TCP.
-    place: Option<Place>,
-    talk: MutexGuard<'a, Talk>,
+    place: Option<ChildSlot>,
+    talk: MutexGuard<'a, NegotiationStage>,
     _history: MutexGuard<'a, Option<Box<History>>>,
     _identity: MutexGuard<'a, Option<(Tuple, u64)>>,
     seat: MutexGuard<'a, Option<Instance>>,
-    _still: Option<Still<'a>>,
+    _still: Option<FrozenPipes<'a>>,
 }
 
 impl std::fmt::Debug for Forking<'_> {
@@ -75,7 +75,7 @@ impl Process {
                     pipes.hand_on(still, family)?;
                 }
                 // Two processes will have it; it is claimed again by the one that is left.
-                if matches!(*talk, Talk::Claimed(_)) {
+                if matches!(*talk, NegotiationStage::Claimed(_)) {
                     exchange.withdraw(connection, &mut talk);
                 }
                 place = Some(family.expect());
@@ -123,7 +123,7 @@ impl Forking<'_> {
             drop(member.seat.take());
             if let (Some(family), Some(place)) = (member.connection.family(), member.place) {
                 family.born(place, Birth::Own);
-                *member.talk = Talk::Silent;
+                *member.talk = NegotiationStage::Silent;
             }
         }
         exchange.inherit();
@@ -132,11 +132,11 @@ impl Forking<'_> {
     }
 }
 
-impl Exchange {
+impl Negotiations {
     /// In a child: keeps of the links what tells of a peer's life, where a connection goes over it, and nothing else.
     fn inherit(&mut self) {
         let parents = std::mem::take(self);
-        let mut lines: Vec<Arc<Line>> = parents.inherited.iter().filter_map(Weak::upgrade).collect();
+        let mut lines: Vec<Arc<Session>> = parents.inherited.iter().filter_map(Weak::upgrade).collect();
         for neighbour in parents.neighbours {
             let (line, inherited) = neighbour.into_parts();
             if let Some(line) = line.filter(|line| Arc::strong_count(line) > 1) {
@@ -148,15 +148,15 @@ impl Exchange {
     }
 }
 
-impl Line {
+impl Session {
     /// In a child: whether the peer is gone by now, as its parent's link tells. Messages on it are the parent's.
-    pub(crate) fn look(&self) -> bool {
+    pub(crate) fn peer_is_gone(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         if let Some(Inherited { link, .. }) = &*lock(&self.inherited) {
             let mut one = [PollFd::from_borrowed_fd(link.fd(), PollFlags::RDHUP)];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let hung_up = matches!(poll(&mut one, Some(&now)), Ok(1));
-            if hung_up && link.life().is_gone() {
+            if hung_up && link.liveness().is_gone() {
                 self.end();
             }
         }

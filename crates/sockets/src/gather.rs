@@ -8,7 +8,7 @@
 
 /// What the kernel had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Asked {
+pub struct KernelReply {
     /// Events that go to the program as they are. They are reported by having been asked for.
     pub plain: usize,
     /// Rings and the like, after which there may be more to be found in shared memory.
@@ -31,7 +31,7 @@ pub trait Sources {
     ///
     /// # Errors
     /// What the kernel says.
-    fn ask(&mut self) -> Result<Asked, Self::Error>;
+    fn ask(&mut self) -> Result<KernelReply, Self::Error>;
 
     /// Whether there is room for more.
     fn has_room(&self) -> bool;
@@ -44,8 +44,8 @@ pub trait Sources {
 ///
 /// # Errors
 /// What the kernel says where nothing was found before.
-pub fn gather<S: Sources>(sources: &mut S, said: Option<Asked>, idle: bool) -> Result<usize, S::Error> {
-    let Asked { plain, .. } = said.unwrap_or_default();
+pub fn gather<S: Sources>(sources: &mut S, said: Option<KernelReply>, idle: bool) -> Result<usize, S::Error> {
+    let KernelReply { plain, .. } = said.unwrap_or_default();
     let mut found = plain;
     let mut may_ask = plain == 0;
     // Whether the kernel was asked since something was last found.
@@ -64,7 +64,7 @@ pub fn gather<S: Sources>(sources: &mut S, said: Option<Asked>, idle: bool) -> R
                 Ok(more) => {
                     found += more.plain;
                     may_ask = more.plain == 0;
-                    asked = more == Asked::default();
+                    asked = more == KernelReply::default();
                     if asked && new == 0 {
                         return Ok(found);
                     }

@@ -21,7 +21,7 @@ use crate::{
     Reason,
     connection::{Connection, Direction, Stage},
     process::{Process, lock},
-    switch::Carrier,
+    switch::Transport,
 };
 
 /// Bytes of a report, longer than numbers can make it.
@@ -40,7 +40,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub fn move_bytes(&self, direction: Direction, carrier: Carrier, n: usize) {
+    pub fn move_bytes(&self, direction: Direction, carrier: Transport, n: usize) {
         self.bytes[direction as usize][carrier as usize].fetch_add(n as u64, Ordering::Relaxed);
     }
 
@@ -62,11 +62,11 @@ impl Process {
         if self.settings.log.is_some()
             && let Some((tuple, _)) = connection.identity(self.kernel())
         {
-            self.note(&format_args!("{tuple} {what}"));
+            self.write_line(&format_args!("{tuple} {what}"));
         }
     }
 
-    fn note(&self, what: &dyn Display) {
+    fn write_line(&self, what: &dyn Display) {
         let Some(path) = &self.settings.log else { return };
         let line = format!("tombolo {}: {what}\n", std::process::id());
         let open = || fs::OpenOptions::new().append(true).create(true).open(path);
@@ -78,7 +78,7 @@ impl Process {
         let what = what.to_string();
         let mut said = lock(&self.journal.trouble);
         if said.as_ref() != Some(&what) {
-            self.note(&format_args!("connections stay on TCP: {what}"));
+            self.write_line(&format_args!("connections stay on TCP: {what}"));
             *said = Some(what);
         }
     }

@@ -49,5 +49,5 @@ pub use fork::Forking;
 pub use pipes::{Broken, Read};
 pub use process::{Process, Settings};
 pub use reason::Reason;
-pub use tombolo_domain::{Rendezvous, SingleBell, aside};
+pub use tombolo_domain::{Rendezvous, SingleDoorbell, aside};
 pub use waiting::{Seat, Waiter};

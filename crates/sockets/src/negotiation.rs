@@ -24,7 +24,7 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo_domain::{Deadline, Error, Link, Listener};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener};
 use tombolo_layout::sockets::{Claim, Message, Proof};
 
 use crate::{
@@ -32,12 +32,12 @@ use crate::{
     claim::{self, Claimed, Claims, NotClaimed},
     connection::{Connection, Stage},
     folder::{Folder, Refused},
-    pipes::{Brought, Line, Own, Pipes},
+    pipes::{OwnResources, PeerResources, Pipes, Session},
     process::{Process, lock, random, random_id},
     proof::{self, Secret},
     tuple::{Role, Tuple},
 };
-pub(crate) use neighbour::Neighbour;
+pub(crate) use neighbour::PeerProcess;
 use neighbour::{Dialled, PATIENCE};
 
 /// Calls in which an end waits to have read what its kernel received.
@@ -49,7 +49,7 @@ const CALLS: u64 = 1 << 20;
 
 /// How far the talk about one connection is.
 #[derive(Debug, Default)]
-pub(crate) enum Talk {
+pub(crate) enum NegotiationStage {
     #[default]
     Silent,
     /// Claimed.
@@ -82,20 +82,20 @@ pub(crate) struct Answered {
     proof: Proof,
     /// The link over which it was proposed.
     link: u64,
-    fresh: Own,
+    fresh: OwnResources,
     _claimed: Claimed,
 }
 
 /// All links of a process, and the connections that are talked about.
 #[derive(Debug, Default)]
-pub(crate) struct Exchange {
+pub(crate) struct Negotiations {
     claims: Option<Arc<Claims>>,
     listener: Option<(String, Box<dyn Listener>)>,
-    pub(crate) neighbours: Vec<Neighbour>,
+    pub(crate) neighbours: Vec<PeerProcess>,
     by_tuple: HashMap<Tuple, Weak<Connection>>,
     by_id: HashMap<u64, Weak<Connection>>,
     /// In a child made by fork: its parent's lines that its connections go over.
-    pub(crate) inherited: Vec<Weak<Line>>,
+    pub(crate) inherited: Vec<Weak<Session>>,
 }
 
 impl Process {
@@ -138,12 +138,12 @@ impl Process {
         let said = exchange.advance(self, connection);
         // One look at the links is for all connections.
         if call <= 64 || self.has_not_heard_for(PAUSE) {
-            exchange.hear(self);
+            exchange.receive_messages(self);
         }
         drop(exchange);
         if let Err(reason) = said {
             self.stays(connection, reason);
-            *lock(&connection.talk) = Talk::Done;
+            *lock(&connection.talk) = NegotiationStage::Done;
         }
     }
 
@@ -154,7 +154,7 @@ impl Process {
         let Ok(exchange) = self.exchange.try_lock().map(|mut exchange| std::mem::take(&mut *exchange)) else { return };
         for connection in exchange.by_tuple.values().chain(exchange.by_id.values()).filter_map(Weak::upgrade) {
             if let Ok(mut talk) = connection.talk.try_lock() {
-                *talk = Talk::Done;
+                *talk = NegotiationStage::Done;
             }
         }
     }
@@ -190,7 +190,7 @@ impl Process {
     }
 
     /// S-6. What only the ends of this connection have, as far as this kernel tells it.
-    fn secret(&self, connection: &Connection, claims: &Claims, link: &dyn Link) -> Result<Secret, Reason> {
+    fn secret(&self, connection: &Connection, claims: &Claims, link: &dyn Endpoint) -> Result<Secret, Reason> {
         let secret = self.kernel().sequences(connection.fd(), connection.dialled);
         // What passed can be guessed; only within one kernel does its word about the peer make up for that.
         let needed = claims.folder.sequences_required || !link.same_kernel();
@@ -198,7 +198,7 @@ impl Process {
     }
 }
 
-impl Exchange {
+impl Negotiations {
     /// The folder, checked when it is first needed. S-7
     fn claims(&mut self, process: &Process) -> Result<Arc<Claims>, Reason> {
         // A program may change its user.
@@ -247,11 +247,11 @@ impl Exchange {
     }
 
     /// Takes back the claim of a connection that nobody came for.
-    pub(crate) fn withdraw(&mut self, connection: &Connection, talk: &mut Talk) {
+    pub(crate) fn withdraw(&mut self, connection: &Connection, talk: &mut NegotiationStage) {
         if let Some(tuple) = connection.meeting() {
             self.by_tuple.remove(&tuple);
         }
-        if let Talk::Claimed(waiting) = std::mem::replace(talk, Talk::Silent)
+        if let NegotiationStage::Claimed(waiting) = std::mem::replace(talk, NegotiationStage::Silent)
             && let Some((proposal, link)) = waiting.proposal
             && let Some(neighbour) = self.neighbours.iter_mut().find(|neighbour| neighbour.number == link)
         {
@@ -266,17 +266,19 @@ impl Exchange {
         let mut talk = lock(&connection.talk);
         match (&*talk, tuple.role()) {
             (_, None) => Err(Reason::Usage),
-            (Talk::Silent, Some(Role::Waiting)) => {
+            (NegotiationStage::Silent, Some(Role::Waiting)) => {
                 let claims = self.claims(process)?;
                 let service = self.service(process, &claims)?;
                 let before = process.describe(connection)?;
                 let claimed = self.claim(process, &claims, tuple, Role::Waiting, &service)?;
                 remember(&mut self.by_tuple, tuple, connection);
-                *talk = Talk::Claimed(Box::new(Waiting { before, proposal: None, tries: 0, claimed }));
+                *talk = NegotiationStage::Claimed(Box::new(Waiting { before, proposal: None, tries: 0, claimed }));
                 Ok(())
             }
-            (Talk::Claimed(waiting), _) if waiting.proposal.is_some() => self.get_on(process, connection, &mut talk),
-            (Talk::Silent, Some(Role::Seeking)) => self.seek(process, connection, (tuple, id), &mut talk),
+            (NegotiationStage::Claimed(waiting), _) if waiting.proposal.is_some() => {
+                self.get_on(process, connection, &mut talk)
+            }
+            (NegotiationStage::Silent, Some(Role::Seeking)) => self.seek(process, connection, (tuple, id), &mut talk),
             _ => Ok(()),
         }
     }
@@ -326,7 +328,7 @@ impl Exchange {
         process: &Process,
         connection: &Arc<Connection>,
         (tuple, id): (Tuple, u64),
-        talk: &mut Talk,
+        talk: &mut NegotiationStage,
     ) -> Result<(), Reason> {
         let claims = self.claims(process)?;
         let Some(service) = claims.find(tuple) else { return Ok(()) };
@@ -354,7 +356,7 @@ impl Exchange {
         let neighbour = &mut self.neighbours[index];
         neighbour.link.send(&Message::Propose(claim).encode(), None).map_err(|_| Reason::PeerGone)?;
         remember(&mut self.by_id, id, connection);
-        *talk = Talk::Proposed { claim, link: neighbour.number, _claimed: claimed };
+        *talk = NegotiationStage::Proposed { claim, link: neighbour.number, _claimed: claimed };
         Ok(())
     }
 
@@ -370,7 +372,12 @@ impl Exchange {
         }
     }
 
-    fn proposed(&mut self, process: &Process, neighbour: &mut Neighbour, proposal: Claim) -> Result<(), (u64, Reason)> {
+    fn proposed(
+        &mut self,
+        process: &Process,
+        neighbour: &mut PeerProcess,
+        proposal: Claim,
+    ) -> Result<(), (u64, Reason)> {
         let to = proposal.id;
         let tuple = Tuple { own: proposal.addresses[1], peer: proposal.addresses[0] };
         let found = self.by_tuple.get(&tuple).and_then(Weak::upgrade);
@@ -379,7 +386,7 @@ impl Exchange {
         };
         let mut talk = lock(&connection.talk);
         match &mut *talk {
-            Talk::Claimed(waiting) if waiting.proposal.is_none() => {
+            NegotiationStage::Claimed(waiting) if waiting.proposal.is_none() => {
                 waiting.proposal = Some((proposal, neighbour.number));
             }
             _ => return Err((to, Reason::Ambiguous)),
@@ -394,8 +401,13 @@ impl Exchange {
     }
 
     /// A call on a connection that was proposed for, and not answered.
-    fn get_on(&mut self, process: &Process, connection: &Arc<Connection>, talk: &mut Talk) -> Result<(), Reason> {
-        let Talk::Claimed(waiting) = &*talk else { return Ok(()) };
+    fn get_on(
+        &mut self,
+        process: &Process,
+        connection: &Arc<Connection>,
+        talk: &mut NegotiationStage,
+    ) -> Result<(), Reason> {
+        let NegotiationStage::Claimed(waiting) = &*talk else { return Ok(()) };
         let Some((proposal, link)) = waiting.proposal else { return Ok(()) };
         let found = self.neighbours.iter().position(|neighbour| neighbour.number == link);
         let mut neighbour = self.neighbours.swap_remove(found.ok_or(Reason::PeerGone)?);
@@ -412,26 +424,26 @@ impl Exchange {
     fn answer_when_ready(
         &mut self,
         process: &Process,
-        neighbour: &mut Neighbour,
+        neighbour: &mut PeerProcess,
         connection: &Arc<Connection>,
-        talk: &mut Talk,
+        talk: &mut NegotiationStage,
     ) -> Result<(), Reason> {
         let own = process.describe(connection)?;
-        if let Talk::Claimed(waiting) = talk
+        if let NegotiationStage::Claimed(waiting) = talk
             && !proof::is_ready(&own)
         {
             waiting.tries += 1;
             return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
         }
-        let Talk::Claimed(waiting) = std::mem::replace(talk, Talk::Done) else { return Ok(()) };
-        *talk = Talk::Answered(self.answer(process, neighbour, connection, own, *waiting)?);
+        let NegotiationStage::Claimed(waiting) = std::mem::replace(talk, NegotiationStage::Done) else { return Ok(()) };
+        *talk = NegotiationStage::Answered(self.answer(process, neighbour, connection, own, *waiting)?);
         Ok(())
     }
 
     fn answer(
         &mut self,
         process: &Process,
-        neighbour: &mut Neighbour,
+        neighbour: &mut PeerProcess,
         connection: &Arc<Connection>,
         own: Claim,
         waiting: Waiting,
@@ -463,16 +475,16 @@ impl Exchange {
     fn answered(
         &mut self,
         process: &Process,
-        neighbour: &mut Neighbour,
+        neighbour: &mut PeerProcess,
         to: u64,
         peer: Claim,
         proof: &Proof,
-        brought: Option<Brought>,
+        brought: Option<PeerResources>,
     ) -> Result<(), (u64, Reason)> {
         let Some(connection) = self.named(to) else { return Err((peer.id, Reason::NoPeer)) };
         let mut talk = lock(&connection.talk);
-        let (claim, claimed) = match std::mem::replace(&mut *talk, Talk::Done) {
-            Talk::Proposed { claim, link, _claimed } if link == neighbour.number => (claim, _claimed),
+        let (claim, claimed) = match std::mem::replace(&mut *talk, NegotiationStage::Done) {
+            NegotiationStage::Proposed { claim, link, _claimed } if link == neighbour.number => (claim, _claimed),
             other => {
                 *talk = other;
                 return Err((peer.id, Reason::Ambiguous));
@@ -503,15 +515,15 @@ impl Exchange {
     fn confirmed(
         &mut self,
         process: &Process,
-        neighbour: &mut Neighbour,
+        neighbour: &mut PeerProcess,
         to: u64,
         proof: &Proof,
-        brought: Option<Brought>,
+        brought: Option<PeerResources>,
     ) -> Result<(), (u64, Reason)> {
         let Some(connection) = self.named(to) else { return Ok(()) };
         let mut talk = lock(&connection.talk);
-        let answered = match std::mem::replace(&mut *talk, Talk::Done) {
-            Talk::Answered(answered) if answered.link == neighbour.number => *answered,
+        let answered = match std::mem::replace(&mut *talk, NegotiationStage::Done) {
+            NegotiationStage::Answered(answered) if answered.link == neighbour.number => *answered,
             other => {
                 *talk = other;
                 return Ok(());
@@ -537,7 +549,7 @@ impl Exchange {
     fn refused(&mut self, process: &Process, to: u64, reason: Reason) {
         let Some(connection) = self.by_id.remove(&to).and_then(|connection| connection.upgrade()) else { return };
         self.forget(&connection, to);
-        *lock(&connection.talk) = Talk::Done;
+        *lock(&connection.talk) = NegotiationStage::Done;
         process.leaves(&connection, reason);
     }
 }
@@ -563,10 +575,10 @@ fn wait_to_be_alone(connection: &Connection, call: u64) {
 
 fn join(
     process: &Process,
-    neighbour: &mut Neighbour,
+    neighbour: &mut PeerProcess,
     connection: &Connection,
-    own: Own,
-    peer: Brought,
+    own: OwnResources,
+    peer: PeerResources,
 ) -> Result<(), Reason> {
     if !connection.is_alone() {
         return Err(Reason::Shared); // Another process would not know of the pipes.

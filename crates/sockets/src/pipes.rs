@@ -15,7 +15,7 @@ use std::{
 };
 
 use rustix::{event::PollFlags, io::Errno};
-use tombolo_domain::{Link, SingleBell, SingleRinger, aside::Aside};
+use tombolo_domain::{Endpoint, SingleDoorbell, SingleNotifier, aside::ReservedFd};
 use tombolo_layout::{
     sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
     words,
@@ -25,38 +25,38 @@ use tombolo_ring::{Corrupt, Error, Fresh, Mode, Reader, Side, Writer};
 
 use crate::{
     connection::{Connection, Direction},
-    family::Family,
+    family::ForkGroup,
     kernel::Kernel,
     quota::Lease,
-    switch::{Carrier, Fault, Found, Receiver, Sender},
+    switch::{Fault, Found, Receiver, Sender, Transport},
 };
 use half::Half;
 use io::{Reading, Sending};
 
-pub use back::Way;
+pub use back::ReturnStage;
 
 /// A child's copy of its parent's link, and what of it is watched for its end.
 #[derive(Debug)]
 pub(crate) struct Inherited {
-    pub link: Box<dyn Link>,
-    pub _path: Arc<Aside>,
+    pub link: Box<dyn Endpoint>,
+    pub _path: Arc<ReservedFd>,
 }
 
 /// What the connections between two processes have in common.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Session {
     /// The path to the peer's process, which tells when that is gone. Its owner is who has the link.
-    pub path: Weak<Aside>,
+    pub path: Weak<ReservedFd>,
     /// Of the connections that go over it. Only used while the links are held.
-    pub bells: Mutex<Vec<Weak<SingleBell>>>,
+    pub bells: Mutex<Vec<Weak<SingleDoorbell>>>,
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
     /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
     pub inherited: Mutex<Option<Inherited>>,
 }
 
-impl Line {
-    pub fn new(path: &Arc<Aside>) -> Self {
+impl Session {
+    pub fn new(path: &Arc<ReservedFd>) -> Self {
         let path = Arc::downgrade(path);
         Self { path, bells: Mutex::default(), gone: AtomicBool::new(false), inherited: Mutex::default() }
     }
@@ -70,17 +70,17 @@ impl Line {
 
 /// What one end brings to a connection: its segment, and the bell at which it waits.
 #[derive(Debug)]
-pub(crate) struct Own {
+pub(crate) struct OwnResources {
     pub fresh: Fresh,
     pub lease: Lease,
-    pub bell: Arc<SingleBell>,
+    pub bell: Arc<SingleDoorbell>,
 }
 
 /// What the peer brought.
 #[derive(Debug)]
-pub(crate) struct Brought {
+pub(crate) struct PeerResources {
     pub segment: PeerSegment,
-    pub ringer: SingleRinger,
+    pub ringer: SingleNotifier,
 }
 
 /// Both directions.
@@ -88,10 +88,10 @@ pub(crate) struct Brought {
 pub(crate) struct Pipes {
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
-    pub line: Arc<Line>,
+    pub line: Arc<Session>,
     /// S-13. Who waits for this connection is woken here, and nobody else.
-    pub bell: Arc<SingleBell>,
-    ringer: SingleRinger,
+    pub bell: Arc<SingleDoorbell>,
+    ringer: SingleNotifier,
     /// S-2. What the peer has followed of this end's moves, and what it asks for.
     followed: MappedPeerWord,
     /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
@@ -114,7 +114,7 @@ const BROKEN: u64 = u64::MAX;
 const ASTIR: u64 = u64::MAX;
 
 /// Both directions, held still.
-pub(crate) struct Still<'a> {
+pub(crate) struct FrozenPipes<'a> {
     tx: MutexGuard<'a, Tx>,
     rx: MutexGuard<'a, Rx>,
 }
@@ -205,12 +205,12 @@ impl Pipes {
     ///
     /// # Errors
     /// Where the peer's is none.
-    pub fn new(own: Own, peer: Brought, line: Arc<Line>) -> Result<Self, Corrupt> {
-        let (Own { fresh: own, lease, bell }, Brought { segment, ringer }) = (own, peer);
+    pub fn new(own: OwnResources, peer: PeerResources, line: Arc<Session>) -> Result<Self, Corrupt> {
+        let (OwnResources { fresh: own, lease, bell }, PeerResources { segment, ringer }) = (own, peer);
         let peer = &segment;
         let word = |at| own.spare_word(at);
         let (moves, boundary, followed) = (word(MOVES), word(BOUNDARY), word(FOLLOWED));
-        let mode = Mode { messages: false, ordering: tombolo_ring::Ordering::Fences };
+        let mode = Mode { messages: false, ordering: tombolo_ring::FenceMode::Fences };
         let (halves, _) = tombolo_ring::halves(own, peer, mode)?;
         let tx = Tx {
             sender: Sender::default(),
@@ -266,7 +266,7 @@ impl Pipes {
             Some(family) if !family.is_alone() || *half.behind() => self.shared_turn(connection, family, &mut *half, f),
             _ => {
                 let result = f(&mut half);
-                self.ring_if(half.take_ring());
+                self.notify_if(half.take_ring());
                 Ok(result)
             }
         }
@@ -276,7 +276,7 @@ impl Pipes {
     fn shared_turn<H: Half, T>(
         &self,
         connection: &Connection,
-        family: &Family,
+        family: &ForkGroup,
         half: &mut H,
         f: impl FnOnce(&mut H) -> T,
     ) -> Result<T, Failed> {
@@ -289,14 +289,14 @@ impl Pipes {
         half.resume(family, turn.record().as_ref())?;
         let result = f(half);
         let record = half.save();
-        self.ring_if(half.take_ring());
+        self.notify_if(half.take_ring());
         turn.leave(&record);
         *half.behind() = !alone;
         Ok(result)
     }
 
     /// Before a fork, with both directions held still: the child finds them as they are now.
-    pub fn hand_on(&self, still: &mut Still<'_>, family: &Family) -> std::io::Result<()> {
+    pub fn hand_on(&self, still: &mut FrozenPipes<'_>, family: &ForkGroup) -> std::io::Result<()> {
         if let Some(base) = still.tx.recalled {
             family.set_recalled(base);
         }
@@ -304,11 +304,11 @@ impl Pipes {
         self.leave(family, &mut *still.rx)
     }
 
-    fn leave<H: Half>(&self, family: &Family, half: &mut H) -> std::io::Result<()> {
+    fn leave<H: Half>(&self, family: &ForkGroup, half: &mut H) -> std::io::Result<()> {
         if !*half.behind() {
             let turn = family.turn(H::DIRECTION)?;
             let record = half.save();
-            self.ring_if(half.take_ring());
+            self.notify_if(half.take_ring());
             turn.leave(&record);
             *half.behind() = true;
         }
@@ -316,8 +316,8 @@ impl Pipes {
     }
 
     /// Nobody of this process uses either direction while this is held.
-    pub fn still(&self) -> Still<'_> {
-        Still { tx: lock(&self.tx), rx: lock(&self.rx) }
+    pub fn still(&self) -> FrozenPipes<'_> {
+        FrozenPipes { tx: lock(&self.tx), rx: lock(&self.rx) }
     }
 
     /// Sends what there is room for. `wanted` is where the program's user would have the direction.
@@ -327,8 +327,8 @@ impl Pipes {
         kernel: &dyn Kernel,
         fd: RawFd,
         from: &[IoSlice<'_>],
-        wanted: Carrier,
-    ) -> Result<(usize, Carrier), Failed> {
+        wanted: Transport,
+    ) -> Result<(usize, Transport), Failed> {
         self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
             connection.recount(kernel, fd, Direction::Out);
             let carrier = self.steer(tx, connection, kernel, fd, wanted)?;
@@ -336,9 +336,9 @@ impl Pipes {
                 return Err(Failed::Os(Errno::AGAIN));
             }
             tx.ended |= connection.is_over();
-            if !tx.ended && carrier == Carrier::Pipe {
+            if !tx.ended && carrier == Transport::Pipe {
                 match tx.writer.write_vectored(from) {
-                    Ok(Some(n)) => return Ok((n, Carrier::Pipe)),
+                    Ok(Some(n)) => return Ok((n, Transport::Pipe)),
                     Ok(None) if !self.is_over(connection, kernel, fd) => return Err(Failed::Os(Errno::AGAIN)),
                     // Nobody will read it, from here or from there: the kernel's answer is the right one.
                     Ok(None) | Err(Error::Closed) => tx.ended = true,
@@ -347,7 +347,7 @@ impl Pipes {
             }
             let n = kernel.send(fd, from).map_err(Failed::Os)?;
             connection.count(Direction::Out, n);
-            Ok((n, Carrier::Tcp))
+            Ok((n, Transport::Tcp))
         })?
     }
 
@@ -365,7 +365,7 @@ impl Pipes {
         fd: RawFd,
         to: &mut [IoSliceMut<'_>],
         read: Read,
-    ) -> Result<(usize, Carrier), Failed> {
+    ) -> Result<(usize, Transport), Failed> {
         let received = self.turn(connection, &self.rx, |rx| -> Result<_, Failed> {
             if let Some(broken) = rx.broken {
                 return Err(Failed::Broken(broken));
@@ -375,7 +375,7 @@ impl Pipes {
                     return Err(Failed::Os(error));
                 }
                 let n = if read == Read::Look { 0 } else { kernel.recv(fd, to, false).map_err(Failed::Os)? };
-                return Ok((n, Carrier::Tcp));
+                return Ok((n, Transport::Tcp));
             }
             connection.recount(kernel, fd, Direction::In);
             let mut io = Reading {
@@ -432,7 +432,7 @@ impl Pipes {
     }
 
     /// The program was not told of this error after all: its next read is.
-    pub fn keep(&self, error: Errno) {
+    pub fn store_error(&self, error: Errno) {
         let mut rx = lock(&self.rx);
         rx.error = Some(error);
         self.settled.store(ASTIR, Ordering::Relaxed);
@@ -472,7 +472,7 @@ impl Pipes {
     /// Bytes in the pipe and not read, for `FIONREAD`.
     pub fn unread(&self, connection: &Connection) -> u64 {
         let unread = self.turn(connection, &self.rx, |rx| {
-            rx.look();
+            rx.load_tail();
             // What was recalled comes over TCP, and is counted there.
             let moves = rx.moves.load_acquire().hint();
             if rx.receiver.is_paid(moves) { 0 } else { rx.reader.available() }
@@ -483,7 +483,7 @@ impl Pipes {
     /// Whether a send would find room; none where TCP decides.
     pub fn has_room(&self, connection: &Connection) -> Option<bool> {
         let room = self.turn(connection, &self.tx, |tx| {
-            if tx.ended || connection.is_over() || tx.sender.carrier() == Carrier::Tcp {
+            if tx.ended || connection.is_over() || tx.sender.carrier() == Transport::Tcp {
                 return None;
             }
             // As with TCP, a little room is not yet worth a wake-up.
@@ -499,7 +499,7 @@ impl Pipes {
     /// which only a read that takes gets to the rest.
     pub fn may_show_more(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let in_pipe = self.turn(connection, &self.rx, |rx| {
-            rx.look();
+            rx.load_tail();
             rx.receiver.reads_pipe().then(|| rx.reader.available() < rx.reader.capacity())
         });
         let said = |events: PollFlags| kernel.poll(fd, events.bits() as i16);
@@ -521,15 +521,15 @@ impl Pipes {
             others |= self.turn(connection, &self.tx, |tx| tx.arm(connection)).unwrap_or(false);
         }
         if others {
-            self.bell.ring();
+            self.bell.notify();
         }
     }
 
     /// What carries the two directions: sending, receiving.
-    pub fn carriers(&self, connection: &Connection) -> [Carrier; 2] {
+    pub fn carriers(&self, connection: &Connection) -> [Transport; 2] {
         let tx = self.turn(connection, &self.tx, |tx| tx.sender.carrier());
         let rx = self.turn(connection, &self.rx, |rx| rx.receiver.carrier());
-        [tx, rx].map(|carrier| carrier.unwrap_or(Carrier::Tcp))
+        [tx, rx].map(|carrier| carrier.unwrap_or(Transport::Tcp))
     }
 
     /// The last descriptor of this end is about to be closed. Says whether bytes are left unread: then TCP would reset.
@@ -545,17 +545,17 @@ impl Pipes {
         unread.unwrap_or(false)
     }
 
-    fn ring_if(&self, owed: bool) {
+    fn notify_if(&self, owed: bool) {
         if owed {
             // One bell for both of the peer's sleepers: its waits look at both directions anyway.
-            self.ringer.ring();
+            self.ringer.notify();
         }
     }
 }
 
 impl Rx {
     /// Loads the tail, whatever is there already. A lie is met by the next read.
-    fn look(&mut self) {
+    fn load_tail(&mut self) {
         let need = self.reader.available() + 1;
         let _ = self.reader.ready(need);
     }
@@ -565,7 +565,7 @@ impl Rx {
     /// Says whether others of this end sleep on another target.
     fn arm(&mut self, connection: &Connection) -> bool {
         // For more than is there: who waits has seen that, and left it.
-        self.look();
+        self.load_tail();
         let need = (self.reader.available() + 1).min(self.reader.capacity());
         let target = self.reader.position().wrapping_add(need);
         let asked = Some((self.reader.position(), need));
@@ -602,8 +602,8 @@ impl Tx {
         connection: &Connection,
         kernel: &dyn Kernel,
         fd: RawFd,
-        wanted: Carrier,
-    ) -> Result<Carrier, Fault> {
+        wanted: Transport,
+    ) -> Result<Transport, Fault> {
         let Self { sender, writer, followed, moves, boundary, recalled, .. } = self;
         sender.steer(&mut Sending { connection, kernel, fd, writer, recalled, followed, moves, boundary }, wanted)
     }

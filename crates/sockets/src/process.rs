@@ -23,12 +23,12 @@ use crate::{
     connection::{Connection, Direction, Stage},
     journal::{Counters, Journal},
     kernel::Kernel,
-    negotiation::Exchange,
+    negotiation::Negotiations,
     pipes::Broken,
     ports::Ports,
     quota::Quota,
-    roster::Roster,
-    switch::Carrier,
+    roster::ConnectionTable,
+    switch::Transport,
     switched::Switch,
     waiting::Instance,
 };
@@ -61,9 +61,9 @@ pub struct Process {
     pub(crate) settings: Settings,
     kernel: Box<dyn Kernel>,
     pub(crate) rendezvous: Box<dyn Rendezvous>,
-    pub(crate) exchange: Mutex<Exchange>,
+    pub(crate) exchange: Mutex<Negotiations>,
     pub(crate) quota: Quota,
-    pub(crate) roster: Roster,
+    pub(crate) roster: ConnectionTable,
     pub(crate) waiters: Mutex<Vec<Instance>>,
     /// Somebody heard that a path has ended, or that messages are left.
     rung: AtomicBool,
@@ -99,7 +99,7 @@ impl Process {
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
             quota: Quota::new(settings.memory),
-            roster: Roster::default(),
+            roster: ConnectionTable::default(),
             settings,
             kernel,
             rendezvous,
@@ -145,13 +145,13 @@ impl Process {
     }
 
     /// Where both directions of a connection should be now.
-    pub(crate) fn wanted(&self, connection: &Connection) -> Carrier {
+    pub(crate) fn wanted(&self, connection: &Connection) -> Transport {
         if connection.leaves() {
-            return Carrier::Tcp;
+            return Transport::Tcp;
         }
         match self.settings.flip {
-            Some(pace) if (self.begun.elapsed().as_micros() / pace.as_micros().max(1)) % 2 == 1 => Carrier::Tcp,
-            _ => Carrier::Pipe,
+            Some(pace) if (self.begun.elapsed().as_micros() / pace.as_micros().max(1)) % 2 == 1 => Transport::Tcp,
+            _ => Transport::Pipe,
         }
     }
 
@@ -181,21 +181,21 @@ impl Process {
     #[inline]
     pub fn before_sleep(&self) {
         if self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst) {
-            lock(&self.exchange).hear(self);
+            lock(&self.exchange).receive_messages(self);
         }
     }
 
     // ---- what happened
 
     /// Bytes of the program moved.
-    pub(crate) fn moved(&self, direction: Direction, carrier: Carrier, n: usize) {
+    pub(crate) fn moved(&self, direction: Direction, carrier: Transport, n: usize) {
         self.counters.move_bytes(direction, carrier, n);
         self.report_now_and_then(n);
     }
 
     /// Bytes of the program moved by the kernel, before the connection had a choice.
     pub fn moved_plain(&self, direction: Direction, n: usize) {
-        self.moved(direction, Carrier::Tcp, n);
+        self.moved(direction, Transport::Tcp, n);
     }
 
     /// A stream cannot go on: what its program hears.

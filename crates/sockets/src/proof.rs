@@ -27,17 +27,17 @@ impl History {
 
     /// Keeps the beginning of what was sent, of which these bytes stand at `position`; says whether more is wanted.
     pub fn sent(&mut self, position: u64, bytes: &[u8]) -> bool {
-        keep(&mut self.sent, position, bytes)
+        store_bytes(&mut self.sent, position, bytes)
     }
 
     /// Keeps the beginning of what was received, likewise.
     pub fn received(&mut self, position: u64, bytes: &[u8]) -> bool {
-        keep(&mut self.received, position, bytes)
+        store_bytes(&mut self.received, position, bytes)
     }
 }
 
 /// Bytes after some that another process moved, or another thread before they were counted, are not kept.
-fn keep(kept: &mut Vec<u8>, position: u64, bytes: &[u8]) -> bool {
+fn store_bytes(kept: &mut Vec<u8>, position: u64, bytes: &[u8]) -> bool {
     if position != kept.len() as u64 {
         return false;
     }
@@ -48,7 +48,7 @@ fn keep(kept: &mut Vec<u8>, position: u64, bytes: &[u8]) -> bool {
 
 /// Which end says it: the two tags differ, so that neither can be sent back as the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Side {
+pub enum ProofSide {
     /// The proposing end.
     Proposer = 1,
     /// The answering end.
@@ -101,10 +101,10 @@ pub fn is_ready(own: &Claim) -> bool {
 }
 
 /// S-6. Whether a proof covers enough by what this end, on this `side`, knew itself before the peer spoke.
-fn covers(proof: &Proof, before: &Claim, side: Side) -> Result<(), Reason> {
+fn covers(proof: &Proof, before: &Claim, side: ProofSide) -> Result<(), Reason> {
     let (own, peers) = match side {
-        Side::Proposer => (proof.proposer, proof.answerer),
-        Side::Answerer => (proof.answerer, proof.proposer),
+        ProofSide::Proposer => (proof.proposer, proof.answerer),
+        ProofSide::Answerer => (proof.answerer, proof.proposer),
     };
     let wants = |count: u64| count.min(HISTORY as u64);
     let enough = u64::from(own) >= wants(before.counts.acked)
@@ -127,8 +127,8 @@ pub fn answer(
 ) -> Result<Proof, Reason> {
     let both = |theirs: u16, mine: usize| usize::from(theirs).min(mine) as u32;
     let covered = [both(proposal.known[0], history.received.len()), both(proposal.known[1], history.sent.len())];
-    let proof = prove(Side::Answerer, history, secret, [proposal, own], covered).ok_or(Reason::Hash)?;
-    covers(&proof, before, Side::Answerer)?;
+    let proof = prove(ProofSide::Answerer, history, secret, [proposal, own], covered).ok_or(Reason::Hash)?;
+    covers(&proof, before, ProofSide::Answerer)?;
     Ok(proof)
 }
 
@@ -137,13 +137,13 @@ pub fn answer(
 /// # Errors
 /// [`Reason::TooLittle`] or [`Reason::Hash`].
 pub fn confirm(history: &History, secret: Secret, own: &Claim, answer: &Claim, proof: &Proof) -> Result<Proof, Reason> {
-    covers(proof, own, Side::Proposer)?;
-    let seen = Seen::of(Side::Proposer, history, [proof.proposer, proof.answerer]).ok_or(Reason::Hash)?;
-    let expected = tag(Side::Answerer, &seen, in_order(Side::Proposer, secret), [own, answer]);
+    covers(proof, own, ProofSide::Proposer)?;
+    let seen = Seen::of(ProofSide::Proposer, history, [proof.proposer, proof.answerer]).ok_or(Reason::Hash)?;
+    let expected = tag(ProofSide::Answerer, &seen, in_order(ProofSide::Proposer, secret), [own, answer]);
     if !is_same(&expected[..SHORT_TAG], &proof.tag[..SHORT_TAG]) {
         return Err(Reason::Hash);
     }
-    prove(Side::Proposer, history, secret, [own, answer], [proof.proposer, proof.answerer]).ok_or(Reason::Hash)
+    prove(ProofSide::Proposer, history, secret, [own, answer], [proof.proposer, proof.answerer]).ok_or(Reason::Hash)
 }
 
 /// S-6. The answering end checks the confirmation of the proof that it gave: the whole tag.
@@ -157,8 +157,8 @@ pub fn check(
     given: &Proof,
     proof: &Proof,
 ) -> Result<(), Reason> {
-    let seen = Seen::of(Side::Answerer, history, [given.proposer, given.answerer]).ok_or(Reason::Hash)?;
-    let expected = tag(Side::Proposer, &seen, in_order(Side::Answerer, secret), [proposal, own]);
+    let seen = Seen::of(ProofSide::Answerer, history, [given.proposer, given.answerer]).ok_or(Reason::Hash)?;
+    let expected = tag(ProofSide::Proposer, &seen, in_order(ProofSide::Answerer, secret), [proposal, own]);
     let as_given = proof.proposer == given.proposer && proof.answerer == given.answerer;
     if as_given && is_same(&expected, &proof.tag) { Ok(()) } else { Err(Reason::Hash) }
 }
@@ -166,7 +166,13 @@ pub fn check(
 /// S-6. The proof of an end on this `side`, over so many bytes of the proposer's direction and of the answerer's, as an end makes
 /// it that asks nothing; none where it has not seen so many.
 #[must_use]
-pub fn prove(side: Side, history: &History, secret: Secret, claims: [&Claim; 2], covered: [u32; 2]) -> Option<Proof> {
+pub fn prove(
+    side: ProofSide,
+    history: &History,
+    secret: Secret,
+    claims: [&Claim; 2],
+    covered: [u32; 2],
+) -> Option<Proof> {
     let seen = Seen::of(side, history, covered)?;
     let [proposer, answerer] = covered;
     Some(Proof { proposer, answerer, tag: tag(side, &seen, in_order(side, secret), claims) })
@@ -177,22 +183,22 @@ struct Seen<'a>([&'a [u8]; 2]);
 
 impl<'a> Seen<'a> {
     /// As an end on this `side` has them.
-    fn of(side: Side, history: &'a History, [proposer, answerer]: [u32; 2]) -> Option<Self> {
+    fn of(side: ProofSide, history: &'a History, [proposer, answerer]: [u32; 2]) -> Option<Self> {
         let [proposers, answerers] = match side {
-            Side::Proposer => [&history.sent, &history.received],
-            Side::Answerer => [&history.received, &history.sent],
+            ProofSide::Proposer => [&history.sent, &history.received],
+            ProofSide::Answerer => [&history.received, &history.sent],
         };
         Some(Self([proposers.get(..proposer as usize)?, answerers.get(..answerer as usize)?]))
     }
 }
 
 /// The proposer's number first, from what an end on this `side` knows as its own and the peer's.
-fn in_order(side: Side, secret: Secret) -> Secret {
-    secret.map(|[own, peer]| if side == Side::Proposer { [own, peer] } else { [peer, own] })
+fn in_order(side: ProofSide, secret: Secret) -> Secret {
+    secret.map(|[own, peer]| if side == ProofSide::Proposer { [own, peer] } else { [peer, own] })
 }
 
 /// Everything of variable length comes after its length, so no two inputs have one text.
-fn tag(side: Side, seen: &Seen<'_>, numbers: Secret, [proposal, answer]: [&Claim; 2]) -> [u8; 32] {
+fn tag(side: ProofSide, seen: &Seen<'_>, numbers: Secret, [proposal, answer]: [&Claim; 2]) -> [u8; 32] {
     let mut hash = Sha256::new();
     hash.update([side as u8]);
     for claim in [proposal, answer] {
@@ -301,7 +307,7 @@ mod tests {
             let answered = answer(&theirs, MIRRORED, &own, &peer, &peer).unwrap();
             let covered = [answered.proposer, answered.answerer];
             let guess = guess.map(|[own, peer]| [peer, own]);
-            let forged = prove(Side::Proposer, &mine, guess, [&own, &peer], covered).unwrap();
+            let forged = prove(ProofSide::Proposer, &mine, guess, [&own, &peer], covered).unwrap();
             assert_eq!(check(&theirs, MIRRORED, [&own, &peer], &answered, &forged), Err(Reason::Hash), "{guess:?}");
         }
         // Nor does one who says that there are numbers persuade an end whose kernel tells none.
@@ -334,7 +340,8 @@ mod tests {
             ([5000, received], Err(Reason::Hash)),
             ([sent, 5000], Err(Reason::Hash)),
         ] {
-            let tag = prove(Side::Answerer, &theirs, None, [&own, &peer], covered).map_or([0; 32], |proof| proof.tag);
+            let tag =
+                prove(ProofSide::Answerer, &theirs, None, [&own, &peer], covered).map_or([0; 32], |proof| proof.tag);
             let proof = Proof { proposer: covered[0], answerer: covered[1], tag };
             assert_eq!(confirm(&mine, None, &own, &peer, &proof).map(drop), fits, "{covered:?}");
         }
@@ -366,7 +373,7 @@ mod tests {
         assert!(confirm(&mine, None, &own, &peer, &answered).is_ok());
         let (own, peer) = (counted(0, own), counted(0, peer));
         for (covered, fits) in [([15, 0], false), ([16, 0], true), ([0, 16], true), ([7, 8], false), ([8, 8], true)] {
-            let proof = prove(Side::Answerer, &theirs, None, [&own, &peer], covered).unwrap();
+            let proof = prove(ProofSide::Answerer, &theirs, None, [&own, &peer], covered).unwrap();
             assert_eq!(confirm(&mine, None, &own, &peer, &proof).is_ok(), fits, "{covered:?}");
         }
     }

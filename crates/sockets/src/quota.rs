@@ -66,7 +66,7 @@ impl Quota {
     }
 
     /// Grants `bytes`, or nothing.
-    pub fn take(&self, bytes: u64) -> Option<Lease> {
+    pub fn reserve_bytes(&self, bytes: u64) -> Option<Lease> {
         let lease = Lease { used: Arc::clone(&self.used), bytes };
         let before = self.used.fetch_add(bytes, Ordering::Relaxed);
         let granted = before.saturating_add(bytes) <= self.most && self.is_left(bytes);
@@ -132,11 +132,11 @@ mod tests {
     fn quota_grants_what_there_is_and_takes_it_back() {
         let quota =
             Quota { left: Mutex::new(Some((Instant::now() + Duration::from_secs(600), 1 << 30))), ..Quota::new(10) };
-        let first = quota.take(6).unwrap();
-        assert!(quota.take(5).is_none());
-        assert!(quota.take(4).is_some());
+        let first = quota.reserve_bytes(6).unwrap();
+        assert!(quota.reserve_bytes(5).is_none());
+        assert!(quota.reserve_bytes(4).is_some());
         drop(first);
-        assert!(quota.take(10).is_some());
+        assert!(quota.reserve_bytes(10).is_some());
     }
 
     #[test]
@@ -175,7 +175,7 @@ mod tests {
         let left = || lock(&quota.left).unwrap().1;
         let mut all = Vec::new();
         while left() >= 30 {
-            all.extend(quota.take(30));
+            all.extend(quota.reserve_bytes(30));
         }
         assert_eq!(all.len(), 3);
     }

@@ -7,7 +7,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use tombolo_domain::aside::{self, Aside};
+use tombolo_domain::aside::{self, ReservedFd};
 use tombolo_layout::roster::{self, COUNTS, HIDDEN, LEN, MAGIC, MEMORY, ROWS, STATE, WORDS};
 use tombolo_mem::{MappedOwnWord, OwnControl, OwnWord};
 
@@ -15,13 +15,13 @@ use crate::{
     Reason,
     connection::{Connection, Direction, Stage},
     process::lock,
-    switch::Carrier,
+    switch::Transport,
     tuple::Tuple,
 };
 
 /// The list of a process, made when there is something to show.
 #[derive(Debug, Default)]
-pub(crate) struct Roster(Mutex<Option<Option<Arc<List>>>>);
+pub(crate) struct ConnectionTable(Mutex<Option<Option<Arc<List>>>>);
 
 #[derive(Debug)]
 struct List {
@@ -29,7 +29,7 @@ struct List {
     free: Mutex<Vec<u16>>,
     serial: AtomicU64,
     /// What leads others to the memory.
-    _shown: Aside,
+    _shown: ReservedFd,
 }
 
 /// The row of one connection; it goes with this.
@@ -46,7 +46,7 @@ pub(crate) struct Row {
 impl List {
     fn new() -> Option<Self> {
         let (segment, fd) = tombolo_mem::create_sealed(MEMORY, LEN).ok()?;
-        let shown = Aside::new(fd).ok()?;
+        let shown = ReservedFd::new(fd).ok()?;
         let (control, _) = segment.split(LEN);
         control.word(0).store_release(MAGIC);
         Some(Self {
@@ -58,7 +58,7 @@ impl List {
     }
 }
 
-impl Roster {
+impl ConnectionTable {
     /// Shows `connection` from now on, if there is room.
     pub fn show(&self, connection: &Connection, tuple: Tuple) -> Option<Row> {
         let list = lock(&self.0).get_or_insert_with(|| aside::lifted(List::new).map(Arc::new)).clone()?;
@@ -91,7 +91,7 @@ impl Roster {
 
 impl Row {
     /// What is told of the connection changed.
-    pub fn tell(&self, stage: Stage, reason: Option<Reason>) {
+    pub fn publish_stage(&self, stage: Stage, reason: Option<Reason>) {
         let stage = match stage {
             Stage::Candidate => roster::Stage::Candidate,
             Stage::Joined => roster::Stage::Joined,
@@ -104,7 +104,7 @@ impl Row {
 
     /// So many bytes went one way by now.
     #[inline]
-    pub fn count(&self, direction: Direction, carrier: Carrier, bytes: u64) {
+    pub fn count(&self, direction: Direction, carrier: Transport, bytes: u64) {
         if self.is_own() {
             self.counts[2 * direction as usize + carrier as usize].store_release(bytes);
         }

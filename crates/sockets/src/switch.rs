@@ -15,14 +15,14 @@ use tombolo_layout::sockets::Followed;
 
 /// What carries a direction for the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Carrier {
+pub enum Transport {
     /// The kernel's connection.
     Tcp,
     /// Shared memory.
     Pipe,
 }
 
-impl Carrier {
+impl Transport {
     fn after(moves: u64) -> Self {
         if moves % 2 == 0 { Self::Tcp } else { Self::Pipe }
     }
@@ -94,8 +94,8 @@ impl Sender {
 
     /// What carries the next byte.
     #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        Carrier::after(self.moves)
+    pub fn carrier(&self) -> Transport {
+        Transport::after(self.moves)
     }
 
     /// Whether the receiver has followed the last move, by its word.
@@ -109,7 +109,7 @@ impl Sender {
     /// # Errors
     /// [`Fault::OutOfTurn`] where the receiver's word is impossible.
     #[inline]
-    pub fn steer(&mut self, io: &mut impl Outgoing, wanted: Carrier) -> Result<Carrier, Fault> {
+    pub fn steer(&mut self, io: &mut impl Outgoing, wanted: Transport) -> Result<Transport, Fault> {
         let followed = Followed::decode(io.followed());
         if followed.moves != self.moves {
             if followed.moves.wrapping_add(1) != self.moves {
@@ -117,14 +117,14 @@ impl Sender {
             }
             return Ok(self.carrier()); // One move at a time.
         }
-        let wanted = if followed.leave { Carrier::Tcp } else { wanted };
+        let wanted = if followed.leave { Transport::Tcp } else { wanted };
         match (self.carrier(), wanted) {
-            (Carrier::Tcp, Carrier::Pipe) if followed.ready => {
+            (Transport::Tcp, Transport::Pipe) if followed.ready => {
                 if let Some(boundary) = io.sent_over_tcp() {
                     self.go(io, boundary);
                 }
             }
-            (Carrier::Pipe, Carrier::Tcp) => {
+            (Transport::Pipe, Transport::Tcp) => {
                 let boundary = if followed.recalls() { io.recalled() } else { io.position() };
                 self.go(io, boundary);
             }
@@ -190,8 +190,8 @@ impl Receiver {
 
     /// What the next byte is expected from.
     #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        Carrier::after(self.moves)
+    pub fn carrier(&self) -> Transport {
+        Transport::after(self.moves)
     }
 
     /// S-2. Asks the sender for TCP (`true`), or lets it choose.
@@ -205,7 +205,7 @@ impl Receiver {
     /// S-2. Asks the sender for TCP, also for what is in the pipe: this end reads no more of that. It MUST have published
     /// how far it has read, and then publishes the word that this gives.
     pub fn recall(&mut self) -> Option<u64> {
-        let news = self.carrier() == Carrier::Pipe && !self.recalls();
+        let news = self.carrier() == Transport::Pipe && !self.recalls();
         if news {
             (self.ready, self.leave) = (true, true);
         }
@@ -220,16 +220,16 @@ impl Receiver {
     /// Whether what is in the pipe is this end's to read there.
     #[must_use]
     pub fn reads_pipe(&self) -> bool {
-        self.carrier() == Carrier::Pipe && !self.recalls()
+        self.carrier() == Transport::Pipe && !self.recalls()
     }
 
     /// Whether what is left in the pipe was recalled, and comes over TCP: the sender has made so many moves.
     pub(crate) fn is_paid(&self, moves: u64) -> bool {
-        self.leave && (self.carrier() == Carrier::Tcp || self.recalls() && moves != self.moves)
+        self.leave && (self.carrier() == Transport::Tcp || self.recalls() && moves != self.moves)
     }
 
     fn recalls(&self) -> bool {
-        self.carrier() == Carrier::Pipe && self.ready
+        self.carrier() == Transport::Pipe && self.ready
     }
 
     fn word(&self) -> u64 {
@@ -241,7 +241,7 @@ impl Receiver {
         match io.moves().wrapping_sub(self.moves) {
             0 => Ok(false),
             // Nobody moves into a pipe whose receiver is not ready.
-            1 if self.carrier() == Carrier::Pipe || self.ready => Ok(true),
+            1 if self.carrier() == Transport::Pipe || self.ready => Ok(true),
             other => Err(Fault::OutOfTurn { clause: "S-1", found: self.moves.wrapping_add(other), own: self.moves }),
         }
     }
@@ -260,8 +260,8 @@ impl Receiver {
         // A sender can move once for each time that this end follows; who does so without sending is up to no good.
         for _ in 0..8 {
             let found = match self.carrier() {
-                Carrier::Tcp => self.receive_tcp(io)?,
-                Carrier::Pipe => self.receive_pipe(io)?,
+                Transport::Tcp => self.receive_tcp(io)?,
+                Transport::Pipe => self.receive_pipe(io)?,
             };
             if let Some(found) = found {
                 return Ok(found);

@@ -137,7 +137,7 @@ mod tests {
         Name::of(std::process::id()).unwrap()
     }
 
-    fn say(folder: &Path, name: Name) -> PathBuf {
+    fn write_file(folder: &Path, name: Name) -> PathBuf {
         fs::create_dir_all(place(folder)).unwrap();
         let file = name.file(folder);
         fs::write(&file, "").unwrap();
@@ -152,11 +152,11 @@ mod tests {
         let (name, parent) = own();
         assert_eq!(Name::from_file(&name.file(folder.path())), Some(name));
         assert!(!is_off());
-        say(folder.path(), Name { started: name.started - 1, ..name });
-        say(folder.path(), Name { namespace: 1, ..name });
+        write_file(folder.path(), Name { started: name.started - 1, ..name });
+        write_file(folder.path(), Name { namespace: 1, ..name });
         assert!(!is_off(), "of an earlier process with this number, and of another container");
         for name in [name, Name::of(parent).unwrap().0] {
-            let file = say(folder.path(), name);
+            let file = write_file(folder.path(), name);
             assert!(is_off());
             fs::remove_file(file).unwrap();
             assert!(!is_off());
@@ -170,7 +170,7 @@ mod tests {
             return; // Only root can make one.
         }
         let folder = tempfile::tempdir().unwrap();
-        let file = say(folder.path(), own().0);
+        let file = write_file(folder.path(), own().0);
         std::os::unix::fs::chown(&file, Some(7), None).unwrap();
         assert!(!Switch::default().is_off(folder.path(), 8, 8));
         assert!(Switch::default().is_off(folder.path(), 7, 8), "the folder's owner");
@@ -180,9 +180,9 @@ mod tests {
     fn s7_files_of_processes_that_ended_are_swept_and_others_stay() {
         let folder = tempfile::tempdir().unwrap();
         let (name, _) = own();
-        let gone = say(folder.path(), Name { started: name.started - 1, ..name });
-        let elsewhere = say(folder.path(), Name { namespace: 1, ..name });
-        let living = say(folder.path(), name);
+        let gone = write_file(folder.path(), Name { started: name.started - 1, ..name });
+        let elsewhere = write_file(folder.path(), Name { namespace: 1, ..name });
+        let living = write_file(folder.path(), name);
         sweep(folder.path()).unwrap();
         assert!(!gone.exists() && elsewhere.exists() && living.exists());
         fs::remove_file(elsewhere).unwrap();

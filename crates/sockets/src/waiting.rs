@@ -14,13 +14,13 @@ use std::{
 
 use rustix::{event::epoll, io::Errno};
 use tombolo_domain::{
-    SingleBell,
-    aside::{self, Aside},
+    SingleDoorbell,
+    aside::{self, ReservedFd},
 };
 
 use crate::{
     connection::Connection,
-    pipes::Line,
+    pipes::Session,
     process::{Process, lock},
 };
 
@@ -30,11 +30,11 @@ const BELL: u64 = 1;
 const SOCKET: u64 = 2;
 
 /// An epoll instance of ours.
-fn instance() -> io::Result<Aside> {
-    aside::lifted(|| Aside::new(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+fn instance() -> io::Result<ReservedFd> {
+    aside::lifted(|| ReservedFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?))
 }
 
-fn watch(epoll: &Aside, fd: BorrowedFd<'_>, about: u64) -> rustix::io::Result<()> {
+fn watch(epoll: &ReservedFd, fd: BorrowedFd<'_>, about: u64) -> rustix::io::Result<()> {
     let events = match about {
         SOCKET => epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
         BELL => epoll::EventFlags::OUT | epoll::EventFlags::ET,
@@ -47,11 +47,11 @@ fn watch(epoll: &Aside, fd: BorrowedFd<'_>, about: u64) -> rustix::io::Result<()
 /// An epoll instance, and what it watches.
 #[derive(Debug)]
 pub(crate) struct Instance {
-    epoll: Aside,
+    epoll: ReservedFd,
     /// In the order of their addresses.
-    bells: Vec<Arc<SingleBell>>,
+    bells: Vec<Arc<SingleDoorbell>>,
     /// Paths, as long as they are there: nothing is kept open by being watched.
-    paths: Vec<Weak<Aside>>,
+    paths: Vec<Weak<ReservedFd>>,
 }
 
 impl Instance {
@@ -60,7 +60,7 @@ impl Instance {
     }
 
     /// Watches these and no others.
-    fn turn_to(&mut self, bells: Vec<Arc<SingleBell>>, paths: Vec<Arc<Aside>>) -> rustix::io::Result<()> {
+    fn turn_to(&mut self, bells: Vec<Arc<SingleDoorbell>>, paths: Vec<Arc<ReservedFd>>) -> rustix::io::Result<()> {
         let before = std::mem::take(&mut self.bells);
         before
             .iter()
@@ -69,7 +69,7 @@ impl Instance {
         bells.iter().filter(|bell| !has(&before, bell)).try_for_each(|bell| watch(&self.epoll, bell.as_fd(), BELL))?;
         self.bells = bells;
         let before: Vec<_> = std::mem::take(&mut self.paths).iter().filter_map(Weak::upgrade).collect();
-        let has = |all: &[Arc<Aside>], path: &Arc<Aside>| all.iter().any(|other| Arc::ptr_eq(other, path));
+        let has = |all: &[Arc<ReservedFd>], path: &Arc<ReservedFd>| all.iter().any(|other| Arc::ptr_eq(other, path));
         before
             .iter()
             .filter(|path| !has(&paths, path))
@@ -79,17 +79,17 @@ impl Instance {
         Ok(())
     }
 
-    fn is_for(&self, bells: &[Arc<SingleBell>]) -> bool {
+    fn is_for(&self, bells: &[Arc<SingleDoorbell>]) -> bool {
         self.bells.len() == bells.len() && self.bells.iter().zip(bells).all(|(one, other)| Arc::ptr_eq(one, other))
     }
 
-    pub fn has(&self, bell: &Arc<SingleBell>) -> bool {
+    pub fn has(&self, bell: &Arc<SingleDoorbell>) -> bool {
         has(&self.bells, bell)
     }
 }
 
 /// Whether `bell` is one of `bells`, which are in the order of their addresses.
-fn has(bells: &[Arc<SingleBell>], bell: &Arc<SingleBell>) -> bool {
+fn has(bells: &[Arc<SingleDoorbell>], bell: &Arc<SingleDoorbell>) -> bool {
     bells.binary_search_by_key(&Arc::as_ptr(bell), Arc::as_ptr).is_ok()
 }
 
@@ -180,7 +180,7 @@ impl Connection {
 
     /// The path to the peer's process, while it is there: to be watched for its end (`EPOLLRDHUP`) and for nothing else.
     #[must_use]
-    pub fn path(&self) -> Option<Arc<Aside>> {
+    pub fn path(&self) -> Option<Arc<ReservedFd>> {
         self.pipes.get()?.line.path()
     }
 }
@@ -222,21 +222,21 @@ impl Drop for Seat<'_> {
     }
 }
 
-impl Line {
+impl Session {
     /// The path to the peer's process, while it is there.
-    pub fn path(&self) -> Option<Arc<Aside>> {
+    pub fn path(&self) -> Option<Arc<ReservedFd>> {
         self.path.upgrade()
     }
 
     /// The path has ended: all who wait for a connection over it look again. While the links are held.
     pub fn end(&self) {
         if !self.gone.swap(true, std::sync::atomic::Ordering::SeqCst) {
-            lock(&self.bells).drain(..).filter_map(|bell| bell.upgrade()).for_each(|bell| bell.ring());
+            lock(&self.bells).drain(..).filter_map(|bell| bell.upgrade()).for_each(|bell| bell.notify());
         }
     }
 
     /// A connection goes over it from now on, whose bell this is. While the links are held.
-    pub fn carries(&self, bell: &Arc<SingleBell>) {
+    pub fn carries(&self, bell: &Arc<SingleDoorbell>) {
         let mut bells = lock(&self.bells);
         if bells.len() == bells.capacity() {
             bells.retain(|bell| bell.strong_count() > 0);
@@ -248,8 +248,8 @@ impl Line {
 }
 
 /// A descriptor of our own for the path that `fd` is.
-pub(crate) fn path_of(fd: BorrowedFd<'_>) -> Result<Arc<Aside>, Errno> {
-    let copy = || Aside::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?);
+pub(crate) fn path_of(fd: BorrowedFd<'_>) -> Result<Arc<ReservedFd>, Errno> {
+    let copy = || ReservedFd::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?);
     let made = aside::lifted(copy);
     made.map(Arc::new).map_err(|error| error.raw_os_error().map_or(Errno::MFILE, Errno::from_raw_os_error))
 }

@@ -3,7 +3,7 @@
 //! on B. Each may be in shared memory, looked at or resting until its bell rings, or with the kernel. Canaries weaken one rule
 //! each; the model must refute every one.
 
-use tombolo_sockets::gather::{Asked, Sources, gather};
+use tombolo_sockets::gather::{KernelReply, Sources, gather};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
@@ -101,9 +101,9 @@ impl Sources for World<'_> {
         new
     }
 
-    fn ask(&mut self) -> Result<Asked, ()> {
+    fn ask(&mut self) -> Result<KernelReply, ()> {
         self.others_run();
-        let mut asked = Asked::default();
+        let mut asked = KernelReply::default();
         for at in 0..self.kinds.len() {
             if std::mem::take(&mut self.rung[at]) {
                 self.awake[at] = true;

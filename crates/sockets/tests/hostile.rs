@@ -144,7 +144,7 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
             if random.below(4) == 0
                 && let Some(bell) = &liar.ringer
             {
-                bell.ring();
+                bell.notify();
             }
             let since = Instant::now();
             let mut room = [0; 9000];
@@ -231,7 +231,7 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
             victim.process.before_sleep();
         }
         assert!(since.elapsed() < SOON, "turn {turn}: a call waited");
-        bell.ring();
+        bell.notify();
         assert!(rung(SOON), "turn {turn}: an honest ring was not heard");
         waiter.forget();
     }

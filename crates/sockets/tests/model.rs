@@ -11,7 +11,7 @@ use std::{
 };
 
 use tombolo_layout::sockets::Followed;
-use tombolo_sockets::switch::{Carrier, Fault, Found, Incoming, Outgoing, Receiver, Sender};
+use tombolo_sockets::switch::{Fault, Found, Incoming, Outgoing, Receiver, Sender, Transport};
 
 /// What is weakened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,7 +93,7 @@ enum Step {
     Moves(u64),
     /// What is left in the pipe goes over TCP.
     Recalled,
-    Write(Carrier),
+    Write(Transport),
 }
 
 struct World<'a, C> {
@@ -240,7 +240,7 @@ impl<C: Chooser> World<'_, C> {
     }
 
     /// The sender decides what carries the next byte.
-    fn decide(&mut self, wanted: Carrier) -> Carrier {
+    fn decide(&mut self, wanted: Transport) -> Transport {
         let mut sender = self.sender.clone();
         let own = self.moves;
         let mut deciding = Deciding {
@@ -262,7 +262,7 @@ impl<C: Chooser> World<'_, C> {
     fn settle(&mut self) {
         // Again where a process of its end died over it.
         for _ in 0..100 {
-            if self.leaves && self.decide(Carrier::Tcp) == Carrier::Tcp && self.recalled {
+            if self.leaves && self.decide(Transport::Tcp) == Transport::Tcp && self.recalled {
                 self.steps.push_back(Step::Recalled);
             }
             while self.step() {}
@@ -281,14 +281,14 @@ impl<C: Chooser> World<'_, C> {
             if self.next == self.last {
                 return false;
             }
-            let wanted = if self.choices.choose(2) == 0 { Carrier::Pipe } else { Carrier::Tcp };
+            let wanted = if self.choices.choose(2) == 0 { Transport::Pipe } else { Transport::Tcp };
             let carrier = self.decide(wanted);
             let late = self.mutant == Mutant::RecalledLate;
-            if self.recalled && carrier == Carrier::Tcp && !late {
+            if self.recalled && carrier == Transport::Tcp && !late {
                 self.steps.push_back(Step::Recalled);
             }
             self.steps.push_back(Step::Write(carrier));
-            if self.recalled && carrier == Carrier::Tcp && late {
+            if self.recalled && carrier == Transport::Tcp && late {
                 self.steps.push_back(Step::Recalled);
             }
         }
@@ -302,11 +302,11 @@ impl<C: Chooser> World<'_, C> {
             }
             Some(Step::Write(carrier)) => {
                 match carrier {
-                    Carrier::Tcp => {
+                    Transport::Tcp => {
                         self.tcp.push_back(self.next);
                         self.tcp_sent += 1;
                     }
-                    Carrier::Pipe => {
+                    Transport::Pipe => {
                         self.pipe.push_back(self.next);
                         self.pipe_sent += 1;
                     }

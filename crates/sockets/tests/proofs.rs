@@ -207,7 +207,7 @@ fn s6_confirmation_over_another_link_is_none() {
     victim.call();
     let Some(Message::Answer { claim: theirs, proof, .. }) = liar.hear() else { panic!("it answers") };
     let covered = [proof.proposer, proof.answerer];
-    let (side, claims) = (tombolo_sockets::proof::Side::Proposer, [&liar.claim, &theirs]);
+    let (side, claims) = (tombolo_sockets::proof::ProofSide::Proposer, [&liar.claim, &theirs]);
     let proof = tombolo_sockets::proof::prove(side, &liar.history, None, claims, covered).unwrap();
     let service = fs::read_to_string(victim.claim_file("waiting")).unwrap();
     let mut other = LocalDomain::in_folder(victim.folder.path()).connect(&service, Deadline::after(SOON)).unwrap();
@@ -311,14 +311,14 @@ fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
         }
     }
     (0..10).for_each(|_| victim.call());
-    let gone = knocks.iter().filter(|link| link.life() == tombolo_domain::Life::ProcessGone).count();
+    let gone = knocks.iter().filter(|link| link.liveness() == tombolo_domain::Liveness::ProcessGone).count();
     assert!((100..400).contains(&gone), "{gone} of 400 who say nothing had to go");
     // One that speaks without end is heard for a while in each call, and then no more.
     let mut liar = knocks.pop().unwrap();
     let nothing = Message::Refuse { to: 7, reason: 1 }.encode();
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut sent = 0;
-    while liar.life() != tombolo_domain::Life::ProcessGone {
+    while liar.liveness() != tombolo_domain::Liveness::ProcessGone {
         assert!(Instant::now() < deadline, "it is heard for ever: {sent}");
         sent += u32::from(liar.send(&nothing, None).is_ok());
         if sent % 10 == 0 {
@@ -376,7 +376,7 @@ fn s5_bytes_that_went_past_the_library_keep_both_directions_on_tcp() {
         let left = victim.connection.reason() == Some(Reason::Bypassed);
         assert_eq!(!left, moves, "{more}");
         let carrier = victim.connection.carriers()[0];
-        assert_eq!(carrier == tombolo_sockets::switch::Carrier::Pipe, moves);
+        assert_eq!(carrier == tombolo_sockets::switch::Transport::Pipe, moves);
     }
 }
 

@@ -6,7 +6,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::Harsh;
-use tombolo_domain::{Deadline, Doorbell, Error, Life, Link, Rendezvous, Slot, Woken};
+use tombolo_domain::{Deadline, Doorbell, Endpoint, Error, Liveness, Rendezvous, Slot, Woken};
 use tombolo_layout::words;
 use tombolo_mem::{OwnData, OwnSegment, OwnWord, PeerData, PeerSegment, PeerWord};
 use tombolo_testing::{
@@ -25,13 +25,13 @@ fn now() -> Deadline {
 }
 
 /// A segment of `from` that `to` maps, and its offer.
-fn shared(from: &mut dyn Link, to: &mut dyn Link) -> (OwnSegment, tombolo_domain::Offer, PeerSegment) {
+fn shared(from: &mut dyn Endpoint, to: &mut dyn Endpoint) -> (OwnSegment, tombolo_domain::Offer, PeerSegment) {
     let (own, offer) = from.allocate(LEN).unwrap();
     from.send(b"segment", Some(&offer)).unwrap();
     (own, offer, receive(to, soon()).unwrap().segment.unwrap())
 }
 
-fn bell(from: &mut dyn Link, to: &mut dyn Link) -> std::sync::Arc<dyn Doorbell> {
+fn bell(from: &mut dyn Endpoint, to: &mut dyn Endpoint) -> std::sync::Arc<dyn Doorbell> {
     from.send(b"hello", None).unwrap();
     receive(to, soon()).unwrap();
     to.doorbell().unwrap()
@@ -116,9 +116,9 @@ fn d14_ring_wakes_all_channels_between_two_domains_and_no_others() {
     let ringer = bell(&mut *b1, &mut *a1);
     let heard = [bell(&mut *a1, &mut *b1), bell(&mut *a2, &mut *b2)];
     let unheard = [bell(&mut *b2, &mut *a2), bell(&mut *a3, &mut *stranger)];
-    ringer.ring(Slot::Data);
+    ringer.notify(Slot::Data);
     for slot in Slot::ALL {
-        assert!(heard.iter().all(|bell| bell.wait(slot, now()).unwrap() == Woken::Rung));
+        assert!(heard.iter().all(|bell| bell.wait(slot, now()).unwrap() == Woken::Notified));
         assert!(unheard.iter().all(|bell| bell.wait(slot, now()).unwrap() == Woken::TimedOut));
     }
 }
@@ -170,8 +170,8 @@ fn d11_pause_holds_rings_and_messages_until_resumed_in_order() {
     let (heard, ringer) = (bell(&mut *b, &mut *a), bell(&mut *a, &mut *b));
     b.send(b"before", None).unwrap();
     fixture.hypervisor.pause(&fixture.b);
-    assert_eq!((a.life(), b.life()), (Life::Paused, Life::Running), "a third party tells");
-    ringer.ring(Slot::Data);
+    assert_eq!((a.liveness(), b.liveness()), (Liveness::Paused, Liveness::Running), "a third party tells");
+    ringer.notify(Slot::Data);
     b.send(b"one", None).unwrap();
     b.send(b"two", None).unwrap();
     drop(b);
@@ -180,11 +180,11 @@ fn d11_pause_holds_rings_and_messages_until_resumed_in_order() {
     assert!(a.recv(0).unwrap().is_none());
 
     fixture.hypervisor.resume(&fixture.b);
-    assert_eq!(heard.wait(Slot::Data, now()).unwrap(), Woken::Rung);
+    assert_eq!(heard.wait(Slot::Data, now()).unwrap(), Woken::Notified);
     assert_eq!(a.recv(0).unwrap().unwrap().message, b"one");
     assert_eq!(a.recv(0).unwrap().unwrap().message, b"two");
     assert!(matches!(a.recv(0), Err(Error::PeerGone)));
-    assert_eq!(a.life(), Life::ProcessGone);
+    assert_eq!(a.liveness(), Liveness::ProcessGone);
 }
 
 #[test]
@@ -197,12 +197,12 @@ fn d10_process_and_domain_that_die_are_told_apart() {
     let [process, domain] = [(); 2].map(|()| listener.accept().unwrap().unwrap());
 
     fixture.hypervisor.kill_process(&victim);
-    assert_eq!((process.life(), domain.life()), (Life::ProcessGone, Life::Running));
+    assert_eq!((process.liveness(), domain.liveness()), (Liveness::ProcessGone, Liveness::Running));
     assert!(matches!(victim.connect(&service, soon()), Err(Error::Denied(_))), "the dead do nothing");
 
     fixture.hypervisor.pause(&fixture.b);
     fixture.hypervisor.kill_domain(&fixture.b);
-    assert_eq!(domain.life(), Life::DomainGone);
+    assert_eq!(domain.liveness(), Liveness::DomainGone);
     assert!(fixture.hypervisor.domain("b").connect(&service, soon()).is_ok(), "it may start again");
 }
 
@@ -235,7 +235,7 @@ fn d3_revocation_is_an_error_and_says_what_it_could_not_take_back() {
     let revoked = fixture.hypervisor.revoke(&fixture.a, &fixture.b);
     assert_eq!(revoked, Revocation { freed: 4096, still_mapped: LEN as u64 });
     assert_eq!(a.quarantined(), LEN as u64);
-    assert_eq!((a.life(), b.life()), (Life::Running, Life::Revoked));
+    assert_eq!((a.liveness(), b.liveness()), (Liveness::Running, Liveness::Revoked));
     assert!(matches!(b.recv(LEN as u64), Err(Error::Revoked)));
     assert_eq!(heard.wait(Slot::Data, soon()).unwrap(), Woken::PeerGone, "its sleepers wake");
     assert_eq!(peer.data(0).len(), LEN, "no fault");
@@ -256,7 +256,7 @@ fn d14_storm_is_spurious_rings_and_loses_none_that_are_not() {
     heard.drain(Slot::Data);
     assert_eq!(heard.wait(Slot::Data, now()).unwrap(), Woken::TimedOut, "it is over");
     fixture.hypervisor.ring(&fixture.a);
-    assert_eq!(heard.wait(Slot::Data, now()).unwrap(), Woken::Rung);
+    assert_eq!(heard.wait(Slot::Data, now()).unwrap(), Woken::Notified);
 }
 
 #[test]

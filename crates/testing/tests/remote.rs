@@ -80,8 +80,8 @@ impl<F: Fixture> Fixture for Split<F> {
         self.inner.mortal()
     }
 
-    fn settle(&self) {
-        self.remote.settle();
+    fn quiesce(&self) {
+        self.remote.sync_memory();
     }
 
     fn times(&self, usual: usize) -> usize {

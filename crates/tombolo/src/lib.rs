@@ -94,7 +94,7 @@ pub mod sockets {
 pub mod xen {
     use super::XenDomain;
     use tombolo_channel::Result;
-    pub use tombolo_domain_xen::{Keepings, Kept};
+    pub use tombolo_domain_xen::{OrphanedGrants, ReaperListing};
 
     /// The listeners that this domain's nodes in XenStore lead to: for which domain, under which name, and the reference of the
     /// door.

@@ -4,7 +4,7 @@
 
 use std::{io::ErrorKind, sync::OnceLock};
 
-use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result};
 use tombolo_domain_ivshmem::VmDomain;
 use tombolo_domain_xen::XenNames;
 
@@ -53,11 +53,11 @@ impl Rendezvous for Vm {
         self.way().listen(service)
     }
 
-    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         self.way().connect(service, deadline)
     }
 
-    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         self.way().knock(service, deadline)
     }
 }
@@ -178,7 +178,7 @@ mod tests {
         let view =
             |name| View { name, state: State::Running, ours: vec![], theirs: vec!["*".parse().expect("a pattern")] };
         let told = BTreeMap::from([(7, view(name("right")))]);
-        host.tell(&[(5, (name("left"), told))].into()).expect("dom0 may");
+        host.publish_views(&[(5, (name("left"), told))].into()).expect("dom0 may");
         let vm = Vm::new(VmDomain::new(), xen.domain(5).names());
         assert!(said(&vm).starts_with("nobody listens at vm:right/file:"), "{}", said(&vm));
     }

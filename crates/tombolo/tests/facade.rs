@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo::{Deadline, Ending, Error, Life, Messages, Options, Stream};
+use tombolo::{Deadline, Ending, Error, Liveness, Messages, Options, Stream};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -91,7 +91,7 @@ fn c8_peer_is_known_alive_and_counted() {
         let mut listener = tombolo::listen_with::<Messages>(&address, &Options::new()).unwrap();
         let mut server = listener.accept_until(Deadline::after(SOON)).unwrap();
         let mut client = client.join().unwrap();
-        assert_eq!((server.life(), server.peer().pid), (Life::Running, Some(std::process::id())));
+        assert_eq!((server.liveness(), server.peer().pid), (Liveness::Running, Some(std::process::id())));
         assert!(server.as_fd().try_clone_to_owned().is_ok());
         client.send(b"one").unwrap();
         client.send(b"").unwrap();
@@ -145,11 +145,11 @@ fn watch_tells_of_the_peer_while_the_halves_are_in_use() {
     thread::scope(|scope| {
         scope.spawn(move || reader.read_until(&mut [0; 1], Deadline::after(SOON)).unwrap());
         assert_eq!(watch.peer().pid, Some(std::process::id()));
-        assert_eq!(watch.life(), Life::Running);
+        assert_eq!(watch.liveness(), Liveness::Running);
         drop(there);
         drop(writer);
     });
-    assert!(watch.life().is_gone());
+    assert!(watch.liveness().is_gone());
 }
 
 #[test]

@@ -56,7 +56,7 @@ impl Common {
     }
 
     /// W-6. Sends an event if the peer asked for one.
-    fn tell(&self, bit: u8) {
+    fn notify_peer(&self, bit: u8) {
         // What was published before this is seen by a peer who asks after it, or its question is seen here. Looked at first:
         // to write costs more, and nearly always nobody asked.
         fence(Ordering::SeqCst);
@@ -214,19 +214,19 @@ impl Reader {
     /// [`Error::Corrupt`].
     pub fn read(&mut self, to: &mut [u8]) -> Result<usize> {
         let there = self.ring.ahead(&*self.common.page, 0)? as usize;
-        Ok(self.take(there, to))
+        Ok(self.copy_out(there, to))
     }
 
     /// Reads what is there, all of `to` or nothing if `whole`: how many bytes. Of 0 [`read`](Self::read) knows more.
     pub fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
         match self.ring.ahead(&*self.common.page, 0) {
-            Ok(there) if !whole || there as usize >= to.len() => self.take(there as usize, to),
+            Ok(there) if !whole || there as usize >= to.len() => self.copy_out(there as usize, to),
             _ => 0,
         }
     }
 
     #[inline]
-    fn take(&mut self, there: usize, to: &mut [u8]) -> usize {
+    fn copy_out(&mut self, there: usize, to: &mut [u8]) -> usize {
         let len = there.min(to.len());
         if len == 0 {
             return 0;
@@ -239,7 +239,7 @@ impl Reader {
         }
         self.ring.own = self.ring.own.wrapping_add(len as u32);
         self.common.page.store32(self.ring.own_at, self.ring.own);
-        self.common.tell(NOTIFY_READ);
+        self.common.notify_peer(NOTIFY_READ);
         len
     }
 
@@ -361,7 +361,7 @@ impl Writer {
         }
         self.ring.own = self.ring.own.wrapping_add(len as u32);
         self.common.page.store32(self.ring.own_at, self.ring.own);
-        self.common.tell(NOTIFY_WRITE);
+        self.common.notify_peer(NOTIFY_WRITE);
         len
     }
 

@@ -20,12 +20,12 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Sleep {
     pub event: Arc<dyn Event>,
-    heard: Mutex<Heard>,
+    heard: Mutex<EventState>,
     told: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Heard {
+struct EventState {
     /// How often somebody heard the event.
     times: u64,
     /// Somebody listens.
@@ -68,7 +68,7 @@ impl Sleep {
         Self { event, heard: Mutex::default(), told: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Heard> {
+    fn lock(&self) -> MutexGuard<'_, EventState> {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -80,10 +80,10 @@ impl Sleep {
     /// The program heard the event.
     pub(crate) fn rung(&self) {
         self.event.clear();
-        self.tell(self.lock());
+        self.wake_sleepers(self.lock());
     }
 
-    fn tell(&self, mut heard: MutexGuard<'_, Heard>) {
+    fn wake_sleepers(&self, mut heard: MutexGuard<'_, EventState>) {
         heard.times += 1;
         // To tell nobody is a system call as well.
         if heard.wait > 0 {
@@ -111,7 +111,7 @@ impl Sleep {
         let listened = self.event.wait(LOOK);
         let mut heard = self.lock();
         heard.listens = false;
-        self.tell(heard);
+        self.wake_sleepers(heard);
         Ok(listened?)
     }
 }

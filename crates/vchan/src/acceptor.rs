@@ -18,9 +18,9 @@ use crate::{
     backends,
     border::{Fault, Outcome},
     domains,
-    door::{self, Door},
+    door::{self, ServerListener},
     hello, original,
-    place::{Place, Role},
+    place::{Role, VchanAddress},
     threads::{lock, spawn},
     vchan::{Halves, Inner, Vchan},
 };
@@ -36,10 +36,10 @@ fn ring(min: usize) -> Outcome<u64> {
 }
 
 /// A server at `place`.
-pub(crate) fn serve(place: &Place, read_min: usize, write_min: usize) -> Outcome<Vchan> {
+pub(crate) fn serve(place: &VchanAddress, read_min: usize, write_min: usize) -> Outcome<Vchan> {
     let vchan = match place {
-        Place::Channel(address) => serve_at(address, read_min, write_min),
-        Place::Original(peer, path) => original::serve(*peer, path, read_min, write_min),
+        VchanAddress::Channel(address) => serve_at(address, read_min, write_min),
+        VchanAddress::Original(peer, path) => original::serve(*peer, path, read_min, write_min),
     }?;
     domains::mind(place, &vchan.0)?;
     Ok(vchan)
@@ -51,7 +51,7 @@ fn serve_at(address: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> 
     ACCEPTOR.start()?;
     let listener = backends::listen::<Stream>(address, &options)?;
     let vchan = Vchan::new(Role::Server, read as usize, write as usize)?;
-    let door = Door::new(listener, read);
+    let door = ServerListener::new(listener, read);
     let mut servers = lock(&ACCEPTOR.servers);
     servers.retain(|_, server| server.strong_count() > 0);
     servers.insert(door.id(), Arc::downgrade(&vchan.0));
@@ -124,8 +124,8 @@ fn knock(server: &Arc<Inner>) {
 
 fn greet(stream: Stream, ring: u64) -> Outcome<Halves> {
     let (mut reader, mut writer) = stream.into_split();
-    hello::say(&mut writer, ring)?;
-    hello::hear(&mut reader)?;
+    hello::send_hello(&mut writer, ring)?;
+    hello::receive_hello(&mut reader)?;
     Ok((Box::new(reader), Box::new(writer)))
 }
 

@@ -29,12 +29,12 @@ impl Bell {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let bell = Self { set, news };
-        bell.hear(bell.news.as_fd())?;
+        bell.follow_descriptor(bell.news.as_fd())?;
         Ok(bell)
     }
 
     /// Rings with every change that `fd` tells of, until it is closed.
-    pub(crate) fn hear(&self, fd: BorrowedFd<'_>) -> Outcome<()> {
+    pub(crate) fn follow_descriptor(&self, fd: BorrowedFd<'_>) -> Outcome<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         match epoll::add(&self.set, fd, epoll::EventData::new_u64(0), flags) {
             Ok(()) | Err(Errno::EXIST) => Ok(()),
@@ -43,7 +43,7 @@ impl Bell {
     }
 
     /// Rings.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         // Full is as good as one.
         let _ = rustix::io::write(&self.news, &1u64.to_ne_bytes());
     }
@@ -61,7 +61,7 @@ impl Bell {
     }
 
     /// Takes what rang, if anything did.
-    pub(crate) fn take(&self) -> bool {
+    pub(crate) fn clear(&self) -> bool {
         let mut events = [MaybeUninit::uninit(); 8];
         matches!(epoll::wait(&self.set, &mut events, Some(&Timespec::default())), Ok((rang, _)) if !rang.is_empty())
     }

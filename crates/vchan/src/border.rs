@@ -90,9 +90,9 @@ pub(crate) fn guard_with<T>(failed: T, body: impl FnOnce() -> Outcome<T>, tell: 
     // Unwind safety: all that a panic could leave half done is behind a mutex, which is poisoned then.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(done)) => return done,
-        Ok(Err(fault)) => note(&fault, tell),
+        Ok(Err(fault)) => log_fault(&fault, tell),
         Err(payload) => {
-            note(&Fault::panicked(&*payload), tell);
+            log_fault(&Fault::panicked(&*payload), tell);
             // Its destructor is foreign code as well.
             std::mem::forget(payload);
         }
@@ -102,7 +102,7 @@ pub(crate) fn guard_with<T>(failed: T, body: impl FnOnce() -> Outcome<T>, tell: 
 
 #[cold]
 #[inline(never)]
-fn note(fault: &Fault, tell: impl FnOnce(&Fault)) {
+fn log_fault(fault: &Fault, tell: impl FnOnce(&Fault)) {
     let _ = catch_unwind(AssertUnwindSafe(|| tell(fault)));
     let text = fault.text.split('\0').next().unwrap_or_default();
     let text = CString::new(text).unwrap_or_default();

@@ -11,7 +11,7 @@ use crate::{
     border::{Fault, Outcome},
     domains::{self, Domain},
     hello, original,
-    place::{Place, Role},
+    place::{Role, VchanAddress},
     threads::spawn,
     vchan::{Halves, Inner, Vchan},
 };
@@ -20,11 +20,11 @@ use crate::{
 const TURN: Duration = Duration::from_millis(200);
 
 /// A client of the server at `place`, which must be there.
-pub(crate) fn join(place: &Place) -> Outcome<Vchan> {
+pub(crate) fn join(place: &VchanAddress) -> Outcome<Vchan> {
     joined(place, meet(place, None, || true)?)
 }
 
-fn joined(place: &Place, halves: Halves) -> Outcome<Vchan> {
+fn joined(place: &VchanAddress, halves: Halves) -> Outcome<Vchan> {
     let vchan = Vchan::new(Role::Client, halves.0.capacity(), halves.1.capacity())?;
     vchan.0.deliver(Ok(halves));
     vchan.0.meet()?;
@@ -33,8 +33,8 @@ fn joined(place: &Place, halves: Halves) -> Outcome<Vchan> {
 }
 
 /// Channels are told of such an end by their backend.
-fn mind(place: &Place, vchan: &Arc<Inner>) -> Outcome<()> {
-    if matches!(place, Place::Original(..)) { domains::mind(place, vchan) } else { Ok(()) }
+fn mind(place: &VchanAddress, vchan: &Arc<Inner>) -> Outcome<()> {
+    if matches!(place, VchanAddress::Original(..)) { domains::mind(place, vchan) } else { Ok(()) }
 }
 
 /// Not there yet, or there and gone again.
@@ -43,7 +43,7 @@ fn is_early(met: &Outcome<Halves>) -> bool {
 }
 
 /// A client that waits for its server in the background.
-pub(crate) fn join_later(place: Place) -> Outcome<Vchan> {
+pub(crate) fn join_later(place: VchanAddress) -> Outcome<Vchan> {
     let vchan = Vchan::new(Role::Client, 4096, CLIENTS_RING as usize)?;
     let waiting = Arc::downgrade(&vchan.0);
     spawn("vchan-joining", move || {
@@ -61,7 +61,7 @@ pub(crate) fn join_later(place: Place) -> Outcome<Vchan> {
 }
 
 /// A client that waits for its server, however long that takes.
-pub(crate) fn join_in_time(place: &Place) -> Outcome<Vchan> {
+pub(crate) fn join_in_time(place: &VchanAddress) -> Outcome<Vchan> {
     let mut domain = Domain::of(place);
     loop {
         if let Some(met) = in_time(meet(place, Some(TURN), || true), &mut domain) {
@@ -78,10 +78,10 @@ fn in_time(met: Outcome<Halves>, domain: &mut Option<Domain>) -> Option<Outcome<
     domain.as_mut().and_then(|domain| domain.is_gone().then(|| Err(domain.fault())))
 }
 
-fn meet(place: &Place, wait: Option<Duration>, wanted: impl Fn() -> bool) -> Outcome<Halves> {
+fn meet(place: &VchanAddress, wait: Option<Duration>, wanted: impl Fn() -> bool) -> Outcome<Halves> {
     match place {
-        Place::Channel(address) => meet_at(address, wait, wanted),
-        Place::Original(peer, path) => {
+        VchanAddress::Channel(address) => meet_at(address, wait, wanted),
+        VchanAddress::Original(peer, path) => {
             let met = original::meet(*peer, path);
             if let (true, Some(wait)) = (is_early(&met), wait) {
                 thread::park_timeout(wait);
@@ -100,12 +100,12 @@ fn meet_at(address: &str, wait: Option<Duration>, wanted: impl Fn() -> bool) -> 
             options = options.wait_for_listener(wait);
         }
         let (mut reader, mut writer) = backends::connect::<Stream>(address, &options)?.into_split();
-        let asked = hello::hear(&mut reader)?;
+        let asked = hello::receive_hello(&mut reader)?;
         if !wanted() {
             return Err(Fault::new(libc::ECANCELED, "the search for a server was given up"));
         }
         if asked <= ring {
-            hello::say(&mut writer, 0)?;
+            hello::send_hello(&mut writer, 0)?;
             return Ok((Box::new(reader), Box::new(writer)));
         }
         ring = asked;

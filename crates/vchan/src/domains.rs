@@ -15,7 +15,7 @@ use std::{
 use crate::{
     border::{Fault, Outcome},
     original,
-    place::{Place, Role},
+    place::{Role, VchanAddress},
     threads::{lock, spawn},
     vchan::Inner,
 };
@@ -34,7 +34,7 @@ pub(crate) struct Domain {
 
 impl Domain {
     /// The domain of Xen's that the way to `place` leads to, if it does.
-    pub(crate) fn of(place: &Place) -> Option<Self> {
+    pub(crate) fn of(place: &VchanAddress) -> Option<Self> {
         place.domain_of_xen().map(Self::new)
     }
 
@@ -69,26 +69,26 @@ type Vchan = (Weak<Inner>, Option<String>);
 
 /// They by the numbers of the domains.
 #[derive(Debug, Default)]
-struct Minded {
+struct WatchedDomains {
     domains: HashMap<u16, (Domain, Vec<Vchan>)>,
     /// The process in which the thread runs, if it does.
     runs: Option<u32>,
 }
 
-static MINDED: LazyLock<Mutex<Minded>> = LazyLock::new(Mutex::default);
+static MINDED: LazyLock<Mutex<WatchedDomains>> = LazyLock::new(Mutex::default);
 
 /// Looks after the domain that the way to `place` leads to, until it is gone or the vchan is closed.
-pub(crate) fn mind(place: &Place, vchan: &Arc<Inner>) -> Outcome<()> {
+pub(crate) fn mind(place: &VchanAddress, vchan: &Arc<Inner>) -> Outcome<()> {
     let Some(number) = place.domain_of_xen() else { return Ok(()) };
     let mut minded = lock(&MINDED);
     let (_, vchans) = minded.domains.entry(number).or_insert_with(|| (Domain::new(number), Vec::new()));
     let server = match (vchan.role(), place) {
-        (Role::Client, Place::Original(_, path)) => Some(path.clone()),
+        (Role::Client, VchanAddress::Original(_, path)) => Some(path.clone()),
         _ => None,
     };
     vchans.push((Arc::downgrade(vchan), server));
     if minded.runs != Some(std::process::id()) {
-        spawn("vchan-domains", look)?;
+        spawn("vchan-domains", watch_domains)?;
         minded.runs = Some(std::process::id());
     }
     Ok(())
@@ -100,7 +100,7 @@ pub(crate) fn was_seen(number: u16) -> bool {
     lock(&MINDED).domains.get(&number).is_some_and(|(domain, _)| domain.seen)
 }
 
-fn look() {
+fn watch_domains() {
     loop {
         let mut minded = lock(&MINDED);
         let mut gone = Vec::new();

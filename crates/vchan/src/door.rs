@@ -15,21 +15,21 @@ use tombolo::{Listener, Stream};
 static OPEN: LazyLock<OwnedFd> =
     LazyLock::new(|| epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor for the doors of vchans"));
 
-/// The set of all doors that are open. An event's data is the [number](Door::id) of its door.
+/// The set of all doors that are open. An event's data is the [number](ServerListener::id) of its door.
 pub(crate) fn open_doors() -> &'static OwnedFd {
     &OPEN
 }
 
 /// Where a server waits. It begins shut.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct ServerListener {
     listener: Listener<Stream>,
     id: u64,
     /// What the server asks of a client.
     ring: u64,
 }
 
-impl Door {
+impl ServerListener {
     pub(crate) fn new(listener: Listener<Stream>, ring: u64) -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
         // ORDER: none needed; each door only wants a number of its own.
@@ -59,7 +59,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for ServerListener {
     fn drop(&mut self) {
         self.shut();
     }

@@ -36,12 +36,12 @@ pub(crate) fn decode(bytes: [u8; LEN]) -> Outcome<u64> {
 pub(crate) const RING_MOST: u64 = 1 << 30;
 
 /// Says hello.
-pub(crate) fn say(writer: &mut WriteHalf, ring: u64) -> Outcome<()> {
+pub(crate) fn send_hello(writer: &mut WriteHalf, ring: u64) -> Outcome<()> {
     Ok(writer.write_all_until(&encode(ring), Deadline::after(PATIENCE))?)
 }
 
 /// Hears the other's.
-pub(crate) fn hear(reader: &mut ReadHalf) -> Outcome<u64> {
+pub(crate) fn receive_hello(reader: &mut ReadHalf) -> Outcome<u64> {
     let (mut bytes, deadline) = ([0; LEN], Deadline::after(PATIENCE));
     if reader.wait_for(LEN, deadline)? < LEN as u64 {
         return Err(Fault::new(libc::ECONNRESET, "the other end went before it said hello"));

@@ -49,14 +49,14 @@ struct Map {
 
 /// Where two ends meet.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum VchanAddress {
     /// At an address of Tombolo's.
     Channel(String),
     /// In XenStore, by the layout of the original.
     Original(u16, String),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for VchanAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Channel(address) => f.write_str(address),
@@ -65,7 +65,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {
+impl VchanAddress {
     /// The number of the peer's domain, where that is one of Xen's.
     pub(crate) fn domain_of_xen(&self) -> Option<u16> {
         match self {
@@ -76,7 +76,7 @@ impl Place {
 }
 
 /// Where this end, in its role, meets `domain` for `path`.
-pub(crate) fn place(role: Role, domain: i32, path: &str) -> Outcome<Place> {
+pub(crate) fn place(role: Role, domain: i32, path: &str) -> Outcome<VchanAddress> {
     let (mut map, domain) = (Map::load()?, number(domain)?);
     map.complete(domain, tombolo::vchan::named);
     map.place(role, domain, path)
@@ -149,12 +149,12 @@ impl Map {
         Ok(map)
     }
 
-    fn place(&self, role: Role, domain: u16, path: &str) -> Outcome<Place> {
+    fn place(&self, role: Role, domain: u16, path: &str) -> Outcome<VchanAddress> {
         if self.route(domain)? == &Route::Original {
             key(path)?;
-            return Ok(Place::Original(domain, path.into()));
+            return Ok(VchanAddress::Original(domain, path.into()));
         }
-        self.address(role, domain, path).map(Place::Channel)
+        self.address(role, domain, path).map(VchanAddress::Channel)
     }
 
     fn route(&self, domain: u16) -> Outcome<&Route> {
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(at(&map, Role::Server, 7, "data/vchan/7/1"), "xen:7/vchan-1");
         assert_eq!(at(&map, Role::Client, 7, "/local/domain/7/data/vchan/3/1"), "xen:7/vchan-1");
         let original = Map::parse("default xen:vchan:").unwrap().place(Role::Client, 7, "/local/domain/7/x").unwrap();
-        assert_eq!(original, Place::Original(7, "/local/domain/7/x".into()));
+        assert_eq!(original, VchanAddress::Original(7, "/local/domain/7/x".into()));
         assert_eq!(original.to_string(), "xen:7/vchan:/local/domain/7/x");
         assert_eq!(at(&map, Role::Server, 8, "x"), "vm:vchan-3-8-p-x");
         assert_eq!(at(&map, Role::Client, 8, "x"), "vm:web/vchan-8-3-p-x");

@@ -62,9 +62,9 @@ pub struct Handle {
 
 impl Handle {
     /// What the program asked for in the fields that it sets.
-    pub(crate) fn ways(&self) -> crate::vchan::Ways {
+    pub(crate) fn ways(&self) -> crate::vchan::CallMode {
         let flags = self.public.flags.load(Ordering::Relaxed);
-        crate::vchan::Ways { blocking: flags & BLOCKING != 0, persist: flags & PERSIST != 0 }
+        crate::vchan::CallMode { blocking: flags & BLOCKING != 0, persist: flags & PERSIST != 0 }
     }
 
     /// As a program of libxenvchan's does by itself.
@@ -111,7 +111,7 @@ impl Ctrl {
     }
 
     /// The object itself, to be dropped; none for null.
-    pub(crate) fn take(self) -> Option<Box<Handle>> {
+    pub(crate) fn into_box(self) -> Option<Box<Handle>> {
         // SAFETY: (from a box) from `give`; (once) it was not closed before, and nobody else uses it: the caller's promise.
         (!self.0.is_null()).then(|| unsafe { Box::from_raw(self.0) })
     }
@@ -207,7 +207,7 @@ const LEVEL_ERROR: c_int = 8;
 pub struct Log(*mut Logger);
 
 impl Log {
-    pub(crate) fn tell(&self, fault: &Fault) {
+    pub(crate) fn log_fault(&self, fault: &Fault) {
         // SAFETY: (valid) null, or a logger that lives as long as the call, the caller's promise.
         let Some(Logger { message: Some(message) }) = (unsafe { self.0.as_ref() }) else {
             return crate::border::complain(fault);
@@ -245,7 +245,7 @@ mod tests {
     fn null_and_impossible_lengths_are_refused() {
         let errno = |fault: Fault| fault.errno;
         assert_eq!(errno(Ctrl::NONE.get().map(drop).unwrap_err()), libc::EFAULT);
-        assert!(Ctrl::NONE.take().is_none());
+        assert!(Ctrl::NONE.into_box().is_none());
         assert_eq!(errno(Text(ptr::null()).get().map(drop).unwrap_err()), libc::EFAULT);
         assert_eq!(errno(Bytes(ptr::null()).get(1).map(drop).unwrap_err()), libc::EFAULT);
         assert_eq!(errno(Room(ptr::null_mut()).get(1).map(drop).unwrap_err()), libc::EFAULT);

@@ -126,7 +126,7 @@ pub extern "C" fn libvchan_wait(ctrl: Ctrl) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn libvchan_close(ctrl: Ctrl) {
     guard((), || {
-        drop(ctrl.take());
+        drop(ctrl.into_box());
         Ok(())
     });
 }

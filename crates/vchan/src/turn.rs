@@ -32,7 +32,7 @@ const NOBODY: usize = 0;
 
 /// Something that one thread at a time may use. Without the kernel's fence it is a canary for tests.
 #[derive(Debug)]
-pub(crate) struct Turns<T, const FENCED: bool = true> {
+pub(crate) struct BiasedMutex<T, const FENCED: bool = true> {
     /// Who comes without being the favourite holds this.
     others: Mutex<Others>,
     left: Condvar,
@@ -54,20 +54,20 @@ struct Others {
 
 // SAFETY: (shared access) `value` is reached only through a `Turn`, of which there is one at a time: see `lock`; (other
 // threads) what is inside may go from one to the next.
-unsafe impl<T: Send, const FENCED: bool> Sync for Turns<T, FENCED> {}
+unsafe impl<T: Send, const FENCED: bool> Sync for BiasedMutex<T, FENCED> {}
 
 /// What somebody uses, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn<'a, T, const FENCED: bool = true> {
-    of: &'a Turns<T, FENCED>,
-    way: Way<'a, T, FENCED>,
+pub(crate) struct BiasedGuard<'a, T, const FENCED: bool = true> {
+    of: &'a BiasedMutex<T, FENCED>,
+    way: GuardKind<'a, T, FENCED>,
     /// It is left by the thread that took it.
     _stays: PhantomData<*const ()>,
 }
 
 /// How somebody came in.
 #[derive(Debug)]
-enum Way<'a, T, const FENCED: bool> {
+enum GuardKind<'a, T, const FENCED: bool> {
     Favourite(#[allow(dead_code, reason = "it leaves when it is dropped")] Inside<'a, T, FENCED>),
     Other(MutexGuard<'a, Others>),
 }
@@ -75,7 +75,7 @@ enum Way<'a, T, const FENCED: bool> {
 /// The favourite is inside, until this is dropped.
 #[derive(Debug)]
 struct Inside<'a, T, const FENCED: bool> {
-    of: &'a Turns<T, FENCED>,
+    of: &'a BiasedMutex<T, FENCED>,
     me: usize,
 }
 
@@ -106,7 +106,7 @@ impl Others {
     }
 }
 
-impl<T, const FENCED: bool> Turns<T, FENCED> {
+impl<T, const FENCED: bool> BiasedMutex<T, FENCED> {
     pub(crate) fn new(value: T) -> Self {
         Self {
             others: Mutex::new(Others { last: NOBODY, often: 0, chosen: NOBODY }),
@@ -119,14 +119,14 @@ impl<T, const FENCED: bool> Turns<T, FENCED> {
 
     /// Waits for its turn.
     #[inline]
-    pub(crate) fn lock(&self) -> Turn<'_, T, FENCED> {
-        self.enter().map_or_else(|| self.wait(), |inside| self.turn(Way::Favourite(inside)))
+    pub(crate) fn lock(&self) -> BiasedGuard<'_, T, FENCED> {
+        self.enter().map_or_else(|| self.wait(), |inside| self.turn(GuardKind::Favourite(inside)))
     }
 
     /// Its turn, if that is now.
-    pub(crate) fn try_lock(&self) -> Option<Turn<'_, T, FENCED>> {
+    pub(crate) fn try_lock(&self) -> Option<BiasedGuard<'_, T, FENCED>> {
         if let Some(inside) = self.enter() {
-            return Some(self.turn(Way::Favourite(inside)));
+            return Some(self.turn(GuardKind::Favourite(inside)));
         }
         let others = match self.others.try_lock() {
             Ok(others) => others,
@@ -134,12 +134,12 @@ impl<T, const FENCED: bool> Turns<T, FENCED> {
             Err(TryLockError::WouldBlock) => return None,
         };
         // ORDER: Acquire; pairs with the Release in `leave`.
-        (self.take_back() && !self.inside.load(Ordering::Acquire)).then(|| self.turn(Way::Other(others)))
+        (self.take_back() && !self.inside.load(Ordering::Acquire)).then(|| self.turn(GuardKind::Other(others)))
     }
 
     #[inline]
-    fn turn<'a>(&'a self, way: Way<'a, T, FENCED>) -> Turn<'a, T, FENCED> {
-        Turn { of: self, way, _stays: PhantomData }
+    fn turn<'a>(&'a self, way: GuardKind<'a, T, FENCED>) -> BiasedGuard<'a, T, FENCED> {
+        BiasedGuard { of: self, way, _stays: PhantomData }
     }
 
     /// The favourite's way: who is it and finds nobody inside comes in.
@@ -177,19 +177,19 @@ impl<T, const FENCED: bool> Turns<T, FENCED> {
         compiler_fence(Ordering::SeqCst);
         // As in `enter`: either this sees that somebody took it back, or they see that nobody is inside.
         if self.favourite.load(Ordering::Relaxed) != me {
-            self.tell();
+            self.wake_waiter();
         }
     }
 
     /// Who found the favourite inside holds the mutex until it sleeps.
     #[cold]
-    fn tell(&self) {
+    fn wake_waiter(&self) {
         drop(lock(&self.others));
         self.left.notify_all();
     }
 
     #[cold]
-    fn wait(&self) -> Turn<'_, T, FENCED> {
+    fn wait(&self) -> BiasedGuard<'_, T, FENCED> {
         let mut others = lock(&self.others);
         loop {
             // Again after each sleep: somebody may have become the favourite meanwhile.
@@ -203,7 +203,7 @@ impl<T, const FENCED: bool> Turns<T, FENCED> {
         let me = me();
         others.often = if others.last == me { others.often.saturating_add(1) } else { 0 };
         others.last = me;
-        self.turn(Way::Other(others))
+        self.turn(GuardKind::Other(others))
     }
 
     /// With the mutex: from here on there is no favourite, and `inside` says whether who was it is there. `false` where that
@@ -219,7 +219,7 @@ impl<T, const FENCED: bool> Turns<T, FENCED> {
     }
 }
 
-impl<T, const FENCED: bool> Deref for Turn<'_, T, FENCED> {
+impl<T, const FENCED: bool> Deref for BiasedGuard<'_, T, FENCED> {
     type Target = T;
 
     #[inline]
@@ -229,7 +229,7 @@ impl<T, const FENCED: bool> Deref for Turn<'_, T, FENCED> {
     }
 }
 
-impl<T, const FENCED: bool> DerefMut for Turn<'_, T, FENCED> {
+impl<T, const FENCED: bool> DerefMut for BiasedGuard<'_, T, FENCED> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: (aliasing) it is this turn until it is dropped, and this borrows it uniquely.
@@ -237,18 +237,18 @@ impl<T, const FENCED: bool> DerefMut for Turn<'_, T, FENCED> {
     }
 }
 
-impl<T, const FENCED: bool> Drop for Turn<'_, T, FENCED> {
+impl<T, const FENCED: bool> Drop for BiasedGuard<'_, T, FENCED> {
     #[inline]
     fn drop(&mut self) {
         match &mut self.way {
-            Way::Favourite(_) => {}
+            GuardKind::Favourite(_) => {}
             // Not before it leaves: else it could come in twice.
-            Way::Other(others) if others.may_choose() && may_favour() => {
+            GuardKind::Other(others) if others.may_choose() && may_favour() => {
                 others.often = 0;
                 others.chosen = others.last;
                 self.of.favourite.store(others.chosen, Ordering::Relaxed);
             }
-            Way::Other(_) => {}
+            GuardKind::Other(_) => {}
         }
     }
 }
@@ -264,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    fn become_favourite<T>(turns: &Turns<T>) {
+    fn become_favourite<T>(turns: &BiasedMutex<T>) {
         for _ in 0..2 * OFTEN {
             drop(turns.lock());
         }
@@ -274,7 +274,7 @@ mod tests {
     /// Two threads add: one comes all the time and is the favourite; the other takes that away again and again, at any moment,
     /// and waits for its turn or only tries. Says how many additions were made and how many there are.
     fn additions<const FENCED: bool>(tries: bool) -> (u64, u64) {
-        let (turns, begin) = (&Turns::<u64, FENCED>::new(0), &Barrier::new(2));
+        let (turns, begin) = (&BiasedMutex::<u64, FENCED>::new(0), &Barrier::new(2));
         let turn_by_trying =
             || iter::repeat_with(|| turns.try_lock()).find_map(|turn| turn).expect("it tries for ever");
         let add = move |pause: u32| {
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn nobody_follows_a_favourite_who_may_be_on_its_way_in() {
-        let turns = <Turns<()>>::new(());
+        let turns = <BiasedMutex<()>>::new(());
         become_favourite(&turns);
         thread::scope(|scope| {
             scope.spawn(|| (0..4 * OFTEN).for_each(|_| drop(turns.lock())));
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn favourite_who_stays_inside_is_waited_for_and_not_disturbed() {
-        let (turns, (leave, told)) = (&<Turns<i32>>::new(0), mpsc::channel::<()>());
+        let (turns, (leave, told)) = (&<BiasedMutex<i32>>::new(0), mpsc::channel::<()>());
         let (inside, is_inside) = mpsc::channel();
         thread::scope(|scope| {
             scope.spawn(move || {
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn nobody_comes_in_twice_on_the_way_to_be_the_favourite() {
-        let turns = <Turns<()>>::new(());
+        let turns = <BiasedMutex<()>>::new(());
         for _ in 0..4 * OFTEN {
             let turn = turns.lock();
             assert!(turns.try_lock().is_none());

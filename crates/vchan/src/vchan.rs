@@ -23,18 +23,18 @@ use tombolo::vchan::{Live, Server, Watch};
 use crate::{
     bell::Bell,
     border::{Fault, Outcome},
-    door::Door,
+    door::ServerListener,
     place::Role,
     side::{Incoming, Outgoing},
     threads::lock,
-    turn::{Turn, Turns},
+    turn::{BiasedGuard, BiasedMutex},
 };
 use reading::{Reading, Took};
 use writing::Writing;
 
 /// What a program chose by the fields that it may set.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ways {
+pub(crate) struct CallMode {
     /// Calls wait instead of returning 0.
     pub blocking: bool,
     /// To the server a client that went is like one that has not come.
@@ -67,14 +67,14 @@ pub(crate) struct Inner {
     has_arrival: AtomicBool,
     /// Another thread than the program's met whoever came: `wait` is to return for that.
     met_meanwhile: AtomicBool,
-    reading: Turns<Reading>,
-    writing: Turns<Writing>,
+    reading: BiasedMutex<Reading>,
+    writing: BiasedMutex<Writing>,
     /// The peer's domain is gone: nobody will come any more.
     lost: AtomicBool,
     /// Why it is over.
     reason: Mutex<Fault>,
     /// A server's.
-    pub(crate) door: Mutex<Option<Door>>,
+    pub(crate) door: Mutex<Option<ServerListener>>,
     /// With a peer that runs the original: who is there, and what is this server's in XenStore.
     original: OnceLock<Watch>,
     server: Mutex<Option<Server>>,
@@ -96,8 +96,8 @@ impl Vchan {
             arrived: Condvar::new(),
             has_arrival: AtomicBool::new(false),
             met_meanwhile: AtomicBool::new(false),
-            reading: Turns::new(Reading::new(read)),
-            writing: Turns::new(Writing::new(write)),
+            reading: BiasedMutex::new(Reading::new(read)),
+            writing: BiasedMutex::new(Writing::new(write)),
             lost: AtomicBool::new(false),
             reason: Mutex::new(Fault::new(libc::EPIPE, "the other end has closed")),
             door: Mutex::default(),
@@ -130,7 +130,7 @@ impl Drop for Vchan {
 
 impl Inner {
     /// What a server has to keep as long as it is there.
-    pub(crate) fn keep(&self, server: Server) {
+    pub(crate) fn store_server(&self, server: Server) {
         *lock(&self.server) = Some(server);
     }
 
@@ -163,7 +163,7 @@ impl Inner {
             None if self.state.load(Ordering::Acquire) == OPEN => return,
             None => self.deliver(Err(fault)),
         }
-        self.bell.ring();
+        self.bell.notify();
     }
 
     pub(crate) fn role(&self) -> Role {
@@ -194,7 +194,7 @@ impl Inner {
             let _ = rustix::io::write(watch, &1u64.to_ne_bytes());
         }
         self.arrived.notify_all();
-        self.bell.ring();
+        self.bell.notify();
     }
 
     /// A descriptor that polls readable once the server was found, or cannot be; it is closed by [`finish`](Self::finish).
@@ -243,7 +243,7 @@ impl Inner {
             self.meet_now()?;
             if !self.polled.load(Ordering::Acquire) {
                 // Whoever asks for the descriptor later knows of this.
-                self.bell.take();
+                self.bell.clear();
             }
         }
         Ok(())
@@ -286,7 +286,7 @@ impl Inner {
                 self.state.store(OPEN, Ordering::Release);
                 self.look_who_is_there();
                 if self.polled.load(Ordering::Acquire) {
-                    reading.hear(&self.bell)?;
+                    reading.arm_bell(&self.bell)?;
                 }
                 // Another thread may wait for whom this one met.
                 drop(lock(&self.arrival));
@@ -315,7 +315,7 @@ impl Inner {
     }
 
     /// Whether a call may go on without a peer.
-    fn goes_on(&self, ways: Ways) -> Outcome<()> {
+    fn goes_on(&self, ways: CallMode) -> Outcome<()> {
         if self.state.load(Ordering::Acquire) == CLOSED && !(ways.persist && self.role == Role::Server) {
             return Err(lock(&self.reason).clone());
         }
@@ -324,7 +324,7 @@ impl Inner {
 
     /// Reads what there is, or all of `to` or nothing. 0 where there is too little and the call is not to wait.
     #[inline]
-    pub(crate) fn read(&self, to: &mut [u8], whole: bool, ways: Ways) -> Outcome<usize> {
+    pub(crate) fn read(&self, to: &mut [u8], whole: bool, ways: CallMode) -> Outcome<usize> {
         match self.read_at_once(to, whole) {
             0 => self.read_at_length(to, whole, ways),
             len => Ok(len),
@@ -343,14 +343,14 @@ impl Inner {
     }
 
     #[inline(never)]
-    fn read_at_length(&self, to: &mut [u8], whole: bool, ways: Ways) -> Outcome<usize> {
+    fn read_at_length(&self, to: &mut [u8], whole: bool, ways: CallMode) -> Outcome<usize> {
         if to.is_empty() {
             return Ok(0);
         }
         loop {
             self.meet_arrival()?;
             let mut reading = self.reading.lock();
-            let took = reading.take(to, whole, self.polled.load(Ordering::Acquire));
+            let took = reading.read_into(to, whole, self.polled.load(Ordering::Acquire));
             match took {
                 Ok(Took::Bytes(len)) => return Ok(len),
                 Ok(Took::Wait) if ways.blocking => reading.wait_for(if whole { to.len() } else { 1 })?,
@@ -393,7 +393,7 @@ impl Inner {
 
     /// Writes what there is room for, or all of `bytes` or nothing; where it may wait always all of them.
     #[inline]
-    pub(crate) fn write(&self, bytes: &[u8], whole: bool, ways: Ways) -> Outcome<usize> {
+    pub(crate) fn write(&self, bytes: &[u8], whole: bool, ways: CallMode) -> Outcome<usize> {
         if self.write_at_once(bytes) { Ok(bytes.len()) } else { self.write_at_length(bytes, whole, ways) }
     }
 
@@ -405,7 +405,7 @@ impl Inner {
     }
 
     #[inline(never)]
-    fn write_at_length(&self, bytes: &[u8], whole: bool, ways: Ways) -> Outcome<usize> {
+    fn write_at_length(&self, bytes: &[u8], whole: bool, ways: CallMode) -> Outcome<usize> {
         if bytes.is_empty() {
             return Ok(0);
         }
@@ -440,7 +440,7 @@ impl Inner {
     }
 
     /// Writing failed: says so, or waits for the next client where a server persists.
-    fn stop_writing(&self, mut writing: Turn<'_, Writing>, fault: Fault, ways: Ways) -> Outcome<()> {
+    fn stop_writing(&self, mut writing: BiasedGuard<'_, Writing>, fault: Fault, ways: CallMode) -> Outcome<()> {
         if self.is_original() {
             drop(writing);
             if fault.errno != libc::EPIPE || !ways.persist {
@@ -462,7 +462,7 @@ impl Inner {
         if self.has_arrival() || self.met_meanwhile.swap(false, Ordering::AcqRel) {
             self.take_bell();
             self.meet()?;
-            return self.ring_for_data();
+            return self.notify_of_data();
         }
         match state {
             OPEN => self.wait_for_peer()?,
@@ -475,21 +475,21 @@ impl Inner {
                 self.bell.wait()?;
                 self.heard();
                 self.meet()?;
-                self.ring_for_data()?;
+                self.notify_of_data()?;
             }
         }
         self.meet()?;
-        self.look();
+        self.check_peer();
         Ok(())
     }
 
     /// With the news that somebody came that of its first bytes may have been taken as well: who goes on to poll is told again.
-    fn ring_for_data(&self) -> Outcome<()> {
+    fn notify_of_data(&self) -> Outcome<()> {
         if self.polled.load(Ordering::Acquire)
             && let Some(mut reading) = self.reading.try_lock()
             && reading.grew()?
         {
-            self.bell.ring();
+            self.bell.notify();
         }
         Ok(())
     }
@@ -519,7 +519,7 @@ impl Inner {
 
     /// Takes what rang, if anything did.
     fn take_bell(&self) -> bool {
-        let rang = self.bell.take();
+        let rang = self.bell.clear();
         if rang {
             self.heard();
         }
@@ -535,7 +535,7 @@ impl Inner {
     }
 
     /// Looks whether the peer is still there.
-    fn look(&self) {
+    fn check_peer(&self) {
         if self.state.load(Ordering::Acquire) == OPEN
             && !self.is_original()
             && let Some(mut reading) = self.reading.try_lock()
@@ -547,12 +547,12 @@ impl Inner {
         }
     }
 
-    pub(crate) fn is_open(&self, ways: Ways) -> u8 {
+    pub(crate) fn is_open(&self, ways: CallMode) -> u8 {
         let _told_by_the_next_call = self.meet();
         if ways.persist && self.role == Role::Server {
             return OPEN;
         }
-        self.look();
+        self.check_peer();
         let state = self.state.load(Ordering::Acquire);
         if state == OPEN {
             self.met_meanwhile.store(false, Ordering::Release);
@@ -565,7 +565,7 @@ impl Inner {
         self.meet()?;
         let polled = self.polled.load(Ordering::Acquire);
         // Another thread is reading: what it leaves is not known yet.
-        self.reading.try_lock().map_or(Ok(0), |mut reading| reading.look(polled))
+        self.reading.try_lock().map_or(Ok(0), |mut reading| reading.readable_bytes(polled))
     }
 
     /// Bytes that can be written at once.
@@ -573,11 +573,11 @@ impl Inner {
         self.meet()?;
         let polled = self.polled.load(Ordering::Acquire).then_some(&self.bell);
         let Some(mut writing) = self.writing.try_lock() else { return Ok(0) };
-        match writing.look(polled) {
+        match writing.writable_bytes(polled) {
             Ok(room) => Ok(room),
             Err(fault) => {
                 let size = writing.size();
-                self.stop_writing(writing, fault, Ways { blocking: false, persist: false })?;
+                self.stop_writing(writing, fault, CallMode { blocking: false, persist: false })?;
                 Ok(size)
             }
         }
@@ -588,7 +588,7 @@ impl Inner {
         if !self.polled.swap(true, Ordering::AcqRel)
             && let Some(mut reading) = self.reading.try_lock()
         {
-            reading.hear(&self.bell)?;
+            reading.arm_bell(&self.bell)?;
         }
         Ok(self.bell.fd().as_raw_fd())
     }

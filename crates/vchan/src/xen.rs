@@ -32,7 +32,7 @@ pub extern "C" fn libxenvchan_server_init(
     read_min: usize,
     write_min: usize,
 ) -> Ctrl {
-    guard_with(Ctrl::NONE, || serve(domain, path.get()?, read_min, write_min, false), |fault| logger.tell(fault))
+    guard_with(Ctrl::NONE, || serve(domain, path.get()?, read_min, write_min, false), |fault| logger.log_fault(fault))
 }
 
 #[unsafe(no_mangle)]
@@ -45,14 +45,14 @@ pub extern "C" fn libxenvchan_client_init(logger: Log, domain: c_int, path: Text
             let vchan = vchan.map_err(|fault| fault.of(&format!("no vchan to domain {domain} at {place}")))?;
             Ok(Ctrl::give(vchan, false, path.get()?, false))
         },
-        |fault| logger.tell(fault),
+        |fault| logger.log_fault(fault),
     )
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn libxenvchan_close(ctrl: Ctrl) {
     guard((), || {
-        drop(ctrl.take());
+        drop(ctrl.into_box());
         Ok(())
     });
 }

@@ -61,12 +61,12 @@ const SLICE: SliceArgs = SliceArgs {
 };
 
 /// Rings as the peer's driver would: first the mark in the peer's own memory, then the doorbell.
-fn ring_as_host(guest: &Guest, channel: u32) -> Result<()> {
+fn notify_as_host(guest: &Guest, channel: u32) -> Result<()> {
     let at = MARKS + u64::from(CHANNEL + channel) * 4;
     let mark = guest.peer()?.read(at, 4)?;
     let mark = u32::from_le_bytes(mark.try_into().map_err(|_| Error::new("four bytes"))?);
     guest.peer()?.write(at, &mark.wrapping_add(1).to_le_bytes())?;
-    guest.board()?.0.ring(guest.id, 1)
+    guest.board()?.0.notify(guest.id, 1)
 }
 
 fn from_host(rig: &mut Rig) -> Result<Verdict> {
@@ -74,7 +74,7 @@ fn from_host(rig: &mut Rig) -> Result<Verdict> {
     let job = guest.start("bells::listen", &["3"])?;
     ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
     for (channel, heard) in [(0, "1"), (1, "2"), (0, "1")] {
-        ring_as_host(guest, channel)?;
+        notify_as_host(guest, channel)?;
         let line = guest.vm.line(job, within(60))?;
         ensure!(line == heard, "channel {channel} was heard as {line}");
     }
@@ -99,7 +99,7 @@ fn to_host(rig: &mut Rig) -> Result<Verdict> {
     let before = mark(guest)?;
     guest.quiet()?;
     let job = guest.start("bells::ring", &[])?;
-    guest.hear(within(60))?;
+    guest.wait_notified(within(60))?;
     ensure!(mark(guest)? != before, "rung without a mark");
     guest.vm.wait(job, within(60))?.success()?;
     Ok(Verdict::Done)
@@ -116,13 +116,13 @@ fn redirected(rig: &mut Rig) -> Result<Verdict> {
     guest.quiet()?;
     let job = guest.start("bells::redirected", &[])?;
     ensure!(guest.vm.line(job, within(60))? == "rung nobody", "not ready");
-    ensure!(guest.hear(Instant::now()).is_err(), "a doorbell that was taken away was rung");
+    ensure!(guest.wait_notified(Instant::now()).is_err(), "a doorbell that was taken away was rung");
     ensure!(mark(guest)? != before, "a ring was not counted");
-    ring_as_host(guest, 0)?;
+    notify_as_host(guest, 0)?;
     // Nothing else rings: only the change does, for the ring of before.
-    guest.hear(within(60))?;
+    guest.wait_notified(within(60))?;
     ensure!(guest.vm.line(job, within(60))? == "changed", "not changed");
-    ensure!(guest.hear(Instant::now()).is_err(), "rung twice");
+    ensure!(guest.wait_notified(Instant::now()).is_err(), "rung twice");
     guest.vm.kill(job)?;
     guest.vm.wait(job, within(60)).map(drop)?;
     Ok(Verdict::Done)
@@ -133,11 +133,11 @@ fn guest_redirected(args: &[String]) -> Result<()> {
     let (ends, _) = Ends::from_args(args)?;
     let link = ends.link()?;
     let slice = link.slice(&SLICE)?;
-    sys::ring_other(&link.0, NOBODY, 0)?;
+    sys::notify_other(&link.0, NOBODY, 0)?;
     slice.ring(0b1)?;
     println!("rung nobody");
     slice.wait()?;
-    sys::ring_other(&link.0, ends.ring_peer, ends.ring_vector)?;
+    sys::notify_other(&link.0, ends.ring_peer, ends.ring_vector)?;
     println!("changed");
     slice.wait().map(drop)
 }
@@ -148,7 +148,7 @@ fn apart(rig: &mut Rig) -> Result<Verdict> {
     for step in ["poll", "eventfd"] {
         let line = guest.vm.line(job, within(60))?;
         ensure!(line == step, "`{line}` instead of `{step}`");
-        ring_as_host(guest, 1)?;
+        notify_as_host(guest, 1)?;
     }
     guest.vm.wait(job, within(60))?.success()?;
     Ok(Verdict::Done)
@@ -197,7 +197,7 @@ fn suspended(rig: &mut Rig) -> Result<Verdict> {
     ensure!(guest.vm.line(job, within(60))? == "ready", "not ready");
     let sleep = guest.start("bells::suspend", &[])?;
     guest.vm.qmp.event(|event| event["event"] == "SUSPEND", within(60)).context("no suspend")?;
-    ring_as_host(guest, 0)?;
+    notify_as_host(guest, 0)?;
     guest.vm.qmp.run("system_wakeup", &json!({}))?;
     guest.vm.wait(sleep, within(60)).context("it does not wake")?.success()?;
     ensure!(guest.vm.line(job, within(60)).context("what came meanwhile is lost")? == "heard", "not heard");
@@ -232,7 +232,7 @@ fn storm(rig: &mut Rig) -> Result<Verdict> {
     let mut rings = 0_u64;
     let end = Instant::now() + LONG;
     while Instant::now() < end {
-        guest.board()?.0.ring(guest.id, 1)?;
+        guest.board()?.0.notify(guest.id, 1)?;
         rings += 1;
     }
     let (after, storms_after) = count(guest)?;
@@ -246,7 +246,7 @@ fn storm(rig: &mut Rig) -> Result<Verdict> {
     }
     ensure!(storms_after > storms, "no storm was counted: {came} interrupts");
     ensure!(came < 10_000, "{came} interrupts in {LONG:?}");
-    ring_as_host(guest, 0)?;
+    notify_as_host(guest, 0)?;
     ensure!(guest.vm.line(job, within(10))? == "1", "not heard after the storm");
     guest.vm.wait(job, within(60))?.success()?;
     Ok(Verdict::Done)
@@ -263,7 +263,7 @@ fn flood(rig: &mut Rig) -> Result<Verdict> {
     let end = Instant::now() + LONG;
     for mark in 1_u32.. {
         guest.peer()?.write(MARKS, &mark.to_le_bytes().repeat(512))?;
-        guest.board()?.0.ring(guest.id, 1)?;
+        guest.board()?.0.notify(guest.id, 1)?;
         if Instant::now() >= end {
             break;
         }
@@ -291,7 +291,7 @@ fn watched(rig: &mut Rig) -> Result<Verdict> {
     let (interrupts, storms) = count(guest)?;
     let end = Instant::now() + LONG;
     while Instant::now() < end {
-        ring_as_host(guest, 0)?;
+        notify_as_host(guest, 0)?;
     }
     let (after, storms_after) = count(guest)?;
     let events: u32 = guest.vm.line(job, within(60))?.parse()?;
@@ -300,7 +300,7 @@ fn watched(rig: &mut Rig) -> Result<Verdict> {
     guest.vm.wait(job, within(60))?.success()?;
     ensure!(closed > 0, "the vector was never closed: {came} interrupts brought {events} events of {once:?}");
     ensure!(once * events < LONG * 7 / 10, "{events} events of {once:?} in {LONG:?}");
-    ring_as_host(guest, 0)?;
+    notify_as_host(guest, 0)?;
     Ok(Verdict::Done)
 }
 

@@ -62,7 +62,7 @@ fn kills(rig: &mut Rig) -> Result<Verdict> {
         let state = guest.own()?.read(STATE, 1)?[0];
         ensure!(state == 0 || state == ABORTED, "round {round}: its state is still {state}");
         if state == ABORTED {
-            guest.hear(within(1)).context("closed, and the peer was not rung")?;
+            guest.wait_notified(within(1)).context("closed, and the peer was not rung")?;
             opened += 1;
         }
     }
@@ -122,7 +122,7 @@ fn rebinds(rig: &mut Rig) -> Result<Verdict> {
             // The devices are the driver's to lose: what the host rings meanwhile goes to nobody.
             Err(why) if why.to_string().contains("deadline") => {
                 for vector in 0..VECTORS {
-                    guest.board()?.0.ring(guest.id, vector)?;
+                    guest.board()?.0.notify(guest.id, vector)?;
                 }
             }
             Err(why) => return Err(why),

@@ -69,7 +69,7 @@ fn after_kill(rig: &mut Rig, states: [u8; 2]) -> Result<[u8; 2]> {
     guest.quiet()?;
     let start = Instant::now();
     guest.vm.kill(job)?;
-    guest.hear(within(60))?;
+    guest.wait_notified(within(60))?;
     println!("rung {:?} after the order to kill", start.elapsed());
     let output = guest.vm.wait(job, within(60))?;
     ensure!(output.end == End::Signal(SIGKILL), "it ended otherwise: {output:?}");

@@ -75,7 +75,7 @@ fn marks(rig: &mut Rig) -> Result<Verdict> {
             *byte = (seed >> 56) as u8;
         }
         guest.peer()?.write(0, &page)?;
-        guest.board()?.0.ring(guest.id, 1)?;
+        guest.board()?.0.notify(guest.id, 1)?;
     }
     guest.vm.kill(job)?;
     let output = guest.vm.wait(job, within(60))?;

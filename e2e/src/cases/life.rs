@@ -46,7 +46,7 @@ fn pour(args: &[String]) -> Result<()> {
     loop {
         let bytes: Vec<u8> = (next..next + BLOCK as u64).flat_map(u64::to_le_bytes).collect();
         if let Err(why) = stream.split().1.write_all_until(&bytes, Deadline::after(Duration::from_secs(120))) {
-            println!("ended {why}; {:?}; {next} written", watch.life());
+            println!("ended {why}; {:?}; {next} written", watch.liveness());
             return Ok(());
         }
         next += BLOCK as u64;
@@ -68,7 +68,7 @@ fn drink(args: &[String]) -> Result<()> {
     std::thread::spawn(move || {
         let mut last = None;
         loop {
-            let life = watch.life();
+            let life = watch.liveness();
             if last.replace(life) != Some(life) {
                 println!("life {life:?}");
             }

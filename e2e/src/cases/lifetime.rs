@@ -31,7 +31,7 @@ pub const HALVES: &[Half] = &[
     ("lifetime::inherited", guest_inherited),
     ("lifetime::heir", heir),
     ("lifetime::reload", reload),
-    ("lifetime::say", say),
+    ("lifetime::say", write_kernel_log),
     ("lifetime::panic", panic),
 ];
 
@@ -79,7 +79,7 @@ const SLICE: SliceArgs = SliceArgs {
 fn inherited(rig: &mut Rig) -> Result<Verdict> {
     let guest = rig.solo()?;
     guest.run("lifetime::inherited", &[])?;
-    guest.hear(within(10)).context("the peer was not rung")?;
+    guest.wait_notified(within(10)).context("the peer was not rung")?;
     Ok(Verdict::Done)
 }
 
@@ -163,7 +163,7 @@ fn reload(args: &[String]) -> Result<()> {
 }
 
 /// Writes to the kernel's log, as a warning.
-fn say(args: &[String]) -> Result<()> {
+fn write_kernel_log(args: &[String]) -> Result<()> {
     Ok(fs::write("/dev/kmsg", format!("<4>{}\n", args.join(" ")))?)
 }
 

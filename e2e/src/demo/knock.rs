@@ -39,14 +39,14 @@ pub fn show(site: &mut Site, goals: &mut Goals) -> Result<()> {
     Ok(())
 }
 
-struct Knocks<'a> {
+struct Connects<'a> {
     address: &'a str,
     count: usize,
     options: Options,
     rest: Duration,
 }
 
-impl<'a> Knocks<'a> {
+impl<'a> Connects<'a> {
     fn of(args: &'a [String]) -> Result<Self> {
         let [address, count, ring, rest] = args else {
             return Err(Error::new("an address and three numbers are needed"));
@@ -58,7 +58,7 @@ impl<'a> Knocks<'a> {
 
 /// Connects again and again, each time with a byte there and back, and prints the median of the connecting.
 pub fn knock(args: &[String]) -> Result<()> {
-    let Knocks { address, count, options, rest } = Knocks::of(args)?;
+    let Connects { address, count, options, rest } = Connects::of(args)?;
     let options = options.wait_for_listener(Duration::from_secs(60));
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
@@ -77,7 +77,7 @@ pub fn knock(args: &[String]) -> Result<()> {
 
 /// Answers a byte on so many connections.
 pub fn open(args: &[String]) -> Result<()> {
-    let Knocks { address, count, options, .. } = Knocks::of(args)?;
+    let Connects { address, count, options, .. } = Connects::of(args)?;
     let mut listener = tombolo::listen_with::<Stream>(address, &options)?;
     println!("listening");
     for _ in 0..count {

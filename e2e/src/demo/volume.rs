@@ -232,7 +232,7 @@ pub fn send(args: &[String]) -> Result<()> {
     let options = Options::new().wait_for_listener(Duration::from_secs(60));
     let mut stream = tombolo::connect_with::<Stream>(place, &options)?;
     pour(&mut stream, volume)?;
-    tell(&stream.statistics().sent);
+    print_waits(&stream.statistics().sent);
     Ok(())
 }
 
@@ -263,12 +263,12 @@ pub fn receive(args: &[String]) -> Result<()> {
     println!("listening");
     let mut stream = listener.accept()?;
     drain(&mut stream)?;
-    tell(&stream.statistics().received);
+    print_waits(&stream.statistics().received);
     Ok(())
 }
 
 /// How an end of a channel waited.
-fn tell(pipe: &PipeStatistics) {
+fn print_waits(pipe: &PipeStatistics) {
     let it = pipe.counters;
     println!(
         "counted {} stalls, {} spins that paid and {} that did not, {} sleeps, {} rings sent and {} saved",

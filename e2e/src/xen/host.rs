@@ -200,7 +200,7 @@ impl Host {
     ///
     /// # Errors
     /// There is no such file, or `read` fails.
-    pub fn take<T>(&mut self, path: &str, read: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    pub fn read_file_of<T>(&mut self, path: &str, read: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
         let script = format!("cp {path} /share/taken && rm {path}");
         self.dom0.run(&["sh", "-c", &script], within(XL))?;
         let taken = self.share.path().join("taken");

@@ -10,7 +10,7 @@ use crate::up::{self, Machines};
 use std::path::Path;
 
 /// The pair.
-pub struct Kept {
+pub struct RunningPair {
     host: Host,
     kind: Kind,
 }
@@ -25,10 +25,10 @@ pub fn up(kind: Kind) -> Result<()> {
     host.create_pair(kind)?;
     let numbers = host.domus.each_ref().map(|domain| format!("{} is domain {}", domain.name, domain.domid));
     println!("up: {}", numbers.join(", "));
-    up::serve(Kept { host, kind })
+    up::serve(RunningPair { host, kind })
 }
 
-impl Machines for Kept {
+impl Machines for RunningPair {
     const NAME: &'static str = "xen";
 
     fn control(&mut self, at: &str) -> Result<&mut Control> {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::svg::{Bar, Bars, Curve, Lines, Point, Scale};
+use super::svg::{Bar, Bars, Curve, LinePlot, Point, Scale};
 use crate::job::{Cpu, Mode, Test, Wait};
 use crate::line::Placement;
 use crate::result::Measurement;
@@ -133,7 +133,7 @@ fn key(transport: &str, mode: Mode) -> String {
 }
 
 /// One for each known transport; the others share what is left as it comes.
-fn look(transport: &str, mode: Mode) -> usize {
+fn series_style(transport: &str, mode: Mode) -> usize {
     let key = key(transport, mode);
     let other = || 9 + key.bytes().map(usize::from).sum::<usize>() % (KNOWN.len() - 9);
     KNOWN.iter().position(|(known, _)| *known == key).unwrap_or_else(other)
@@ -234,12 +234,12 @@ fn lines(title: &str, group: &[&Measurement], y_scale: Scale) -> String {
         }
         let dashes = if YARDSTICKS.contains(&first.transport.as_str()) { 1 } else { nth };
         let points = own.iter().map(|m| point(m, &name, place(m) as f64, usual)).collect();
-        Curve { look: look(&first.transport, first.mode), name, dashes, level, points }
+        Curve { look: series_style(&first.transport, first.mode), name, dashes, level, points }
     });
     let curves = curves.collect();
     let tick = |&place: &usize| (place as f64, if test == Test::Channels { place.to_string() } else { size_of(place) });
     let x_name = if test == Test::Channels { "channels at once" } else { "message size" };
-    Lines {
+    LinePlot {
         title: title.into(),
         x_name: x_name.into(),
         y_name: axis_name(test).into(),
@@ -276,14 +276,14 @@ fn percentiles(title: &str, group: &[&Measurement]) -> String {
                 Some(Point { x: i as f64, y: value, low, high, note, pale: whole.pale })
             });
             let points = points.collect();
-            curves.push(Curve { look: look(&m.transport, m.mode), name, dashes: nth, level: false, points });
+            curves.push(Curve { look: series_style(&m.transport, m.mode), name, dashes: nth, level: false, points });
         }
     }
     let title = match sizes.first() {
         Some(only) if sizes.len() == 1 => format!("{title}, {} each", size_of(*only)),
         _ => title.into(),
     };
-    Lines {
+    LinePlot {
         title,
         x_name: "share of the messages that were there within that time from when they were due".into(),
         y_name: axis_name(Test::Load).into(),
@@ -309,7 +309,11 @@ fn bars(title: &str, group: &[&Measurement], scale: Scale) -> String {
         for m in own {
             // What knows but one size stands with the others.
             let heading = heading(if is_level(m) { group[0] } else { m });
-            let bar = Bar { look: look(&m.transport, m.mode), point: point(m, &name, 0.0, usual), name: name.clone() };
+            let bar = Bar {
+                look: series_style(&m.transport, m.mode),
+                point: point(m, &name, 0.0, usual),
+                name: name.clone(),
+            };
             match groups.iter_mut().find(|(known, _)| *known == heading) {
                 Some((_, bars)) => bars.push(bar),
                 None => groups.push((heading, vec![bar])),
@@ -336,7 +340,7 @@ fn counts(group: &[&Measurement]) -> String {
                 let (low, high) = if i == 0 { (m.min, m.max) } else { (y, y) };
                 let note = format!("{name}, {}: {} for each GiB", size_of(m.size), show(y));
                 let point = Point { x: 0.0, y, low, high, note, pale: m.placement != usual };
-                bars.push(Bar { name: name.clone(), look: look(&m.transport, m.mode), point });
+                bars.push(Bar { name: name.clone(), look: series_style(&m.transport, m.mode), point });
             }
         }
         if !bars.is_empty() {

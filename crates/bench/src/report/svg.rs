@@ -53,7 +53,7 @@ pub struct Curve {
 
 /// Curves over one axis.
 #[derive(Debug, Clone)]
-pub struct Lines {
+pub struct LinePlot {
     pub title: String,
     pub x_name: String,
     pub y_name: String,
@@ -150,7 +150,7 @@ pub fn escape(text: &str) -> String {
     safe
 }
 
-impl Lines {
+impl LinePlot {
     /// Draws the chart, to be part of a page.
     pub fn draw(&self) -> String {
         let height = (TOP + PLANE + BOTTOM).max(TOP + 24.0 * self.curves.len() as f64);

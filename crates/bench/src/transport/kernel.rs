@@ -233,7 +233,7 @@ impl Wire for Pipe {
     }
 
     fn connect(&self, _: &str, context: &Context) -> Result<FdEnd> {
-        FdEnd::new(context.link.take()?, context.link.take()?, &context.job)
+        FdEnd::new(context.link.receive_descriptor()?, context.link.receive_descriptor()?, &context.job)
     }
 }
 
@@ -261,6 +261,6 @@ impl Wire for Eventfd {
     }
 
     fn connect(&self, _: &str, context: &Context) -> Result<FdEnd> {
-        FdEnd::new(context.link.take()?, context.link.take()?, &context.job)
+        FdEnd::new(context.link.receive_descriptor()?, context.link.receive_descriptor()?, &context.job)
     }
 }

@@ -103,8 +103,8 @@ impl Half {
             .ok_or_else(|| Error::Usage(format!("raw-copy has no variant {:?}", job.variant)))?;
         let (own, fd) = create_sealed("tombolo-bench-raw", DATA + job.ring).os("making a ring")?;
         context.link.pass(fd.as_fd())?;
-        let peer =
-            PeerSegment::map(context.link.take()?.as_fd(), DATA + job.ring).os("mapping the other worker's ring")?;
+        let peer = PeerSegment::map(context.link.receive_descriptor()?.as_fd(), DATA + job.ring)
+            .os("mapping the other worker's ring")?;
         let (control, own) = own.split(DATA);
         Ok(Self {
             method: if context.role == Role::Left { writer } else { reader },

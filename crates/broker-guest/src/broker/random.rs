@@ -14,22 +14,22 @@ use rustix::{
     net::{AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType},
 };
 use tombolo_control::{
-    BOX_LEN, Boxes, CALL_CHANNELS, Event, Path, SLICES_AT, Said, Session, Side, channel_is_sound, slice_is_sound,
+    BOX_LEN, Boxes, CALL_CHANNELS, Envelope, Event, Path, SLICES_AT, Session, Side, channel_is_sound, slice_is_sound,
 };
 
 use super::*;
 use crate::{
-    calls::{CALLS_MAX, Made, Range, Stage},
+    calls::{Agreement, CALLS_MAX, Range, Stage},
     program,
 };
 
 /// What the kernel module would have: which slices there are, each with a descriptor that tells when it was closed.
 #[derive(Debug, Default)]
-struct Slices(Vec<(Made, OwnedFd)>);
+struct Slices(Vec<(Agreement, OwnedFd)>);
 
 impl Slices {
     /// Those that programs have.
-    fn live(&mut self) -> Vec<Made> {
+    fn live(&mut self) -> Vec<Agreement> {
         self.0.retain(|(_, told)| {
             let mut polled = [PollFd::new(told, PollFlags::empty())];
             poll(&mut polled, Some(&Timespec::default())).unwrap();
@@ -86,7 +86,7 @@ impl Boxes for Memory {
 }
 
 impl Pages for Memory {
-    fn ring(&self) {}
+    fn notify(&self) {}
     fn drain(&self) {}
 }
 
@@ -109,7 +109,7 @@ impl Region for Memory {
         Ok(())
     }
 
-    fn own(&mut self, made: &Made) -> Result<Vec<OwnedFd>> {
+    fn own(&mut self, made: &Agreement) -> Result<Vec<OwnedFd>> {
         assert!(slice_is_sound(REGION, made.own.0, made.own.1) && channel_is_sound(made.channel), "{made:?}");
         let mut slices = self.slices();
         slices.is_free(made.own, 0);
@@ -119,12 +119,12 @@ impl Region for Memory {
         Ok(vec![slice])
     }
 
-    fn theirs(&mut self, made: &Made) -> Result<OwnedFd> {
+    fn theirs(&mut self, made: &Agreement) -> Result<OwnedFd> {
         assert!(slice_is_sound(REGION, made.theirs.0, made.theirs.1), "{made:?}");
         self.never.try_clone()
     }
 
-    fn held(&mut self) -> Result<Vec<Made>> {
+    fn held(&mut self) -> Result<Vec<Agreement>> {
         Ok(self.slices().live())
     }
 
@@ -132,7 +132,7 @@ impl Region for Memory {
         None
     }
 
-    fn bequeath(&mut self, made: &Made) {
+    fn bequeath(&mut self, made: &Agreement) {
         assert!(made.own.1 == 0 || slice_is_sound(REGION, made.own.0, made.own.1), "{made:?}");
         self.slices().is_free(made.own, made.serial);
     }
@@ -163,7 +163,7 @@ impl Devices for Fake {
         None
     }
 
-    fn open(&mut self, told: &Told) -> Result<Memory> {
+    fn open(&mut self, told: &LinkNews) -> Result<Memory> {
         let mut regions = self.regions.lock().unwrap();
         Ok(regions.entry((told.link, told.generation)).or_insert_with(Memory::new).clone())
     }
@@ -201,7 +201,7 @@ struct Peer {
     session: Session,
     epoch: u64,
     /// Its calls, as the peer sees them: `own` is in its own region.
-    calls: BTreeMap<u32, (Made, At)>,
+    calls: BTreeMap<u32, (Agreement, At)>,
 }
 
 impl Peer {
@@ -218,19 +218,19 @@ impl Peer {
         self.calls.retain(|_, (_, at)| !forgets && !matches!(at, At::Asked | At::Calling));
     }
 
-    fn say(&mut self, serial: u32, message: Message) {
-        self.session.say(&Said { serial, message });
+    fn send_message(&mut self, serial: u32, message: Message) {
+        self.session.queue_message(&Envelope { serial, message });
     }
 
     fn hello(&mut self) {
         let (epoch, boot, own) = (self.epoch, [2; 16], name("b"));
-        self.say(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name: own });
-        self.say(0, Message::Calls { calls: self.calls.len() as u16 });
+        self.send_message(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name: own });
+        self.send_message(0, Message::Calls { calls: self.calls.len() as u16 });
         for (made, at) in self.calls.clone().into_values() {
             let side = if at == At::Closed { Side::Over } else { Side::Open };
             let ((offset, len), (peer_offset, peer_len)) = (made.own, made.theirs);
             let channel = made.channel;
-            self.say(made.serial, Message::Call { offset, len, peer_offset, peer_len, channel, side });
+            self.send_message(made.serial, Message::Call { offset, len, peer_offset, peer_len, channel, side });
         }
     }
 
@@ -238,7 +238,7 @@ impl Peer {
     fn turn(&mut self) {
         for _ in 0..8 {
             match self.session.turn(&mut self.memory).unwrap() {
-                (Some(Event::Said(said)), _) => self.hear(said),
+                (Some(Event::Said(said)), _) => self.handle_message(said),
                 (Some(Event::Began), _) => self.hello(),
                 // After something that makes no sense it is not to be expected.
                 (Some(Event::Broke(fault)), _) => panic!("the good broker is wrong: {fault}"),
@@ -248,11 +248,11 @@ impl Peer {
         }
     }
 
-    fn hear(&mut self, Said { serial, message }: Said) {
+    fn handle_message(&mut self, Envelope { serial, message }: Envelope) {
         let known = self.calls.get_mut(&serial);
         match (message, known) {
             (Message::Connect { offset, len, channel, .. }, _) => {
-                let made = Made { serial, own: (0, 0), theirs: (offset, len), channel };
+                let made = Agreement { serial, own: (0, 0), theirs: (offset, len), channel };
                 self.calls.insert(serial, (made, At::Asked));
             }
             (Message::Accept { offset, len }, Some((made, at @ At::Calling))) => {
@@ -262,7 +262,7 @@ impl Peer {
             (Message::Close {}, Some((_, At::Closed))) => drop(self.calls.remove(&serial)),
             (Message::Close {}, Some((_, at))) => *at = At::Ended,
             // One that it does not know.
-            (Message::Call { .. }, None) => self.say(serial, Message::Close {}),
+            (Message::Call { .. }, None) => self.send_message(serial, Message::Close {}),
             (Message::Call { side: Side::Over, .. }, Some((_, at))) => match at {
                 At::Closed => drop(self.calls.remove(&serial)),
                 at => *at = At::Ended,
@@ -278,7 +278,7 @@ impl Peer {
             Some((_, At::Ended)) => drop(self.calls.remove(&serial)),
             _ => return,
         }
-        self.say(serial, Message::Close {});
+        self.send_message(serial, Message::Close {});
     }
 
     fn slice(&self, dice: &mut Dice) -> Range {
@@ -303,21 +303,21 @@ impl Peer {
                 if self.calls.values().any(|(made, _)| made.serial == serial || made.channel == channel) {
                     return;
                 }
-                let made = Made { serial, own, theirs: (0, 0), channel };
+                let made = Agreement { serial, own, theirs: (0, 0), channel };
                 self.calls.insert(serial, (made, At::Calling));
                 let (peer, service) = (name("b"), name(["s", "t", "none"][dice.below(3) as usize]));
-                self.say(serial, Message::Connect { peer, service, offset: own.0, len: own.1, channel });
+                self.send_message(serial, Message::Connect { peer, service, offset: own.0, len: own.1, channel });
             }
             14..30 if at == At::Asked => {
                 if dice.below(4) == 0 {
                     self.calls.remove(&serial);
-                    return self.say(serial, Message::Refuse { code: code::NOT_FOUND, reason: "no".into() });
+                    return self.send_message(serial, Message::Refuse { code: code::NOT_FOUND, reason: "no".into() });
                 }
                 let own = self.slice(dice);
                 if let Some((made, at)) = self.calls.get_mut(&serial) {
                     (made.own, *at) = (own, At::Up);
                 }
-                self.say(serial, Message::Accept { offset: own.0, len: own.1 });
+                self.send_message(serial, Message::Accept { offset: own.0, len: own.1 });
             }
             30.. => self.close(serial),
             _ => {}
@@ -334,18 +334,19 @@ impl Peer {
         let channel = dice.below(600) as u16;
         let side = if dice.below(2) == 0 { Side::Open } else { Side::Over };
         match dice.below(6) {
-            0 => self.say(serial, Message::Calls { calls: channel }),
+            0 => self.send_message(serial, Message::Calls { calls: channel }),
             1 => {
                 // Calls that nobody made, where they may be told of.
                 self.begin_anew(true);
                 self.turn();
-                let made = Made { serial, own: (offset, len), theirs: (peer_offset, peer_len), channel };
+                let made = Agreement { serial, own: (offset, len), theirs: (peer_offset, peer_len), channel };
                 self.calls.insert(serial, (made, At::Up));
             }
-            2 => self.say(serial, Message::Connect { peer: name("b"), service: name("s"), offset, len, channel }),
-            3 => self.say(serial, Message::Accept { offset, len }),
-            4 => self.say(serial, Message::Call { offset, len, peer_offset, peer_len, channel, side }),
-            _ => self.say(serial, Message::Close {}),
+            2 => self
+                .send_message(serial, Message::Connect { peer: name("b"), service: name("s"), offset, len, channel }),
+            3 => self.send_message(serial, Message::Accept { offset, len }),
+            4 => self.send_message(serial, Message::Call { offset, len, peer_offset, peer_len, channel, side }),
+            _ => self.send_message(serial, Message::Close {}),
         }
     }
 }
@@ -358,7 +359,7 @@ struct Client {
 }
 
 impl Client {
-    fn hear(&mut self) {
+    fn receive_all(&mut self) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         loop {
             let (mut control, mut bytes) = (RecvAncillaryBuffer::new(&mut space), [0; 1024]);
@@ -375,7 +376,7 @@ impl Client {
         }
     }
 
-    fn say(&self, message: Message) {
+    fn send_message(&self, message: Message) {
         let _ = program::send(self.socket.as_fd(), 1, message, &[]);
     }
 }
@@ -405,19 +406,19 @@ impl World {
         let devices = Fake { host: host_memory.clone(), regions: Arc::clone(&regions) };
         let (door, inside) = pair();
         let settings = Settings { boot: [1; 16], slice: 64 << 10 };
-        let broker = Broker::begin(settings, devices, Door::Passed(inside)).unwrap();
+        let broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside)).unwrap();
         let mut host_memory = host_memory.other();
         let mut host = Session::begin(Path::Host, 1, &mut host_memory).unwrap();
         let _ = host.turn(&mut host_memory);
         let (boot, own) = ([3; 16], name("host"));
-        host.say(&Said::statement(Message::Hello {
+        host.queue_message(&Envelope::statement(Message::Hello {
             version_min: VERSION,
             version_max: VERSION,
             epoch: 1,
             boot,
             name: own,
         }));
-        host.say(&Said::statement(Message::You { name: name("a") }));
+        host.queue_message(&Envelope::statement(Message::You { name: name("a") }));
         let memory = Memory::new();
         regions.lock().unwrap().insert((LIED_TO, 1), memory.clone());
         let peer = Peer::new(&memory);
@@ -430,16 +431,27 @@ impl World {
         world
     }
 
-    fn tell(&mut self, message: Message) {
-        self.host.say(&Said::statement(message));
+    fn send_from_host(&mut self, message: Message) {
+        self.host.queue_message(&Envelope::statement(message));
     }
 
     fn link(&mut self, link: u32, generation: u32, peer: &str) {
         let (own, theirs) = ("04.0".parse().unwrap(), "05.0".parse().unwrap());
         let (size, bell, vectors, side, allows) = (REGION, 2, 1, 0, 2);
-        self.tell(Message::Link { link, generation, peer: name(peer), own, theirs, size, bell, vectors, side, allows });
+        self.send_from_host(Message::Link {
+            link,
+            generation,
+            peer: name(peer),
+            own,
+            theirs,
+            size,
+            bell,
+            vectors,
+            side,
+            allows,
+        });
         for way in [Way::In, Way::Out] {
-            self.tell(Message::Allow { link, way, service: "*".parse().unwrap() });
+            self.send_from_host(Message::Allow { link, way, service: "*".parse().unwrap() });
         }
     }
 
@@ -447,15 +459,15 @@ impl World {
     fn step(&mut self) {
         for _ in 0..4 {
             let _ = self.host.turn(&mut self.host_memory);
-            self.broker.settle().unwrap();
-            self.broker.hear(Who::Door);
+            self.broker.reconcile().unwrap();
+            self.broker.receive_from(Source::Door);
             let programs: Vec<u64> = self.broker.programs.keys().copied().collect();
-            programs.into_iter().for_each(|id| self.broker.hear(Who::Program(id)));
+            programs.into_iter().for_each(|id| self.broker.receive_from(Source::Program(id)));
             let links = self.broker.links.values().chain(&self.broker.old);
             let calls = links.flat_map(|link| {
-                link.sockets.keys().map(|serial| Who::Call(link.told.link, link.told.generation, *serial))
+                link.sockets.keys().map(|serial| Source::Call(link.told.link, link.told.generation, *serial))
             });
-            calls.collect::<Vec<_>>().into_iter().for_each(|call| self.broker.hear(call));
+            calls.collect::<Vec<_>>().into_iter().for_each(|call| self.broker.receive_from(call));
         }
     }
 
@@ -478,7 +490,13 @@ impl World {
                 let (epoch, boot) = (0, [0; 16]);
                 let client = Client { socket, given: Vec::new() };
                 let own = name("program");
-                client.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name: own });
+                client.send_message(Message::Hello {
+                    version_min: VERSION,
+                    version_max: VERSION,
+                    epoch,
+                    boot,
+                    name: own,
+                });
                 self.clients.push(client);
             }
             36 if dice.below(8) == 0 => {
@@ -490,21 +508,21 @@ impl World {
             }
             37..39 => {
                 let life = [Life::Running, Life::Running, Life::Paused, Life::DomainGone][dice.below(4) as usize];
-                self.tell(Message::Life { link: LIED_TO, generation: self.generation, life });
+                self.send_from_host(Message::Life { link: LIED_TO, generation: self.generation, life });
             }
             choice => {
                 let Some(it) = self.clients.get_mut(client) else { return };
                 match choice {
-                    39..42 => it.say(Message::Listen { service: name(["s", "t"][dice.below(2) as usize]) }),
+                    39..42 => it.send_message(Message::Listen { service: name(["s", "t"][dice.below(2) as usize]) }),
                     42..50 => {
                         let (peer, service) = (name("b"), name("x"));
-                        it.say(Message::Connect { peer, service, offset: 0, len: 0, channel: 0 });
+                        it.send_message(Message::Connect { peer, service, offset: 0, len: 0, channel: 0 });
                     }
-                    50..55 => it.hear(),
+                    50..55 => it.receive_all(),
                     55..61 if !it.given.is_empty() => {
                         it.given.swap_remove(dice.below(it.given.len() as u64) as usize);
                     }
-                    61 => it.say(Message::Close {}),
+                    61 => it.send_message(Message::Close {}),
                     62.. => drop(self.clients.swap_remove(client)),
                     _ => {}
                 }
@@ -515,7 +533,7 @@ impl World {
     /// What must hold at any time.
     fn check(&self) {
         for link in self.broker.links.values().chain(&self.broker.old) {
-            let calls: Vec<(Made, Stage)> = link.calls.iter().collect();
+            let calls: Vec<(Agreement, Stage)> = link.calls.iter().collect();
             assert!(calls.len() <= usize::from(CALLS_MAX) && link.sockets.len() <= calls.len(), "{calls:?}");
             for (at, (made, _)) in calls.iter().enumerate() {
                 assert!(made.own.1 == 0 || slice_is_sound(REGION, made.own.0, made.own.1), "{made:?}");
@@ -536,12 +554,12 @@ fn b15_door_is_left_alone_while_there_is_no_descriptor_for_who_comes() {
     let mut broker = World::new().broker;
     let (stop, _rings) = pair();
     // Nobody is there.
-    broker.hear(Who::Door);
+    broker.receive_from(Source::Door);
     assert!(broker.shut.is_none());
     let (reads, writes) = pair();
-    broker.door = Door::Passed(reads);
+    broker.door = ProgramSocket::Passed(reads);
     rustix::io::write(&writes, b"p").unwrap();
-    let door = |ready: Option<Vec<Who>>| ready.unwrap().iter().any(|who| matches!(who, Who::Door));
+    let door = |ready: Option<Vec<Source>>| ready.unwrap().iter().any(|who| matches!(who, Source::Door));
     assert!(door(broker.wait(stop.as_fd(), false).unwrap()), "somebody waits");
     for error in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
         broker.shut = None;

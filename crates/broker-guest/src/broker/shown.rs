@@ -8,10 +8,10 @@ use tombolo_domain_ivshmem::outline::{OUTLINE, outline};
 
 use super::Broker;
 use crate::{
-    calls::{Made, Stage},
+    calls::{Agreement, Stage},
     devices::{Devices, Part, Region},
     link::Link,
-    program::{Doing, Program},
+    program::{Program, ProgramState},
 };
 
 /// Most rows of one answer: they have to find room in the socket at once.
@@ -36,12 +36,14 @@ impl<D: Devices> Broker<D> {
 
     fn listener_rows(&self, after: u64, may_see: impl Fn(u32) -> bool) -> Vec<Message> {
         let row = |(at, program): (&u64, &Program)| match &program.doing {
-            Doing::Listening(service) if may_see(program.user) && !program.has_left() => Some(Message::ListenerRow {
-                at: *at,
-                service: service.clone(),
-                process: program.process,
-                user: program.user,
-            }),
+            ProgramState::Listening(service) if may_see(program.user) && !program.has_left() => {
+                Some(Message::ListenerRow {
+                    at: *at,
+                    service: service.clone(),
+                    process: program.process,
+                    user: program.user,
+                })
+            }
             _ => None,
         };
         let behind = self.programs.range(after.saturating_add(1)..);
@@ -51,7 +53,7 @@ impl<D: Devices> Broker<D> {
     fn call_rows(&mut self, after: u64, may_see: impl Fn(u32) -> bool) -> Vec<Message> {
         let mut rows = Vec::new();
         for (number, link) in self.links.range_mut((after >> 32) as u32..) {
-            let place = |made: &Made| u64::from(*number) << 32 | u64::from(made.serial);
+            let place = |made: &Agreement| u64::from(*number) << 32 | u64::from(made.serial);
             let progress = |stage| match stage {
                 Stage::Asked => Some(Progress::Asked),
                 Stage::Up => Some(Progress::Up),
@@ -76,7 +78,7 @@ impl<D: Devices> Broker<D> {
     }
 }
 
-fn row<R: Region>(link: &mut Link<R>, at: u64, made: &Made, progress: Progress) -> Message {
+fn row<R: Region>(link: &mut Link<R>, at: u64, made: &Agreement, progress: Progress) -> Message {
     // A link whose memory is gone has nothing to say, and is listed nevertheless.
     let mut words = |part: Part, (from, len): (u64, u64)| {
         let region = link.memory.as_mut().map(|(region, _)| region);

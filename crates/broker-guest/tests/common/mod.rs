@@ -22,12 +22,12 @@ use rustix::{
 };
 use tombolo_broker_guest::{
     broker::{Broker, Settings},
-    calls::Made,
+    calls::Agreement,
     devices::{Devices, Pages, Part, Region},
-    host::Told,
+    host::LinkNews,
 };
-use tombolo_control::{BOX_LEN, Boxes, Event, Life, Message, Name, Path, Said, Session, VERSION, Way};
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous, wait_readable};
+use tombolo_control::{BOX_LEN, Boxes, Envelope, Event, Life, Message, Name, Path, Session, VERSION, Way};
+use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
@@ -89,7 +89,7 @@ impl Boxes for FakePages {
 }
 
 impl Pages for FakePages {
-    fn ring(&self) {
+    fn notify(&self) {
         ring(&self.rings);
     }
 
@@ -109,7 +109,7 @@ pub struct FakeRegion {
     wires: Wires,
     rings: BTreeMap<u32, Vec<Arc<OwnedFd>>>,
     /// Calls that programs of an earlier broker have.
-    pub held: Arc<Mutex<Vec<Made>>>,
+    pub held: Arc<Mutex<Vec<Agreement>>>,
     /// Rung when the peer rings without end.
     pub storm: Arc<OwnedFd>,
 }
@@ -149,13 +149,13 @@ impl Region for FakeRegion {
     }
 
     /// As a host's holder does: programs here have eventfds as those of a host.
-    fn keep(&mut self, _made: &Made, socket: BorrowedFd<'_>) -> io::Result<()> {
+    fn store_connection(&mut self, _made: &Agreement, socket: BorrowedFd<'_>) -> io::Result<()> {
         static HOLDER: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
         lock(&HOLDER).push(socket.try_clone_to_owned()?);
         Ok(())
     }
 
-    fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
+    fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>> {
         let mut wires = lock(&self.wires);
         // Either side may be first.
         let [own, other] = wires.remove(&made.serial).unwrap_or_else(|| {
@@ -172,11 +172,11 @@ impl Region for FakeRegion {
         Ok(all)
     }
 
-    fn theirs(&mut self, _made: &Made) -> io::Result<OwnedFd> {
+    fn theirs(&mut self, _made: &Agreement) -> io::Result<OwnedFd> {
         readonly(&self.pages.peer)
     }
 
-    fn held(&mut self) -> io::Result<Vec<Made>> {
+    fn held(&mut self) -> io::Result<Vec<Agreement>> {
         Ok(lock(&self.held).clone())
     }
 
@@ -198,7 +198,7 @@ impl Region for FakeRegion {
         Ok(())
     }
 
-    fn bequeath(&mut self, made: &Made) {
+    fn bequeath(&mut self, made: &Agreement) {
         let _ = rustix::io::pwrite(&self.pages.own, &[CLOSED], made.own.0 + u64::from(STATE_AT));
         self.rings.remove(&made.serial).unwrap_or_default().iter().for_each(ring);
     }
@@ -229,7 +229,7 @@ impl Devices for FakeDevices {
         None
     }
 
-    fn open(&mut self, told: &Told) -> io::Result<FakeRegion> {
+    fn open(&mut self, told: &LinkNews) -> io::Result<FakeRegion> {
         if told.link == LINK { Ok(self.link.clone()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 }
@@ -245,7 +245,7 @@ impl FakeHost {
     /// Tells `links` to whoever begins.
     fn new(mut pages: FakePages, links: Vec<Message>) -> Self {
         let session = Session::begin(Path::Host, 1, &mut pages).expect("memory");
-        pages.ring();
+        pages.notify();
         let heard = pages.heard.clone();
         let conversation = Arc::new(Mutex::new((session, pages, Vec::new())));
         let stop = event();
@@ -269,7 +269,7 @@ impl FakeHost {
 
     pub fn say(&self, message: Message) {
         let mut conversation = lock(&self.conversation);
-        conversation.0.say(&Said::statement(message));
+        conversation.0.queue_message(&Envelope::statement(message));
         pump(&mut conversation, &[]);
     }
 
@@ -283,16 +283,16 @@ fn pump((session, pages, heard): &mut (Session, FakePages, Vec<Message>), links:
     loop {
         let (event, changed) = session.turn(pages).expect("memory");
         if changed {
-            pages.ring();
+            pages.notify();
         }
         match event {
             Some(Event::Began) => {
                 let (epoch, boot) = (session.epoch(), [0; 16]);
                 let hello =
                     Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name: name("host") };
-                session.say(&Said::statement(hello));
+                session.queue_message(&Envelope::statement(hello));
                 for message in links {
-                    session.say(&Said::statement(message.clone()));
+                    session.queue_message(&Envelope::statement(message.clone()));
                 }
             }
             Some(Event::Said(said)) => heard.push(said.message),
@@ -418,7 +418,7 @@ impl World {
     }
 
     /// A peer in another process, and this side's link to it.
-    pub fn mortal(&self) -> (Actor, Box<dyn Link>) {
+    pub fn mortal(&self) -> (Actor, Box<dyn Endpoint>) {
         let service = self.service();
         let mut listener = self.a.domain.listen(&service).expect("a fresh service is free");
         let actor = Actor::start("mortal", &self.b.socket, &service);
@@ -463,6 +463,6 @@ pub fn patience() -> Deadline {
     Deadline::after(std::time::Duration::from_secs(20))
 }
 
-pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }

@@ -10,16 +10,16 @@ use std::{
 };
 
 use tombolo_broker_guest::{
-    calls::Made,
+    calls::Agreement,
     devices::{Devices, Pages, Part, Region},
-    host::Told,
+    host::LinkNews,
 };
 use tombolo_control::{Boxes, CALL_CHANNELS, NO_BELL};
 use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
 
 use super::{
-    kept::{Call, Kept, Key},
-    relay::{Line, Relay, Wire, drain, event, ring},
+    kept::{Key, StoredConnection, StoredConnections},
+    relay::{ConnectionEvents, Relay, RelayedLink, drain, event, notify_event},
 };
 use crate::lane::Lane;
 
@@ -28,7 +28,7 @@ const PIECE: usize = 64 << 10;
 
 /// What each link of an account is made of, by number and generation. The host's broker puts it there before it tells
 /// of the link.
-pub type Lines = Arc<Mutex<BTreeMap<(u32, u32), Arc<Line>>>>;
+pub type RelayedLinks = Arc<Mutex<BTreeMap<(u32, u32), Arc<RelayedLink>>>>;
 
 /// Where storms are told: the link that is rung without end.
 pub type Storms = Arc<dyn Fn(u32) + Send + Sync>;
@@ -46,7 +46,7 @@ enum Between {
     /// This end and the host's broker: one memory, as in a doorbell device, and the eventfd that rings it.
     Host { memory: OwnedFd, rings: OwnedFd },
     /// This end and a machine's broker.
-    Link(Arc<Line>, Arc<Relay>),
+    Link(Arc<RelayedLink>, Arc<Relay>),
 }
 
 /// B-3. Where this end's page is in the memory that it has with the host's broker.
@@ -77,10 +77,10 @@ impl Boxes for HostPages {
 }
 
 impl Pages for HostPages {
-    fn ring(&self) {
+    fn notify(&self) {
         match &self.boxes {
-            Between::Host { rings, .. } => ring(rings),
-            Between::Link(_, relay) => relay.ring([0]),
+            Between::Host { rings, .. } => notify_event(rings),
+            Between::Link(_, relay) => relay.notify_channels([0]),
         }
     }
 
@@ -92,8 +92,8 @@ impl Pages for HostPages {
 /// What an account has.
 pub struct HostDevices {
     host: HostPages,
-    lines: Lines,
-    kept: Kept,
+    lines: RelayedLinks,
+    kept: StoredConnections,
     storms: Storms,
     /// Rings programs.
     lane: Lane,
@@ -107,8 +107,8 @@ impl HostDevices {
         memory: OwnedFd,
         rings: OwnedFd,
         heard: OwnedFd,
-        lines: Lines,
-        kept: Kept,
+        lines: RelayedLinks,
+        kept: StoredConnections,
         storms: Storms,
         lane: Lane,
     ) -> Self {
@@ -134,7 +134,7 @@ impl Devices for HostDevices {
         None
     }
 
-    fn open(&mut self, told: &Told) -> io::Result<HostRegion> {
+    fn open(&mut self, told: &LinkNews) -> io::Result<HostRegion> {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let line = lines.get(&(told.link, told.generation)).map(Arc::clone).ok_or(io::ErrorKind::NotFound)?;
         // The host's broker wants it, too.
@@ -146,11 +146,11 @@ impl Devices for HostDevices {
         relay.mute(told.bell == NO_BELL);
         let (key, kept) = ((told.link, told.generation), self.kept.clone());
         let (mut left, mut sockets) = (Vec::new(), BTreeMap::new());
-        for Call { made, socket, wire } in kept.take(key) {
+        for StoredConnection { made, socket, wire } in kept.take_stored(key) {
             // Who rang while nobody carried it: all are rung once, on both sides.
-            wire.to.iter().for_each(|event| self.lane.ring(event));
+            wire.to.iter().for_each(|event| self.lane.notify_event(event));
             relay.connect(made.channel, wire)?;
-            relay.ring(made.channel..made.channel + CALL_CHANNELS);
+            relay.notify_channels(made.channel..made.channel + CALL_CHANNELS);
             sockets.insert(made.serial, socket);
             left.push(made);
         }
@@ -164,14 +164,14 @@ impl Devices for HostDevices {
 pub struct HostRegion {
     pages: HostPages,
     key: Key,
-    kept: Kept,
+    kept: StoredConnections,
     /// Calls of an earlier broker, and their sockets, until they are asked for.
-    left: Vec<Made>,
+    left: Vec<Agreement>,
     sockets: BTreeMap<u32, OwnedFd>,
 }
 
 impl HostRegion {
-    fn parts(&self) -> (&Line, &Relay) {
+    fn parts(&self) -> (&RelayedLink, &Relay) {
         match &self.pages.boxes {
             Between::Link(line, relay) => (line, relay),
             Between::Host { .. } => unreachable!("a region is of a link"),
@@ -207,7 +207,7 @@ impl Region for HostRegion {
 
     /// V-2. Programs of one account have the whole region between them: who is trusted with one call is trusted with
     /// all of its account (ADR 0034).
-    fn own(&mut self, made: &Made) -> io::Result<Vec<OwnedFd>> {
+    fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>> {
         let (line, relay) = self.parts();
         let events = || -> io::Result<_> { Ok([event()?, event()?, event()?]) };
         let (to, from) = (events()?, events()?);
@@ -215,25 +215,25 @@ impl Region for HostRegion {
         for event in from.iter().chain(&to) {
             own.push(event.try_clone()?);
         }
-        relay.connect(made.channel, Wire { to: to.map(Arc::new), from })?;
+        relay.connect(made.channel, ConnectionEvents { to: to.map(Arc::new), from })?;
         Ok(own)
     }
 
-    fn theirs(&mut self, _made: &Made) -> io::Result<OwnedFd> {
+    fn theirs(&mut self, _made: &Agreement) -> io::Result<OwnedFd> {
         self.parts().0.peer.try_clone()
     }
 
     /// A program has its slices for as long as its socket, or is no more.
-    fn held(&mut self) -> io::Result<Vec<Made>> {
+    fn held(&mut self) -> io::Result<Vec<Agreement>> {
         Ok(std::mem::take(&mut self.left))
     }
 
-    fn keep(&mut self, made: &Made, socket: BorrowedFd<'_>) -> io::Result<()> {
+    fn store_connection(&mut self, made: &Agreement, socket: BorrowedFd<'_>) -> io::Result<()> {
         let wire = self.parts().1.wire(made.channel).ok_or(io::ErrorKind::NotFound)?;
-        self.kept.keep(self.key, made, socket, &wire)?;
+        self.kept.store_connection(self.key, made, socket, &wire)?;
         if made.theirs.1 != 0 {
             // Its name says what is known of it.
-            self.kept.forget(self.key, &Made { theirs: (0, 0), ..*made });
+            self.kept.forget(self.key, &Agreement { theirs: (0, 0), ..*made });
         }
         Ok(())
     }
@@ -255,14 +255,14 @@ impl Region for HostRegion {
         }
     }
 
-    fn bequeath(&mut self, made: &Made) {
+    fn bequeath(&mut self, made: &Agreement) {
         let (line, relay) = self.parts();
         // Of a call that the peer alone knows it may not know where it is here (B-18).
         if made.own.1 != 0 {
             let _ = line.own_memory.store(made.own.0 + u64::from(STATE_AT), &[CLOSED]);
         }
         if made.channel != 0 {
-            relay.ring(made.channel..made.channel + CALL_CHANNELS);
+            relay.notify_channels(made.channel..made.channel + CALL_CHANNELS);
             relay.disconnect(made.channel);
         }
         self.kept.forget(self.key, made);

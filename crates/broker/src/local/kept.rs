@@ -9,10 +9,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tombolo_broker_guest::calls::Made;
+use tombolo_broker_guest::calls::Agreement;
 
-use super::relay::Wire;
-use crate::hold::Holder;
+use super::relay::ConnectionEvents;
+use crate::hold::DescriptorStore;
 
 const PREFIX: &str = "call/";
 
@@ -21,32 +21,32 @@ pub type Key = (u32, u32);
 
 /// A call that an earlier broker left.
 #[derive(Debug)]
-pub struct Call {
+pub struct StoredConnection {
     /// What was agreed.
-    pub made: Made,
+    pub made: Agreement,
     /// The broker's end of the program's socket.
     pub socket: OwnedFd,
     /// The program's eventfds.
-    pub wire: Wire,
+    pub wire: ConnectionEvents,
 }
 
 /// The calls of one account. Without a holder none is kept.
 #[derive(Clone, Debug, Default)]
-pub struct Kept {
-    holder: Option<Arc<Holder>>,
-    left: Arc<Mutex<BTreeMap<Key, Vec<Call>>>>,
+pub struct StoredConnections {
+    holder: Option<Arc<DescriptorStore>>,
+    left: Arc<Mutex<BTreeMap<Key, Vec<StoredConnection>>>>,
 }
 
-impl Kept {
+impl StoredConnections {
     /// Calls are kept by `holder`; `left` are those of an earlier broker.
     #[must_use]
-    pub fn new(holder: Arc<Holder>, left: BTreeMap<Key, Vec<Call>>) -> Self {
+    pub fn new(holder: Arc<DescriptorStore>, left: BTreeMap<Key, Vec<StoredConnection>>) -> Self {
         Self { holder: Some(holder), left: Arc::new(Mutex::new(left)) }
     }
 
     /// Takes what an earlier broker left of a link.
     #[must_use]
-    pub fn take(&self, link: Key) -> Vec<Call> {
+    pub fn take_stored(&self, link: Key) -> Vec<StoredConnection> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&link).unwrap_or_default()
     }
 
@@ -54,15 +54,21 @@ impl Kept {
     ///
     /// # Errors
     /// The holder is gone, or full.
-    pub fn keep(&self, link: Key, made: &Made, socket: BorrowedFd<'_>, wire: &Wire) -> io::Result<()> {
+    pub fn store_connection(
+        &self,
+        link: Key,
+        made: &Agreement,
+        socket: BorrowedFd<'_>,
+        wire: &ConnectionEvents,
+    ) -> io::Result<()> {
         let Some(holder) = &self.holder else { return Ok(()) };
         let to = wire.to.iter().map(|event| event.as_fd());
         let descriptors: Vec<_> = to.chain(wire.from.iter().map(AsFd::as_fd)).collect();
-        holder.keep(&name(link, made), &[&[socket][..], &descriptors].concat())
+        holder.store_descriptors(&name(link, made), &[&[socket][..], &descriptors].concat())
     }
 
     /// The call is over.
-    pub fn forget(&self, link: Key, made: &Made) {
+    pub fn forget(&self, link: Key, made: &Agreement) {
         if let Some(holder) = &self.holder
             && let Err(error) = holder.forget(&name(link, made))
         {
@@ -72,28 +78,28 @@ impl Kept {
 }
 
 /// Under which name a call is kept.
-fn name((link, generation): Key, made: &Made) -> String {
-    let Made { serial, own, theirs, channel } = made;
+fn name((link, generation): Key, made: &Agreement) -> String {
+    let Agreement { serial, own, theirs, channel } = made;
     format!("{PREFIX}{link}/{generation}/{serial}/{}/{}/{}/{}/{channel}", own.0, own.1, theirs.0, theirs.1)
 }
 
 /// Which call is kept under a name; none if it is something else.
 #[must_use]
-pub fn parse(name: &str) -> Option<(Key, Made)> {
+pub fn parse(name: &str) -> Option<(Key, Agreement)> {
     let numbers = name.strip_prefix(PREFIX)?.split('/').map(|number| number.parse().ok());
     let numbers: [u64; 8] = numbers.collect::<Option<Vec<_>>>()?.try_into().ok()?;
     let [link, generation, serial, own, own_len, theirs, theirs_len, channel] = numbers;
     let (link, generation) = (link.try_into().ok()?, generation.try_into().ok()?);
     let (serial, channel) = (serial.try_into().ok()?, channel.try_into().ok()?);
-    Some(((link, generation), Made { serial, own: (own, own_len), theirs: (theirs, theirs_len), channel }))
+    Some(((link, generation), Agreement { serial, own: (own, own_len), theirs: (theirs, theirs_len), channel }))
 }
 
-impl Call {
+impl StoredConnection {
     /// From safe keeping; none if something is missing.
     #[must_use]
-    pub fn from_descriptors(made: Made, descriptors: Vec<OwnedFd>) -> Option<Self> {
+    pub fn from_descriptors(made: Agreement, descriptors: Vec<OwnedFd>) -> Option<Self> {
         let [socket, a, b, c, d, e, f] = <[OwnedFd; 7]>::try_from(descriptors).ok()?;
-        Some(Self { made, socket, wire: Wire { to: [a, b, c].map(Arc::new), from: [d, e, f] } })
+        Some(Self { made, socket, wire: ConnectionEvents { to: [a, b, c].map(Arc::new), from: [d, e, f] } })
     }
 }
 
@@ -103,7 +109,7 @@ mod tests {
 
     #[test]
     fn b16_name_of_a_call_says_all_that_was_agreed() {
-        let made = Made { serial: 7, own: (4096, 8192), theirs: (1 << 29, 1 << 20), channel: 508 };
+        let made = Agreement { serial: 7, own: (4096, 8192), theirs: (1 << 29, 1 << 20), channel: 508 };
         assert_eq!(parse(&name((3, 2), &made)), Some(((3, 2), made)));
         for other in [
             "memory/3/2",

@@ -45,7 +45,7 @@ pub fn event() -> io::Result<OwnedFd> {
 
 /// Rings an eventfd that nobody else holds (for others there is a [`Lane`]); one that is full was rung and not heard, which is
 /// enough.
-pub fn ring(event: impl AsFd) {
+pub fn notify_event(event: impl AsFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
@@ -60,7 +60,7 @@ pub fn drain(event: impl AsFd) -> u64 {
 
 /// One link in one generation, as the host has it.
 #[derive(Debug)]
-pub struct Line {
+pub struct RelayedLink {
     /// The region that this end writes, for its programs.
     pub own: OwnedFd,
     /// The same, for the broker: any program can keep who writes to the file waiting.
@@ -77,7 +77,7 @@ pub struct Line {
 
 /// The eventfds of a call.
 #[derive(Debug)]
-pub struct Wire {
+pub struct ConnectionEvents {
     /// Ring the program.
     pub to: [Arc<OwnedFd>; CALL_CHANNELS as usize],
     /// Rung by the program.
@@ -90,7 +90,7 @@ pub struct Relay(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    line: Arc<Line>,
+    line: Arc<RelayedLink>,
     epoll: OwnedFd,
     /// Something in `orders` changed.
     wake: OwnedFd,
@@ -100,7 +100,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Orders {
     /// Calls by their first channel.
-    wires: BTreeMap<u16, Arc<Wire>>,
+    wires: BTreeMap<u16, Arc<ConnectionEvents>>,
     /// Channels that the broker rings.
     pending: BTreeSet<u16>,
     /// The machine is not to be rung.
@@ -114,7 +114,7 @@ impl Relay {
     /// # Errors
     /// No descriptors or threads are to be had.
     pub fn begin(
-        line: Arc<Line>,
+        line: Arc<RelayedLink>,
         broker: Arc<OwnedFd>,
         programs: Lane,
         storm: impl Fn() + Send + 'static,
@@ -133,7 +133,7 @@ impl Relay {
 
     fn order<T>(&self, what: impl FnOnce(&mut Orders) -> T) -> T {
         let done = what(&mut self.0.orders());
-        ring(&self.0.wake);
+        notify_event(&self.0.wake);
         done
     }
 
@@ -141,7 +141,7 @@ impl Relay {
     ///
     /// # Errors
     /// The program's eventfds cannot be polled.
-    pub fn connect(&self, channel: u16, wire: Wire) -> io::Result<()> {
+    pub fn connect(&self, channel: u16, wire: ConnectionEvents) -> io::Result<()> {
         self.disconnect(channel);
         for (channel, from) in (channel..).zip(&wire.from) {
             epoll::add(&self.0.epoll, from, epoll::EventData::new_u64(channel.into()), epoll::EventFlags::IN)?;
@@ -152,7 +152,7 @@ impl Relay {
 
     /// The eventfds of a call.
     #[must_use]
-    pub fn wire(&self, channel: u16) -> Option<Arc<Wire>> {
+    pub fn wire(&self, channel: u16) -> Option<Arc<ConnectionEvents>> {
         self.0.orders().wires.get(&channel).cloned()
     }
 
@@ -169,7 +169,7 @@ impl Relay {
     }
 
     /// Rings the machine at these channels.
-    pub fn ring(&self, channels: impl IntoIterator<Item = u16>) {
+    pub fn notify_channels(&self, channels: impl IntoIterator<Item = u16>) {
         self.order(|orders| orders.pending.extend(channels));
     }
 
@@ -262,13 +262,13 @@ impl<S: Fn()> Thread<S> {
                 Err(error) => return crate::log(&format!("rings of a link are not carried any more: {error}")),
             };
             if events.is_empty() {
-                self.hear(0);
+                self.forward_notifications(0);
             }
             for about in events {
                 match about {
                     BELL => {
                         let rings = drain(&self.shared.line.heard);
-                        self.hear(rings);
+                        self.forward_notifications(rings);
                     }
                     WAKE => {
                         drain(&self.shared.wake);
@@ -279,7 +279,7 @@ impl<S: Fn()> Thread<S> {
                         let pending = std::mem::take(&mut orders.pending);
                         drop(orders);
                         // Also without a channel: who was muted may have missed something.
-                        self.ring(pending);
+                        self.notify_channels(pending);
                     }
                     channel => self.program_rang(channel as u16),
                 }
@@ -288,7 +288,7 @@ impl<S: Fn()> Thread<S> {
     }
 
     /// The call that a channel belongs to, and which of its channels it is.
-    fn wire(&self, channel: u16) -> Option<(Arc<Wire>, usize)> {
+    fn wire(&self, channel: u16) -> Option<(Arc<ConnectionEvents>, usize)> {
         let nth = channel.checked_sub(1)? % CALL_CHANNELS;
         let wire = self.shared.orders().wires.get(&(channel - nth))?.clone();
         Some((wire, nth.into()))
@@ -298,12 +298,12 @@ impl<S: Fn()> Thread<S> {
         if let Some((wire, nth)) = self.wire(channel)
             && drain(&wire.from[nth]) != 0
         {
-            self.ring([channel]);
+            self.notify_channels([channel]);
         }
     }
 
     /// Marks the channels, and rings the machine unless it complained.
-    fn ring(&mut self, channels: impl IntoIterator<Item = u16>) {
+    fn notify_channels(&mut self, channels: impl IntoIterator<Item = u16>) {
         for channel in channels {
             let mark = &mut self.marks[usize::from(channel)];
             *mark = mark.wrapping_add(1);
@@ -311,12 +311,12 @@ impl<S: Fn()> Thread<S> {
             let _ = self.shared.line.own_memory.store(at, &mark.to_le_bytes());
         }
         if !self.shared.orders().muted {
-            self.shared.line.lane.ring(&self.shared.line.rings);
+            self.shared.line.lane.notify_event(&self.shared.line.rings);
         }
     }
 
     /// The machine rang so often: wakes those whom it meant.
-    fn hear(&mut self, rings: u64) {
+    fn forward_notifications(&mut self, rings: u64) {
         let Ok(marks) = marks(&self.shared.line.peer) else { return };
         let mut woke = 0;
         for (channel, (seen, mark)) in (0u16..).zip(self.seen.iter_mut().zip(marks)) {
@@ -326,13 +326,13 @@ impl<S: Fn()> Thread<S> {
             *seen = mark;
             if channel == 0 {
                 woke += u64::from(is_silent(&self.broker));
-                ring(&*self.broker);
+                notify_event(&*self.broker);
             } else {
                 let nth = (channel - 1) % CALL_CHANNELS;
                 let wire = self.shared.orders().wires.get(&(channel - nth)).cloned();
                 if let Some(event) = wire.as_ref().map(|wire| &wire.to[usize::from(nth)]) {
                     woke += u64::from(is_silent(event));
-                    self.programs.ring(event);
+                    self.programs.notify_event(event);
                 }
             }
         }
@@ -368,7 +368,7 @@ mod tests {
     /// A relay and the machine at its other end.
     struct World {
         relay: Relay,
-        line: Arc<Line>,
+        line: Arc<RelayedLink>,
         broker: Arc<OwnedFd>,
         storms: Arc<OwnedFd>,
         marks: Marks,
@@ -380,10 +380,11 @@ mod tests {
             let (rings, heard) = (Arc::new(event().unwrap()), event().unwrap());
             let own = region();
             let own_memory = Mapped::new(&own).unwrap();
-            let line = Arc::new(Line { own, own_memory, peer: region(), rings, lane: Lane::default(), heard });
+            let line = Arc::new(RelayedLink { own, own_memory, peer: region(), rings, lane: Lane::default(), heard });
             let (broker, storms) = (Arc::new(event().unwrap()), Arc::new(event().unwrap()));
             let told = Arc::clone(&storms);
-            let relay = Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || ring(&*told));
+            let relay =
+                Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || notify_event(&*told));
             let relay = relay.unwrap();
             Self { relay, line, broker, storms, marks: [0; 512] }
         }
@@ -393,7 +394,7 @@ mod tests {
             let events = || [(); 3].map(|()| event().unwrap());
             let (to, from) = (events(), events());
             let mine = [from.each_ref().map(copy), to.each_ref().map(copy)];
-            self.relay.connect(channel, Wire { to: to.map(Arc::new), from }).unwrap();
+            self.relay.connect(channel, ConnectionEvents { to: to.map(Arc::new), from }).unwrap();
             mine
         }
 
@@ -405,7 +406,7 @@ mod tests {
 
         fn machine_rings(&mut self, channel: u16) {
             self.mark(channel);
-            ring(&self.line.heard);
+            notify_event(&self.line.heard);
         }
     }
 
@@ -419,15 +420,15 @@ mod tests {
         world.machine_rings(0);
         assert!(wait(&world.broker));
         assert_eq!([&heard[0], &heard[2], &other[0], &other[1], &other[2]].map(drain), [0; 5]);
-        ring(&rings[2]);
+        notify_event(&rings[2]);
         assert!(wait(&world.line.rings));
         assert_eq!(marks(&world.line.own).unwrap().iter().position(|mark| *mark == 1), Some(6));
-        world.relay.ring([0]);
+        world.relay.notify_channels([0]);
         assert!(wait(&world.line.rings));
         assert_eq!(marks(&world.line.own).unwrap()[0], 1);
         // A call that is over is heard no more, though its program goes on.
         world.relay.disconnect(4);
-        ring(&rings[0]);
+        notify_event(&rings[0]);
         world.machine_rings(4);
         world.machine_rings(7);
         assert!(wait(&other[0]));
@@ -441,7 +442,7 @@ mod tests {
         let mut polled = [PollFd::new(&*world.storms, PollFlags::IN)];
         let began = Instant::now();
         while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0 {
-            (0..1000).for_each(|_| ring(&world.line.heard));
+            (0..1000).for_each(|_| notify_event(&world.line.heard));
             assert!(began.elapsed() < Duration::from_secs(20), "nobody notices");
         }
         assert_eq!(drain(&world.storms), 1);
@@ -470,7 +471,7 @@ mod tests {
         let [rings, _] = world.call(1);
         let [_, heard] = world.call(4);
         rustix::io::ioctl_fionbio(&rings[0], false).unwrap();
-        ring(&rings[0]);
+        notify_event(&rings[0]);
         assert!(wait(&world.line.rings));
         world.machine_rings(4);
         assert!(wait(&heard[0]));
@@ -481,13 +482,13 @@ mod tests {
         let world = World::new();
         world.relay.mute(true);
         let [rings, _] = world.call(1);
-        ring(&rings[0]);
+        notify_event(&rings[0]);
         let mut polled = [PollFd::new(&rings[0], PollFlags::IN)];
         while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1 {
             std::thread::yield_now();
         }
         drain(&*world.line.rings);
-        world.relay.ring([0]);
+        world.relay.notify_channels([0]);
         world.relay.mute(false);
         assert!(wait(&world.line.rings));
     }

@@ -10,7 +10,7 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use tokio::sync::mpsc;
-use tombolo_control::{Boxes, Message, Said, Session};
+use tombolo_control::{Boxes, Envelope, Message, Session};
 
 use super::*;
 use crate::{
@@ -77,7 +77,7 @@ fn begin(folder: &Path, text: &str) -> (Broker, mpsc::Receiver<Event>) {
     let config = Config::parse(Path::new("t"), text).unwrap();
     let began = Instant::now();
     let holder = loop {
-        match hold::Holder::find(folder, false) {
+        match hold::DescriptorStore::find(folder, false) {
             Ok(holder) => break holder,
             Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "no holder: {error}"),
         }
@@ -114,18 +114,18 @@ impl World {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         self.sockets.push(theirs);
-        self.hear(Event::Joined(name.into(), ours));
-        self.tell(name, News::Running(true));
+        self.handle_event(Event::Joined(name.into(), ours));
+        self.send_news(name, News::Running(true));
     }
 
-    fn hear(&mut self, event: Event) {
-        self.broker.hear(event).unwrap();
-        self.broker.settle().unwrap();
+    fn handle_event(&mut self, event: Event) {
+        self.broker.handle_event(event).unwrap();
+        self.broker.reconcile().unwrap();
     }
 
-    fn tell(&mut self, name: &str, news: News) {
+    fn send_news(&mut self, name: &str, news: News) {
         let process = self.broker.book.machines[name].process;
-        self.hear(Event::Told(name.into(), process, news));
+        self.handle_event(Event::Told(name.into(), process, news));
     }
 
     /// Its QEMU does all that it should.
@@ -133,7 +133,7 @@ impl World {
         let wanted = self.broker.vms[name].wanted.borrow().clone();
         let places: BTreeMap<_, _> = wanted.plugs.iter().map(|plug| (plug.name.clone(), "04.0".to_owned())).collect();
         let holds = places.keys().cloned().collect();
-        self.tell(
+        self.send_news(
             name,
             News::Has { version: wanted.version, places, holds, free: 20, trouble: None, process: Process::default() },
         );
@@ -141,7 +141,7 @@ impl World {
 
     /// What the account's broker said is heard, as the ring of its bell does it.
     fn hear_account(&mut self) {
-        self.hear(Event::Rang("host".into(), 0));
+        self.handle_event(Event::Rang("host".into(), 0));
     }
 
     #[track_caller]
@@ -150,7 +150,7 @@ impl World {
         while !done(self) {
             assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
             while let Ok(event) = self.events.try_recv() {
-                self.hear(event);
+                self.handle_event(event);
             }
             self.hear_account();
             self.broker.vms.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| self.meet(name));
@@ -196,7 +196,7 @@ fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
             let before = world.said_by_account();
             let life = world.broker.book.number();
             world.broker.book.machines.get_mut("a").unwrap().life = life;
-            world.broker.settle().unwrap();
+            world.broker.reconcile().unwrap();
             assert!(world.is_held_by_host());
             let began = Instant::now();
             while world.said_by_account() == before {
@@ -204,8 +204,8 @@ fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
                 thread::yield_now();
             }
             // It stands in the box; what is heard first are news on the other link.
-            world.tell("b", News::Running(false));
-            world.tell("b", News::Running(true));
+            world.send_news("b", News::Running(false));
+            world.send_news("b", News::Running(true));
             world.until("the account gave it back", |world| !world.is_held_by_host());
             world.until("the links are up", World::is_up);
         }
@@ -221,19 +221,25 @@ fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_con
         let process = world.broker.book.machines["a"].process;
         assert!(matches!(guest.turn(&mut boxes), Ok((Some(tombolo_control::Event::Began), _))));
         let (boot, name) = ([1; 16], name("a"));
-        guest.say(&Said::statement(Message::Hello { version_min: 1, version_max: 1, epoch: 7, boot, name }));
+        guest.queue_message(&Envelope::statement(Message::Hello {
+            version_min: 1,
+            version_max: 1,
+            epoch: 7,
+            boot,
+            name,
+        }));
         for _ in 0..64 {
             guest.turn(&mut boxes).unwrap();
-            world.hear(Event::Rang("a".into(), process));
+            world.handle_event(Event::Rang("a".into(), process));
         }
         assert!(world.broker.vms["a"].guest.is_there());
         let link = world.broker.link_between(&super::name("a"), &super::name("host")).unwrap();
-        guest.say(&Said::statement(Message::Storm { link }));
+        guest.queue_message(&Envelope::statement(Message::Storm { link }));
         guest.turn(&mut boxes).unwrap();
         while world.events.try_recv().is_ok() {}
         // It stands in the box; what comes first is a change of what the guest is told.
         world.broker.config.numbers.insert("a".into(), 5);
-        world.broker.settle().unwrap();
+        world.broker.reconcile().unwrap();
         assert!(world.broker.vms["a"].stormed_by.contains("host"), "it was heard");
         assert!(matches!(world.events.try_recv(), Ok(Event::Unsettled)), "its consequences are still to be drawn");
     });
@@ -262,7 +268,7 @@ fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
     play(|world| {
         let life = world.broker.book.number();
         world.broker.book.machines.get_mut("a").unwrap().life = life;
-        world.broker.settle().unwrap();
+        world.broker.reconcile().unwrap();
         let link = world.broker.link_between(&name("a"), &name("host")).unwrap();
         assert!(world.broker.making.contains(&link) && !world.broker.book.links[&link].has_memory);
         // Its end begins once more before it is there: then it is for that life.
@@ -283,7 +289,7 @@ fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
         let (process, device) = (world.broker.book.machines["a"].process, &world.broker.vms["a"].device);
         let mut descriptors = device.descriptors();
         descriptors[1] = std::os::fd::AsFd::as_fd(&sealed);
-        world.broker.holder.keep(&crate::state::machine_key("a", process), &descriptors).unwrap();
+        world.broker.holder.store_descriptors(&crate::state::machine_key("a", process), &descriptors).unwrap();
         let world = world.restart();
         assert_eq!(world.broker.vms.keys().collect::<Vec<_>>(), ["b"]);
         assert!(world.broker.is_gone("a") && !world.broker.book.machines.contains_key("a"));
@@ -308,7 +314,7 @@ fn regions(world: &World) -> [OwnedFd; 2] {
 fn begin_life(world: &mut World) {
     let life = world.broker.book.number();
     world.broker.book.machines.get_mut("a").unwrap().life = life;
-    world.broker.settle().unwrap();
+    world.broker.reconcile().unwrap();
 }
 
 #[test]
@@ -372,7 +378,7 @@ fn b11_account_that_is_configured_no_more_holds_no_memory() {
         world.broker.book.quarantine.push(old);
         world.broker.config.accounts.clear();
         world.broker.settle_accounts().unwrap();
-        world.broker.settle().unwrap();
+        world.broker.reconcile().unwrap();
         assert!(world.broker.book.quarantine.is_empty());
     });
 }
@@ -383,7 +389,7 @@ fn b13_reload_tells_who_talks_with_a_qemu_whose_user_it_is_now() {
         assert_eq!(*world.broker.vms["a"].user.borrow(), None);
         let path = world.folder.path().join("t");
         std::fs::write(&path, TEXT.replace("[domain.a]", "[domain.a]\nuser = 77")).unwrap();
-        world.hear(Event::Reload);
+        world.handle_event(Event::Reload);
         assert_eq!(*world.broker.vms["a"].user.borrow(), Some(77));
         assert_eq!(*world.broker.vms["b"].user.borrow(), None);
     });
@@ -429,7 +435,7 @@ fn b17_memory_that_is_not_wanted_any_more_is_dropped_beside_the_thread_that_serv
         let busy = tokio::task::spawn_blocking(move || waits.recv());
         let made = memory::create_pair(5, &["a".into(), "host".into()], 64 << 10, [false, true]).unwrap();
         let region = Arc::downgrade(&made.own[0]);
-        world.hear(Event::Made(5, 1, Ok(made)));
+        world.handle_event(Event::Made(5, 1, Ok(made)));
         assert!(region.upgrade().is_some(), "it was dropped here");
         free.send(()).unwrap();
         let _ = busy.await;

@@ -18,16 +18,16 @@ use tombolo_broker::{
     broker::program_socket,
     lane::Lane,
     local::{
-        devices::{HostDevices, Lines},
-        kept::Kept,
-        relay::{Line, event, ring},
+        devices::{HostDevices, RelayedLinks},
+        kept::StoredConnections,
+        relay::{RelayedLink, event, notify_event},
     },
     mapped::Mapped,
     passing,
 };
 use tombolo_broker_guest::broker::{Broker, Settings};
 use tombolo_control::{LinkState, Message, vector_of};
-use tombolo_domain::{Deadline, Link, Listener};
+use tombolo_domain::{Deadline, Endpoint, Listener};
 use tombolo_domain_ivshmem::VmDomain;
 use tombolo_testing::conformance;
 
@@ -54,7 +54,7 @@ between = ["a", "host"]
 pub struct Guest {
     pub domain: VmDomain,
     pub socket: PathBuf,
-    pub lines: Lines,
+    pub lines: RelayedLinks,
     stop: OwnedFd,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
@@ -65,13 +65,13 @@ impl Guest {
         let socket = daemon.file(&format!("{}.guest", vm.name));
         let door = passing::listen(&socket, SocketType::SEQPACKET, 0o600, None, None).unwrap();
         let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
-        let lines = Lines::default();
+        let lines = RelayedLinks::default();
         let devices = HostDevices::new(
             copy(&vm.memory),
             copy(&vm.host),
             copy(&vm.own[0]),
             lines.clone(),
-            Kept::default(),
+            StoredConnections::default(),
             Arc::new(|_| {}),
             Lane::default(),
         );
@@ -102,7 +102,7 @@ impl Guest {
         let rings = Arc::new(bell.expect("an eventfd"));
         let own = memory("own");
         let own_memory = Mapped::new(&own).unwrap();
-        let line = Line { own, own_memory, peer: memory("peer"), rings, lane: Lane::default(), heard };
+        let line = RelayedLink { own, own_memory, peer: memory("peer"), rings, lane: Lane::default(), heard };
         self.lines.lock().unwrap().insert((link, generation), Arc::new(line));
         (link, generation)
     }
@@ -111,14 +111,14 @@ impl Guest {
 impl Guest {
     /// Ends it, however that goes.
     pub fn forget(&mut self) {
-        ring(&self.stop);
+        notify_event(&self.stop);
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        ring(&self.stop);
+        notify_event(&self.stop);
         let ended = self.thread.take().map(JoinHandle::join);
         if let Some(ended) = ended.filter(|_| !thread::panicking()) {
             ended.expect("the broker does not panic").expect("the broker does not fail");
@@ -195,6 +195,6 @@ pub fn patience() -> Deadline {
     Deadline::after(super::LIMIT)
 }
 
-pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }

@@ -19,8 +19,8 @@ use rustix::{
     net::{SocketType, sockopt},
     process::{Pid, Signal, kill_process},
 };
-use tombolo_broker::{hold::Holder, passing, run::control_socket};
-use tombolo_control::{Boxes, Event, MESSAGE_MAX, Message, Path as Way, Said, Session};
+use tombolo_broker::{hold::DescriptorStore, passing, run::control_socket};
+use tombolo_control::{Boxes, Envelope, Event, MESSAGE_MAX, Message, Path as Way, Session};
 
 /// Nothing here takes this long.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -153,7 +153,7 @@ impl Daemon {
 
     /// What the holder keeps.
     pub fn kept(&self) -> Vec<String> {
-        Holder::find(self.path(), false).and_then(|holder| holder.all()).unwrap().into_keys().collect()
+        DescriptorStore::find(self.path(), false).and_then(|holder| holder.all()).unwrap().into_keys().collect()
     }
 }
 
@@ -175,7 +175,7 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
-        if let Ok(holder) = Holder::find(self.path(), false) {
+        if let Ok(holder) = DescriptorStore::find(self.path(), false) {
             for key in holder.all().unwrap_or_default().into_keys() {
                 let _ = holder.forget(&key);
             }
@@ -203,15 +203,15 @@ impl Client {
     }
 
     pub fn say(&self, serial: u32, message: Message) {
-        let _ = passing::send(&self.socket, &Said { serial, message }.encode(), &[]);
+        let _ = passing::send(&self.socket, &Envelope { serial, message }.encode(), &[]);
     }
 
     /// The next message; none at the end.
-    pub fn hear(&self) -> Option<Said> {
+    pub fn hear(&self) -> Option<Envelope> {
         let mut buffer = [0; MESSAGE_MAX];
         match passing::receive(&self.socket, &mut buffer) {
             Ok((0, _)) => None,
-            Ok((len, _)) => Some(Said::decode(Way::Socket, &buffer[..len]).unwrap()),
+            Ok((len, _)) => Some(Envelope::decode(Way::Socket, &buffer[..len]).unwrap()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("the broker says nothing"),
             Err(_) => None,
         }
@@ -362,13 +362,19 @@ impl Vm {
             matches!(event, Some(Event::Began)).then_some(())
         });
         let (name, boot) = (self.name.parse().unwrap(), [boot; 16]);
-        session.say(&Said::statement(Message::Hello { version_min: 1, version_max: 1, epoch, boot, name }));
+        session.queue_message(&Envelope::statement(Message::Hello {
+            version_min: 1,
+            version_max: 1,
+            epoch,
+            boot,
+            name,
+        }));
         self.guest = Some(session);
         self.listen_until("the host's Hello", |said| matches!(said, Message::Hello { .. }));
     }
 
     pub fn say(&mut self, message: Message) {
-        assert!(self.guest.as_mut().unwrap().say(&Said::statement(message)));
+        assert!(self.guest.as_mut().unwrap().queue_message(&Envelope::statement(message)));
         self.turn();
     }
 
@@ -389,7 +395,13 @@ impl Vm {
                 // The host's broker began anew: so does the conversation.
                 let (epoch, boot) = (session.epoch(), [1; 16]);
                 let name = self.name.parse().unwrap();
-                session.say(&Said::statement(Message::Hello { version_min: 1, version_max: 1, epoch, boot, name }));
+                session.queue_message(&Envelope::statement(Message::Hello {
+                    version_min: 1,
+                    version_max: 1,
+                    epoch,
+                    boot,
+                    name,
+                }));
             }
             None => {}
         }

@@ -35,7 +35,7 @@ pub(super) struct Polling {
 }
 
 impl Waiter {
-    /// The descriptor to poll; from its first use on, [`settle`](Self::settle) keeps its promise.
+    /// The descriptor to poll; from its first use on, [`rearm_poll_fd`](Self::rearm_poll_fd) keeps its promise.
     pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
         if self.pollable.get().is_none() {
             let made = Pollable::new(self.bell.fd(self.slot))?;
@@ -53,7 +53,7 @@ impl Waiter {
 
     /// At the end of a call: whoever polls must not miss what is left, nor what came meanwhile.
     #[inline]
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn rearm_poll_fd(&mut self) {
         if !self.promised && self.is_polled() {
             self.promise();
         }
@@ -117,7 +117,7 @@ impl Waiter {
         };
         let rung = match self.take_rings()? {
             Bell::PeerGone => return Ok(Armed::PeerGone),
-            woken => woken == Bell::Rung,
+            woken => woken == Bell::Notified,
         };
         if again && !rung && self.is_armed(position) && !napped {
             return Ok(Armed::Quiet);
@@ -178,14 +178,14 @@ impl Waiter {
             return Ok(Bell::PeerGone);
         }
         let mut woken = self.bell.wait(self.slot, Deadline::NOW)?;
-        let rung = woken == Bell::Rung || self.rung_unnoticed;
-        if woken == Bell::Rung {
+        let rung = woken == Bell::Notified || self.rung_unnoticed;
+        if woken == Bell::Notified {
             // A ring goes before a hang-up, so it must not stay in the way.
             self.bell.drain(self.slot);
             woken = self.bell.wait(self.slot, Deadline::NOW)?;
         }
-        (self.maybe_rung, self.rung_unnoticed) = (woken == Bell::Rung, false);
-        Ok(if rung && woken != Bell::PeerGone { Bell::Rung } else { woken })
+        (self.maybe_rung, self.rung_unnoticed) = (woken == Bell::Notified, false);
+        Ok(if rung && woken != Bell::PeerGone { Bell::Notified } else { woken })
     }
 }
 

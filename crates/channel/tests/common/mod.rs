@@ -11,7 +11,7 @@ use std::{
 };
 
 use tombolo_channel::{Address, Backends, Channel, Deadline, Listener, Options, Stream};
-use tombolo_domain::{Link, Listener as Door, Rendezvous};
+use tombolo_domain::{Endpoint, Listener as Door, Rendezvous};
 use tombolo_testing::harsh::{HarshDomain, Hypervisor};
 
 /// Long enough for anything that should happen, short enough for a test that hangs.
@@ -56,7 +56,7 @@ impl World {
     }
 
     /// A link to the listener, of one who has said nothing yet.
-    pub fn knock(&self) -> Box<dyn Link> {
+    pub fn knock(&self) -> Box<dyn Endpoint> {
         self.ends[1].connect(self.address.service(), Deadline::after(SOON)).unwrap()
     }
 

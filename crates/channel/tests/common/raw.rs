@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! A peer that speaks the control protocol by hand, so that it can say what no honest end says.
 
-use tombolo_domain::{Deadline, Error, Link, Listener as Door, Offer, wait_readable};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener as Door, Offer, wait_readable};
 use tombolo_layout::{
     Features, SegmentHeader, VERSION,
     handshake::{Greeting, Message},
@@ -33,7 +33,7 @@ pub fn header(generation: u16) -> SegmentHeader {
 }
 
 /// A segment of `len` bytes that begins with `bytes`, open in both directions.
-pub fn segment(link: &mut dyn Link, len: usize, bytes: &[u8; LEN]) -> (OwnControl, Offer) {
+pub fn segment(link: &mut dyn Endpoint, len: usize, bytes: &[u8; LEN]) -> (OwnControl, Offer) {
     let (segment, offer) = link.allocate(len).unwrap();
     let (control, _) = segment.split(4096);
     control.write_header(bytes);
@@ -44,7 +44,7 @@ pub fn segment(link: &mut dyn Link, len: usize, bytes: &[u8; LEN]) -> (OwnContro
 }
 
 /// Sends `message` with an honest small segment of `generation`, which is returned.
-pub fn send_with_segment(link: &mut dyn Link, message: &[u8], generation: u16) -> (OwnControl, Offer) {
+pub fn send_with_segment(link: &mut dyn Endpoint, message: &[u8], generation: u16) -> (OwnControl, Offer) {
     let header = header(generation);
     let (segment, offer) = segment(link, header.segment_len as usize, &header.encode());
     link.send(message, Some(&offer)).unwrap();
@@ -52,7 +52,7 @@ pub fn send_with_segment(link: &mut dyn Link, message: &[u8], generation: u16) -
 }
 
 /// What the peer says next.
-pub fn hear(link: &mut dyn Link) -> Result<Message, Error> {
+pub fn hear(link: &mut dyn Endpoint) -> Result<Message, Error> {
     loop {
         if let Some(received) = link.recv(1 << 31)? {
             return Ok(Message::decode(&received.message).unwrap());
@@ -62,7 +62,7 @@ pub fn hear(link: &mut dyn Link) -> Result<Message, Error> {
 }
 
 /// The next one who knocks.
-pub fn open(door: &mut dyn Door) -> Box<dyn Link> {
+pub fn open(door: &mut dyn Door) -> Box<dyn Endpoint> {
     loop {
         if let Some(link) = door.accept().unwrap() {
             return link;

@@ -17,7 +17,7 @@ use rustix::{
     },
 };
 use tombolo_bench::size;
-use tombolo_control::{Form, LinkState, MESSAGE_MAX, Message, NO_BELL, Name, Path, Said, Stage, VERSION, What};
+use tombolo_control::{Envelope, Form, LinkState, MESSAGE_MAX, Message, NO_BELL, Name, Path, Stage, VERSION, What};
 
 use crate::{
     failure::{Failure, Os, Result},
@@ -133,33 +133,33 @@ impl Broker {
     /// Says Hello.
     pub fn greet(&self) -> Result<()> {
         let name = "tombolo".parse().expect("a name");
-        self.say(Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name })
+        self.send_message(Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name })
     }
 
     fn connect(path: &std::path::Path) -> Result<Self> {
         let broker = Self::reach(path, PATIENCE)?;
-        match broker.hear()? {
+        match broker.receive_message()? {
             Message::Hello { name, .. } => Ok(Self { domain: name, ..broker }),
             other => Err(unexpected(&other)),
         }
     }
 
     /// Says something.
-    pub fn say(&self, message: Message) -> Result<()> {
-        let bytes = Said { serial: 1, message }.encode();
+    pub fn send_message(&self, message: Message) -> Result<()> {
+        let bytes = Envelope { serial: 1, message }.encode();
         let mut none = SendAncillaryBuffer::default();
         rustix::net::sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut none, SendFlags::NOSIGNAL).os("sendmsg")?;
         Ok(())
     }
 
     /// What it says next.
-    pub fn hear(&self) -> Result<Message> {
+    pub fn receive_message(&self) -> Result<Message> {
         let mut buffer = [0; MESSAGE_MAX];
         let mut none = RecvAncillaryBuffer::default();
         let received =
             rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut buffer)], &mut none, RecvFlags::CMSG_CLOEXEC);
         match received {
-            Ok(received) if received.bytes > 0 => match Said::decode(Path::Socket, &buffer[..received.bytes]) {
+            Ok(received) if received.bytes > 0 => match Envelope::decode(Path::Socket, &buffer[..received.bytes]) {
                 Ok(said) => Ok(said.message),
                 Err(fault) => Err(Failure::Outcome(format!("the broker is not understood: {fault}"))),
             },
@@ -173,10 +173,10 @@ impl Broker {
 
     /// All answers to a question.
     pub fn ask(&self, message: Message) -> Result<Vec<Message>> {
-        self.say(message)?;
+        self.send_message(message)?;
         let mut answers = Vec::new();
         loop {
-            match self.hear()? {
+            match self.receive_message()? {
                 Message::Done {} => return Ok(answers),
                 refuse @ Message::Refuse { .. } => return Err(unexpected(&refuse)),
                 message => answers.push(message),
@@ -210,7 +210,7 @@ impl Broker {
                     } else {
                         format!("({note})")
                     };
-                    crate::failure::tell(&format!("tombolo: the link waits {why}"));
+                    crate::failure::print_line(&format!("tombolo: the link waits {why}"));
                     return Ok(());
                 }
                 Some(_) => return Ok(()),

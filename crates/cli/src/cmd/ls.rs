@@ -9,8 +9,8 @@ use crate::{
     failure::Result,
     human,
     inspect::{
-        self, Bytes, Carried, Channel, Counted, End, Half, Kept, Listener, Machine, Mode, Pulse, Socket, State,
-        Summary, View,
+        self, Bytes, Carried, Channel, Counted, End, Half, Listener, Machine, Mode, OrphanedGrants, Pulse, Socket,
+        State, Summary, View,
     },
     output,
 };
@@ -58,13 +58,13 @@ enum Line<'a> {
     Channel(&'a Channel),
     Socket(&'a Socket),
     Listener(&'a Listener),
-    Kept(&'a Kept),
+    Kept(&'a OrphanedGrants),
     Summary(&'a Summary),
 }
 
 /// Does what the command line says.
 pub fn run(args: &Args) -> Result<()> {
-    let view = inspect::look(&args.folders.all())?;
+    let view = inspect::inspect(&args.folders.all())?;
     output::unless_unread(if args.json { json(&view) } else { output::print(text(&view).trim_end()) })
 }
 
@@ -220,8 +220,8 @@ fn listener(listener: &Listener) -> String {
     format!("  {address}  {who} ({user})")
 }
 
-fn kept(kept: &Kept) -> String {
-    let Kept { address, peer_domain, pages, age, pid, command, user, .. } = kept;
+fn kept(kept: &OrphanedGrants) -> String {
+    let OrphanedGrants { address, peer_domain, pages, age, pid, command, user, .. } = kept;
     let age = human::clock(Duration::from_secs_f64(*age));
     format!("  {address}  {pages} pages  domain {peer_domain} may map them  age {age}  {pid} {command} ({user})")
 }

@@ -24,7 +24,7 @@ pub use listener::{Listener, Pulse, known_folders};
 pub use process::{known_groups, known_users, name_of};
 pub use socket::{Bytes, Carried, Socket};
 pub use vm::Machine;
-pub use xen::{Keeper, Kept, keeper};
+pub use xen::{OrphanedGrants, ReaperHoldings, keeper};
 
 use crate::failure::Result;
 
@@ -34,7 +34,7 @@ pub struct View {
     pub channels: Vec<Channel>,
     pub sockets: Vec<Socket>,
     pub listeners: Vec<Listener>,
-    pub kept: Vec<Kept>,
+    pub kept: Vec<OrphanedGrants>,
     pub summary: Summary,
 }
 
@@ -56,17 +56,17 @@ pub struct Summary {
 }
 
 /// Looks at everything, and for listeners in these folders.
-pub fn look(folders: &[PathBuf]) -> Result<View> {
+pub fn inspect(folders: &[PathBuf]) -> Result<View> {
     let scan = process::scan()?;
     let (mut channels, broken) = channel::find(&scan)?;
     let (sockets, unlisted) = socket::find(&scan)?;
     let mut listeners = listener::find(folders, &scan)?;
     listeners.extend(xen::listeners(&scan.holders, || tombolo::xen::listeners().unwrap_or_default()));
-    let vm::Told { channels: across, listeners: told, silent: broker } = vm::look();
+    let vm::BrokerRows { channels: across, listeners: told, silent: broker } = vm::ask_brokers();
     channels.extend(across);
     channels.sort_by_key(|channel| channel.id);
     listeners.extend(told);
-    let Keeper { kept, let_go, .. } = xen::keeper();
+    let ReaperHoldings { kept, let_go, .. } = xen::keeper();
     let summary = Summary { processes: scan.looked_into, hidden: scan.hidden, broken, unlisted, let_go, broker };
     Ok(View { channels, sockets, listeners, kept, summary })
 }

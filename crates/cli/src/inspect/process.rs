@@ -50,7 +50,7 @@ pub struct Mapping {
 
 /// A process that keeps a list of its TCP connections, and the descriptor that leads there.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct ListingProcess {
     pub pid: u32,
     pub command: String,
     pub user: Option<String>,
@@ -63,7 +63,7 @@ pub struct Scan {
     /// Those that hold segments.
     pub holders: Vec<Process>,
     /// Those that keep lists of connections.
-    pub keepers: Vec<Keeper>,
+    pub keepers: Vec<ListingProcess>,
     pub looked_into: u64,
     pub hidden: u64,
     /// Who has which socket open.
@@ -80,7 +80,7 @@ pub fn scan() -> Result<Scan> {
     for entry in fs::read_dir("/proc").map_err(unreadable)? {
         let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()) else { continue };
         match descriptors(pid) {
-            Ok(found) => scan.take(pid, found, &users),
+            Ok(found) => scan.add_process(pid, found, &users),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !is_kernel_thread(pid) => scan.hidden += 1,
             // A thread of the kernel has none; whatever else is gone by now.
             Err(_) => {}
@@ -101,7 +101,7 @@ struct Descriptors {
 }
 
 impl Scan {
-    fn take(&mut self, pid: u32, found: Descriptors, users: &HashMap<u32, String>) {
+    fn add_process(&mut self, pid: u32, found: Descriptors, users: &HashMap<u32, String>) {
         self.looked_into += 1;
         if let Ok(network) = fs::read_link(format!("/proc/{pid}/ns/net")) {
             self.networks.entry(network.to_string_lossy().into_owned()).or_insert(pid);
@@ -116,7 +116,7 @@ impl Scan {
         }
         self.keepers.extend(found.lists.into_iter().map(|fd| {
             let user = status.uid.map(|uid| name_of(uid, users));
-            Keeper { pid, command: status.command.clone(), user, fd }
+            ListingProcess { pid, command: status.command.clone(), user, fd }
         }));
         if holds {
             let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();

@@ -62,7 +62,7 @@ pub struct Call {
 
 /// What brokers told.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct BrokerRows {
     pub channels: Vec<Channel>,
     pub listeners: Vec<Listener>,
     /// Why one told nothing, though it should have.
@@ -70,10 +70,10 @@ pub struct Told {
 }
 
 /// Asks the brokers of this kernel. That there is none, or that this user is none of theirs, is no trouble.
-pub fn look() -> Told {
+pub fn ask_brokers() -> BrokerRows {
     let named = std::env::var_os("TOMBOLO_BROKER").filter(|path| !path.is_empty());
     let socket = named.map_or_else(|| PathBuf::from(BROKER), PathBuf::from);
-    let mut told = Told::default();
+    let mut told = BrokerRows::default();
     if let Err(error) = told.ask(&socket) {
         told.silent = Some(format!("{}: {error}", socket.display()));
     }
@@ -86,11 +86,11 @@ fn reach(socket: &Path, enter: Option<&Name>) -> Result<Option<(Broker, Name)>> 
         return Ok(None);
     }
     let Ok(broker) = Broker::reach(socket, PATIENCE) else { return Ok(None) };
-    let mut name = broker.hear()?;
+    let mut name = broker.receive_message()?;
     if let (Message::Hello { .. }, Some(account)) = (&name, enter) {
-        broker.say(Message::Enter { account: account.clone() })?;
+        broker.send_message(Message::Enter { account: account.clone() })?;
         broker.greet()?;
-        name = broker.hear()?;
+        name = broker.receive_message()?;
     }
     match name {
         Message::Hello { name, .. } => Ok(Some((broker, name))),
@@ -100,7 +100,7 @@ fn reach(socket: &Path, enter: Option<&Name>) -> Result<Option<(Broker, Name)>> 
     }
 }
 
-impl Told {
+impl BrokerRows {
     fn ask(&mut self, socket: &Path) -> Result<()> {
         // On a host root sees all accounts; anybody else, and in a machine, what the broker has for who asks.
         let admin = socket.with_file_name(ADMIN);
@@ -110,15 +110,15 @@ impl Told {
             for row in broker.ask(Message::List { what: What::Domains })? {
                 // A machine has slots, an account has not.
                 if let Message::DomainRow { name, slots: 0, .. } = row {
-                    self.hear(reach(&admin, Some(&name))?)?;
+                    self.ask_broker(reach(&admin, Some(&name))?)?;
                 }
             }
             return Ok(());
         }
-        self.hear(reach(socket, None)?)
+        self.ask_broker(reach(socket, None)?)
     }
 
-    fn hear(&mut self, broker: Option<(Broker, Name)>) -> Result<()> {
+    fn ask_broker(&mut self, broker: Option<(Broker, Name)>) -> Result<()> {
         let Some((broker, domain)) = broker else { return Ok(()) };
         for at in [Seen::Calls, Seen::Listeners] {
             let mut after = 0;
@@ -126,14 +126,14 @@ impl Told {
                 let rows = broker.ask(Message::Look { at, after })?;
                 let Some(last) = rows.iter().filter_map(place).max().filter(|last| *last > after) else { break };
                 after = last;
-                rows.into_iter().for_each(|row| self.take(&domain, row));
+                rows.into_iter().for_each(|row| self.add_row(&domain, row));
             }
         }
         Ok(())
     }
 
     /// Takes a row of the broker of `domain`.
-    fn take(&mut self, domain: &Name, row: Message) {
+    fn add_row(&mut self, domain: &Name, row: Message) {
         match row {
             Message::ListenerRow { service, process, user, .. } => {
                 let process = whose(process, user);
@@ -266,8 +266,8 @@ mod tests {
     }
 
     fn channel_of(row: Message) -> Channel {
-        let mut told = Told::default();
-        told.take(&name("web"), row);
+        let mut told = BrokerRows::default();
+        told.add_row(&name("web"), row);
         told.channels.pop().unwrap()
     }
 
@@ -311,9 +311,9 @@ mod tests {
 
     #[test]
     fn b20_listener_is_told_with_the_name_of_its_own_machine() {
-        let mut told = Told::default();
+        let mut told = BrokerRows::default();
         let (process, user) = (std::process::id(), geteuid().as_raw());
-        told.take(&name("web"), Message::ListenerRow { at: 1, service: name("log"), process, user });
+        told.add_row(&name("web"), Message::ListenerRow { at: 1, service: name("log"), process, user });
         let [listener] = &told.listeners[..] else { panic!("one") };
         assert_eq!((listener.address.as_str(), listener.pid), ("vm:web/log", Some(process)));
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tombolo::xen::Keepings;
+use tombolo::xen::ReaperListing;
 use tombolo_layout::{
     handshake::{Greeting, Message},
     limits::CONTROL_LEN,
@@ -48,7 +48,7 @@ pub struct Link {
 
 /// A door: whom its listener listens for, and which reference leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Door {
+pub struct ListenerPage {
     pub peer: u16,
     pub reference: u32,
     /// It is one for a domain that is known by name.
@@ -57,7 +57,7 @@ pub struct Door {
 
 /// Pages of a program that died, which the domain's keeper holds until the other domain says that it unmapped them.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Kept {
+pub struct OrphanedGrants {
     /// By which the program met its peer.
     pub address: String,
     pub peer_domain: u16,
@@ -72,25 +72,25 @@ pub struct Kept {
 
 /// What the keeper of this domain has.
 #[derive(Debug, Default)]
-pub struct Keeper {
+pub struct ReaperHoldings {
     /// There is one, and it answered.
     pub there: bool,
-    pub kept: Vec<Kept>,
+    pub kept: Vec<OrphanedGrants>,
     /// Pages that it had no room for.
     pub let_go: u64,
 }
 
 /// Asks it. One that does not answer this user is none.
-pub fn keeper() -> Keeper {
-    match Keepings::ask() {
+pub fn keeper() -> ReaperHoldings {
+    match ReaperListing::ask() {
         Ok(found) => told(found),
-        Err(_) => Keeper::default(),
+        Err(_) => ReaperHoldings::default(),
     }
 }
 
-fn told(Keepings { kept, let_go }: Keepings) -> Keeper {
+fn told(ReaperListing { kept, let_go }: ReaperListing) -> ReaperHoldings {
     let users = known_users();
-    let kept = kept.into_iter().map(|kept| Kept {
+    let kept = kept.into_iter().map(|kept| OrphanedGrants {
         address: printable(&format!("xen:{}/{}", kept.peer, kept.service)),
         peer_domain: kept.peer,
         pages: kept.pages,
@@ -100,7 +100,7 @@ fn told(Keepings { kept, let_go }: Keepings) -> Keeper {
         uid: kept.uid,
         user: name_of(kept.uid, &users),
     });
-    Keeper { there: true, kept: kept.collect(), let_go }
+    ReaperHoldings { there: true, kept: kept.collect(), let_go }
 }
 
 /// Who listens for other domains, with the names that `names` has for their doors.
@@ -108,7 +108,7 @@ pub fn listeners(holders: &[Process], names: impl FnOnce() -> Vec<(u16, String, 
     let doors = holders.iter().flat_map(|process| granted(process).doors.into_iter().map(move |door| (process, door)));
     let doors: Vec<_> = doors.collect();
     let names = if doors.is_empty() { Vec::new() } else { names() };
-    let listener = |(process, door): (&Process, Door)| {
+    let listener = |(process, door): (&Process, ListenerPage)| {
         let name = names.iter().find(|(peer, _, reference)| (*peer, *reference) == (door.peer, door.reference));
         let name = printable(name.map_or("?", |(_, name, _)| name));
         let address = match door.named {
@@ -126,7 +126,7 @@ pub fn listeners(holders: &[Process], names: impl FnOnce() -> Vec<(u16, String, 
 #[derive(Debug, Default)]
 pub struct Granted {
     pub links: Vec<Link>,
-    pub doors: Vec<Door>,
+    pub doors: Vec<ListenerPage>,
     /// Pages that it granted and has mapped.
     pub pages: u64,
 }
@@ -196,10 +196,10 @@ fn message(page: &Page, number: u64) -> Option<Message> {
     Message::decode(bytes).ok()
 }
 
-fn door(page: &Page) -> Option<Door> {
+fn door(page: &Page) -> Option<ListenerPage> {
     let word = |offset| word_at(&page[..], offset);
     let (peer, _) = at::board_of(word(at::AT_FOR)).filter(|_| word(at::AT_STATE) & 0xff == at::OPEN)?;
-    Some(Door { peer, reference: (word(at::AT_FOR) >> 32) as u32, named: word(at::AT_PAIR) != 0 })
+    Some(ListenerPage { peer, reference: (word(at::AT_FOR) >> 32) as u32, named: word(at::AT_PAIR) != 0 })
 }
 
 #[cfg(test)]
@@ -305,7 +305,7 @@ mod tests {
         let process = process(vec![at_page]);
         assert!(granted(&process).doors.is_empty(), "its state says that it is closed");
         page.word(at::AT_STATE).store_relaxed(at::OPEN);
-        assert_eq!(granted(&process).doors, [Door { peer: 7, reference: 99, named: false }]);
+        assert_eq!(granted(&process).doors, [ListenerPage { peer: 7, reference: 99, named: false }]);
     }
     #[test]
     fn x12_listener_for_another_domain_is_told_with_the_name_that_xenstore_has_for_its_door() {
@@ -329,8 +329,8 @@ mod tests {
     #[test]
     fn x13_what_the_keeper_says_is_shown_without_what_terminals_obey() {
         let (service, command, age) = ("web".into(), "a\x1bb".into(), Duration::from_millis(1500));
-        let kept = tombolo::xen::Kept { peer: 7, pages: 257, age, pid: 12, uid: 0, service, command };
-        let keeper = told(Keepings { kept: vec![kept], let_go: 3 });
+        let kept = tombolo::xen::OrphanedGrants { peer: 7, pages: 257, age, pid: 12, uid: 0, service, command };
+        let keeper = told(ReaperListing { kept: vec![kept], let_go: 3 });
         let [kept] = &keeper.kept[..] else { panic!("one") };
         assert_eq!((kept.address.as_str(), kept.command.as_str(), kept.age), ("xen:7/web", "a?b", 1.5));
         assert_eq!((kept.user.as_str(), keeper.let_go, keeper.there), ("root", 3, true));

@@ -24,8 +24,8 @@ use rustix::{
         SocketFlags, SocketType,
     },
 };
-use tombolo_control::{Life, MESSAGE_MAX, Message, Name, Path, SLICES_AT, Said, VERSION, code};
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous};
+use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path, SLICES_AT, VERSION, code};
+use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
 use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
@@ -167,7 +167,7 @@ impl World {
     }
 
     /// A peer in another process, and this side's link to it.
-    pub fn mortal(&self) -> (Actor, Box<dyn Link>) {
+    pub fn mortal(&self) -> (Actor, Box<dyn Endpoint>) {
         let service = self.service();
         let mut listener = self.a.listen(&service).expect("a fresh service is free");
         let actor = Actor::start("mortal", &self.socket("b"), &service);
@@ -193,15 +193,15 @@ fn send(socket: impl AsFd, serial: u32, message: Message, descriptors: &[Borrowe
     if !descriptors.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
     }
-    let bytes = Said { serial, message }.encode();
+    let bytes = Envelope { serial, message }.encode();
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags).map(drop)
 }
 
-fn receive(socket: &OwnedFd) -> Option<Said> {
+fn receive(socket: &OwnedFd) -> Option<Envelope> {
     let mut buffer = [0; MESSAGE_MAX];
     let (len, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty()).ok()?;
-    Said::decode(Path::Socket, &buffer[..len]).ok()
+    Envelope::decode(Path::Socket, &buffer[..len]).ok()
 }
 
 fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) -> Option<()> {
@@ -209,7 +209,7 @@ fn converse(domain: &'static str, client: OwnedFd, state: &Arc<Mutex<State>>) ->
     let name: Name = domain.parse().expect("a name");
     let hello = Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name };
     send(&client, 0, hello, &[]).ok()?;
-    let Said { serial, message } = receive(&client)?;
+    let Envelope { serial, message } = receive(&client)?;
     let refuse = |code| send(&client, serial, Message::Refuse { code, reason: "test".into() }, &[]).ok();
     match message {
         Message::Listen { service } => {
@@ -297,6 +297,6 @@ pub fn patience() -> Deadline {
     Deadline::after(std::time::Duration::from_secs(20))
 }
 
-pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process};
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous};
+use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
 use tombolo_domain_local::LocalDomain;
 use tombolo_testing::conformance;
 
@@ -80,7 +80,7 @@ pub fn play() {
         "mortal" => conformance::mortal_peer(domain.connect(service, Deadline::NEVER).expect("the parent listens")),
         "witness" => {
             let mut link = domain.connect(service, Deadline::NEVER).expect("the parent listens");
-            let seen = format!("{:?} {:?}", link.peer().pid, link.life());
+            let seen = format!("{:?} {:?}", link.peer().pid, link.liveness());
             link.send(seen.as_bytes(), None).expect("the path has room");
             let _ = conformance::receive(&mut *link, Deadline::NEVER);
         }
@@ -131,7 +131,7 @@ impl Folder {
     }
 
     /// A peer in another process, started by `launcher`, and this side's link to it.
-    pub fn mortal(&self, launcher: &[&str]) -> (Child, Box<dyn Link>) {
+    pub fn mortal(&self, launcher: &[&str]) -> (Child, Box<dyn Endpoint>) {
         let service = self.service();
         let mut listener = self.domain.listen(&service).expect("a fresh service is free");
         let child = Child::start(launcher, "mortal", &service);
@@ -143,7 +143,7 @@ pub fn patience() -> Deadline {
     Deadline::after(std::time::Duration::from_secs(20))
 }
 
-pub fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+pub fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     conformance::wait_for(listener, patience(), |it| it.fd(), |it| it.accept()).expect("somebody knocks")
 }
 

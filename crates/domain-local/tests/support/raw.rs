@@ -14,7 +14,7 @@ use rustix::{
         SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     },
 };
-use tombolo_domain::{Error, Link, Rendezvous};
+use tombolo_domain::{Endpoint, Error, Rendezvous};
 use tombolo_layout::local::Head;
 
 use super::{Folder, accept};
@@ -22,7 +22,7 @@ use super::{Folder, accept};
 /// A peer without rules, and the link of the one it talks to.
 pub struct Raw {
     pub socket: OwnedFd,
-    pub link: Box<dyn Link>,
+    pub link: Box<dyn Endpoint>,
 }
 
 impl Raw {

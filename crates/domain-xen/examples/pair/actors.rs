@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, thread, time::Duration};
 
-use tombolo_domain::{Deadline, Link, Rendezvous};
+use tombolo_domain::{Deadline, Endpoint, Rendezvous};
 use tombolo_mem::OwnData;
 use tombolo_testing::conformance;
 
@@ -42,7 +42,7 @@ pub fn play(role: &str, service: &str, other: &str) -> bool {
 }
 
 /// Sends messages with segments as fast as they are taken, and takes each back once it was answered.
-fn pump(mut link: Box<dyn Link>) {
+fn pump(mut link: Box<dyn Endpoint>) {
     println!("ready");
     let mut number = 0u64;
     let mut sent = VecDeque::new();

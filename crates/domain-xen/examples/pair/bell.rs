@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::event::{EventfdFlags, eventfd};
-use tombolo_domain::{Deadline, Doorbell, Link, Rendezvous, Slot, Woken, wait_readable};
+use tombolo_domain::{Deadline, Doorbell, Endpoint, Rendezvous, Slot, Woken, wait_readable};
 use tombolo_testing::conformance;
 
 use crate::link::{Side, reach};
@@ -28,7 +28,7 @@ impl Sleeper for Direct {
     fn sleep(&self) -> bool {
         let woken = self.0.wait(Slot::Data, patience()).expect("waiting works");
         self.0.drain(Slot::Data);
-        woken == Woken::Rung
+        woken == Woken::Notified
     }
 }
 
@@ -40,7 +40,7 @@ impl Passed {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("there are descriptors");
         let (bell, told) = (Arc::clone(bell), event.try_clone().expect("there are descriptors"));
         thread::spawn(move || {
-            while bell.wait(Slot::Data, Deadline::NEVER).is_ok_and(|woken| woken == Woken::Rung) {
+            while bell.wait(Slot::Data, Deadline::NEVER).is_ok_and(|woken| woken == Woken::Notified) {
                 bell.drain(Slot::Data);
                 rustix::io::write(&told, &1u64.to_ne_bytes()).expect("one fits");
             }
@@ -62,7 +62,7 @@ fn sleeper(bell: &Arc<dyn Doorbell>, passed: bool) -> Box<dyn Sleeper> {
 }
 
 /// Rings back whenever it is rung, until the other goes.
-pub fn far(mut link: Box<dyn Link>) {
+pub fn far(mut link: Box<dyn Endpoint>) {
     link.send(b"here", None).expect("there is room");
     println!("ready");
     let told = conformance::receive(&mut *link, patience()).expect("it says how");
@@ -70,8 +70,8 @@ pub fn far(mut link: Box<dyn Link>) {
     bell.drain(Slot::Data);
     let sleeper = sleeper(&bell, told.message == b"passed");
     link.send(b"go", None).expect("there is room");
-    while !link.life().is_gone() && sleeper.sleep() {
-        bell.ring(Slot::Data);
+    while !link.liveness().is_gone() && sleeper.sleep() {
+        bell.notify(Slot::Data);
     }
 }
 
@@ -94,7 +94,7 @@ pub fn run(address: &str, other: &str, count: usize) -> bool {
             let mut times: Vec<_> = (0..count)
                 .map(|_| {
                     let start = Instant::now();
-                    bell.ring(Slot::Data);
+                    bell.notify(Slot::Data);
                     assert!(sleeper.sleep(), "the other rings back");
                     start.elapsed()
                 })

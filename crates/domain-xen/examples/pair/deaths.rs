@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_domain::{Deadline, Error, Link, Rendezvous};
+use tombolo_domain::{Deadline, Endpoint, Error, Rendezvous};
 use tombolo_mem::PeerData;
 use tombolo_testing::conformance;
 
@@ -53,14 +53,14 @@ pub fn run(address: &str, other: &str, count: u32) -> bool {
             }
         }
         slowest = slowest.max(killed.elapsed());
-        assert!(link.life().is_gone(), "process {number}: {:?}", link.life());
+        assert!(link.liveness().is_gone(), "process {number}: {:?}", link.liveness());
     }
     println!("deaths: {count} processes killed, {segments} segments read, slowest end of file {slowest:?}");
     slowest < Duration::from_secs(1)
 }
 
 /// Takes a message; its segment holds its number.
-fn take(link: &mut dyn Link, patience: Deadline) -> Result<bool, Error> {
+fn take(link: &mut dyn Endpoint, patience: Deadline) -> Result<bool, Error> {
     let received = conformance::receive(link, patience)?;
     let Some(segment) = received.segment else { return Ok(false) };
     let mut found = [0; 8];

@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous, Result};
+use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous, Result};
 use tombolo_domain_xen::XenDomain;
 use tombolo_testing::conformance::remote::{Remote, serve as work};
 
@@ -38,7 +38,7 @@ impl Rendezvous for Side {
         self.domain.listen(&self.service(name))
     }
 
-    fn connect(&self, name: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn connect(&self, name: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         self.domain.connect(&self.service(name), deadline)
     }
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_domain::{Deadline, Link, Offer, Rendezvous, Slot, Woken};
+use tombolo_domain::{Deadline, Endpoint, Offer, Rendezvous, Slot, Woken};
 use tombolo_mem::{OwnSegment, PeerSegment};
 use tombolo_testing::conformance;
 
@@ -17,7 +17,7 @@ use crate::{
 
 /// An open channel: what a handshake leaves behind.
 struct Open {
-    link: Box<dyn Link>,
+    link: Box<dyn Endpoint>,
     _own: (OwnSegment, Offer),
     _peer: PeerSegment,
 }
@@ -47,7 +47,7 @@ pub fn far(side: &Side, service: &str) {
     for channel in &mut open {
         let asked = conformance::receive(&mut *channel.link, patience()).expect("it asks");
         channel.link.send(&asked.message, None).expect("there is room");
-        channel.link.doorbell().expect("a message came").ring(Slot::Data);
+        channel.link.doorbell().expect("a message came").notify(Slot::Data);
     }
     forever();
 }
@@ -102,7 +102,7 @@ pub fn run(address: &str, other: &str, count: u32, ring: usize) -> bool {
         let echo = conformance::receive(&mut *channel.link, patience()).expect("it answers");
         assert_eq!(echo.message, number.to_le_bytes(), "another channel's message");
         let bell = channel.link.doorbell().expect("a message came");
-        assert_eq!(bell.wait(Slot::Data, patience()).expect("waiting works"), Woken::Rung);
+        assert_eq!(bell.wait(Slot::Data, patience()).expect("waiting works"), Woken::Notified);
     }
     println!("open: all {count} channels answered at once");
     let start = Instant::now();

@@ -18,7 +18,7 @@ use nix::{
     },
     unistd::Pid,
 };
-use tombolo_domain::{Deadline, Error, Link, Rendezvous};
+use tombolo_domain::{Deadline, Endpoint, Error, Rendezvous};
 use tombolo_testing::conformance;
 
 use crate::link::Side;
@@ -97,14 +97,14 @@ pub fn step(role: &str, other: &str, service: &str, word: &str) -> bool {
 }
 
 /// What a channel does to open: a word and a segment each way. The word that came.
-fn call(mut link: Box<dyn Link>, word: &[u8]) -> Result<Vec<u8>, Error> {
+fn call(mut link: Box<dyn Endpoint>, word: &[u8]) -> Result<Vec<u8>, Error> {
     let (_own, offer) = link.allocate(RING)?;
     link.send(word, Some(&offer))?;
     Ok(conformance::receive(&mut *link, patience())?.message)
 }
 
 /// The other end of it.
-fn answer(mut link: Box<dyn Link>, word: &[u8]) -> Result<Vec<u8>, Error> {
+fn answer(mut link: Box<dyn Endpoint>, word: &[u8]) -> Result<Vec<u8>, Error> {
     let came = conformance::receive(&mut *link, patience())?;
     let (_own, offer) = link.allocate(RING)?;
     link.send(word, Some(&offer))?;

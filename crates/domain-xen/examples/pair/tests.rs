@@ -64,8 +64,8 @@ impl Fixture for Pair {
         Some(self.there.mortal(&self.here, &fresh()))
     }
 
-    fn settle(&self) {
-        self.there.settle();
+    fn quiesce(&self) {
+        self.there.sync_memory();
     }
 
     fn times(&self, usual: usize) -> usize {

@@ -93,12 +93,12 @@ impl Tree {
     fn fire(&mut self, path: &str, node: &Node) {
         for (connection, id, watched) in &self.watches {
             if (path == watched || path.starts_with(&format!("{watched}/"))) && node.may_read(*id) {
-                self.tell(*connection, path, watched);
+                self.send_watch_event(*connection, path, watched);
             }
         }
     }
 
-    fn tell(&self, connection: u32, path: &str, token: &str) {
+    fn send_watch_event(&self, connection: u32, path: &str, token: &str) {
         let event = Message::request(Kind::WatchEvent, 0, &[path, token], b"");
         if let Some(mut stream) = self.connections.get(&connection) {
             let _ = stream.write_all(&event.encode());
@@ -108,7 +108,7 @@ impl Tree {
     /// Tells dom0 what happened to a domain.
     fn announce(&self, what: &str) {
         for (connection, _, watched) in self.watches.iter().filter(|(_, id, watched)| *id == 0 && watched == what) {
-            self.tell(*connection, what, watched);
+            self.send_watch_event(*connection, what, watched);
         }
     }
 
@@ -170,7 +170,7 @@ impl Tree {
                     return Err("E2BIG");
                 }
                 self.watches.push((connection, id, path.clone()));
-                self.tell(connection, &path, &path);
+                self.send_watch_event(connection, &path, &path);
             }
             Kind::Unwatch => {
                 let known = self.watches.iter().position(|watch| *watch == (connection, id, path.clone()));

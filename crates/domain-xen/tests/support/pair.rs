@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use tombolo_domain::{Deadline, Link, Listener, Rendezvous, Result};
+use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous, Result};
 use tombolo_testing::conformance::Fixture;
 
 /// A domain, and what it puts before a service to listen there and to connect.
@@ -27,7 +27,7 @@ impl<D: Rendezvous + Debug> Rendezvous for Side<D> {
         self.domain.listen(&format!("{}{service}", self.here))
     }
 
-    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         self.domain.connect(&format!("{}{service}", self.there), deadline)
     }
 }

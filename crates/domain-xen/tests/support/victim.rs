@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Slot};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Slot};
 
 /// How long a call may take that waits for nobody, on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ fn named<T>(what: &str, result: Result<T, Error>) -> Option<T> {
 }
 
 /// Uses a link as somebody would who believes in it. Says whether there is any more to be had of it.
-fn use_up(link: &mut dyn Link, spoken: &mut bool) -> bool {
+fn use_up(link: &mut dyn Endpoint, spoken: &mut bool) -> bool {
     let received = named("recv", at_once("recv", || link.recv(LARGEST)));
     if !std::mem::replace(spoken, true) {
         for _ in 0..4 {
@@ -49,10 +49,10 @@ fn use_up(link: &mut dyn Link, spoken: &mut bool) -> bool {
             }
         }
     }
-    at_once("life", || link.life());
+    at_once("life", || link.liveness());
     if let Some(bell) = link.doorbell() {
         for slot in Slot::ALL {
-            at_once("ring", || bell.ring(slot));
+            at_once("ring", || bell.notify(slot));
             named("wait", at_once("wait", || bell.wait(slot, Deadline::after(Duration::from_millis(1)))));
             at_once("drain", || bell.drain(slot));
         }
@@ -65,7 +65,7 @@ fn serves(listener: &mut dyn Listener, other: &dyn Other, service: &str) {
     let until = Deadline::after(Duration::from_secs(20));
     let mut caller = other.honest().connect(service, until).expect("somebody listens");
     caller.send(b"honest", None).expect("there is room");
-    let mut strangers: Vec<Box<dyn Link>> = Vec::new();
+    let mut strangers: Vec<Box<dyn Endpoint>> = Vec::new();
     while !until.expired() {
         strangers.extend(named("accept", at_once("accept", || listener.accept())).flatten());
         let heard =
@@ -88,7 +88,7 @@ pub fn bears_a_caller(here: &dyn Rendezvous, other: &dyn Other, act: &str, servi
     let mut listener = here.listen(mine).expect("a fresh service is free");
     let until = Deadline::after(time);
     let hostile = other.hostile(act, theirs, until);
-    let mut links: Vec<(Box<dyn Link>, bool)> = Vec::new();
+    let mut links: Vec<(Box<dyn Endpoint>, bool)> = Vec::new();
     while !until.expired() {
         let accepted = named("accept", at_once("accept", || listener.accept())).flatten();
         links.extend(accepted.map(|link| (link, false)));
@@ -107,7 +107,7 @@ pub fn bears_a_listener(here: &dyn Rendezvous, other: &dyn Other, act: &str, ser
     let [theirs, mine, honest_theirs, honest_mine] = services;
     let until = Deadline::after(time);
     let hostile = other.hostile(act, theirs, until);
-    let mut links: Vec<(Box<dyn Link>, bool)> = Vec::new();
+    let mut links: Vec<(Box<dyn Endpoint>, bool)> = Vec::new();
     while !until.expired() {
         if links.len() < 8 {
             let called = named("connect", at_once("connect", || here.connect(mine, until)));

@@ -151,7 +151,7 @@ impl Entry {
             return false;
         }
         if self.is_watched() {
-            let ready = self.look(process);
+            let ready = self.current_events(process);
             if ready != 0 && self.is_news(ready, arrived, stalls) || !self.connection.is_quiet() {
                 return false;
             }
@@ -199,13 +199,13 @@ impl Entry {
 
     /// The event to be told now, which is told by that: once in a `round`.
     #[inline]
-    pub fn take(&mut self, process: &Process, round: u64) -> Option<epoll_event> {
+    pub fn take_event(&mut self, process: &Process, round: u64) -> Option<epoll_event> {
         if self.told.0 == round {
             return None;
         }
         // What comes after the look is news for the next one.
         let (arrived, stalls) = (self.connection.arrived(), self.connection.stalls());
-        let ready = self.look(process);
+        let ready = self.current_events(process);
         if ready == 0 || !self.is_news(ready, arrived, stalls) {
             return None;
         }
@@ -232,7 +232,7 @@ impl Entry {
     /// What is true now, of what was asked for. The kernel is asked only where it said that there is something new, and
     /// where TCP is what decides.
     #[inline]
-    fn look(&mut self, process: &Process) -> u32 {
+    fn current_events(&mut self, process: &Process) -> u32 {
         if !self.is_watched() {
             return 0;
         }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use libc::epoll_event;
-use tombolo::sockets::{Process, aside::Aside, connection::Connection};
+use tombolo::sockets::{Process, aside::ReservedFd, connection::Connection};
 
 use super::entry::Entry;
 
@@ -39,11 +39,11 @@ pub(super) struct Registry {
 
 /// The paths to peers that are in the set.
 #[derive(Default)]
-pub(super) struct Paths(Vec<Weak<Aside>>);
+pub(super) struct Paths(Vec<Weak<ReservedFd>>);
 
 impl Paths {
     /// Says whether it was not there.
-    pub fn add(&mut self, path: &Arc<Aside>) -> bool {
+    pub fn add(&mut self, path: &Arc<ReservedFd>) -> bool {
         let one = Arc::downgrade(path);
         let new = !self.0.iter().any(|other| other.ptr_eq(&one));
         if new {
@@ -54,7 +54,7 @@ impl Paths {
     }
 
     /// Those that have not ended, which are to be taken out of the set.
-    pub fn take(&mut self) -> Vec<Arc<Aside>> {
+    pub fn take_live(&mut self) -> Vec<Arc<ReservedFd>> {
         std::mem::take(&mut self.0).iter().filter_map(Weak::upgrade).collect()
     }
 }
@@ -243,7 +243,7 @@ impl Registry {
         let round = self.round;
         let turn = self.turn.min(self.awake);
         let (first, second) = self.entries[..self.awake].split_at_mut(turn);
-        let ready = second.iter_mut().chain(first).filter_map(|entry| entry.take(process, round));
+        let ready = second.iter_mut().chain(first).filter_map(|entry| entry.take_event(process, round));
         let mut found = 0;
         // Room first: what is taken must be told.
         for (place, event) in events.iter_mut().zip(ready) {

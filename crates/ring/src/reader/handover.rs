@@ -29,10 +29,10 @@ impl<M: Mem> Reader<M> {
         self.follow()?;
         if self.announced()? != Some(generation) || self.next.is_some() {
             let (found, bound) = (generation.into(), self.state.ready.wrapping_add(1).into());
-            return self.note(Err(Corrupt { clause: "H-5", what: "a ring out of turn", found, bound }));
+            return self.latch_error(Err(Corrupt { clause: "H-5", what: "a ring out of turn", found, bound }));
         }
         self.next = Some(next);
-        self.tell(State { ready: generation, ..self.state });
+        self.publish_state(State { ready: generation, ..self.state });
         Ok(())
     }
 

@@ -49,7 +49,7 @@ impl<M: Mem> Reader<M> {
             Some(_) => Err(Corrupt { clause: "R-21", what: "record longer than its ring", found: word, bound: max }),
             None => Err(Corrupt { clause: "R-20", what: "record header", found: word, bound: u64::from(u32::MAX) }),
         });
-        self.note(len).map(Some)
+        self.latch_error(len).map(Some)
     }
 
     /// Copies the payload of a record that the writer is publishing in steps, as far and as long as it comes. Says

@@ -44,7 +44,7 @@ impl<M: Mem> Writer<M> {
 
     fn finish(&mut self, phase: Phase) {
         if self.state.phase == Phase::Open {
-            self.tell(State { phase, ..self.state });
+            self.publish_state(State { phase, ..self.state });
         }
     }
 

@@ -25,7 +25,7 @@ impl<M: Mem> Writer<M> {
     /// H-1. Says that ring `generation` was offered over the control path; it is the number after the present one.
     /// Rings, so that a sleeping reader takes it.
     pub fn announce(&mut self) -> u16 {
-        self.tell(State { ready: self.next_generation(), ..self.state });
+        self.publish_state(State { ready: self.next_generation(), ..self.state });
         self.state.ready
     }
 
@@ -52,7 +52,7 @@ impl<M: Mem> Writer<M> {
         self.limit = self.tail.wrapping_add(next.capacity);
         self.previous = Some(std::mem::replace(&mut self.carrier, next));
         self.floor = self.tail;
-        self.tell(State { current: self.state.ready, ..self.state });
+        self.publish_state(State { current: self.state.ready, ..self.state });
     }
 
     /// H-6. Copies what the reader has not read, from its position `from` on, out of this ring: the writer keeps unread

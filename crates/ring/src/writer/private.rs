@@ -95,7 +95,7 @@ impl<M: Mem> Writer<M> {
         let (unread, bound) = (self.tail.wrapping_sub(self.floor), self.carrier.capacity);
         if unread > bound {
             let what = "head further back than the ring reaches";
-            return self.note(Err(Corrupt { clause: "R-8", what, found: self.head_seen, bound }));
+            return self.latch_error(Err(Corrupt { clause: "R-8", what, found: self.head_seen, bound }));
         }
         if self.messages && !self.ends_with_a_record() {
             self.abort();

@@ -11,7 +11,7 @@ use tombolo_layout::{
     words,
 };
 use tombolo_mem::{Mapped, OwnBytes, OwnControl, OwnData, OwnSegment, OwnWord, PeerSegment, create_sealed};
-use tombolo_ring::{Fresh, Halves, Mode, Ordering, OwnCarrier, PeerCarrier, Reader, Writer, follow, halves};
+use tombolo_ring::{FenceMode, Fresh, Halves, Mode, OwnCarrier, PeerCarrier, Reader, Writer, follow, halves};
 
 /// Writer of one pipe and its reader; the other direction is dropped.
 pub struct Pair {
@@ -27,7 +27,7 @@ pub fn pair(capacity: u64, messages: bool) -> Pair {
 /// As [`pair`], the first byte having position `start`.
 pub fn pair_at(capacity: u64, messages: bool, start: u64) -> Pair {
     let ((a_own, a_seen), (b_own, b_seen)) = (fresh(capacity, 0, start), fresh(capacity, 0, start));
-    let mode = Mode { messages, ordering: Ordering::Fences };
+    let mode = Mode { messages, ordering: FenceMode::Fences };
     let (a, _) = halves(a_own, &b_seen, mode).unwrap();
     let (b, _) = halves(b_own, &a_seen, mode).unwrap();
     Pair { writer: a.writer, reader: b.reader }
@@ -85,7 +85,7 @@ pub fn victim(capacity: u64, messages: bool, start: u64) -> (Halves, Pages) {
     let (peer, peer_seen) = memory(capacity);
     let (control, data) = peer.split(limits::CONTROL_LEN as usize);
     control.write_header(&SegmentHeader::new(capacity, 0, start, Features::NONE, 2).encode());
-    let (halves, _) = halves(own, &peer_seen, Mode { messages, ordering: Ordering::Fences }).unwrap();
+    let (halves, _) = halves(own, &peer_seen, Mode { messages, ordering: FenceMode::Fences }).unwrap();
     (halves, Pages { control, data, victim: seen })
 }
 

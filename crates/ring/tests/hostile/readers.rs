@@ -16,7 +16,7 @@ use crate::{
 };
 use tombolo_layout::{limits, record, words};
 use tombolo_mem::{Mapped, OwnData, OwnWord, PeerData, PeerWord};
-use tombolo_ring::{Corrupt, Error, Ordering, PeerCarrier, Reader, ReaderParts, Side};
+use tombolo_ring::{Corrupt, Error, FenceMode, PeerCarrier, Reader, ReaderParts, Side};
 
 /// What a reader that is being lied to can be asked. The real one, and those that must be caught.
 trait Reading {
@@ -388,7 +388,7 @@ fn readers_over(messages: bool) -> (impl FnMut(u64) -> Reader<Mapped>, Pages) {
             writer_state: peer_seen.word(words::WRITER_STATE),
             start,
             messages,
-            ordering: Ordering::Fences,
+            ordering: FenceMode::Fences,
         })
     };
     (make, Pages { control, data, victim: own_seen })

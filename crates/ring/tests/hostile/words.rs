@@ -20,7 +20,7 @@ use tombolo_layout::{
 };
 use tombolo_mem::{Mem, OwnData, OwnWord, PeerData, PeerWord, Untrusted};
 use tombolo_ring::{
-    Deadline, Error, Mode, Ordering, PeerCarrier, Reader, ReaderParts, Sleeper, Spin, Waited, Woken, halves, wait,
+    Deadline, Error, FenceMode, Mode, PeerCarrier, Reader, ReaderParts, Spin, WaitContext, Waited, Woken, halves, wait,
 };
 
 /// A sleep in which the peer does something, and then rings for nothing, as often as it can.
@@ -30,10 +30,10 @@ struct Storm<'a> {
     slept: u64,
 }
 
-impl Sleeper for Storm<'_> {
+impl WaitContext for Storm<'_> {
     type Error = Error;
 
-    fn ring(&mut self) {
+    fn notify(&mut self) {
         self.rung += 1;
     }
 
@@ -98,7 +98,7 @@ fn m1_m2_m3_m4_h1_header_of_any_bytes_is_refused_or_right() {
             }
             control.write_header(&header);
             let own = fresh(CAPACITY, 0, 0).0;
-            match halves(own, &seen, Mode { messages, ordering: Ordering::Fences }) {
+            match halves(own, &seen, Mode { messages, ordering: FenceMode::Fences }) {
                 Ok((halves, header)) => {
                     assert_eq!((halves.reader.capacity(), halves.reader.position()), (CAPACITY, header.start));
                     assert!(!messages || header.start % 8 == 0, "M-4");
@@ -118,7 +118,7 @@ fn m1_m2_m3_m4_h1_header_of_any_bytes_is_refused_or_right() {
 fn m2_segment_smaller_than_any_ring_is_refused() {
     let (segment, fd) = tombolo_mem::create_sealed("tombolo-test", 4096).unwrap();
     let seen = tombolo_mem::PeerSegment::map(std::os::fd::AsFd::as_fd(&fd), 4096).unwrap();
-    let mode = Mode { messages: false, ordering: Ordering::Fences };
+    let mode = Mode { messages: false, ordering: FenceMode::Fences };
     let corrupt = halves(fresh(CAPACITY, 0, 0).0, &seen, mode).unwrap_err();
     assert_eq!((corrupt.clause, corrupt.found), ("M-2", 4096));
     drop(segment);
@@ -141,7 +141,7 @@ fn m8_header_that_changes_later_changes_nothing() {
 fn r2_r3_peer_that_has_said_nothing_yet_is_not_held_to_have_lied() {
     let start = 77 * 8;
     let ((a, a_seen), (b, b_seen)) = (fresh(CAPACITY, 0, start), fresh(CAPACITY, 0, start));
-    let mode = Mode { messages: true, ordering: Ordering::Fences };
+    let mode = Mode { messages: true, ordering: FenceMode::Fences };
     let (mut a, _) = halves(a, &b_seen, mode).unwrap();
     // The peer has offered its segment and not yet begun: its tail is there, its head means nothing.
     assert_eq!(a.reader.recv(&mut [0; 8]), Ok(None));
@@ -285,7 +285,7 @@ fn dripped_upon(drip: &Drip, messages: bool) -> Reader<Dripping> {
         writer_state: Drip::default(),
         start: 0,
         messages,
-        ordering: Ordering::Fences,
+        ordering: FenceMode::Fences,
     })
 }
 

@@ -19,7 +19,7 @@ use tombolo_layout::{
     words,
 };
 use tombolo_mem::{Mapped, PeerData, PeerWord};
-use tombolo_ring::{Error, FlushPolicy, Mode, Ordering, Side, Writer, halves};
+use tombolo_ring::{Error, FenceMode, FlushPolicy, Mode, Side, Writer, halves};
 
 /// What a writer that is being lied to can be asked.
 trait Writing {
@@ -229,7 +229,7 @@ fn r8_canary_writer_that_trusts_the_head_is_caught() {
         let ((own, own_seen), (peer, peer_seen)) = (fresh(CAPACITY, 0, start), memory(CAPACITY));
         let (control, data) = peer.split(limits::CONTROL_LEN as usize);
         control.write_header(&SegmentHeader::new(CAPACITY, 0, start, Features::NONE, 2).encode());
-        let mode = Mode { messages: false, ordering: Ordering::Fences };
+        let mode = Mode { messages: false, ordering: FenceMode::Fences };
         let own = halves(own, &peer_seen, mode).unwrap().0.writer;
         let writer = NaiveWriter { own, head: peer_seen.word(words::HEAD), tail: start, seen: start };
         (writer, Pages { control, data, victim: own_seen })

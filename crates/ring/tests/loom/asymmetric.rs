@@ -15,7 +15,7 @@ use loom::{
 };
 use tombolo_layout::state::Phase;
 use tombolo_mem::Mem;
-use tombolo_ring::{Ordering, Reader, Writer};
+use tombolo_ring::{FenceMode, Reader, Writer};
 
 use crate::{
     bell::Bells,
@@ -87,7 +87,8 @@ fn one_way<const WRITER: bool, const READER: bool>(
     read: impl FnOnce(&mut In<READER>, &mut Bells),
 ) {
     let pipe = Pipe::new(kind);
-    let (mut writer, mut reader) = (pipe.writer_of(Ordering::SleeperBarrier), pipe.reader_of(Ordering::SleeperBarrier));
+    let (mut writer, mut reader) =
+        (pipe.writer_of(FenceMode::SleeperBarrier), pipe.reader_of(FenceMode::SleeperBarrier));
     let (mut writers, mut readers) = Bells::pair();
     (writers.barrier, readers.barrier) = (barriers[0], barriers[1]);
     let other = thread::spawn(move || write(&mut writer, &mut writers));
@@ -158,7 +159,7 @@ fn r13_both_directions_at_once_over_one_pair_of_bells() {
     check("barrier, both directions", 3, || {
         let (there, back) = (Pipe::new(messages(TIGHT)), Pipe::new(messages(TIGHT)));
         let (a, b) = Bells::pair();
-        let order = Ordering::SleeperBarrier;
+        let order = FenceMode::SleeperBarrier;
         let (writer, reader) = (back.writer_of::<Light<1>>(order), there.reader_of::<Light<1>>(order));
         let other = thread::spawn(move || talk(writer, reader, b));
         talk(there.writer_of::<Light<0>>(order), back.reader_of::<Light<0>>(order), a);

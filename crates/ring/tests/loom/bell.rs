@@ -11,7 +11,7 @@ use loom::{
     sync::atomic::{AtomicBool, Ordering},
     thread::{self, Thread},
 };
-use tombolo_ring::{Deadline, Error, Sleeper, Woken};
+use tombolo_ring::{Deadline, Error, WaitContext, Woken};
 
 use crate::asymmetric::Barrier;
 
@@ -86,10 +86,10 @@ impl Bells {
     }
 }
 
-impl Sleeper for Bells {
+impl WaitContext for Bells {
     type Error = Error;
 
-    fn ring(&mut self) {
+    fn notify(&mut self) {
         // A swap, since loom lets a plain store be overtaken by the sleeper's earlier swap.
         self.peer.rung.swap(true, Ordering::Relaxed);
         if self.peer.has_edges.get() {

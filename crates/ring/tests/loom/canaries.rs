@@ -4,7 +4,7 @@
 use loom::thread;
 use tombolo_layout::state::Phase;
 use tombolo_mem::Mem;
-use tombolo_ring::{Counters, Error, Ordering, Reader, Side, Waits, Writer};
+use tombolo_ring::{Counters, Error, FenceMode, Reader, Side, Waits, Writer};
 
 use crate::{
     bell::Bells,
@@ -262,7 +262,7 @@ impl Side for Careless<'_> {
         self.reader.take_ring()
     }
 
-    fn ordering(&self) -> Ordering {
+    fn ordering(&self) -> FenceMode {
         self.reader.ordering()
     }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tombolo_layout::{record, state::Phase};
 use tombolo_mem::Mem;
 use tombolo_ring::{
-    Deadline, Error, FlushPolicy, Ordering, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Sleeper, Spin, Waited,
-    Writer, WriterParts, wait,
+    Deadline, Error, FenceMode, FlushPolicy, OwnCarrier, PeerCarrier, Reader, ReaderParts, Side, Spin, WaitContext,
+    Waited, Writer, WriterParts, wait,
 };
 
 use crate::{
@@ -82,14 +82,14 @@ impl Pipe {
     }
 
     pub fn writer<const FENCED: bool>(&self) -> Writer<LoomMem<FENCED>> {
-        self.writer_of(Ordering::Fences)
+        self.writer_of(FenceMode::Fences)
     }
 
     pub fn reader<const FENCED: bool>(&self) -> Reader<LoomMem<FENCED>> {
-        self.reader_of(Ordering::Fences)
+        self.reader_of(FenceMode::Fences)
     }
 
-    pub fn writer_of<M: Modelled>(&self, ordering: Ordering) -> Writer<M> {
+    pub fn writer_of<M: Modelled>(&self, ordering: FenceMode) -> Writer<M> {
         Writer::new(WriterParts {
             carrier: OwnCarrier::new(self.tail.own.clone(), self.data.clone()),
             want_space: self.want_space.own.clone(),
@@ -103,7 +103,7 @@ impl Pipe {
         })
     }
 
-    pub fn reader_of<M: Modelled>(&self, ordering: Ordering) -> Reader<M> {
+    pub fn reader_of<M: Modelled>(&self, ordering: FenceMode) -> Reader<M> {
         Reader::new(ReaderParts {
             carrier: PeerCarrier::new(self.tail.peer.clone(), self.data.clone()),
             head: self.head.own.clone(),
@@ -134,7 +134,7 @@ pub fn sleep_until<S: Side>(side: &mut S, bells: &mut Bells, need: u64) -> Resul
 /// Rings if `side` owes it.
 pub fn settle<S: Side>(side: &mut S, bells: &mut Bells) {
     if side.take_ring() {
-        bells.ring();
+        bells.notify();
     }
 }
 

@@ -5,7 +5,7 @@
 
 use loom::thread;
 use tombolo_mem::Mem;
-use tombolo_ring::{Deadline, Error, Ordering, Reader, Sleeper, Woken, arm};
+use tombolo_ring::{Deadline, Error, FenceMode, Reader, WaitContext, Woken, arm};
 
 use crate::{
     asymmetric::Light,
@@ -51,11 +51,11 @@ struct Poller {
 /// [`arm`] drains nothing more: it was done before.
 struct Drained<'a>(&'a mut Bells);
 
-impl Sleeper for Drained<'_> {
+impl WaitContext for Drained<'_> {
     type Error = Error;
 
-    fn ring(&mut self) {
-        self.0.ring();
+    fn notify(&mut self) {
+        self.0.notify();
     }
 
     fn drain(&mut self) {}
@@ -152,7 +152,7 @@ impl Poller {
 }
 
 /// Two records for one who polls.
-fn polled<W: Modelled + 'static, R: Modelled + 'static>(ordering: Ordering, trigger: Trigger, mutant: Mutant) {
+fn polled<W: Modelled + 'static, R: Modelled + 'static>(ordering: FenceMode, trigger: Trigger, mutant: Mutant) {
     check(&format!("{trigger:?}, {ordering:?}, {mutant:?}"), 3, move || {
         let pipe = Pipe::new(messages(64));
         let (mut writers, readers) = Bells::pair();
@@ -173,37 +173,37 @@ fn polled<W: Modelled + 'static, R: Modelled + 'static>(ordering: Ordering, trig
 #[test]
 fn r12_poller_misses_nothing() {
     for trigger in [Trigger::Level, Trigger::Edge] {
-        polled::<Sound, Sound>(Ordering::Fences, trigger, Mutant::None);
+        polled::<Sound, Sound>(FenceMode::Fences, trigger, Mutant::None);
     }
 }
 
 #[test]
 fn r13_poller_with_a_barrier_misses_nothing() {
     for trigger in [Trigger::Level, Trigger::Edge] {
-        polled::<Light<0>, Light<1>>(Ordering::SleeperBarrier, trigger, Mutant::None);
+        polled::<Light<0>, Light<1>>(FenceMode::SleeperBarrier, trigger, Mutant::None);
     }
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn canary_r12_poller_that_drains_once_it_has_armed_is_refuted() {
-    polled::<Sound, Sound>(Ordering::Fences, Trigger::Level, Mutant::DrainsLate);
+    polled::<Sound, Sound>(FenceMode::Fences, Trigger::Level, Mutant::DrainsLate);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn canary_r12_poller_that_does_not_look_after_arming_is_refuted() {
-    polled::<Sound, Sound>(Ordering::Fences, Trigger::Edge, Mutant::LooksNotAgain);
+    polled::<Sound, Sound>(FenceMode::Fences, Trigger::Edge, Mutant::LooksNotAgain);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn canary_r12_poller_that_raises_no_flag_for_what_is_left_is_refuted() {
-    polled::<Sound, Sound>(Ordering::Fences, Trigger::Level, Mutant::RaisesNoFlag);
+    polled::<Sound, Sound>(FenceMode::Fences, Trigger::Level, Mutant::RaisesNoFlag);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn canary_r12_poller_that_forgets_a_ring_it_was_armed_for_is_refuted() {
-    polled::<Light<0>, Light<1>>(Ordering::SleeperBarrier, Trigger::Level, Mutant::ForgetsARing);
+    polled::<Light<0>, Light<1>>(FenceMode::SleeperBarrier, Trigger::Level, Mutant::ForgetsARing);
 }

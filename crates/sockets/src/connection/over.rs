@@ -37,7 +37,7 @@ impl Connection {
 
     /// Before a call that sends: who never waits hears of it here. The clock is one that costs nothing.
     #[inline]
-    pub fn look(&self, process: &Process, fd: RawFd) {
+    pub fn check_over(&self, process: &Process, fd: RawFd) {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now = now.tv_sec * LOOKS_A_SECOND + now.tv_nsec / (1_000_000_000 / LOOKS_A_SECOND);
         if self.asked.swap(now, Ordering::Relaxed) != now {

@@ -8,18 +8,18 @@ use std::{
 };
 
 use tombolo_domain::{
-    Deadline, Error, Link, SingleBell,
-    aside::{self, Aside},
+    Deadline, Endpoint, Error, SingleDoorbell,
+    aside::{self, ReservedFd},
 };
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_ring::Fresh;
 
-use super::{Exchange, Talk};
+use super::{NegotiationStage, Negotiations};
 use crate::{
     Reason,
     claim::Claims,
     connection::{Connection, Stage},
-    pipes::{Brought, Inherited, Line, Own},
+    pipes::{Inherited, OwnResources, PeerResources, Session},
     process::{Process, lock, random_id},
     waiting::path_of,
 };
@@ -39,14 +39,14 @@ const SEGMENT: u64 = 64 << 20;
 
 /// A link to another process.
 #[derive(Debug)]
-pub(crate) struct Neighbour {
+pub(crate) struct PeerProcess {
     pub(super) number: u64,
     /// The service, if this process dialled it.
     service: Option<String>,
-    pub(super) link: Box<dyn Link>,
-    pub(super) line: Option<Arc<Line>>,
+    pub(super) link: Box<dyn Endpoint>,
+    pub(super) line: Option<Arc<Session>>,
     /// What of the link is watched for its end.
-    path: Option<Arc<Aside>>,
+    path: Option<Arc<ReservedFd>>,
     /// A connection was joined over it.
     pub(super) proven: bool,
     /// Messages that led to nothing.
@@ -65,9 +65,9 @@ pub(super) enum Dialled {
     Dead,
 }
 
-impl Exchange {
+impl Negotiations {
     pub(super) fn dial(&mut self, process: &Process, claims: &Claims, service: &str) -> Result<Dialled, Reason> {
-        let known = |neighbour: &Neighbour| neighbour.service.as_deref() == Some(service) && !neighbour.is_gone();
+        let known = |neighbour: &PeerProcess| neighbour.service.as_deref() == Some(service) && !neighbour.is_gone();
         if let Some(index) = self.neighbours.iter().position(known) {
             return Ok(Dialled::Is(index));
         }
@@ -80,7 +80,7 @@ impl Exchange {
         match process.rendezvous.connect(service, Deadline::after(PATIENCE)) {
             Ok(link) if !claims.admits(link.peer().uid) => Err(Reason::User),
             Ok(link) => {
-                self.neighbours.push(Neighbour::new(Some(service.to_owned()), link));
+                self.neighbours.push(PeerProcess::new(Some(service.to_owned()), link));
                 Ok(Dialled::Is(self.neighbours.len() - 1))
             }
             Err(Error::NotFound(_)) => Ok(Dialled::Dead),
@@ -91,11 +91,11 @@ impl Exchange {
     }
 
     /// Lets in who knocked, if it is a user's of the folder. One that nothing came of yet makes room for those that come.
-    fn let_in(&mut self, process: &Process, link: Box<dyn Link>) {
+    fn let_in(&mut self, process: &Process, link: Box<dyn Endpoint>) {
         if !self.claims(process).is_ok_and(|claims| claims.admits(link.peer().uid)) {
             return;
         }
-        let is_unproven = |neighbour: &Neighbour| neighbour.service.is_none() && !neighbour.proven;
+        let is_unproven = |neighbour: &PeerProcess| neighbour.service.is_none() && !neighbour.proven;
         if self.neighbours.iter().filter(|neighbour| is_unproven(neighbour)).count() >= UNPROVEN
             && let Some(oldest) = self.neighbours.iter().position(is_unproven)
         {
@@ -104,12 +104,12 @@ impl Exchange {
             self.abandon(process, oldest.number);
         }
         if self.neighbours.len() < NEIGHBOURS {
-            self.neighbours.push(Neighbour::new(None, link));
+            self.neighbours.push(PeerProcess::new(None, link));
         }
     }
 
     /// Takes what came over the links, and lets in who knocked.
-    pub(crate) fn hear(&mut self, process: &Process) {
+    pub(crate) fn receive_messages(&mut self, process: &Process) {
         for _ in 0..KNOCKS {
             let Some((_, listener)) = &mut self.listener else { break };
             let Ok(Some(link)) = listener.accept() else { break };
@@ -126,7 +126,7 @@ impl Exchange {
         });
         neighbours.append(&mut self.neighbours);
         self.neighbours = neighbours;
-        self.inherited.retain(|line| line.upgrade().is_some_and(|line| !line.look()));
+        self.inherited.retain(|line| line.upgrade().is_some_and(|line| !line.peer_is_gone()));
     }
 
     /// What was talked about over a link that is lost stays on TCP, and what was made for it is let go.
@@ -134,23 +134,25 @@ impl Exchange {
         let met = |connection: &Arc<Connection>| {
             connection.stage() == Stage::Candidate
                 && match &*lock(&connection.talk) {
-                    Talk::Claimed(waiting) => waiting.proposal.as_ref().is_some_and(|(_, number)| *number == link),
-                    Talk::Proposed { link: number, .. } => *number == link,
-                    Talk::Answered(answered) => answered.link == link,
-                    Talk::Silent | Talk::Done => false,
+                    NegotiationStage::Claimed(waiting) => {
+                        waiting.proposal.as_ref().is_some_and(|(_, number)| *number == link)
+                    }
+                    NegotiationStage::Proposed { link: number, .. } => *number == link,
+                    NegotiationStage::Answered(answered) => answered.link == link,
+                    NegotiationStage::Silent | NegotiationStage::Done => false,
                 }
         };
         let all = self.by_id.values().chain(self.by_tuple.values()).filter_map(Weak::upgrade);
         let lost: Vec<_> = all.filter(met).collect();
         for connection in lost {
-            *lock(&connection.talk) = Talk::Done;
+            *lock(&connection.talk) = NegotiationStage::Done;
             let id = connection.identity(process.kernel()).map_or(0, |(_, id)| id);
             self.forget(&connection, id);
             process.stays(&connection, Reason::PeerGone);
         }
     }
 
-    fn hear_one(&mut self, process: &Process, neighbour: &mut Neighbour) -> Result<(), Error> {
+    fn hear_one(&mut self, process: &Process, neighbour: &mut PeerProcess) -> Result<(), Error> {
         let max = limits::CONTROL_LEN + process.settings.ring.max(SEGMENT);
         for heard in 0.. {
             if heard == MESSAGES {
@@ -162,12 +164,12 @@ impl Exchange {
             neighbour.meet()?;
             let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
             let is_proposal = matches!(message, Message::Propose(_));
-            let ringer = neighbour.link.take_ringer();
+            let ringer = neighbour.link.take_notifier();
             if !message.carries_memory() && (received.segment.is_some() || ringer.is_some()) {
                 let what = "a segment or a bell with a message that carries none".into();
                 return Err(Error::Malformed { clause: "S-4", what });
             }
-            let brought = received.segment.zip(ringer).map(|(segment, ringer)| Brought { segment, ringer });
+            let brought = received.segment.zip(ringer).map(|(segment, ringer)| PeerResources { segment, ringer });
             let answered = match message {
                 Message::Propose(claim) => self.proposed(process, neighbour, claim),
                 Message::Answer { to, claim, proof } => self.answered(process, neighbour, to, claim, &proof, brought),
@@ -193,8 +195,8 @@ impl Exchange {
 /// The smallest ring that a program can ask for by its buffer.
 const LEAST_RING: u64 = 4096;
 
-impl Neighbour {
-    fn new(service: Option<String>, link: Box<dyn Link>) -> Self {
+impl PeerProcess {
+    fn new(service: Option<String>, link: Box<dyn Endpoint>) -> Self {
         Self { number: random_id(), service, link, line: None, path: None, proven: false, useless: 0, near: None }
     }
 
@@ -212,7 +214,7 @@ impl Neighbour {
         })
     }
 
-    pub(crate) fn into_parts(self) -> (Option<Arc<Line>>, Option<Inherited>) {
+    pub(crate) fn into_parts(self) -> (Option<Arc<Session>>, Option<Inherited>) {
         let link = self.link;
         (self.line, self.path.map(|path| Inherited { link, _path: path }))
     }
@@ -227,7 +229,7 @@ impl Neighbour {
             return Ok(());
         }
         let path = path_of(self.link.fd()).map_err(|errno| Error::os("fcntl", errno))?;
-        self.line = Some(Arc::new(Line::new(&path)));
+        self.line = Some(Arc::new(Session::new(&path)));
         self.path = Some(path);
         Ok(())
     }
@@ -239,22 +241,22 @@ impl Neighbour {
         connection: &Connection,
         id: u64,
         message: &Message,
-    ) -> Result<Own, Reason> {
+    ) -> Result<OwnResources, Reason> {
         // A program that wants little to be under way gets a small ring.
         let holds = process.kernel().holds(connection.fd());
         let most = process.settings.ring;
         let ring = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
         let header = SegmentHeader::new(ring, 0, 0, Features::NONE, id);
-        let lease = process.quota.take(header.segment_len).ok_or(Reason::Resources)?;
+        let lease = process.quota.reserve_bytes(header.segment_len).ok_or(Reason::Resources)?;
         // The segment has a descriptor until the peer has been sent one.
         aside::lifted(|| {
             let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
             let fresh = Fresh::new(segment, &header);
-            let bell = SingleBell::new().map_err(|_| Reason::Resources)?;
+            let bell = SingleDoorbell::new().map_err(|_| Reason::Resources)?;
             let sent = self.link.send_with_bell(&message.encode(), Some(&offer), &bell);
             self.link.retire(None, offer);
             sent.map_err(|_| Reason::PeerGone)?;
-            Ok(Own { fresh, lease, bell: Arc::new(bell) })
+            Ok(OwnResources { fresh, lease, bell: Arc::new(bell) })
         })
     }
 

@@ -11,12 +11,12 @@ use super::{ENDED, Failed, Pipes, Read, Tx};
 use crate::{
     connection::{Connection, Direction},
     kernel::Kernel,
-    switch::{Carrier, Fault},
+    switch::{Fault, Transport},
 };
 
 /// How far a connection is on its way back to TCP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum ReturnStage {
     /// It is there.
     Done,
     /// The peer has to do something first.
@@ -27,9 +27,9 @@ pub enum Way {
 
 impl Pipes {
     /// Moves what this end sends to TCP if that can be done now, and asks for the same the other way.
-    pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> Way {
+    pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> ReturnStage {
         let owes = self.turn(connection, &self.tx, |tx| {
-            let _ = self.steer(tx, connection, kernel, fd, Carrier::Tcp);
+            let _ = self.steer(tx, connection, kernel, fd, Transport::Tcp);
             tx.pay(connection, kernel, fd).unwrap_or(false)
         });
         let _ = self.turn(connection, &self.rx, |rx| {
@@ -43,17 +43,17 @@ impl Pipes {
         let ended = kernel.poll(fd, ENDED) & ENDED != 0;
         let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
         let way = match self.carriers(connection) {
-            [_, Carrier::Pipe] if ended && self.unread(connection) > 0 => Way::Lost,
-            [_, Carrier::Pipe] if !ended => Way::Long,
-            [Carrier::Tcp, _] if !matches!(owes, Ok(true)) => Way::Done,
-            _ => Way::Long,
+            [_, Transport::Pipe] if ended && self.unread(connection) > 0 => ReturnStage::Lost,
+            [_, Transport::Pipe] if !ended => ReturnStage::Long,
+            [Transport::Tcp, _] if !matches!(owes, Ok(true)) => ReturnStage::Done,
+            _ => ReturnStage::Long,
         };
-        if way == Way::Done {
+        if way == ReturnStage::Done {
             // What is left in the pipe was recalled, and is nothing to look for.
             self.read_to.store(self.arrived(), Ordering::Relaxed);
         }
         // The peer may sleep: what is asked of it is no position that it waits for.
-        self.ring_if(way != Way::Done);
+        self.notify_if(way != ReturnStage::Done);
         way
     }
 
@@ -66,7 +66,7 @@ impl Pipes {
             return false;
         }
         let left = self.turn(connection, &self.tx, |tx| {
-            let _ = self.steer(tx, connection, kernel, fd, Carrier::Tcp);
+            let _ = self.steer(tx, connection, kernel, fd, Transport::Tcp);
             tx.pay(connection, kernel, fd).unwrap_or(false)
         });
         left.unwrap_or(false)
@@ -79,12 +79,12 @@ impl Pipes {
         }
         let moved = self.turn(connection, &self.tx, |tx| {
             let before = tx.sender.carrier();
-            let now = self.steer(tx, connection, kernel, fd, Carrier::Tcp);
+            let now = self.steer(tx, connection, kernel, fd, Transport::Tcp);
             // What fails here fails again where the program hears of it.
             let _ = tx.pay(connection, kernel, fd);
             now.is_ok_and(|now| now != before)
         });
-        self.ring_if(matches!(moved, Ok(true)));
+        self.notify_if(matches!(moved, Ok(true)));
     }
 
     /// S-10. The path to the peer is gone: back to TCP. Says whether the peer has to follow before that can be done, which nobody
@@ -92,8 +92,8 @@ impl Pipes {
     fn turn_back(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
         let left = self.turn(connection, &self.tx, |tx| {
             tx.ended |= self.is_over(connection, kernel, fd);
-            let _ = self.steer(tx, connection, kernel, fd, Carrier::Tcp);
-            tx.pay(connection, kernel, fd).unwrap_or(false) || !tx.ended && tx.sender.carrier() == Carrier::Pipe
+            let _ = self.steer(tx, connection, kernel, fd, Transport::Tcp);
+            tx.pay(connection, kernel, fd).unwrap_or(false) || !tx.ended && tx.sender.carrier() == Transport::Pipe
         });
         left.unwrap_or(false)
     }
@@ -107,11 +107,11 @@ impl Pipes {
         connection: &Connection,
         kernel: &dyn Kernel,
         fd: RawFd,
-        wanted: Carrier,
-    ) -> Result<Carrier, Fault> {
+        wanted: Transport,
+    ) -> Result<Transport, Fault> {
         tx.ended |= connection.has_ended_sending();
         if tx.ended && tx.is_recalled_in_vain() {
-            return Ok(Carrier::Pipe);
+            return Ok(Transport::Pipe);
         }
         tx.steer(connection, kernel, fd, wanted)
     }
@@ -120,14 +120,14 @@ impl Pipes {
 impl Tx {
     /// S-2. Whether the peer wants from TCP what it has not read from the pipe.
     fn is_recalled_in_vain(&mut self) -> bool {
-        self.sender.carrier() == Carrier::Pipe
+        self.sender.carrier() == Transport::Pipe
             && Followed::decode(self.followed.load_acquire().hint()).recalls()
             && !self.writer.is_drained().unwrap_or(true)
     }
 
     /// Sends over TCP what was recalled from the pipe, before anything else. Says whether something is left.
     pub(super) fn pay(&mut self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> Result<bool, Failed> {
-        let Some(base) = self.recalled.filter(|_| self.sender.carrier() == Carrier::Tcp) else { return Ok(false) };
+        let Some(base) = self.recalled.filter(|_| self.sender.carrier() == Transport::Tcp) else { return Ok(false) };
         loop {
             let from = connection.counted(Direction::Out).wrapping_sub(base);
             if self.writer.position().wrapping_sub(from) as i64 <= 0 {

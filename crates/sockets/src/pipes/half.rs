@@ -8,7 +8,7 @@ use tombolo_ring::{Error, Record};
 use super::{Rx, Tx};
 use crate::{
     connection::Direction,
-    family::Family,
+    family::ForkGroup,
     switch::{Receiver, Sender},
 };
 
@@ -17,7 +17,7 @@ pub(super) trait Half {
     const DIRECTION: Direction;
     fn behind(&mut self) -> &mut bool;
     /// Goes on from what the process before left, or from what it left in the segment when it died.
-    fn resume(&mut self, family: &Family, record: Option<&Record>) -> Result<(), Error>;
+    fn resume(&mut self, family: &ForkGroup, record: Option<&Record>) -> Result<(), Error>;
     fn save(&mut self) -> Record;
     fn take_ring(&mut self) -> bool;
 }
@@ -29,7 +29,7 @@ impl Half for Tx {
         &mut self.behind
     }
 
-    fn resume(&mut self, family: &Family, record: Option<&Record>) -> Result<(), Error> {
+    fn resume(&mut self, family: &ForkGroup, record: Option<&Record>) -> Result<(), Error> {
         self.sender = Sender::at(self.moves.load());
         self.recalled = family.recalled();
         match record {
@@ -54,7 +54,7 @@ impl Half for Rx {
         &mut self.behind
     }
 
-    fn resume(&mut self, _: &Family, record: Option<&Record>) -> Result<(), Error> {
+    fn resume(&mut self, _: &ForkGroup, record: Option<&Record>) -> Result<(), Error> {
         self.receiver = Receiver::at(Followed::decode(self.followed.load()));
         match record {
             Some(record) => self.reader.load(record),

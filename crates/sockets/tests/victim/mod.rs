@@ -15,8 +15,8 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo_domain::{
-    Deadline, Doorbell, Held, Life, Link, Listener, Memory, Offer, Peer, Received, Rendezvous, Result as Outcome,
-    SingleBell, SingleRinger,
+    Deadline, Doorbell, Endpoint, Held, Listener, Liveness, Memory, Offer, Peer, Received, Rendezvous,
+    Result as Outcome, SingleDoorbell, SingleNotifier,
 };
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
@@ -28,7 +28,7 @@ use tombolo_sockets::{
     Process, Settings,
     connection::{Connection, Direction, Stage},
     kernel::{Kernel, Sample},
-    proof::{self, History, Secret, Side},
+    proof::{self, History, ProofSide, Secret},
     tuple::Tuple,
 };
 
@@ -206,14 +206,14 @@ impl Victim {
 
 /// The other end, which may lie.
 pub struct Liar {
-    pub link: Box<dyn Link>,
+    pub link: Box<dyn Endpoint>,
     pub claim: Claim,
     /// What it says to have seen.
     pub history: History,
     pub control: Option<OwnControl>,
     /// What it rings, and where it would wait.
-    pub ringer: Option<SingleRinger>,
-    pub bell: Option<SingleBell>,
+    pub ringer: Option<SingleNotifier>,
+    pub bell: Option<SingleDoorbell>,
     _listener: Option<Box<dyn tombolo_domain::Listener>>,
 }
 
@@ -245,13 +245,21 @@ impl Liar {
             counts: counts(RECEIVED, SENT),
             nonce: [9; 16],
         };
-        Self { link, claim, history, control: None, ringer: None, bell: SingleBell::new().ok(), _listener: listener }
+        Self {
+            link,
+            claim,
+            history,
+            control: None,
+            ringer: None,
+            bell: SingleDoorbell::new().ok(),
+            _listener: listener,
+        }
     }
 
     /// What the victim said, if anything.
     pub fn hear(&mut self) -> Option<Message> {
         let received = self.link.recv(1 << 20).ok()??;
-        self.ringer = self.link.take_ringer().or(self.ringer.take());
+        self.ringer = self.link.take_notifier().or(self.ringer.take());
         Some(Message::decode(&received.message).expect("the victim speaks well"))
     }
 
@@ -320,12 +328,12 @@ pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Rando
         let answer = match heard {
             Some(Message::Propose(proposal)) => {
                 let covered = both(claim.known, proposal.known);
-                let proof = proof::prove(Side::Answerer, &liar.history, None, [&proposal, &claim], covered);
+                let proof = proof::prove(ProofSide::Answerer, &liar.history, None, [&proposal, &claim], covered);
                 Message::Answer { to: proposal.id, claim, proof: proof.unwrap_or(NOTHING) }
             }
             Some(Message::Answer { claim: theirs, proof, .. }) => {
                 let covered = [proof.proposer, proof.answerer];
-                let proof = proof::prove(Side::Proposer, &liar.history, None, [&claim, &theirs], covered);
+                let proof = proof::prove(ProofSide::Proposer, &liar.history, None, [&claim, &theirs], covered);
                 Message::Confirm { to: theirs.id, proof: proof.unwrap_or(NOTHING) }
             }
             // Out of turn, and about nothing.
@@ -360,12 +368,12 @@ pub fn convince(victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bo
                 lie(&mut liar.claim);
                 let claim = liar.claim;
                 let covered = both(claim.known, proposal.known);
-                let proof = proof::prove(Side::Answerer, &liar.history, secret, [&proposal, &claim], covered);
+                let proof = proof::prove(ProofSide::Answerer, &liar.history, secret, [&proposal, &claim], covered);
                 Message::Answer { to: proposal.id, claim, proof: proof.unwrap_or(NOTHING) }
             }
             Some(Message::Answer { claim: theirs, proof, .. }) => {
                 let covered = [proof.proposer, proof.answerer];
-                let proof = proof::prove(Side::Proposer, &liar.history, secret, [&liar.claim, &theirs], covered);
+                let proof = proof::prove(ProofSide::Proposer, &liar.history, secret, [&liar.claim, &theirs], covered);
                 Message::Confirm { to: theirs.id, proof: proof.unwrap_or(NOTHING) }
             }
             _ => break,
@@ -384,7 +392,7 @@ struct Posing(LocalDomain, Option<(Option<u32>, Option<u32>)>);
 struct PosingListener(Box<dyn Listener>, (Option<u32>, Option<u32>));
 
 #[derive(Debug)]
-struct PosingLink(Box<dyn Link>, (Option<u32>, Option<u32>));
+struct PosingLink(Box<dyn Endpoint>, (Option<u32>, Option<u32>));
 
 impl Rendezvous for Posing {
     fn scheme(&self) -> &'static str {
@@ -400,7 +408,7 @@ impl Rendezvous for Posing {
             None => listener,
         })
     }
-    fn connect(&self, service: &str, deadline: Deadline) -> Outcome<Box<dyn Link>> {
+    fn connect(&self, service: &str, deadline: Deadline) -> Outcome<Box<dyn Endpoint>> {
         let link = self.0.connect(service, deadline)?;
         Ok(match self.1 {
             Some(peer) => Box::new(PosingLink(link, peer)),
@@ -410,9 +418,9 @@ impl Rendezvous for Posing {
 }
 
 impl Listener for PosingListener {
-    fn accept(&mut self) -> Outcome<Option<Box<dyn Link>>> {
+    fn accept(&mut self) -> Outcome<Option<Box<dyn Endpoint>>> {
         let link = self.0.accept()?;
-        Ok(link.map(|link| Box::new(PosingLink(link, self.1)) as Box<dyn Link>))
+        Ok(link.map(|link| Box::new(PosingLink(link, self.1)) as Box<dyn Endpoint>))
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
@@ -434,15 +442,15 @@ impl Memory for PosingLink {
     }
 }
 
-impl Link for PosingLink {
+impl Endpoint for PosingLink {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Outcome<()> {
         self.0.send(message, offer)
     }
-    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, bell: &SingleBell) -> Outcome<()> {
+    fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, bell: &SingleDoorbell) -> Outcome<()> {
         self.0.send_with_bell(message, offer, bell)
     }
-    fn take_ringer(&mut self) -> Option<SingleRinger> {
-        self.0.take_ringer()
+    fn take_notifier(&mut self) -> Option<SingleNotifier> {
+        self.0.take_notifier()
     }
     fn recv(&mut self, max_segment: u64) -> Outcome<Option<Received>> {
         self.0.recv(max_segment)
@@ -453,8 +461,8 @@ impl Link for PosingLink {
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>> {
         self.0.doorbell()
     }
-    fn life(&self) -> Life {
-        self.0.life()
+    fn liveness(&self) -> Liveness {
+        self.0.liveness()
     }
     fn peer(&self) -> Peer {
         Peer { uid: self.1.0, pid: self.1.1, ..self.0.peer() }

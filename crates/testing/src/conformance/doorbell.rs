@@ -26,11 +26,15 @@ pub fn d4_any_number_of_rings_is_kept(fixture: &impl Fixture) {
     for slot in Slot::ALL {
         for rings in [1, 2, many] {
             assert!(comes_to_rest(&*b, slot), "D-7: a drained bell goes on ringing");
-            (0..rings).for_each(|_| a.ring(slot));
-            assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: {rings} rings in {slot:?} were lost");
-            assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: a ring went without being drained");
+            (0..rings).for_each(|_| a.notify(slot));
+            assert_eq!(wait(&*b, slot), Woken::Notified, "D-4: {rings} rings in {slot:?} were lost");
+            assert_eq!(wait(&*b, slot), Woken::Notified, "D-4: a ring went without being drained");
             let past = Deadline::at(Instant::now());
-            assert_eq!(b.wait(slot, past).expect("waiting works"), Woken::Rung, "D-4: a ring that is there is told");
+            assert_eq!(
+                b.wait(slot, past).expect("waiting works"),
+                Woken::Notified,
+                "D-4: a ring that is there is told"
+            );
         }
     }
 }
@@ -49,13 +53,13 @@ pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
             move |ahead: u64| {
                 for round in 1..=rounds {
                     while other.load(Ordering::SeqCst) + ahead < round {
-                        if bell.wait(slot, deadline).expect("waiting works") != Woken::Rung {
+                        if bell.wait(slot, deadline).expect("waiting works") != Woken::Notified {
                             return Err(round);
                         }
                         bell.drain(slot);
                     }
                     own.store(round, Ordering::SeqCst);
-                    bell.ring(slot);
+                    bell.notify(slot);
                 }
                 Ok(())
             }
@@ -73,19 +77,19 @@ pub fn d4_no_ring_is_lost_between_two_who_sleep(fixture: &impl Fixture) {
 pub fn d4_last_ring_is_told_before_the_end(fixture: &impl Fixture) {
     let Belled { links: [mut left, gone], bells: [a, b] } = Belled::new(fixture);
     assert!(comes_to_rest(&*a, Slot::Data), "D-7: a drained bell goes on ringing");
-    b.ring(Slot::Data);
+    b.notify(Slot::Data);
     drop((gone, b));
     assert!(matches!(super::support::ending(&mut *left), tombolo_domain::Error::PeerGone), "D-10: the peer is gone");
-    assert_eq!(wait(&*a, Slot::Data), Woken::Rung, "D-4: the last ring was lost");
+    assert_eq!(wait(&*a, Slot::Data), Woken::Notified, "D-4: the last ring was lost");
     assert_eq!(wait_beyond_rings(&*a, Slot::Data, patience()), Woken::PeerGone, "D-10: the end was not told");
 }
 
 /// D-5. A peer that never drains blocks nobody who rings.
 pub fn d5_ring_never_blocks_though_nobody_drains(fixture: &impl Fixture) {
     let (Belled { links: _links, bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(200_000));
-    unblocked("D-5: ring", move || (0..rings).for_each(|ring| a.ring(Slot::ALL[ring % 2])));
+    unblocked("D-5: ring", move || (0..rings).for_each(|ring| a.notify(Slot::ALL[ring % 2])));
     for slot in Slot::ALL {
-        assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: a storm of rings was lost");
+        assert_eq!(wait(&*b, slot), Woken::Notified, "D-4: a storm of rings was lost");
         assert!(comes_to_rest(&*b, slot), "D-7: one drain forgets all rings");
     }
 }
@@ -95,11 +99,11 @@ pub fn d5_ring_to_a_peer_that_is_gone_is_harmless(fixture: &impl Fixture) {
     let (Belled { links: [left, gone], bells: [a, b] }, rings) = (Belled::new(fixture), fixture.times(10_000));
     drop((gone, b));
     let a = unblocked("D-5: ring", move || {
-        (0..rings).for_each(|ring| a.ring(Slot::ALL[ring % 2]));
+        (0..rings).for_each(|ring| a.notify(Slot::ALL[ring % 2]));
         a
     });
     drop(left);
-    unblocked("D-5: ring after one's own link", move || a.ring(Slot::Data));
+    unblocked("D-5: ring after one's own link", move || a.notify(Slot::Data));
 }
 
 /// D-6. A deadline that is past ends a wait at once.
@@ -140,11 +144,11 @@ pub fn d6_both_slots_are_waited_on_at_once(fixture: &impl Fixture) {
             let bell = Arc::clone(&b);
             thread::spawn(move || bell.wait(slot, patience()))
         });
-        a.ring(Slot::Space);
-        a.ring(Slot::Data);
+        a.notify(Slot::Space);
+        a.notify(Slot::Data);
         for sleeper in sleepers {
             let woken = sleeper.join().expect("the sleeper does not panic").expect("waiting works");
-            assert_eq!(woken, Woken::Rung, "D-6: one of two sleepers was not woken");
+            assert_eq!(woken, Woken::Notified, "D-6: one of two sleepers was not woken");
         }
     }
 }
@@ -171,12 +175,12 @@ pub fn d7_drain_forgets_what_came_before_and_nothing_after(fixture: &impl Fixtur
     let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
         for _ in 0..20 {
-            (0..3).for_each(|_| a.ring(slot));
-            assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: three rings were lost");
+            (0..3).for_each(|_| a.notify(slot));
+            assert_eq!(wait(&*b, slot), Woken::Notified, "D-4: three rings were lost");
             b.drain(slot);
             b.drain(slot);
-            a.ring(slot);
-            assert_eq!(wait(&*b, slot), Woken::Rung, "D-7: a drain swallowed the ring after it");
+            a.notify(slot);
+            assert_eq!(wait(&*b, slot), Woken::Notified, "D-7: a drain swallowed the ring after it");
         }
         assert!(comes_to_rest(&*b, slot), "D-7: a drained bell goes on ringing");
     }
@@ -187,12 +191,12 @@ pub fn d7_descriptor_is_readable_while_undrained(fixture: &impl Fixture) {
     let Belled { links: _links, bells: [a, b] } = Belled::new(fixture);
     for slot in Slot::ALL {
         assert!(comes_to_rest(&*b, slot), "D-7: readable, and nobody rang");
-        a.ring(slot);
+        a.notify(slot);
         assert!(
             tombolo_domain::wait_readable(b.fd(slot), patience()).expect("polling works"),
             "D-7: rung, and not readable"
         );
-        assert_eq!(wait(&*b, slot), Woken::Rung, "D-4: the ring was lost");
+        assert_eq!(wait(&*b, slot), Woken::Notified, "D-4: the ring was lost");
         assert!(readable(b.fd(slot)), "D-7: waiting is not draining");
         assert!(comes_to_rest(&*b, slot), "D-7: drained, and still readable");
     }
@@ -211,9 +215,9 @@ pub fn d14_many_links_at_once_do_not_disturb_each_other(fixture: &impl Fixture) 
         assert_eq!(message(&mut **b), number.to_le_bytes(), "D-8: another link's message");
     }
     all.iter().for_each(|Belled { bells: [_, b], .. }| b.drain(Slot::Data));
-    all.iter().for_each(|Belled { bells: [a, _], .. }| a.ring(Slot::Data));
+    all.iter().for_each(|Belled { bells: [a, _], .. }| a.notify(Slot::Data));
     for Belled { bells: [_, b], .. } in &all {
-        assert_eq!(wait(&**b, Slot::Data), Woken::Rung, "D-14: a ring among many was lost");
+        assert_eq!(wait(&**b, Slot::Data), Woken::Notified, "D-14: a ring among many was lost");
         b.drain(Slot::Data);
     }
     // All sleep, and each is woken by its own peer; spurious rings are theirs to bear.
@@ -224,9 +228,9 @@ pub fn d14_many_links_at_once_do_not_disturb_each_other(fixture: &impl Fixture) 
             thread::spawn(move || wait(&*bell, Slot::Space))
         })
         .collect();
-    all.iter().for_each(|Belled { bells: [a, _], .. }| a.ring(Slot::Space));
+    all.iter().for_each(|Belled { bells: [a, _], .. }| a.notify(Slot::Space));
     for sleeper in sleepers {
         let woken = sleeper.join().expect("the sleeper does not panic");
-        assert_eq!(woken, Woken::Rung, "D-14: one of many sleepers was not woken");
+        assert_eq!(woken, Woken::Notified, "D-14: one of many sleepers was not woken");
     }
 }

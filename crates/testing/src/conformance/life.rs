@@ -14,10 +14,10 @@ use super::{
     Fixture, TESTAMENT,
     support::{Belled, QUIET, SLACK, ending, eventually, message, patience, receive, skip, wait_beyond_rings},
 };
-use tombolo_domain::{Deadline, Error, Life, Link, Received, Slot, Woken};
+use tombolo_domain::{Deadline, Endpoint, Error, Liveness, Received, Slot, Woken};
 
 /// See [`mortal_peer`](super::mortal_peer).
-pub(super) fn play(link: &mut dyn Link) {
+pub(super) fn play(link: &mut dyn Endpoint) {
     let (own, offer) = link.allocate(2 * CONTROL_LEN as usize).expect("there is memory");
     let (control, mut data) = own.split(CONTROL_LEN as usize);
     data.copy_in(0, TESTAMENT);
@@ -28,7 +28,7 @@ pub(super) fn play(link: &mut dyn Link) {
         let _ = link.send(&message, None);
         control.word(words::TAIL).store_release(echoes);
         let bell = link.doorbell().expect("a message came in");
-        Slot::ALL.into_iter().for_each(|slot| bell.ring(slot));
+        Slot::ALL.into_iter().for_each(|slot| bell.notify(slot));
     }
 }
 
@@ -36,7 +36,7 @@ pub(super) fn play(link: &mut dyn Link) {
 pub fn d10_peer_that_is_there_is_not_gone(fixture: &impl Fixture) {
     let Belled { links, .. } = Belled::new(fixture);
     for link in &links {
-        assert!(matches!(link.life(), Life::Running | Life::Unknown), "D-10: {:?}", link.life());
+        assert!(matches!(link.liveness(), Liveness::Running | Liveness::Unknown), "D-10: {:?}", link.liveness());
     }
 }
 
@@ -45,7 +45,7 @@ pub fn d10_peer_that_closed_is_gone(fixture: &impl Fixture) {
     let Belled { links: [mut left, gone], bells } = Belled::new(fixture);
     drop(gone);
     assert!(matches!(ending(&mut *left), Error::PeerGone), "D-10: the end is told");
-    assert!(eventually(|| left.life().is_gone()), "D-10: {:?}", left.life());
+    assert!(eventually(|| left.liveness().is_gone()), "D-10: {:?}", left.liveness());
     assert_eq!(wait_beyond_rings(&*bells[0], Slot::Data, patience()), Woken::PeerGone, "D-10: the end wakes");
 }
 
@@ -62,7 +62,7 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     mortal.link().send(b"last", None).expect("the path has room");
     // Its memory says so: a descriptor that is readable and a bell that rings may mean nothing (D-8, D-14).
     let echoes = || {
-        fixture.settle();
+        fixture.quiesce();
         segment.word(words::TAIL).load_acquire().hint()
     };
     assert!(eventually(|| echoes() == 1), "the peer echoes");
@@ -81,9 +81,9 @@ pub fn d10_killed_peer_is_noticed_and_leaves_what_it_shared(fixture: &impl Fixtu
     assert!(took < Duration::from_secs(1) + SLACK, "D-10: noticed after {took:?}");
     assert_eq!(message(mortal.link()), b"last", "D-8: what it sent before comes first");
     assert!(matches!(ending(mortal.link()), Error::PeerGone), "D-10: recv does not tell");
-    assert!(eventually(|| mortal.link().life().is_gone()), "D-10: {:?}", mortal.link().life());
+    assert!(eventually(|| mortal.link().liveness().is_gone()), "D-10: {:?}", mortal.link().liveness());
     assert!(eventually(|| matches!(mortal.link().send(b"x", None), Err(Error::PeerGone))), "D-10: send does not tell");
-    bell.ring(Slot::Data);
+    bell.notify(Slot::Data);
     let mut read = [0; TESTAMENT.len()];
     segment.data(CONTROL_LEN as usize).copy_out(0, &mut read);
     assert_eq!(&read, TESTAMENT, "D-3: what it published went with it");
@@ -98,22 +98,22 @@ pub fn d11_paused_peer_is_told_from_one_that_is_gone(fixture: &impl Fixture) {
     let bell = mortal.link().doorbell().expect("a message came in");
     for _ in 0..3 {
         mortal.pause();
-        let told = eventually(|| matches!(mortal.link().life(), Life::Paused | Life::Unknown));
-        assert!(told, "D-11: {:?}", mortal.link().life());
+        let told = eventually(|| matches!(mortal.link().liveness(), Liveness::Paused | Liveness::Unknown));
+        assert!(told, "D-11: {:?}", mortal.link().liveness());
         mortal.link().send(b"are you there", None).expect("the path has room");
-        bell.ring(Slot::Data);
+        bell.notify(Slot::Data);
         let woken = wait_beyond_rings(&*bell, Slot::Data, Deadline::after(QUIET));
         assert_eq!(woken, Woken::TimedOut, "D-11: one that is paused is not gone");
         assert!(matches!(mortal.link().recv(0), Ok(None)), "D-11: one that is paused says nothing");
 
         mortal.resume();
         assert_eq!(message(mortal.link()), b"are you there", "D-11: what was held is lost");
-        assert_eq!(bell.wait(Slot::Data, patience()).expect("waiting works"), Woken::Rung, "D-11: a ring was lost");
-        let told = eventually(|| matches!(mortal.link().life(), Life::Running | Life::Unknown));
-        assert!(told, "D-11: {:?}", mortal.link().life());
+        assert_eq!(bell.wait(Slot::Data, patience()).expect("waiting works"), Woken::Notified, "D-11: a ring was lost");
+        let told = eventually(|| matches!(mortal.link().liveness(), Liveness::Running | Liveness::Unknown));
+        assert!(told, "D-11: {:?}", mortal.link().liveness());
     }
     mortal.pause();
     mortal.kill();
     assert!(matches!(ending(mortal.link()), Error::PeerGone), "D-10: killed while paused");
-    assert!(eventually(|| mortal.link().life().is_gone()), "D-11: {:?}", mortal.link().life());
+    assert!(eventually(|| mortal.link().liveness().is_gone()), "D-11: {:?}", mortal.link().liveness());
 }

@@ -8,20 +8,20 @@ use super::{
     Fixture,
     support::{eventually, patience, receive},
 };
-use tombolo_domain::{Link, Offer};
+use tombolo_domain::{Endpoint, Offer};
 
 const CONTROL: usize = tombolo_layout::limits::CONTROL_LEN as usize;
 /// A page of words and 16 of data.
 const LEN: usize = CONTROL + 65536;
 
 /// Passes an offer from one end to the other.
-fn pass(from: &mut dyn Link, to: &mut dyn Link, offer: &Offer) -> PeerSegment {
+fn pass(from: &mut dyn Endpoint, to: &mut dyn Endpoint, offer: &Offer) -> PeerSegment {
     from.send(b"segment", Some(offer)).expect("the path has room");
     receive(to, patience()).expect("a segment was sent").segment.expect("it came with the message")
 }
 
 fn contents(fixture: &impl Fixture, segment: &PeerSegment) -> Vec<u8> {
-    fixture.settle();
+    fixture.quiesce();
     let data = segment.data(0);
     let mut bytes = vec![0; data.len()];
     data.copy_out(0, &mut bytes);
@@ -73,7 +73,7 @@ pub fn d1_peer_sees_what_the_owner_writes(fixture: &impl Fixture) {
         control.word(words::TAIL).store_release(0x0123_4567_89ab_cdef);
         let peer = pass(&mut *a, &mut *b, &offer);
         let word = |offset| {
-            fixture.settle();
+            fixture.quiesce();
             peer.word(offset).load_acquire().hint()
         };
         assert_eq!(word(words::TAIL), 0x0123_4567_89ab_cdef, "D-1: written before it was passed");
@@ -97,7 +97,7 @@ pub fn d1_offers_may_be_sent_late_and_in_any_order(fixture: &impl Fixture) {
         let (control, _data) = own.split(CONTROL);
         control.word(words::TAIL).store_release(number as u64);
         let peer = pass(&mut *a, &mut *b, &offer);
-        fixture.settle();
+        fixture.quiesce();
         assert_eq!(peer.word(words::TAIL).load_acquire().hint(), number as u64, "D-1: another offer's memory came");
     }
 }

@@ -50,7 +50,7 @@ pub use memory::*;
 pub use rendezvous::*;
 pub use support::{receive, set_patience, wait_for};
 
-use tombolo_domain::{Link, Rendezvous};
+use tombolo_domain::{Endpoint, Rendezvous};
 
 /// Two domains of a backend, fresh for one test.
 pub trait Fixture {
@@ -75,7 +75,7 @@ pub trait Fixture {
 
     /// Brings memory up to date: what was stored in one's own can be read in the peer's. There is nothing to do but for a
     /// fixture whose other side is elsewhere, which works on copies ([`remote`]).
-    fn settle(&self) {}
+    fn quiesce(&self) {}
 
     /// How often a test does something that it does often for its own sake: less often than `usual` where each call travels.
     fn times(&self, usual: usize) -> usize {
@@ -83,7 +83,7 @@ pub trait Fixture {
     }
 
     /// Two ends that met: the listening side's link and the connecting side's.
-    fn pair(&self) -> [Box<dyn Link>; 2] {
+    fn pair(&self) -> [Box<dyn Endpoint>; 2] {
         let service = self.service();
         let mut listener = self.listening().listen(&service).expect("a fresh service is free");
         let connected = self.connecting().connect(&service, support::patience()).expect("somebody listens");
@@ -96,7 +96,7 @@ pub trait Fixture {
 /// It runs [`mortal_peer`] on its end of [`link`](Self::link).
 pub trait Mortal {
     /// This side's end.
-    fn link(&mut self) -> &mut dyn Link;
+    fn link(&mut self) -> &mut dyn Endpoint;
     /// Stops the peer wherever it is.
     fn pause(&mut self);
     /// Lets it go on.
@@ -110,7 +110,7 @@ pub trait Mortal {
 ///
 /// # Blocking
 /// Until then.
-pub fn mortal_peer(mut link: Box<dyn Link>) {
+pub fn mortal_peer(mut link: Box<dyn Endpoint>) {
     life::play(&mut *link);
 }
 

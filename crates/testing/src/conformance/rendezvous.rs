@@ -7,10 +7,10 @@ use super::{
     Fixture,
     support::{accept, ending, message, patience, readable, skip, unblocked},
 };
-use tombolo_domain::{Deadline, Error, Link};
+use tombolo_domain::{Deadline, Endpoint, Error};
 
 /// Connects and says its name.
-fn call(fixture: &impl Fixture, service: &str, name: &[u8]) -> Box<dyn Link> {
+fn call(fixture: &impl Fixture, service: &str, name: &[u8]) -> Box<dyn Endpoint> {
     let mut link = fixture.connecting().connect(service, patience()).expect("somebody listens");
     link.send(name, None).expect("a fresh path has room");
     link
@@ -99,7 +99,7 @@ pub fn d12_silent_clients_hold_up_nobody(fixture: &impl Fixture) {
     let _caller = call(fixture, &service, b"caller");
 
     let heard = unblocked("D-12: accept, for a client that is silent", move || {
-        let mut links: Vec<Box<dyn Link>> = Vec::new();
+        let mut links: Vec<Box<dyn Endpoint>> = Vec::new();
         let deadline = patience();
         while !deadline.expired() {
             links.extend(listener.accept().expect("there is room"));

@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::Fixture;
-use tombolo_domain::{Deadline, Doorbell, Error, Link, Listener, Received, Result, Slot, Woken, wait_readable};
+use tombolo_domain::{Deadline, Doorbell, Endpoint, Error, Listener, Received, Result, Slot, Woken, wait_readable};
 
 /// For what has to happen, however busy the machine is, in milliseconds.
 static PATIENCE: AtomicU64 = AtomicU64::new(20_000);
@@ -64,22 +64,22 @@ pub fn wait_for<S: ?Sized, T>(
 /// Until it came, or until `deadline`.
 ///
 /// # Errors
-/// Those of [`Link::recv`]; [`TimedOut`](Error::TimedOut).
-pub fn receive(link: &mut dyn Link, deadline: Deadline) -> Result<Received> {
+/// Those of [`Endpoint::recv`]; [`TimedOut`](Error::TimedOut).
+pub fn receive(link: &mut dyn Endpoint, deadline: Deadline) -> Result<Received> {
     wait_for(link, deadline, |link| link.fd(), |link| link.recv(ANY))
 }
 
 /// The message that must come.
-pub(super) fn message(link: &mut dyn Link) -> Vec<u8> {
+pub(super) fn message(link: &mut dyn Endpoint) -> Vec<u8> {
     receive(link, patience()).expect("D-8: a message was sent").message
 }
 
 /// The end of `link` that must come, with nothing before it.
-pub(super) fn ending(link: &mut dyn Link) -> Error {
+pub(super) fn ending(link: &mut dyn Endpoint) -> Error {
     receive(link, patience()).expect_err("the peer is gone and has sent no more")
 }
 
-pub(super) fn accept(listener: &mut dyn Listener) -> Box<dyn Link> {
+pub(super) fn accept(listener: &mut dyn Listener) -> Box<dyn Endpoint> {
     wait_for(listener, patience(), |listener| listener.fd(), |listener| listener.accept()).expect("a peer knocked")
 }
 
@@ -112,7 +112,7 @@ pub(super) fn unblocked<T: Send + 'static>(what: &str, work: impl FnOnce() -> T 
 
 /// Two ends that met and can ring each other.
 pub(super) struct Belled {
-    pub(super) links: [Box<dyn Link>; 2],
+    pub(super) links: [Box<dyn Endpoint>; 2],
     pub(super) bells: [Arc<dyn Doorbell>; 2],
 }
 
@@ -122,7 +122,7 @@ impl Belled {
     }
 
     /// A message each way, after which there are bells.
-    pub(super) fn meet(mut links: [Box<dyn Link>; 2]) -> Self {
+    pub(super) fn meet(mut links: [Box<dyn Endpoint>; 2]) -> Self {
         links[1].send(b"hello", None).expect("a fresh path has room");
         assert_eq!(message(&mut *links[0]), b"hello");
         links[0].send(b"welcome", None).expect("a fresh path has room");
@@ -143,7 +143,7 @@ pub(super) fn comes_to_rest(bell: &dyn Doorbell, slot: Slot) -> bool {
 }
 
 /// The same of the path of `link`: nothing is received, and its descriptor is not readable.
-pub(super) fn path_comes_to_rest(link: &mut dyn Link) -> bool {
+pub(super) fn path_comes_to_rest(link: &mut dyn Endpoint) -> bool {
     (0..20).any(|_| {
         let nothing = matches!(link.recv(ANY), Ok(None));
         nothing && !wait_readable(link.fd(), Deadline::after(QUIET)).expect("polling works")
@@ -154,7 +154,7 @@ pub(super) fn path_comes_to_rest(link: &mut dyn Link) -> bool {
 pub(super) fn wait_beyond_rings(bell: &dyn Doorbell, slot: Slot, deadline: Deadline) -> Woken {
     loop {
         match bell.wait(slot, deadline).expect("waiting works") {
-            Woken::Rung => bell.drain(slot),
+            Woken::Notified => bell.drain(slot),
             other => return other,
         }
     }

@@ -38,17 +38,17 @@ impl HarshBell {
     fn woken(&self, slot: Slot) -> Option<Woken> {
         match self.world.state().ends.get(&self.id) {
             None => Some(Woken::PeerGone),
-            Some(end) if end.is_rung(slot) => Some(Woken::Rung),
+            Some(end) if end.is_rung(slot) => Some(Woken::Notified),
             Some(end) => end.over.map(|_| Woken::PeerGone),
         }
     }
 }
 
 impl Doorbell for HarshBell {
-    fn ring(&self, _slot: Slot) {
+    fn notify(&self, _slot: Slot) {
         let mut state = self.world.state();
         if state.ends.contains_key(&self.id) {
-            state.ring(&self.peer_domain, Some(&self.domain));
+            state.notify_ends(&self.peer_domain, Some(&self.domain));
         }
     }
 

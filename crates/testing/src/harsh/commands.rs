@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{domain::HarshDomain, end::Event, forger::Forger, ids::Process, world::World};
-use tombolo_domain::{Life, Result};
+use tombolo_domain::{Liveness, Result};
 
 /// The third party: it makes domains, knows how they are and does as it is told to them.
 #[derive(Clone, Debug, Default)]
@@ -63,7 +63,7 @@ impl Hypervisor {
         if let Some(domain) = state.domains.get_mut(victim.name()) {
             domain.processes.remove(&victim.process.number);
         }
-        state.kill(|process| *process == victim.process, Life::ProcessGone);
+        state.kill(|process| *process == victim.process, Liveness::ProcessGone);
         self.0.backlog_changed.notify_all();
     }
 
@@ -71,7 +71,7 @@ impl Hypervisor {
     pub fn kill_domain(&self, victim: &HarshDomain) {
         let mut state = self.0.state();
         state.resume(victim.name());
-        state.kill(|process: &Process| process.domain == victim.process.domain, Life::DomainGone);
+        state.kill(|process: &Process| process.domain == victim.process.domain, Liveness::DomainGone);
         state.domains.remove(victim.name());
         self.0.backlog_changed.notify_all();
     }
@@ -95,12 +95,12 @@ impl Hypervisor {
 
     /// Rings all bells of a domain once, for nothing.
     pub fn ring(&self, victim: &HarshDomain) {
-        self.0.state().ring(victim.name(), None);
+        self.0.state().notify_ends(victim.name(), None);
     }
 
     /// Takes back all memory that `owner`'s domain shares with `peer`'s. What the peer has not mapped yet it never
     /// will; what it maps it keeps, and the caller is told. The peer's ends are of no more use: they say
-    /// [`Revoked`](tombolo_domain::Error::Revoked) and [`Life::Revoked`], and their bells wake.
+    /// [`Revoked`](tombolo_domain::Error::Revoked) and [`Liveness::Revoked`], and their bells wake.
     pub fn revoke(&self, owner: &HarshDomain, peer: &HarshDomain) -> Revocation {
         let mut state = self.0.state();
         let links: Vec<_> = state
@@ -111,7 +111,7 @@ impl Hypervisor {
             .collect();
         let (freed, still_mapped) = state.grants.end(|_, grant| links.iter().any(|(end, _)| *end == grant.end));
         for (_, theirs) in links {
-            state.post(theirs, Event::Over(Life::Revoked));
+            state.post(theirs, Event::Over(Liveness::Revoked));
         }
         Revocation { freed, still_mapped }
     }

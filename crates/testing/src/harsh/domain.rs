@@ -15,7 +15,7 @@ use super::{
     link::HarshLink,
     world::{Backlog, State, World},
 };
-use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result};
 
 /// A process in a domain of a [`Hypervisor`](super::Hypervisor). Services are named `DOMAIN/SERVICE`; a process listens
 /// only in its own domain.
@@ -69,7 +69,7 @@ impl Rendezvous for HarshDomain {
         Ok(Box::new(HarshListener { home: self.clone(), service: service.into(), signal }))
     }
 
-    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         home(service)?;
         let mut state = self.ready(service)?;
         loop {
@@ -110,7 +110,7 @@ impl HarshListener {
 }
 
 impl Listener for HarshListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
         let mut state = self.home.world.state();
         let Some(backlog) = self.backlog(&mut state) else { return Ok(None) };
         let next = backlog.waiting.pop_front();

@@ -10,7 +10,7 @@ use std::{
 use rustix::event::EventfdFlags;
 
 use super::ids::{EndId, Process, Reference};
-use tombolo_domain::{Error, Life, Result, Slot};
+use tombolo_domain::{Error, Liveness, Result, Slot};
 
 /// A descriptor that polls readable while it is raised. Only the hypervisor touches it.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ pub(super) enum Event {
     /// Which slot is not told: there is one bell.
     Ring,
     /// Nothing more will come, and why.
-    Over(Life),
+    Over(Liveness),
 }
 
 /// The descriptors of an end.
@@ -81,7 +81,7 @@ pub(super) struct End {
     pub(super) peer_domain: Arc<str>,
     pub(super) signals: Signals,
     /// Why nothing more will come, once that is so.
-    pub(super) over: Option<Life>,
+    pub(super) over: Option<Liveness>,
     inbox: VecDeque<Sent>,
     rung: [bool; 2],
     /// What is held while one of the two domains is paused.

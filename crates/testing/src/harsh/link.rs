@@ -18,7 +18,7 @@ use super::{
     ids::{EndId, Process, Reference},
     world::World,
 };
-use tombolo_domain::{Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result};
+use tombolo_domain::{Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result};
 
 /// One end of a link.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ impl Memory for HarshLink {
     }
 }
 
-impl Link for HarshLink {
+impl Endpoint for HarshLink {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
         if message.len() > CONTROL_MESSAGE_MAX {
             return Err(Error::Limit { what: "a control message's room of 256 bytes", remedy: "send less at once" });
@@ -151,7 +151,7 @@ impl Link for HarshLink {
     fn recv(&mut self, max_segment: u64) -> Result<Option<Received>> {
         let mut state = self.world.state();
         let end = state.end(self.id)?;
-        if end.over == Some(Life::Revoked) {
+        if end.over == Some(Liveness::Revoked) {
             return Err(Error::Revoked);
         }
         let Some(Sent { message, reference }) = end.take_message() else {
@@ -172,13 +172,13 @@ impl Link for HarshLink {
         self.heard.then(|| Arc::clone(&self.bell) as Arc<dyn Doorbell>)
     }
 
-    fn life(&self) -> Life {
+    fn liveness(&self) -> Liveness {
         let state = self.world.state();
         match state.ends.get(&self.id).map(|end| end.over) {
-            None => Life::ProcessGone,
+            None => Liveness::ProcessGone,
             Some(Some(life)) => life,
-            Some(None) if state.is_paused(&self.peer_domain) => Life::Paused,
-            Some(None) => Life::Running,
+            Some(None) if state.is_paused(&self.peer_domain) => Liveness::Paused,
+            Some(None) => Liveness::Running,
         }
     }
 
@@ -193,6 +193,6 @@ impl Link for HarshLink {
 
 impl Drop for HarshLink {
     fn drop(&mut self) {
-        self.world.state().close(self.id, Life::ProcessGone);
+        self.world.state().close(self.id, Liveness::ProcessGone);
     }
 }

@@ -12,7 +12,7 @@ use super::{
     grants::Grants,
     ids::{EndId, Process},
 };
-use tombolo_domain::{Error, Life, Result};
+use tombolo_domain::{Error, Liveness, Result};
 
 #[derive(Debug, Default)]
 pub(super) struct World {
@@ -99,7 +99,7 @@ impl State {
     }
 
     /// The one bell of `domain` for `from` rings: everybody who listens to it wakes. `None` is all its bells.
-    pub(super) fn ring(&mut self, domain: &str, from: Option<&str>) {
+    pub(super) fn notify_ends(&mut self, domain: &str, from: Option<&str>) {
         let heard = |end: &End| *end.process.domain == *domain && from.is_none_or(|from| *end.peer_domain == *from);
         let hearers: Vec<_> = self.ends.iter().filter(|(_, end)| heard(end)).map(|(id, _)| *id).collect();
         for id in hearers {
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// Takes an end away; its peer learns that `life` is why.
-    pub(super) fn close(&mut self, id: EndId, life: Life) {
+    pub(super) fn close(&mut self, id: EndId, life: Liveness) {
         if let Some(end) = self.ends.remove(&id) {
             end.signals.raise_all();
             self.post(end.peer, Event::Over(life));
@@ -128,7 +128,7 @@ impl State {
     }
 
     /// Takes away all that the processes picked by `which` have.
-    pub(super) fn kill(&mut self, which: impl Fn(&Process) -> bool, life: Life) {
+    pub(super) fn kill(&mut self, which: impl Fn(&Process) -> bool, life: Liveness) {
         let ends: Vec<_> = self.ends.iter().filter(|(_, end)| which(&end.process)).map(|(id, _)| *id).collect();
         ends.into_iter().for_each(|id| self.close(id, life));
         let services: Vec<_> = self.listeners.iter().filter(|(_, backlog)| which(&backlog.process)).collect();
@@ -140,7 +140,7 @@ impl State {
     pub(super) fn unlisten(&mut self, service: &str) {
         if let Some(backlog) = self.listeners.remove(service) {
             backlog.signal.set(true);
-            backlog.waiting.into_iter().for_each(|id| self.close(id, Life::ProcessGone));
+            backlog.waiting.into_iter().for_each(|id| self.close(id, Liveness::ProcessGone));
         }
     }
 }

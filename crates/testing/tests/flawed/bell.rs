@@ -33,12 +33,12 @@ impl FlawedBell {
 }
 
 impl Doorbell for FlawedBell {
-    fn ring(&self, slot: Slot) {
+    fn notify(&self, slot: Slot) {
         let rings = self.rings.fetch_add(1, Ordering::Relaxed);
         match self.shared.flaw {
             Flaw::RingBlocks if rings > 5000 => block(),
             Flaw::LosesSomeRings if rings % 64 == 63 => {}
-            _ => self.inner.ring(slot),
+            _ => self.inner.notify(slot),
         }
     }
 
@@ -52,12 +52,12 @@ impl Doorbell for FlawedBell {
                 self.inner.wait(slot, deadline)
             }
             Flaw::EndBeforeRing => {
-                if self.inner.wait(slot, past)? == Woken::Rung {
+                if self.inner.wait(slot, past)? == Woken::Notified {
                     self.inner.drain(slot);
                     return Ok(if self.inner.wait(slot, past)? == Woken::PeerGone {
                         Woken::PeerGone
                     } else {
-                        Woken::Rung
+                        Woken::Notified
                     });
                 }
                 self.inner.wait(slot, deadline)

@@ -6,7 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use tombolo_domain::{Deadline, Doorbell, Error, Life, Link, Memory, Offer, Peer, Received, Result, wait_readable};
+use tombolo_domain::{
+    Deadline, Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, wait_readable,
+};
 use tombolo_layout::limits::CONTROL_MESSAGE_MAX;
 use tombolo_mem::{OwnSegment, PeerData, PeerSegment, create_forgeable};
 
@@ -14,7 +16,7 @@ use super::{Flaw, Shared, bell::FlawedBell, block};
 
 #[derive(Debug)]
 pub struct FlawedLink {
-    inner: Box<dyn Link>,
+    inner: Box<dyn Endpoint>,
     shared: Shared,
     retired: bool,
     stash: Vec<Received>,
@@ -22,7 +24,7 @@ pub struct FlawedLink {
 }
 
 impl FlawedLink {
-    pub fn new(inner: Box<dyn Link>, shared: &Shared) -> Self {
+    pub fn new(inner: Box<dyn Endpoint>, shared: &Shared) -> Self {
         Self { inner, shared: shared.clone(), retired: false, stash: Vec::new(), first_segment: None }
     }
 
@@ -89,7 +91,7 @@ impl Memory for FlawedLink {
     }
 }
 
-impl Link for FlawedLink {
+impl Endpoint for FlawedLink {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
         let len = if self.shared.flaw == Flaw::CutsMessages { CONTROL_MESSAGE_MAX } else { usize::MAX };
         let sent = self.inner.send(&message[..len.min(message.len())], offer);
@@ -107,7 +109,7 @@ impl Link for FlawedLink {
                 wait_readable(self.inner.fd(), Deadline::NEVER)?;
                 self.inner.recv(max)?
             }
-            Flaw::EndBeforeMessages if self.inner.life().is_gone() => return Err(Error::PeerGone),
+            Flaw::EndBeforeMessages if self.inner.liveness().is_gone() => return Err(Error::PeerGone),
             Flaw::JoinsMessages => {
                 self.stash_all(max)?;
                 self.stash.drain(..).reduce(|mut joined, next| {
@@ -138,10 +140,10 @@ impl Link for FlawedLink {
         self.inner.doorbell().map(|inner| Arc::new(FlawedBell::new(inner, &self.shared)) as Arc<dyn Doorbell>)
     }
 
-    fn life(&self) -> Life {
-        match (self.shared.flaw, self.inner.life()) {
-            (Flaw::LifeIsEternal, _) => Life::Running,
-            (Flaw::DeadWhileAlive, Life::Running) | (Flaw::PausedIsGone, Life::Paused) => Life::ProcessGone,
+    fn liveness(&self) -> Liveness {
+        match (self.shared.flaw, self.inner.liveness()) {
+            (Flaw::LifeIsEternal, _) => Liveness::Running,
+            (Flaw::DeadWhileAlive, Liveness::Running) | (Flaw::PausedIsGone, Liveness::Paused) => Liveness::ProcessGone,
             (_, life) => life,
         }
     }

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo_domain::{Doorbell, Link, Rendezvous};
+use tombolo_domain::{Doorbell, Endpoint, Rendezvous};
 use tombolo_testing::conformance::{Fixture, Mortal, set_patience};
 
 use crate::support::Harsh;
@@ -149,7 +149,7 @@ impl Fixture for Flawed {
 }
 
 impl Flawed {
-    fn wrap(&self, link: Box<dyn Link>) -> Box<dyn Link> {
+    fn wrap(&self, link: Box<dyn Endpoint>) -> Box<dyn Endpoint> {
         Box::new(link::FlawedLink::new(link, &self.shared))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use tombolo_domain::{Deadline, Error, Link, Listener, Rendezvous, Result, wait_readable};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result, wait_readable};
 use tombolo_testing::harsh::HarshDomain;
 
 use super::{Flaw, Shared, link::FlawedLink};
@@ -33,10 +33,10 @@ impl Rendezvous for FlawedDomain {
         Ok(Box::new(FlawedListener { inner: Some(inner), shared: self.shared.clone(), stash: Vec::new() }))
     }
 
-    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         match self.inner.connect(service, deadline) {
             Err(Error::NotFound(_)) if self.shared.flaw == Flaw::ConnectTimesOut => Err(Error::TimedOut),
-            connected => connected.map(|link| Box::new(FlawedLink::new(link, &self.shared)) as Box<dyn Link>),
+            connected => connected.map(|link| Box::new(FlawedLink::new(link, &self.shared)) as Box<dyn Endpoint>),
         }
     }
 }
@@ -45,11 +45,11 @@ impl Rendezvous for FlawedDomain {
 struct FlawedListener {
     inner: Option<Box<dyn Listener>>,
     shared: Shared,
-    stash: Vec<Box<dyn Link>>,
+    stash: Vec<Box<dyn Endpoint>>,
 }
 
 impl Listener for FlawedListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
         let inner = self.inner.as_mut().expect("it is there until it is dropped");
         let accepted = match self.shared.flaw {
             Flaw::AcceptBlocks => {
@@ -66,7 +66,7 @@ impl Listener for FlawedListener {
             }
             _ => inner.accept()?,
         };
-        Ok(accepted.map(|link| Box::new(FlawedLink::new(link, &self.shared)) as Box<dyn Link>))
+        Ok(accepted.map(|link| Box::new(FlawedLink::new(link, &self.shared)) as Box<dyn Endpoint>))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

@@ -7,7 +7,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use tombolo_domain::{Deadline, Link, Rendezvous};
+use tombolo_domain::{Deadline, Endpoint, Rendezvous};
 use tombolo_testing::{
     conformance::{Fixture, Mortal, mortal_peer},
     harsh::{HarshDomain, Hypervisor},
@@ -28,7 +28,7 @@ impl Harsh {
     }
 
     /// A mortal peer, at the other end of a link that `wrap` may have its way with.
-    pub fn mortal_behind(&self, wrap: impl FnOnce(Box<dyn Link>) -> Box<dyn Link>) -> Box<dyn Mortal> {
+    pub fn mortal_behind(&self, wrap: impl FnOnce(Box<dyn Endpoint>) -> Box<dyn Endpoint>) -> Box<dyn Mortal> {
         let (victim, service) = (self.hypervisor.domain("b"), self.service());
         let mut listener = self.a.listen(&service).expect("a fresh service is free");
         let peer = victim.connect(&service, Deadline::NEVER).expect("somebody listens");
@@ -66,14 +66,14 @@ impl Fixture for Harsh {
 }
 
 struct Victim {
-    link: Box<dyn Link>,
+    link: Box<dyn Endpoint>,
     victim: HarshDomain,
     hypervisor: Hypervisor,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Mortal for Victim {
-    fn link(&mut self) -> &mut dyn Link {
+    fn link(&mut self) -> &mut dyn Endpoint {
         &mut *self.link
     }
 

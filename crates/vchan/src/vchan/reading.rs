@@ -64,16 +64,16 @@ impl Reading {
     }
 
     /// Has the bell ring for what comes from now on.
-    pub(super) fn hear(&mut self, bell: &Bell) -> Outcome<()> {
+    pub(super) fn arm_bell(&mut self, bell: &Bell) -> Outcome<()> {
         let Some(from) = &mut self.from else { return Ok(()) };
-        bell.hear(from.fd()?)?;
+        bell.follow_descriptor(from.fd()?)?;
         if from.available(1)? > 0 {
-            bell.ring();
+            bell.notify();
         }
         Ok(())
     }
 
-    /// Reads what is there, or all or nothing, where that is short work: how many bytes. Of 0 [`take`](Self::take) knows more.
+    /// Reads what is there, or all or nothing, where that is short work: how many bytes. Of 0 [`read_into`](Self::read_into) knows more.
     #[inline]
     pub(super) fn take_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
         match &mut self.from {
@@ -86,7 +86,7 @@ impl Reading {
     }
 
     /// Reads, and where somebody polls has the bell ring for more if this was all.
-    pub(super) fn take(&mut self, to: &mut [u8], whole: bool, polled: bool) -> Outcome<Took> {
+    pub(super) fn read_into(&mut self, to: &mut [u8], whole: bool, polled: bool) -> Outcome<Took> {
         if !self.left.is_empty() {
             return self.take_left(to, whole);
         }
@@ -171,7 +171,7 @@ impl Reading {
     }
 
     /// How many bytes can be read: the program knows of them from now on. Where somebody polls, the bell rings for more.
-    pub(super) fn look(&mut self, polled: bool) -> Outcome<usize> {
+    pub(super) fn readable_bytes(&mut self, polled: bool) -> Outcome<usize> {
         let mut unread = self.unread();
         if let Some(from) = &mut self.from {
             let mut there = from.available_while_quiet(unread + 1)?;

@@ -19,11 +19,11 @@ use crate::{
     acceptor,
     backends::{self, harsh},
     client, hello,
-    place::Place,
+    place::VchanAddress,
 };
 
-const WAYS: Ways = Ways { blocking: false, persist: false };
-const BLOCKING: Ways = Ways { blocking: true, persist: false };
+const WAYS: CallMode = CallMode { blocking: false, persist: false };
+const BLOCKING: CallMode = CallMode { blocking: true, persist: false };
 const SOON: Duration = Duration::from_secs(20);
 
 /// An address in domains that no other test has.
@@ -51,12 +51,12 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 fn arrive(read: usize, write: usize) -> (Arc<harsh::Pair>, Vchan, ReadHalf, WriteHalf) {
     let (address, client) = address();
     let pair = harsh::pair(&address, &client);
-    let server = acceptor::serve(&Place::Channel(address.clone()), read, write).unwrap();
+    let server = acceptor::serve(&VchanAddress::Channel(address.clone()), read, write).unwrap();
     assert_eq!(server.0.is_open(WAYS), WAITING);
     let stream = backends::connect::<Stream>(&address, &options()).unwrap();
     let (mut reader, mut writer) = stream.into_split();
-    assert_eq!(hello::hear(&mut reader).unwrap(), read.max(4096).next_power_of_two() as u64);
-    hello::say(&mut writer, 0).unwrap();
+    assert_eq!(hello::receive_hello(&mut reader).unwrap(), read.max(4096).next_power_of_two() as u64);
+    hello::send_hello(&mut writer, 0).unwrap();
     (pair, server, reader, writer)
 }
 
@@ -143,7 +143,7 @@ fn wait_does_not_block_where_the_descriptor_is_readable() {
             if waiting.is_some() {
                 let waited = is_done.recv_timeout(SOON);
                 if waited.is_err() {
-                    server.0.bell.ring();
+                    server.0.bell.notify();
                 }
                 assert!(waited.is_ok(), "round {round}: it was readable, and wait blocks");
                 assert_eq!(server.0.data_ready().unwrap(), 0);
@@ -212,13 +212,13 @@ fn domain_that_dies_is_noticed_at_once_by_one_who_waits() {
 fn limit_that_was_hit_is_named() {
     let (address, client) = address();
     let pair = harsh::pair(&address, &client);
-    let _server = acceptor::serve(&Place::Channel(address.clone()), 4096, 4096).unwrap();
+    let _server = acceptor::serve(&VchanAddress::Channel(address.clone()), 4096, 4096).unwrap();
     pair.hypervisor.limit_memory(&pair.client, 16 << 10);
-    let fault = client::join(&Place::Channel(address.clone())).map(drop).unwrap_err();
+    let fault = client::join(&VchanAddress::Channel(address.clone())).map(drop).unwrap_err();
     assert_eq!(fault.errno, libc::ENOMEM, "{}", fault.text);
     assert!(fault.text.contains("memory"), "{}", fault.text);
     pair.hypervisor.limit_memory(&pair.client, 1 << 30);
-    client::join(&Place::Channel(address.clone())).unwrap();
+    client::join(&VchanAddress::Channel(address.clone())).unwrap();
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn asking_how_much_there_is_asks_for_no_event() {
 fn client_that_says_nothing_or_nonsense_keeps_the_next_one_waiting_no_longer_than_it_stays() {
     let (address, client) = address();
     let _pair = harsh::pair(&address, &client);
-    let server = acceptor::serve(&Place::Channel(address.clone()), 4096, 4096).unwrap();
+    let server = acceptor::serve(&VchanAddress::Channel(address.clone()), 4096, 4096).unwrap();
     let mut nonsense = backends::connect::<Stream>(&address, &options()).unwrap();
     nonsense.split().1.try_write(&[9; 16]).unwrap();
     let silent = thread::spawn({
@@ -263,7 +263,7 @@ fn client_that_says_nothing_or_nonsense_keeps_the_next_one_waiting_no_longer_tha
     });
     silent.join().unwrap();
     assert_eq!(server.0.is_open(WAYS), WAITING);
-    let joined = client::join(&Place::Channel(address.clone())).unwrap();
+    let joined = client::join(&VchanAddress::Channel(address.clone())).unwrap();
     eventually("the third is let in", || server.0.is_open(WAYS) == OPEN);
     drop(joined);
 }
@@ -283,7 +283,7 @@ fn storm_of_rings_does_not_keep_bytes_from_arriving() {
 #[test]
 fn w7_server_is_told_of_a_clients_domain_that_goes_before_it_came() {
     use crate::{domains, original::world::XEN};
-    let server = acceptor::serve(&Place::Original(7, "data/vchan/7/1".into()), 4096, 4096).unwrap();
+    let server = acceptor::serve(&VchanAddress::Original(7, "data/vchan/7/1".into()), 4096, 4096).unwrap();
     // One that is not there yet may come.
     let _domain = XEN.domain(7);
     eventually("it was asked for", || domains::was_seen(7));

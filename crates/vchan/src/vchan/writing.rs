@@ -75,7 +75,7 @@ impl Writing {
             if let Some(bell) = polled
                 && self.grew(bell)?
             {
-                bell.ring();
+                bell.notify();
             }
         }
         Ok(done)
@@ -102,7 +102,7 @@ impl Writing {
     pub(super) fn grew(&mut self, bell: &Bell) -> Outcome<bool> {
         let (Some(to), Some(known)) = (&mut self.to, self.wants) else { return Ok(false) };
         if !self.heard {
-            bell.hear(to.fd()?)?;
+            bell.follow_descriptor(to.fd()?)?;
             self.heard = true;
         }
         // A ring that is empty has no more room to give.
@@ -110,7 +110,7 @@ impl Writing {
     }
 
     /// For how many bytes there is room: the program knows of it from now on. Where somebody polls, the bell rings for more.
-    pub(super) fn look(&mut self, polled: Option<&Bell>) -> Outcome<usize> {
+    pub(super) fn writable_bytes(&mut self, polled: Option<&Bell>) -> Outcome<usize> {
         loop {
             let Some(to) = &mut self.to else { return Ok(self.size - self.staged.len()) };
             let room = to.room(0)?;

@@ -250,7 +250,7 @@ pub fn trace(rig: &mut Rig, run: impl FnOnce(&mut Pair) -> Result<()>) -> Result
     pair.sh("dom0", "killall -INT xentrace")?;
     pair.at("dom0")?.wait(job, within(120))?;
     let numbers = [pair.number("A"), pair.number("B")];
-    let mut shares = pair.host.take("/tmp/trace", |file| trace::analyze(packages, file))?;
+    let mut shares = pair.host.read_file_of("/tmp/trace", |file| trace::analyze(packages, file))?;
     let mut both = Share::default();
     for share in numbers.map(|number| shares.remove(&number).unwrap_or_default()) {
         both.switches += share.switches;

@@ -22,9 +22,9 @@ const WAIT: Duration = Duration::from_secs(60);
 
 /// Lines with the numbers from 1 on.
 #[derive(Default)]
-struct Lines(u64);
+struct NumberedLines(u64);
 
-impl Lines {
+impl NumberedLines {
     /// The next of them.
     fn chunk(&mut self) -> Vec<u8> {
         let mut text = Vec::with_capacity(CHUNK + 24);
@@ -44,7 +44,7 @@ impl Note {
         File::create(path).context(path).map(Self)
     }
 
-    fn keep(&self, bytes: u64) -> Result<()> {
+    fn write_note(&self, bytes: u64) -> Result<()> {
         Ok(self.0.write_all_at(format!("{bytes:020}\n").as_bytes(), 0)?)
     }
 
@@ -59,7 +59,7 @@ fn connect(address: &str) -> Result<Stream> {
 
 /// Sends until that fails, and then says why.
 fn pour(mut stream: Stream, mut published: impl FnMut(u64) -> Result<()>) -> Result<Error> {
-    let (mut lines, mut sent) = (Lines::default(), 0);
+    let (mut lines, mut sent) = (NumberedLines::default(), 0);
     loop {
         let text = lines.chunk();
         if let Err(why) = stream.write_all(&text) {
@@ -73,7 +73,7 @@ fn pour(mut stream: Stream, mut published: impl FnMut(u64) -> Result<()>) -> Res
 /// Receives until the end, and checks each byte; how many there were is told to `received`.
 fn drain(mut stream: Stream, mut received: impl FnMut(u64) -> Result<()>) -> Result<Error> {
     let (half, _) = stream.split();
-    let (mut lines, mut expected, mut all) = (Lines::default(), Vec::new(), 0);
+    let (mut lines, mut expected, mut all) = (NumberedLines::default(), Vec::new(), 0);
     let mut bytes = vec![0; 16 * CHUNK];
     loop {
         let read = half.read(&mut bytes)?;
@@ -95,13 +95,13 @@ fn drain(mut stream: Stream, mut received: impl FnMut(u64) -> Result<()>) -> Res
 /// `flow ADDRESS NOTE`: sends as long as somebody takes it.
 pub fn send(address: &str, note: &str) -> Result<()> {
     let note = Note::new(note)?;
-    Err(pour(connect(address)?, |bytes| note.keep(bytes))?)
+    Err(pour(connect(address)?, |bytes| note.write_note(bytes))?)
 }
 
 /// `sip ADDRESS NOTE`: takes what somebody sends.
-pub fn take(address: &str, note: &str) -> Result<()> {
+pub fn receive_flow(address: &str, note: &str) -> Result<()> {
     let note = Note::new(note)?;
-    Err(drain(connect(address)?, |bytes| note.keep(bytes))?)
+    Err(drain(connect(address)?, |bytes| note.write_note(bytes))?)
 }
 
 /// `reap ROLE ADDRESS COUNT`: starts a program, kills it when bytes flow and some time more has passed, and prints what it

@@ -11,12 +11,12 @@ const WAIT: Duration = Duration::from_secs(60);
 const EVERY: Duration = Duration::from_millis(20);
 
 /// Connects and prints each change, until the other end is gone.
-pub fn tell(address: &str) -> Result<()> {
+pub fn print_liveness(address: &str) -> Result<()> {
     let options = Options::new().wait_for_listener(WAIT).handshake_timeout(WAIT);
     let stream: Stream = tombolo::connect_with(address, &options).context(address)?;
     let mut last = None;
     loop {
-        let life = stream.life();
+        let life = stream.liveness();
         if last != Some(life) {
             println!("{life:?}");
             last = Some(life);

@@ -14,7 +14,7 @@ use std::{os::fd::AsFd, sync::Arc, time::Duration};
 use tombolo::{Deadline, Error, Listener, Options, Stream};
 
 use crate::{
-    failure::{Failure, Os, Result, tell},
+    failure::{Failure, Os, Result, print_line},
     signals::{Signals, await_any},
 };
 
@@ -88,7 +88,7 @@ fn serve(
         match (Session { args, signals, output }).run(stream, input) {
             Ok(()) => {}
             Err(failure @ (Failure::Interrupted { .. } | Failure::Write { .. })) => return Err(failure),
-            Err(failure) => tell(&format!("tombolo: {}", failure.chain())),
+            Err(failure) => print_line(&format!("tombolo: {}", failure.chain())),
         }
         input = Input::open(args.file.as_deref(), args.receive_only)?;
     }

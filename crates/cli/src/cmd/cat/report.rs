@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{failure::tell, human};
+use crate::{failure::print_line, human};
 
 /// One direction of a session that ended well.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -35,8 +35,8 @@ impl Direction {
 }
 
 impl Report {
-    pub fn tell(&self, json: bool) {
-        tell(&if json { serde_json::to_string(self).unwrap_or_default() } else { self.text() });
+    pub fn print_report(&self, json: bool) {
+        print_line(&if json { serde_json::to_string(self).unwrap_or_default() } else { self.text() });
     }
 
     fn text(&self) -> String {

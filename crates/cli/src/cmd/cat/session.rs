@@ -114,7 +114,7 @@ impl Session<'_> {
         }
         drop(progress);
         if args.checksum || args.json {
-            reports.iter().for_each(|report| report.tell(args.json));
+            reports.iter().for_each(|report| report.print_report(args.json));
         }
         failed.map_or(Ok(()), Err)
     }

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 
 use tombolo_bench::{BenchArgs, Event, Measurement, Plan, job::Mode, job::Test, job::Wait, run as measure, table};
 
-use crate::failure::{Failure, Result, tell};
+use crate::failure::{Failure, Result, print_line};
 use crate::output::print;
 
 const KI: usize = 1 << 10;
@@ -21,7 +21,7 @@ const QUICK: (f64, u16) = (0.02, 1);
 
 /// Measures and prints.
 pub fn run(json: bool, quick: bool) -> Result<()> {
-    tell(&format!("measuring {} side by side", TRANSPORTS.join(", ")));
+    print_line(&format!("measuring {} side by side", TRANSPORTS.join(", ")));
     let mut results = Vec::new();
     let mut failed = 0;
     for (test, sizes) in TESTS {
@@ -51,7 +51,7 @@ pub fn run(json: bool, quick: bool) -> Result<()> {
                 failed += usize::from(skip.failed);
                 let word = if skip.failed { "FAIL" } else { "SKIP" };
                 let clear = if terminal { "\r\x1b[K" } else { "" };
-                tell(&format!("{clear}{word} {} {}: {}", skip.test.name(), skip.transport, skip.reason));
+                print_line(&format!("{clear}{word} {} {}: {}", skip.test.name(), skip.transport, skip.reason));
             }
             _ => {}
         })?;

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tombolo_bench::size;
 
 use crate::{
-    failure::{Result, tell},
+    failure::{Result, print_line},
     human, output,
     signals::Signals,
 };
@@ -67,8 +67,8 @@ fn transfer(args: &Args, signals: &Signals) -> Result<()> {
         None => Load::make(args.size as u64, signals)?,
     };
     let kind = Kind::probe();
-    tell(&format!("moving {} from one domain to another: {kind}", human::bytes(load.size)));
-    tell(&format!("it arrives in a file in {}", load.folder.display()));
+    print_line(&format!("moving {} from one domain to another: {kind}", human::bytes(load.size)));
+    print_line(&format!("it arrives in a file in {}", load.folder.display()));
     let moved = transfer::run(&load, &kind, signals)?;
     if args.json {
         output::json(&moved)?;

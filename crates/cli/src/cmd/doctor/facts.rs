@@ -62,7 +62,7 @@ pub struct Facts {
     /// What there is of a virtual machine under QEMU.
     pub guest: Guest,
     /// What the broker of a host of virtual machines says.
-    pub host: host::Said,
+    pub host: host::BrokerAnswer,
     /// What there is of a domain of Xen's.
     pub xen: Option<xen::Domain>,
 }

@@ -12,16 +12,16 @@ use crate::cmd::link;
 const BROKER: &str = "/run/tombolo/tombolod.socket";
 
 /// What the broker of this host said: links with their ends, and domains; or why it does not answer. None: there is none.
-pub type Said = Option<Result<Vec<Message>, String>>;
+pub type BrokerAnswer = Option<Result<Vec<Message>, String>>;
 
 /// Asks the broker of this host.
-pub fn probe() -> Said {
+pub fn probe() -> BrokerAnswer {
     let socket = Path::new(BROKER);
     socket.exists().then(|| link::rows_of(socket).map_err(|error| error.to_string()))
 }
 
 /// Virtual machines of this host and their links.
-pub fn machines(said: &Said) -> Finding {
+pub fn machines(said: &BrokerAnswer) -> Finding {
     let rows = match said {
         None => return Finding::new("machines", Grade::Info, "no broker of virtual machines runs on this machine"),
         Some(Err(why)) => {

@@ -12,7 +12,7 @@ use tombolo::Options;
 
 use crate::{
     cmd::cat,
-    failure::{Failure, Os, Result, tell},
+    failure::{Failure, Os, Result, print_line},
     signals::Signals,
 };
 use join::join;
@@ -63,7 +63,7 @@ async fn serve(args: &Args, signals: &Signals) -> Result<()> {
     let options = Options::new().ring_size(args.ring);
     let refused = |source| Failure::Bind { place: args.listen.to_string(), source };
     let mut listening = Listening::begin(&args.listen, &options).await.map_err(refused)?;
-    tell(&format!("tombolo: {} joined to {}", listening.place(), args.connect));
+    print_line(&format!("tombolo: {} joined to {}", listening.place(), args.connect));
     let options = Arc::new(options.wait_for_listener(args.wait).handshake_timeout(args.wait.max(cat::HANDSHAKE_LEAST)));
     let interrupted = watched(signals)?;
     let seats = Arc::new(Semaphore::new(args.clients as usize));
@@ -81,7 +81,7 @@ async fn serve(args: &Args, signals: &Signals) -> Result<()> {
         let client = match accepted {
             Ok(client) => client,
             Err(error) => {
-                tell(&format!("tombolo: client {number} is not accepted: {error}"));
+                print_line(&format!("tombolo: client {number} is not accepted: {error}"));
                 time::sleep(BREATH).await;
                 continue;
             }
@@ -98,7 +98,7 @@ async fn serve(args: &Args, signals: &Signals) -> Result<()> {
                 }
             };
             if let Err(error) = joined {
-                tell(&format!("tombolo: client {number}: {error}"));
+                print_line(&format!("tombolo: client {number}: {error}"));
             }
         });
     }

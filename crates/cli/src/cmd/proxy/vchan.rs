@@ -65,7 +65,7 @@ impl Vchans {
             for number in 0..if self.path.contains(NUMBER) { most } else { 1 } {
                 let path = self.path(number);
                 match vchan::join(self.peer, &path) {
-                    Ok(halves) => return begin(halves, Kept { peer: self.peer, server: None, path, _number: None }),
+                    Ok(halves) => return begin(halves, Held { peer: self.peer, server: None, path, _number: None }),
                     Err(error @ Error::Busy(_)) => refused = error,
                     Err(error) => {
                         refused = error;
@@ -163,13 +163,13 @@ impl Doors {
     }
 }
 
-type Waiting = ((Reader, Writer), Kept);
+type Waiting = ((Reader, Writer), Held);
 
 fn serve(at: &Vchans, used: &Arc<Mutex<BTreeSet<usize>>>) -> io::Result<Waiting> {
     let number = Number::lowest(used);
     let path = at.path(number.0);
     let (server, halves) = vchan::serve(at.peer, &path, RING, RING).map_err(io)?;
-    Ok((halves, Kept { peer: at.peer, server: Some(server), path, _number: Some(number) }))
+    Ok((halves, Held { peer: at.peer, server: Some(server), path, _number: Some(number) }))
 }
 
 /// Brings a client each time that one is asked for.
@@ -205,14 +205,14 @@ fn answer(
 
 /// What a vchan keeps until both its threads have ended.
 #[derive(Debug)]
-struct Kept {
+struct Held {
     peer: u16,
     server: Option<Server>,
     path: String,
     _number: Option<Number>,
 }
 
-impl Kept {
+impl Held {
     /// Whether the peer's domain is there, as far as can be known.
     fn is_there(&self) -> bool {
         let there = match self.server {
@@ -230,7 +230,7 @@ struct Shared {
     finished: AtomicBool,
     /// The other side broke off, or the peer did.
     broken: AtomicBool,
-    kept: Kept,
+    kept: Held,
 }
 
 /// Both directions of a vchan, as the proxy has them.
@@ -292,20 +292,20 @@ impl Drop for Outgoing {
     }
 }
 
-fn begin((reader, writer): (Reader, Writer), kept: Kept) -> io::Result<Ends> {
+fn begin((reader, writer): (Reader, Writer), kept: Held) -> io::Result<Ends> {
     let shared = Arc::new(Shared { finished: AtomicBool::new(false), broken: AtomicBool::new(false), kept });
     let (to_proxy, pieces) = mpsc::channel(PIECES);
     let source = Incoming { pieces, piece: Vec::new(), from: 0 };
     let (to_peer, orders) = mpsc::channel(PIECES);
     let sink = Outgoing { pieces: to_peer, shared: Arc::clone(&shared), all: false };
     let reading = Arc::clone(&shared);
-    thread::Builder::new().name("vchan-in".into()).spawn(move || take(reader, &to_proxy, &reading))?;
+    thread::Builder::new().name("vchan-in".into()).spawn(move || copy_from_peer(reader, &to_proxy, &reading))?;
     thread::Builder::new().name("vchan-out".into()).spawn(move || give(writer, orders, &shared))?;
     Ok(Ends { source, sink })
 }
 
 /// From the peer to the proxy, until the peer closes or nobody wants it any more.
-fn take(mut reader: Reader, to: &Sender<io::Result<Vec<u8>>>, shared: &Shared) {
+fn copy_from_peer(mut reader: Reader, to: &Sender<io::Result<Vec<u8>>>, shared: &Shared) {
     let (mut fruitless, mut heard, mut asked) = (0, Instant::now(), Instant::now());
     let told = loop {
         if shared.broken.load(Ordering::Acquire) || to.is_closed() {
@@ -405,7 +405,7 @@ mod tests {
         let (here, there) = (xen.domain(5), xen.domain(7));
         let (server, halves) = vchan::serve_in(&here, 7, "data/x", 4096, 4096).unwrap();
         let peer = vchan::join_in(&there, 5, "/local/domain/5/data/x").unwrap();
-        let kept = Kept { peer: 7, server: Some(server), path: "data/x".into(), _number: None };
+        let kept = Held { peer: 7, server: Some(server), path: "data/x".into(), _number: None };
         (begin(halves, kept).unwrap(), peer, xen)
     }
 

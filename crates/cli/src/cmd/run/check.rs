@@ -15,14 +15,14 @@ use crate::failure::{Failure, Os, Result};
 /// What is in the way: exit code 1, or 2 where it is something named on the command line that is not there.
 pub fn check(name: &OsStr, folder: Option<&Path>, library: Option<&Path>) -> Result<()> {
     let library = library::find(library)?;
-    say(&format!("library   {}: there", library.display()))?;
+    print_line(&format!("library   {}: there", library.display()))?;
     // It is made if it is missing, as it would be for a program.
     let folder = folder::prepare(folder)?;
     let file = folder.join(format!("try-{}", std::process::id()));
     std::fs::write(&file, "")
         .and_then(|()| std::fs::remove_file(&file))
         .map_err(|source| Failure::Open { file: folder.display().to_string(), source })?;
-    say(&format!("folder    {}: can be used by this user", folder.display()))?;
+    print_line(&format!("folder    {}: can be used by this user", folder.display()))?;
     let missing = |why: &str| Failure::Usage(format!("{}: {why}", name.display()));
     let path = program::find(name).ok_or_else(|| missing("no such program in PATH"))?;
     let found =
@@ -40,11 +40,11 @@ pub fn check(name: &OsStr, folder: Option<&Path>, library: Option<&Path>) -> Res
     let shown =
         if runs == path { path.display().to_string() } else { format!("{} by {}", path.display(), runs.display()) };
     match program::obstacle(&path, &library) {
-        None => say(&format!("program   {shown}: can be preloaded")),
+        None => print_line(&format!("program   {shown}: can be preloaded")),
         Some(why) => Err(Failure::Outcome(format!("{} {why}: its connections stay on TCP", runs.display()))),
     }
 }
 
-fn say(line: &str) -> Result<()> {
+fn print_line(line: &str) -> Result<()> {
     writeln!(std::io::stdout(), "{line}").os("write")
 }

@@ -24,7 +24,7 @@ use std::{
 
 use tombolo::sockets::ports::List;
 
-use crate::failure::{Failure, Os, Result, tell};
+use crate::failure::{Failure, Os, Result, print_line};
 
 /// Run a program with shared memory for its TCP connections to neighbours that run likewise
 ///
@@ -106,7 +106,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (name, arguments) = args.command.split_first().expect("clap requires one");
     let obstacle = program::find(name).and_then(|path| program::obstacle(&path, &library));
     if let Some(why) = &obstacle {
-        tell(&format!("tombolo: {} {why}: its connections stay on TCP", name.display()));
+        print_line(&format!("tombolo: {} {why}: its connections stay on TCP", name.display()));
     }
     let mut command = Command::new(name);
     command.args(arguments);

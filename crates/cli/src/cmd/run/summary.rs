@@ -27,7 +27,7 @@ use signal_hook::{
 use tombolo::sockets::Reason;
 
 use crate::{
-    failure::{Failure, Os, Result, tell},
+    failure::{Failure, Os, Result, print_line},
     human,
     signals::{await_any, die_of},
 };
@@ -63,7 +63,7 @@ pub fn run(mut command: Command, reports: Option<&Path>) -> Result<()> {
     let status = signals.stay(&mut child)?;
     let mut after = read(folder);
     after.retain(|pid, report| before.get(pid) != Some(report));
-    tell(Summary::of(&after).text(&name.to_string_lossy()).trim_end());
+    print_line(Summary::of(&after).text(&name.to_string_lossy()).trim_end());
     drop((inner, outer));
     match (status.code(), status.signal()) {
         (Some(0), _) => Ok(()),

@@ -65,7 +65,9 @@ pub fn off(pid: u32) -> Result<()> {
             return Err(Failure::Outcome(format!("{path}: it is user {owner}'s, whom process {pid} does not believe")));
         }
     }
-    say(&format!("{pid}: joins no more connections; those that are joined stay so, until `tombolo run --on {pid}`"))
+    print_line(&format!(
+        "{pid}: joins no more connections; those that are joined stay so, until `tombolo run --on {pid}`"
+    ))
 }
 
 /// The process joins connections again, unless one that it comes from is off.
@@ -91,7 +93,7 @@ pub fn on(pid: u32) -> Result<()> {
         }
         next = parent.parent;
     }
-    say(&format!("{pid}: {}", if was_off { "joins connections again" } else { "was not off" }))
+    print_line(&format!("{pid}: {}", if was_off { "joins connections again" } else { "was not off" }))
 }
 
 fn owner(path: &Path) -> Result<u32> {
@@ -99,6 +101,6 @@ fn owner(path: &Path) -> Result<u32> {
     found.map(|found| found.uid()).map_err(|source| Failure::Open { file: path.display().to_string(), source })
 }
 
-fn say(line: &str) -> Result<()> {
+fn print_line(line: &str) -> Result<()> {
     writeln!(io::stdout(), "{line}").os("write")
 }

@@ -69,8 +69,8 @@ struct Look {
 
 impl Look {
     /// Looks now.
-    fn take(meter: &mut Meter) -> Result<Self> {
-        let view = inspect::look(&[])?;
+    fn measure_now(meter: &mut Meter) -> Result<Self> {
+        let view = inspect::inspect(&[])?;
         let (seconds, channels) = meter.measure(view.channels, Instant::now());
         let sockets = meter.measure_sockets(view.sockets, seconds);
         Ok(Self { channels, sockets, summary: view.summary, seconds })
@@ -116,10 +116,10 @@ enum Line<'a> {
 fn print(args: &Args) -> Result<()> {
     let signals = Signals::hold()?;
     let mut meter = Meter::default();
-    Look::take(&mut meter)?;
+    Look::measure_now(&mut meter)?;
     loop {
         signals.check_within(args.interval)?;
-        let look = Look::take(&mut meter)?;
+        let look = Look::measure_now(&mut meter)?;
         if args.json {
             for (channel, rates) in &look.channels {
                 output::json(&Line::Channel { channel, rates: *rates })?;
@@ -142,7 +142,7 @@ fn print(args: &Args) -> Result<()> {
 fn watch(args: &Args) -> Result<()> {
     let signals = Signals::hold()?;
     let mut meter = Meter::default();
-    let mut look = Look::take(&mut meter)?;
+    let mut look = Look::measure_now(&mut meter)?;
     let mut due = Instant::now() + args.interval.min(FIRST);
     let mut table = Table::new(args.sort, args.reverse);
     let mut screen = Screen::enter()?;
@@ -156,7 +156,7 @@ fn watch(args: &Args) -> Result<()> {
             }
             Event::Resized => {}
             Event::Due => {
-                look = Look::take(&mut meter)?;
+                look = Look::measure_now(&mut meter)?;
                 due = Instant::now() + args.interval;
             }
             Event::Gone => return Ok(()),

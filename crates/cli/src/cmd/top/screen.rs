@@ -75,7 +75,7 @@ impl Screen {
         }
         let before = tcgetattr(stdin()).os("tcgetattr")?;
         let screen = Self { before, bell, stopped, keys: Vec::new() };
-        screen.take()?;
+        screen.enter_screen()?;
         // What a panic has to say must not vanish with the screen.
         let (before, hook) = (screen.before.clone(), panic::take_hook());
         panic::set_hook(Box::new(move |info| {
@@ -85,7 +85,7 @@ impl Screen {
         Ok(screen)
     }
 
-    fn take(&self) -> Result<()> {
+    fn enter_screen(&self) -> Result<()> {
         let mut mine = self.before.clone();
         // Keys come one by one and unseen; Ctrl-C and Ctrl-Z stay signals, Ctrl-S does not stop the screen.
         mine.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
@@ -154,7 +154,7 @@ impl Screen {
     fn stop(&self) -> Result<()> {
         give_back(&self.before);
         low_level::emulate_default_handler(SIGTSTP).os("raise")?;
-        self.take()
+        self.enter_screen()
     }
 }
 

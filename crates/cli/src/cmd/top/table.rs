@@ -265,7 +265,7 @@ mod tests {
         }
     }
 
-    fn look() -> Look {
+    fn sample_look() -> Look {
         let rates = |bytes| Some([Rates { bytes, ..Rates::default() }; 2]);
         let channels = vec![(channel(1, 4096), rates(5.0)), (channel(2, 0), rates(9.0)), (channel(3, 2048), None)];
         let summary = Summary { processes: 1, hidden: 2, broken: 0, unlisted: 0, let_go: 0, broker: None };
@@ -273,7 +273,7 @@ mod tests {
     }
 
     fn order(table: &Table) -> Vec<u64> {
-        let lines = table.lines(&look(), 200);
+        let lines = table.lines(&sample_look(), 200);
         let id = |line: &String| line.split("local:/").nth(1)?.split(' ').next()?.parse().ok();
         lines[2..].iter().map(|line| id(line).unwrap()).collect()
     }
@@ -302,18 +302,18 @@ mod tests {
     fn frame_fits_every_screen_and_says_what_is_hidden() {
         let mut table = Table::new(Sort::Rate, false);
         for (width, height) in [(80, 24), (20, 5), (200, 60), (1, 1), (0, 0), (80, 3)] {
-            let frame = table.frame(&look(), width, height);
+            let frame = table.frame(&sample_look(), width, height);
             assert!(frame.len() <= height, "{height}: {}", frame.len());
             assert!(frame.iter().all(|line| line.chars().count() <= width));
         }
-        let frame = table.frame(&look(), 200, 24);
+        let frame = table.frame(&sample_look(), 200, 24);
         assert!(frame[0].contains("2 of 3 processes") && frame[1].contains("*RATE") && frame[23] == KEYS);
     }
 
     #[test]
     fn scrolling_stops_at_both_ends() {
         let mut table = Table::new(Sort::Id, false);
-        let _ = table.frame(&look(), 80, 5);
+        let _ = table.frame(&sample_look(), 80, 5);
         for _ in 0..20 {
             table.press(Key::Down);
         }
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn rate_of_nothing_has_no_sign() {
-        let nothing = Look { channels: Vec::new(), ..look() };
+        let nothing = Look { channels: Vec::new(), ..sample_look() };
         let totals = &Table::new(Sort::Rate, false).lines(&nothing, 80)[0];
         assert!(totals.starts_with("channels 0  rate 0.00 B/s  memory 0 B"), "{totals}");
     }

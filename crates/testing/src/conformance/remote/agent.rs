@@ -21,12 +21,12 @@ use super::{
     super::{memory::is_read_only, support::readable},
     frames::{Body, Op, Parts},
 };
-use tombolo_domain::{Doorbell, Link, Listener, Offer, Rendezvous, Result, Slot};
+use tombolo_domain::{Doorbell, Endpoint, Listener, Offer, Rendezvous, Result, Slot};
 
 /// Something that lives here and has a number there.
 enum Thing {
     Listener(Box<dyn Listener>),
-    Link(Box<dyn Link>),
+    Link(Box<dyn Endpoint>),
     Bell(Arc<dyn Doorbell>),
     Own(OwnBytes),
     Peer(PeerSegment),
@@ -104,13 +104,13 @@ impl<W: Write + Send + 'static> Agent<W> {
         send(&self.out, number, &answer);
     }
 
-    fn keep(&mut self, thing: Thing) -> u64 {
+    fn store_thing(&mut self, thing: Thing) -> u64 {
         self.last += 1;
         self.things.insert(self.last, thing);
         self.last
     }
 
-    fn link(&mut self, number: u64) -> &mut dyn Link {
+    fn link(&mut self, number: u64) -> &mut dyn Endpoint {
         match self.things.get_mut(&number) {
             Some(Thing::Link(link)) => &mut **link,
             _ => panic!("{number} is no link"),
@@ -129,19 +129,19 @@ impl<W: Write + Send + 'static> Agent<W> {
         Ok(match op {
             Op::Listen => {
                 let listener = self.backend.listen(&parts.text())?;
-                body.number(self.keep(Thing::Listener(listener)))
+                body.number(self.store_thing(Thing::Listener(listener)))
             }
             Op::Connect => {
                 let (service, deadline) = (parts.text(), parts.deadline());
                 let link = self.backend.connect(&service, deadline)?;
-                body.number(self.keep(Thing::Link(link)))
+                body.number(self.store_thing(Thing::Link(link)))
             }
             Op::Accept => {
                 let Some(Thing::Listener(listener)) = self.things.get_mut(&parts.number()) else {
                     panic!("no listener")
                 };
                 let link = listener.accept()?;
-                body.number(link.map_or(0, |link| self.keep(Thing::Link(link))))
+                body.number(link.map_or(0, |link| self.store_thing(Thing::Link(link))))
             }
             Op::Forget => {
                 let number = parts.number();
@@ -157,7 +157,7 @@ impl<W: Write + Send + 'static> Agent<W> {
                 let (_no_words, data) = own.split(0);
                 let mut contents = vec![0xee; data.len()];
                 data.copy_back(0, &mut contents);
-                let (own, offer) = (self.keep(Thing::Own(data)), self.keep(Thing::Offer(offer)));
+                let (own, offer) = (self.store_thing(Thing::Own(data)), self.store_thing(Thing::Offer(offer)));
                 body.number(own).number(offer).bytes(&contents)
             }
             Op::Retire => {
@@ -186,7 +186,7 @@ impl<W: Write + Send + 'static> Agent<W> {
                 match received.segment {
                     Some(segment) => {
                         let (len, read_only) = (segment.len() as u64, is_read_only(&segment));
-                        body.number(self.keep(Thing::Peer(segment))).number(len).byte(read_only.into())
+                        body.number(self.store_thing(Thing::Peer(segment))).number(len).byte(read_only.into())
                     }
                     None => body.number(0).number(0).byte(0),
                 }
@@ -207,13 +207,13 @@ impl<W: Write + Send + 'static> Agent<W> {
             }
             Op::Doorbell => {
                 let bell = self.link(parts.number()).doorbell();
-                body.number(bell.map_or(0, |bell| self.keep(Thing::Bell(bell))))
+                body.number(bell.map_or(0, |bell| self.store_thing(Thing::Bell(bell))))
             }
-            Op::Life => body.life(self.link(parts.number()).life()),
+            Op::Life => body.life(self.link(parts.number()).liveness()),
             Op::Peer => body.bytes(self.link(parts.number()).peer().domain.as_bytes()),
             Op::SameKernel => body.byte(self.link(parts.number()).same_kernel().into()),
             Op::Ring => {
-                self.bell(parts.number()).ring(parts.slot());
+                self.bell(parts.number()).notify(parts.slot());
                 body
             }
             Op::Drain => {
@@ -242,7 +242,7 @@ impl<W: Write + Send + 'static> Agent<W> {
                 let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
                 let ready = lines.map_while(io::Result::ok).any(|line| line.ends_with("ready"));
                 assert!(ready, "{role} ended before it was ready");
-                body.number(self.keep(Thing::Actor(child)))
+                body.number(self.store_thing(Thing::Actor(child)))
             }
             Op::Signal => {
                 let Some(Thing::Actor(child)) = self.things.get_mut(&parts.number()) else { panic!("no process") };

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo_domain::{Deadline, Error, Life, Result, Slot, Woken};
+use tombolo_domain::{Deadline, Error, Liveness, Result, Slot, Woken};
 
 /// What the agent is asked to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -102,20 +102,20 @@ impl Body {
 
     pub(super) fn woken(self, woken: Woken) -> Self {
         self.byte(match woken {
-            Woken::Rung => 0,
+            Woken::Notified => 0,
             Woken::TimedOut => 1,
             Woken::PeerGone => 2,
         })
     }
 
-    pub(super) fn life(self, life: Life) -> Self {
+    pub(super) fn life(self, life: Liveness) -> Self {
         self.byte(match life {
-            Life::Running => 0,
-            Life::Paused => 1,
-            Life::ProcessGone => 2,
-            Life::DomainGone => 3,
-            Life::Revoked => 4,
-            Life::Unknown => 5,
+            Liveness::Running => 0,
+            Liveness::Paused => 1,
+            Liveness::ProcessGone => 2,
+            Liveness::DomainGone => 3,
+            Liveness::Revoked => 4,
+            Liveness::Unknown => 5,
             other => unreachable!("{other:?} has no number yet: give it one here and in `Parts::life`"),
         })
     }
@@ -171,23 +171,23 @@ impl Parts {
         Ok((u64::from_le_bytes(number), Self { bytes, at: 0 }))
     }
 
-    fn take(&mut self, len: usize) -> &[u8] {
+    fn take_bytes(&mut self, len: usize) -> &[u8] {
         let taken = &self.bytes[self.at..self.at + len];
         self.at += len;
         taken
     }
 
     pub(super) fn byte(&mut self) -> u8 {
-        self.take(1)[0]
+        self.take_bytes(1)[0]
     }
 
     pub(super) fn number(&mut self) -> u64 {
-        u64::from_le_bytes(self.take(8).try_into().expect("eight bytes"))
+        u64::from_le_bytes(self.take_bytes(8).try_into().expect("eight bytes"))
     }
 
     pub(super) fn bytes(&mut self) -> Vec<u8> {
         let len = self.number() as usize;
-        self.take(len).to_vec()
+        self.take_bytes(len).to_vec()
     }
 
     pub(super) fn text(&mut self) -> String {
@@ -210,11 +210,18 @@ impl Parts {
     }
 
     pub(super) fn woken(&mut self) -> Woken {
-        [Woken::Rung, Woken::TimedOut, Woken::PeerGone][usize::from(self.byte())]
+        [Woken::Notified, Woken::TimedOut, Woken::PeerGone][usize::from(self.byte())]
     }
 
-    pub(super) fn life(&mut self) -> Life {
-        let all = [Life::Running, Life::Paused, Life::ProcessGone, Life::DomainGone, Life::Revoked, Life::Unknown];
+    pub(super) fn life(&mut self) -> Liveness {
+        let all = [
+            Liveness::Running,
+            Liveness::Paused,
+            Liveness::ProcessGone,
+            Liveness::DomainGone,
+            Liveness::Revoked,
+            Liveness::Unknown,
+        ];
         all[usize::from(self.byte())]
     }
 

@@ -25,7 +25,7 @@ use super::{
     frames::{Body, Op, Parts},
 };
 use tombolo_domain::{
-    Deadline, Doorbell, Life, Link, Listener, Memory, Offer, Peer, Received, Rendezvous, Result, Slot, Woken,
+    Deadline, Doorbell, Endpoint, Listener, Liveness, Memory, Offer, Peer, Received, Rendezvous, Result, Slot, Woken,
 };
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -61,13 +61,13 @@ impl Line {
     }
 
     /// What cannot fail on the other side, and does not matter if that side is gone.
-    fn tell(&self, body: &Body) {
+    fn send_request(&self, body: &Body) {
         if lock(&self.asked).is_some() && !thread::panicking() {
             let _ = self.call(body);
         }
     }
 
-    fn hear(&self, number: u64, mut parts: Parts) {
+    fn deliver_reply(&self, number: u64, mut parts: Parts) {
         if number == 0 {
             let (key, look) = (parts.number(), parts.number());
             if let Some((_, event)) = lock(&self.watched).get(&key).filter(|(last, _)| *last == look) {
@@ -79,7 +79,7 @@ impl Line {
     }
 
     /// Lets `event` be readable if the agent's descriptor is, and become so when it does.
-    fn look(&self, number: u64, which: u8, event: &Arc<OwnedFd>) {
+    fn poll_remote(&self, number: u64, which: u8, event: &Arc<OwnedFd>) {
         let (key, look) = (number << 1 | u64::from(which), self.last.fetch_add(1, Ordering::Relaxed));
         lock(&self.watched).insert(key, (look, Arc::clone(event)));
         let _ = rustix::io::read(event, &mut [0; 8]);
@@ -91,11 +91,11 @@ impl Line {
 
     fn forget(&self, number: u64) {
         [0, 1].into_iter().for_each(|which| drop(lock(&self.watched).remove(&(number << 1 | which))));
-        self.tell(&Body::of(Op::Forget).number(number));
+        self.send_request(&Body::of(Op::Forget).number(number));
     }
 
     /// Brings the one copy up to date, in the direction in which it goes.
-    fn settle(&self, number: u64, copy: &mut Copy) {
+    fn sync_copy(&self, number: u64, copy: &mut Copy) {
         match &mut copy.written {
             Some(written) => {
                 let now = contents(copy.here.as_fd(), copy.len);
@@ -104,7 +104,7 @@ impl Line {
                     let page = at..copy.len.min(at + 4096);
                     if now[page.clone()] != written[page.clone()] {
                         let store = Body::of(Op::Store).number(number).number(at as u64).bytes(&now[page]);
-                        self.tell(&store);
+                        self.send_request(&store);
                     }
                 }
                 *written = now;
@@ -175,7 +175,7 @@ impl Remote {
             let mut answers = BufReader::new(answers);
             while let Ok((number, parts)) = Parts::receive(&mut answers) {
                 let Some(line) = listening.upgrade() else { return };
-                line.hear(number, parts);
+                line.deliver_reply(number, parts);
             }
             if let Some(line) = listening.upgrade() {
                 *lock(&line.asked) = None;
@@ -186,9 +186,9 @@ impl Remote {
 
     /// Brings the memory of both sides up to date: what was stored here is in what the other side owns, and what the other
     /// side's mappings show is here.
-    pub fn settle(&self) {
+    pub fn sync_memory(&self) {
         for (number, copy) in &mut *lock(&self.0.copies) {
-            self.0.settle(*number, copy);
+            self.0.sync_copy(*number, copy);
         }
     }
 
@@ -224,7 +224,7 @@ impl Rendezvous for Remote {
         Ok(Box::new(RemoteListener { thing, event: event() }))
     }
 
-    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Link>> {
+    fn connect(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         let asked = Body::of(Op::Connect).bytes(service.as_bytes()).deadline(deadline);
         Ok(RemoteLink::boxed(self.thing(&asked)?.expect("a link")))
     }
@@ -257,7 +257,7 @@ impl Drop for Thing {
         // What was written last is written there before it goes.
         let copy = lock(&self.line.copies).remove(&self.number);
         if let Some(mut copy) = copy.filter(|copy| copy.written.is_some()) {
-            self.line.settle(self.number, &mut copy);
+            self.line.sync_copy(self.number, &mut copy);
         }
         self.line.forget(self.number);
     }
@@ -270,13 +270,13 @@ struct RemoteListener {
 }
 
 impl Listener for RemoteListener {
-    fn accept(&mut self) -> Result<Option<Box<dyn Link>>> {
+    fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
         let remote = Remote(Arc::clone(&self.thing.line));
         Ok(remote.thing(&self.thing.ask(Op::Accept))?.map(RemoteLink::boxed))
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.thing.line.look(self.thing.number, 0, &self.event);
+        self.thing.line.poll_remote(self.thing.number, 0, &self.event);
         self.event.as_fd()
     }
 }
@@ -288,7 +288,7 @@ struct RemoteLink {
 }
 
 impl RemoteLink {
-    fn boxed(thing: Thing) -> Box<dyn Link> {
+    fn boxed(thing: Thing) -> Box<dyn Endpoint> {
         Box::new(Self { thing, event: event() })
     }
 }
@@ -309,7 +309,7 @@ impl Memory for RemoteLink {
     fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
         drop(segment);
         let offer: Thing = offer.into_token().expect("an offer made by this backend");
-        self.thing.line.tell(&self.thing.ask(Op::Retire).number(offer.number));
+        self.thing.line.send_request(&self.thing.ask(Op::Retire).number(offer.number));
     }
 
     fn quarantined(&self) -> u64 {
@@ -321,13 +321,13 @@ impl Memory for RemoteLink {
     }
 }
 
-impl Link for RemoteLink {
+impl Endpoint for RemoteLink {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Result<()> {
         // What was stored before is there before.
         lock(&self.thing.line.copies)
             .iter_mut()
             .filter(|(_, copy)| copy.written.is_some())
-            .for_each(|(number, copy)| self.thing.line.settle(*number, copy));
+            .for_each(|(number, copy)| self.thing.line.sync_copy(*number, copy));
         let offer = offer.map_or(0, |offer| offer.token::<Thing>().expect("an offer made by this backend").number);
         self.thing.line.call(&self.thing.ask(Op::Send).number(offer).bytes(message)).map(drop)
     }
@@ -354,7 +354,7 @@ impl Link for RemoteLink {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.thing.line.look(self.thing.number, 0, &self.event);
+        self.thing.line.poll_remote(self.thing.number, 0, &self.event);
         self.event.as_fd()
     }
 
@@ -364,7 +364,7 @@ impl Link for RemoteLink {
         Some(Arc::new(RemoteBell { thing, events: [event(), event()] }))
     }
 
-    fn life(&self) -> Life {
+    fn liveness(&self) -> Liveness {
         self.thing.call(Op::Life).life()
     }
 
@@ -384,7 +384,7 @@ struct RemoteBell {
 }
 
 impl Doorbell for RemoteBell {
-    fn ring(&self, slot: Slot) {
+    fn notify(&self, slot: Slot) {
         self.thing.line.call(&self.thing.ask(Op::Ring).slot(slot)).expect("to ring cannot fail");
     }
 
@@ -398,7 +398,7 @@ impl Doorbell for RemoteBell {
 
     fn fd(&self, slot: Slot) -> BorrowedFd<'_> {
         let event = &self.events[slot.index()];
-        self.thing.line.look(self.thing.number, slot.index() as u8, event);
+        self.thing.line.poll_remote(self.thing.number, slot.index() as u8, event);
         event.as_fd()
     }
 }
@@ -419,12 +419,12 @@ impl Actor {
 }
 
 struct RemoteMortal {
-    link: Box<dyn Link>,
+    link: Box<dyn Endpoint>,
     actor: Actor,
 }
 
 impl Mortal for RemoteMortal {
-    fn link(&mut self) -> &mut dyn Link {
+    fn link(&mut self) -> &mut dyn Endpoint {
         &mut *self.link
     }
 

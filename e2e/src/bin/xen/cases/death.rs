@@ -69,9 +69,9 @@ pub fn check_arrived(pair: &mut Pair, at: &str, published: u64) -> Result<()> {
 
 /// How long it took until the ends that were left knew.
 #[derive(Default)]
-pub struct Told(Vec<Duration>);
+pub struct Noticed(Vec<Duration>);
 
-impl Told {
+impl Noticed {
     /// The end that is left ends soon, with code 1, and says why.
     pub fn wait(&mut self, pair: &mut Pair, at: &str, job: Job, words: &str) -> Result<()> {
         let start = Instant::now();
@@ -88,7 +88,7 @@ impl Told {
         all[all.len() / 2]
     }
 
-    fn say(&self, what: &str) {
+    fn print_times(&self, what: &str) {
         let (count, most) = (self.0.len(), self.0.iter().max().copied().unwrap_or_default());
         println!("{count} {what}: the other end knew after {:.0?} (median), {most:.0?} (most)", self.median());
     }
@@ -96,7 +96,7 @@ impl Told {
 
 fn senders(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
-    let mut ends = Told::default();
+    let mut ends = Noticed::default();
     for round in 0..3 {
         let (sender, receiver) = flow(pair, "A", "B")?;
         pass(pair, pause_of(round))?;
@@ -107,13 +107,13 @@ fn senders(rig: &mut Rig) -> Result<Verdict> {
         check_arrived(pair, "B", published)?;
     }
     pair.check_clean()?;
-    ends.say("senders killed");
+    ends.print_times("senders killed");
     Ok(Verdict::Done)
 }
 
 fn receivers(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
-    let mut ends = Told::default();
+    let mut ends = Noticed::default();
     for round in 0..3 {
         let (sender, receiver) = flow(pair, "A", "B")?;
         pass(pair, pause_of(round))?;
@@ -123,7 +123,7 @@ fn receivers(rig: &mut Rig) -> Result<Verdict> {
         check_arrived(pair, "B", 0)?;
     }
     pair.check_clean()?;
-    ends.say("receivers killed");
+    ends.print_times("receivers killed");
     Ok(Verdict::Done)
 }
 
@@ -137,7 +137,7 @@ pub fn fill(pair: &mut Pair, from: &str, to: &str) -> Result<u64> {
 
 fn destroyed(rig: &mut Rig) -> Result<Verdict> {
     let pair = rig.pair(Kind::Pv)?;
-    let mut ends = Told::default();
+    let mut ends = Noticed::default();
     for round in 0..if long() { 10 } else { 2 } {
         // The one that dies sends in one round, and receives in the other.
         let sends = round % 2 == 0;
@@ -157,7 +157,7 @@ fn destroyed(rig: &mut Rig) -> Result<Verdict> {
         pair.renew(1, Kind::Pv)?;
     }
     pair.check_clean()?;
-    ends.say("domains destroyed");
+    ends.print_times("domains destroyed");
     Ok(Verdict::Done)
 }
 
@@ -169,13 +169,13 @@ fn reaped(rig: &mut Rig, role: &str) -> Result<Verdict> {
 }
 
 /// Programs of A are killed, one after the other; a program of B is at the other end of all of them.
-pub fn reaped_in(pair: &mut Pair, role: &str, count: u64) -> Result<Told> {
+pub fn reaped_in(pair: &mut Pair, role: &str, count: u64) -> Result<Noticed> {
     let (a, b) = (pair.number("A"), pair.number("B"));
     let left = pair.start("B", &format!("exec /agent outlive {role} xen:{a}/reaped {count}"))?;
     let reaper = pair.start("A", &format!("exec /agent reap {role} xen:{b}/reaped {count}"))?;
     let noted = pair.at("A")?.wait(reaper, within(TOLD * count))?.success().context("who kills")?;
     let arrived = pair.at("B")?.wait(left, within(TOLD))?.success().context("who is left")?;
-    let (mut ends, mut all) = (Told::default(), 0);
+    let (mut ends, mut all) = (Noticed::default(), 0);
     for (noted, arrived) in noted.lines().zip(arrived.lines()) {
         let (bytes, silence) = arrived.split_once(' ').ok_or_else(|| Error::new(arrived))?;
         let (noted, bytes): (u64, u64) = (noted.parse()?, bytes.parse()?);
@@ -184,7 +184,7 @@ pub fn reaped_in(pair: &mut Pair, role: &str, count: u64) -> Result<Told> {
         all += bytes;
     }
     ensure!(ends.0.len() as u64 == count, "{} of {count} ends", ends.0.len());
-    ends.say(&format!("killed ({role}), {} MB", all / 1_000_000));
+    ends.print_times(&format!("killed ({role}), {} MB", all / 1_000_000));
     Ok(ends)
 }
 

@@ -58,7 +58,7 @@ fn kept(rig: &mut Rig, kind: Kind) -> Result<Verdict> {
     println!("{pages} pages were kept while the peer was stopped; Xen listed {mapped} that it maps");
 
     pair.sh("B", "killall -CONT tombolo")?;
-    death::Told::default().wait(pair, "B", receiver, "died")?;
+    death::Noticed::default().wait(pair, "B", receiver, "died")?;
     death::check_arrived(pair, "B", published)?;
     until(pair, "it is let go of", |kept, doctor| kept.is_empty() && !doctor.contains("keeps"))?;
     pair.check_clean()?;

@@ -56,7 +56,7 @@ fn lists(pair: &mut Pair, at: &str, words: &[&str]) -> Result<()> {
 }
 
 /// Who listens: keeps its channel until the file `word` is there, and lives on when it has closed it.
-pub fn keep(address: &str, word: &str) -> Result<()> {
+pub fn hold_channel(address: &str, word: &str) -> Result<()> {
     let options = Options::new().ring_size(RING);
     let stream: Stream = tombolo::listen_with(address, &options)?.accept()?;
     println!("open");
