@@ -159,8 +159,8 @@ impl MessageSender {
     /// As [`send_until`](Self::send_until).
     pub fn reserve_until(&mut self, len: usize, deadline: Deadline) -> Result<Reserved<'_>> {
         let span = || record::span(len as u64);
-        self.0.complete(|writer| Ok(writer.reserve(len)?.map(|_| ())), span, deadline, || Ok(()))?;
-        Ok(self.0.writer().reserve(len)?.expect("there was room, and only the writer takes it"))
+        self.0.complete(|writer| Ok(writer.find_room(len)?.then_some(())), span, deadline, || Ok(()))?;
+        Ok(self.0.writer().found_room(len).expect("there was room, and only the writer takes it"))
     }
 
     /// As [`reserve_until`](Self::reserve_until) if there is that much room now; `None` where there is not. Never
@@ -170,8 +170,8 @@ impl MessageSender {
     /// As [`send`](Self::send).
     pub fn try_reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>> {
         let span = || record::span(len as u64);
-        match self.0.attempt(|writer| Ok(writer.reserve(len)?.map(|_| ())), span)? {
-            Some(()) => Ok(self.0.writer().reserve(len)?),
+        match self.0.attempt(|writer| Ok(writer.find_room(len)?.then_some(())), span)? {
+            Some(()) => Ok(self.0.writer().found_room(len)),
             None => Ok(None),
         }
     }
@@ -290,8 +290,8 @@ impl MessageReceiver {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn peek(&mut self) -> Result<Option<Peeked<'_>>> {
-        match self.0.attempt(|reader| Ok(reader.peek()?.map(|_| ())))? {
-            Poll::Ready(Some(())) => Ok(self.0.reader().peek()?),
+        match self.0.attempt(|reader| Ok(reader.find()?.then_some(())))? {
+            Poll::Ready(Some(())) => Ok(self.0.reader().found()),
             _ => Ok(None),
         }
     }
@@ -301,7 +301,7 @@ impl MessageReceiver {
     /// # Errors
     /// As [`recv_until`](Self::recv_until).
     pub fn wait_until(&mut self, deadline: Deadline) -> Result<bool> {
-        self.0.complete(|reader| Ok(reader.peek()?.map(|_| ())), deadline, || {}).map(|there| there.is_some())
+        self.0.complete(|reader| Ok(reader.find()?.then_some(())), deadline, || {}).map(|there| there.is_some())
     }
 
     /// Hands back the message that was last peeked at.

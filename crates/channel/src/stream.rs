@@ -150,8 +150,8 @@ impl ReadHalf {
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt).
     pub fn peek(&mut self) -> Result<Option<Peeked<'_>>> {
-        match self.0.attempt(|reader| Ok((reader.refresh()? > 0).then_some(())))? {
-            Poll::Ready(Some(())) => Ok(self.0.reader().peek()?),
+        match self.0.attempt(|reader| Ok((reader.refresh()? > 0 && reader.find()?).then_some(())))? {
+            Poll::Ready(Some(())) => Ok(self.0.reader().found()),
             _ => Ok(None),
         }
     }
@@ -318,8 +318,8 @@ impl WriteHalf {
     /// # Errors
     /// As [`write_until`](Self::write_until); [`Error::TooLarge`](crate::Error::TooLarge) beyond the ring's size.
     pub fn reserve_until(&mut self, len: usize, deadline: Deadline) -> Result<Reserved<'_>> {
-        self.0.complete(|writer| Ok(writer.reserve(len)?.map(|_| ())), || len as u64, deadline, || Ok(()))?;
-        Ok(self.0.writer().reserve(len)?.expect("there was room, and only the writer takes it"))
+        self.0.complete(|writer| Ok(writer.find_room(len)?.then_some(())), || len as u64, deadline, || Ok(()))?;
+        Ok(self.0.writer().found_room(len).expect("there was room, and only the writer takes it"))
     }
 
     /// As [`reserve_until`](Self::reserve_until) if there is that much room now; `None` where there is not. Never
@@ -328,8 +328,8 @@ impl WriteHalf {
     /// # Errors
     /// As there, without the deadline.
     pub fn try_reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>> {
-        match self.0.attempt(|writer| Ok(writer.reserve(len)?.map(|_| ())), || len as u64)? {
-            Some(()) => Ok(self.0.writer().reserve(len)?),
+        match self.0.attempt(|writer| Ok(writer.find_room(len)?.then_some(())), || len as u64)? {
+            Some(()) => Ok(self.0.writer().found_room(len)),
             None => Ok(None),
         }
     }

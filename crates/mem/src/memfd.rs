@@ -109,6 +109,9 @@ pub fn counts_pages() -> bool {
 
 /// Checks that `fd` is memory that can neither shrink nor be written by anyone but its maker, and says how long it is.
 ///
+/// No call here takes the lock of the file. Its maker can hold that for ever: it writes from memory whose page never comes,
+/// which older kernels wait for before they look at the seals.
+///
 /// # Errors
 /// The first check that fails.
 pub fn check_sealed(fd: BorrowedFd<'_>, max: u64) -> Result<usize, SealError> {
@@ -128,6 +131,11 @@ pub fn check_sealed(fd: BorrowedFd<'_>, max: u64) -> Result<usize, SealError> {
     if flags.intersection(OFlags::RWMODE) == OFlags::WRONLY {
         return Err(SealError::Unreadable);
     }
+    check_extent(fd, max)
+}
+
+/// Checks that memory which can neither shrink nor grow is of a size that is taken, and all there.
+fn check_extent(fd: BorrowedFd<'_>, max: u64) -> Result<usize, SealError> {
     let stat = rustix::fs::fstat(fd).map_err(|_| SealError::NotMemory)?;
     let size = stat.st_size as u64;
     if size == 0 || size > max || size % 4096 != 0 {
@@ -150,8 +158,15 @@ pub fn check_sealed(fd: BorrowedFd<'_>, max: u64) -> Result<usize, SealError> {
 }
 
 #[cfg(test)]
+#[path = "../../broker/tests/common/hold.rs"]
+mod hold;
+
+#[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{
+        sync::{Arc, mpsc},
+        time::Duration,
+    };
 
     use super::*;
     use crate::PeerSegment;
@@ -195,6 +210,39 @@ mod tests {
         assert_eq!(check_sealed(whole.as_fd(), len), Ok(len as usize), "canary: allocated, though never touched");
         let punched = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         assert_eq!(fallocate(&whole, punched, 0, 4096), Err(rustix::io::Errno::PERM), "and so it stays");
+    }
+
+    #[test]
+    fn l5_nothing_that_a_receiver_asks_of_memory_waits_for_a_lock_that_its_maker_holds() {
+        use rustix::fs::{SeekFrom, seek};
+        if hold::is_missing("l5_nothing_that_a_receiver_asks_of_memory_waits_for_a_lock_that_its_maker_holds") {
+            return;
+        }
+        const LEN: usize = 64 << 10;
+        // Not sealed: newer kernels refuse to write to what is before they look for the page.
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, LEN as u64).unwrap();
+        let holder = hold::Hold::take(&fd);
+        let (tell, told) = mpsc::channel();
+        let (tell_canary, told_canary) = mpsc::channel();
+        let fd = fd.as_fd();
+        let (asked, canary) = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let sealed = check_sealed(fd, LEN as u64);
+                let extent = check_extent(fd, LEN as u64);
+                let mapped = PeerSegment::map(fd, LEN).map(drop).is_ok();
+                tell.send((sealed, extent, mapped)).unwrap();
+            });
+            let asked = told.recv_timeout(Duration::from_secs(20));
+            scope.spawn(move || tell_canary.send(seek(fd, SeekFrom::Hole(0)).is_ok()).unwrap());
+            let canary = told_canary.recv_timeout(Duration::from_millis(200));
+            // Whoever waits goes on.
+            drop(holder);
+            (asked, canary)
+        });
+        assert!(canary.is_err(), "the lock is held");
+        let (sealed, extent, mapped) = asked.expect("no call waits for the lock");
+        assert_eq!((sealed, extent, mapped), (Err(SealError::Unsealed(SEALS.bits())), Ok(LEN), true));
     }
 
     #[cfg(feature = "testing")]

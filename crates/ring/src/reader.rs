@@ -83,6 +83,7 @@ pub struct Reader<M: Mem> {
     messages: bool,
     records: u64,
     start: u64,
+    /// Bytes of what was last found to be shown.
     peeked: Option<u64>,
     pub(crate) waits: Waits,
     next: Option<PeerCarrier<M>>,
@@ -281,27 +282,31 @@ impl<M: Mem> Reader<M> {
         Err(Error::Revoked)
     }
 
-    /// For `peek`: how many bytes to skip and to show.
-    pub(crate) fn peek_range(&mut self) -> Result<Option<(u64, u64)>, Error> {
+    /// For `peek`: whether there is something, and so something to show.
+    pub(crate) fn find_peeked(&mut self) -> Result<bool, Error> {
         self.peeked = None;
-        let range = if self.messages {
-            let Some(len) = self.next_record()? else { return Ok(None) };
+        let len = if self.messages {
+            let Some(len) = self.next_record()? else { return Ok(false) };
             if record::span(len) > self.available() {
                 self.look_at_tail()?;
             }
             if record::span(len) > self.available() {
-                return Ok(None);
+                return Ok(false);
             }
-            self.peeked = Some(record::span(len));
-            (RECORD_ALIGN, len)
+            len
         } else {
             if self.available() == 0 && !self.look_for_more()? {
-                return Ok(None);
+                return Ok(false);
             }
-            self.peeked = Some(self.available());
-            (0, self.available())
+            self.available()
         };
-        Ok(Some(range))
+        self.peeked = Some(len);
+        Ok(true)
+    }
+
+    /// What was last found: how many bytes to skip and to show.
+    pub(crate) fn peeked_range(&self) -> Option<(u64, u64)> {
+        self.peeked.map(|len| (if self.messages { RECORD_ALIGN } else { 0 }, len))
     }
 
     pub(crate) fn consume_peeked(&mut self, len: u64) {
@@ -309,8 +314,9 @@ impl<M: Mem> Reader<M> {
             return; // The writer was caught lying since; what it had there is nobody's any more.
         }
         let peeked = self.peeked.expect("consume after a peek that found something");
-        assert!(len <= peeked, "{len} bytes handed back, {peeked} peeked at");
-        let consumed = self.advance(if self.messages { peeked } else { len });
+        let most = if self.messages { record::span(peeked) } else { peeked };
+        assert!(len <= most, "{len} bytes handed back, {most} peeked at");
+        let consumed = self.advance(if self.messages { most } else { len });
         self.records += u64::from(consumed.is_ok());
     }
 

@@ -22,14 +22,29 @@ impl Writer<Mapped> {
     /// # Errors
     /// As [`send`](Self::send); a stream takes at most its ring at once.
     pub fn reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>, Error> {
-        if !self.has_room(len as u64)? {
-            return Ok(None);
+        Ok(if self.find_room(len)? { self.found_room(len) } else { None })
+    }
+
+    /// Whether there is room for [`reserve`](Self::reserve): then [`found_room`](Self::found_room) shows it.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn find_room(&mut self, len: usize) -> Result<bool, Error> {
+        self.has_room(len as u64)
+    }
+
+    /// Room for `len` bytes, if it was found. Looks at no word of the reader again.
+    #[must_use]
+    pub fn found_room(&mut self, len: usize) -> Option<Reserved<'_>> {
+        let span = if self.is_messages() { RECORD_ALIGN.checked_add(len as u64)? } else { len as u64 };
+        if span > self.room() {
+            return None;
         }
         let skip = if self.is_messages() { RECORD_ALIGN } else { 0 };
         let (carrier, tail) = self.carrier_mut();
         let offset = carrier.offset(tail.wrapping_add(skip));
         let first = len.min(carrier.data.len() - offset);
-        Ok(Some(carrier.data.slices_mut((offset, first), (0, len - first))))
+        Some(carrier.data.slices_mut((offset, first), (0, len - first)))
     }
 
     /// Publishes the first `len` bytes of what was last reserved: as a record, or as the stream's next bytes.
@@ -59,7 +74,8 @@ impl<M: Mem> Reader<M> {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn copy_ahead(&mut self, skip: u64, to: &mut [u8]) -> Result<usize, Error> {
-        let Some((_, there)) = self.peek_range()? else { return Ok(0) };
+        self.find_peeked()?;
+        let Some((_, there)) = self.peeked_range() else { return Ok(0) };
         let n = (there.saturating_sub(skip)).min(to.len() as u64) as usize;
         let (carrier, head) = self.carrier();
         carrier.copy_out(head.wrapping_add(skip), &mut to[..n]);
@@ -76,11 +92,27 @@ impl Reader<Mapped> {
     /// # Errors
     /// As [`read`](Self::read) and [`recv`](Self::recv).
     pub fn peek(&mut self) -> Result<Option<Peeked<'_>>, Error> {
-        let Some((skip, len)) = self.peek_range()? else { return Ok(None) };
+        self.find()?;
+        Ok(self.found())
+    }
+
+    /// Whether there is something for [`peek`](Self::peek): then [`found`](Self::found) shows it.
+    ///
+    /// # Errors
+    /// As [`peek`](Self::peek).
+    pub fn find(&mut self) -> Result<bool, Error> {
+        self.find_peeked()
+    }
+
+    /// What [`find`](Self::find) or [`peek`](Self::peek) found, until something else is asked. Looks at no word of the writer
+    /// again, so whatever the writer stored since, this is what was checked.
+    #[must_use]
+    pub fn found(&self) -> Option<Peeked<'_>> {
+        let (skip, len) = self.peeked_range()?;
         let (carrier, head) = self.carrier();
         let offset = carrier.offset(head.wrapping_add(skip));
         let first = (len as usize).min(carrier.data.len() - offset);
-        Ok(Some((carrier.data.slice(offset, first), carrier.data.slice(0, len as usize - first))))
+        Some((carrier.data.slice(offset, first), carrier.data.slice(0, len as usize - first)))
     }
 
     /// Hands back `len` bytes of the stream, or the record, that was last peeked at.

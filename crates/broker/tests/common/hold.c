@@ -20,7 +20,7 @@ static void *write_for_ever(void *nothing) {
 }
 
 int main(void) {
-    int faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC);
+    int faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK); /* A blocking one polls as an error at once. */
     struct uffdio_api api = {.api = UFFD_API};
     page = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct uffdio_register range = {.range = {(unsigned long)page, 4096}, .mode = UFFDIO_REGISTER_MODE_MISSING};
@@ -29,7 +29,7 @@ int main(void) {
     }
     pthread_t writer;
     struct pollfd came = {.fd = faults, .events = POLLIN}, gone = {.fd = 1};
-    if (pthread_create(&writer, 0, write_for_ever, 0) || poll(&came, 1, 20000) != 1) {
+    if (pthread_create(&writer, 0, write_for_ever, 0) || poll(&came, 1, 20000) != 1 || came.revents != POLLIN) {
         return 1;
     }
     (void)!write(1, "held\n", 5);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A stranger who holds the lock of a file that it shares with the broker. It is a process of its own, which a kill ends.
+//! A stranger who holds the lock of a file that it shares with the broker, or with a peer. It is a process of its own, which a kill ends.
 
 use std::{
     io::{Read, Write},
@@ -34,7 +34,7 @@ fn spawn(file: &OwnedFd) -> Child {
     let (_, program) = PROGRAM.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let (program, source) =
-            (folder.path().join("hold"), concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/hold.c"));
+            (folder.path().join("hold"), concat!(env!("CARGO_MANIFEST_DIR"), "/../broker/tests/common/hold.c"));
         let made = Command::new("cc").args([source, "-pthread", "-o"]).arg(&program).status().unwrap();
         assert!(made.success(), "cc: {made}");
         (folder, program)

@@ -319,6 +319,22 @@ fn r9_bytes_peeked_at_are_gone_once_their_writer_was_caught() {
     }
 }
 
+#[test]
+fn r22_what_was_found_is_shown_as_it_was_checked_whatever_its_writer_stored_since() {
+    for messages in [false, true] {
+        let (mut halves, mut pages) = victim(CAPACITY, messages, 0);
+        pages.put_header(0, 100);
+        pages.set_tail(112);
+        assert_eq!(halves.reader.find(), Ok(true));
+        pages.put_header(0, 1 << 40);
+        pages.set_tail(1 << 40);
+        let (first, second) = halves.reader.found().unwrap();
+        assert_eq!(first.len() + second.len(), if messages { 100 } else { 112 });
+        halves.reader.consume(0);
+        assert_eq!(halves.reader.position(), if messages { 112 } else { 0 });
+    }
+}
+
 /// The clause and the value that were found wrong.
 fn found<T: std::fmt::Debug>(result: Result<T, Error>) -> (&'static str, u64) {
     match result {
