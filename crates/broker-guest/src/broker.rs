@@ -19,6 +19,7 @@ use tombolo_control::{Life, Message, NO_NUMBER, Name, VERSION, Way, code};
 use crate::{
     calls::Refusal,
     devices::{Devices, Pages, Region},
+    discard,
     host::{Host, LinkNews, News},
     link::Link,
     peer::Peer,
@@ -391,12 +392,16 @@ impl<D: Devices> Broker<D> {
 
     fn let_in(&mut self) {
         self.shut = None;
+        if discard::is_crowded() {
+            self.shut = Some(Instant::now() + SHUT);
+            return;
+        }
         let program = match self.door.next().and_then(Program::new) {
             Ok(program) => program,
             Err(error) => return self.not_let_in(&error),
         };
         let mine = |it: &Program| it.user == program.user;
-        let own = self.programs.values().filter(|it| mine(it)).count();
+        let own = self.programs.values().filter(|it| mine(it)).count() + discard::waiting_of(program.user);
         let theirs = self.programs.values().filter(|it| !mine(it) && it.user != 0).count();
         if !may_sit(own, if program.user == 0 { 0 } else { theirs }, PROGRAMS_MAX) {
             let idle = self.idle(mine).or_else(|| self.idle(|it| own == 0 && it.user != 0));

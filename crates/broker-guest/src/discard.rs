@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! B-15. Closing sockets of strangers. Where nobody took a message the kernel closes what came with it, and the last close of a
 //! file takes as long as whoever sent it likes: a connection lingers, a file system of his own does not answer. So a socket in
-//! whose queue there is something of that kind is closed by a thread for which nobody waits, one at a time for each user.
+//! whose queue there is something of that kind is closed by a thread for which nobody waits, one at a time for each user,
+//! and few for all users together. Where too much waits, nobody is let in.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io::IoSliceMut,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -17,11 +18,50 @@ use rustix::{
     net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, SocketType, sockopt},
 };
 
-/// What is to be closed, by the user whose it is. A user has an entry while a thread closes something of his.
-static WAITING: Mutex<BTreeMap<u32, VecDeque<OwnedFd>>> = Mutex::new(BTreeMap::new());
+/// Threads that close, at most.
+const THREADS: usize = 32;
 
-fn waiting() -> MutexGuard<'static, BTreeMap<u32, VecDeque<OwnedFd>>> {
+/// What is to be closed, by the user whose it is.
+struct Waiting {
+    /// No queue is empty.
+    queues: BTreeMap<u32, VecDeque<OwnedFd>>,
+    /// Users of whose sockets a thread closes one.
+    closing: BTreeSet<u32>,
+}
+
+static WAITING: Mutex<Waiting> = Mutex::new(Waiting { queues: BTreeMap::new(), closing: BTreeSet::new() });
+
+fn waiting() -> MutexGuard<'static, Waiting> {
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Waiting {
+    fn of(&self, user: u32) -> usize {
+        self.queues.get(&user).map_or(0, VecDeque::len) + usize::from(self.closing.contains(&user))
+    }
+
+    fn all(&self) -> usize {
+        self.queues.values().map(VecDeque::len).sum::<usize>() + self.closing.len()
+    }
+
+    /// A user whose sockets wait, and of whom no thread closes one.
+    fn next_user(&self) -> Option<u32> {
+        self.queues.keys().copied().find(|user| !self.closing.contains(user))
+    }
+}
+
+/// Sockets of a user that wait to be closed. They count as connections of his.
+#[must_use]
+pub fn waiting_of(user: u32) -> usize {
+    waiting().of(user)
+}
+
+/// Whether a quarter of the descriptors that this process may have waits to be closed. Then nobody is let in: who a caller
+/// is the kernel says only of one who was, and his socket may be the next that cannot be closed.
+#[must_use]
+pub fn is_crowded() -> bool {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    waiting().all() >= most.map_or(usize::MAX, |most| usize::try_from(most / 4).unwrap_or(usize::MAX))
 }
 
 /// Ends a stranger's connection, without waiting: nothing more comes in, and what its queue holds is given up. Copies of
@@ -51,24 +91,34 @@ pub fn end_all(descriptors: &[OwnedFd]) {
 /// Has a thread empty a socket and close it.
 fn give(user: u32, socket: OwnedFd) {
     let mut waiting = waiting();
-    if let Some(queue) = waiting.get_mut(&user) {
-        return queue.push_back(socket);
-    }
-    waiting.insert(user, VecDeque::from([socket]));
-    drop(waiting);
-    let work = move || {
-        loop {
-            let mut waiting = self::waiting();
-            let Some(socket) = waiting.get_mut(&user).and_then(VecDeque::pop_front) else {
-                waiting.remove(&user);
-                return;
-            };
-            drop(waiting);
-            empty(socket.as_fd(), true);
+    waiting.queues.entry(user).or_default().push_back(socket);
+    // Also of those for whom there was no thread before.
+    while let Some(user) = waiting.next_user().filter(|_| waiting.closing.len() < THREADS) {
+        if let Err(error) = std::thread::Builder::new().name("tombolo-close".into()).spawn(move || close_all(user)) {
+            crate::log(&format!("what user {user} sent cannot be closed yet: {error}"));
+            return;
         }
-    };
-    if let Err(error) = std::thread::Builder::new().name("tombolo-close".into()).spawn(work) {
-        crate::log(&format!("what user {user} sent cannot be closed yet: {error}"));
+        waiting.closing.insert(user);
+    }
+}
+
+/// Closes what waits of `user`, then of others.
+fn close_all(mut user: u32) {
+    loop {
+        let mut waiting = waiting();
+        let socket = waiting.queues.get_mut(&user).and_then(VecDeque::pop_front);
+        if waiting.queues.get(&user).is_some_and(VecDeque::is_empty) {
+            waiting.queues.remove(&user);
+        }
+        let Some(socket) = socket else {
+            waiting.closing.remove(&user);
+            let Some(next) = waiting.next_user() else { return };
+            waiting.closing.insert(next);
+            user = next;
+            continue;
+        };
+        drop(waiting);
+        empty(socket.as_fd(), true);
     }
 }
 
@@ -98,8 +148,8 @@ fn empty(socket: BorrowedFd<'_>, if_it_takes: bool) -> bool {
 /// What is first in a queue.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Look {
-    /// Nothing but bytes.
-    Bytes,
+    /// So many bytes and nothing else. More may follow, with descriptors.
+    Bytes(usize),
     /// Descriptors are with them: to take it is to close these.
     Descriptors,
 }
@@ -114,7 +164,7 @@ pub fn peek_message(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Look, E
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
         match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
             Ok(seen) if seen.flags.contains(ReturnFlags::CTRUNC) => return Ok(Look::Descriptors),
-            Ok(_) => return Ok(Look::Bytes),
+            Ok(seen) => return Ok(Look::Bytes(seen.bytes)),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
@@ -198,5 +248,23 @@ mod tests {
         end(ours.as_fd());
         end_all(&[ours]);
         assert!(began.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn b15_more_users_than_there_are_threads_are_served_once_one_is_free() {
+        // Users that no process has, so that no other test meets them.
+        let users = u32::MAX - 200..u32::MAX - 200 + 2 * THREADS as u32;
+        let mut ends = Vec::new();
+        for user in users.clone() {
+            let (ours, theirs) = pair(SocketType::SEQPACKET);
+            let (reads, writes) = rustix::pipe::pipe().unwrap();
+            send(&theirs, b"x", Some(writes.as_fd()));
+            drop(writes);
+            give(user, ours);
+            assert!(waiting_of(user) <= 2 && waiting().closing.len() <= THREADS);
+            ends.push((reads, theirs));
+        }
+        assert!(ends.iter().all(|(reads, _)| is_hung_up(reads)), "each socket was emptied");
+        assert!(!is_crowded());
     }
 }

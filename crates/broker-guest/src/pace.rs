@@ -73,7 +73,7 @@ impl Pace {
 
     fn is_full(&mut self, now: Instant) -> bool {
         self.fill(now);
-        self.left == self.rate.burst && self.left_out == 0
+        self.left == self.rate.burst
     }
 
     fn take_permit(&mut self, now: Instant) -> Option<u64> {

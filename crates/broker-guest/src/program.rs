@@ -211,7 +211,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Envelope, Fau
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     // Without room for descriptors the kernel closes them here.
     match discard::peek_message(socket, &mut buffer) {
-        Ok(Look::Bytes) => {}
+        Ok(Look::Bytes(_)) => {}
         Ok(Look::Descriptors) => return Err(unwanted()),
         Err(Errno::AGAIN) => return Ok(None),
         Err(error) => return Err(error.into()),

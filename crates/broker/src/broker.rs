@@ -211,6 +211,9 @@ impl Broker {
         let mut lost = Vec::new();
         for (name, machine) in &self.book.machines {
             let device = kept.remove(&machine_key(name, machine.process));
+            // Of one that is not served somebody may have filled the socket, and neither this broker nor the holder is to
+            // close it last.
+            let copies: Vec<_> = device.iter().flatten().take(1).filter_map(|socket| socket.try_clone().ok()).collect();
             let device = device.map_or(Ok(None), |descriptors| Device::from_descriptors(name, descriptors));
             let is_served = |it: &Device| machine.greeted && !it.is_gone() && self.config.domains.contains_key(name);
             let begun = device.and_then(|device| {
@@ -221,11 +224,15 @@ impl Broker {
             });
             match begun {
                 Ok(Some(vm)) => drop(self.vms.insert(name.clone(), vm)),
-                Ok(None) => lost.push((name.clone(), machine.process)),
+                Ok(None) => {
+                    discard::end_all(&copies);
+                    lost.push((name.clone(), machine.process));
+                }
                 // One machine is lost, and no more: all others go on.
                 Err(error) => {
                     let why = format!("{name}: its QEMU cannot be served any more: {error}; start it anew");
                     crate::log_of(name, &why);
+                    discard::end_all(&copies);
                     lost.push((name.clone(), machine.process));
                 }
             }
@@ -309,12 +316,14 @@ impl Broker {
         }
         let machine = Machine::new(self.book.number(), self.book.number());
         let process = machine.process;
+        let copy = socket.try_clone()?;
         let Err(error) = self.serve(name, machine, socket, vectors) else {
             crate::log_of(name, &format!("{name}: QEMU connected"));
             return Ok(());
         };
         // It can be tried again, and all others go on.
         crate::log_of(name, &format!("{name}: its QEMU cannot be served: {error}"));
+        discard::end(copy.as_fd());
         self.vms.remove(name);
         self.book.machines.remove(name);
         self.save()?;

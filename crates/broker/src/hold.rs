@@ -261,7 +261,9 @@ impl Store {
                 say(OK, "", &[])
             }
             FORGET => {
-                self.items.remove(key);
+                // The last close of what is forgotten may take as long as a stranger likes. Where there is no thread, it is here.
+                let item = self.items.remove(key);
+                let _ = std::thread::Builder::new().name("tombolo-close".into()).spawn(move || drop(item));
                 say(OK, "", &[])
             }
             GIVE => {

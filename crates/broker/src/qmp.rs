@@ -191,10 +191,11 @@ impl Drop for Qmp {
 /// What QEMU says next. It has no reason to send descriptors: one that does is not heard any more.
 fn receive(stream: &UnixStream) -> io::Result<Vec<u8>> {
     let mut bytes = [0; 4096];
-    if discard::peek_message(stream.as_fd(), &mut bytes)? == Look::Descriptors {
+    let Look::Bytes(seen) = discard::peek_message(stream.as_fd(), &mut bytes)? else {
         return Err(io::Error::other("descriptors came, which nobody asked for"));
-    }
-    let (len, _) = rustix::net::recv(stream, &mut bytes, RecvFlags::DONTWAIT)?;
+    };
+    // No byte beyond what was seen: a read of a stream runs on into what came meanwhile, and closes what is with it.
+    let (len, _) = rustix::net::recv(stream, &mut bytes[..seen], RecvFlags::DONTWAIT)?;
     Ok(bytes[..len].to_vec())
 }
 

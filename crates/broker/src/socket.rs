@@ -98,7 +98,8 @@ impl Seats {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let others = taken.iter().filter(|(it, _)| **it != user && !rules(**it)).map(|(_, seats)| seats).sum();
         let mine = taken.entry(user).or_default();
-        let room = if rules(user) { *mine < CLIENTS_MAX } else { may_sit(*mine, others, CLIENTS_MAX) };
+        let own = *mine + discard::waiting_of(user);
+        let room = if rules(user) { *mine < CLIENTS_MAX } else { may_sit(own, others, CLIENTS_MAX) };
         *mine += usize::from(room);
         room.then(|| Seat(self.clone(), user))
     }
@@ -113,6 +114,9 @@ impl Drop for Seat {
         taken.retain(|_, seats| *seats != 0);
     }
 }
+
+/// How long nobody is let in where too many sockets wait to be closed.
+const CROWDED: Duration = Duration::from_millis(100);
 
 /// A descriptor that the runtime watches over.
 ///
@@ -130,6 +134,9 @@ pub fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 pub async fn accept(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
     use rustix::net::{SocketFlags, accept_with};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    while discard::is_crowded() {
+        tokio::time::sleep(CROWDED).await;
+    }
     listener.async_io(Interest::READABLE, |socket| Ok(accept_with(socket, flags)?)).await
 }
 

@@ -197,6 +197,26 @@ fn b15_connections_that_linger_and_are_sent_to_the_broker_stop_nobody() {
 }
 
 #[test]
+fn b15_b16_qemu_that_fills_its_socket_while_the_broker_is_away_stops_neither_the_next_nor_what_keeps_descriptors() {
+    let mut daemon = Daemon::start(TWO);
+    let b = Vm::start(&daemon, "b");
+    let device = Device::connect(daemon.path(), "a");
+    device.must();
+    until("it is served", || (life(&daemon, "a") != Life::DomainGone).then_some(()));
+    daemon.kill();
+    let (lingers, _peer) = lingering();
+    passing::send(&device.socket, &[0; 8], &[lingers.as_fd()]).unwrap();
+    drop((lingers, device));
+    b.qmp.forget_client();
+    daemon.restart();
+    daemon.client().link("b", "host");
+    until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
+    // And once more: nothing of it is kept.
+    renew(&mut daemon, &[&b]);
+    until("the others go on", || (state(&daemon, "b") == LinkState::Up).then_some(()));
+}
+
+#[test]
 fn b9_domain_whose_second_qemu_comes_without_end_has_no_more_lines_of_the_log_than_its_share() {
     let daemon = Daemon::start(TWO);
     let _a = Vm::start(&daemon, "a");

@@ -47,7 +47,7 @@ mod waiting;
 
 pub use fork::Forking;
 pub use pipes::{Broken, Read};
-pub use process::{Process, Settings};
+pub use process::{Process, RESET_LINE, Settings};
 pub use reason::Reason;
 pub use tombolo_domain::{Rendezvous, SingleDoorbell, aside};
 pub use waiting::{Seat, Waiter};

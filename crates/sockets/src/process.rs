@@ -33,6 +33,9 @@ use crate::{
     waiting::Instance,
 };
 
+/// What the log says of a connection that had to go back to TCP and could not in time.
+pub const RESET_LINE: &str = "reset: it could not go back to TCP in time";
+
 /// What a user can set.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -228,7 +231,7 @@ impl Process {
     pub fn gives_up(&self, connection: &Connection) -> bool {
         let news = connection.give_up();
         if news {
-            self.log(connection, "reset: it could not go back to TCP in time");
+            self.log(connection, RESET_LINE);
         }
         news
     }

@@ -110,7 +110,7 @@ impl Place {
 
     /// Each connection that had to go back to TCP did so in time.
     pub fn assert_none_reset(&self) {
-        assert!(!self.log().contains(" reset: "), "{}", self.log());
+        assert!(!self.log().contains(tombolo_sockets::RESET_LINE), "{}", self.log());
     }
 
     /// Nothing stays in the folder where ends meet.
