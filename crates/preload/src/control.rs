@@ -103,17 +103,20 @@ pub unsafe extern "C-unwind" fn accept4(fd: c_int, address: *mut sockaddr, len: 
 /// As `shutdown(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if !inside::has_interrupted()
-        && let Some(connection) = state::connection(fd)
-        && how != libc::SHUT_RD
-    {
+    let ends = state::connection(fd).filter(|_| how != libc::SHUT_RD && !inside::has_interrupted());
+    if let Some(connection) = &ends {
         errno::kept(|| {
-            drain_before_close(fd, &connection);
+            drain_before_close(fd, connection);
             connection.end_sending();
         });
     }
     // SAFETY: (contract) the caller's promise.
-    unsafe { real::shutdown(fd, how) }
+    let done = unsafe { real::shutdown(fd, how) };
+    // Another thread may wait for room: it has none any more, and TCP tells only who asks.
+    if let Some(bell) = ends.as_ref().and_then(|connection| connection.bell()) {
+        errno::kept(|| bell.notify());
+    }
+    done
 }
 
 /// # Safety
@@ -324,8 +327,8 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
 
 /// The number `fd` is another file's by now: somebody closed it past this library. What it was is let go.
 pub(crate) fn lost(fd: RawFd) {
-    if let Some(Watched::Connection(connection)) = state::forget(fd)
-        && state::is_owner()
+    if state::is_owner()
+        && let Some(Watched::Connection(connection)) = state::forget(fd)
     {
         errno::kept(|| given_up(fd, &connection, || {}));
     }

@@ -275,7 +275,12 @@ fn add(epfd: RawFd, fd: RawFd, events: u32, token: u64) -> Result<(), Errno> {
 fn add_path(epfd: RawFd, entry: &Entry, paths: &mut Paths) -> Result<(), Errno> {
     // One that has ended says so by the connection.
     let Some(path_to_peer) = entry.connection.path() else { return Ok(()) };
-    if paths.add(&path_to_peer) { add(epfd, path_to_peer.as_raw_fd(), RDHUP, path()) } else { Ok(()) }
+    if paths.has(&path_to_peer) {
+        return Ok(());
+    }
+    add(epfd, path_to_peer.as_raw_fd(), RDHUP, path())?;
+    paths.add(&path_to_peer);
+    Ok(())
 }
 
 /// `epoll_ctl` about a socket that is not connected: what it asks for is kept for the connection that it may become. `real` is
@@ -445,7 +450,11 @@ pub(crate) fn hold(sets: &[(RawFd, Arc<Set>)]) -> Vec<impl Sized + '_> {
 
 /// In a child made by fork, which has the parent's sets and what they watch: it looks at all once.
 pub(crate) fn inherit(sets: &[(RawFd, Arc<Set>)]) {
-    sets.iter().for_each(|(_, set)| _ = set.lock().wake_all());
+    for (_, set) in sets {
+        // The parent's threads that sleep are not here.
+        set.sleepers.store(0, Ordering::SeqCst);
+        let _ = set.lock().wake_all();
+    }
 }
 
 /// All sets are the kernel's again, as the program has them.
@@ -671,7 +680,8 @@ impl<'a> SleepGuard<'a> {
 
 impl Drop for SleepGuard<'_> {
     fn drop(&mut self) {
-        self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
+        // In a child that was made in a signal handler amid the sleep it was counted out at its beginning.
+        let _ = self.0.sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |all| all.checked_sub(1));
     }
 }
 

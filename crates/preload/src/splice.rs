@@ -141,7 +141,7 @@ fn to_connection(
         let sent = flow::send(process, connection, to, Ok([IoSlice::new(left)]), 0, real);
         if sent > 0 {
             left = &left[sent as usize..];
-        } else if errno::get() != libc::EAGAIN {
+        } else if ![libc::EAGAIN, libc::EINTR].contains(&errno::get()) {
             return -1;
         } else {
             // What was taken from the pipe cannot be put back. A signal does not end this wait, which is short.

@@ -13,7 +13,7 @@ use std::{
 use tombolo_domain::{Held, aside};
 
 use crate::{
-    connection::{Connection, Stage},
+    connection::{Connection, Stage, set_anew},
     family::{self, Birth, ChildSlot},
     negotiation::{NegotiationStage, Negotiations},
     pipes::{FrozenPipes, Inherited, Pipes, Session},
@@ -92,6 +92,8 @@ impl Process {
                 _still: still,
             });
         }
+        // What the child sets is set for this process as well. From here on nothing is remembered until there is one process.
+        set_anew();
         let limit = aside::hold();
         let backend = self.rendezvous.hold_for_fork();
         Ok(Forking { process: self, all, members, exchange, waiting, limit, backend })

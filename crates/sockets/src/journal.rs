@@ -69,7 +69,9 @@ impl Process {
     fn write_line(&self, what: &dyn Display) {
         let Some(path) = &self.settings.log else { return };
         let line = format!("tombolo {}: {what}\n", std::process::id());
-        let open = || fs::OpenOptions::new().append(true).create(true).open(path);
+        // A FIFO that nobody reads makes nobody wait.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let open = || fs::OpenOptions::new().append(true).create(true).custom_flags(flags).open(path);
         let _ = aside::lifted(|| io::Write::write_all(&mut open()?, line.as_bytes()));
     }
 

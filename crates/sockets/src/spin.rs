@@ -65,8 +65,10 @@ pub fn until(mut found: impl FnMut() -> bool) -> bool {
         LOOKS.set(true);
     }
     let found = with_policy(|policy| policy.spin_for::<Mapped, Infallible>(|| Ok(found())));
-    LOOKS.set(false);
-    LOOKING.fetch_sub(1, Ordering::Relaxed);
+    // A signal handler that looked meanwhile has counted this thread out already.
+    if LOOKS.replace(false) {
+        LOOKING.fetch_sub(1, Ordering::Relaxed);
+    }
     matches!(found, Ok(true))
 }
 

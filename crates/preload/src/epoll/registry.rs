@@ -42,15 +42,15 @@ pub(super) struct Registry {
 pub(super) struct Paths(Vec<Weak<ReservedFd>>);
 
 impl Paths {
-    /// Says whether it was not there.
-    pub fn add(&mut self, path: &Arc<ReservedFd>) -> bool {
+    pub fn has(&self, path: &Arc<ReservedFd>) -> bool {
         let one = Arc::downgrade(path);
-        let new = !self.0.iter().any(|other| other.ptr_eq(&one));
-        if new {
-            self.0.retain(|path| path.strong_count() > 0);
-            self.0.push(one);
-        }
-        new
+        self.0.iter().any(|other| other.ptr_eq(&one))
+    }
+
+    /// One that the kernel has taken into the set.
+    pub fn add(&mut self, path: &Arc<ReservedFd>) {
+        self.0.retain(|path| path.strong_count() > 0);
+        self.0.push(Arc::downgrade(path));
     }
 
     /// Those that have not ended, which are to be taken out of the set.
