@@ -52,15 +52,29 @@ fn s14_what_was_written_before_is_seen_before_or_together() {
     }
 }
 
+/// What both print, of a run in which so many ends joined. Of many that begin at once some have not found each other after
+/// their first turns; how many that is depends on what else runs.
+fn both_joined(world: &World, ends: usize, server: &[&str], client: &[&str]) -> (String, String) {
+    let joined = || world.place.log().matches("joined:").count();
+    let mut most = 0;
+    for _ in 0..5 {
+        let before = joined();
+        let printed = both(world, server, client);
+        most = most.max(joined() - before);
+        if most >= ends {
+            return printed;
+        }
+    }
+    panic!("{most} ends joined in the best of five runs, {ends} were wanted: {}", world.place.log());
+}
+
 #[test]
 fn s13_ring_wakes_one_thread_however_many_wait() {
     let test = "s13_ring_wakes_one_thread_however_many_wait";
     let Some((world, program, _alone)) = world(test, "threads.c") else { return };
     let server = [&program, "serve", place::SERVER, "7000", "64"];
     let client = [&program, "ask", place::SERVER, "7000", "64", "1000", "1", "300"];
-    let (server, client) = both(&world, &server, &client);
-    // Some of so many that begin at once have not found each other after their first turns.
-    assert!(world.place.log().matches("joined:").count() >= 48, "{}", world.place.log());
+    let (server, client) = both_joined(&world, 48, &server, &client);
     let (sleeps, turns) = (number_after(&server, "sleeps"), number_after(&client, "all"));
     // 400 turns of each come first, of which each side may sleep for each; and a few for what is set up.
     let first = 64 * 400;
@@ -74,15 +88,13 @@ fn s13_threads_and_sets_beyond_a_hundred_sleep_while_nothing_comes() {
     for sets in [false, true] {
         let server = [&program, "serve", place::SERVER, "7000", "150", "sets"];
         let client = [&program, "ask", place::SERVER, "7000", "150", "2000", "1", "2000", "3000"];
-        let before = world.place.log().matches("joined:").count();
-        let (server, client) = both(&world, &server[..if sets { 6 } else { 5 }], &client);
+        // Enough of 300 for the bound that the kernel has.
+        let (server, client) = both_joined(&world, 210, &server[..if sets { 6 } else { 5 }], &client);
         let (sleeps, turns) = (number_after(&server, "sleeps"), number_after(&client, "all"));
         // As above.
         let most = 150 * 3000 + 3 * turns + 2000;
         assert!(sleeps <= most, "{sleeps} sleeps for {turns} turns of one connection, sets: {sets}");
         let log = world.place.log();
-        let joined = log.matches("joined:").count() - before;
-        assert!(joined >= 210, "{joined} of 300 ends joined: too few for the bound that the kernel has");
         assert!(!log.contains("goes back"), "{log}");
     }
 }

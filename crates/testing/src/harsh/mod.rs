@@ -17,7 +17,7 @@
 //!
 //! # Example
 //! ```
-//! use tombolo_domain::{Deadline, Life, Listener, Rendezvous};
+//! use tombolo_domain::{Deadline, Listener, Liveness, Rendezvous};
 //! use tombolo_testing::harsh::Hypervisor;
 //!
 //! let hypervisor = Hypervisor::new();
@@ -32,7 +32,7 @@
 //! hypervisor.pause(&b);
 //! client.send(b"held until resumed", None)?;
 //! assert!(server.recv(0)?.is_none());
-//! assert_eq!(server.life(), Life::Paused);
+//! assert_eq!(server.liveness(), Liveness::Paused);
 //! # Ok::<(), tombolo_domain::Error>(())
 //! ```
 
