@@ -33,7 +33,7 @@ share() { # name, soname, symbols, archive
         -Wl,--no-undefined -Wl,-z,relro,-z,now,-z,nodelete $private
 }
 share "$shared" "$soname" crates/capi/symbols.map libtombolo_capi.a
-share "$vchan" "$vchan_soname" crates/vchan/symbols.map libtombolo_vchan.a
+share "$vchan" "$vchan_soname" crates/compat/vchan/symbols.map libtombolo_vchan.a
 
 SUDO=${SUDO-}
 put() { # mode, file, folder, name

@@ -23,7 +23,7 @@ pub(crate) const SYSTEM: [&str; 7] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", 
 /// # Errors
 /// There is no C compiler, or they do not build.
 pub fn apart() -> Result<Vec<Extra>> {
-    let source = here("../crates/vchan/tests/c/apart.c");
+    let source = here("../crates/compat/vchan/tests/c/apart.c");
     let build =
         |name: &str, flags: &[&str]| -> Result<Extra> { Ok((format!("bin/{name}"), with_ours(name, &source, flags)?)) };
     Ok(vec![build(XENS, &[])?, build(QUBES, &["-DQUBES"])?])

@@ -2,7 +2,7 @@
 //! H-5: a peer that changes its pages between any two calls, as the input says.
 #![no_main]
 
-#[path = "../../crates/ring/tests/common/mod.rs"]
+#[path = "../../crates/core/ring/tests/common/mod.rs"]
 mod common;
 
 use libfuzzer_sys::fuzz_target;

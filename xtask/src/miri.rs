@@ -63,7 +63,7 @@ mod tests {
     /// The planted test is where it is looked for.
     #[test]
     fn planted_behaviour_is_there() {
-        let file = include_str!("../../crates/ring/tests/alone.rs");
+        let file = include_str!("../../crates/core/ring/tests/alone.rs");
         assert!(file.contains(&format!("fn {CANARY}()")) && file.contains("#[ignore"));
     }
 }

@@ -170,8 +170,8 @@ mod tests {
                     { "name": "tokio", "kind": null, "optional": true },
                 ],
                 "targets": [
-                    { "kind": ["lib"], "src_path": "/w/crates/ring/src/lib.rs" },
-                    { "kind": ["test"], "src_path": "/w/crates/ring/tests/loom.rs" },
+                    { "kind": ["lib"], "src_path": "/w/crates/core/ring/src/lib.rs" },
+                    { "kind": ["test"], "src_path": "/w/crates/core/ring/tests/loom.rs" },
                 ],
             }, {
                 "name": "xtask", "id": "xtask", "dependencies": [], "targets": [],
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(ring.dependencies, ["cc", "mem", "tokio"]);
         assert_eq!(ring.always, ["mem", "cc"]);
         assert_eq!(ring.testing, ["mem"]);
-        assert_eq!(ring.targets[0].path, "crates/ring/src/lib.rs");
+        assert_eq!(ring.targets[0].path, "crates/core/ring/src/lib.rs");
         assert!(ring.targets[0].ships && ring.targets[0].library);
         assert!(!ring.targets[1].ships);
         assert_eq!((workspace.packages.len(), workspace.foreign.len()), (2, 2));

@@ -39,7 +39,7 @@ pub fn shared() -> Result<Extra> {
     let mut cc = vchan::compiler();
     // As `make install` does.
     cc.arg("-shared").arg("-s").arg("-o").arg(&to).arg(format!("-Wl,-soname,{SHARED}"));
-    cc.arg(format!("-Wl,--version-script={}", here("../crates/vchan/symbols.map").display()));
+    cc.arg(format!("-Wl,--version-script={}", here("../crates/compat/vchan/symbols.map").display()));
     cc.arg("-Wl,--whole-archive").arg(&archive).args(["-Wl,--no-whole-archive", "-Wl,--gc-sections"]).args(SYSTEM);
     vchan::run(cc, SHARED)?;
     Ok((format!("{LIBRARIES}/{SHARED}"), to))

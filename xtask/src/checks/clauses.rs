@@ -194,7 +194,7 @@ mod tests {
     );
 
     fn check_with(spec: &str, test: &str) -> Report {
-        check(&Tree::of(&[("spec/2-ring.md", spec), ("crates/ring/src/lib.rs", test)]))
+        check(&Tree::of(&[("spec/2-ring.md", spec), ("crates/core/ring/src/lib.rs", test)]))
     }
 
     #[test]
@@ -206,8 +206,8 @@ mod tests {
     fn functions_of_macros_and_test_folders_count() {
         let files = [
             SPEC,
-            ("crates/ring/tests/hostile.rs", "proptest! { fn r7_any_word_is_checked(w: u64) {} }"),
-            ("crates/domain/src/conformance.rs", "pub fn r8_full_ring_waits<D: Domain>() {}"),
+            ("crates/core/ring/tests/hostile.rs", "proptest! { fn r7_any_word_is_checked(w: u64) {} }"),
+            ("crates/core/domain/src/conformance.rs", "pub fn r8_full_ring_waits<D: Domain>() {}"),
         ];
         check(&Tree::of(&files)).assert_passed();
     }

@@ -181,7 +181,7 @@ SKIP r7_reader_waits (needs userns): off here
 
 test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.12s
 
-test crates/ring/src/lib.rs - (line 3) ... ok
+test crates/core/ring/src/lib.rs - (line 3) ... ok
 
 test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 ";

@@ -33,9 +33,9 @@ fn spawn(file: &OwnedFd) -> Child {
     static PROGRAM: OnceLock<(tempfile::TempDir, std::path::PathBuf)> = OnceLock::new();
     let (_, program) = PROGRAM.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
-        let (program, source) =
-            (folder.path().join("hold"), concat!(env!("CARGO_MANIFEST_DIR"), "/../broker/tests/common/hold.c"));
-        let made = Command::new("cc").args([source, "-pthread", "-o"]).arg(&program).status().unwrap();
+        let (program, source) = (folder.path().join("hold"), folder.path().join("hold.c"));
+        std::fs::write(&source, include_str!("hold.c")).unwrap();
+        let made = Command::new("cc").arg(source).args(["-pthread", "-o"]).arg(&program).status().unwrap();
         assert!(made.success(), "cc: {made}");
         (folder, program)
     });

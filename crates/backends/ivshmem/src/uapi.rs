@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     fn header() -> String {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernel/ivshmem/uapi/tombolo_ivshmem.h");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../kernel/ivshmem/uapi/tombolo_ivshmem.h");
         std::fs::read_to_string(path).expect("the module's header is in the repository")
     }
 

@@ -156,7 +156,7 @@ fn scp(world: &World) {
 
 /// What systemd says of the guide's drop-in, changed by `change`; a unit that nothing is wrong with is no news to it.
 fn verdict(change: impl Fn(&str) -> String) -> String {
-    let guide = include_str!("../../../docs/guide/sockets.md");
+    let guide = include_str!("../../../../docs/guide/sockets.md");
     let drop_in = guide.split("```").find(|block| block.contains("tombolo.conf")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let unit = folder.path().join("one.service");

@@ -11,7 +11,7 @@ use tombolo_layout::{
 };
 
 fn vectors(name: &str) -> Value {
-    let path = format!("{}/../../spec/vectors/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../../../spec/vectors/{name}.json", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
     serde_json::from_str(&text).unwrap()
 }

@@ -13,7 +13,7 @@ use tombolo_mem::{Mapped, PeerData, PeerSegment, PeerWord, check_sealed, create_
 use tombolo_ring::{Error, FenceMode, Mode, Reader, Side, Writer, halves};
 
 fn vectors(name: &str) -> Value {
-    let path = format!("{}/../../spec/vectors/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("{}/../../../spec/vectors/{name}.json", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
     serde_json::from_str(&text).unwrap()
 }

@@ -10,7 +10,7 @@ use std::{
     sync::OnceLock,
 };
 
-pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../..");
 const TMP: &str = env!("CARGO_TARGET_TMPDIR");
 /// What a Rust library needs of the system.
 const SYSTEM: [&str; 7] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl", "-lc"];

@@ -158,7 +158,7 @@ fn check_extent(fd: BorrowedFd<'_>, max: u64) -> Result<usize, SealError> {
 }
 
 #[cfg(test)]
-#[path = "../../broker/tests/common/hold.rs"]
+#[path = "../../../broker/tests/common/hold.rs"]
 mod hold;
 
 #[cfg(test)]

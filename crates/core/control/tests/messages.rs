@@ -9,7 +9,7 @@ use tombolo_control::{
 };
 
 fn vectors() -> Vec<Value> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../spec/vectors/broker-message.json");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../spec/vectors/broker-message.json");
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
     serde_json::from_str::<Vec<Value>>(&text).unwrap()
 }

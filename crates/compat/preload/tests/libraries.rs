@@ -36,7 +36,7 @@ impl Built {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let fetch = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/debian-source.sh"));
+        let fetch = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tools/debian-source.sh"));
         let fetched = Command::new(fetch).arg(package).arg(folder.path()).output().unwrap();
         if !fetched.status.success() {
             let why = String::from_utf8_lossy(&fetched.stderr).trim().replace('\n', "; ");

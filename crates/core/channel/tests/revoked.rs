@@ -3,7 +3,7 @@
 //! half of the specification.
 
 mod common;
-#[path = "../../domain-ivshmem/tests/support/mod.rs"]
+#[path = "../../../backends/ivshmem/tests/support/mod.rs"]
 mod machines;
 
 use std::{os::fd::OwnedFd, thread, time::Duration};
