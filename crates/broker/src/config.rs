@@ -10,9 +10,10 @@ use std::{
 };
 
 use serde::Deserialize;
-use tombolo_broker_guest::host::RULES_MAX;
 use tombolo_control::{NUMBERS, Name, Pattern, REGION_MAX, REGION_MIN};
 use toml::Spanned;
+
+use crate::endpoint::host_session::RULES_MAX;
 
 /// Most mistakes of spelling and type that are told at once.
 const MISTAKES_MAX: usize = 64;
@@ -28,6 +29,8 @@ const SLICE: u64 = 2 << 20;
 /// What a slice may have: the least that holds a ring and what is around it, and half of the largest region.
 const SLICES: RangeInclusive<u64> = 16 << 10..=512 << 20;
 const PAGE: u64 = 4096;
+/// Slots of a pc's root bus that links may have: 4 to 31. The first four are the board's, the display's and a network card's.
+pub const PC_SLOTS: u16 = 28;
 
 /// What is configured.
 #[derive(Debug, Clone, PartialEq)]
@@ -298,6 +301,11 @@ pub fn is_region(size: u64) -> bool {
     size.is_power_of_two() && (REGION_MIN..=REGION_MAX).contains(&size)
 }
 
+/// A name that was checked when it came in.
+pub(crate) fn checked_name(text: &str) -> Name {
+    text.parse().expect("names in the book were checked")
+}
+
 impl Config {
     /// Reads and checks a file.
     ///
@@ -325,8 +333,8 @@ impl Config {
         if self.rules.len() <= most {
             return None;
         }
-        let machines = || self.domains.keys().map(|name| crate::broker::name(name));
-        let accounts = self.accounts.keys().map(|name| crate::broker::name(name));
+        let machines = || self.domains.keys().map(|name| checked_name(name));
+        let accounts = self.accounts.keys().map(|name| checked_name(name));
         let all: Vec<Name> = machines().chain(accounts).chain([self.host.clone()]).collect();
         machines().find_map(|a| {
             all.iter().find_map(|b| {
@@ -348,10 +356,9 @@ impl Config {
         domain == self.host.as_str() || self.accounts.contains_key(domain)
     }
 
-    /// B-19. Numbers of `domain` itself and of those with which it has links.
+    /// B-19. Numbers of `domain` itself and of its `peers`.
     #[must_use]
-    pub fn numbers(&self, domain: &str, links: &BTreeMap<u32, crate::guest::LinkNews>) -> BTreeMap<Name, u16> {
-        let peers = links.values().map(|link| link.peer.clone());
+    pub fn numbers(&self, domain: &str, peers: impl Iterator<Item = Name>) -> BTreeMap<Name, u16> {
         let all = peers.chain([domain.parse().expect("checked")]);
         all.filter_map(|name: Name| self.numbers.get(name.as_str()).map(|number| (name.clone(), *number))).collect()
     }
@@ -541,7 +548,7 @@ impl Domain {
     #[must_use]
     pub fn slots(&self) -> u16 {
         match self.machine {
-            Board::Pc => crate::machine::PC_SLOTS,
+            Board::Pc => PC_SLOTS,
             Board::Q35 => self.ports,
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: mem, control, domain-ivshmem, domain-xen, broker-guest.
+//! Layer 4. Uses: mem, control, domain-ivshmem, domain-xen.
 //!
 //! The command `tombolod`.
 //!
@@ -10,13 +10,11 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Parser, Subcommand};
 use tombolo_broker::{
-    chores::What,
     config::{Config, ConfigError, parse_bytes},
-    hold, keep, log,
-    machine::ASK_AGAIN,
-    run,
+    endpoint::{self, run::SLICE},
+    host::{descriptor_store, memory_jobs::What, qemu::ASK_AGAIN, run},
+    log, xen,
 };
-use tombolo_broker_guest::run::SLICE;
 
 /// Where the configuration is.
 const CONFIG: &str = "/etc/tombolo/tombolod.toml";
@@ -73,10 +71,10 @@ fn main() -> ExitCode {
         };
     }
     let done = match line.role {
-        Some(Role::Hold) => hold::serve(&line.state).map_err(Into::into),
+        Some(Role::Hold) => descriptor_store::serve(&line.state).map_err(Into::into),
         Some(Role::Memory { what }) => what.perform(std::io::stdin()).map_err(Into::into),
-        None if line.guest && keep::is_domain() => run::run_in_domain(&line.state),
-        None if line.guest => tombolo_broker_guest::run::run(&line.state, line.slice).map_err(Into::into),
+        None if line.guest && xen::grant_reaper::is_domain() => xen::run::run_in_domain(&line.state),
+        None if line.guest => endpoint::run::run(&line.state, line.slice).map_err(Into::into),
         None => match Config::read(&line.config) {
             Ok(_) => run::run(&line.config, &line.state, !line.no_holder, Duration::from_millis(line.ask_again)),
             Err(error) => return usage(&error),

@@ -41,7 +41,7 @@ fn b20_root_enters_the_broker_of_each_account_and_nobody_else_does() {
     let config = common::TRIO.replace("[domain.a]", &format!("[account.alice]\nuser = {USER}\n[domain.a]"));
     let config = config.replace("[host]\n", &format!("[host]\ngroup = {USER}\n"));
     let daemon = Daemon::start(&config);
-    let socket = tombolo_broker::broker::program_socket(daemon.path());
+    let socket = tombolo_broker::host::paths::program_socket(daemon.path());
     let become_alice = || {
         rustix::thread::set_thread_res_gid(
             rustix::fs::Gid::from_raw(USER),

@@ -14,7 +14,7 @@ use common::{
     host::{World, accept, patience},
     until,
 };
-use tombolo_broker::{local::relay::notify_event, passing};
+use tombolo_broker::{fd_passing, host::eventfd::notify_event};
 use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
 use tombolo_control::{Envelope, MESSAGE_MAX, Message, Path, Stage, code};
 use tombolo_domain::{Error, Liveness, Rendezvous};
@@ -261,7 +261,7 @@ fn b7_ends_of_a_link_are_told_with_their_guests_and_calls() {
             _ => None,
         })
     };
-    let host = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::broker::program_socket(daemon.path()));
+    let host = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::host::paths::program_socket(daemon.path()));
     // QEMU has all, and nobody is in the guest: neither the list nor a caller takes that for a peer that does not listen.
     until("QEMU has both regions", || of_a(&daemon).filter(|end| *end == (Stage::Silent, 0, 0)));
     let note = |daemon: &common::Daemon| {
@@ -290,7 +290,7 @@ fn b7_ends_of_a_link_are_told_with_their_guests_and_calls() {
 
 /// A program that makes what it shares with its broker as a hostile one would.
 fn jam(event: &OwnedFd) {
-    tombolo_broker::local::relay::drain(event);
+    tombolo_broker::host::eventfd::drain(event);
     rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     rustix::io::ioctl_fionbio(event, false).unwrap();
 }
@@ -299,11 +299,12 @@ fn jam(event: &OwnedFd) {
 fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
     let mut world = World::new();
     // A program that listens by hand, so that it has what it is given.
-    let program = passing::connect(&world.socket(), rustix::net::SocketType::SEQPACKET).unwrap();
-    let say = |serial, message| assert!(passing::send(&program, &Envelope { serial, message }.encode(), &[]).unwrap());
+    let program = fd_passing::connect(&world.socket(), rustix::net::SocketType::SEQPACKET).unwrap();
+    let say =
+        |serial, message| assert!(fd_passing::send(&program, &Envelope { serial, message }.encode(), &[]).unwrap());
     let hear = || {
         let mut buffer = [0; MESSAGE_MAX];
-        let (len, descriptors) = passing::receive(&program, &mut buffer).unwrap();
+        let (len, descriptors) = fd_passing::receive(&program, &mut buffer).unwrap();
         (Envelope::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
     };
     say(0, common::hello());
@@ -326,7 +327,7 @@ fn b8_eventfds_that_programs_and_qemus_fill_and_make_blocking_stop_no_broker() {
     // The machine comes to its senses: it is rung as before.
     for own in &world.vm.own {
         rustix::io::ioctl_fionbio(own, true).unwrap();
-        tombolo_broker::local::relay::drain(own);
+        tombolo_broker::host::eventfd::drain(own);
     }
     notify_event(&world.vm.own[0]);
     world.meet();
@@ -484,7 +485,7 @@ fn b15_user_without_an_account_is_told_so() {
     }
     let config = common::host::PAIR.replace("[domain.a]", "[account.alice]\nuser = 12345\n[domain.a]");
     let daemon = common::Daemon::start(&config);
-    let domain = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::broker::program_socket(daemon.path()));
+    let domain = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::host::paths::program_socket(daemon.path()));
     let asked = |user: u32| {
         let domain = domain.clone();
         let asked = thread::spawn(move || {
@@ -519,6 +520,6 @@ fn b13_what_no_rule_allows_between_host_and_machine_is_refused() {
     let daemon = common::Daemon::start(common::TRIO);
     let (number, why) = daemon.client().refusal(common::add("b", "host", 0));
     assert_eq!(number, code::DENIED, "{why}");
-    let domain = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::broker::program_socket(daemon.path()));
+    let domain = tombolo_domain_ivshmem::VmDomain::through(tombolo_broker::host::paths::program_socket(daemon.path()));
     assert!(matches!(domain.connect("b/sql", patience()), Err(Error::NotFound(_))));
 }

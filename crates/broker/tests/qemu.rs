@@ -16,7 +16,7 @@ use std::{
 
 use common::{Daemon, remove, until};
 use serde_json::{Value, json};
-use tombolo_broker::{memory, passing};
+use tombolo_broker::{fd_passing, host::memory};
 use tombolo_control::{Form, Life, LinkState, Message};
 
 const QEMU: &str = "qemu-system-x86_64";
@@ -82,7 +82,7 @@ impl Qemu {
 
     /// The answer to a command that comes with descriptors.
     fn ask(&mut self, command: &Value, descriptors: &[BorrowedFd<'_>]) -> Value {
-        assert!(passing::send(self.own.get_ref(), format!("{command}\n").as_bytes(), descriptors).unwrap());
+        assert!(fd_passing::send(self.own.get_ref(), format!("{command}\n").as_bytes(), descriptors).unwrap());
         loop {
             let mut line = String::new();
             assert!(self.own.read_line(&mut line).unwrap() > 0, "QEMU is gone");

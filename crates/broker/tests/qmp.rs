@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::json;
-use tombolo_broker::qmp::{Error, Qmp};
+use tombolo_broker::host::qmp::{Error, Qmp};
 
 const GREETING: &str = "{\"QMP\": {}}\r\n{\"return\": {}, \"id\": 1}\r\n";
 

@@ -8,8 +8,8 @@ use std::{os::fd::AsFd, time::Duration};
 use common::{Daemon, Device, LIMIT, TRIO, VECTORS, Vm, rung, until};
 use rustix::{net::SocketType, process::Signal};
 use tombolo_broker::{
-    hold::{DescriptorStore, is_refusal},
-    passing,
+    fd_passing,
+    host::descriptor_store::{DescriptorStore, is_refusal},
 };
 use tombolo_control::{Message, vector_of};
 
@@ -289,7 +289,7 @@ fn b16_holder_without_a_free_descriptor_refuses_and_rests() {
     let error = first.store_descriptors("more", &some).unwrap_err();
     assert!(is_refusal(&error) && error.to_string().contains("LimitNOFILE"), "{error}");
     // One at the door finds no room. It costs no processor, and who is in is served.
-    let second = passing::connect(&daemon.file("holder.socket"), SocketType::SEQPACKET).unwrap();
+    let second = fd_passing::connect(&daemon.file("holder.socket"), SocketType::SEQPACKET).unwrap();
     let used = || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         let fields: Vec<u64> = stat.rsplit(')').next().unwrap().split(' ').filter_map(|it| it.parse().ok()).collect();

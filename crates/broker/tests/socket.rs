@@ -6,7 +6,7 @@ mod common;
 use std::{io::Write, os::fd::AsFd, process::Command};
 
 use common::{Client, Daemon, TRIO, add, hello, until};
-use tombolo_broker::passing;
+use tombolo_broker::fd_passing;
 use tombolo_control::{Envelope, Form, Message, code};
 
 #[test]
@@ -56,7 +56,7 @@ fn b1_b15_garbage_of_any_kind_ends_its_sender_alone() {
                 (number >> 33) as u8
             })
             .collect();
-        let _ = passing::send(&client.socket, &bytes, &[]);
+        let _ = fd_passing::send(&client.socket, &bytes, &[]);
         if round % 3 == 0 {
             while client.hear().is_some() {}
         }
@@ -77,7 +77,7 @@ fn b15_descriptors_that_nobody_asked_for_are_closed() {
         let null = std::fs::File::open("/dev/null").unwrap();
         let many: Vec<_> = (0..60).map(|_| null.as_fd()).collect();
         let list = Envelope { serial: 1, message: Message::List { what: tombolo_control::What::Links } };
-        let _ = passing::send(&client.socket, &list.encode(), &many);
+        let _ = fd_passing::send(&client.socket, &list.encode(), &many);
         assert_eq!(client.hear(), None);
     }
     until("they are closed", || (daemon.open_files() <= files + 1).then_some(()));
@@ -114,7 +114,7 @@ fn b15_sockets_are_for_their_users_and_groups_alone() {
     }
     use std::os::unix::fs::MetadataExt;
     let daemon = Daemon::start(&TRIO.replace("[host]", "[host]\ngroup = 54321"));
-    let meta = std::fs::metadata(tombolo_broker::run::control_socket(daemon.path())).unwrap();
+    let meta = std::fs::metadata(tombolo_broker::host::paths::control_socket(daemon.path())).unwrap();
     assert_eq!((meta.mode() & 0o777, meta.gid()), (0o660, 54321));
     assert_eq!(std::fs::metadata(daemon.file("a.ivshmem")).unwrap().mode() & 0o777, 0o600);
     assert_eq!(std::fs::metadata(daemon.file("holder.socket")).unwrap().mode() & 0o777, 0o600);
@@ -135,8 +135,8 @@ fn b15_users_of_the_group_may_look_and_change_nothing() {
         thread::set_thread_groups(&[]).unwrap();
         thread::set_thread_res_gid(group, group, group).unwrap();
         thread::set_thread_res_uid(user, user, user).unwrap();
-        assert!(passing::connect(&folder.join("a.ivshmem"), rustix::net::SocketType::STREAM).is_err());
-        assert!(passing::connect(&folder.join("holder.socket"), rustix::net::SocketType::SEQPACKET).is_err());
+        assert!(fd_passing::connect(&folder.join("a.ivshmem"), rustix::net::SocketType::STREAM).is_err());
+        assert!(fd_passing::connect(&folder.join("holder.socket"), rustix::net::SocketType::SEQPACKET).is_err());
         let client = Client::try_connect(&folder).unwrap();
         assert_eq!(client.links(), []);
         for change in [add("a", "b", 0), common::remove("a", "b"), snippet()] {

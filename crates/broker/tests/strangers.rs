@@ -18,7 +18,7 @@ use common::{
     remove, until,
 };
 use rustix::net::SocketType;
-use tombolo_broker::{broker::program_socket, passing};
+use tombolo_broker::{fd_passing, host::paths::program_socket};
 use tombolo_control::{Envelope, Life, LinkState, MESSAGE_MAX, Message, Path};
 
 /// `a` and `b` may have links with the host.
@@ -121,11 +121,12 @@ fn b11_program_that_holds_the_lock_of_its_regions_stops_neither_its_account_nor_
     }
     let mut world = World::new();
     // A program that listens by hand, so that it has what it is given.
-    let program = passing::connect(&world.socket(), SocketType::SEQPACKET).unwrap();
-    let say = |serial, message| assert!(passing::send(&program, &Envelope { serial, message }.encode(), &[]).unwrap());
+    let program = fd_passing::connect(&world.socket(), SocketType::SEQPACKET).unwrap();
+    let say =
+        |serial, message| assert!(fd_passing::send(&program, &Envelope { serial, message }.encode(), &[]).unwrap());
     let hear = || {
         let mut buffer = [0; MESSAGE_MAX];
-        let (len, descriptors) = passing::receive(&program, &mut buffer).unwrap();
+        let (len, descriptors) = fd_passing::receive(&program, &mut buffer).unwrap();
         (Envelope::decode(Path::Socket, &buffer[..len]).unwrap().message, descriptors)
     };
     say(0, common::hello());
@@ -170,7 +171,7 @@ fn b15_connections_that_linger_and_are_sent_to_the_broker_stop_nobody() {
     let mut send = |socket: &OwnedFd, bytes: &[u8]| {
         let (lingers, peer) = lingering();
         peers.push(peer);
-        let _ = passing::send(socket, bytes, &[lingers.as_fd()]);
+        let _ = fd_passing::send(socket, bytes, &[lingers.as_fd()]);
     };
     let hello = Envelope { serial: 0, message: common::hello() }.encode();
     // To the socket for tools, amid a conversation and before it.
@@ -180,7 +181,7 @@ fn b15_connections_that_linger_and_are_sent_to_the_broker_stop_nobody() {
     send(&client.socket, &hello);
     drop(client);
     // To that for programs.
-    let program = passing::connect(&program_socket(daemon.path()), SocketType::SEQPACKET).unwrap();
+    let program = fd_passing::connect(&program_socket(daemon.path()), SocketType::SEQPACKET).unwrap();
     send(&program, &hello);
     // As a QEMU.
     let device = Device::connect(daemon.path(), "a");
@@ -205,7 +206,7 @@ fn b15_b16_qemu_that_fills_its_socket_while_the_broker_is_away_stops_neither_the
     until("it is served", || (life(&daemon, "a") != Life::DomainGone).then_some(()));
     daemon.kill();
     let (lingers, _peer) = lingering();
-    passing::send(&device.socket, &[0; 8], &[lingers.as_fd()]).unwrap();
+    fd_passing::send(&device.socket, &[0; 8], &[lingers.as_fd()]).unwrap();
     drop((lingers, device));
     b.qmp.forget_client();
     daemon.restart();

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_broker::{config::Config, xen::XenThread};
+use tombolo_broker::{config::Config, xen::names::XenThread};
 use tombolo_domain::{Deadline, Liveness, Rendezvous};
 use tombolo_domain_xen::FakeXen;
 

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const OUTSIDE: &str = "xtask";
 /// What a backend's name begins with.
 const BACKEND: &str = "tombolo-domain-";
-/// Besides the facade, the broker alone may name backends: on a host, and in a guest.
-const BROKERS: [&str; 2] = ["tombolo-broker", "tombolo-broker-guest"];
+/// Besides the facade, the broker alone may name backends.
+const BROKER: &str = "tombolo-broker";
 const FACADE: &str = "facade";
 
 /// Normal and build dependencies go to a strictly lower layer or along a listed edge, backends are named by the
@@ -106,7 +106,7 @@ impl<'a> Layers<'a> {
         let (Some(&above), Some(&below)) = (self.place.get(from), self.place.get(to)) else {
             return Ok(()); // Reported by check_names.
         };
-        if to.starts_with(BACKEND) && !BROKERS.contains(&from) && self.order[above] != FACADE {
+        if to.starts_with(BACKEND) && from != BROKER && self.order[above] != FACADE {
             return Err("only the facade and the broker name a backend".into());
         }
         if above > below || (above == below && self.edges.contains(&(from, to))) {

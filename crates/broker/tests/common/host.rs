@@ -15,17 +15,20 @@ use std::{
 
 use rustix::net::SocketType;
 use tombolo_broker::{
-    broker::program_socket,
-    lane::Lane,
-    local::{
-        devices::{HostDevices, RelayedLinks},
-        kept::StoredConnections,
-        relay::{RelayedLink, event, notify_event},
+    endpoint::broker::{Broker, Settings},
+    fd_passing,
+    host::{
+        accounts::{
+            devices::{HostDevices, RelayedLinks},
+            relay::RelayedLink,
+            stored::StoredConnections,
+        },
+        eventfd::{event, notify_event},
+        mapped::Mapped,
+        notifier::Lane,
+        paths::program_socket,
     },
-    mapped::Mapped,
-    passing,
 };
-use tombolo_broker_guest::broker::{Broker, Settings};
 use tombolo_control::{LinkState, Message, vector_of};
 use tombolo_domain::{Deadline, Endpoint, Listener};
 use tombolo_domain_ivshmem::VmDomain;
@@ -63,7 +66,7 @@ impl Guest {
     /// Begins in the device of `vm`.
     pub fn start(daemon: &Daemon, vm: &Vm, boot: u8) -> Self {
         let socket = daemon.file(&format!("{}.guest", vm.name));
-        let door = passing::listen(&socket, SocketType::SEQPACKET, 0o600, None, None).unwrap();
+        let door = fd_passing::listen(&socket, SocketType::SEQPACKET, 0o600, None, None).unwrap();
         let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
         let lines = RelayedLinks::default();
         let devices = HostDevices::new(

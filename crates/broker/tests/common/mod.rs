@@ -2,6 +2,7 @@
 //! The broker as a process, and QEMUs that are none: one socket to the broker's server, one that speaks QMP.
 #![allow(dead_code, reason = "each test program uses its part of this")]
 
+pub mod endpoint;
 pub mod hold;
 pub mod host;
 pub mod qmp;
@@ -19,7 +20,10 @@ use rustix::{
     net::{SocketType, sockopt},
     process::{Pid, Signal, kill_process},
 };
-use tombolo_broker::{hold::DescriptorStore, passing, run::control_socket};
+use tombolo_broker::{
+    fd_passing,
+    host::{descriptor_store::DescriptorStore, paths::control_socket},
+};
 use tombolo_control::{Boxes, Envelope, Event, MESSAGE_MAX, Message, Path as Way, Session};
 
 /// Nothing here takes this long.
@@ -191,7 +195,7 @@ pub struct Client {
 
 impl Client {
     pub fn connect_raw(folder: &Path) -> Option<Self> {
-        let socket = passing::connect(&control_socket(folder), SocketType::SEQPACKET).ok()?;
+        let socket = fd_passing::connect(&control_socket(folder), SocketType::SEQPACKET).ok()?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(LIMIT)).unwrap();
         Some(Self { socket })
     }
@@ -203,13 +207,13 @@ impl Client {
     }
 
     pub fn say(&self, serial: u32, message: Message) {
-        let _ = passing::send(&self.socket, &Envelope { serial, message }.encode(), &[]);
+        let _ = fd_passing::send(&self.socket, &Envelope { serial, message }.encode(), &[]);
     }
 
     /// The next message; none at the end.
     pub fn hear(&self) -> Option<Envelope> {
         let mut buffer = [0; MESSAGE_MAX];
-        match passing::receive(&self.socket, &mut buffer) {
+        match fd_passing::receive(&self.socket, &mut buffer) {
             Ok((0, _)) => None,
             Ok((len, _)) => Some(Envelope::decode(Way::Socket, &buffer[..len]).unwrap()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => panic!("the broker says nothing"),
@@ -285,7 +289,7 @@ pub struct Device {
 impl Device {
     pub fn connect(folder: &Path, name: &str) -> Self {
         let path = folder.join(format!("{name}.ivshmem"));
-        let socket = until("the server lets QEMU in", || passing::connect(&path, SocketType::STREAM).ok());
+        let socket = until("the server lets QEMU in", || fd_passing::connect(&path, SocketType::STREAM).ok());
         Self { socket }
     }
 
@@ -293,7 +297,7 @@ impl Device {
     pub fn next(&self, wait: Duration) -> Option<(i64, Option<OwnedFd>)> {
         sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(wait)).unwrap();
         let mut bytes = [0; 8];
-        match passing::receive(&self.socket, &mut bytes) {
+        match fd_passing::receive(&self.socket, &mut bytes) {
             Ok((8, descriptors)) => {
                 assert!(descriptors.len() <= 1);
                 Some((i64::from_le_bytes(bytes), descriptors.into_iter().next()))

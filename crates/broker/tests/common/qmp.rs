@@ -17,7 +17,7 @@ use std::{
 
 use rustix::fs::SealFlags;
 use serde_json::{Value, json};
-use tombolo_broker::passing;
+use tombolo_broker::fd_passing;
 
 /// What it has. Everything can be changed from outside.
 #[derive(Default)]
@@ -157,7 +157,7 @@ impl Fake {
                 }
             }
             let mut chunk = [0; 4096];
-            let (len, descriptors) = passing::receive(client, &mut chunk)?;
+            let (len, descriptors) = fd_passing::receive(client, &mut chunk)?;
             if len == 0 {
                 return Ok(());
             }

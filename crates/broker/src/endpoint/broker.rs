@@ -1,0 +1,573 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The loop that hears of everything.
+
+mod listing;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+use tombolo_control::{Life, Message, NO_NUMBER, Name, VERSION, Way, code};
+
+use crate::{
+    discard,
+    endpoint::{
+        connections::Refusal,
+        devices::{Devices, Pages, Region},
+        host_session::{Host, LinkNews, News},
+        link::Link,
+        peer_session::Peer,
+        program::{Program, ProgramSocket, ProgramState},
+    },
+};
+
+/// Most programs at a time, besides those of root.
+const PROGRAMS_MAX: usize = 256;
+/// How long nobody is let in after there was no descriptor for who came.
+const SHUT: Duration = Duration::from_millis(20);
+/// B-19. Most numbers that are kept: of a machine and those with which it has links.
+const NUMBERS_MAX: usize = 65;
+/// Most messages that are heard of one side before the others' turn.
+const TURN: usize = 32;
+/// How often devices are looked for that are not there yet, where nothing tells of them.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// How often all the same where something tells of them.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// When it is looked again whether the host is to be told how much of a link is in use.
+const USAGE_LATER: Duration = Duration::from_millis(100);
+
+/// How much earlier programs are sent away that the host keeps waiting: before they lose patience themselves.
+const EARLY: Duration = Duration::from_secs(2);
+
+/// A peer that says more than [`TURN`] messages at once is heard on after this long, so that it does not get a processor
+/// of its own.
+const BREATH: Duration = Duration::from_millis(1);
+
+/// What the broker of a machine is told when it begins.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// B-6. The same for as long as this kernel runs.
+    pub boot: [u8; 16],
+    /// Bytes of a slice, a multiple of 4096.
+    pub slice: u64,
+}
+
+/// Who has something to say.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Stop,
+    Door,
+    /// The host's broker rang.
+    Host,
+    /// The peer's broker rang, of which link.
+    Peer(u32),
+    /// Interrupts of a link had to be held back.
+    Alarm(u32),
+    /// Slices went, or a device came; [`Broker::reconcile`] looks.
+    Devices,
+    Program(u64),
+    /// Of which link, in which generation, which call.
+    Call(u32, u32, u32),
+}
+
+/// The broker of a machine.
+#[derive(Debug)]
+pub struct Broker<D: Devices> {
+    settings: Settings,
+    /// B-6. What the host calls this machine. Programs wait until it has said so.
+    name: Option<Name>,
+    /// B-19. Domains by their numbers, this one's among them.
+    numbers: BTreeMap<u16, Name>,
+    devices: D,
+    door: ProgramSocket,
+    host: Host,
+    links: BTreeMap<u32, Link<D::Region>>,
+    /// Links that were replaced and are not let go yet.
+    old: Vec<Link<D::Region>>,
+    programs: BTreeMap<u64, Program>,
+    number: u64,
+    /// Until when nobody is let in.
+    shut: Option<Instant>,
+    /// How much of a link is in use is to be said in a while.
+    usage_later: bool,
+}
+
+impl<D: Devices> Broker<D> {
+    /// Begins, to serve programs at `door`.
+    ///
+    /// # Errors
+    /// The devices cannot be reached.
+    pub fn begin(settings: Settings, mut devices: D, door: impl Into<ProgramSocket>) -> io::Result<Self> {
+        let host = Host::begin(random()?, settings.boot, devices.host())?;
+        devices.host().notify();
+        let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
+        let numbers = BTreeMap::new();
+        let (name, door, number, shut, usage_later) = (None, door.into(), 0, None, false);
+        Ok(Self { settings, name, numbers, devices, door, host, links, old, programs, number, shut, usage_later })
+    }
+
+    /// Serves until `stop` is readable.
+    ///
+    /// # Errors
+    /// The device that is shared with the host cannot be reached any more.
+    pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
+        loop {
+            let busy = self.reconcile()?;
+            let Some(ready) = self.wait(stop, busy)? else { return Ok(()) };
+            for who in ready {
+                self.receive_from(who);
+            }
+            self.send_away();
+        }
+    }
+
+    /// Programs that took too long to say what they want, and those that the host keeps waiting.
+    fn send_away(&mut self) {
+        let (now, unnamed) = (self.now(), self.name.is_none());
+        self.programs.retain(|_, program| {
+            let late = program.late_at().is_some_and(|at| now >= at);
+            if late && unnamed && program.doing != ProgramState::Idle {
+                let reason =
+                    "the host's broker says nothing: is tombolod running there, and has it this machine?".into();
+                // What it said is taken: what is left unread when a socket closes hides the answer.
+                let _ = program.receive();
+                let _ = program.answer(Message::Refuse { code: code::FAILED, reason });
+            }
+            !late
+        });
+    }
+
+    /// What the time is as to programs.
+    fn now(&self) -> Instant {
+        Instant::now() + if self.name.is_some() { Duration::ZERO } else { EARLY }
+    }
+
+    /// Who has something to say; none if it is over.
+    fn wait(&self, stop: BorrowedFd<'_>, busy: bool) -> io::Result<Option<Vec<Source>>> {
+        let mut fds = vec![(Source::Stop, stop)];
+        let shut =
+            self.shut.map(|until| until.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero());
+        if shut.is_none() {
+            fds.push((Source::Door, self.door.fd()));
+        }
+        for link in self.links.values().chain(&self.old) {
+            let LinkNews { link: number, generation, .. } = link.told;
+            let who = |serial: &u32| Source::Call(number, generation, *serial);
+            fds.extend(link.sockets.iter().map(|(serial, socket)| (who(serial), socket.as_fd())));
+            if let Some((region, _)) = link.memory.as_ref().filter(|_| !link.departing.is_empty()) {
+                fds.extend(region.departures().map(|fd| (Source::Devices, fd)));
+            }
+        }
+        if self.name.is_some() {
+            fds.extend(self.programs.iter().map(|(id, program)| (Source::Program(*id), program.fd())));
+        }
+        fds.push((Source::Host, self.devices.fd()));
+        let absent = self.links.values().any(|link| link.memory.is_none());
+        if absent {
+            fds.extend(self.devices.arrivals().map(|fd| (Source::Devices, fd)));
+        }
+        for (number, link) in self.links.iter().filter(|(_, link)| !link.leaving) {
+            let Some((region, _)) = &link.memory else { continue };
+            fds.push((Source::Peer(*number), region.fd()));
+            fds.extend(region.alarm().map(|fd| (Source::Alarm(*number), fd)));
+        }
+
+        let again = absent.then(|| if self.devices.arrivals().is_none() { AGAIN } else { PATIENCE });
+        let (late, now) = (self.programs.values().filter_map(Program::late_at).min(), self.now());
+        let late = late.map(|at| at.saturating_duration_since(now));
+        let usage = self.usage_later.then_some(USAGE_LATER);
+        let timeout = [busy.then_some(BREATH), again, late, shut, usage].into_iter().flatten().min();
+        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
+        let mut polled: Vec<_> = fds.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready =
+            polled.iter().zip(&fds).filter(|(polled, _)| !polled.revents().is_empty()).map(|(_, (who, _))| *who);
+        let ready: Vec<_> = ready.collect();
+        Ok((!ready.iter().any(|who| matches!(who, Source::Stop))).then_some(ready))
+    }
+
+    fn receive_from(&mut self, who: Source) {
+        match who {
+            Source::Stop | Source::Devices => {}
+            // What they rang for is looked for in any case.
+            Source::Host => self.devices.host().drain(),
+            Source::Peer(number) => {
+                if let Some((region, _)) = self.links.get_mut(&number).and_then(|link| link.memory.as_mut()) {
+                    region.pages().drain();
+                }
+            }
+            Source::Alarm(number) => {
+                if self.links.get_mut(&number).is_some_and(|link| link.is_stormed(Instant::now())) {
+                    self.host.storm(number);
+                }
+            }
+            Source::Door => self.let_in(),
+            Source::Program(id) => {
+                for _ in 0..TURN {
+                    match self.hear_program(id) {
+                        Ok(true) => {}
+                        Ok(false) => break,
+                        Err(_) => {
+                            self.programs.remove(&id);
+                            return;
+                        }
+                    }
+                }
+            }
+            Source::Call(link, generation, serial) => {
+                let links = self.links.values_mut().chain(&mut self.old);
+                links
+                    .filter(|it| it.told.link == link && it.told.generation == generation)
+                    .for_each(|link| link.hear_call(serial));
+            }
+        }
+    }
+
+    /// Hears host and peers, opens what is there to open, and forgets what is over. True if there may be more.
+    fn reconcile(&mut self) -> io::Result<bool> {
+        let mut news = Vec::new();
+        let (ring, mut busy) = self.host.turn(self.devices.host(), TURN, &mut news)?;
+        if ring {
+            self.devices.host().notify();
+        }
+        news.into_iter().for_each(|news| self.learn(news));
+
+        for link in self.links.values_mut().chain(&mut self.old) {
+            link.depart();
+        }
+        let numbers: Vec<u32> = self.links.keys().copied().collect();
+        for number in numbers {
+            self.open(number);
+            busy |= self.hear_peer(number);
+        }
+        let (now, mut later) = (Instant::now(), false);
+        for link in self.links.values().filter(|link| link.memory.is_some() && !link.leaving) {
+            let (calls, used) = link.usage();
+            later |= self.host.usage(link.told.link, link.told.generation, calls, used, now);
+        }
+        self.usage_later = later;
+        let (host, mut said) = (&mut self.host, false);
+        let mut keep = |link: &Link<D::Region>| {
+            let gone = link.leaving && link.sockets.is_empty() && link.departing.is_empty();
+            if gone {
+                host.released(link.told.link, link.told.generation);
+                said = true;
+            }
+            !gone
+        };
+        self.old.retain(&mut keep);
+        self.links.retain(|_, link| keep(link));
+        Ok(busy | said)
+    }
+
+    fn learn(&mut self, news: News) {
+        match news {
+            // What numbers there are is said anew.
+            News::You(name) => (self.name, self.numbers) = (Some(name), BTreeMap::new()),
+            News::Number(name, number) => {
+                self.numbers.retain(|_, known| *known != name);
+                if let Some(number) = number.filter(|_| self.numbers.len() < NUMBERS_MAX) {
+                    self.numbers.insert(number, name);
+                }
+            }
+            News::Link(told) => {
+                let same = |it: &&mut Link<_>| it.told.generation == told.generation && !it.leaving;
+                if let Some(link) = self.links.get_mut(&told.link).filter(same) {
+                    if let Some((region, _)) = &mut link.memory {
+                        region.set_bell(told.bell);
+                    }
+                    link.told = told;
+                    return;
+                }
+                if let Some(mut old) = self.links.insert(told.link, Link::new(told, self.settings.slice)) {
+                    old.leave(&mut self.programs);
+                    self.old.push(old);
+                }
+            }
+            News::Unlink(number, generation) => {
+                if let Some(link) = self.links.get_mut(&number).filter(|link| link.told.generation == generation) {
+                    link.leave(&mut self.programs);
+                }
+            }
+            News::Life(number, life) => {
+                if let Some(link) = self.links.get_mut(&number) {
+                    link.told.life = life;
+                    link.tell_life();
+                    if life == Life::DomainGone {
+                        link.fail_waiting(&mut self.programs, "its machine is gone");
+                    }
+                }
+            }
+            News::Bell(number, bell) => {
+                if let Some(link) = self.links.get_mut(&number) {
+                    link.told.bell = bell;
+                    if let Some((region, _)) = &mut link.memory {
+                        region.set_bell(bell);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Opens the memory of a link as soon as it is there, with the calls that an earlier broker left (B-16).
+    fn open(&mut self, number: u32) {
+        let Some(link) = self.links.get_mut(&number).filter(|link| link.memory.is_none() && !link.leaving) else {
+            return;
+        };
+        // The host says who is who before it tells of links (B-6).
+        let Some(own) = self.name.clone() else { return };
+        let begun = self.devices.open(&link.told).and_then(|mut region| {
+            let (held, sockets) = (region.held()?, region.sockets());
+            let peer = link.told.peer.clone();
+            let peer = Peer::begin(random()?, own, peer, self.settings.boot, region.pages())?;
+            region.pages().notify();
+            Ok((region, peer, held, sockets))
+        });
+        let wait = [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied, io::ErrorKind::ResourceBusy];
+        match begun {
+            Ok((region, peer, held, sockets)) => {
+                link.sockets = sockets;
+                link.tell_life();
+                let alone = held.iter().map(|made| made.serial).filter(|serial| !link.sockets.contains_key(serial));
+                link.departing.extend(alone);
+                held.into_iter().for_each(|made| link.calls.restore(made));
+                link.memory = Some((region, peer));
+                link.make_ahead();
+            }
+            Err(error) => link.complain(&error, wait.contains(&error.kind())),
+        }
+    }
+
+    /// Hears the broker at the other end of a link. True if there may be more.
+    fn hear_peer(&mut self, number: u32) -> bool {
+        let Self { links, programs, .. } = self;
+        let Some(link) = links.get_mut(&number).filter(|link| !link.leaving) else { return false };
+        let more = Self::converse(link, programs);
+        link.tell_programs(programs) | more
+    }
+
+    fn converse(link: &mut Link<D::Region>, programs: &mut BTreeMap<u64, Program>) -> bool {
+        let (mut changed, mut busy) = (false, true);
+        for _ in 0..TURN {
+            let Some((region, peer)) = &mut link.memory else { return false };
+            let (heard, ring, more) = match peer.turn(region.pages()) {
+                Ok(turned) => turned,
+                Err(error) => {
+                    let peer = &link.told.peer;
+                    crate::log_of(peer.as_str(), &format!("the link with {peer} cannot be reached: {error}"));
+                    link.leave(programs);
+                    return true;
+                }
+            };
+            changed |= ring;
+            if let Some(Err(Refusal(_, why))) = heard.map(|heard| link.understand(heard, programs))
+                && let Some((_, peer)) = &mut link.memory
+            {
+                peer.spoil(&format!("says what cannot be: {why}"));
+            }
+            if link.memory.as_ref().is_some_and(|(_, peer)| peer.is_broken()) {
+                link.fail_waiting(programs, "its broker is not heard until it begins anew");
+            }
+            if !more {
+                busy = false;
+                break;
+            }
+        }
+        // Once for all of it: a ring interrupts the other machine.
+        if let Some((region, _)) = link.memory.as_mut().filter(|_| changed) {
+            region.pages().notify();
+        }
+        busy
+    }
+
+    fn let_in(&mut self) {
+        self.shut = None;
+        if discard::is_crowded() {
+            self.shut = Some(Instant::now() + SHUT);
+            return;
+        }
+        let program = match self.door.next().and_then(Program::new) {
+            Ok(program) => program,
+            Err(error) => return self.not_let_in(&error),
+        };
+        let mine = |it: &Program| it.user == program.user;
+        let own = self.programs.values().filter(|it| mine(it)).count() + discard::waiting_of(program.user);
+        let theirs = self.programs.values().filter(|it| !mine(it) && it.user != 0).count();
+        if !may_sit(own, if program.user == 0 { 0 } else { theirs }, PROGRAMS_MAX) {
+            let idle = self.idle(mine).or_else(|| self.idle(|it| own == 0 && it.user != 0));
+            let Some(idle) = idle else { return };
+            self.programs.remove(&idle);
+        }
+        self.number += 1;
+        self.programs.insert(self.number, program);
+    }
+
+    /// For want of descriptors: who waits at the door stays there, and would be looked for without end.
+    fn not_let_in(&mut self, error: &io::Error) {
+        let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+        if short.iter().any(|it| error.raw_os_error() == Some(it.raw_os_error())) {
+            self.shut = Some(Instant::now() + SHUT);
+        }
+    }
+
+    /// Who of `those` has had nothing to ask for longest: it loses nothing when it is sent away.
+    fn idle(&self, those: impl Fn(&Program) -> bool) -> Option<u64> {
+        let idle = self.programs.iter().filter(|(_, program)| program.doing == ProgramState::Idle && those(program));
+        idle.min_by_key(|(_, program)| program.late_at()).map(|(id, _)| *id)
+    }
+
+    /// V-1. What a program wants, or false if it said nothing. An error ends the conversation.
+    fn hear_program(&mut self, id: u64) -> io::Result<bool> {
+        let Some(program) = self.programs.get_mut(&id) else { return Ok(false) };
+        let Some(said) = program.receive()? else { return Ok(false) };
+        let said = match said {
+            Ok(said) => said,
+            Err(fault) => {
+                program.answer(refuse(Refusal(code::MALFORMED, fault.to_string())))?;
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        };
+        program.asked = said.serial;
+        self.answer(id, said.message).map(|()| true)
+    }
+
+    fn answer(&mut self, id: u64, message: Message) -> io::Result<()> {
+        let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
+        match (&program.doing, message) {
+            (ProgramState::New, Message::Hello { version_min, version_max, .. }) => {
+                let Some(name) = self.name.clone() else { return Ok(()) };
+                if version_min > VERSION || version_max < VERSION {
+                    return program
+                        .answer(refuse(Refusal(code::VERSION, format!("this broker speaks version {VERSION}"))));
+                }
+                program.doing = ProgramState::Greeted;
+                let (epoch, boot) = (0, [0; 16]);
+                program.answer(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })
+            }
+            (ProgramState::Greeted | ProgramState::Idle, Message::Listen { service }) => {
+                let taken = self.programs.values().any(|it| it.doing == ProgramState::Listening(service.clone()));
+                let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
+                if taken {
+                    return program.answer(refuse(Refusal(code::EXISTS, format!("{service} has a listener"))));
+                }
+                program.doing = ProgramState::Listening(service);
+                program.answer(Message::Done {})
+            }
+            (ProgramState::Greeted | ProgramState::Idle, Message::Connect { peer, service, .. }) => {
+                let called = self.call(id, &peer, service);
+                let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
+                match called {
+                    Ok(()) => program.doing = ProgramState::Calling,
+                    Err(no) => program.refuse(no),
+                }
+                Ok(())
+            }
+            (ProgramState::Greeted | ProgramState::Idle, Message::Who { number }) => {
+                let own = number == NO_NUMBER;
+                let found = self
+                    .numbers
+                    .iter()
+                    .find(|(it, name)| if own { Some(*name) == self.name.as_ref() } else { **it == number });
+                let missing = || match number {
+                    NO_NUMBER => "the host's configuration gives this domain no `number`".to_owned(),
+                    number => format!("no domain with which this one has a link has the `number` {number}"),
+                };
+                let answer = match found {
+                    Some((number, name)) => Message::Number { name: name.clone(), number: *number },
+                    None => refuse(Refusal(code::NOT_FOUND, missing())),
+                };
+                program.rest();
+                program.answer(answer)
+            }
+            (ProgramState::Greeted | ProgramState::Idle, Message::Look { at, after }) => self.show(id, at, after),
+            (ProgramState::Greeted | ProgramState::Idle, _) => {
+                program.answer(refuse(Refusal(code::UNSUPPORTED, "this is a guest's broker".into())))
+            }
+            _ => {
+                program
+                    .answer(refuse(Refusal(code::MALFORMED, "Hello comes first, and one question at a time".into())))?;
+                Err(io::ErrorKind::InvalidData.into())
+            }
+        }
+    }
+
+    /// B-14. Asks the peer for a call.
+    fn call(&mut self, id: u64, peer: &Name, service: Name) -> Result<(), Refusal> {
+        let no = |code, why: String| Err(Refusal(code, why));
+        let Some(program) = self.programs.get(&id) else { return Ok(()) };
+        let Some(link) = self.links.values_mut().find(|link| link.told.peer == *peer && !link.leaving) else {
+            return no(code::NOT_FOUND, format!("there is no link with {peer}"));
+        };
+        if !link.told.allows(Way::Out, &service) {
+            return no(code::DENIED, format!("no rule of the host lets this machine connect to {peer}/{service}"));
+        }
+        if link.told.life == Life::DomainGone {
+            return no(code::NOT_FOUND, format!("the machine {peer} is gone"));
+        }
+        if !link.memory.as_ref().is_some_and(|(_, broker)| broker.is_there()) {
+            let paused = if link.told.life == Life::Paused { " (its machine is paused)" } else { "" };
+            return no(
+                code::NOT_FOUND,
+                format!(
+                    "the broker of {peer} has not opened the link{paused}: are driver and tombolod --guest there? \
+                     `tombolo link ls` on the host says more"
+                ),
+            );
+        }
+        link.call(id, program, service)
+    }
+}
+
+/// B-15. Whether a user who has `own` seats of `all` may have one more, where others have `theirs`: half of what they leave. So many
+/// users must mean ill, and not one or two, before somebody stands.
+#[must_use]
+pub fn may_sit(own: usize, theirs: usize, all: usize) -> bool {
+    2 * own < all.saturating_sub(theirs)
+}
+
+fn refuse(Refusal(code, why): Refusal) -> Message {
+    Message::Refuse { code, reason: why.into() }
+}
+
+/// A number that is not 0.
+fn random() -> io::Result<u64> {
+    loop {
+        let mut bytes = [0; 8];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        match u64::from_ne_bytes(bytes) {
+            0 => {}
+            number => return Ok(number),
+        }
+    }
+}
+
+#[cfg(test)]
+mod random;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b15_users_who_take_all_they_get_leave_seats_to_others() {
+        let mut had: Vec<usize> = Vec::new();
+        while had.iter().sum::<usize>() < PROGRAMS_MAX {
+            let theirs = had.iter().sum();
+            had.push((0..).find(|own| !may_sit(*own, theirs, PROGRAMS_MAX)).unwrap());
+        }
+        assert_eq!(had, [128, 64, 32, 16, 8, 4, 2, 1, 1]);
+        assert!(!may_sit(0, PROGRAMS_MAX, PROGRAMS_MAX) && !may_sit(0, 2 * PROGRAMS_MAX, PROGRAMS_MAX));
+    }
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-20. What programs of this kernel have, for tools: calls and listeners, to each user its own.
+
+use std::io;
+
+use tombolo_control::{CallEnd, Message, NOBODY, Progress, Seen};
+use tombolo_domain_ivshmem::outline::{OUTLINE, outline};
+
+use super::Broker;
+use crate::endpoint::{
+    connections::{Agreement, Stage},
+    devices::{Devices, Part, Region},
+    link::Link,
+    program::{Program, ProgramState},
+};
+
+/// Most rows of one answer: they have to find room in the socket at once.
+const ROWS: usize = 16;
+/// What is not known.
+const UNKNOWN: u64 = u64::MAX;
+
+impl<D: Devices> Broker<D> {
+    /// Answers the program `id`, which wants to see what comes behind `after`.
+    pub(crate) fn show(&mut self, id: u64, at: Seen, after: u64) -> io::Result<()> {
+        let Some(user) = self.programs.get(&id).map(|program| program.user) else { return Ok(()) };
+        let all = user == 0 || user == rustix::process::geteuid().as_raw();
+        let rows = match at {
+            Seen::Calls => self.call_rows(after, |it| all || it == user),
+            Seen::Listeners => self.listener_rows(after, |it| all || it == user),
+        };
+        let Some(program) = self.programs.get_mut(&id) else { return Ok(()) };
+        program.rest();
+        rows.into_iter().try_for_each(|row| program.answer(row))?;
+        program.answer(Message::Done {})
+    }
+
+    fn listener_rows(&self, after: u64, may_see: impl Fn(u32) -> bool) -> Vec<Message> {
+        let row = |(at, program): (&u64, &Program)| match &program.doing {
+            ProgramState::Listening(service) if may_see(program.user) && !program.has_left() => {
+                Some(Message::ListenerRow {
+                    at: *at,
+                    service: service.clone(),
+                    process: program.process,
+                    user: program.user,
+                })
+            }
+            _ => None,
+        };
+        let behind = self.programs.range(after.saturating_add(1)..);
+        behind.filter_map(row).take(ROWS).collect()
+    }
+
+    fn call_rows(&mut self, after: u64, may_see: impl Fn(u32) -> bool) -> Vec<Message> {
+        let mut rows = Vec::new();
+        for (number, link) in self.links.range_mut((after >> 32) as u32..) {
+            let place = |made: &Agreement| u64::from(*number) << 32 | u64::from(made.serial);
+            let progress = |stage| match stage {
+                Stage::Asked => Some(Progress::Asked),
+                Stage::Up => Some(Progress::Up),
+                Stage::ClosedThere => Some(Progress::Closed),
+                // No program has it any more.
+                Stage::GivenUp | Stage::Refused | Stage::ClosedHere => None,
+            };
+            let calls = link.calls.iter().filter_map(|(made, stage)| Some((made, progress(stage)?)));
+            let mut calls: Vec<_> = calls.filter(|(made, _)| place(made) > after).collect();
+            calls.sort_unstable_by_key(|(made, _)| made.serial);
+            for (made, progress) in calls {
+                let about = link.about.get(&made.serial);
+                if may_see(about.map_or(NOBODY, |about| about.user)) {
+                    rows.push(row(link, place(&made), &made, progress));
+                }
+                if rows.len() == ROWS {
+                    return rows;
+                }
+            }
+        }
+        rows
+    }
+}
+
+fn row<R: Region>(link: &mut Link<R>, at: u64, made: &Agreement, progress: Progress) -> Message {
+    // A link whose memory is gone has nothing to say, and is listed nevertheless.
+    let mut words = |part: Part, (from, len): (u64, u64)| {
+        let region = link.memory.as_mut().map(|(region, _)| region);
+        region
+            .and_then(|region| outline(len, |at, bytes| region.peek(part, from + at, bytes)).ok())
+            .unwrap_or([0; OUTLINE])
+    };
+    let (own_words, their_words) = (words(Part::Own, made.own), words(Part::Theirs, made.theirs));
+    let about = link.about.get(&made.serial);
+    let alarmed = link.memory.as_ref().is_some_and(|(region, _)| region.alarm().is_some());
+    Message::CallRow {
+        at,
+        link: link.told.link,
+        generation: link.told.generation,
+        peer: link.told.peer.clone(),
+        life: link.told.life,
+        service: about.map_or("", |about| about.service.as_str()).into(),
+        end: about.map_or(CallEnd::Unknown, |about| about.end),
+        progress,
+        process: about.map_or(0, |about| about.process),
+        user: about.map_or(NOBODY, |about| about.user),
+        age: about.map_or(UNKNOWN, |about| u64::try_from(about.since.elapsed().as_millis()).unwrap_or(UNKNOWN)),
+        own: made.own.1,
+        theirs: made.theirs.1,
+        storms: if alarmed { link.storms } else { u32::MAX },
+        own_words: Box::new(own_words),
+        their_words: Box::new(their_words),
+    }
+}

@@ -1,0 +1,582 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-14, B-18. A link: what the peer's broker and the programs of this machine do to its calls.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::{AsFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use tombolo_control::{CallEnd, Life, Message, Name, Way, code};
+
+use crate::{
+    discard,
+    endpoint::{
+        connections::{Agreement, Connections, Refusal, ResumeAction, Stage},
+        devices::Region,
+        host_session::LinkNews,
+        owner::About,
+        peer_session::{Peer, PeerRequest},
+        program::{self, Program, ProgramState},
+    },
+};
+
+/// The host is not told more often that a peer rings without end.
+const STORM_AGAIN: Duration = Duration::from_secs(1);
+
+/// A call of which its program is still to hear: that which asked for it, or that which listens.
+#[derive(Debug)]
+struct Fresh {
+    serial: u32,
+    program: u64,
+    /// As what it is told of it.
+    told_as: u32,
+    service: Name,
+}
+
+/// A link and the calls on it.
+#[derive(Debug)]
+pub(crate) struct Link<R> {
+    pub told: LinkNews,
+    /// None until the devices are there.
+    pub memory: Option<(R, Peer)>,
+    pub calls: Connections,
+    /// This side's end of each program's call socket.
+    pub sockets: BTreeMap<u32, OwnedFd>,
+    /// Calls whose program closed the socket, or had one of an earlier broker, and may have the slices still.
+    pub departing: BTreeSet<u32>,
+    /// Those whose peer is told, and whose program is not.
+    fresh: Vec<Fresh>,
+    /// B-20. What is known of calls besides.
+    pub about: BTreeMap<u32, About>,
+    /// When the host was told last that the peer rings without end.
+    stormed: Option<Instant>,
+    /// And how often.
+    pub storms: u32,
+    /// The host took it back.
+    pub leaving: bool,
+    /// V-2. Both ends of the next call's socket.
+    spare: Option<(OwnedFd, OwnedFd)>,
+    /// That its memory cannot be opened yet was said.
+    complained: bool,
+    /// That a call could not be given to its program was said.
+    failed: bool,
+}
+
+impl<R: Region> Link<R> {
+    /// A link that the host told of; slices on it are of `slice` bytes.
+    pub(crate) fn new(told: LinkNews, slice: u64) -> Self {
+        let calls = Connections::new(told.side, told.size, slice);
+        Self {
+            told,
+            memory: None,
+            calls,
+            sockets: BTreeMap::new(),
+            departing: BTreeSet::new(),
+            fresh: Vec::new(),
+            about: BTreeMap::new(),
+            stormed: None,
+            storms: 0,
+            leaving: false,
+            spare: None,
+            complained: false,
+            failed: false,
+        }
+    }
+
+    /// Calls, and bytes of this end's region that they have.
+    pub(crate) fn usage(&self) -> (u16, u64) {
+        let calls = self.calls.iter().filter(|(_, stage)| *stage != Stage::Refused);
+        calls.fold((0, 0), |(calls, used), (made, _)| (calls + 1, used + made.own.1))
+    }
+
+    /// Makes ahead what the next call will want, while nobody waits for it.
+    pub(crate) fn make_ahead(&mut self) {
+        if self.spare.is_none() && !self.leaving {
+            self.spare = program::call_socket().ok();
+        }
+    }
+
+    /// B-8. Whether the host is to be told that the peer rings without end.
+    pub(crate) fn is_stormed(&mut self, now: Instant) -> bool {
+        let stormed = self.memory.as_mut().is_some_and(|(region, _)| region.is_stormed());
+        let due = stormed && self.stormed.is_none_or(|last| now.duration_since(last) >= STORM_AGAIN);
+        if due {
+            self.stormed = Some(now);
+            self.storms = self.storms.saturating_add(1);
+        }
+        due
+    }
+
+    /// What the peer's broker wants.
+    pub(crate) fn understand(
+        &mut self,
+        heard: PeerRequest,
+        programs: &mut BTreeMap<u64, Program>,
+    ) -> Result<(), Refusal> {
+        match heard {
+            PeerRequest::Hello => {}
+            PeerRequest::Began => {
+                for serial in self.calls.forgotten() {
+                    self.refuse(serial, Refusal(code::NOT_FOUND, "its broker began anew".into()), programs);
+                }
+                let known = self.calls.iter().filter(|(_, stage)| *stage != Stage::Refused);
+                let calls: Vec<_> = known.map(|(made, stage)| (made, stage == Stage::ClosedHere)).collect();
+                if let Some((_, peer)) = &mut self.memory {
+                    peer.recount(&calls);
+                }
+            }
+            PeerRequest::Call(told, is_over) => match self.calls.resumed(told, is_over)? {
+                ResumeAction::AsItWas | ResumeAction::Ended => {}
+                ResumeAction::Agreed(made) => self.agree(&made),
+                ResumeAction::ClosedThere => self.tell_close(told.serial),
+                ResumeAction::Lost(made) => {
+                    if let Some((region, _)) = &mut self.memory {
+                        region.bequeath(&made);
+                    }
+                    self.say_close(told.serial);
+                }
+            },
+            PeerRequest::Connect(serial, service, theirs, channel) => {
+                let answer = self.called(serial, service, theirs, channel, programs);
+                let Some((_, peer)) = &mut self.memory else { return Ok(()) };
+                match answer {
+                    Ok(made) => peer.accept(&made),
+                    Err(no) => peer.refuse(serial, no),
+                };
+            }
+            PeerRequest::Accept(serial, theirs) => match self.calls.accepted(serial, theirs)? {
+                Some(made) => self.agree(&made),
+                None => self.end_unless_out(serial),
+            },
+            PeerRequest::Refuse(0, ..) => {}
+            PeerRequest::Refuse(serial, code, reason) => {
+                if self.calls.refused(serial)? {
+                    self.refuse(serial, Refusal(code, reason.as_str().into()), programs);
+                } else {
+                    self.end_unless_out(serial);
+                }
+            }
+            PeerRequest::Close(serial) => {
+                let before = self.calls.get(serial);
+                if self.calls.closed(serial)?.is_some() {
+                    self.tell_close(serial);
+                } else if let Some((made, _)) = before {
+                    self.clean(&made);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// B-14. The peer's program calls a service of this machine.
+    fn called(
+        &mut self,
+        serial: u32,
+        service: Name,
+        theirs: (u64, u64),
+        channel: u16,
+        programs: &BTreeMap<u64, Program>,
+    ) -> Result<Agreement, Refusal> {
+        if !self.told.allows(Way::In, &service) {
+            return Err(Refusal(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
+        }
+        let listening = ProgramState::Listening(service.clone());
+        let listens = |program: &Program| program.doing == listening && !program.has_left();
+        let Some((id, program)) = programs.iter().find(|(_, program)| listens(program)) else {
+            return Err(Refusal(code::NOT_FOUND, format!("nobody listens at {service}")));
+        };
+        self.calls.room_for(program.user)?;
+        let made = self.calls.asked(serial, theirs, channel)?;
+        let about = About::new(service.clone(), CallEnd::Listened, program);
+        self.begin(made, Fresh { serial, program: *id, told_as: serial, service }, program.user)?;
+        self.about.insert(serial, about);
+        Ok(made)
+    }
+
+    /// B-14. A program of `user` calls: what the peer is to be asked.
+    pub(crate) fn call(&mut self, id: u64, program: &Program, service: Name) -> Result<(), Refusal> {
+        self.calls.room_for(program.user)?;
+        let made = self.calls.ask()?;
+        let fresh = Fresh { serial: made.serial, program: id, told_as: program.asked, service: service.clone() };
+        self.begin(made, fresh, program.user)?;
+        self.about.insert(made.serial, About::new(service.clone(), CallEnd::Called, program));
+        if let Some((_, peer)) = &mut self.memory {
+            peer.connect(&made, service);
+        }
+        Ok(())
+    }
+
+    /// Clears the memory of a new call.
+    fn begin(&mut self, made: Agreement, fresh: Fresh, user: u32) -> Result<Agreement, Refusal> {
+        self.about.retain(|serial, _| self.calls.get(*serial).is_some());
+        let cleared = match &mut self.memory {
+            Some((region, _)) => region.clear(made.own.0, made.own.1),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        if let Err(error) = cleared {
+            self.calls.forget(made.serial);
+            return Err(Refusal(code::FAILED, format!("the link's memory cannot be reached: {error}")));
+        }
+        self.calls.belongs(made.serial, user);
+        self.fresh.push(fresh);
+        Ok(made)
+    }
+
+    /// Tells programs of the calls that they asked for, and of those that were accepted for them, after the peer was told: it
+    /// need not wait for what is made for them, and for what they do about it. A call that cannot be told is over. True if
+    /// the peer is to hear of one.
+    pub(crate) fn tell_programs(&mut self, programs: &mut BTreeMap<u64, Program>) -> bool {
+        let mut over = false;
+        for fresh in std::mem::take(&mut self.fresh) {
+            let Err(error) = self.hand(&fresh, programs) else { continue };
+            let left = [io::ErrorKind::NotFound, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
+            // Once: the peer may call as often as it likes.
+            if !left.contains(&error.kind()) && !std::mem::replace(&mut self.failed, true) {
+                crate::log_of(
+                    self.told.peer.as_str(),
+                    &format!("a call between here and {} cannot be given to its program: {error}", self.told.peer),
+                );
+            }
+            if let Some(caller) = programs.get_mut(&fresh.program).filter(|it| it.doing == ProgramState::Calling) {
+                caller.refuse(Refusal(code::FAILED, format!("slices cannot be made: {error}")));
+            }
+            self.finish(fresh.serial);
+            over = true;
+        }
+        over
+    }
+
+    /// V-2. States a call to its program, with what it needs of its own, and what the peer has said of it since.
+    fn hand(&mut self, fresh: &Fresh, programs: &mut BTreeMap<u64, Program>) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let program = programs.get_mut(&fresh.program).ok_or_else(gone)?;
+        let (region, _) = self.memory.as_mut().ok_or_else(gone)?;
+        let (made, stage) = self.calls.get(fresh.serial).ok_or_else(gone)?;
+        let (ours, socket) = self.spare.take().map_or_else(program::call_socket, Ok)?;
+        let own = region.own(&made)?;
+        region.store_connection(&made, ours.as_fd())?;
+        if matches!(stage, Stage::Up | Stage::ClosedThere) {
+            program::accept(&ours, made.theirs, &region.theirs(&made)?)?;
+        }
+        if stage == Stage::ClosedThere {
+            program::send(ours.as_fd(), 0, Message::Close {}, &[])?;
+        }
+        let descriptors: Vec<_> = [&socket].into_iter().chain(&own).map(AsFd::as_fd).collect();
+        program.state(fresh.told_as, (self.told.peer.clone(), fresh.service.clone()), &made, &descriptors)?;
+        if program.doing == ProgramState::Calling {
+            program.rest();
+        }
+        self.tell_life_to(&ours);
+        self.sockets.insert(made.serial, ours);
+        Ok(())
+    }
+
+    /// V-2. The peer agreed to a call: gives its slice to the program that asked. One that is not told of the call yet is
+    /// told both then.
+    fn agree(&mut self, made: &Agreement) {
+        let (Some((region, _)), Some(socket)) = (&mut self.memory, self.sockets.get(&made.serial)) else { return };
+        let given = region
+            .store_connection(made, socket.as_fd())
+            .and_then(|()| region.theirs(made))
+            .and_then(|theirs| program::accept(socket, made.theirs, &theirs));
+        if let Err(error) = given {
+            let reason = format!("slices cannot be made: {error}").into();
+            // One that has gone is heard of by its socket.
+            let _ = program::send(socket.as_fd(), 0, Message::Refuse { code: code::FAILED, reason }, &[]);
+        }
+    }
+
+    /// Tells the program that waits for a call that it does not get it.
+    fn refuse(&mut self, serial: u32, Refusal(code, why): Refusal, programs: &mut BTreeMap<u64, Program>) {
+        if let Some(socket) = self.sockets.get(&serial) {
+            let _ = program::send(socket.as_fd(), 0, Message::Refuse { code, reason: why.into() }, &[]);
+            return;
+        }
+        if let Some(at) = self.fresh.iter().position(|fresh| fresh.serial == serial) {
+            let caller = programs.get_mut(&self.fresh.remove(at).program);
+            if let Some(caller) = caller.filter(|it| it.doing == ProgramState::Calling) {
+                caller.refuse(Refusal(code, why));
+            }
+        }
+        self.end_unless_out(serial);
+    }
+
+    /// Ends a call that nobody wants, unless a program may have its slices: then it ends with these.
+    fn end_unless_out(&mut self, serial: u32) {
+        if !self.sockets.contains_key(&serial) && !self.departing.contains(&serial) {
+            self.finish(serial);
+        }
+    }
+
+    /// Tells all who wait for an answer of the peer that none will come.
+    pub(crate) fn fail_waiting(&mut self, programs: &mut BTreeMap<u64, Program>, why: &str) {
+        let asked = self.calls.iter().filter(|(_, stage)| *stage == Stage::Asked).map(|(made, _)| made.serial);
+        for serial in asked.collect::<Vec<_>>() {
+            self.calls.close(serial);
+            self.refuse(serial, Refusal(code::NOT_FOUND, why.into()), programs);
+        }
+    }
+
+    /// Tells all programs with calls on this link how the peer's machine fares.
+    pub(crate) fn tell_life(&self) {
+        if self.told.life != Life::Unknown {
+            self.sockets.values().for_each(|socket| self.say_life(socket));
+        }
+    }
+
+    /// V-7. The same for a call that begins: that the machine runs goes without saying.
+    fn tell_life_to(&self, socket: &OwnedFd) {
+        if !matches!(self.told.life, Life::Unknown | Life::Running) {
+            self.say_life(socket);
+        }
+    }
+
+    fn say_life(&self, socket: &OwnedFd) {
+        let (link, generation, life) = (self.told.link, self.told.generation, self.told.life);
+        let _ = program::send(socket.as_fd(), 0, Message::Life { link, generation, life }, &[]);
+    }
+
+    /// A program closed its call's socket, or says something on it, which it has no reason to.
+    pub(crate) fn hear_call(&mut self, serial: u32) {
+        let Some(socket) = self.sockets.get(&serial) else { return };
+        if !matches!(program::receive(socket.as_fd()), Ok(None)) {
+            if let Some(socket) = self.sockets.remove(&serial) {
+                discard::end(socket.as_fd());
+            }
+            self.departing.insert(serial);
+        }
+    }
+
+    /// Ends the calls that no program has any more.
+    pub(crate) fn depart(&mut self) {
+        if self.departing.is_empty() {
+            return;
+        }
+        let held = self.memory.as_mut().map_or(Ok(Vec::new()), |(region, _)| region.held());
+        // What cannot be asked for is gone: the module lists the slices of a device that was unplugged as well.
+        let held: BTreeSet<u32> = held.unwrap_or_default().iter().map(|made| made.serial).collect();
+        let (stay, gone) = self.departing.iter().partition::<BTreeSet<u32>, _>(|serial| held.contains(serial));
+        self.departing = stay;
+        if !gone.is_empty() {
+            self.make_ahead();
+        }
+        gone.into_iter().for_each(|serial| self.finish(serial));
+    }
+
+    pub(crate) fn finish(&mut self, serial: u32) {
+        let Some((made, stage)) = self.calls.get(serial) else { return };
+        let ended = matches!(stage, Stage::GivenUp | Stage::ClosedHere);
+        if let Some((region, _)) = self.memory.as_mut().filter(|_| !ended) {
+            region.bequeath(&made);
+        }
+        if self.calls.close(serial) {
+            self.say_close(serial);
+        }
+        self.clean(&made);
+    }
+
+    /// Clears the memory of a call that is over on both sides, so that the next one need not wait for that.
+    fn clean(&mut self, made: &Agreement) {
+        if self.calls.get(made.serial).is_none()
+            && let Some((region, _)) = self.memory.as_mut().filter(|_| made.own.1 != 0)
+        {
+            region.clear_ahead(made.own.0, made.own.1);
+        }
+    }
+
+    /// Tells the program that has a call that the peer's side of it is over.
+    fn tell_close(&self, serial: u32) {
+        if let Some(socket) = self.sockets.get(&serial) {
+            let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
+        }
+    }
+
+    fn say_close(&mut self, serial: u32) {
+        if let Some((_, peer)) = &mut self.memory {
+            peer.queue_message(serial, Message::Close {});
+        }
+    }
+
+    /// Its memory cannot be opened; later perhaps, if that is worth to `wait` for.
+    pub(crate) fn complain(&mut self, error: &io::Error, wait: bool) {
+        if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
+            let peer = &self.told.peer;
+            crate::log_of(peer.as_str(), &format!("the link with {peer} cannot be opened: {error}"));
+            self.complained = true;
+        }
+        self.leaving = !wait;
+    }
+
+    /// The host took the link back.
+    pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
+        (self.leaving, self.spare) = (true, None);
+        self.fail_waiting(programs, "the link is taken away");
+        self.fresh.clear();
+        // First, so that programs hear that it was taken away, and not that the peer closed.
+        if let Some((region, _)) = &mut self.memory {
+            region.hang_up();
+        }
+        self.sockets.keys().for_each(|serial| self.tell_close(*serial));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, BorrowedFd};
+
+    use tombolo_control::{Boxes, Envelope, MESSAGE_MAX, Path, SLICES_AT};
+
+    use super::*;
+    use crate::endpoint::devices::Pages;
+
+    /// Memory of a link of which nothing is kept but whose end was told.
+    #[derive(Debug, Default)]
+    struct Nothing(Vec<u32>);
+
+    impl Boxes for Nothing {
+        fn load(&mut self, _offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+            bytes.fill(0);
+            Ok(())
+        }
+
+        fn store(&mut self, _offset: usize, _bytes: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Pages for Nothing {
+        fn notify(&self) {}
+        fn drain(&self) {}
+    }
+
+    impl Region for Nothing {
+        type Pages = Self;
+
+        fn pages(&mut self) -> &mut Self {
+            self
+        }
+
+        fn fd(&self) -> BorrowedFd<'_> {
+            unreachable!("nobody waits")
+        }
+
+        fn set_bell(&mut self, _bell: u16) {}
+
+        fn clear(&mut self, _offset: u64, _len: u64) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn own(&mut self, _made: &Agreement) -> io::Result<Vec<OwnedFd>> {
+            Ok(Vec::new())
+        }
+
+        fn theirs(&mut self, _made: &Agreement) -> io::Result<OwnedFd> {
+            Ok(std::fs::File::open("/dev/null")?.into())
+        }
+
+        fn held(&mut self) -> io::Result<Vec<Agreement>> {
+            Ok(Vec::new())
+        }
+
+        fn departures(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+
+        fn bequeath(&mut self, made: &Agreement) {
+            self.0.push(made.serial);
+        }
+
+        fn hang_up(&mut self) {}
+    }
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn told() -> LinkNews {
+        let place = || "04.0".parse().unwrap();
+        LinkNews {
+            link: 1,
+            generation: 1,
+            peer: name("b"),
+            own: place(),
+            theirs: place(),
+            size: 1 << 20,
+            side: 0,
+            bell: 2,
+            vectors: 1,
+            rules: vec![(Way::In, "*".parse().unwrap())],
+            life: Life::Running,
+        }
+    }
+
+    #[test]
+    fn v2_socket_made_ahead_is_one_and_goes_with_the_link() {
+        let mut link = Link::<Nothing>::new(told(), 4096);
+        assert!(link.spare.is_none());
+        link.make_ahead();
+        let made = link.spare.as_ref().map(|(ours, _)| ours.as_raw_fd());
+        link.make_ahead();
+        assert!(made.is_some() && link.spare.as_ref().map(|(ours, _)| ours.as_raw_fd()) == made, "one is enough");
+        link.leave(&mut BTreeMap::new());
+        assert!(link.spare.is_none());
+        link.make_ahead();
+        assert!(link.spare.is_none(), "no call will want it");
+    }
+
+    fn linked() -> Link<Nothing> {
+        let mut link = Link::new(told(), 4096);
+        let mut boxes = Nothing::default();
+        let peer = Peer::begin(1, name("a"), name("b"), [0; 16], &mut boxes).unwrap();
+        link.memory = Some((boxes, peer));
+        link
+    }
+
+    fn listener() -> (Program, OwnedFd) {
+        let (ours, theirs) = program::call_socket().unwrap();
+        let mut listener = Program::new(ours).unwrap();
+        listener.doing = ProgramState::Listening(name("s"));
+        (listener, theirs)
+    }
+
+    fn called() -> PeerRequest {
+        PeerRequest::Connect(2, name("s"), (SLICES_AT, 4096), 1)
+    }
+
+    #[test]
+    fn v7_program_hears_of_an_end_that_came_before_it_was_told_of_the_call() {
+        let mut link = linked();
+        let (ours, theirs) = program::call_socket().unwrap();
+        let heard = theirs.try_clone().unwrap();
+        link.spare = Some((ours, theirs));
+        let (listener, _program) = listener();
+        let mut programs = BTreeMap::from([(7, listener)]);
+        link.understand(called(), &mut programs).unwrap();
+        link.understand(PeerRequest::Close(2), &mut programs).unwrap();
+        assert!(!link.tell_programs(&mut programs), "the peer knows");
+        // What comes with it is not received here.
+        let next = || {
+            let mut bytes = [0; MESSAGE_MAX];
+            let len = rustix::io::read(&heard, &mut bytes).unwrap();
+            Envelope::decode(Path::Socket, &bytes[..len]).unwrap().message
+        };
+        assert_eq!(next(), Message::Accept { offset: SLICES_AT, len: 4096 });
+        assert_eq!(next(), Message::Close {});
+    }
+
+    #[test]
+    fn v2_call_of_a_listener_that_has_gone_is_over_once_it_was_accepted() {
+        let mut link = linked();
+        let (listener, _program) = listener();
+        let mut programs = BTreeMap::from([(7, listener)]);
+        link.understand(called(), &mut programs).unwrap();
+        assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::Up), "accepted");
+        programs.clear();
+        assert!(link.tell_programs(&mut programs), "there is Close to be said");
+        assert!(link.calls.get(2).is_some_and(|(_, stage)| stage == Stage::ClosedHere));
+        assert_eq!(link.memory.as_ref().map(|(region, _)| &region.0), Some(&vec![2]), "its state is closed");
+        assert!(link.sockets.is_empty() && !link.tell_programs(&mut programs), "and that was all");
+    }
+}

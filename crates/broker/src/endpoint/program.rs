@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-15, V-1, V-2. Programs of this kernel, over a UNIX socket: one datagram a message. Nothing here blocks.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    io::Errno,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    },
+};
+use tombolo_control::{Envelope, Fault, MESSAGE_MAX, Message, Name, Path};
+
+use crate::{
+    discard::{self, Look},
+    endpoint::connections::{Agreement, Range, Refusal},
+};
+
+/// Where programs come in.
+#[derive(Debug)]
+pub enum ProgramSocket {
+    /// A listening `SOCK_SEQPACKET` that does not block.
+    Listening(OwnedFd),
+    /// A `SOCK_SEQPACKET` that does not block, on which they are passed one by one by who let them in.
+    Passed(OwnedFd),
+}
+
+impl From<OwnedFd> for ProgramSocket {
+    fn from(listening: OwnedFd) -> Self {
+        Self::Listening(listening)
+    }
+}
+
+impl ProgramSocket {
+    /// Polls readable when somebody waits.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Listening(door) | Self::Passed(door) => door.as_fd(),
+        }
+    }
+
+    /// Who waits.
+    ///
+    /// # Errors
+    /// Nobody does, or no descriptor is to be had.
+    pub fn next(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Listening(door) => Ok(rustix::net::accept_with(door, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?),
+            Self::Passed(door) => {
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut control = RecvAncillaryBuffer::new(&mut space);
+                let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+                rustix::net::recvmsg(door, &mut [IoSliceMut::new(&mut [0])], &mut control, flags)?;
+                let passed = control.drain().find_map(|message| match message {
+                    RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+                    _ => None,
+                });
+                passed.ok_or_else(|| io::ErrorKind::NotFound.into())
+            }
+        }
+    }
+}
+
+/// How long a program may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a program does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ProgramState {
+    /// It said nothing yet.
+    New,
+    /// It said Hello.
+    Greeted,
+    /// Its question was answered. It may ask another, for a while and as long as there is room.
+    Idle,
+    /// It waits for calls to a service.
+    Listening(Name),
+    /// It called, and is about to be answered.
+    Calling,
+}
+
+/// A connected program.
+#[derive(Debug)]
+pub struct Program {
+    socket: OwnedFd,
+    /// Who it is, as the kernel says.
+    pub user: u32,
+    /// Its process, likewise; 0: not one that is seen from here.
+    pub process: u32,
+    /// What it does.
+    pub doing: ProgramState,
+    /// The serial of its question.
+    pub asked: u32,
+    /// Until when it has to have said what it wants, or wants besides.
+    deadline: Instant,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        discard::end(self.socket.as_fd());
+    }
+}
+
+impl Program {
+    /// A program that has just connected.
+    ///
+    /// # Errors
+    /// The kernel does not say who it is.
+    pub fn new(socket: OwnedFd) -> io::Result<Self> {
+        let who = getsockopt(&socket.as_fd(), PeerCredentials)?;
+        let (user, process) = (who.uid(), u32::try_from(who.pid()).unwrap_or_default());
+        Ok(Self { socket, user, process, doing: ProgramState::New, asked: 0, deadline: Instant::now() + PATIENCE })
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Until when it has to say something, if it has to.
+    #[must_use]
+    pub fn late_at(&self) -> Option<Instant> {
+        matches!(self.doing, ProgramState::New | ProgramState::Greeted | ProgramState::Idle).then_some(self.deadline)
+    }
+
+    /// Its question was answered.
+    pub fn rest(&mut self) {
+        (self.doing, self.deadline) = (ProgramState::Idle, Instant::now() + PATIENCE);
+    }
+
+    /// Its next message, none while there is none.
+    ///
+    /// # Errors
+    /// It is gone, or sent what it may not.
+    pub fn receive(&self) -> io::Result<Option<Result<Envelope, Fault>>> {
+        receive(self.socket.as_fd())
+    }
+
+    /// Answers its question.
+    ///
+    /// # Errors
+    /// It is gone, or does not read.
+    pub fn answer(&self, message: Message) -> io::Result<()> {
+        send(self.socket.as_fd(), self.asked, message, &[])
+    }
+
+    /// Whether it has closed its end: what it does is over, though the broker has not come to it yet.
+    pub fn has_left(&self) -> bool {
+        let now = Timespec::default();
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// Answers its question by why not. One that does not read it is gone, or will be sent away.
+    pub fn refuse(&mut self, Refusal(code, why): Refusal) {
+        self.rest();
+        let _ = self.answer(Message::Refuse { code, reason: why.into() });
+    }
+
+    /// V-2. States a call: to its caller, or to who listens.
+    ///
+    /// # Errors
+    /// It is gone, or does not read.
+    pub fn state(
+        &self,
+        serial: u32,
+        (peer, service): (Name, Name),
+        made: &Agreement,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        let ((offset, len), channel) = (made.own, made.channel);
+        send(self.socket.as_fd(), serial, Message::Connect { peer, service, offset, len, channel }, descriptors)
+    }
+}
+
+/// V-2. Says on a call's socket that the peer agreed, and gives its slice.
+///
+/// # Errors
+/// Nobody is there, or does not read.
+pub fn accept(socket: &OwnedFd, (offset, len): Range, theirs: &OwnedFd) -> io::Result<()> {
+    send(socket.as_fd(), 0, Message::Accept { offset, len }, &[theirs.as_fd()])
+}
+
+/// A socket for one call: the broker's side, and the program's.
+///
+/// # Errors
+/// No descriptors are to be had.
+pub fn call_socket() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// The next message on a socket, none while there is none. One with descriptors stays where it is: to close one may take as long as
+/// its file system likes. Such a socket is for [`discard::end`].
+///
+/// # Errors
+/// Nobody is there any more, or sent what it may not.
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Result<Envelope, Fault>>> {
+    let unwanted = || io::Error::other("descriptors that nobody asked for, or a message too long (B-15)");
+    let (mut buffer, mut control) = ([0; MESSAGE_MAX], RecvAncillaryBuffer::default());
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    // Without room for descriptors the kernel closes them here.
+    match discard::peek_message(socket, &mut buffer) {
+        Ok(Look::Bytes(_)) => {}
+        Ok(Look::Descriptors) => return Err(unwanted()),
+        Err(Errno::AGAIN) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    }
+    let received = loop {
+        match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
+            Ok(received) => break received,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    if received.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) {
+        return Err(unwanted());
+    }
+    match received.bytes {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        len => Ok(Some(Envelope::decode(Path::Socket, &buffer[..len]))),
+    }
+}
+
+/// Sends a message in one piece.
+///
+/// # Errors
+/// Nobody is there, or does not read.
+pub fn send(socket: BorrowedFd<'_>, serial: u32, message: Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other(format!("{} descriptors in one message", descriptors.len())));
+    }
+    let bytes = Envelope { serial, message }.encode();
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b15_descriptors_that_nobody_asked_for_are_never_had() {
+        for _ in 0..200 {
+            let (ours, theirs) = call_socket().unwrap();
+            let (reads, writes) = rustix::pipe::pipe().unwrap();
+            send(theirs.as_fd(), 0, Message::Close {}, &[writes.as_fd()]).unwrap();
+            drop(writes);
+            assert!(receive(ours.as_fd()).is_err());
+            discard::end(ours.as_fd());
+            drop(ours);
+            // Soon, and by nobody else.
+            let mut polled = [PollFd::new(&reads, PollFlags::empty())];
+            rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap();
+            assert!(polled[0].revents().contains(PollFlags::HUP), "somebody has it still");
+        }
+    }
+}

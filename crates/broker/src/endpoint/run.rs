@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon in a virtual machine, from its start to its end.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::PermissionsExt,
+    },
+    path::Path,
+};
+
+use nix::sys::{
+    signal::{SigSet, Signal},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::{
+    endpoint::{
+        broker::{Broker, Settings},
+        module::Machine,
+    },
+    startup::{open_folder, raise_limit},
+};
+
+/// The socket for programs, in the broker's folder.
+pub const SOCKET: &str = "broker.sock";
+/// B-14. Bytes of a slice: a ring of the usual size, and room to exchange it for another.
+pub const SLICE: u64 = 2 << 20;
+/// Programs that connect while the broker is busy.
+const BACKLOG: i32 = 128;
+
+/// Serves programs at [`SOCKET`] in `folder` until a signal says to end. `slice` is what a program gets for a call.
+///
+/// # Errors
+/// It cannot begin, or what it depends on is gone.
+pub fn run(folder: &Path, slice: u64) -> io::Result<()> {
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+    signals.thread_block()?;
+    let stop = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
+    raise_limit()?;
+    // The module gives the host's page to one broker, so whoever has it may take the socket's place.
+    let machine = Machine::begin()?;
+    open_folder(folder)?;
+    let path = folder.join(SOCKET);
+    let broker = Broker::begin(Settings { boot: boot()?, slice }, machine, open_door(&path)?)?;
+    crate::log(&format!("serves programs at {}", path.display()));
+    let ended = broker.run(stop.as_fd());
+    let _ = std::fs::remove_file(&path);
+    ended
+}
+
+/// The listening socket. All users of the machine may connect; what the kernel says of them is what counts (B-15).
+fn open_door(path: &Path) -> io::Result<OwnedFd> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&door, &SocketAddrUnix::new(path)?)?;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o666))?;
+    rustix::net::listen(&door, BACKLOG)?;
+    Ok(door)
+}
+
+/// B-6. What the kernel calls this boot.
+fn boot() -> io::Result<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).map(u128::to_be_bytes).map_err(io::Error::other)
+}

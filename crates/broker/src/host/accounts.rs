@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Accounts of the host: domains whose programs run on this kernel and not in a machine.
+//!
+//! What a guest's broker does for the programs of its machine, a thread does for those of an account, and it is the same
+//! code ([`endpoint`](crate::endpoint)): only its devices are others ([`devices`]). It hears from this broker what a guest would,
+//! through boxes in memory as a device has them; a link's rings go through [`relay`].
+
+pub mod devices;
+pub mod relay;
+pub mod stored;
+
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tokio::sync::mpsc;
+use tombolo_control::{DEVICE_LEN, Name};
+
+use crate::{
+    discard,
+    endpoint::{
+        broker::{Broker, Settings},
+        program::ProgramSocket,
+    },
+    fd_passing,
+    host::{
+        event::Event,
+        eventfd::{event, notify_event},
+        guest::{self, Guest},
+        mapped::Mapped,
+        memory,
+        notifier::Lane,
+        tasks::{Tasks, listen},
+    },
+};
+use devices::{HostDevices, RelayedLinks};
+use stored::StoredConnections;
+
+/// An account whose programs are served.
+#[derive(Debug)]
+pub(crate) struct Local {
+    pub guest: Guest,
+    /// The boxes.
+    pub boxes: Mapped,
+    /// What its links are made of.
+    pub lines: RelayedLinks,
+    /// B-8. Machines that may not ring it for now.
+    pub stormed_by: BTreeSet<String>,
+    rings: OwnedFd,
+    door: OwnedFd,
+    stop: OwnedFd,
+    _tasks: Tasks,
+}
+
+impl Local {
+    /// Begins to serve the programs of an account; `slice` is what each call gets, and `kept` those that it has.
+    ///
+    /// # Errors
+    /// Descriptors, memory or threads are used up.
+    pub fn start(name: &Name, slice: u64, kept: StoredConnections, events: &mpsc::Sender<Event>) -> io::Result<Self> {
+        let memory = memory::create("tombolo-account", DEVICE_LEN)?;
+        let boxes = Mapped::new(&memory)?;
+        let (rings, heard, stop) = (event()?, event()?, event()?);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (door, inside) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let (lines, mut tasks) = (RelayedLinks::default(), Tasks::default());
+        tasks.push(listen(name.as_str(), 0, heard.try_clone()?, events)?);
+        let (account, teller) = (name.as_str().to_owned(), events.clone());
+        let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
+        let lane = Lane::named(&format!("account/{name}"));
+        let devices = HostDevices::new(memory, heard, rings.try_clone()?, Arc::clone(&lines), kept, storms, lane);
+        let settings = Settings { boot: guest::boot(), slice };
+        let guest = Guest::begin(name.clone(), &boxes)?;
+        let broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside))?;
+        let (account, ended) = (name.clone(), stop.try_clone()?);
+        std::thread::Builder::new().name("tombolo-account".into()).spawn(move || {
+            if let Err(error) = broker.run(ended.as_fd()) {
+                crate::log(&format!("programs of {account} are not served any more: {error}"));
+            }
+        })?;
+        Ok(Self { guest, boxes, lines, stormed_by: BTreeSet::new(), rings, door, stop, _tasks: tasks })
+    }
+
+    /// Rings the account's broker.
+    pub fn notify(&self) {
+        notify_event(&self.rings);
+    }
+
+    /// Lets a program in; one for whom there is no room is closed.
+    pub fn admit(&self, program: &OwnedFd) {
+        if !fd_passing::send(&self.door, b"p", &[program.as_fd()]).unwrap_or(false) {
+            discard::end(program.as_fd());
+        }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        notify_event(&self.stop);
+    }
+}

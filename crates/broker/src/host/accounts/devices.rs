@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! V-2, V-4. What stands in the place of devices where the broker of programs runs on the host: regions are memfds, and the
+//! host's broker is in the same process.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tombolo_control::{Boxes, CALL_CHANNELS, NO_BELL};
+use tombolo_domain_ivshmem::{CLOSED, STATE_AT};
+
+use super::{
+    relay::{ConnectionEvents, Relay, RelayedLink},
+    stored::{Key, StoredConnection, StoredConnections},
+};
+use crate::{
+    endpoint::{
+        connections::Agreement,
+        devices::{Devices, Pages, Part, Region},
+        host_session::LinkNews,
+    },
+    host::{
+        eventfd::{drain, event, notify_event},
+        notifier::Lane,
+    },
+};
+
+/// Zeros are written in pieces of so many bytes.
+const PIECE: usize = 64 << 10;
+
+/// What each link of an account is made of, by number and generation. The host's broker puts it there before it tells
+/// of the link.
+pub type RelayedLinks = Arc<Mutex<BTreeMap<(u32, u32), Arc<RelayedLink>>>>;
+
+/// Where storms are told: the link that is rung without end.
+pub type Storms = Arc<dyn Fn(u32) + Send + Sync>;
+
+/// A pair of boxes.
+#[derive(Debug)]
+pub struct HostPages {
+    boxes: Between,
+    /// Rung when there is something to hear.
+    heard: Arc<OwnedFd>,
+}
+
+#[derive(Debug)]
+enum Between {
+    /// This end and the host's broker: one memory, as in a doorbell device, and the eventfd that rings it.
+    Host { memory: OwnedFd, rings: OwnedFd },
+    /// This end and a machine's broker.
+    Link(Arc<RelayedLink>, Arc<Relay>),
+}
+
+/// B-3. Where this end's page is in the memory that it has with the host's broker.
+const OWN_AT: u64 = 4096;
+
+impl Boxes for HostPages {
+    fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        let memory = match &self.boxes {
+            Between::Host { memory, .. } => memory,
+            Between::Link(line, _) => &line.peer,
+        };
+        match rustix::io::pread(memory, &mut *bytes, offset as u64)? {
+            read if read == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        match &self.boxes {
+            // Nobody but the broker has that.
+            Between::Host { memory, .. } => match rustix::io::pwrite(memory, bytes, OWN_AT + offset as u64)? {
+                written if written == bytes.len() => Ok(()),
+                _ => Err(io::ErrorKind::WriteZero.into()),
+            },
+            Between::Link(line, _) => line.own_memory.store(offset as u64, bytes),
+        }
+    }
+}
+
+impl Pages for HostPages {
+    fn notify(&self) {
+        match &self.boxes {
+            Between::Host { rings, .. } => notify_event(rings),
+            Between::Link(_, relay) => relay.notify_channels([0]),
+        }
+    }
+
+    fn drain(&self) {
+        drain(&self.heard);
+    }
+}
+
+/// What an account has.
+pub struct HostDevices {
+    host: HostPages,
+    lines: RelayedLinks,
+    kept: StoredConnections,
+    storms: Storms,
+    /// Rings programs.
+    lane: Lane,
+}
+
+impl HostDevices {
+    /// `memory` is as a doorbell device's; `rings` rings the host's broker, and `heard` is rung by it. `lane` rings the account's
+    /// programs.
+    #[must_use]
+    pub fn new(
+        memory: OwnedFd,
+        rings: OwnedFd,
+        heard: OwnedFd,
+        lines: RelayedLinks,
+        kept: StoredConnections,
+        storms: Storms,
+        lane: Lane,
+    ) -> Self {
+        let host = HostPages { boxes: Between::Host { memory, rings }, heard: Arc::new(heard) };
+        Self { host, lines, kept, storms, lane }
+    }
+}
+
+impl Devices for HostDevices {
+    type Pages = HostPages;
+    type Region = HostRegion;
+
+    fn host(&mut self) -> &mut HostPages {
+        &mut self.host
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.host.heard.as_fd()
+    }
+
+    /// The host's broker tells of a link once it is there.
+    fn arrivals(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn open(&mut self, told: &LinkNews) -> io::Result<HostRegion> {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = lines.get(&(told.link, told.generation)).map(Arc::clone).ok_or(io::ErrorKind::NotFound)?;
+        // The host's broker wants it, too.
+        drop(lines);
+        let heard = Arc::new(event()?);
+        let (storms, link) = (Arc::clone(&self.storms), told.link);
+        let relay = Relay::begin(Arc::clone(&line), Arc::clone(&heard), self.lane.clone(), move || storms(link))?;
+        let relay = Arc::new(relay);
+        relay.mute(told.bell == NO_BELL);
+        let (key, kept) = ((told.link, told.generation), self.kept.clone());
+        let (mut left, mut sockets) = (Vec::new(), BTreeMap::new());
+        for StoredConnection { made, socket, wire } in kept.take_stored(key) {
+            // Who rang while nobody carried it: all are rung once, on both sides.
+            wire.to.iter().for_each(|event| self.lane.notify_event(event));
+            relay.connect(made.channel, wire)?;
+            relay.notify_channels(made.channel..made.channel + CALL_CHANNELS);
+            sockets.insert(made.serial, socket);
+            left.push(made);
+        }
+        let pages = HostPages { boxes: Between::Link(line, relay), heard };
+        Ok(HostRegion { pages, key, kept, left, sockets })
+    }
+}
+
+/// Memory of a link, and the rings of its calls.
+#[derive(Debug)]
+pub struct HostRegion {
+    pages: HostPages,
+    key: Key,
+    kept: StoredConnections,
+    /// Calls of an earlier broker, and their sockets, until they are asked for.
+    left: Vec<Agreement>,
+    sockets: BTreeMap<u32, OwnedFd>,
+}
+
+impl HostRegion {
+    fn parts(&self) -> (&RelayedLink, &Relay) {
+        match &self.pages.boxes {
+            Between::Link(line, relay) => (line, relay),
+            Between::Host { .. } => unreachable!("a region is of a link"),
+        }
+    }
+}
+
+impl Region for HostRegion {
+    type Pages = HostPages;
+
+    fn pages(&mut self) -> &mut HostPages {
+        &mut self.pages
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.pages.heard.as_fd()
+    }
+
+    fn set_bell(&mut self, bell: u16) {
+        self.parts().1.mute(bell == NO_BELL);
+    }
+
+    fn clear(&mut self, offset: u64, len: u64) -> io::Result<()> {
+        let (line, zeros) = (self.parts().0, [0; PIECE]);
+        let mut at = offset;
+        while at < offset + len {
+            let piece = PIECE.min((offset + len - at) as usize);
+            line.own_memory.store(at, &zeros[..piece])?;
+            at += piece as u64;
+        }
+        Ok(())
+    }
+
+    /// V-2. Programs of one account have the whole region between them: who is trusted with one call is trusted with
+    /// all of its account (ADR 0034).
+    fn own(&mut self, made: &Agreement) -> io::Result<Vec<OwnedFd>> {
+        let (line, relay) = self.parts();
+        let events = || -> io::Result<_> { Ok([event()?, event()?, event()?]) };
+        let (to, from) = (events()?, events()?);
+        let mut own = vec![line.own.try_clone()?];
+        for event in from.iter().chain(&to) {
+            own.push(event.try_clone()?);
+        }
+        relay.connect(made.channel, ConnectionEvents { to: to.map(Arc::new), from })?;
+        Ok(own)
+    }
+
+    fn theirs(&mut self, _made: &Agreement) -> io::Result<OwnedFd> {
+        self.parts().0.peer.try_clone()
+    }
+
+    /// A program has its slices for as long as its socket, or is no more.
+    fn held(&mut self) -> io::Result<Vec<Agreement>> {
+        Ok(std::mem::take(&mut self.left))
+    }
+
+    fn store_connection(&mut self, made: &Agreement, socket: BorrowedFd<'_>) -> io::Result<()> {
+        let wire = self.parts().1.wire(made.channel).ok_or(io::ErrorKind::NotFound)?;
+        self.kept.store_connection(self.key, made, socket, &wire)?;
+        if made.theirs.1 != 0 {
+            // Its name says what is known of it.
+            self.kept.forget(self.key, &Agreement { theirs: (0, 0), ..*made });
+        }
+        Ok(())
+    }
+
+    fn sockets(&mut self) -> BTreeMap<u32, OwnedFd> {
+        std::mem::take(&mut self.sockets)
+    }
+
+    fn departures(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn peek(&mut self, part: Part, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let line = self.parts().0;
+        let memory = if part == Part::Own { &line.own } else { &line.peer };
+        match rustix::io::pread(memory, &mut *bytes, offset)? {
+            read if read == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn bequeath(&mut self, made: &Agreement) {
+        let (line, relay) = self.parts();
+        // Of a call that the peer alone knows it may not know where it is here (B-18).
+        if made.own.1 != 0 {
+            let _ = line.own_memory.store(made.own.0 + u64::from(STATE_AT), &[CLOSED]);
+        }
+        if made.channel != 0 {
+            relay.notify_channels(made.channel..made.channel + CALL_CHANNELS);
+            relay.disconnect(made.channel);
+        }
+        self.kept.forget(self.key, made);
+    }
+
+    /// Programs hear of it on their sockets.
+    fn hang_up(&mut self) {}
+}

@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! V-2, V-3. Rings between a virtual machine and the programs of this host that have calls with it.
+//!
+//! A machine rings a link by one eventfd, and says in the marks of its region (B-3) which event channels it meant; a
+//! program has an eventfd for each. This thread stands between the two, one for each link. All that a machine or a
+//! program shares with it they could fill or make blocking: so it reads without waiting, and rings by a [`Lane`].
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    mem::MaybeUninit,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use tombolo_control::{BOX_LEN, CALL_CHANNELS, CHANNELS, MARKS_AT};
+
+use crate::host::{
+    eventfd::{drain, event, notify_event},
+    mapped::Mapped,
+    notifier::Lane,
+};
+
+/// B-8. What a machine may spend on rings in each [`WINDOW`]: one for a ring that wakes somebody, [`WASTE`] for another.
+const BUDGET: u64 = 1 << 18;
+const WASTE: u64 = 16;
+const WINDOW: Duration = Duration::from_secs(1);
+/// B-8. How long a bell that was taken away for a storm stays away.
+pub const CALM: Duration = Duration::from_secs(10);
+/// How often marks are looked at while the machine's bell is taken away.
+const PATROL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+
+/// What an event is about: a channel, or one of these.
+const BELL: u64 = 1 << 32;
+const WAKE: u64 = 2 << 32;
+
+/// One link in one generation, as the host has it.
+#[derive(Debug)]
+pub struct RelayedLink {
+    /// The region that this end writes, for its programs.
+    pub own: OwnedFd,
+    /// The same, for the broker: any program can keep who writes to the file waiting.
+    pub own_memory: Mapped,
+    /// The machine's, to read.
+    pub peer: OwnedFd,
+    /// Rings the machine.
+    pub rings: Arc<OwnedFd>,
+    /// What rings that.
+    pub lane: Lane,
+    /// Rung by the machine.
+    pub heard: OwnedFd,
+}
+
+/// The eventfds of a call.
+#[derive(Debug)]
+pub struct ConnectionEvents {
+    /// Ring the program.
+    pub to: [Arc<OwnedFd>; CALL_CHANNELS as usize],
+    /// Rung by the program.
+    pub from: [OwnedFd; CALL_CHANNELS as usize],
+}
+
+/// The broker's side of the thread. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Relay(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    line: Arc<RelayedLink>,
+    epoll: OwnedFd,
+    /// Something in `orders` changed.
+    wake: OwnedFd,
+    orders: Mutex<Orders>,
+}
+
+#[derive(Debug, Default)]
+struct Orders {
+    /// Calls by their first channel.
+    wires: BTreeMap<u16, Arc<ConnectionEvents>>,
+    /// Channels that the broker rings.
+    pending: BTreeSet<u16>,
+    /// The machine is not to be rung.
+    muted: bool,
+    over: bool,
+}
+
+impl Relay {
+    /// Begins. Channel 0 rings `broker`, `programs` rings programs; `storm` is called when the machine rings without end.
+    ///
+    /// # Errors
+    /// No descriptors or threads are to be had.
+    pub fn begin(
+        line: Arc<RelayedLink>,
+        broker: Arc<OwnedFd>,
+        programs: Lane,
+        storm: impl Fn() + Send + 'static,
+    ) -> io::Result<Self> {
+        let (epoll, wake) = (epoll::create(epoll::CreateFlags::CLOEXEC)?, event()?);
+        epoll::add(&epoll, &line.heard, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        let shared = Arc::new(Shared { line, epoll, wake, orders: Mutex::default() });
+        // What the machine rang before this is for nobody; what it is owed goes on where it stopped.
+        let (seen, marks) = (marks(&shared.line.peer)?, marks(&shared.line.own)?);
+        let (account, shares) = (Account::new(), Arc::clone(&shared));
+        let mut thread = Thread { shared: shares, broker, programs, seen, marks, account, storm };
+        std::thread::Builder::new().name("tombolo-relay".into()).spawn(move || thread.run())?;
+        Ok(Self(shared))
+    }
+
+    fn order<T>(&self, what: impl FnOnce(&mut Orders) -> T) -> T {
+        let done = what(&mut self.0.orders());
+        notify_event(&self.0.wake);
+        done
+    }
+
+    /// Carries the rings of a call from now on.
+    ///
+    /// # Errors
+    /// The program's eventfds cannot be polled.
+    pub fn connect(&self, channel: u16, wire: ConnectionEvents) -> io::Result<()> {
+        self.disconnect(channel);
+        for (channel, from) in (channel..).zip(&wire.from) {
+            epoll::add(&self.0.epoll, from, epoll::EventData::new_u64(channel.into()), epoll::EventFlags::IN)?;
+        }
+        self.0.orders().wires.insert(channel, Arc::new(wire));
+        Ok(())
+    }
+
+    /// The eventfds of a call.
+    #[must_use]
+    pub fn wire(&self, channel: u16) -> Option<Arc<ConnectionEvents>> {
+        self.0.orders().wires.get(&channel).cloned()
+    }
+
+    /// Forgets a call.
+    pub fn disconnect(&self, channel: u16) {
+        if let Some(wire) = self.0.orders().wires.remove(&channel) {
+            // The program may have copies: to close ours does not take them out.
+            for from in &wire.from {
+                let _ = epoll::delete(&self.0.epoll, from);
+            }
+            // A write that the program made wait would wait for ever, as nobody reads any more.
+            wire.to.iter().for_each(|to| _ = drain(to));
+        }
+    }
+
+    /// Rings the machine at these channels.
+    pub fn notify_channels(&self, channels: impl IntoIterator<Item = u16>) {
+        self.order(|orders| orders.pending.extend(channels));
+    }
+
+    /// B-8. Whether the machine is not to be rung; once it may be again it is, as it may have missed something.
+    pub fn mute(&self, muted: bool) {
+        self.order(|orders| orders.muted = muted);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.order(|orders| orders.over = true);
+    }
+}
+
+impl Shared {
+    fn orders(&self) -> MutexGuard<'_, Orders> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Marks = [u32; CHANNELS as usize];
+
+/// The marks that stand in a region.
+fn marks(region: &OwnedFd) -> io::Result<Marks> {
+    let mut bytes = [0; BOX_LEN];
+    if rustix::io::pread(region, &mut bytes[..], MARKS_AT as u64)? != bytes.len() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut marks = [0; CHANNELS as usize];
+    for (mark, bytes) in marks.iter_mut().zip(bytes.as_chunks::<4>().0) {
+        *mark = u32::from_le_bytes(*bytes);
+    }
+    Ok(marks)
+}
+
+/// B-8. What a machine spent on rings.
+#[derive(Debug)]
+struct Account {
+    since: Instant,
+    spent: u64,
+    /// It spent too much: until then its bell is away.
+    stormed: Option<Instant>,
+}
+
+impl Account {
+    fn new() -> Self {
+        Self { since: Instant::now(), spent: 0, stormed: None }
+    }
+
+    /// Charges `rings`, of which so many woke somebody. True if that is a storm, once in each.
+    fn charge(&mut self, rings: u64, woke: u64, now: Instant) -> bool {
+        if now.duration_since(self.since) >= WINDOW {
+            (self.since, self.spent) = (now, 0);
+            self.stormed = self.stormed.filter(|until| now < *until);
+        }
+        // A machine can make it look like any number of rings.
+        let wasted = WASTE.saturating_mul(rings.saturating_sub(woke));
+        self.spent = self.spent.saturating_add(woke).saturating_add(wasted);
+        let new = self.spent > BUDGET && self.stormed.is_none();
+        if new {
+            self.stormed = Some(now + CALM + WINDOW);
+        }
+        new
+    }
+}
+
+struct Thread<S> {
+    shared: Arc<Shared>,
+    /// Rings the broker.
+    broker: Arc<OwnedFd>,
+    /// Rings programs.
+    programs: Lane,
+    /// The machine's marks, as they were seen last.
+    seen: Marks,
+    /// Our own.
+    marks: Marks,
+    account: Account,
+    storm: S,
+}
+
+impl<S: Fn()> Thread<S> {
+    fn run(&mut self) {
+        loop {
+            let mut events = [MaybeUninit::uninit(); 32];
+            let timeout = self.account.stormed.map(|_| &PATROL);
+            let events: Vec<u64> = match epoll::wait(&self.shared.epoll, &mut events, timeout) {
+                Ok((events, _)) => events.iter().map(|event| event.data.u64()).collect(),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return crate::log(&format!("rings of a link are not carried any more: {error}")),
+            };
+            if events.is_empty() {
+                self.forward_notifications(0);
+            }
+            for about in events {
+                match about {
+                    BELL => {
+                        let rings = drain(&self.shared.line.heard);
+                        self.forward_notifications(rings);
+                    }
+                    WAKE => {
+                        drain(&self.shared.wake);
+                        let mut orders = self.shared.orders();
+                        if orders.over {
+                            return;
+                        }
+                        let pending = std::mem::take(&mut orders.pending);
+                        drop(orders);
+                        // Also without a channel: who was muted may have missed something.
+                        self.notify_channels(pending);
+                    }
+                    channel => self.program_rang(channel as u16),
+                }
+            }
+        }
+    }
+
+    /// The call that a channel belongs to, and which of its channels it is.
+    fn wire(&self, channel: u16) -> Option<(Arc<ConnectionEvents>, usize)> {
+        let nth = channel.checked_sub(1)? % CALL_CHANNELS;
+        let wire = self.shared.orders().wires.get(&(channel - nth))?.clone();
+        Some((wire, nth.into()))
+    }
+
+    fn program_rang(&mut self, channel: u16) {
+        if let Some((wire, nth)) = self.wire(channel)
+            && drain(&wire.from[nth]) != 0
+        {
+            self.notify_channels([channel]);
+        }
+    }
+
+    /// Marks the channels, and rings the machine unless it complained.
+    fn notify_channels(&mut self, channels: impl IntoIterator<Item = u16>) {
+        for channel in channels {
+            let mark = &mut self.marks[usize::from(channel)];
+            *mark = mark.wrapping_add(1);
+            let at = MARKS_AT as u64 + 4 * u64::from(channel);
+            let _ = self.shared.line.own_memory.store(at, &mark.to_le_bytes());
+        }
+        if !self.shared.orders().muted {
+            self.shared.line.lane.notify_event(&self.shared.line.rings);
+        }
+    }
+
+    /// The machine rang so often: wakes those whom it meant.
+    fn forward_notifications(&mut self, rings: u64) {
+        let Ok(marks) = marks(&self.shared.line.peer) else { return };
+        let mut woke = 0;
+        for (channel, (seen, mark)) in (0u16..).zip(self.seen.iter_mut().zip(marks)) {
+            if *seen == mark {
+                continue;
+            }
+            *seen = mark;
+            if channel == 0 {
+                woke += u64::from(is_silent(&self.broker));
+                notify_event(&*self.broker);
+            } else {
+                let nth = (channel - 1) % CALL_CHANNELS;
+                let wire = self.shared.orders().wires.get(&(channel - nth)).cloned();
+                if let Some(event) = wire.as_ref().map(|wire| &wire.to[usize::from(nth)]) {
+                    woke += u64::from(is_silent(event));
+                    self.programs.notify_event(event);
+                }
+            }
+        }
+        if self.account.charge(rings, woke.min(rings), Instant::now()) {
+            (self.storm)();
+        }
+    }
+}
+
+/// Whether an eventfd was not rung, so that a ring wakes somebody.
+fn is_silent(event: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(event, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok() && !polled[0].revents().contains(PollFlags::IN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::memory;
+
+    fn copy(event: &OwnedFd) -> OwnedFd {
+        event.try_clone().unwrap()
+    }
+
+    fn wait(event: &OwnedFd) -> bool {
+        let mut polled = [PollFd::new(event, PollFlags::IN)];
+        let long = Timespec { tv_sec: 20, tv_nsec: 0 };
+        poll(&mut polled, Some(&long)).unwrap();
+        drain(event) != 0
+    }
+
+    /// A relay and the machine at its other end.
+    struct World {
+        relay: Relay,
+        line: Arc<RelayedLink>,
+        broker: Arc<OwnedFd>,
+        storms: Arc<OwnedFd>,
+        marks: Marks,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let region = || memory::create("test", 64 << 10).unwrap();
+            let (rings, heard) = (Arc::new(event().unwrap()), event().unwrap());
+            let own = region();
+            let own_memory = Mapped::new(&own).unwrap();
+            let line = Arc::new(RelayedLink { own, own_memory, peer: region(), rings, lane: Lane::default(), heard });
+            let (broker, storms) = (Arc::new(event().unwrap()), Arc::new(event().unwrap()));
+            let told = Arc::clone(&storms);
+            let relay =
+                Relay::begin(Arc::clone(&line), Arc::clone(&broker), Lane::default(), move || notify_event(&*told));
+            let relay = relay.unwrap();
+            Self { relay, line, broker, storms, marks: [0; 512] }
+        }
+
+        /// A program's eventfds: those that it rings, and those that ring it.
+        fn call(&self, channel: u16) -> [[OwnedFd; 3]; 2] {
+            let events = || [(); 3].map(|()| event().unwrap());
+            let (to, from) = (events(), events());
+            let mine = [from.each_ref().map(copy), to.each_ref().map(copy)];
+            self.relay.connect(channel, ConnectionEvents { to: to.map(Arc::new), from }).unwrap();
+            mine
+        }
+
+        fn mark(&mut self, channel: u16) {
+            self.marks[usize::from(channel)] += 1;
+            let mark = self.marks[usize::from(channel)].to_le_bytes();
+            rustix::io::pwrite(&self.line.peer, &mark, MARKS_AT as u64 + 4 * u64::from(channel)).unwrap();
+        }
+
+        fn machine_rings(&mut self, channel: u16) {
+            self.mark(channel);
+            notify_event(&self.line.heard);
+        }
+    }
+
+    #[test]
+    fn v2_v3_rings_reach_the_channel_that_was_meant_both_ways() {
+        let mut world = World::new();
+        let [rings, heard] = world.call(4);
+        let [_, other] = world.call(7);
+        world.machine_rings(5);
+        assert!(wait(&heard[1]));
+        world.machine_rings(0);
+        assert!(wait(&world.broker));
+        assert_eq!([&heard[0], &heard[2], &other[0], &other[1], &other[2]].map(drain), [0; 5]);
+        notify_event(&rings[2]);
+        assert!(wait(&world.line.rings));
+        assert_eq!(marks(&world.line.own).unwrap().iter().position(|mark| *mark == 1), Some(6));
+        world.relay.notify_channels([0]);
+        assert!(wait(&world.line.rings));
+        assert_eq!(marks(&world.line.own).unwrap()[0], 1);
+        // A call that is over is heard no more, though its program goes on.
+        world.relay.disconnect(4);
+        notify_event(&rings[0]);
+        world.machine_rings(4);
+        world.machine_rings(7);
+        assert!(wait(&other[0]));
+        assert_eq!((drain(&heard[0]), marks(&world.line.own).unwrap()[4]), (0, 0));
+    }
+
+    #[test]
+    fn b8_machine_that_storms_is_noticed_once_and_its_calls_go_on() {
+        let mut world = World::new();
+        let [_, heard] = world.call(1);
+        let mut polled = [PollFd::new(&*world.storms, PollFlags::IN)];
+        let began = Instant::now();
+        while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 0 {
+            (0..1000).for_each(|_| notify_event(&world.line.heard));
+            assert!(began.elapsed() < Duration::from_secs(20), "nobody notices");
+        }
+        assert_eq!(drain(&world.storms), 1);
+        // Its bell is taken away: only its marks are left, and they are looked at.
+        world.mark(1);
+        assert!(wait(&heard[0]));
+    }
+
+    #[test]
+    fn b8_canary_rings_that_wake_somebody_are_no_storm() {
+        let mut account = Account::new();
+        let now = account.since;
+        assert!((0..BUDGET).all(|_| !account.charge(1, 1, now)));
+        let mut account = Account::new();
+        assert!((0..BUDGET / WASTE).all(|_| !account.charge(1, 0, now)));
+        assert!(account.charge(1, 0, now) && !account.charge(1, 0, now));
+        assert!(Account::new().charge(u64::MAX, 1, now), "one that fills its eventfd");
+        // What it rings before its bell is back belongs to this storm.
+        assert!(!account.charge(BUDGET, 0, now + CALM));
+        assert!(account.charge(BUDGET, 0, now + CALM + 2 * WINDOW));
+    }
+
+    #[test]
+    fn v2_program_that_makes_its_eventfds_block_does_not_stop_the_others_reads() {
+        let mut world = World::new();
+        let [rings, _] = world.call(1);
+        let [_, heard] = world.call(4);
+        rustix::io::ioctl_fionbio(&rings[0], false).unwrap();
+        notify_event(&rings[0]);
+        assert!(wait(&world.line.rings));
+        world.machine_rings(4);
+        assert!(wait(&heard[0]));
+    }
+
+    #[test]
+    fn b8_machine_that_complained_is_not_rung_and_once_it_may_be_is() {
+        let world = World::new();
+        world.relay.mute(true);
+        let [rings, _] = world.call(1);
+        notify_event(&rings[0]);
+        let mut polled = [PollFd::new(&rings[0], PollFlags::IN)];
+        while poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1 {
+            std::thread::yield_now();
+        }
+        drain(&*world.line.rings);
+        world.relay.notify_channels([0]);
+        world.relay.mute(false);
+        assert!(wait(&world.line.rings));
+    }
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-16. Calls of programs of the host that outlive the broker: with the holder is its end of the program's socket, and the
+//! program's eventfds, under a name that says which call it is.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::relay::ConnectionEvents;
+use crate::{endpoint::connections::Agreement, host::descriptor_store::DescriptorStore};
+
+const PREFIX: &str = "call/";
+
+/// A link and one of its generations.
+pub type Key = (u32, u32);
+
+/// A call that an earlier broker left.
+#[derive(Debug)]
+pub struct StoredConnection {
+    /// What was agreed.
+    pub made: Agreement,
+    /// The broker's end of the program's socket.
+    pub socket: OwnedFd,
+    /// The program's eventfds.
+    pub wire: ConnectionEvents,
+}
+
+/// The calls of one account. Without a holder none is kept.
+#[derive(Clone, Debug, Default)]
+pub struct StoredConnections {
+    holder: Option<Arc<DescriptorStore>>,
+    left: Arc<Mutex<BTreeMap<Key, Vec<StoredConnection>>>>,
+}
+
+impl StoredConnections {
+    /// Calls are kept by `holder`; `left` are those of an earlier broker.
+    #[must_use]
+    pub fn new(holder: Arc<DescriptorStore>, left: BTreeMap<Key, Vec<StoredConnection>>) -> Self {
+        Self { holder: Some(holder), left: Arc::new(Mutex::new(left)) }
+    }
+
+    /// Takes what an earlier broker left of a link.
+    #[must_use]
+    pub fn take_stored(&self, link: Key) -> Vec<StoredConnection> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&link).unwrap_or_default()
+    }
+
+    /// Keeps a call. When this returns it is safe.
+    ///
+    /// # Errors
+    /// The holder is gone, or full.
+    pub fn store_connection(
+        &self,
+        link: Key,
+        made: &Agreement,
+        socket: BorrowedFd<'_>,
+        wire: &ConnectionEvents,
+    ) -> io::Result<()> {
+        let Some(holder) = &self.holder else { return Ok(()) };
+        let to = wire.to.iter().map(|event| event.as_fd());
+        let descriptors: Vec<_> = to.chain(wire.from.iter().map(AsFd::as_fd)).collect();
+        holder.store_descriptors(&name(link, made), &[&[socket][..], &descriptors].concat())
+    }
+
+    /// The call is over.
+    pub fn forget(&self, link: Key, made: &Agreement) {
+        if let Some(holder) = &self.holder
+            && let Err(error) = holder.forget(&name(link, made))
+        {
+            crate::log(&format!("a call that is over stays with the holder: {error}"));
+        }
+    }
+}
+
+/// Under which name a call is kept.
+fn name((link, generation): Key, made: &Agreement) -> String {
+    let Agreement { serial, own, theirs, channel } = made;
+    format!("{PREFIX}{link}/{generation}/{serial}/{}/{}/{}/{}/{channel}", own.0, own.1, theirs.0, theirs.1)
+}
+
+/// Which call is kept under a name; none if it is something else.
+#[must_use]
+pub fn parse(name: &str) -> Option<(Key, Agreement)> {
+    let numbers = name.strip_prefix(PREFIX)?.split('/').map(|number| number.parse().ok());
+    let numbers: [u64; 8] = numbers.collect::<Option<Vec<_>>>()?.try_into().ok()?;
+    let [link, generation, serial, own, own_len, theirs, theirs_len, channel] = numbers;
+    let (link, generation) = (link.try_into().ok()?, generation.try_into().ok()?);
+    let (serial, channel) = (serial.try_into().ok()?, channel.try_into().ok()?);
+    Some(((link, generation), Agreement { serial, own: (own, own_len), theirs: (theirs, theirs_len), channel }))
+}
+
+impl StoredConnection {
+    /// From safe keeping; none if something is missing.
+    #[must_use]
+    pub fn from_descriptors(made: Agreement, descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let [socket, a, b, c, d, e, f] = <[OwnedFd; 7]>::try_from(descriptors).ok()?;
+        Some(Self { made, socket, wire: ConnectionEvents { to: [a, b, c].map(Arc::new), from: [d, e, f] } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b16_name_of_a_call_says_all_that_was_agreed() {
+        let made = Agreement { serial: 7, own: (4096, 8192), theirs: (1 << 29, 1 << 20), channel: 508 };
+        assert_eq!(parse(&name((3, 2), &made)), Some(((3, 2), made)));
+        for other in [
+            "memory/3/2",
+            "call/3/2",
+            "call/3/2/7/4096/8192/1/2/70000",
+            "call/a/2/7/1/2/3/4/5",
+            "call/1/2/3/4/5/6/7/8/9",
+        ] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The broker in one thread with the test, which is all that it hears of: what happens between two events is the test's to say.
+
+use std::{
+    os::fd::OwnedFd,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tokio::sync::mpsc;
+use tombolo_control::{Boxes, Envelope, Message, Session};
+
+use super::*;
+use crate::{
+    config::Config,
+    host::{
+        descriptor_store,
+        event::Event,
+        guard::Process,
+        qemu::{self, News},
+    },
+};
+
+const TEXT: &str = r#"
+[host]
+region = "64KiB"
+[domain.a]
+[domain.b]
+[[allow]]
+from = "*"
+to = "*"
+service = "*"
+[[link]]
+between = ["a", "host"]
+[[link]]
+between = ["b", "host"]
+"#;
+
+/// The guest's side of a device's boxes.
+struct Inside(OwnedFd);
+
+impl Boxes for Inside {
+    fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        rustix::io::pread(&self.0, bytes, offset as u64).map(drop).map_err(Into::into)
+    }
+
+    fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        rustix::io::pwrite(&self.0, bytes, 4096 + offset as u64).map(drop).map_err(Into::into)
+    }
+}
+
+struct World {
+    broker: Broker,
+    events: mpsc::Receiver<Event>,
+    /// QEMU's ends of the connections.
+    sockets: Vec<OwnedFd>,
+    folder: tempfile::TempDir,
+}
+
+/// Runs `test` in a runtime, with both machines connected and their links up.
+fn play(test: impl FnOnce(&mut World)) {
+    play_on(|mut world| test(&mut world));
+}
+
+fn play_on(test: impl FnOnce(World)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut world = World::new(TEXT);
+        ["a", "b"].into_iter().for_each(|name| world.join(name));
+        world.until("the links are up", World::is_up);
+        test(world);
+    });
+}
+
+/// A broker in `folder`, whose holder begins.
+fn begin(folder: &Path, text: &str) -> (Broker, mpsc::Receiver<Event>) {
+    let config = Config::parse(Path::new("t"), text).unwrap();
+    let began = Instant::now();
+    let holder = loop {
+        match descriptor_store::DescriptorStore::find(folder, false) {
+            Ok(holder) => break holder,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "no holder: {error}"),
+        }
+        thread::yield_now();
+    };
+    let (sender, events) = mpsc::channel(1024);
+    (Broker::begin(folder, &folder.join("t"), config, holder, sender, qemu::ASK_AGAIN).unwrap(), events)
+}
+
+impl World {
+    fn new(text: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().to_owned();
+        thread::spawn(move || descriptor_store::serve(&place));
+        let (broker, events) = begin(folder.path(), text);
+        Self { broker, events, sockets: Vec::new(), folder }
+    }
+
+    /// Another broker takes up what this one leaves.
+    fn restart(self) -> Self {
+        self.restart_with(TEXT)
+    }
+
+    /// The same with another configuration.
+    fn restart_with(mut self, text: &str) -> Self {
+        self.broker.save().unwrap();
+        let Self { broker, sockets, folder, .. } = self;
+        drop(broker);
+        let (broker, events) = begin(folder.path(), text);
+        Self { broker, events, sockets, folder }
+    }
+
+    fn join(&mut self, name: &str) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        self.sockets.push(theirs);
+        self.handle_event(Event::Joined(name.into(), ours));
+        self.send_news(name, News::Running(true));
+    }
+
+    fn handle_event(&mut self, event: Event) {
+        self.broker.handle_event(event).unwrap();
+        self.broker.reconcile().unwrap();
+    }
+
+    fn send_news(&mut self, name: &str, news: News) {
+        let process = self.broker.book.machines[name].process;
+        self.handle_event(Event::Told(name.into(), process, news));
+    }
+
+    /// Its QEMU does all that it should.
+    fn meet(&mut self, name: &str) {
+        let wanted = self.broker.vms[name].wanted.borrow().clone();
+        let places: BTreeMap<_, _> = wanted.plugs.iter().map(|plug| (plug.name.clone(), "04.0".to_owned())).collect();
+        let holds = places.keys().cloned().collect();
+        self.send_news(
+            name,
+            News::Has { version: wanted.version, places, holds, free: 20, trouble: None, process: Process::default() },
+        );
+    }
+
+    /// What the account's broker said is heard, as the ring of its bell does it.
+    fn hear_account(&mut self) {
+        self.handle_event(Event::Rang("host".into(), 0));
+    }
+
+    #[track_caller]
+    fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        let began = Instant::now();
+        while !done(self) {
+            assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
+            while let Ok(event) = self.events.try_recv() {
+                self.handle_event(event);
+            }
+            self.hear_account();
+            self.broker.vms.keys().cloned().collect::<Vec<_>>().iter().for_each(|name| self.meet(name));
+            thread::yield_now();
+        }
+    }
+
+    fn is_up(&self) -> bool {
+        let told = self.broker.locals["host"].guest.told();
+        self.broker.book.links.iter().all(|(number, link)| {
+            let is_told = told.get(number).is_some_and(|told| told.generation == link.generation);
+            self.broker.link_state(*number) == LinkState::Up && is_told
+        })
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        let mut word = [0; 8];
+        self.broker.locals["host"].boxes.load(at, &mut word).unwrap();
+        u64::from_le_bytes(word)
+    }
+
+    /// The number of the message that stands in the account's box.
+    fn said_by_account(&self) -> u64 {
+        self.word(4096 + 0x40)
+    }
+
+    /// Whether the account heard all that it was told.
+    fn is_quiet(&self) -> bool {
+        self.broker.locals["host"].guest.has_sent_all() && self.word(0x40) == self.word(4096 + 0x80)
+    }
+
+    fn is_held_by_host(&self) -> bool {
+        self.broker.book.quarantine.iter().any(|old| old.held_by.contains_key("host"))
+    }
+}
+
+#[test]
+fn b11_released_that_comes_while_the_account_is_told_other_news_counts() {
+    play(|world| {
+        // Three reboots: memory that stays for ever ends the link.
+        for _ in 0..3 {
+            world.until("the account heard all", World::is_quiet);
+            let before = world.said_by_account();
+            let life = world.broker.book.number();
+            world.broker.book.machines.get_mut("a").unwrap().life = life;
+            world.broker.reconcile().unwrap();
+            assert!(world.is_held_by_host());
+            let began = Instant::now();
+            while world.said_by_account() == before {
+                assert!(began.elapsed() < Duration::from_secs(20), "the account does not let go");
+                thread::yield_now();
+            }
+            // It stands in the box; what is heard first are news on the other link.
+            world.send_news("b", News::Running(false));
+            world.send_news("b", News::Running(true));
+            world.until("the account gave it back", |world| !world.is_held_by_host());
+            world.until("the links are up", World::is_up);
+        }
+        assert!(world.broker.book.quarantine.is_empty());
+    });
+}
+
+#[test]
+fn b8_storm_that_is_told_while_the_guest_is_told_other_news_is_heard_and_has_consequences() {
+    play(|world| {
+        let mut boxes = Inside(world.broker.vms["a"].device.memory.try_clone().unwrap());
+        let mut guest = Session::begin(tombolo_control::Path::Host, 7, &mut boxes).unwrap();
+        let process = world.broker.book.machines["a"].process;
+        assert!(matches!(guest.turn(&mut boxes), Ok((Some(tombolo_control::Event::Began), _))));
+        let (boot, name) = ([1; 16], checked_name("a"));
+        guest.queue_message(&Envelope::statement(Message::Hello {
+            version_min: 1,
+            version_max: 1,
+            epoch: 7,
+            boot,
+            name,
+        }));
+        for _ in 0..64 {
+            guest.turn(&mut boxes).unwrap();
+            world.handle_event(Event::Rang("a".into(), process));
+        }
+        assert!(world.broker.vms["a"].guest.is_there());
+        let link = world.broker.link_between(&super::checked_name("a"), &super::checked_name("host")).unwrap();
+        guest.queue_message(&Envelope::statement(Message::Storm { link }));
+        guest.turn(&mut boxes).unwrap();
+        while world.events.try_recv().is_ok() {}
+        // It stands in the box; what comes first is a change of what the guest is told.
+        world.broker.config.numbers.insert("a".into(), 5);
+        world.broker.reconcile().unwrap();
+        assert!(world.broker.vms["a"].stormed_by.contains("host"), "it was heard");
+        assert!(matches!(world.events.try_recv(), Ok(Event::Unsettled)), "its consequences are still to be drawn");
+    });
+}
+
+#[test]
+fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
+    play(|world| {
+        let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        // New memory, which the account is not told of before it goes again: it was told of another generation.
+        let generation = world.broker.book.links[&link].generation + 1;
+        world.broker.retire(link);
+        let ends = world.broker.book.links[&link].ends.clone();
+        let made = memory::create_pair(link, &ends, 64 << 10, [false, true]).unwrap();
+        world.broker.memory.insert(link, made);
+        let new = world.broker.book.links.get_mut(&link).unwrap();
+        (new.has_memory, new.generation) = (true, generation);
+        world.broker.retire(link);
+        let held: Vec<_> = world.broker.book.quarantine.iter().map(|old| old.held_by.contains_key("host")).collect();
+        assert_eq!(held, [true, false]);
+    });
+}
+
+#[test]
+fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
+    play(|world| {
+        let life = world.broker.book.number();
+        world.broker.book.machines.get_mut("a").unwrap().life = life;
+        world.broker.reconcile().unwrap();
+        let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        assert!(world.broker.making.contains(&link) && !world.broker.book.links[&link].has_memory);
+        // Its end begins once more before it is there: then it is for that life.
+        let life = world.broker.book.number();
+        world.broker.book.machines.get_mut("a").unwrap().life = life;
+        world.until("the links are up", World::is_up);
+        assert_eq!(world.broker.book.links[&link].lives[0], life);
+        assert!(world.broker.making.is_empty());
+    });
+}
+
+#[test]
+fn b16_machine_whose_device_cannot_be_written_is_lost_and_no_other() {
+    play_on(|world| {
+        // What a broker of before left: memory that its QEMU sealed.
+        let sealed = memory::create("sealed", tombolo_control::DEVICE_LEN).unwrap();
+        memory::seal_against_writing(&sealed).unwrap();
+        let (process, device) = (world.broker.book.machines["a"].process, &world.broker.vms["a"].device);
+        let mut descriptors = device.descriptors();
+        descriptors[1] = std::os::fd::AsFd::as_fd(&sealed);
+        world.broker.holder.store_descriptors(&crate::host::state::machine_key("a", process), &descriptors).unwrap();
+        let world = world.restart();
+        assert_eq!(world.broker.vms.keys().collect::<Vec<_>>(), ["b"]);
+        assert!(world.broker.is_gone("a") && !world.broker.book.machines.contains_key("a"));
+        let b = world.broker.link_between(&checked_name("b"), &checked_name("host")).unwrap();
+        assert!(world.broker.book.links[&b].has_memory, "what others have stays");
+    });
+}
+
+/// Bytes of a file that are there.
+fn allocated(memory: &OwnedFd) -> i64 {
+    rustix::fs::fstat(memory).unwrap().st_blocks * 512
+}
+
+/// The memory of the link between `a` and the host, by whose it is: `a`, and the host.
+fn regions(world: &World) -> [OwnedFd; 2] {
+    let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+    let side = world.broker.book.links[&link].side("a").unwrap();
+    [side, 1 - side].map(|side| world.broker.memory[&link].own[side].try_clone().unwrap())
+}
+
+/// The link between `a` and the host gets other memory.
+fn begin_life(world: &mut World) {
+    let life = world.broker.book.number();
+    world.broker.book.machines.get_mut("a").unwrap().life = life;
+    world.broker.reconcile().unwrap();
+}
+
+#[test]
+fn b11_pages_of_an_accounts_region_are_given_back_once_its_programs_let_go_and_a_machines_are_not_touched() {
+    play(|world| {
+        // The machine has vhost-user backends: its region is not sealed against writing, and so it could be done.
+        let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let ends = world.broker.book.links[&link].ends.clone();
+        world.broker.memory.insert(link, memory::create_pair(link, &ends, 64 << 10, [true; 2]).unwrap());
+        let [theirs, own] = regions(world);
+        begin_life(world);
+        world.until("the account gave it back", |world| world.broker.book.quarantine.is_empty());
+        world.until("its pages are there no more", |_| allocated(&own) == 0);
+        assert_eq!(allocated(&theirs), 64 << 10, "the machine's may be its vhost-user backends'");
+    });
+}
+
+#[test]
+fn b11_b16_pages_that_programs_got_from_an_earlier_broker_stay_whatever_becomes_of_their_link() {
+    play_on(|mut world| {
+        let kept = regions(&world);
+        begin_life(&mut world);
+        // Nobody is left who would say that they let go.
+        let mut world = world.restart();
+        world.until("the old memory is out of the book", |world| world.broker.book.quarantine.is_empty());
+        world.until("the links are up", World::is_up);
+        let again = regions(&world);
+        // This time the link itself goes, before the account was told of it.
+        let mut world = {
+            world.broker.book.links.values_mut().for_each(|link| link.configured = true);
+            let text = TEXT.replace("[[link]]\nbetween = [\"a\", \"host\"]\n", "");
+            assert_ne!(text, TEXT);
+            world.restart_with(&text)
+        };
+        assert!(world.broker.link_between(&checked_name("a"), &checked_name("host")).is_none());
+        world.until("that memory is out of the book, too", |world| world.broker.book.quarantine.is_empty());
+        // What is done to memory is done one after the other.
+        let done = memory::create("done", 64 << 10).map(Arc::new).unwrap();
+        let free = Chore { what: What::Free, memory: Arc::clone(&done), region: None };
+        assert!(world.broker.chores.ask("host", free));
+        world.until("what was asked for before is done", |_| allocated(&done) == 0);
+        for memory in kept.iter().chain(&again) {
+            assert_eq!(allocated(memory), 64 << 10);
+        }
+    });
+}
+
+#[test]
+fn b11_account_that_is_configured_no_more_holds_no_memory() {
+    play(|world| {
+        let old = Quarantined {
+            link: 77,
+            generation: 1,
+            ends: ["a".into(), "alice".into()],
+            bytes: 2 << 20,
+            held_by: BTreeMap::from([("alice".to_owned(), 0)]),
+            since: now(),
+        };
+        world.broker.config.accounts.insert("alice".into(), 12345);
+        world.broker.settle_accounts().unwrap();
+        world.broker.book.quarantine.push(old);
+        world.broker.config.accounts.clear();
+        world.broker.settle_accounts().unwrap();
+        world.broker.reconcile().unwrap();
+        assert!(world.broker.book.quarantine.is_empty());
+    });
+}
+
+#[test]
+fn b13_reload_tells_who_talks_with_a_qemu_whose_user_it_is_now() {
+    play(|world| {
+        assert_eq!(*world.broker.vms["a"].user.borrow(), None);
+        let path = world.folder.path().join("t");
+        std::fs::write(&path, TEXT.replace("[domain.a]", "[domain.a]\nuser = 77")).unwrap();
+        world.handle_event(Event::Reload);
+        assert_eq!(*world.broker.vms["a"].user.borrow(), Some(77));
+        assert_eq!(*world.broker.vms["b"].user.borrow(), None);
+    });
+}
+
+#[test]
+fn b9_qemu_that_cannot_be_served_leaves_no_task_behind() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let world = World::new(TEXT);
+        let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let before = alive();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, _theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let mut device = crate::host::ivshmem::Device::new("a", ours, 2).unwrap();
+        // It cannot be polled, which is found out after the first task began.
+        device.host = memory::create("test", 4096).unwrap();
+        let (broker, machine) = (&world.broker, crate::host::state::Machine::new(99, 100));
+        let begun = crate::host::vm::start(
+            "a",
+            &machine,
+            device,
+            &broker.config,
+            &broker.folder,
+            &broker.events,
+            qemu::ASK_AGAIN,
+        );
+        assert!(begun.is_err());
+        let began = Instant::now();
+        while alive() > before {
+            assert!(began.elapsed() < Duration::from_secs(20), "{} tasks are left", alive() - before);
+            tokio::task::yield_now().await;
+        }
+    });
+}
+
+#[test]
+fn b17_memory_that_is_not_wanted_any_more_is_dropped_beside_the_thread_that_serves_all_others() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let mut world = World::new(TEXT);
+        let (free, waits) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || waits.recv());
+        let made = memory::create_pair(5, &["a".into(), "host".into()], 64 << 10, [false, true]).unwrap();
+        let region = Arc::downgrade(&made.own[0]);
+        world.handle_event(Event::Made(5, 1, Ok(made)));
+        assert!(region.upgrade().is_some(), "it was dropped here");
+        free.send(()).unwrap();
+        let _ = busy.await;
+        let began = Instant::now();
+        while region.upgrade().is_some() {
+            assert!(began.elapsed() < Duration::from_secs(20), "it is never dropped");
+            tokio::task::yield_now().await;
+        }
+    });
+}

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-16. The holder: a small process that keeps descriptors under names while the broker is away.
+//!
+//! It knows three questions: keep these, forget that name, give back all. It reads no descriptor and decides nothing, so
+//! it has no reason to end before the machine does.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{SocketType, sockopt},
+};
+
+use crate::{
+    fd_passing::{self, DESCRIPTORS_MAX},
+    startup::{open_folder, raise_limit},
+};
+
+/// Longest name.
+const KEY_MAX: usize = 200;
+/// Most names.
+const ITEMS_MAX: usize = 16 << 10;
+/// Most clients at a time: one broker, and one that takes over from it.
+const CLIENTS_MAX: usize = 4;
+/// How long a question may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long nobody is let in after there was no descriptor for who came.
+const SHUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+const KEEP: u8 = b'k';
+const FORGET: u8 = b'f';
+const GIVE: u8 = b'g';
+const LEAVE: u8 = b'l';
+const OK: u8 = b'o';
+const ITEM: u8 = b'i';
+const NO: u8 = b'n';
+
+/// What a refusal is as an error.
+const REFUSED: io::ErrorKind = io::ErrorKind::QuotaExceeded;
+
+/// Whether the holder is there, and does not want to.
+#[must_use]
+pub fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == REFUSED
+}
+
+/// Where the holder listens.
+fn socket_in(folder: &Path) -> PathBuf {
+    folder.join("holder.socket")
+}
+
+/// The broker's side.
+#[derive(Debug)]
+pub struct DescriptorStore {
+    /// Held for a question and its answer.
+    socket: Mutex<OwnedFd>,
+}
+
+impl DescriptorStore {
+    /// Finds the holder of `folder`, and starts one if there is none and `start` says so.
+    ///
+    /// # Errors
+    /// There is none, or it does not answer.
+    pub fn find(folder: &Path, start: bool) -> io::Result<Self> {
+        let path = socket_in(folder);
+        let began = Instant::now();
+        let mut child = None;
+        loop {
+            match fd_passing::connect(&path, SocketType::SEQPACKET) {
+                Ok(socket) => {
+                    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
+                    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+                    return Ok(Self { socket: Mutex::new(socket) });
+                }
+                // One whose socket is there and refuses is about to listen, or was killed.
+                Err(error) if !start && error.kind() != io::ErrorKind::ConnectionRefused => return Err(error),
+                Err(error) if began.elapsed() > PATIENCE => return Err(error),
+                Err(_) if start && child.is_none() => child = Some(spawn(folder)?),
+                // It was started and does not listen yet; nobody tells when it does.
+                Err(_) => drop(poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 5_000_000 }))),
+            }
+        }
+    }
+
+    /// Asks, and hears the answer to its end. After any error but a refusal nothing more is asked: a late answer would be taken for
+    /// that to another question.
+    fn ask(&self, what: u8, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::ask_on(&socket, what, key, descriptors).inspect_err(|error| {
+            if !is_refusal(error) {
+                let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+            }
+        })
+    }
+
+    fn ask_on(
+        socket: &OwnedFd,
+        what: u8,
+        key: &str,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
+        let mut bytes = vec![what];
+        bytes.extend_from_slice(key.as_bytes());
+        if !fd_passing::send(socket, &bytes, descriptors)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let mut items = BTreeMap::new();
+        loop {
+            let mut buffer = [0; KEY_MAX + 1];
+            let (len, descriptors) = fd_passing::receive(socket, &mut buffer)?;
+            let bytes = buffer.get(..len).filter(|bytes| !bytes.is_empty()).ok_or(io::ErrorKind::UnexpectedEof)?;
+            let text = String::from_utf8_lossy(&bytes[1..]).into_owned();
+            match bytes[0] {
+                ITEM => drop(items.insert(text, descriptors)),
+                OK => return Ok(items),
+                _ => return Err(io::Error::new(REFUSED, format!("the holder refuses: {text}"))),
+            }
+        }
+    }
+
+    /// Keeps `descriptors` under `key`, in place of what was kept there. When this returns they are safe.
+    ///
+    /// # Errors
+    /// The holder is gone, or full.
+    pub fn store_descriptors(&self, key: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.ask(KEEP, key, descriptors).map(drop)
+    }
+
+    /// Forgets what is kept under `key`, if anything.
+    ///
+    /// # Errors
+    /// The holder is gone.
+    pub fn forget(&self, key: &str) -> io::Result<()> {
+        self.ask(FORGET, key, &[]).map(drop)
+    }
+
+    /// Copies of all that is kept.
+    ///
+    /// # Errors
+    /// The holder is gone.
+    pub fn all(&self) -> io::Result<BTreeMap<String, Vec<OwnedFd>>> {
+        self.ask(GIVE, "", &[])
+    }
+
+    /// Lets the holder end if it keeps nothing.
+    ///
+    /// # Errors
+    /// It keeps something, or is gone already.
+    pub fn leave(&self) -> io::Result<()> {
+        self.ask(LEAVE, "", &[]).map(drop)
+    }
+}
+
+/// Starts a holder that outlives this process.
+fn spawn(folder: &Path) -> io::Result<std::process::Child> {
+    Command::new("/proc/self/exe")
+        .arg0("tombolod")
+        .args(["hold", "--state"])
+        .arg(folder)
+        // Not it is what the service manager started.
+        .env_remove(crate::sd_notify::VARIABLE)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+}
+
+/// The holder itself: serves until it is told to leave with nothing to keep.
+///
+/// # Errors
+/// The socket cannot be made, or another holder has it.
+pub fn serve(folder: &Path) -> io::Result<()> {
+    let path = socket_in(folder);
+    open_folder(folder)?;
+    let _lock = crate::startup::lock(&folder.join("holder.lock"))?;
+    let listener = fd_passing::listen(&path, SocketType::SEQPACKET, 0o600, None, None)?;
+    raise_limit()?;
+    crate::sd_notify::notify("READY=1");
+    let mut store = Store::default();
+    let (mut clients, mut shut): (Vec<OwnedFd>, bool) = (Vec::new(), false);
+    while !store.over {
+        let door = (!shut).then_some(&listener);
+        let mut polled: Vec<_> = clients.iter().chain(door).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        match poll(&mut polled, shut.then_some(&SHUT)) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+        drop(polled);
+        let mut ready = ready.into_iter();
+        clients.retain(|client| !ready.next().unwrap_or(false) || store.serve(client).is_ok());
+        shut = false;
+        if ready.next() == Some(true) {
+            match rustix::net::accept_with(&listener, rustix::net::SocketFlags::CLOEXEC) {
+                Ok(client) if is_welcome(&client) => {
+                    clients.truncate(CLIENTS_MAX - 1);
+                    clients.push(client);
+                }
+                Ok(_) => {}
+                // Who waits at the door stays there, and would be looked for without end.
+                Err(_) => shut = true,
+            }
+        }
+    }
+    let _ = std::fs::remove_file(path);
+    Ok(())
+}
+
+/// Whether a client is of this user. One that stops in the middle of its answer must not stop the holder.
+fn is_welcome(client: &OwnedFd) -> bool {
+    let this = rustix::process::geteuid().as_raw();
+    fd_passing::user_of(client).is_ok_and(|user| user == this || user == 0)
+        && sockopt::set_socket_timeout(client, sockopt::Timeout::Send, Some(PATIENCE)).is_ok()
+}
+
+/// What is kept.
+#[derive(Default)]
+struct Store {
+    items: BTreeMap<String, Vec<OwnedFd>>,
+    over: bool,
+}
+
+impl Store {
+    /// One question and its answer. An error ends the client.
+    fn serve(&mut self, client: &OwnedFd) -> io::Result<()> {
+        let mut buffer = [0; KEY_MAX + 1];
+        let received = fd_passing::receive(client, &mut buffer);
+        let say = |what: u8, text: &str, descriptors: &[BorrowedFd<'_>]| {
+            let bytes = [&[what], text.as_bytes()].concat();
+            fd_passing::send(client, &bytes, descriptors)
+                .and_then(|sent| if sent { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) })
+        };
+        let (len, descriptors) = match received {
+            Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
+                return say(NO, "it has all the descriptors that it may: raise LimitNOFILE of its unit", &[]);
+            }
+            received => received?,
+        };
+        let bytes = buffer.get(..len).filter(|bytes| !bytes.is_empty()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let key = std::str::from_utf8(&bytes[1..]).map_err(io::Error::other)?;
+        match bytes[0] {
+            KEEP if descriptors.is_empty() || descriptors.len() > DESCRIPTORS_MAX => {
+                say(NO, "1 to 64 descriptors go under one name", &[])
+            }
+            KEEP if self.items.len() >= ITEMS_MAX && !self.items.contains_key(key) => say(NO, "no more names", &[]),
+            KEEP => {
+                self.items.insert(key.into(), descriptors);
+                say(OK, "", &[])
+            }
+            FORGET => {
+                // The last close of what is forgotten may take as long as a stranger likes. Where there is no thread, it is here.
+                let item = self.items.remove(key);
+                let _ = std::thread::Builder::new().name("tombolo-close".into()).spawn(move || drop(item));
+                say(OK, "", &[])
+            }
+            GIVE => {
+                for (key, descriptors) in &self.items {
+                    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+                    say(ITEM, key, &borrowed)?;
+                }
+                say(OK, "", &[])
+            }
+            LEAVE => {
+                self.over = self.items.is_empty();
+                if self.over { say(OK, "", &[]) } else { say(NO, "something is kept", &[]) }
+            }
+            _ => say(NO, "no such question", &[]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, bind, listen, socket_with};
+
+    use super::*;
+
+    #[test]
+    fn b16_holder_that_is_about_to_listen_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = socket_in(folder.path());
+        assert!(DescriptorStore::find(folder.path(), false).is_err(), "a holder that nobody started");
+        let door = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&door, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let refused = fd_passing::connect(&path, SocketType::SEQPACKET).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        std::thread::scope(|scope| {
+            let finds = scope.spawn(|| DescriptorStore::find(folder.path(), false));
+            // Time enough to give up in, for one that does.
+            let until = Instant::now() + Duration::from_millis(200);
+            while !finds.is_finished() && Instant::now() < until {
+                let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 }));
+            }
+            listen(&door, 1).unwrap();
+            finds.join().unwrap().expect("found once it listens");
+        });
+    }
+
+    #[test]
+    fn b16_late_answer_is_not_taken_for_that_to_the_next_question() {
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(Duration::from_millis(20))).unwrap();
+        let holder = DescriptorStore { socket: Mutex::new(ours) };
+        assert!(!is_refusal(&holder.forget("first").unwrap_err()));
+        let _ = fd_passing::send(&theirs, &[OK], &[]);
+        holder.forget("second").expect_err("nobody answered this");
+    }
+}

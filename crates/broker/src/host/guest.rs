@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the host says to the broker in a guest, through the boxes in the doorbell device's memory (B-3 to B-6).
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+};
+
+use tombolo_control::{
+    Boxes, Envelope, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION, Way,
+};
+
+use crate::host::mapped::Mapped;
+
+/// Where the guest's page is in the device's memory.
+const GUEST_AT: u64 = 4096;
+
+/// The boxes in the memory of a device, or of an account.
+#[derive(Debug)]
+pub struct DeviceBoxes<'a>(pub &'a Mapped);
+
+impl Boxes for DeviceBoxes<'_> {
+    fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        self.0.load(GUEST_AT + offset as u64, bytes)
+    }
+
+    fn store(&mut self, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        self.0.store(offset as u64, bytes)
+    }
+}
+
+/// A link as a guest knows it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LinkNews {
+    /// Which memory.
+    pub generation: u32,
+    /// The domain at the other end.
+    pub peer: Name,
+    /// Where its own region is.
+    pub own: Place,
+    /// Where the peer's region is.
+    pub theirs: Place,
+    /// Bytes of each.
+    pub size: u64,
+    /// What to ring.
+    pub bell: u16,
+    /// Which end the guest is.
+    pub side: u8,
+    /// What is allowed.
+    pub rules: Vec<(Way, Pattern)>,
+    /// How the peer fares.
+    pub life: Life,
+}
+
+/// The conversation with one guest.
+#[derive(Debug)]
+pub struct Guest {
+    session: Session,
+    name: Name,
+    /// The guest said Hello in this session.
+    greeted: bool,
+    told: BTreeMap<u32, LinkNews>,
+    /// What it is told, as far as the session has no room yet.
+    waiting: VecDeque<Message>,
+    /// B-19. Numbers that it was told.
+    numbers: BTreeMap<Name, u16>,
+    /// Links that it has open, by number and generation: calls, and bytes that these have.
+    usage: BTreeMap<(u32, u32), (u16, u64)>,
+}
+
+/// What a guest wants.
+#[derive(Debug, PartialEq, Eq)]
+pub enum GuestRequest {
+    /// It is there: its kernel's boot.
+    Hello([u8; 16]),
+    /// A peer rings it without end.
+    Storm(u32),
+    /// It let go of a link's memory.
+    Released(u32, u32),
+}
+
+impl Guest {
+    /// Begins anew in the memory of the device of the domain `name`.
+    ///
+    /// # Errors
+    /// The memory cannot be written.
+    pub fn begin(name: Name, memory: &Mapped) -> io::Result<Self> {
+        let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
+        let (told, waiting, numbers, usage) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self { session, name, greeted: false, told, waiting, numbers, usage })
+    }
+
+    /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
+    /// rung.
+    ///
+    /// # Errors
+    /// The memory cannot be reached.
+    pub fn turn(&mut self, memory: &Mapped, host: &Name, limit: usize) -> io::Result<(Vec<GuestRequest>, bool)> {
+        let (mut heard, mut ring) = (Vec::new(), false);
+        for _ in 0..limit {
+            while self.session.room() > 0
+                && let Some(message) = self.waiting.pop_front()
+            {
+                self.send_message(message);
+            }
+            let (event, changed) = self.session.turn(&mut DeviceBoxes(memory))?;
+            ring |= changed;
+            match event {
+                Some(tombolo_control::Event::Began) => {
+                    self.greeted = false;
+                    self.told.clear();
+                    self.waiting.clear();
+                    self.numbers.clear();
+                    self.usage.clear();
+                    self.send_message(hello(self.session.epoch(), host));
+                    self.send_message(Message::You { name: self.name.clone() });
+                }
+                Some(tombolo_control::Event::Said(said)) => heard.extend(self.understand(said.message)),
+                Some(tombolo_control::Event::Broke(_)) | None if !changed => break,
+                _ => {}
+            }
+        }
+        Ok((heard, ring))
+    }
+
+    /// B-6. Hello comes first, and once; what does not fit ends the conversation.
+    fn understand(&mut self, message: Message) -> Option<GuestRequest> {
+        match message {
+            Message::Hello { version_min, version_max, boot, .. }
+                if !self.greeted && version_min <= VERSION && version_max >= VERSION =>
+            {
+                self.greeted = true;
+                Some(GuestRequest::Hello(boot))
+            }
+            Message::Storm { link } if self.greeted => Some(GuestRequest::Storm(link)),
+            Message::Released { link, generation } if self.greeted => Some(GuestRequest::Released(link, generation)),
+            Message::Usage { link, generation, calls, used } if self.greeted => {
+                // Of nothing but what it was told of: it says as much as it likes.
+                if self.told.get(&link).is_some_and(|told| told.generation == generation) {
+                    self.usage.retain(|(it, _), _| *it != link && self.told.contains_key(it));
+                    self.usage.insert((link, generation), (calls, used));
+                }
+                None
+            }
+            Message::Refuse { .. } if self.greeted => None,
+            _ => {
+                self.session.spoil();
+                None
+            }
+        }
+    }
+
+    fn send_message(&mut self, message: Message) {
+        self.session.queue_message(&Envelope::statement(message));
+    }
+
+    /// Whether the guest's broker is there and makes sense.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.greeted && !self.session.is_broken()
+    }
+
+    /// B-7. Whether it has a link open: calls on it, and bytes that these have, as it says.
+    #[must_use]
+    pub fn usage(&self, link: u32, generation: u32) -> Option<(u16, u64)> {
+        self.usage.get(&(link, generation)).copied()
+    }
+
+    /// The links that it was told of.
+    #[must_use]
+    pub fn told(&self) -> &BTreeMap<u32, LinkNews> {
+        &self.told
+    }
+
+    /// Whether nothing waits to be sent.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.waiting.is_empty() && self.session.room() == QUEUE_MAX
+    }
+
+    /// Says what changed since it was last told, once it has heard all of that: one that is paused for long is told how things are then.
+    /// True if something was said.
+    pub fn send_changes(&mut self, links: &BTreeMap<u32, LinkNews>, numbers: BTreeMap<Name, u16>) -> bool {
+        if !self.is_there() || !self.has_sent_all() {
+            return false;
+        }
+        let mut messages = Vec::new();
+        for name in self.numbers.keys().filter(|name| !numbers.contains_key(*name)) {
+            messages.push(Message::Number { name: name.clone(), number: NO_NUMBER });
+        }
+        let fresh = numbers.iter().filter(|(name, number)| self.numbers.get(*name) != Some(*number));
+        messages.extend(fresh.map(|(name, &number)| Message::Number { name: name.clone(), number }));
+        self.numbers = numbers;
+        for (&link, old) in &self.told {
+            if links.get(&link).is_none_or(|new| new.generation != old.generation) {
+                messages.push(Message::Unlink { link, generation: old.generation });
+            }
+        }
+        for (&link, new) in links {
+            let old = self.told.get(&link).filter(|old| old.generation == new.generation);
+            new.append_changes(link, old, &mut messages);
+        }
+        self.told.clone_from(links);
+        let any = !messages.is_empty();
+        self.waiting.extend(messages);
+        any
+    }
+}
+
+impl LinkNews {
+    /// What is to be said of it to a guest that knows `old`.
+    fn append_changes(&self, link: u32, old: Option<&Self>, messages: &mut Vec<Message>) {
+        let same = |old: &Self| Self { bell: self.bell, life: self.life, ..old.clone() } == *self;
+        let life = Message::Life { link, generation: self.generation, life: self.life };
+        match old {
+            Some(old) if same(old) => {
+                if old.bell != self.bell {
+                    messages.push(Message::Bell { link, bell: self.bell });
+                }
+                if old.life != self.life {
+                    messages.push(life);
+                }
+            }
+            _ => {
+                let Self { generation, peer, own, theirs, size, bell, side, rules, .. } = self.clone();
+                // B-8. A bell is the one vector where the peer waits for this link.
+                let (allows, vectors) = (rules.len() as u16, 1);
+                messages.push(Message::Link { link, generation, peer, own, theirs, size, bell, vectors, side, allows });
+                let allows = rules.into_iter().map(|(way, service)| Message::Allow { link, way, service });
+                messages.extend(allows);
+                messages.push(life);
+            }
+        }
+    }
+}
+
+fn hello(epoch: u64, host: &Name) -> Message {
+    Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot: boot(), name: host.clone() }
+}
+
+/// The host's own boot; zeros where it cannot be read.
+pub(crate) fn boot() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    u128::from_str_radix(&digits, 16).unwrap_or_default().to_be_bytes()
+}
+
+/// 64 random bits that are not 0.
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    loop {
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        match u64::from_le_bytes(bytes) {
+            0 => {}
+            number => return Ok(number),
+        }
+    }
+}

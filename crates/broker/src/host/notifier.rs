@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-8. Rings eventfds that strangers also hold: a QEMU and the QEMUs of its peers, or a program of the host.
+//!
+//! A write to an eventfd blocks if the eventfd is full and blocking. Both are a stranger's to decide: the flag belongs to
+//! the open file, which all holders share, and a write takes no flag of its own, as a read does (`RWF_NOWAIT`). So no
+//! thread of the broker writes to one, but those of this module, and nobody waits for them. A *lane* is one such thread, for the
+//! eventfds that the same strangers hold. It is there while there is something to ring. A stranger that blocks it keeps
+//! those eventfds silent, and the lane stays one thread however long that lasts and however often it is tried.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::OwnedFd,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// How long the thread of a lane waits for something to ring.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// One thread that rings. Copies are the same lane.
+#[derive(Clone, Debug, Default)]
+pub struct Lane(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What is to be rung, each once.
+    /// One whose holders are gone meanwhile is not kept for it.
+    pending: Vec<Weak<OwnedFd>>,
+    runs: bool,
+}
+
+impl Lane {
+    /// The lane of this name: the same for all the QEMU processes that a domain ever has, and so one thread at most.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        static LANES: Mutex<BTreeMap<String, Lane>> = Mutex::new(BTreeMap::new());
+        let mut lanes = LANES.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.entry(name.to_owned()).or_default().clone()
+    }
+
+    /// Rings soon, and never waits. One that is full was rung and not heard, which is enough.
+    pub fn notify_event(&self, event: &Arc<OwnedFd>) {
+        let mut state = self.state();
+        state.pending.retain(|it| it.strong_count() > 0);
+        if state.pending.iter().any(|it| std::ptr::eq(it.as_ptr(), Arc::as_ptr(event))) {
+            return;
+        }
+        state.pending.push(Arc::downgrade(event));
+        if std::mem::replace(&mut state.runs, true) {
+            self.0.changed.notify_one();
+            return;
+        }
+        let lane = self.clone();
+        if let Err(error) = std::thread::Builder::new().name("tombolo-lane".into()).spawn(move || lane.run()) {
+            // The next ring tries again.
+            state.runs = false;
+            state.pending.clear();
+            crate::log(&format!("a doorbell is not rung yet: {error}"));
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut state = self.state();
+        loop {
+            if state.pending.is_empty() {
+                let waited = self.0.changed.wait_timeout(state, IDLE);
+                let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                state = guard;
+                if timeout.timed_out() && state.pending.is_empty() {
+                    state.runs = false;
+                    return;
+                }
+                continue;
+            }
+            let events = std::mem::take(&mut state.pending);
+            drop(state);
+            for event in events.iter().filter_map(Weak::upgrade) {
+                if has_room(&event) {
+                    let _ = rustix::io::write(&*event, &1u64.to_ne_bytes());
+                }
+            }
+            state = self.state();
+        }
+    }
+}
+
+/// Whether a ring fits: who only fills an eventfd does not even block its lane.
+fn has_room(event: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(event, PollFlags::OUT)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::host::eventfd::{drain, event};
+
+    /// Makes an eventfd as a hostile holder would.
+    fn jam(event: &OwnedFd) {
+        rustix::io::write(event, &(u64::MAX - 1 - drain(event)).to_ne_bytes()).unwrap();
+        rustix::io::ioctl_fionbio(event, false).unwrap();
+    }
+
+    #[track_caller]
+    fn until(what: &str, done: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !done() {
+            assert!(began.elapsed() < Duration::from_secs(20), "never: {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn b8_eventfd_that_is_full_and_blocking_keeps_neither_the_ringer_nor_the_lane() {
+        let lane = Lane::default();
+        let (full, other) = (Arc::new(event().unwrap()), Arc::new(event().unwrap()));
+        jam(&full);
+        for _ in 0..1000 {
+            lane.notify_event(&full);
+            lane.notify_event(&other);
+        }
+        until("the other one is rung", || drain(&*other) != 0);
+        assert_eq!(drain(&*full), u64::MAX - 1, "nothing was added");
+    }
+
+    #[test]
+    fn b8_lane_that_somebody_blocks_stays_one_thread_and_goes_on_when_it_can() {
+        let lane = Lane::named("test");
+        let jammed = Arc::new(event().unwrap());
+        rustix::io::ioctl_fionbio(&jammed, false).unwrap();
+        // The lane is caught in a write, as by a holder that filled the eventfd between the look and the write.
+        lane.state().runs = true;
+        let caught = Arc::clone(&jammed);
+        rustix::io::write(&caught, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let blocked = lane.clone();
+        let thread = std::thread::spawn(move || {
+            let _ = rustix::io::write(&caught, &1u64.to_ne_bytes());
+            blocked.run();
+        });
+        let others: Vec<_> = (0..100).map(|_| Arc::new(event().unwrap())).collect();
+        others.iter().for_each(|other| lane.notify_event(other));
+        assert_eq!(Lane::named("test").state().pending.len(), 100, "one lane, and nobody waited");
+        assert!(drain(&*jammed) != 0);
+        others.iter().for_each(|other| until("it is rung", || drain(&**other) != 0));
+        thread.join().unwrap();
+        assert!(!lane.state().runs, "it ends when there is nothing to do");
+    }
+}

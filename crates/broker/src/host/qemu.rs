@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a running QEMU has, made to be what it should have, and what it tells of its guest's life.
+//!
+//! Nothing is remembered: each time QEMU is asked what is there, and the difference is made up. So it does not matter
+//! where an earlier broker stopped.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{
+    config::{Board, PC_SLOTS},
+    host::{
+        guard::Process,
+        qmp::{Error, Event, Qmp},
+    },
+};
+
+const PC_FIRST: u64 = 4;
+/// Names of what is ours in QEMU: devices, the memory behind them, root ports.
+const DEVICE: &str = "tombolo-d-";
+const MEMORY: &str = "tombolo-m-";
+/// What a root port's name begins with; a number follows.
+pub const PORT: &str = "tombolo-p-";
+/// How long after it is asked again for what QEMU tells of by no event: devices that it is to let go, trouble, vhost-user backends.
+pub const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// How long until a QEMU that could not be reached is tried again: at first, and at most.
+const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+
+/// A region that a guest should have.
+#[derive(Clone, Debug)]
+pub struct Plug {
+    /// Names it in QEMU; another memory has another name.
+    pub name: String,
+    /// The memory.
+    pub memory: Arc<OwnedFd>,
+    /// Bytes of it.
+    pub size: u64,
+    /// The guest reads it and cannot write it.
+    pub readonly: bool,
+}
+
+/// What a guest should have. The number grows with each change.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Which list this is.
+    pub version: u64,
+    /// The regions.
+    pub plugs: Arc<[Plug]>,
+}
+
+/// What QEMU tells.
+#[derive(Debug)]
+pub enum News {
+    /// The guest runs, or does not.
+    Running(bool),
+    /// QEMU's own process is stopped, or goes on.
+    Stopped(bool),
+    /// The guest was reset, shut down or panicked: its life was over then.
+    Ended(std::time::Instant),
+    /// What it has now.
+    Has {
+        /// The list that was to be met.
+        version: u64,
+        /// Regions, and where they are in the guest.
+        places: BTreeMap<String, String>,
+        /// All of ours that it has not let go of, devices or the memory behind them.
+        holds: BTreeSet<String>,
+        /// Slots that are free.
+        free: u16,
+        /// Why something is missing.
+        trouble: Option<String>,
+        /// Who it is.
+        process: Process,
+    },
+    /// QEMU cannot be reached.
+    Lost(String),
+}
+
+/// A QEMU, and how it is reached.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Its control socket.
+    pub path: PathBuf,
+    /// The board that it plays.
+    pub board: Board,
+    /// The user that it runs as, besides root and the broker's own, as the configuration says now: nobody else gets memory of links.
+    pub user: watch::Receiver<Option<u32>>,
+    /// When it is asked again, if something is missing: [`ASK_AGAIN`].
+    pub ask_again: Duration,
+}
+
+/// How often it is looked whether a QEMU's process is stopped.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// B-12. Tells whenever the process of a QEMU was stopped or goes on: what QEMU says of its guest is of no use then, and it says
+/// nothing.
+pub async fn watch_process(pid: u32, tell: impl AsyncFn(bool)) {
+    let mut was_stopped = false;
+    loop {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let is_stopped = is_stopped(&stat);
+        if is_stopped != was_stopped {
+            was_stopped = is_stopped;
+            tell(is_stopped).await;
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Whether a process is stopped, by a signal or a debugger, as its `stat` says: the state stands behind the name, which may be
+/// anything.
+fn is_stopped(stat: &str) -> bool {
+    stat.rsplit_once(')').is_some_and(|(_, rest)| matches!(rest.trim_start().chars().next(), Some('T' | 't')))
+}
+
+/// Keeps a QEMU as it should be until `wanted` is dropped.
+pub async fn supervise(target: Target, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
+    let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
+    let Target { path, board, mut user, ask_again } = target;
+    loop {
+        let now = *user.borrow_and_update();
+        let error = match Qmp::connect(&path, now).await {
+            Ok(qmp) => {
+                pause = TRY_AGAIN[0];
+                let mut session = Session { qmp, board, ask_again, asked: BTreeMap::new(), plugged, free };
+                let ran = session.run(&mut wanted, &mut user, &tell).await;
+                (plugged, free) = (session.plugged, session.free);
+                match ran {
+                    Ok(()) => return,
+                    Err(error) => error,
+                }
+            }
+            Err(error) => error,
+        };
+        tell(News::Lost(format!("{error} ({})", path.display()))).await;
+        if wanted.has_changed().is_err() {
+            return;
+        }
+        tokio::select! {
+            () = sleep(pause) => {}
+            // Whoever is to listen there may do so already.
+            changed = user.changed() => if changed.is_err() { return },
+        }
+        pause = TRY_AGAIN[1].min(2 * pause);
+    }
+}
+
+struct Session {
+    qmp: Qmp,
+    board: Board,
+    ask_again: Duration,
+    /// Devices whose guest was asked to let go, and when.
+    asked: BTreeMap<String, Instant>,
+    /// Regions that are wanted and have been plugged, into this QEMU or one before it.
+    plugged: BTreeSet<String>,
+    /// Where a device could go, in the order in which these places became free.
+    free: Vec<Slot>,
+}
+
+/// The bus and the slot, as `device_add` wants them.
+type Slot = (String, String);
+
+impl Session {
+    /// Until `wanted` is dropped.
+    async fn run(
+        &mut self,
+        wanted: &mut watch::Receiver<Wanted>,
+        user: &mut watch::Receiver<Option<u32>>,
+        tell: &impl AsyncFn(News),
+    ) -> Result<(), Error> {
+        let status = self.qmp.execute("query-status", json!({}), None).await?;
+        for news in status_means(&status) {
+            tell(news).await;
+        }
+        loop {
+            self.qmp.check_user(*user.borrow_and_update())?;
+            let now = wanted.borrow_and_update().clone();
+            let (news, again) = self.meet(&now).await?;
+            tell(news).await;
+            let deadline = Instant::now() + if again { self.ask_again } else { Duration::from_secs(3600) };
+            loop {
+                tokio::select! {
+                    changed = wanted.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return Ok(()),
+                    },
+                    changed = user.changed() => match changed {
+                        Ok(()) => break,
+                        Err(_) => return Ok(()),
+                    },
+                    event = timeout_at(deadline, self.qmp.event()) => match event {
+                        Err(_) => break,
+                        Ok(event) => {
+                            let event = event?;
+                            if let Some(news) = event_means(&event) {
+                                tell(news).await;
+                            }
+                            if event.name == "DEVICE_DELETED" || event.name == "RESET" {
+                                break;
+                            }
+                        }
+                    },
+                }
+            }
+        }
+    }
+
+    /// Makes QEMU have what is wanted, as far as it can be done now; true if it is to be tried again.
+    async fn meet(&mut self, wanted: &Wanted) -> Result<(News, bool), Error> {
+        let mut trouble = None;
+        let devices = self.names("/machine/peripheral", DEVICE).await?;
+        let memories = self.names("/objects", MEMORY).await?;
+        let names: BTreeSet<&str> = wanted.plugs.iter().map(|plug| plug.name.as_str()).collect();
+        for device in devices.iter().filter(|name| !names.contains(name.as_str())) {
+            let due = self.asked.get(device).is_none_or(|asked| asked.elapsed() >= self.ask_again);
+            if due {
+                self.asked.insert(device.clone(), Instant::now());
+                record_trouble(
+                    &mut trouble,
+                    self.qmp.execute("device_del", json!({ "id": format!("{DEVICE}{device}") }), None).await,
+                )?;
+            }
+        }
+        self.asked.retain(|device, _| devices.contains(device));
+        for memory in memories.iter().filter(|name| !names.contains(name.as_str()) && !devices.contains(*name)) {
+            record_trouble(&mut trouble, self.drop_memory(memory).await)?;
+        }
+        self.plugged.extend(devices.iter().cloned());
+        self.plugged.retain(|name| names.contains(name.as_str()));
+        for plug in wanted.plugs.iter().filter(|plug| !devices.contains(&plug.name)) {
+            // QEMU 7.2 ends itself if memory whose first device the guest never used gets a second one (an assertion in
+            // `qemu_ram_set_idstr`), and the memory cannot be made anew, for it is sealed. It is not sealed yet where an
+            // earlier broker died before it plugged it.
+            if self.plugged.contains(&plug.name) && memories.contains(&plug.name) {
+                trouble = Some("its guest has ejected a region: remove the link and add it again".into());
+                continue;
+            }
+            self.look_for_slots().await?;
+            let Some(place) = self.free.first().cloned() else {
+                trouble = Some("no slot is free for a region".into());
+                break;
+            };
+            if memories.contains(&plug.name) {
+                record_trouble(&mut trouble, self.drop_memory(&plug.name).await)?;
+            }
+            if record_trouble(&mut trouble, self.add_memory(plug).await)?.is_none() {
+                continue;
+            }
+            let device = json!({
+                "driver": "ivshmem-plain", "id": format!("{DEVICE}{}", plug.name),
+                "memdev": format!("{MEMORY}{}", plug.name), "bus": place.0, "addr": place.1,
+            });
+            match record_trouble(&mut trouble, self.qmp.execute("device_add", device, None).await)? {
+                Some(_) => _ = self.plugged.insert(plug.name.clone()),
+                None => _ = record_trouble(&mut trouble, self.drop_memory(&plug.name).await)?,
+            }
+        }
+        let mut places = BTreeMap::new();
+        for device in self.names("/machine/peripheral", DEVICE).await? {
+            match self.place(&device).await {
+                Ok(place) => _ = places.insert(device, place),
+                // The guest has ejected it meanwhile: an event says so too.
+                Err(Error::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.look_for_slots().await?;
+        let free = self.free.len() as u16;
+        let mut holds = self.names("/objects", MEMORY).await?;
+        holds.extend(places.keys().cloned());
+        let process = self.process().await?;
+        // That a vhost-user device has gone is told by no event if it is a network card's other end.
+        let again = trouble.is_some() || holds.len() != wanted.plugs.len() || process.backend.is_some();
+        Ok((News::Has { version: wanted.version, places, holds, free, trouble, process }, again))
+    }
+
+    /// Who it is, and whether other processes have, or may have, the guest's memory.
+    async fn process(&mut self) -> Result<Process, Error> {
+        let user = self.qmp.user();
+        let memories = self.allowed("query-memdev", json!({})).await?;
+        let other = |memory: &&Value| !memory["id"].as_str().is_some_and(|id| id.starts_with(MEMORY));
+        let is_shared = memories.as_array().into_iter().flatten().filter(other).any(|it| it["share"] == true);
+        if !is_shared {
+            return Ok(Process { user, is_shared, backend: None });
+        }
+        for place in ["/machine/peripheral", "/machine/peripheral-anon", "/objects"] {
+            let list = self.allowed("qom-list", json!({ "path": place })).await?;
+            let mut entries = list.as_array().into_iter().flatten();
+            let is_backend = |entry: &&Value| entry["type"].as_str().is_some_and(|it| it.contains("vhost-user"));
+            if let Some(entry) = entries.find(is_backend) {
+                let backend = entry["name"].as_str().map(String::from);
+                return Ok(Process { user, is_shared, backend });
+            }
+        }
+        // A network card's other end is no object.
+        let networks = self.allowed("human-monitor-command", json!({ "command-line": "info network" })).await?;
+        let is_backend = networks.as_str().is_some_and(|text| text.contains("vhost-user"));
+        Ok(Process { user, is_shared, backend: is_backend.then(|| "a network card".into()) })
+    }
+
+    /// What QEMU answers, or nothing if it does not know the question.
+    async fn allowed(&mut self, command: &'static str, arguments: Value) -> Result<Value, Error> {
+        match self.qmp.execute(command, arguments, None).await {
+            Err(Error::Refused { .. }) => Ok(Value::Null),
+            answer => answer,
+        }
+    }
+
+    /// Names of ours at a place of QEMU's object tree, without what they begin with.
+    async fn names(&mut self, path: &str, prefix: &str) -> Result<BTreeSet<String>, Error> {
+        let list = self.qmp.execute("qom-list", json!({ "path": path }), None).await?;
+        let names = list.as_array().into_iter().flatten().filter_map(|entry| entry["name"].as_str());
+        Ok(names.filter_map(|name| name.strip_prefix(prefix)).map(String::from).collect())
+    }
+
+    async fn drop_memory(&mut self, name: &str) -> Result<Value, Error> {
+        self.qmp.execute("object-del", json!({ "id": format!("{MEMORY}{name}") }), None).await
+    }
+
+    async fn add_memory(&mut self, plug: &Plug) -> Result<Value, Error> {
+        let added = self.qmp.execute("add-fd", json!({}), Some(plug.memory.as_fd())).await?;
+        let (set, fd) = (&added["fdset-id"], &added["fd"]);
+        let object = json!({
+            "qom-type": "memory-backend-file", "id": format!("{MEMORY}{}", plug.name),
+            "mem-path": format!("/proc/self/fd/{fd}"), "size": plug.size, "share": true, "readonly": plug.readonly,
+        });
+        let made = self.qmp.execute("object-add", object, None).await;
+        // QEMU opened it once more; the one that was passed is not needed.
+        self.qmp.execute("remove-fd", json!({ "fdset-id": set }), None).await?;
+        made
+    }
+
+    /// Which slots are free, and of two which became free first. A region goes where none was for longest: a guest is told once more
+    /// of each device that it is still to let go whenever it is told of another, so it may eject what is in a slot that became free a
+    /// moment ago.
+    async fn look_for_slots(&mut self) -> Result<(), Error> {
+        let now = self.free_slots().await?;
+        self.free.retain(|slot| now.contains(slot));
+        let new: Vec<_> = now.into_iter().filter(|slot| !self.free.contains(slot)).collect();
+        self.free.extend(new);
+        Ok(())
+    }
+
+    /// Where a device could go.
+    async fn free_slots(&mut self) -> Result<Vec<Slot>, Error> {
+        match self.board {
+            Board::Pc => {
+                let buses = self.qmp.execute("query-pci", json!({}), None).await?;
+                let root = buses.as_array().into_iter().flatten().find(|bus| bus["bus"] == 0);
+                let devices = root.and_then(|bus| bus["devices"].as_array()).into_iter().flatten();
+                let taken: BTreeSet<u64> = devices.filter_map(|device| device["slot"].as_u64()).collect();
+                let all = PC_FIRST..PC_FIRST + u64::from(PC_SLOTS);
+                Ok(all
+                    .rev()
+                    .filter(|slot| !taken.contains(slot))
+                    .map(|slot| ("pci.0".into(), format!("{slot:#x}")))
+                    .collect())
+            }
+            Board::Q35 => {
+                let ports = self.names("/machine/peripheral", PORT).await?;
+                let mut taken = BTreeSet::new();
+                for device in self.names("/machine/peripheral", DEVICE).await? {
+                    taken.extend(self.port_of(&device).await?);
+                }
+                let free = ports.into_iter().filter(|port| !taken.contains(port));
+                Ok(free.map(|port| (format!("{PORT}{port}"), "0".into())).collect())
+            }
+        }
+    }
+
+    /// The root port of ours that a device is in.
+    async fn port_of(&mut self, device: &str) -> Result<Option<String>, Error> {
+        let path = format!("/machine/peripheral/{DEVICE}{device}");
+        let bus = self.qmp.execute("qom-get", json!({ "path": path, "property": "parent_bus" }), None).await?;
+        let bus = bus.as_str().unwrap_or_default();
+        Ok(bus.rsplit('/').find_map(|part| part.strip_prefix(PORT)).map(String::from))
+    }
+
+    /// Where the guest finds a device (B-2).
+    async fn place(&mut self, device: &str) -> Result<String, Error> {
+        let own = self.address(&format!("{DEVICE}{device}")).await?;
+        Ok(match self.board {
+            Board::Pc => own,
+            Board::Q35 => match self.port_of(device).await? {
+                Some(port) => format!("{}/{own}", self.address(&format!("{PORT}{port}")).await?),
+                None => own,
+            },
+        })
+    }
+
+    async fn address(&mut self, name: &str) -> Result<String, Error> {
+        let path = format!("/machine/peripheral/{name}");
+        let at = self.qmp.execute("qom-get", json!({ "path": path, "property": "addr" }), None).await?;
+        Ok(at.as_u64().map(|at| format!("{:02x}.{:x}", at >> 3, at & 7)).unwrap_or_default())
+    }
+}
+
+/// What QEMU does not want to do is trouble; that it is gone is an error.
+fn record_trouble(trouble: &mut Option<String>, result: Result<Value, Error>) -> Result<Option<Value>, Error> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error @ Error::Refused { .. }) => {
+            *trouble = Some(error.to_string());
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// B-12. What a status says of the guest's life.
+fn status_means(status: &Value) -> Vec<News> {
+    match status["status"].as_str() {
+        Some("running") => vec![News::Running(true)],
+        Some("shutdown" | "guest-panicked") => vec![News::Running(false), News::Ended(std::time::Instant::now())],
+        _ => vec![News::Running(false)],
+    }
+}
+
+/// B-12. What an event says of the guest's life.
+fn event_means(event: &Event) -> Option<News> {
+    match event.name.as_str() {
+        "STOP" => Some(News::Running(false)),
+        "RESUME" => Some(News::Running(true)),
+        "RESET" | "SHUTDOWN" | "GUEST_PANICKED" => Some(News::Ended(event.at)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b12_process_is_stopped_if_its_state_says_so_whatever_its_name_is() {
+        for (stat, stopped) in [
+            ("7 (qemu-system-x86) T 1 7 7", true),
+            ("7 (qemu) t 1", true),
+            ("7 (a) T (b) S 1 7 7", false),
+            ("7 (qemu) R 1", false),
+            ("", false),
+        ] {
+            assert_eq!(is_stopped(stat), stopped, "{stat}");
+        }
+    }
+
+    #[test]
+    fn b12_events_mean_the_lives_that_the_clause_names() {
+        let at = std::time::Instant::now();
+        let means = |name: &str| event_means(&Event { name: name.into(), at });
+        assert!(matches!(means("STOP"), Some(News::Running(false))));
+        assert!(matches!(means("RESUME"), Some(News::Running(true))));
+        for over in ["RESET", "SHUTDOWN", "GUEST_PANICKED"] {
+            assert!(matches!(means(over), Some(News::Ended(then)) if then == at), "{over}");
+        }
+        assert!(means("RTC_CHANGE").is_none());
+        assert!(matches!(status_means(&json!({ "status": "prelaunch" }))[..], [News::Running(false)]));
+        assert!(matches!(status_means(&json!({ "status": "shutdown" }))[..], [News::Running(false), News::Ended(_)]));
+    }
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The daemon from its start to its end.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    time::Duration,
+};
+
+use rustix::net::SocketType;
+use tokio::{
+    io::unix::AsyncFd,
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    task::JoinHandle,
+};
+
+use crate::{
+    config::Config,
+    discard, fd_passing,
+    host::{
+        async_fd,
+        broker::Broker,
+        control_socket,
+        descriptor_store::DescriptorStore,
+        event::Event,
+        paths::{control_socket as control_path, device_socket, program_socket},
+    },
+    sd_notify::notify,
+    startup::{self, open_folder, raise_limit},
+    xen::{grant_reaper::ReaperThread, names::XenThread},
+};
+
+/// Most events that wait for the broker.
+const EVENTS_MAX: usize = 1024;
+
+/// Serves until a signal says to end. A QEMU is asked after `ask_again` for what it tells of by no event.
+///
+/// # Errors
+/// It cannot begin, or what it depends on is gone.
+pub fn run(
+    config_path: &Path,
+    folder: &Path,
+    start_holder: bool,
+    ask_again: Duration,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let config = Config::read(config_path)?;
+    open_folder(folder)?;
+    let _lock = startup::lock_soon(&folder.join("lock"))?;
+    raise_limit()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(2).build()?;
+    runtime.block_on(serve(config_path, folder, config, start_holder, ask_again))?;
+    Ok(())
+}
+
+async fn serve(
+    config_path: &Path,
+    folder: &Path,
+    config: Config,
+    start_holder: bool,
+    ask_again: Duration,
+) -> io::Result<()> {
+    let (mut end, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut hangup = signal(SignalKind::hangup())?;
+    let holder = DescriptorStore::find(folder, start_holder)?;
+    let (events, mut heard) = mpsc::channel(EVENTS_MAX);
+    let (host, group) = (config.host.clone(), config.group);
+    let mut broker = Broker::begin(folder, config_path, config, holder, events.clone(), ask_again)?;
+    let mut herald = XenThread::default();
+    herald.reconcile(broker.config())?;
+    let _keep = ReaperThread::begin(folder)?;
+    let mut doors = DeviceSockets::default();
+    doors.reconcile_sockets(&broker, folder, &events)?;
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    let control = fd_passing::listen(&control_path(folder), SocketType::SEQPACKET, mode, None, group)?;
+    let control = tokio::spawn(control_socket::serve(control, host, events.clone()));
+    // Everybody may knock: who it is says the kernel, and who is served the configuration.
+    let programs = fd_passing::listen(&program_socket(folder), SocketType::SEQPACKET, 0o666, None, None)?;
+    let programs = tokio::spawn(welcome(async_fd::watch(programs)?, events.clone()));
+    crate::log(&format!("ready in {}", folder.display()));
+    notify("READY=1");
+    loop {
+        let event = tokio::select! {
+            event = heard.recv() => event,
+            _ = hangup.recv() => Some(Event::Reload),
+            _ = end.recv() => None,
+            _ = interrupt.recv() => None,
+        };
+        let Some(event) = event else { break };
+        let reload = matches!(event, Event::Reload);
+        broker.handle_event(event)?;
+        // What came meanwhile has the same consequences.
+        for _ in 0..EVENTS_MAX {
+            let Ok(event) = heard.try_recv() else { break };
+            broker.handle_event(event)?;
+        }
+        broker.reconcile()?;
+        if reload {
+            let met = herald.reconcile(broker.config()).and(doors.reconcile_sockets(&broker, folder, &events));
+            if let Err(error) = met {
+                crate::log(&format!("not all of the configuration can be met, read it again later: {error}"));
+            }
+        }
+    }
+    notify("STOPPING=1");
+    control.abort();
+    programs.abort();
+    let _ = std::fs::remove_file(program_socket(folder));
+    doors.close(folder);
+    let _ = std::fs::remove_file(control_path(folder));
+    broker.end(start_holder);
+    Ok(())
+}
+
+/// The listening socket of each domain's device.
+#[derive(Default)]
+struct DeviceSockets(BTreeMap<String, (Option<u32>, JoinHandle<()>)>);
+
+impl DeviceSockets {
+    /// One for each domain that is configured. An error is that of the last one that cannot be had; the others are there.
+    fn reconcile_sockets(&mut self, broker: &Broker, folder: &Path, events: &mpsc::Sender<Event>) -> io::Result<()> {
+        let domains = broker.domains();
+        self.0.retain(|name, (user, door)| {
+            let stays = domains.get(name).is_some_and(|domain| domain.user == *user);
+            if !stays {
+                door.abort();
+                let _ = std::fs::remove_file(device_socket(folder, name));
+            }
+            stays
+        });
+        let mut done = Ok(());
+        for (name, domain) in domains {
+            if !self.0.contains_key(name) {
+                let path = device_socket(folder, name);
+                let listener = fd_passing::listen(&path, SocketType::STREAM, 0o600, domain.user, None);
+                match listener.and_then(async_fd::watch) {
+                    Ok(listener) => {
+                        let door = attend(name.clone(), listener, domain.user, events.clone());
+                        self.0.insert(name.clone(), (domain.user, tokio::spawn(door)));
+                    }
+                    Err(error) => done = Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+                }
+            }
+        }
+        done
+    }
+
+    fn close(self, folder: &Path) {
+        for (name, (_, door)) in self.0 {
+            door.abort();
+            let _ = std::fs::remove_file(device_socket(folder, &name));
+        }
+    }
+}
+
+/// Lets programs in.
+async fn welcome(listener: AsyncFd<OwnedFd>, events: mpsc::Sender<Event>) {
+    loop {
+        let Ok(client) = async_fd::accept(&listener).await else {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            continue;
+        };
+        if let Ok(user) = fd_passing::user_of(&client)
+            && events.send(Event::Knocked(client, user)).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// Lets QEMUs of the right user in.
+async fn attend(name: String, listener: AsyncFd<OwnedFd>, user: Option<u32>, events: mpsc::Sender<Event>) {
+    loop {
+        let Ok(client) = async_fd::accept(&listener).await else {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            continue;
+        };
+        let own = rustix::process::geteuid().as_raw();
+        match fd_passing::user_of(&client) {
+            Ok(who) if who == 0 || who == own || Some(who) == user => {
+                if events.send(Event::Joined(name.clone(), client)).await.is_err() {
+                    return;
+                }
+            }
+            Ok(who) => {
+                crate::log_of(
+                    &format!("user {who}"),
+                    &format!("{name}: user {who} is not the one that its QEMU runs as: refused"),
+                );
+                discard::end(client.as_fd());
+            }
+            Err(_) => discard::end(client.as_fd()),
+        }
+    }
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-16. What a broker that begins must know besides the descriptors: one file, replaced as a whole.
+//!
+//! The order makes it safe to die anywhere: descriptors go to the holder, *then* the book is saved, *then* somebody is
+//! told; what is given up leaves the book first and the holder after. Descriptors that no book knows are forgotten, and
+//! entries whose descriptors are not there are struck out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{File, Permissions},
+    io::{self, Write},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::Path,
+};
+
+use serde::{Deserialize, Serialize};
+use tombolo_control::{FIRST_BELL, NO_BELL, vector_of};
+
+/// All of it.
+#[derive(Serialize, Deserialize, Default, Debug, Clone, PartialEq)]
+pub struct BrokerState {
+    /// Number of the last QEMU process and life that was given out; none is used twice.
+    pub last: u64,
+    /// Number of the last link. These have numbers of their own: a guest can use up as many lives as it likes.
+    #[serde(default)]
+    pub last_link: u32,
+    /// QEMU processes that are connected, by domain.
+    pub machines: BTreeMap<String, Machine>,
+    /// Links by number.
+    pub links: BTreeMap<u32, Link>,
+    /// Memory that is out of use and not given back.
+    pub quarantine: Vec<Quarantined>,
+}
+
+/// A connected QEMU.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// Which process it is.
+    pub process: u64,
+    /// Which life of the domain runs in it.
+    pub life: u64,
+    /// The guest was reset, shut down or panicked, and has not said Hello since.
+    pub ended: bool,
+    /// B-6. Of the guest that said Hello last.
+    pub boot: Option<[u8; 16]>,
+    /// The greeting of B-9 went out whole.
+    pub greeted: bool,
+    /// B-8. The next number for a doorbell.
+    pub next_bell: u16,
+    /// Doorbells that it was given.
+    pub bells: BTreeMap<u16, Bell>,
+    /// B-17. Numbers that each peer used up.
+    pub spent: BTreeMap<String, u16>,
+}
+
+/// B-8. How many numbers are looked at for a link: all pairs of vectors of two devices, in nearly all cases.
+const SPREAD: u32 = 255;
+
+/// B-17. Numbers for doorbells that one peer may use up.
+const SHARE: u16 = 1024;
+
+impl Machine {
+    /// A QEMU that just connected.
+    #[must_use]
+    pub fn new(process: u64, life: u64) -> Self {
+        Self {
+            process,
+            life,
+            ended: false,
+            boot: None,
+            greeted: false,
+            next_bell: FIRST_BELL,
+            bells: BTreeMap::new(),
+            spent: BTreeMap::new(),
+        }
+    }
+
+    /// B-8. A number for the doorbell of `peer`, which is never given again; none if it had its share.
+    pub fn number_for(&mut self, peer: &str) -> Option<u16> {
+        let spent = self.spent.entry(peer.into()).or_default();
+        if *spent >= SHARE || self.next_bell == NO_BELL {
+            return None;
+        }
+        *spent += 1;
+        self.next_bell += 1;
+        Some(self.next_bell - 1)
+    }
+}
+
+/// A doorbell that a QEMU was given.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
+pub struct Bell {
+    /// Whose it is.
+    pub peer: String,
+    /// In which process.
+    pub process: u64,
+    /// For which link: it is the vector of that.
+    pub link: u32,
+    /// It went out.
+    pub given: bool,
+}
+
+/// A link.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
+pub struct Link {
+    /// Its two ends.
+    pub ends: [String; 2],
+    /// Bytes of each region.
+    pub size: u64,
+    /// It is there because the configuration says so.
+    pub configured: bool,
+    /// Whether it has memory now.
+    pub has_memory: bool,
+    /// Which memory it has, or had last; 0: it had none yet.
+    pub generation: u32,
+    /// Whether the region of each end is sealed, so that the other may have it.
+    pub sealed: [bool; 2],
+    /// Both ends had both regions when that was last known.
+    pub up: bool,
+    /// The lives for which the memory is.
+    pub lives: [u64; 2],
+}
+
+/// B-11. Memory out of use.
+#[derive(Serialize, Deserialize, Debug, Clone, PartialEq)]
+pub struct Quarantined {
+    /// The link whose it was.
+    pub link: u32,
+    /// Which of its memories.
+    pub generation: u32,
+    /// Both ends, against which it counts.
+    pub ends: [String; 2],
+    /// Bytes of both regions.
+    pub bytes: u64,
+    /// The QEMU processes that have not given it back, by domain.
+    pub held_by: BTreeMap<String, u64>,
+    /// Seconds since this kernel began when it was taken out of use.
+    pub since: u64,
+}
+
+impl BrokerState {
+    /// The next number that nobody had.
+    pub fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// The next number for a link, if there is one that none had.
+    pub fn link_number(&mut self) -> Option<u32> {
+        self.last_link = self.last_link.checked_add(1)?;
+        Some(self.last_link)
+    }
+
+    /// B-8. The same for a link between `ends`, of which each waits at a vector that its number says: one where as few others wait as
+    /// can be had by leaving out some numbers. An end has so many `vectors`; none: it is on this host.
+    pub fn link_number_for(&mut self, ends: [&str; 2], vectors: [Option<u16>; 2]) -> Option<u32> {
+        let first = self.last_link.checked_add(1)?;
+        let shared = |number: u32| {
+            let of_end = |(end, vectors): (&str, Option<u16>)| {
+                let Some(vectors) = vectors else { return 0 };
+                let vector = vector_of(number, vectors);
+                self.links_of(end).filter(|(other, _)| vector_of(*other, vectors) == vector).count()
+            };
+            ends.into_iter().zip(vectors).map(of_end).sum::<usize>()
+        };
+        let candidates = first..=first.saturating_add(SPREAD);
+        let best = candidates.min_by_key(|number| (shared(*number), *number))?;
+        self.last_link = best;
+        Some(best)
+    }
+
+    /// Reads the book in `folder`; an empty one where there is none.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no book.
+    pub fn read(folder: &Path) -> io::Result<Self> {
+        let path = folder.join("state.json");
+        match std::fs::read(&path) {
+            Ok(bytes) => {
+                let mut book: Self = serde_json::from_slice(&bytes).map_err(|error| {
+                    let path = path.display();
+                    io::Error::other(format!("{path} is no book of mine: {error}; remove it once no QEMU is connected"))
+                })?;
+                // One of before links had numbers of their own.
+                if book.last_link == 0 {
+                    book.last_link = u32::try_from(book.last).unwrap_or(u32::MAX);
+                }
+                Ok(book)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Replaces the book in `folder`.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn save(&self, folder: &Path) -> io::Result<()> {
+        let new = folder.join("state.json.new");
+        // It says who has links with whom: for this user alone, also where one of before was for others.
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        file.write_all(&serde_json::to_vec(self).map_err(io::Error::other)?)?;
+        std::fs::rename(new, folder.join("state.json"))
+    }
+
+    /// Whether a link has its memory in this generation.
+    #[must_use]
+    pub fn has(&self, (link, generation): (u32, u32)) -> bool {
+        self.links.get(&link).is_some_and(|link| link.has_memory && link.generation == generation)
+    }
+
+    /// Names under which descriptors are kept for this book.
+    #[must_use]
+    pub fn keys(&self) -> BTreeSet<String> {
+        let machines = self.machines.iter().map(|(name, machine)| machine_key(name, machine.process));
+        let links = self.links.iter().filter(|(_, link)| link.has_memory);
+        let links = links.map(|(number, link)| memory_key(*number, link.generation));
+        let quarantine = self.quarantine.iter().map(|old| memory_key(old.link, old.generation));
+        machines.chain(links).chain(quarantine).collect()
+    }
+
+    /// B-17. Bytes that count against `domain`: its links', whether they have memory now or not, and what it has not given back of
+    /// the quarantine. What others keep is theirs to answer for.
+    #[must_use]
+    pub fn memory_of(&self, domain: &str) -> u64 {
+        let mine = |ends: &[String; 2]| ends.iter().any(|end| end == domain);
+        let links = self.links.values().filter(|link| mine(&link.ends)).map(|link| 2 * link.size);
+        let old = self.quarantine.iter().filter(|old| old.held_by.contains_key(domain)).map(|old| old.bytes);
+        links.chain(old).sum()
+    }
+
+    /// Links of `domain`.
+    pub fn links_of<'a>(&'a self, domain: &'a str) -> impl Iterator<Item = (u32, &'a Link)> {
+        self.links.iter().filter(move |(_, link)| link.side(domain).is_some()).map(|(number, link)| (*number, link))
+    }
+}
+
+impl Link {
+    /// Which of its ends `domain` is.
+    #[must_use]
+    pub fn side(&self, domain: &str) -> Option<usize> {
+        self.ends.iter().position(|end| end == domain)
+    }
+}
+
+/// Under which name a QEMU's descriptors are kept.
+#[must_use]
+pub fn machine_key(name: &str, process: u64) -> String {
+    format!("machine/{name}/{process}")
+}
+
+/// Under which name a link's memory is kept.
+#[must_use]
+pub fn memory_key(link: u32, generation: u32) -> String {
+    format!("memory/{link}/{generation}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b16_book_comes_back_as_it_was_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(BrokerState::read(folder.path()).unwrap(), BrokerState::default());
+        let mut book = BrokerState::default();
+        assert_eq!((book.number(), book.number(), book.link_number()), (1, 2, Some(1)));
+        let ends = ["a".to_owned(), "b".to_owned()];
+        let (sealed, lives, up) = ([true, false], [4, 0], false);
+        book.links.insert(
+            7,
+            Link {
+                ends: ends.clone(),
+                size: 1 << 20,
+                has_memory: true,
+                configured: true,
+                generation: 3,
+                sealed,
+                up,
+                lives,
+            },
+        );
+        let held_by = BTreeMap::from([("a".to_owned(), 5)]);
+        book.quarantine.push(Quarantined { link: 7, generation: 2, ends, bytes: 2 << 20, held_by, since: 9 });
+        std::fs::write(folder.path().join("state.json.new"), "left by one that died").unwrap();
+        book.save(folder.path()).unwrap();
+        let mode = std::fs::metadata(folder.path().join("state.json")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "others read it");
+        assert_eq!(BrokerState::read(folder.path()).unwrap(), book);
+        assert_eq!(book.keys(), ["memory/7/2", "memory/7/3"].map(String::from).into());
+        let uses = ["a", "b", "c"].map(|domain| book.memory_of(domain));
+        assert_eq!(uses, [4 << 20, 2 << 20, 0], "what a keeps is not b's");
+    }
+
+    #[test]
+    fn b17_guest_that_begins_lives_without_end_uses_up_no_numbers_of_links() {
+        let mut book = BrokerState { last: u64::from(u32::MAX), ..BrokerState::default() };
+        book.number();
+        assert_eq!(book.link_number(), Some(1));
+        book.last_link = u32::MAX;
+        assert_eq!(book.link_number(), None);
+        // A book of before knows the last of all numbers alone.
+        let folder = tempfile::tempdir().unwrap();
+        BrokerState { last: 7, ..BrokerState::default() }.save(folder.path()).unwrap();
+        assert_eq!(BrokerState::read(folder.path()).unwrap().link_number(), Some(8));
+    }
+
+    #[test]
+    fn b8_links_share_a_vector_only_where_none_is_free() {
+        let mut book = BrokerState::default();
+        let vectors = [Some(8), Some(4)];
+        for nth in 0..14 {
+            // Others make links in between.
+            book.last_link += 6;
+            let peer = format!("b{nth}");
+            let number = book.link_number_for(["a", &peer], vectors).unwrap();
+            let ends = ["a".to_owned(), peer];
+            let (has_memory, configured, sealed, up, lives) = (false, false, [false; 2], false, [0; 2]);
+            let link = Link { ends, size: 1 << 20, has_memory, configured, generation: 0, sealed, up, lives };
+            book.links.insert(number, link);
+            let used: BTreeSet<u16> = book.links.keys().map(|number| vector_of(*number, 8)).collect();
+            assert_eq!(used.len(), 7.min(nth + 1), "{:?}", book.links.keys());
+        }
+        book.last_link = u32::MAX;
+        assert_eq!(book.link_number_for(["a", "b"], vectors), None);
+    }
+
+    #[test]
+    fn b17_peer_that_uses_up_its_numbers_takes_none_of_anothers() {
+        let mut machine = Machine::new(1, 2);
+        let used: Vec<_> = std::iter::from_fn(|| machine.number_for("b")).collect();
+        assert_eq!((used.len(), used[0], used[1023]), (1024, 2, 1025));
+        assert_eq!((machine.number_for("b"), machine.number_for("c")), (None, Some(1026)));
+        machine.next_bell = NO_BELL;
+        assert_eq!(machine.number_for("d"), None);
+    }
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What watches over a QEMU, and over whoever rings: tasks that tell the broker.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{mpsc, watch};
+
+use crate::{
+    config::Config,
+    host::{
+        event::Event,
+        guard::Process,
+        guest::Guest,
+        ivshmem::{Device, Outbound},
+        paths::qmp_socket,
+        qemu::{self, News, Wanted},
+        state::Machine,
+        tasks::{Tasks, listen},
+    },
+};
+
+/// A connected QEMU, beside what the book says of it.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pub device: Device,
+    pub outbound: Outbound,
+    pub guest: Guest,
+    /// Whether the guest's processors run; none: QEMU has not said.
+    pub running: Option<bool>,
+    /// The process itself is stopped, so that it says nothing.
+    pub is_stopped: bool,
+    /// Its regions and where they are, and the slots that are free.
+    pub has: Option<(BTreeMap<String, String>, u16)>,
+    pub trouble: Option<String>,
+    /// Who its QEMU is, once that has said.
+    pub process: Option<Process>,
+    pub wanted: watch::Sender<Wanted>,
+    /// Who may listen at its control socket, besides root and the broker's own user.
+    pub user: watch::Sender<Option<u32>>,
+    /// B-8. Peers that may not ring it for now.
+    pub stormed_by: BTreeSet<String>,
+    /// When it last rang the host more often than makes sense.
+    pub loud: Option<Instant>,
+    /// When its guest last said Hello in another boot than before.
+    pub booted: Option<Instant>,
+    pub tasks: Tasks,
+}
+
+/// Begins to watch over a QEMU.
+pub(crate) fn start(
+    name: &str,
+    machine: &Machine,
+    mut device: Device,
+    config: &Config,
+    folder: &Path,
+    events: &mpsc::Sender<Event>,
+    ask_again: Duration,
+) -> io::Result<Vm> {
+    let process = machine.process;
+    let guest = Guest::begin(crate::config::checked_name(name), &device.boxes)?;
+    // A guest that is there already learns that the broker began anew.
+    device.notify();
+    let (wanted, watched) = watch::channel(Wanted::default());
+    let mut tasks = Tasks::default();
+
+    let (owner, sender, socket) =
+        (name.to_owned(), events.clone(), crate::host::async_fd::watch(device.socket.try_clone()?)?);
+    tasks.push(tokio::spawn(async move {
+        // QEMU has nothing to say: whatever comes ends it.
+        let _ = socket.readable().await;
+        let _ = sender.send(Event::Left(owner, process)).await;
+    }));
+
+    tasks.push(listen(name, process, device.host.try_clone()?, events)?);
+
+    let (owner, sender) = (name.to_owned(), events.clone());
+    let (user, users) = watch::channel(config.domains[name].user);
+    let board = config.domains[name].machine;
+    let target = qemu::Target { path: qmp_socket(folder, config, name), board, user: users, ask_again };
+    tasks.push(tokio::spawn(qemu::supervise(target, watched, async move |news| {
+        let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
+    })));
+
+    if let Some(pid) = crate::fd_passing::process_of(&device.socket) {
+        let (owner, sender) = (name.to_owned(), events.clone());
+        tasks.push(tokio::spawn(qemu::watch_process(pid, async move |is_stopped| {
+            let _ = sender.send(Event::Told(owner.clone(), process, News::Stopped(is_stopped))).await;
+        })));
+    }
+
+    let (running, is_stopped, has, trouble, stormed_by, loud, booted) =
+        (None, false, None, None, BTreeSet::new(), None, None);
+    let outbound = Outbound::default();
+    Ok(Vm {
+        device,
+        outbound,
+        guest,
+        running,
+        is_stopped,
+        has,
+        process: None,
+        trouble,
+        wanted,
+        user,
+        stormed_by,
+        loud,
+        booted,
+        tasks,
+    })
+}

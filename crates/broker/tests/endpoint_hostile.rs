@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A broker whose peer's broker says what it likes: it harms its own link, and nothing else.
+
+mod common;
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use common::endpoint::{ALL, FakeRegion, LINK, Machine, accept, name, patience, ring, told};
+use tombolo_broker::endpoint::{
+    connections::Agreement,
+    devices::{Pages, Region},
+};
+use tombolo_control::{Envelope, Event, Life, Message, NO_BELL, Path, SLICES_AT, Session, Side, VERSION, Way, code};
+use tombolo_domain::{Deadline, Endpoint, Error, Rendezvous, wait_readable};
+use tombolo_domain_ivshmem::{CLOSED, STATE_AT, VmDomain};
+use tombolo_testing::conformance::{self, eventually};
+
+#[test]
+fn child_process() {
+    common::endpoint::play();
+}
+
+/// A good machine `a`, and in the place of `b`'s broker this test.
+struct Victim {
+    a: Machine,
+    held: Arc<Mutex<Vec<Agreement>>>,
+    storm: Arc<OwnedFd>,
+    liar: Liar,
+    _folder: tempfile::TempDir,
+}
+
+struct Liar {
+    region: FakeRegion,
+    session: Session,
+    epoch: u64,
+    heard: Vec<Envelope>,
+}
+
+impl Victim {
+    fn new(rules: &[(Way, &str)]) -> Self {
+        Self::resuming(rules, &[])
+    }
+
+    /// One whose programs had these calls before its broker began.
+    fn resuming(rules: &[(Way, &str)], held: &[Agreement]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let [to_b, mut region] = FakeRegion::pair();
+        *to_b.held.lock().unwrap() = held.to_vec();
+        let (held, storm) = (to_b.held.clone(), to_b.storm.clone());
+        let a = Machine::new(folder.path(), "a", ("b", 0), to_b, rules);
+        let session = Session::begin(Path::Link, 1, region.pages()).unwrap();
+        Self { a, held, storm, liar: Liar { region, session, epoch: 1, heard: Vec::new() }, _folder: folder }
+    }
+
+    /// One whose peer has said Hello as it should, and was heard.
+    fn greeted(rules: &[(Way, &str)]) -> Self {
+        let mut victim = Self::new(rules);
+        victim.liar.greet();
+        victim.liar.connect(1000, "nothing", 60);
+        assert!(matches!(victim.liar.refusal(), code::NOT_FOUND | code::DENIED));
+        victim
+    }
+}
+
+impl Liar {
+    fn say(&mut self, serial: u32, message: Message) {
+        assert!(self.session.queue_message(&Envelope { serial, message }));
+        self.pump();
+    }
+
+    fn pump(&mut self) {
+        loop {
+            let (event, changed) = self.session.turn(self.region.pages()).unwrap();
+            if changed {
+                self.region.pages.notify();
+            }
+            match event {
+                Some(Event::Said(said)) => self.heard.push(said),
+                Some(Event::Broke(fault)) => panic!("the good broker is wrong: {fault}"),
+                Some(Event::Began) => {}
+                None if !changed => return,
+                None => {}
+            }
+        }
+    }
+
+    /// The next thing that is said to it.
+    fn next(&mut self) -> Envelope {
+        let deadline = patience();
+        loop {
+            self.region.pages.drain();
+            self.pump();
+            if !self.heard.is_empty() {
+                return self.heard.remove(0);
+            }
+            assert!(wait_readable(self.region.pages.heard.as_fd(), deadline).unwrap(), "nothing is said");
+        }
+    }
+
+    fn greet(&mut self) {
+        let hello = self.next();
+        assert!(matches!(&hello.message, Message::Hello { name, .. } if name.as_str() == "a"), "{hello:?}");
+        self.hello("b");
+        assert_eq!(self.recounted(), []);
+        self.say(0, Message::Calls { calls: 0 });
+    }
+
+    /// The calls that the broker says it has.
+    fn recounted(&mut self) -> Vec<Envelope> {
+        let Message::Calls { calls } = self.next().message else { panic!("Calls comes behind Hello") };
+        (0..calls).map(|_| self.next()).collect()
+    }
+
+    fn hello(&mut self, own: &str) {
+        let (epoch, boot) = (self.epoch, [2; 16]);
+        self.say(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name: name(own) });
+    }
+
+    fn begin_anew(&mut self) {
+        self.epoch += 1;
+        self.session = Session::begin(Path::Link, self.epoch, self.region.pages()).unwrap();
+        self.region.pages.notify();
+        self.heard.clear();
+    }
+
+    fn connect(&mut self, serial: u32, service: &str, number: u64) {
+        let (offset, len) = (SLICES_AT + number * 4096, 4096);
+        let channel = 1 + 3 * 169u16.saturating_sub(number as u16);
+        self.say(serial, Message::Connect { peer: name("b"), service: name(service), offset, len, channel });
+    }
+
+    fn refusal(&mut self) -> u16 {
+        match self.next().message {
+            Message::Refuse { code, .. } => code,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Whether it is heard: it asks for what there is not, and that is answered.
+    fn is_heard(&mut self) {
+        self.connect(1002, "nothing", 60);
+        assert_eq!(self.refusal(), code::NOT_FOUND);
+    }
+}
+
+#[test]
+fn b6_peer_that_breaks_the_rules_is_not_heard_until_it_begins_anew() {
+    let mut victim = Victim::greeted(&ALL);
+    victim.liar.is_heard();
+    let accept = Message::Accept { offset: SLICES_AT, len: 4096 };
+    let wrong: [(u32, Message); 4] = [
+        (77, accept),
+        (77, Message::Close {}),
+        (77, Message::Refuse { code: 0, reason: "".into() }),
+        (0, Message::Hello { version_min: 1, version_max: 1, epoch: 1, boot: [2; 16], name: name("b") }),
+    ];
+    for (serial, message) in wrong {
+        victim.liar.say(serial, message.clone());
+        victim.liar.connect(2, "nothing", 0);
+        // The broker answers others meanwhile, and not this one. The first of them it may ask for before it has heard that.
+        for _ in 0..2 {
+            assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))), "{message:?}");
+        }
+        victim.liar.pump();
+        let asks =
+            |said: &Envelope| matches!(&said.message, Message::Connect { service, .. } if service.as_str() == "x");
+        let heard = &victim.liar.heard;
+        assert!(heard.len() <= 1 && heard.iter().all(asks), "{message:?}: {heard:?}");
+        victim.liar.begin_anew();
+        victim.liar.greet();
+        victim.liar.is_heard();
+    }
+}
+
+#[test]
+fn b6_machine_is_called_what_the_host_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let [to_b, _] = FakeRegion::pair();
+    let machine = Machine::new(folder.path(), "web-1", ("b", 0), to_b, &ALL);
+    assert!(machine.domain.listen("web-1/s").is_ok());
+    assert!(matches!(machine.domain.listen("a/s"), Err(Error::BadService { .. })));
+}
+
+#[test]
+fn b6_programs_of_a_machine_that_the_host_does_not_name_are_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let [to_b, _] = FakeRegion::pair();
+    let machine = Machine::unnamed(folder.path(), "a", to_b);
+    let error = machine.domain.listen("s").unwrap_err();
+    let source = std::error::Error::source(&error).expect("the reason").to_string();
+    assert!(source.contains("is tombolod running there"), "{error}: {source}");
+    machine.host.say(Message::You { name: name("a") });
+    assert!(machine.domain.listen("a/s").is_ok());
+}
+
+#[test]
+fn b6_peer_with_another_name_than_the_host_says_is_refused() {
+    let mut victim = Victim::new(&ALL);
+    victim.liar.next();
+    victim.liar.hello("c");
+    victim.liar.connect(2, "nothing", 0);
+    assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))));
+}
+
+#[test]
+fn b13_what_no_rule_allows_is_refused_both_ways() {
+    let mut victim = Victim::greeted(&[(Way::In, "web-*"), (Way::Out, "db")]);
+    let _listeners = ["secret", "web-1"].map(|service| victim.a.domain.listen(service).unwrap());
+    victim.liar.connect(2, "secret", 0);
+    assert_eq!(victim.liar.refusal(), code::DENIED);
+    victim.liar.connect(4, "web-1", 0);
+    assert!(matches!(victim.liar.next().message, Message::Accept { .. }));
+    assert!(matches!(victim.a.domain.connect("b/web-1", patience()), Err(Error::Denied(_))));
+
+    // When the rules change, they count from then on.
+    told("b", 0, 2, &[(Way::In, "*")]).into_iter().for_each(|message| victim.a.host.say(message));
+    eventually("the new rules are there", || {
+        victim.liar.connect(6, "secret", 1);
+        matches!(victim.liar.next().message, Message::Accept { .. })
+    });
+}
+
+#[test]
+fn b14_calls_of_a_peer_that_never_closes_are_bounded() {
+    let mut victim = Victim::greeted(&ALL);
+    let mut listener = victim.a.domain.listen("s").unwrap();
+    let mut calls = Vec::new();
+    for number in 0.. {
+        victim.liar.connect(2 * number + 2, "s", u64::from(number));
+        match victim.liar.next().message {
+            Message::Accept { .. } => calls.push(accept(&mut *listener)),
+            Message::Refuse { code, .. } => {
+                assert!(matches!(code, code::QUOTA | code::MALFORMED), "{code}");
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(number < 1000, "there is no bound");
+    }
+    assert!(calls.len() > 100, "{}", calls.len());
+    // Closed by the program alone, a slice stays where the peer may look at it.
+    drop(calls);
+    victim.liar.connect(4000, "s", 0);
+    let closes = std::iter::from_fn(|| match victim.liar.next().message {
+        Message::Close {} => Some(()),
+        _ => None,
+    });
+    closes.for_each(drop);
+    let serials: Vec<u32> = (1..=100).map(|number| 2 * number).collect();
+    for serial in serials {
+        victim.liar.say(serial, Message::Close {});
+    }
+    victim.liar.heard.clear();
+    eventually("what both sides closed is free again", || {
+        victim.liar.connect(5000, "s", 0);
+        matches!(victim.liar.next().message, Message::Accept { .. })
+    });
+}
+
+#[test]
+fn b14_peer_that_never_answers_costs_the_caller_its_deadline() {
+    let mut victim = Victim::greeted(&ALL);
+    let before = Instant::now();
+    let called = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
+    assert!(matches!(called, Err(Error::TimedOut)), "{called:?}");
+    assert!(before.elapsed() < Duration::from_secs(10));
+    // An answer to who has gone is answered by Close.
+    let Envelope { serial, message: Message::Connect { .. } } = victim.liar.next() else { panic!() };
+    victim.liar.say(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
+    eventually("Close is said", || {
+        victim.liar.region.pages.drain();
+        victim.liar.pump();
+        victim.liar.heard.iter().any(|said| said.serial == serial && said.message == Message::Close {})
+    });
+}
+
+#[test]
+fn v2_what_a_caller_says_before_the_peer_accepts_is_there_when_it_looks() {
+    let mut victim = Victim::greeted(&ALL);
+    let mut link = victim.a.domain.knock("b/x", patience()).unwrap();
+    let (_own, offer) = link.allocate(4096).unwrap();
+    link.send(b"hello", Some(&offer)).unwrap();
+    let Envelope { serial, message: Message::Connect { offset, .. } } = victim.liar.next() else { panic!("it asks") };
+    let mut entry = [0; 0x25];
+    rustix::io::pread(&victim.liar.region.pages.peer, &mut entry, offset + 0x400).unwrap();
+    assert_eq!((entry[..2].as_ref(), entry[0x20..].as_ref()), (&[5, 0][..], &b"hello"[..]));
+    assert!(matches!(link.recv(0), Ok(None)), "nobody answered");
+
+    victim.liar.say(serial, Message::Accept { offset: SLICES_AT, len: 4096 });
+    // An answer as the peer's program would put it into its mailbox.
+    let answer = [&[2, 0][..], &[0; 0x1e], b"ok"].concat();
+    let head = [&b"TOMBOLO\0"[..], &1u64.to_le_bytes()].concat();
+    for (at, bytes) in [(0, &head[..]), (0x400, &answer), (0x100, &1u64.to_le_bytes())] {
+        rustix::io::pwrite(&victim.liar.region.pages.own, bytes, SLICES_AT + at).unwrap();
+    }
+    assert_eq!(conformance::receive(&mut *link, patience()).unwrap().message, b"ok");
+}
+
+#[test]
+fn b14_slice_of_a_refused_call_is_nobody_elses_before_its_program_let_go() {
+    let mut victim = Victim::greeted(&ALL);
+    let knock = |victim: &mut Victim| {
+        let link = victim.a.domain.knock("b/x", patience()).unwrap();
+        let said = victim.liar.next();
+        let Message::Connect { offset, len, channel, .. } = said.message else { panic!("{said:?}") };
+        victim.liar.say(said.serial, Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() });
+        (link, Agreement { serial: said.serial, own: (offset, len), theirs: (0, 0), channel })
+    };
+    let (mut link, made) = knock(&mut victim);
+    let refused = conformance::receive(&mut *link, patience());
+    assert!(matches!(refused, Err(Error::NotFound(_))), "{refused:?}");
+    let (_other, meanwhile) = knock(&mut victim);
+    assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
+    // Its socket is closed, but it, or a child of it, has the slice still.
+    victim.held.lock().unwrap().push(made);
+    drop(link);
+    let (_third, meanwhile) = knock(&mut victim);
+    assert!(meanwhile.own != made.own && meanwhile.channel != made.channel, "{meanwhile:?}");
+    victim.held.lock().unwrap().clear();
+    victim.liar.region.pages.notify();
+    eventually("the slice is free again", || knock(&mut victim).1.own == made.own);
+    // The peer knows of none of them: that one is over is not its business.
+    victim.liar.is_heard();
+}
+
+#[test]
+fn b8_peer_that_rings_without_end_is_told_to_the_host() {
+    let mut victim = Victim::greeted(&ALL);
+    let storm = Message::Storm { link: LINK };
+    assert!(!victim.a.host.heard(&storm));
+    ring(&victim.storm);
+    eventually("Storm is said", || victim.a.host.heard(&storm));
+    // The host takes the bell away for a while; the link goes on.
+    victim.a.host.say(Message::Bell { link: LINK, bell: NO_BELL });
+    victim.liar.is_heard();
+}
+
+#[test]
+fn b5_boxes_full_of_noise_stop_nothing_else() {
+    let mut victim = Victim::greeted(&ALL);
+    let mut noise = 0x9e37_79b9_7f4a_7c15_u64;
+    let until = Instant::now() + Duration::from_millis(300);
+    let mut rounds = 0;
+    while Instant::now() < until || rounds < 100 {
+        let mut page = [0u8; 0x800];
+        for word in page.as_chunks_mut::<8>().0 {
+            noise ^= noise << 13;
+            noise ^= noise >> 7;
+            noise ^= noise << 17;
+            *word = noise.to_le_bytes();
+        }
+        // Now and then with a head that is right, so that what is behind it is looked at.
+        if rounds % 2 == 0 {
+            page[..16].copy_from_slice(&[&b"TOMBOLO\0"[..], &1u64.to_le_bytes()].concat());
+        }
+        rustix::io::pwrite(&victim.liar.region.pages.own, &page, 0).unwrap();
+        victim.liar.region.pages.notify();
+        rounds += 1;
+    }
+    assert!(victim.a.domain.listen("still-there").is_ok());
+    victim.liar.begin_anew();
+    victim.liar.greet();
+    victim.liar.is_heard();
+}
+
+#[test]
+fn b12_death_of_the_machine_and_loss_of_the_link_are_told_to_programs() {
+    let mut victim = Victim::greeted(&ALL);
+    let mut listener = victim.a.domain.listen("s").unwrap();
+    victim.liar.connect(2, "s", 0);
+    let mut link: Box<dyn Endpoint> = accept(&mut *listener);
+    assert!(matches!(victim.liar.next().message, Message::Accept { .. }));
+    victim.a.host.say(Message::Life { link: LINK, generation: 1, life: Life::DomainGone });
+    assert!(matches!(conformance::receive(&mut *link, patience()), Err(Error::PeerGone)));
+    assert_eq!(link.liveness(), tombolo_domain::Liveness::DomainGone);
+    assert!(matches!(victim.a.domain.connect("b/x", patience()), Err(Error::NotFound(_))));
+
+    victim.a.host.say(Message::Bell { link: LINK, bell: NO_BELL });
+    victim.a.host.say(Message::Unlink { link: LINK, generation: 1 });
+    let released = Message::Released { link: LINK, generation: 1 };
+    assert!(!victim.a.host.heard(&released), "a program has its memory still");
+    drop(link);
+    eventually("the memory is given back", || victim.a.host.heard(&released));
+}
+
+#[test]
+fn b15_program_that_does_not_say_hello_first_is_sent_away() {
+    let victim = Victim::new(&ALL);
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let socket = |message: Option<Message>| {
+        let kind = rustix::net::SocketType::SEQPACKET;
+        let socket = rustix::net::socket_with(rustix::net::AddressFamily::UNIX, kind, flags, None).unwrap();
+        let address = rustix::net::SocketAddrUnix::new(&victim.a.socket).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        if let Some(message) = message {
+            rustix::io::write(&socket, &Envelope { serial: 3, message }.encode()).unwrap();
+        }
+        socket
+    };
+    let (early, silent) = (socket(Some(Message::Listen { service: name("s") })), socket(None));
+    let mut buffer = [0; 1024];
+    let len = rustix::io::read(&early, &mut buffer).unwrap();
+    let said = Envelope::decode(Path::Socket, &buffer[..len]).unwrap();
+    assert!(matches!(said, Envelope { serial: 3, message: Message::Refuse { code: code::MALFORMED, .. } }), "{said:?}");
+    for socket in [early, silent] {
+        assert!(wait_readable(socket.as_fd(), patience()).unwrap());
+        assert_eq!(rustix::io::read(&socket, &mut buffer), Ok(0), "it is not waited for without end");
+    }
+}
+
+/// A call of which both slices have the `number`-th page.
+fn call(serial: u32, number: u64, channel: u16) -> Agreement {
+    let at = (SLICES_AT + number * 4096, 4096);
+    Agreement { serial, own: at, theirs: at, channel }
+}
+
+/// How its other end tells of it.
+fn told_by_peer(made: &Agreement, side: Side) -> Message {
+    let ((peer_offset, peer_len), (offset, len)) = (made.own, made.theirs);
+    Message::Call { offset, len, peer_offset, peer_len, channel: made.channel, side }
+}
+
+#[test]
+fn b18_broker_that_begins_goes_on_with_the_calls_whose_slices_are_held() {
+    let (known, lost, over) = (call(2, 0, 508), call(4, 1, 505), call(6, 2, 502));
+    let mut victim = Victim::resuming(&ALL, &[known]);
+    let _listener = victim.a.domain.listen("s").unwrap();
+    victim.liar.next();
+    victim.liar.hello("b");
+    let Message::Call { offset, channel: 508, side: Side::Open, .. } = victim.liar.recounted()[0].message else {
+        panic!("the call that is held is told of")
+    };
+    assert_eq!(offset, known.own.0);
+    victim.liar.say(0, Message::Calls { calls: 3 });
+    for (made, side) in [(known, Side::Open), (lost, Side::Open), (over, Side::Over)] {
+        victim.liar.say(made.serial, told_by_peer(&made, side));
+    }
+    // What nobody has here any more is closed, in its memory too if the peer's program looks at that.
+    let closed = [victim.liar.next(), victim.liar.next()].map(|said| (said.serial, said.message));
+    assert_eq!(closed, [(4, Message::Close {}), (6, Message::Close {})]);
+    let mut state = [0];
+    rustix::io::pread(&victim.liar.region.pages.peer, &mut state, lost.own.0 + u64::from(STATE_AT)).unwrap();
+    assert_eq!(state, [CLOSED]);
+    // A call of now takes nothing of those that the peer's programs have.
+    let _ = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
+    let Message::Connect { offset, len, .. } = victim.liar.next().message else { panic!("it asks") };
+    for made in [known, lost] {
+        assert!(made.own.0 + made.own.1 <= offset || offset + len <= made.own.0, "{offset:#x} is {made:?}");
+    }
+    victim.liar.connect(8, "s", 0);
+    assert_eq!(victim.liar.refusal(), code::MALFORMED, "the peer's slice is one of a call");
+    // The call of before ends with its slices.
+    victim.held.lock().unwrap().clear();
+    victim.liar.region.pages.notify();
+    assert_eq!(victim.liar.next(), Envelope { serial: 2, message: Message::Close {} });
+}
+
+#[test]
+fn b18_call_outlives_the_broker_of_its_other_end() {
+    let mut victim = Victim::greeted(&ALL);
+    let mut listener = victim.a.domain.listen("s").unwrap();
+    victim.liar.connect(2, "s", 0);
+    let Message::Accept { offset, len } = victim.liar.next().message else { panic!("it is accepted") };
+    let mut link: Box<dyn Endpoint> = accept(&mut *listener);
+    let made = Agreement { serial: 2, own: (offset, len), theirs: (SLICES_AT, 4096), channel: 508 };
+
+    victim.liar.begin_anew();
+    victim.liar.next();
+    victim.liar.hello("b");
+    let told = victim.liar.recounted().remove(0);
+    assert!(
+        matches!(told, Envelope { serial: 2, message: Message::Call { offset: at, side: Side::Open, .. } } if at == offset)
+    );
+    victim.liar.say(0, Message::Calls { calls: 1 });
+    victim.liar.say(2, told_by_peer(&made, Side::Open));
+    victim.liar.is_heard();
+    assert!(link.recv(0).unwrap().is_none());
+    link.send(b"still there", None).unwrap();
+
+    // This time the program went with the broker.
+    victim.liar.begin_anew();
+    victim.liar.next();
+    victim.liar.hello("b");
+    assert_eq!(victim.liar.recounted().len(), 1);
+    victim.liar.say(0, Message::Calls { calls: 1 });
+    victim.liar.say(2, told_by_peer(&made, Side::Over));
+    eventually("the end is told", || {
+        victim.liar.pump();
+        matches!(link.recv(0), Err(Error::PeerGone))
+    });
+    drop(link);
+    assert_eq!(victim.liar.next(), Envelope { serial: 2, message: Message::Close {} });
+}
+
+#[test]
+fn b18_calls_that_cannot_be_are_not_believed() {
+    let good = call(2, 0, 508);
+    let with = |change: fn(&mut Agreement)| {
+        let mut made = call(4, 1, 505);
+        change(&mut made);
+        made
+    };
+    let wrong = [
+        with(|it| it.serial = 0),
+        with(|it| it.own = (0, 4096)),
+        with(|it| it.theirs = (SLICES_AT + 1, 4096)),
+        with(|it| it.theirs.1 = 1 << 40),
+        with(|it| it.own.0 = u64::MAX - 4095),
+        with(|it| it.own.0 = SLICES_AT),
+        with(|it| it.theirs.0 = SLICES_AT),
+        with(|it| it.channel = 508),
+        with(|it| it.channel = 3),
+        with(|it| it.serial = 2),
+    ];
+    let mut victim = Victim::resuming(&ALL, &[good]);
+    let greet = |victim: &mut Victim, calls: u16, told: &[Agreement]| {
+        victim.liar.next();
+        victim.liar.hello("b");
+        victim.liar.recounted();
+        victim.liar.say(0, Message::Calls { calls });
+        for made in told {
+            victim.liar.say(made.serial, told_by_peer(made, Side::Open));
+        }
+        victim.liar.connect(1000, "nothing", 90);
+        eventually("it is not believed", || {
+            victim.liar.pump();
+            let called = victim.a.domain.connect("b/x", Deadline::after(Duration::from_millis(100)));
+            matches!(called, Err(Error::NotFound(_)))
+        });
+        // It may have called before it heard all of that.
+        let harmless = |message: &Message| matches!(message, Message::Close {} | Message::Connect { .. });
+        assert!(victim.liar.heard.iter().all(|said| harmless(&said.message)), "{told:?}");
+        victim.liar.begin_anew();
+    };
+    wrong.iter().for_each(|made| greet(&mut victim, 2, &[good, *made]));
+    greet(&mut victim, 1, &[good, call(4, 1, 505)]);
+    greet(&mut victim, 2, &[good]);
+    greet(&mut victim, 171, &[good]);
+    victim.liar.next();
+    victim.liar.hello("b");
+    victim.liar.recounted();
+    victim.liar.say(0, Message::Calls { calls: 0 });
+    victim.liar.is_heard();
+}
+
+#[test]
+fn b15_conversations_that_are_idle_make_room_for_who_asks() {
+    let victim = Victim::greeted(&[]);
+    // More than one user's programs may have at a time; each has its own conversation, and leaves it open.
+    let domains: Vec<_> = (0..150).map(|_| VmDomain::through(&victim.a.socket)).collect();
+    for (turn, domain) in domains.iter().chain(&domains[..10]).enumerate() {
+        let answer = domain.connect("b/x", patience());
+        assert!(matches!(answer, Err(Error::Denied(_))), "{turn}: {answer:?}");
+    }
+    // Nor does anybody keep one for good.
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    let kind = rustix::net::SocketType::SEQPACKET;
+    let socket = rustix::net::socket_with(rustix::net::AddressFamily::UNIX, kind, flags, None).unwrap();
+    rustix::net::connect(&socket, &rustix::net::SocketAddrUnix::new(&victim.a.socket).unwrap()).unwrap();
+    let (version_min, version_max, epoch, boot) = (VERSION, VERSION, 0, [0; 16]);
+    let (offset, len, channel) = (0, 0, 0);
+    let hello = Message::Hello { version_min, version_max, epoch, boot, name: name("program") };
+    let question = Message::Connect { peer: name("b"), service: name("x"), offset, len, channel };
+    let mut buffer = [0; 1024];
+    for (serial, message) in [(0, hello), (1, question.clone()), (2, question)] {
+        rustix::io::write(&socket, &Envelope { serial, message }.encode()).unwrap();
+        assert!(wait_readable(socket.as_fd(), patience()).unwrap(), "{serial} is not answered");
+        assert_ne!(rustix::io::read(&socket, &mut buffer), Ok(0), "{serial} is not answered");
+    }
+    assert!(wait_readable(socket.as_fd(), patience()).unwrap());
+    assert_eq!(rustix::io::read(&socket, &mut buffer), Ok(0), "it is not waited for without end");
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a broker tells tools of the calls and listeners of its programs.
+
+mod common;
+
+use std::{
+    io::Write,
+    os::{fd::AsFd, unix::fs::PermissionsExt},
+    path::Path,
+    thread,
+};
+
+use common::endpoint::{LINK, World, name, patience};
+use rustix::{
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+    process::{Uid, geteuid},
+};
+use tombolo_channel::{Backends, Options, Stream};
+use tombolo_control::{CallEnd, Envelope, Message, Path as Way, Progress, ROW_WORDS, Seen, VERSION};
+use tombolo_domain::{Rendezvous, wait_readable};
+use tombolo_testing::conformance::eventually;
+
+/// Somebody to whom nothing here belongs.
+const SOMEBODY: u32 = 54321;
+
+#[test]
+fn child_process() {
+    common::endpoint::play();
+}
+
+/// All that the broker at `socket` tells this thread's user.
+fn seen(socket: &Path, at: Seen) -> Vec<Message> {
+    let tool =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::connect(&tool, &SocketAddrUnix::new(socket).unwrap()).unwrap();
+    let say = |message| rustix::io::write(&tool, &Envelope { serial: 1, message }.encode()).unwrap();
+    let hear = || {
+        let mut buffer = [0; 1024];
+        assert!(wait_readable(tool.as_fd(), patience()).unwrap(), "no answer");
+        let len = rustix::io::read(&tool, &mut buffer).unwrap();
+        Envelope::decode(Way::Socket, &buffer[..len]).unwrap().message
+    };
+    let (version_min, version_max, epoch, boot) = (VERSION, VERSION, 0, [0; 16]);
+    say(Message::Hello { version_min, version_max, epoch, boot, name: name("tool") });
+    assert!(matches!(hear(), Message::Hello { .. }));
+    let (mut rows, mut after) = (Vec::new(), 0);
+    loop {
+        say(Message::Look { at, after });
+        let before = rows.len();
+        loop {
+            match hear() {
+                Message::Done {} => break,
+                row @ (Message::CallRow { at, .. } | Message::ListenerRow { at, .. }) => {
+                    assert!(at > after, "{at} behind {after}");
+                    after = at;
+                    rows.push(row);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        if rows.len() == before {
+            return rows;
+        }
+        assert!(rows.len() - before <= 16, "an answer is bounded");
+    }
+}
+
+/// The same as somebody else is told.
+fn seen_by(user: u32, socket: &Path, at: Seen) -> Vec<Message> {
+    let ask = || {
+        let user = Uid::from_raw(user);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        seen(socket, at)
+    };
+    thread::scope(|scope| scope.spawn(ask).join().unwrap())
+}
+
+/// Position, epoch of the peer: behind nine words of the header, as B-20 has them.
+fn tail(words: &[u64; ROW_WORDS]) -> u64 {
+    words[9]
+}
+
+#[test]
+fn b20_both_ends_are_told_of_a_call_with_the_words_of_both() {
+    let world = World::new();
+    let [a, b] = [&world.a, &world.b].map(|machine| Backends::new().with(machine.domain.clone()));
+    let mut listener = a.listen::<Stream>(&"vm:a/shown".parse().unwrap(), &Options::new()).unwrap();
+    let rows = seen(&world.a.socket, Seen::Listeners);
+    let listens = |row: &Message| {
+        matches!(row, Message::ListenerRow { service, process, user, .. }
+            if service.as_str() == "shown" && *process == std::process::id() && *user == geteuid().as_raw())
+    };
+    assert!(rows.iter().any(listens), "{rows:?}");
+
+    let (called, listened) = thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept().unwrap());
+        let called: Stream = b.connect(&"vm:a/shown".parse().unwrap(), &Options::new()).unwrap();
+        (called, accepted.join().unwrap())
+    });
+    let (reader, mut writer) = called.into_split();
+    writer.write_all(b"seven b").unwrap();
+    let rows = [&world.a, &world.b].map(|machine| {
+        let rows = seen(&machine.socket, Seen::Calls);
+        let found = rows
+            .into_iter()
+            .filter(|row| matches!(row, Message::CallRow { service, .. } if service.as_str() == "shown"));
+        let [row] = found.collect::<Vec<_>>().try_into().expect("one call");
+        row
+    });
+    for (row, wanted, other) in [(&rows[0], CallEnd::Listened, "b"), (&rows[1], CallEnd::Called, "a")] {
+        let Message::CallRow {
+            link,
+            generation,
+            peer,
+            end,
+            progress,
+            process,
+            user,
+            storms,
+            own_words,
+            their_words,
+            ..
+        } = row
+        else {
+            panic!("{row:?}")
+        };
+        assert_eq!((*link, *generation, peer.as_str(), *end, *progress), (LINK, 1, other, wanted, Progress::Up));
+        assert_eq!((*process, *user, *storms), (std::process::id(), geteuid().as_raw(), 0));
+        let (writers, readers) =
+            if wanted == CallEnd::Called { (own_words, their_words) } else { (their_words, own_words) };
+        assert_eq!((tail(writers), tail(readers)), (7, 0), "{row:?}");
+    }
+
+    // What is over on both sides is not told.
+    drop((reader, writer, listened));
+    let shown = |row: &Message| matches!(row, Message::CallRow { service, .. } if service.as_str() == "shown");
+    eventually("the call is over", || !seen(&world.a.socket, Seen::Calls).iter().any(shown));
+}
+
+#[test]
+fn b20_more_calls_and_listeners_than_one_answer_has_are_told_one_after_the_other() {
+    let world = World::new();
+    let mut listeners = Vec::new();
+    for number in 0..20 {
+        listeners.push(world.a.domain.listen(&format!("a/many{number}")).unwrap());
+    }
+    let links: Vec<_> =
+        (0..20).map(|number| world.b.domain.connect(&format!("a/many{number}"), patience()).unwrap()).collect();
+    assert_eq!(seen(&world.a.socket, Seen::Listeners).len(), 20);
+    for machine in [&world.a, &world.b] {
+        let many =
+            |row: &Message| matches!(row, Message::CallRow { service, .. } if service.as_str().starts_with("many"));
+        assert_eq!(seen(&machine.socket, Seen::Calls).into_iter().filter(many).count(), links.len());
+    }
+}
+
+#[test]
+fn b20_user_is_told_of_its_own_calls_and_listeners_alone() {
+    if !geteuid().is_root() {
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIP b20_user_is_told_of_its_own_calls_and_listeners_alone (needs root): somebody else is to ask"
+        );
+        return;
+    }
+    let world = World::new();
+    for socket in [&world.a.socket, &world.b.socket] {
+        for path in [socket, socket.parent().unwrap()] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        }
+    }
+    let _listener = world.a.domain.listen("a/roots").unwrap();
+    let _link = world.b.domain.connect("a/roots", patience()).unwrap();
+    let mine = |row: &Message| match row {
+        Message::CallRow { user, .. } | Message::ListenerRow { user, .. } => *user == SOMEBODY,
+        other => panic!("{other:?}"),
+    };
+    for at in [Seen::Calls, Seen::Listeners] {
+        assert_eq!(seen_by(SOMEBODY, &world.a.socket, at), []);
+        assert!(!seen(&world.a.socket, at).is_empty(), "root sees what is its own");
+    }
+    // A listener of its own it sees, and so does root.
+    let listen = || {
+        let user = Uid::from_raw(SOMEBODY);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        let own = world.a.domain.listen("a/own").unwrap();
+        let rows = seen(&world.a.socket, Seen::Listeners);
+        assert!(rows.len() == 1 && rows.iter().all(mine), "{rows:?}");
+        own
+    };
+    let own = thread::scope(|scope| scope.spawn(listen).join().unwrap());
+    assert_eq!(seen(&world.a.socket, Seen::Listeners).iter().filter(|row| mine(row)).count(), 1);
+    drop(own);
+    // So it is with a call: at its end, and not at that of root's listener.
+    let call = || {
+        let user = Uid::from_raw(SOMEBODY);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        let own = world.b.domain.connect("a/roots", patience()).unwrap();
+        let rows = seen(&world.b.socket, Seen::Calls);
+        assert!(rows.len() == 1 && rows.iter().all(mine), "{rows:?}");
+        own
+    };
+    let _own = thread::scope(|scope| scope.spawn(call).join().unwrap());
+    assert_eq!(seen_by(SOMEBODY, &world.a.socket, Seen::Calls), []);
+    let rows = seen(&world.b.socket, Seen::Calls);
+    assert_eq!((rows.len(), rows.iter().filter(|row| mine(row)).count()), (2, 1), "{rows:?}");
+}
