@@ -41,7 +41,7 @@ test-all: toolchain ## the same in the long forms: millions of mutations, thousa
 	@cargo xtask test --long
 
 check: toolchain ## format, lints, rules, unit tests: no network, no root, a minute once built
-	@cargo xtask test format lint rules unit
+	@cargo xtask test format lint rules features unit
 
 model: toolchain ## the model checker on the shipping ring, and its canaries
 	@cargo xtask test loom

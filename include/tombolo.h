@@ -5,6 +5,9 @@
  * Tombolo: pipes and message channels between neighbouring virtual machines, containers, processes and the host, through
  * memory that both ends map. Link with `pkg-config --cflags --libs tombolo`.
  *
+ * Names. A channel carries a stream of bytes or messages, as it was connected. tombolo_stream_ and tombolo_messages_ functions
+ * make a channel and move its data; tombolo_channel_ functions do all else, the same for both.
+ *
  * Results. Every call that can fail returns int or ssize_t: 0, a length, a descriptor or a TOMBOLO_ value if all went
  * well, else a negative error number (-EPIPE). tombolo_last_error() has the same as a line of text, with the numbers
  * that matter. No call raises a signal, and errno has no meaning after one.
@@ -18,7 +21,7 @@
  *
  * Threads. A handle has a half that reads and one that writes. One thread may use one half while another uses the other:
  * split them as you like. Two calls at once on the same half are a mistake: the second gets -EBUSY, and nothing else is
- * harmed. tombolo_*_life and tombolo_*_peer need neither half. Close a handle once no other thread is in a call with it.
+ * harmed. tombolo_channel_life and tombolo_channel_peer need neither half. Close a handle once no other thread is in a call with it.
  *
  * Processes. A handle is of no use after fork in the child; let it be closed by exec or _exit.
  *
@@ -133,67 +136,16 @@
 #define TOMBOLO_ENDING_REVOKED 5
 
 /**
- * One who waits for peers: tombolo_stream_listen or tombolo_messages_listen makes it. One thread at a time.
+ * One end of a channel: bytes both ways, or messages both ways. One thread may read while another writes.
+ *
+ * tombolo_stream_ and tombolo_messages_ functions move data; the wrong ones get -EPROTOTYPE. All else is the same for both.
+ */
+typedef struct tombolo_channel tombolo_channel;
+
+/**
+ * Accepts peers at an address: tombolo_stream_listen or tombolo_messages_listen makes it. One thread at a time.
  */
 typedef struct tombolo_listener tombolo_listener;
-
-/**
- * A channel of messages both ways: whole ones or none, kept apart, in order. One thread may receive while another
- * sends.
- */
-typedef struct tombolo_messages tombolo_messages;
-
-/**
- * A stream of bytes both ways, as a connected TCP socket is. One thread may read while another writes.
- */
-typedef struct tombolo_stream tombolo_stream;
-
-/**
- * How a channel is set up and how this end behaves; each end chooses for itself.
- *
- * Zero is the default of every field but the first. A null pointer in place of the struct means all defaults.
- *
- *     struct tombolo_options options = { .size = sizeof options, .ring_size = 4 << 20 };
- */
-typedef struct tombolo_options {
-  /**
-   * sizeof(struct tombolo_options), so that the struct can grow.
-   */
-  uint32_t size;
-  /**
-   * TOMBOLO_NO_SPIN, TOMBOLO_NO_MEMBARRIER.
-   */
-  uint32_t flags;
-  /**
-   * Bytes of the ring this end writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB.
-   */
-  uint64_t ring_size;
-  /**
-   * Largest ring of the peer that this end maps, in bytes. Default 16 MiB for a caller, else 1 GiB.
-   */
-  uint64_t largest_peer_ring;
-  /**
-   * Longest spin before a sleep; less where spinning does not pay. Default 50 us, 200 between emulated machines; TOMBOLO_FOREVER never sleeps.
-   */
-  int64_t spin_ns;
-  /**
-   * If not 0, a sleeping reader is looked for only when so many bytes wait, or at the first write after flush_ns.
-   * Call flush when you stop writing. Default 0: at every write.
-   */
-  uint64_t flush_bytes;
-  /**
-   * See flush_bytes. Default 0.
-   */
-  uint64_t flush_ns;
-  /**
-   * How long a peer that connects, or the listener, may take to introduce itself. Default 5 s.
-   */
-  int64_t handshake_timeout_ns;
-  /**
-   * How long connect waits for a listener to come. Default 0: it fails with -ENOENT at once where nobody listens.
-   */
-  int64_t wait_for_listener_ns;
-} tombolo_options;
 
 /**
  * Who the peer is, said by the backend and not by the peer.
@@ -283,6 +235,53 @@ typedef struct tombolo_statistics {
   uint64_t in_flight;
 } tombolo_statistics;
 
+/**
+ * How a channel is set up and how this end behaves; each end chooses for itself.
+ *
+ * Zero is the default of every field but the first. A null pointer in place of the struct means all defaults.
+ *
+ *     struct tombolo_options options = { .size = sizeof options, .ring_size = 4 << 20 };
+ */
+typedef struct tombolo_options {
+  /**
+   * sizeof(struct tombolo_options), so that the struct can grow.
+   */
+  uint32_t size;
+  /**
+   * TOMBOLO_NO_SPIN, TOMBOLO_NO_MEMBARRIER.
+   */
+  uint32_t flags;
+  /**
+   * Bytes of the ring this end writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB.
+   */
+  uint64_t ring_size;
+  /**
+   * Largest ring of the peer that this end maps, in bytes. Default 16 MiB for a caller, else 1 GiB.
+   */
+  uint64_t largest_peer_ring;
+  /**
+   * Longest spin before a sleep; less where spinning does not pay. Default 50 us, 200 between emulated machines; TOMBOLO_FOREVER never sleeps.
+   */
+  int64_t spin_ns;
+  /**
+   * If not 0, a sleeping reader is looked for only when so many bytes wait, or at the first write after flush_ns.
+   * Call flush when you stop writing. Default 0: at every write.
+   */
+  uint64_t flush_bytes;
+  /**
+   * See flush_bytes. Default 0.
+   */
+  uint64_t flush_ns;
+  /**
+   * How long a peer that connects, or the listener, may take to introduce itself. Default 5 s.
+   */
+  int64_t handshake_timeout_ns;
+  /**
+   * How long connect waits for a listener to come. Default 0: it fails with -ENOENT at once where nobody listens.
+   */
+  int64_t wait_for_listener_ns;
+} tombolo_options;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -300,6 +299,97 @@ const char *tombolo_last_error(void);
 const char *tombolo_version(void);
 
 /**
+ * Reserves room for len bytes, or for one message of len bytes, in the ring itself, as two parts (the second is empty
+ * unless the ring wraps there). Fill them, then call tombolo_channel_commit. Nothing is published before; what is reserved
+ * ends with the next call that writes or sends. Errors as for write or send; -EMSGSIZE where the ring is smaller than len.
+ */
+int tombolo_channel_reserve(struct tombolo_channel *channel, size_t len, int64_t timeout_ns, struct iovec *room);
+
+/**
+ * Publishes the first len bytes of what was last reserved, as bytes of the stream or as one message. -EINVAL where that is
+ * more than was reserved.
+ */
+int tombolo_channel_commit(struct tombolo_channel *channel, size_t len);
+
+/**
+ * Wakes a sleeping reader for what flush_bytes held back. Without flush_bytes there is nothing to do.
+ */
+int tombolo_channel_flush(struct tombolo_channel *channel);
+
+/**
+ * Waits until the peer has read everything that was written or sent. The peer says so at the latest when it next looks for
+ * more. Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
+ */
+int tombolo_channel_drain(struct tombolo_channel *channel, int64_t timeout_ns);
+
+/**
+ * Begins to move what this end writes to a ring of so many bytes (as ring_size in tombolo_options): the peer follows when
+ * it next looks, nothing is lost, doubled or reordered. tombolo_channel_is_moving tells when it is done. What is reserved
+ * ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more
+ * than the peer maps), -ENOMEM.
+ */
+int tombolo_channel_resize(struct tombolo_channel *channel, uint64_t bytes);
+
+/**
+ * Returns 1 while a move to another ring is under way, else 0. The move goes on with each write or send.
+ */
+int tombolo_channel_is_moving(struct tombolo_channel *channel);
+
+/**
+ * Sets flush_bytes and flush_ns of tombolo_options anew, after a flush.
+ */
+int tombolo_channel_set_flush(struct tombolo_channel *channel, uint64_t flush_bytes, uint64_t flush_ns);
+
+/**
+ * Sets the longest spin of a half (TOMBOLO_READ or TOMBOLO_WRITE): 0 sleeps at once, TOMBOLO_FOREVER never.
+ */
+int tombolo_channel_set_spin(struct tombolo_channel *channel, int half, int64_t spin_ns);
+
+/**
+ * Closes a half: TOMBOLO_WRITE (the peer reads what is left and then finds the end), TOMBOLO_READ (the peer's writes and
+ * sends fail with -EPIPE from now on) or TOMBOLO_BOTH.
+ */
+int tombolo_channel_shutdown(struct tombolo_channel *channel, int half);
+
+/**
+ * Gives up writing in the middle: the peer reads what is left and then finds TOMBOLO_ENDING_ABORTED.
+ */
+int tombolo_channel_abort(struct tombolo_channel *channel);
+
+/**
+ * Returns how the peer's writing ended: TOMBOLO_ENDING_NONE until the end was read.
+ */
+int tombolo_channel_ending(struct tombolo_channel *channel);
+
+/**
+ * Returns what is known of the peer's life now, a TOMBOLO_LIFE value; from any thread.
+ */
+int tombolo_channel_life(struct tombolo_channel *channel);
+
+/**
+ * Tells who the peer is; from any thread. Set peer->size first.
+ */
+int tombolo_channel_peer(struct tombolo_channel *channel, struct tombolo_peer *peer);
+
+/**
+ * Tells what one half counted: TOMBOLO_READ or TOMBOLO_WRITE. Set statistics->size first.
+ */
+int tombolo_channel_statistics(struct tombolo_channel *channel, int half, struct tombolo_statistics *statistics);
+
+/**
+ * Returns a descriptor that polls readable (POLLIN) while the half (TOMBOLO_READ or TOMBOLO_WRITE) may have something to do:
+ * see "Polling".
+ */
+int tombolo_channel_poll_fd(struct tombolo_channel *channel, int half);
+
+/**
+ * Closes both halves in order and frees the handle: the peer reads what is left and then finds the end. No other thread may
+ * be in a call with it. Null is no error. On backends whose memory goes with its owner it waits for a peer that has not
+ * begun to read, 1 s at most.
+ */
+int tombolo_channel_close(struct tombolo_channel *channel);
+
+/**
  * Connects to the stream listener at an address such as "local:NAME" or "local:/path/to/socket".
  *
  * Blocks for the handshake, 5 s at most unless the options say otherwise; where nobody listens it fails at once with
@@ -307,7 +397,7 @@ const char *tombolo_version(void);
  * this library does not know), -EACCES, -ECONNREFUSED (the listener does not want this channel: it carries messages,
  * or the ring is too large for it), -EPROTONOSUPPORT, -ETIMEDOUT, -ENOMEM.
  */
-int tombolo_stream_connect(const char *address, const struct tombolo_options *options, struct tombolo_stream **stream);
+int tombolo_stream_connect(const char *address, const struct tombolo_options *options, struct tombolo_channel **channel);
 
 /**
  * Begins to listen for streams at an address. Errors as for connect, and -EADDRINUSE.
@@ -315,55 +405,37 @@ int tombolo_stream_connect(const char *address, const struct tombolo_options *op
 int tombolo_stream_listen(const char *address, const struct tombolo_options *options, struct tombolo_listener **listener);
 
 /**
- * The next stream with a peer that connected, within a time. A peer that says nothing, too little or nonsense is
- * dropped and keeps nobody else waiting. Errors: -EAGAIN, -ETIMEDOUT, -EPROTOTYPE (a listener for messages).
- */
-int tombolo_stream_accept(struct tombolo_listener *listener, int64_t timeout_ns, struct tombolo_stream **stream);
-
-/**
  * Reads what is there, at least one byte and at most len; returns how many, 0 at the end of file (or if len is 0). Whether
- * the peer closed in order or died, tombolo_stream_ending tells. Errors: -EAGAIN, -ETIMEDOUT, -EPROTO.
+ * the peer closed in order or died, tombolo_channel_ending tells. Errors: -EAGAIN, -ETIMEDOUT, -EPROTO.
  */
-ssize_t tombolo_stream_read(struct tombolo_stream *stream, void *buffer, size_t len, int64_t timeout_ns);
+ssize_t tombolo_stream_read(struct tombolo_channel *channel, void *buffer, size_t len, int64_t timeout_ns);
 
 /**
  * As tombolo_stream_read, into count buffers in turn, 1024 at most.
  */
-ssize_t tombolo_stream_readv(struct tombolo_stream *stream, const struct iovec *parts, int count, int64_t timeout_ns);
+ssize_t tombolo_stream_readv(struct tombolo_channel *channel, const struct iovec *parts, int count, int64_t timeout_ns);
 
 /**
  * Reads until the buffer is full or the end of file comes, all within one time; returns how many bytes. On an error
  * those read before it are in the buffer, and how many is not told.
  */
-ssize_t tombolo_stream_read_all(struct tombolo_stream *stream, void *buffer, size_t len, int64_t timeout_ns);
+ssize_t tombolo_stream_read_all(struct tombolo_channel *channel, void *buffer, size_t len, int64_t timeout_ns);
 
 /**
  * Writes as much as there is room for, at least one byte; returns how many. Errors: -EAGAIN, -ETIMEDOUT, -EPIPE (the
  * peer reads no more, or is gone; no signal is sent), -EPROTO.
  */
-ssize_t tombolo_stream_write(struct tombolo_stream *stream, const void *bytes, size_t len, int64_t timeout_ns);
+ssize_t tombolo_stream_write(struct tombolo_channel *channel, const void *bytes, size_t len, int64_t timeout_ns);
 
 /**
  * As tombolo_stream_write, from count buffers in turn, 1024 at most.
  */
-ssize_t tombolo_stream_writev(struct tombolo_stream *stream, const struct iovec *parts, int count, int64_t timeout_ns);
+ssize_t tombolo_stream_writev(struct tombolo_channel *channel, const struct iovec *parts, int count, int64_t timeout_ns);
 
 /**
  * Writes all len bytes, within one time; returns 0. On an error some of them may have been written.
  */
-int tombolo_stream_write_all(struct tombolo_stream *stream, const void *bytes, size_t len, int64_t timeout_ns);
-
-/**
- * Room for len bytes in the ring itself, as two parts (the second is empty unless the ring wraps there), to be filled
- * and then handed to tombolo_stream_commit. Nothing is published before. What is reserved ends with the next call that
- * writes. Errors as for write, and -EMSGSIZE where the ring is smaller than len.
- */
-int tombolo_stream_reserve(struct tombolo_stream *stream, size_t len, int64_t timeout_ns, struct iovec *room);
-
-/**
- * Publishes the first len bytes of what was last reserved. -EINVAL where that is more than was reserved.
- */
-int tombolo_stream_commit(struct tombolo_stream *stream, size_t len);
+int tombolo_stream_write_all(struct tombolo_channel *channel, const void *bytes, size_t len, int64_t timeout_ns);
 
 /**
  * What is there to read, where it lies, as two parts (the second is empty unless the ring wraps there); returns how
@@ -372,96 +444,18 @@ int tombolo_stream_commit(struct tombolo_stream *stream, size_t len);
  * The parts are memory that the peer writes: a store to them is a SIGSEGV, and a hostile peer can change them while
  * you look. Look at each byte once, or copy, and check the copy. They end with the next call that reads.
  */
-ssize_t tombolo_stream_peek(struct tombolo_stream *stream, int64_t timeout_ns, struct iovec *parts);
+ssize_t tombolo_stream_peek(struct tombolo_channel *channel, int64_t timeout_ns, struct iovec *parts);
 
 /**
  * Hands back the first len bytes of what was last peeked at, so that the writer can use their room; peek again for the
  * rest. -EINVAL where that is more than was peeked at.
  */
-int tombolo_stream_consume(struct tombolo_stream *stream, size_t len);
-
-/**
- * Wakes a sleeping reader for what flush_bytes held back. Without flush_bytes there is nothing to do.
- */
-int tombolo_stream_flush(struct tombolo_stream *stream);
-
-/**
- * Waits until the peer has read everything that was written; it says so at the latest when it next looks for more.
- * Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
- */
-int tombolo_stream_drain(struct tombolo_stream *stream, int64_t timeout_ns);
-
-/**
- * Begins to move what this end writes to a ring of so many bytes (as ring_size in tombolo_options): the peer follows when
- * it next looks, nothing is lost, doubled or reordered. tombolo_stream_is_moving tells when it is done. What is reserved
- * ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more
- * than the peer maps), -ENOMEM.
- */
-int tombolo_stream_resize(struct tombolo_stream *stream, uint64_t bytes);
-
-/**
- * 1 while a move to another ring is under way, else 0; it goes on with each write.
- */
-int tombolo_stream_is_moving(struct tombolo_stream *stream);
-
-/**
- * Sets flush_bytes and flush_ns of tombolo_options anew, after a flush.
- */
-int tombolo_stream_set_flush(struct tombolo_stream *stream, uint64_t flush_bytes, uint64_t flush_ns);
-
-/**
- * Sets the longest spin of a half (TOMBOLO_READ or TOMBOLO_WRITE): 0 sleeps at once, TOMBOLO_FOREVER never.
- */
-int tombolo_stream_set_spin(struct tombolo_stream *stream, int half, int64_t spin_ns);
-
-/**
- * Closes a half: TOMBOLO_WRITE (the peer reads what is left and then finds the end of file), TOMBOLO_READ (the peer's
- * writes fail with -EPIPE from now on) or TOMBOLO_BOTH.
- */
-int tombolo_stream_shutdown(struct tombolo_stream *stream, int half);
-
-/**
- * Gives up writing in the middle: the peer reads what is left and then finds TOMBOLO_ENDING_ABORTED.
- */
-int tombolo_stream_abort(struct tombolo_stream *stream);
-
-/**
- * How the peer's writing ended: TOMBOLO_ENDING_NONE until the end of file was read.
- */
-int tombolo_stream_ending(struct tombolo_stream *stream);
-
-/**
- * What is known of the peer's life now, a TOMBOLO_LIFE value; from any thread.
- */
-int tombolo_stream_life(struct tombolo_stream *stream);
-
-/**
- * Who the peer is; from any thread. Set peer->size first.
- */
-int tombolo_stream_peer(struct tombolo_stream *stream, struct tombolo_peer *peer);
-
-/**
- * What one half counted: TOMBOLO_READ or TOMBOLO_WRITE. Set statistics->size first.
- */
-int tombolo_stream_statistics(struct tombolo_stream *stream, int half, struct tombolo_statistics *statistics);
-
-/**
- * A descriptor that polls readable (POLLIN) while the half (TOMBOLO_READ or TOMBOLO_WRITE) may have something to do:
- * see "Polling".
- */
-int tombolo_stream_poll_fd(struct tombolo_stream *stream, int half);
-
-/**
- * Closes both halves in order and frees the handle: the peer reads what is left and then finds the end of file. No
- * other thread may be in a call with it. Null is no error. On backends whose memory goes with its owner it waits for a
- * peer that has not begun to read, 1 s at most.
- */
-int tombolo_stream_close(struct tombolo_stream *stream);
+int tombolo_stream_consume(struct tombolo_channel *channel, size_t len);
 
 /**
  * Connects to the listener for messages at an address; see tombolo_stream_connect.
  */
-int tombolo_messages_connect(const char *address, const struct tombolo_options *options, struct tombolo_messages **messages);
+int tombolo_messages_connect(const char *address, const struct tombolo_options *options, struct tombolo_channel **channel);
 
 /**
  * Begins to listen for channels of messages at an address; see tombolo_stream_listen.
@@ -469,40 +463,23 @@ int tombolo_messages_connect(const char *address, const struct tombolo_options *
 int tombolo_messages_listen(const char *address, const struct tombolo_options *options, struct tombolo_listener **listener);
 
 /**
- * The next channel of messages with a peer that connected; see tombolo_stream_accept.
- */
-int tombolo_messages_accept(struct tombolo_listener *listener, int64_t timeout_ns, struct tombolo_messages **messages);
-
-/**
  * Sends one message of len bytes, 0 to tombolo_messages_max; returns 0. All of it is sent or nothing. Errors: -EAGAIN,
  * -ETIMEDOUT, -EMSGSIZE (it can never fit), -EPIPE (the peer receives no more, or is gone), -EPROTO.
  */
-int tombolo_messages_send(struct tombolo_messages *messages, const void *bytes, size_t len, int64_t timeout_ns);
+int tombolo_messages_send(struct tombolo_channel *channel, const void *bytes, size_t len, int64_t timeout_ns);
 
 /**
  * Sends count parts, 1024 at most, as one message; see tombolo_messages_send.
  */
-int tombolo_messages_sendv(struct tombolo_messages *messages, const struct iovec *parts, int count, int64_t timeout_ns);
+int tombolo_messages_sendv(struct tombolo_channel *channel, const struct iovec *parts, int count, int64_t timeout_ns);
 
 /**
  * Receives the next message; returns its length, 0 for an empty one. Errors: -ENODATA at the end (how it came,
- * tombolo_messages_ending tells), -EMSGSIZE where the message is longer than len, -EAGAIN, -ETIMEDOUT, -EPROTO.
+ * tombolo_channel_ending tells), -EMSGSIZE where the message is longer than len, -EAGAIN, -ETIMEDOUT, -EPROTO.
  *
  * No message is ever cut: one that is too long stays the next, and tombolo_messages_peek tells its length.
  */
-ssize_t tombolo_messages_recv(struct tombolo_messages *messages, void *buffer, size_t len, int64_t timeout_ns);
-
-/**
- * Room in the ring itself for a message of len bytes, as two parts (the second is empty unless the ring wraps there),
- * to be filled and then handed to tombolo_messages_commit. What is reserved ends with the next call that sends. Errors
- * as for send.
- */
-int tombolo_messages_reserve(struct tombolo_messages *messages, size_t len, int64_t timeout_ns, struct iovec *room);
-
-/**
- * Sends the first len bytes of what was last reserved as one message. -EINVAL where that is more than was reserved.
- */
-int tombolo_messages_commit(struct tombolo_messages *messages, size_t len);
+ssize_t tombolo_messages_recv(struct tombolo_channel *channel, void *buffer, size_t len, int64_t timeout_ns);
 
 /**
  * The next message where it lies, as two parts (the second is empty unless the ring wraps there); returns its length.
@@ -510,93 +487,26 @@ int tombolo_messages_commit(struct tombolo_messages *messages, size_t len);
  *
  * The parts are memory that the peer writes: see tombolo_stream_peek.
  */
-ssize_t tombolo_messages_peek(struct tombolo_messages *messages, int64_t timeout_ns, struct iovec *parts);
+ssize_t tombolo_messages_peek(struct tombolo_channel *channel, int64_t timeout_ns, struct iovec *parts);
 
 /**
  * Hands back the message that was last peeked at. -EINVAL where none was.
  */
-int tombolo_messages_consume(struct tombolo_messages *messages);
+int tombolo_messages_consume(struct tombolo_channel *channel);
 
 /**
  * Largest message that this end can send, in bytes: its ring less eight.
  */
-ssize_t tombolo_messages_max(struct tombolo_messages *messages);
+ssize_t tombolo_messages_max(struct tombolo_channel *channel);
 
 /**
- * Wakes a sleeping reader for what flush_bytes held back. Without flush_bytes there is nothing to do.
+ * Accepts the next peer within a time: a channel of the kind that the listener was made for. A peer that says nothing, too
+ * little or nonsense is dropped and keeps nobody else waiting. Errors: -EAGAIN, -ETIMEDOUT.
  */
-int tombolo_messages_flush(struct tombolo_messages *messages);
+int tombolo_listener_accept(struct tombolo_listener *listener, int64_t timeout_ns, struct tombolo_channel **channel);
 
 /**
- * Waits until the peer has received everything that was sent; it says so at the latest when it next looks for more.
- * Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
- */
-int tombolo_messages_drain(struct tombolo_messages *messages, int64_t timeout_ns);
-
-/**
- * Begins to move what this end sends to a ring of so many bytes (as ring_size in tombolo_options): the peer follows when
- * it next looks, nothing is lost, doubled or reordered. tombolo_messages_is_moving tells when it is done. What is reserved
- * ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more
- * than the peer maps), -ENOMEM.
- */
-int tombolo_messages_resize(struct tombolo_messages *messages, uint64_t bytes);
-
-/**
- * 1 while a move to another ring is under way, else 0; it goes on with each send.
- */
-int tombolo_messages_is_moving(struct tombolo_messages *messages);
-
-/**
- * Sets flush_bytes and flush_ns of tombolo_options anew, after a flush.
- */
-int tombolo_messages_set_flush(struct tombolo_messages *messages, uint64_t flush_bytes, uint64_t flush_ns);
-
-/**
- * Sets the longest spin of a half (TOMBOLO_READ or TOMBOLO_WRITE): 0 sleeps at once, TOMBOLO_FOREVER never.
- */
-int tombolo_messages_set_spin(struct tombolo_messages *messages, int half, int64_t spin_ns);
-
-/**
- * Closes a half: TOMBOLO_WRITE (the peer receives what is left and then finds the end), TOMBOLO_READ (the peer's
- * sends fail with -EPIPE from now on) or TOMBOLO_BOTH.
- */
-int tombolo_messages_shutdown(struct tombolo_messages *messages, int half);
-
-/**
- * How the peer's sending ended: TOMBOLO_ENDING_NONE until the end was found.
- */
-int tombolo_messages_ending(struct tombolo_messages *messages);
-
-/**
- * What is known of the peer's life now, a TOMBOLO_LIFE value; from any thread.
- */
-int tombolo_messages_life(struct tombolo_messages *messages);
-
-/**
- * Who the peer is; from any thread. Set peer->size first.
- */
-int tombolo_messages_peer(struct tombolo_messages *messages, struct tombolo_peer *peer);
-
-/**
- * What one half counted: TOMBOLO_READ or TOMBOLO_WRITE. Set statistics->size first.
- */
-int tombolo_messages_statistics(struct tombolo_messages *messages, int half, struct tombolo_statistics *statistics);
-
-/**
- * A descriptor that polls readable (POLLIN) while the half (TOMBOLO_READ or TOMBOLO_WRITE) may have something to do:
- * see "Polling".
- */
-int tombolo_messages_poll_fd(struct tombolo_messages *messages, int half);
-
-/**
- * Closes both halves in order and frees the handle: the peer receives what is left and then finds the end. No
- * other thread may be in a call with it. Null is no error. On backends whose memory goes with its owner it waits for a
- * peer that has not begun to read, 1 s at most.
- */
-int tombolo_messages_close(struct tombolo_messages *messages);
-
-/**
- * A descriptor that polls readable (POLLIN) when an accept may find a peer. It belongs to the listener: poll it, never
+ * Returns a descriptor that polls readable (POLLIN) when an accept may find a peer. It belongs to the listener: poll it, never
  * read or close it. After it polled readable, accept with a timeout of 0 until that says -EAGAIN.
  */
 int tombolo_listener_poll_fd(struct tombolo_listener *listener);

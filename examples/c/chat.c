@@ -20,7 +20,7 @@
 #define LINE_MOST 1024
 
 struct guest {
-    tombolo_messages *channel;
+    tombolo_channel *channel;
     char name[32]; /* the first message of each guest; empty until it came */
 };
 
@@ -45,12 +45,12 @@ static void tell_others(nfds_t but, const char *line, size_t len)
 
 static void admit(tombolo_listener *listener, struct pollfd *fds)
 {
-    tombolo_messages *channel;
+    tombolo_channel *channel;
 
-    while (tombolo_messages_accept(listener, 0, &channel) == 0) {
-        int fd = tombolo_messages_poll_fd(channel, TOMBOLO_READ);
+    while (tombolo_listener_accept(listener, 0, &channel) == 0) {
+        int fd = tombolo_channel_poll_fd(channel, TOMBOLO_READ);
         if (present == GUESTS_MOST || fd < 0) {
-            tombolo_messages_close(channel);
+            tombolo_channel_close(channel);
             continue;
         }
         anybody = 1;
@@ -93,7 +93,7 @@ static void host(const char *address)
                 continue;
             }
             printf("%s left\n", guests[i].name);
-            tombolo_messages_close(guests[i].channel);
+            tombolo_channel_close(guests[i].channel);
             guests[i] = guests[--present];
             fds[1 + i] = fds[1 + present];
         }
@@ -104,7 +104,7 @@ static void host(const char *address)
 }
 
 /* All that the host has said by now; says whether it is still there. */
-static int print_all(tombolo_messages *channel)
+static int print_all(tombolo_channel *channel)
 {
     char line[2 * LINE_MOST];
     ssize_t len;
@@ -118,7 +118,7 @@ static int print_all(tombolo_messages *channel)
 
 static void join(const char *address, const char *name)
 {
-    tombolo_messages *channel;
+    tombolo_channel *channel;
     char line[LINE_MOST];
     ssize_t len;
 
@@ -127,7 +127,7 @@ static void join(const char *address, const char *name)
     check(tombolo_messages_send(channel, name, strlen(name), 10 * SECONDS), "send");
 
     struct pollfd fds[] = {
-        {.fd = (int)check(tombolo_messages_poll_fd(channel, TOMBOLO_READ), "poll_fd"), .events = POLLIN},
+        {.fd = (int)check(tombolo_channel_poll_fd(channel, TOMBOLO_READ), "poll_fd"), .events = POLLIN},
         {.fd = STDIN_FILENO, .events = POLLIN},
     };
     for (;;) {
@@ -142,7 +142,7 @@ static void join(const char *address, const char *name)
             len--;
         check(tombolo_messages_send(channel, line, (size_t)len, 10 * SECONDS), "send");
     }
-    tombolo_messages_close(channel);
+    tombolo_channel_close(channel);
 }
 
 int main(int argc, char **argv)

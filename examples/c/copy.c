@@ -27,22 +27,22 @@ static int open_or_die(const char *path, int flags)
 static void send_file(const char *address, const char *path)
 {
     int file = open_or_die(path, O_RDONLY);
-    tombolo_stream *stream;
+    tombolo_channel *stream;
     struct iovec room[2];
     ssize_t len;
 
     check(tombolo_stream_connect(address, &patient, &stream), address);
     do {
-        check(tombolo_stream_reserve(stream, CHUNK, TOMBOLO_FOREVER, room), "reserve");
+        check(tombolo_channel_reserve(stream, CHUNK, TOMBOLO_FOREVER, room), "reserve");
         len = readv(file, room, 2);
         if (len < 0) {
             int why = errno;
-            tombolo_stream_abort(stream); /* so that nobody takes what there is for all of it */
+            tombolo_channel_abort(stream); /* so that nobody takes what there is for all of it */
             die(1, "%s: %s", path, strerror(why));
         }
-        check(tombolo_stream_commit(stream, (size_t)len), "commit");
+        check(tombolo_channel_commit(stream, (size_t)len), "commit");
     } while (len > 0);
-    tombolo_stream_close(stream);
+    tombolo_channel_close(stream);
     close(file);
 }
 
@@ -50,12 +50,12 @@ static void receive_file(const char *address, const char *path)
 {
     int file = open_or_die(path, O_WRONLY | O_CREAT | O_TRUNC);
     tombolo_listener *listener;
-    tombolo_stream *stream;
+    tombolo_channel *stream;
     struct iovec there[2];
     unsigned long long total = 0;
 
     check(tombolo_stream_listen(address, NULL, &listener), address);
-    check(tombolo_stream_accept(listener, TOMBOLO_FOREVER, &stream), "accept");
+    check(tombolo_listener_accept(listener, TOMBOLO_FOREVER, &stream), "accept");
     tombolo_listener_close(listener);
 
     while (check(tombolo_stream_peek(stream, TOMBOLO_FOREVER, there), "peek") > 0) {
@@ -66,8 +66,8 @@ static void receive_file(const char *address, const char *path)
         total += (unsigned long long)len;
     }
 
-    int ending = tombolo_stream_ending(stream);
-    tombolo_stream_close(stream);
+    int ending = tombolo_channel_ending(stream);
+    tombolo_channel_close(stream);
     if (close(file) != 0)
         die(1, "%s: %s", path, strerror(errno));
     if (ending != TOMBOLO_ENDING_CLOSED)

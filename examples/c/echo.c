@@ -12,26 +12,26 @@
 static void serve(const char *address)
 {
     tombolo_listener *listener;
-    tombolo_stream *stream;
+    tombolo_channel *stream;
     char buffer[16 * 1024];
     ssize_t len;
 
     check(tombolo_stream_listen(address, NULL, &listener), address);
-    check(tombolo_stream_accept(listener, TOMBOLO_FOREVER, &stream), "accept");
+    check(tombolo_listener_accept(listener, TOMBOLO_FOREVER, &stream), "accept");
     tombolo_listener_close(listener);
 
     while ((len = check(tombolo_stream_read(stream, buffer, sizeof buffer, TOMBOLO_FOREVER), "read")) > 0)
         check(tombolo_stream_write_all(stream, buffer, (size_t)len, 10 * SECONDS), "write");
 
-    int ending = tombolo_stream_ending(stream);
-    tombolo_stream_close(stream);
+    int ending = tombolo_channel_ending(stream);
+    tombolo_channel_close(stream);
     if (ending != TOMBOLO_ENDING_CLOSED)
         die(1, "the client went in the middle");
 }
 
 static void say(const char *address, char **words)
 {
-    tombolo_stream *stream;
+    tombolo_channel *stream;
     char answer[1024];
     ssize_t len;
 
@@ -46,11 +46,11 @@ static void say(const char *address, char **words)
         if ((size_t)check(tombolo_stream_writev(stream, parts, 2, 10 * SECONDS), "write") < whole)
             die(1, "a word longer than the ring");
     }
-    check(tombolo_stream_shutdown(stream, TOMBOLO_WRITE), "shutdown");
+    check(tombolo_channel_shutdown(stream, TOMBOLO_WRITE), "shutdown");
 
     while ((len = check(tombolo_stream_read(stream, answer, sizeof answer, 10 * SECONDS), "read")) > 0)
         fwrite(answer, 1, (size_t)len, stdout);
-    tombolo_stream_close(stream);
+    tombolo_channel_close(stream);
     if (fflush(stdout) != 0)
         die(1, "cannot write to standard output");
 }

@@ -45,12 +45,12 @@ static struct answer work(const struct iovec request[2])
 static void serve(const char *address)
 {
     tombolo_listener *listener;
-    tombolo_messages *client;
+    tombolo_channel *client;
     struct iovec request[2];
     ssize_t len;
 
     check(tombolo_messages_listen(address, NULL, &listener), address);
-    check(tombolo_messages_accept(listener, TOMBOLO_FOREVER, &client), "accept");
+    check(tombolo_listener_accept(listener, TOMBOLO_FOREVER, &client), "accept");
     tombolo_listener_close(listener);
 
     while ((len = tombolo_messages_peek(client, TOMBOLO_FOREVER, request)) >= 0) {
@@ -60,12 +60,12 @@ static void serve(const char *address)
     }
     if (len != -ENODATA) /* the end is no length: an empty message is one */
         check(len, "peek");
-    tombolo_messages_close(client);
+    tombolo_channel_close(client);
 }
 
 static void ask(const char *address, int count, char **words)
 {
-    tombolo_messages *server;
+    tombolo_channel *server;
     struct answer answer;
     struct iovec room[2];
     int64_t *numbers = calloc((size_t)count, sizeof *numbers);
@@ -83,16 +83,16 @@ static void ask(const char *address, int count, char **words)
     /* The message is made in the ring. Here a plain send would do as well; where data are made anew it saves a copy. */
     size_t len = (size_t)count * sizeof *numbers;
     check(tombolo_messages_connect(address, &patient, &server), address);
-    check(tombolo_messages_reserve(server, len, 10 * SECONDS, room), "reserve");
+    check(tombolo_channel_reserve(server, len, 10 * SECONDS, room), "reserve");
     memcpy(room[0].iov_base, numbers, room[0].iov_len);
     if (room[1].iov_len > 0)
         memcpy(room[1].iov_base, (char *)numbers + room[0].iov_len, room[1].iov_len);
-    check(tombolo_messages_commit(server, len), "commit");
+    check(tombolo_channel_commit(server, len), "commit");
     free(numbers);
 
     if (check(tombolo_messages_recv(server, &answer, sizeof answer, 10 * SECONDS), "recv") != sizeof answer)
         die(1, "an answer of another length than ours: another version of this program?");
-    tombolo_messages_close(server);
+    tombolo_channel_close(server);
     if (answer.error != 0)
         die(1, "the server says: %s", strerror(answer.error));
     printf("%lld\n", (long long)answer.sum);

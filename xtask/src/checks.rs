@@ -12,6 +12,8 @@ mod names;
 mod prose;
 mod size;
 mod spdx;
+mod summaries;
+mod surface;
 mod tables;
 mod unsafe_places;
 
@@ -19,6 +21,7 @@ pub use tables::write_all as write_tables;
 
 pub use clauses::{Clause, known_clauses, proven_by};
 pub use header::write as write_header;
+pub use surface::write as write_surface;
 
 use crate::report::Report;
 use crate::tree::Tree;
@@ -47,7 +50,7 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 13] = [
+const CHECKS: [Check; 15] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "circles", run: |project| circles::check(&project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
@@ -58,6 +61,8 @@ const CHECKS: [Check; 13] = [
     Check { name: "licences", run: |project| licences::check(&project.workspace) },
     Check { name: "locks", run: |project| locks::check(&project.workspace, &project.tree) },
     Check { name: "header", run: |project| header::check(&project.workspace.root, &project.tree) },
+    Check { name: "surface", run: |project| surface::check(&project.workspace, &project.tree) },
+    Check { name: "summaries", run: |project| summaries::check(&project.workspace, &project.tree) },
     Check { name: "docs", run: |project| docs::check(&project.tree) },
     Check { name: "prose", run: |project| prose::check(&project.tree) },
     Check { name: "tables", run: |project| tables::check(&project.tree) },
@@ -99,7 +104,7 @@ fn print_line(check: &Check, report: &Report) {
         0 => "ok".to_owned(),
         wrong => format!("FAILED, {wrong} wrong"),
     };
-    println!("{:8} {verdict} ({})", check.name, report.summary);
+    println!("{:9} {verdict} ({})", check.name, report.summary);
 }
 
 fn print_failures(check: &Check, report: &Report) {

@@ -5,7 +5,9 @@
 //! Both are data plus small functions, so a new one is a new file and one line in a table.
 #![forbid(unsafe_code)]
 
+mod api;
 mod checks;
+mod features;
 mod miri;
 mod mutants;
 mod report;
@@ -30,11 +32,15 @@ usage: cargo xtask <command>
   licences            dependencies come under licences that go with ours
   locks               lock files of bench/ and fuzz/ know what our crates need
   header              include/tombolo.h is what crates/capi says; --write makes it so
+  surface             what users can name is what docs/surface lists; --write makes it so
+  summaries           what is said of a public item begins with what it does, not with a clause
   docs                relative links in *.md lead somewhere
   prose               no sentence of *.md has more than 40 words; --rust: none of a doc comment
   tables              tables of results hold what the recorded runs do
 
   table               make those tables again, in place
+
+  features            the public crate with each feature alone; what is off is not compiled
 
   miri                what Miri can run, and a canary
   mutants [FILE...]   changes what matters most, line by line, and sees that tests fail; --record keeps what came of it
@@ -75,6 +81,8 @@ fn run(words: &[&str]) -> Result<bool, String> {
         }
         ["test", rest @ ..] => tiers::run(rest),
         ["miri"] => miri::run(),
+        ["features"] => features::run(),
+        ["surface", "--write"] => checks::write_surface(&checks::Project::load()?).map(|()| true),
         ["mutants", rest @ ..] => mutants::run(rest),
         ["header", "--write"] => checks::write_header(&workspace::Workspace::load()?.root).map(|()| true),
         ["prose", "--rust"] => Ok(checks::run_one(&checks::DOC_COMMENTS, &checks::Project::load()?)),

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 
 /// Names whose files are read; of the others only the path is known.
-const TEXT: [&str; 11] =
-    [".rs", ".c", ".h", ".py", ".sh", ".md", ".jsonl", "Makefile", "Kbuild", "Cargo.lock", ".ci/run"];
+const TEXT: [&str; 12] =
+    [".rs", ".c", ".h", ".py", ".sh", ".md", ".jsonl", ".txt", "Makefile", "Kbuild", "Cargo.lock", ".ci/run"];
 /// Hidden folders that belong to the project. Every other hidden folder is skipped.
 const HIDDEN: [&str; 3] = [".cargo", ".ci", ".github"];
 /// Folders that hold what was built.

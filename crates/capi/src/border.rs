@@ -239,12 +239,13 @@ mod tests {
     fn every_exported_function_is_guarded() {
         let sources = [
             include_str!("border.rs").split("#[cfg(test)]").next().unwrap(),
+            include_str!("channel.rs"),
             include_str!("listener.rs"),
             include_str!("messages.rs"),
             include_str!("stream.rs"),
         ];
         let exports: usize = sources.iter().map(|source| source.matches("#[unsafe(no_mangle)]").count()).sum();
-        assert!(exports > 40, "{exports}");
+        assert!(exports > 35, "{exports}");
         for source in sources {
             assert_eq!(unguarded(source), [""; 0]);
         }

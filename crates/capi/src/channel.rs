@@ -1,176 +1,191 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What streams and messages have in common: two halves, and a look at the peer.
+//! Channels, whatever they carry: all but moving bytes (`stream`) and messages (`messages`).
+#![allow(unsafe_code)]
 
-use std::os::fd::AsRawFd;
-
-use libc::c_int;
-use tombolo::{Deadline, Watch};
+use libc::{c_int, iovec};
+use tombolo::{MessageMode, Messages, Stream, StreamMode};
 
 use crate::{
-    border::{Fault, Outcome, deadline},
-    half::Half,
-    options::{duration, flush_policy},
-    sides::{Reads, Region, Writes},
-    structs::{Peer, Statistics, ending, life},
+    border::{Fault, Outcome, guard},
+    halves::Halves,
+    pointers::{Handle, Out},
+    structs::{Peer, Statistics},
 };
 
-/// As a choice of a half: the one that reads or receives.
-pub const TOMBOLO_READ: c_int = 1;
-/// As a choice of a half: the one that writes or sends.
-pub const TOMBOLO_WRITE: c_int = 2;
-/// As a choice of a half: both.
-pub const TOMBOLO_BOTH: c_int = 3;
-
-/// What a handle stands for.
+/// One end of a channel: bytes both ways, or messages both ways. One thread may read while another writes.
+///
+/// tombolo_stream_ and tombolo_messages_ functions move data; the wrong ones get -EPROTOTYPE. All else is the same for both.
 #[derive(Debug)]
-pub struct Channel<R, W> {
-    pub reader: Half<R>,
-    pub writer: Half<W>,
-    watch: Watch,
+pub struct Channel(Carries);
+
+#[derive(Debug)]
+enum Carries {
+    Bytes(Halves<StreamMode>),
+    Messages(Halves<MessageMode>),
 }
 
-fn no_such_half() -> Fault {
-    Fault::new(libc::EINVAL, c"no such half: TOMBOLO_READ or TOMBOLO_WRITE")
+impl From<Stream> for Channel {
+    fn from(stream: Stream) -> Self {
+        let watch = stream.watch();
+        let (reader, writer) = stream.into_split();
+        Self(Carries::Bytes(Halves::new(reader, writer, watch)))
+    }
 }
 
-impl<R: Reads, W: Writes> Channel<R, W> {
-    pub fn new(reader: R, writer: W, watch: Watch) -> Self {
-        Self { reader: Half::new(reader), writer: Half::new(writer), watch }
+impl From<Messages> for Channel {
+    fn from(messages: Messages) -> Self {
+        let watch = messages.watch();
+        let (sender, receiver) = messages.into_split();
+        Self(Carries::Messages(Halves::new(receiver, sender, watch)))
     }
+}
 
-    /// Before the reading half waits: what the peer may be waiting for in turn, unless another thread has that half.
-    pub fn flush_first(&self) {
-        if let Some(mut writer) = self.writer.help() {
-            // If it fails, the peer is gone; reading finds that out, after all that is still to be read.
-            let _ = writer.half.flush_held();
+impl Channel {
+    #[inline]
+    pub fn stream(&self) -> Outcome<&Halves<StreamMode>> {
+        match &self.0 {
+            Carries::Bytes(halves) => Ok(halves),
+            Carries::Messages(_) => Err(Fault::new(libc::EPROTOTYPE, c"this channel carries messages, not a stream")),
         }
     }
 
-    /// Before the writing half waits, likewise.
-    pub fn release_first(&self) {
-        if let Some(mut reader) = self.reader.help() {
-            let _ = reader.half.release();
+    #[inline]
+    pub fn messages(&self) -> Outcome<&Halves<MessageMode>> {
+        match &self.0 {
+            Carries::Messages(halves) => Ok(halves),
+            Carries::Bytes(_) => Err(Fault::new(libc::EPROTOTYPE, c"this channel carries a stream, not messages")),
         }
     }
+}
 
-    /// Room for `len` bytes, which the caller holds from now on.
-    pub fn reserve(&self, len: usize, timeout_ns: i64) -> Outcome<Region> {
-        let mut writer = self.writer.begin()?;
-        let room = match writer.half.room(len)? {
-            Some(room) => room,
-            None => {
-                let deadline = deadline(timeout_ns)?;
-                self.release_first();
-                writer.half.room_until(len, deadline)?
-            }
-        };
-        writer.held = Some(len);
-        Ok(room)
-    }
-
-    /// Publishes `len` bytes of what the caller holds.
-    pub fn commit(&self, len: usize) -> Outcome<()> {
-        let mut writer = self.writer.enter()?;
-        writer.end_hold(len)?;
-        Ok(writer.half.commit(len)?)
-    }
-
-    /// What is there, which the caller holds from now on; none at the end.
-    pub fn peek(&self, timeout_ns: i64) -> Outcome<Option<Region>> {
-        let mut reader = self.reader.begin()?;
-        let mut there = reader.half.peek_region()?;
-        if there.is_none() && reader.half.ending().is_none() {
-            let deadline = deadline(timeout_ns)?;
-            self.flush_first();
-            if reader.half.wait_until(deadline)? {
-                there = reader.half.peek_region()?;
-            }
+/// Calls a method of the halves of a handle, whatever they carry.
+macro_rules! halves {
+    ($channel:expr, $method:ident($($argument:expr),*)) => {
+        match &$channel.get()?.0 {
+            Carries::Bytes(halves) => halves.$method($($argument),*),
+            Carries::Messages(halves) => halves.$method($($argument),*),
         }
-        reader.held = there.map(|[(_, first), (_, second)]| first + second);
-        Ok(there)
-    }
+    };
+}
 
-    pub fn flush(&self) -> Outcome<()> {
-        self.writer.enter()?.half.flush_held()
-    }
+/// Reserves room for len bytes, or for one message of len bytes, in the ring itself, as two parts (the second is empty
+/// unless the ring wraps there). Fill them, then call tombolo_channel_commit. Nothing is published before; what is reserved
+/// ends with the next call that writes or sends. Errors as for write or send; -EMSGSIZE where the ring is smaller than len.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_reserve(
+    channel: Handle<Channel>,
+    len: usize,
+    timeout_ns: i64,
+    room: Out<iovec>,
+) -> c_int {
+    guard(|| {
+        room.check()?;
+        room.put(halves!(channel, reserve(len, timeout_ns))?).map(drop)
+    })
+}
 
-    pub fn drain(&self, timeout_ns: i64) -> Outcome<()> {
-        let mut writer = self.writer.enter()?;
-        self.release_first();
-        match (writer.half.drained_until(deadline(timeout_ns).unwrap_or(Deadline::NOW)), timeout_ns) {
-            (Err(tombolo::Error::TimedOut), 0) => Err(Fault::WOULD_BLOCK),
-            (drained, _) => Ok(drained?),
-        }
-    }
+/// Publishes the first len bytes of what was last reserved, as bytes of the stream or as one message. -EINVAL where that is
+/// more than was reserved.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_commit(channel: Handle<Channel>, len: usize) -> c_int {
+    guard(|| halves!(channel, commit(len)))
+}
 
-    pub fn shutdown(&self, which: c_int) -> Outcome<()> {
-        if !(TOMBOLO_READ..=TOMBOLO_BOTH).contains(&which) {
-            return Err(Fault::new(libc::EINVAL, c"no such half: TOMBOLO_READ, TOMBOLO_WRITE or TOMBOLO_BOTH"));
-        }
-        // Both or neither.
-        let writer = (which & TOMBOLO_WRITE != 0).then(|| self.writer.enter()).transpose()?;
-        let reader = (which & TOMBOLO_READ != 0).then(|| self.reader.enter()).transpose()?;
-        if let Some(mut writer) = writer {
-            writer.half.close();
-        }
-        if let Some(mut reader) = reader {
-            reader.half.close();
-        }
+/// Wakes a sleeping reader for what flush_bytes held back. Without flush_bytes there is nothing to do.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_flush(channel: Handle<Channel>) -> c_int {
+    guard(|| halves!(channel, flush()))
+}
+
+/// Waits until the peer has read everything that was written or sent. The peer says so at the latest when it next looks for
+/// more. Errors: -EAGAIN, -ETIMEDOUT, -EPIPE.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_drain(channel: Handle<Channel>, timeout_ns: i64) -> c_int {
+    guard(|| halves!(channel, drain(timeout_ns)))
+}
+
+/// Begins to move what this end writes to a ring of so many bytes (as ring_size in tombolo_options): the peer follows when
+/// it next looks, nothing is lost, doubled or reordered. tombolo_channel_is_moving tells when it is done. What is reserved
+/// ends. Errors: -EOPNOTSUPP (the last move is not done, or the peer cannot follow; the text says which), -EMSGSIZE (more
+/// than the peer maps), -ENOMEM.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_resize(channel: Handle<Channel>, bytes: u64) -> c_int {
+    guard(|| halves!(channel, resize(bytes)))
+}
+
+/// Returns 1 while a move to another ring is under way, else 0. The move goes on with each write or send.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_is_moving(channel: Handle<Channel>) -> c_int {
+    guard(|| halves!(channel, is_moving()))
+}
+
+/// Sets flush_bytes and flush_ns of tombolo_options anew, after a flush.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_set_flush(channel: Handle<Channel>, flush_bytes: u64, flush_ns: u64) -> c_int {
+    guard(|| halves!(channel, set_flush(flush_bytes, flush_ns)))
+}
+
+/// Sets the longest spin of a half (TOMBOLO_READ or TOMBOLO_WRITE): 0 sleeps at once, TOMBOLO_FOREVER never.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_set_spin(channel: Handle<Channel>, half: c_int, spin_ns: i64) -> c_int {
+    guard(|| halves!(channel, set_spin(half, spin_ns)))
+}
+
+/// Closes a half: TOMBOLO_WRITE (the peer reads what is left and then finds the end), TOMBOLO_READ (the peer's writes and
+/// sends fail with -EPIPE from now on) or TOMBOLO_BOTH.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_shutdown(channel: Handle<Channel>, half: c_int) -> c_int {
+    guard(|| halves!(channel, shutdown(half)))
+}
+
+/// Gives up writing in the middle: the peer reads what is left and then finds TOMBOLO_ENDING_ABORTED.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_abort(channel: Handle<Channel>) -> c_int {
+    guard(|| halves!(channel, abort()))
+}
+
+/// Returns how the peer's writing ended: TOMBOLO_ENDING_NONE until the end was read.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_ending(channel: Handle<Channel>) -> c_int {
+    guard(|| halves!(channel, ending()))
+}
+
+/// Returns what is known of the peer's life now, a TOMBOLO_LIFE value; from any thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_life(channel: Handle<Channel>) -> c_int {
+    guard(|| Ok(halves!(channel, life())))
+}
+
+/// Tells who the peer is; from any thread. Set peer->size first.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_peer(channel: Handle<Channel>, peer: Out<Peer>) -> c_int {
+    guard(|| peer.fill(&halves!(channel, peer())))
+}
+
+/// Tells what one half counted: TOMBOLO_READ or TOMBOLO_WRITE. Set statistics->size first.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_statistics(
+    channel: Handle<Channel>,
+    half: c_int,
+    statistics: Out<Statistics>,
+) -> c_int {
+    guard(|| statistics.fill(&halves!(channel, statistics(half))?))
+}
+
+/// Returns a descriptor that polls readable (POLLIN) while the half (TOMBOLO_READ or TOMBOLO_WRITE) may have something to do:
+/// see "Polling".
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_poll_fd(channel: Handle<Channel>, half: c_int) -> c_int {
+    guard(|| halves!(channel, poll_fd(half)))
+}
+
+/// Closes both halves in order and frees the handle: the peer reads what is left and then finds the end. No other thread may
+/// be in a call with it. Null is no error. On backends whose memory goes with its owner it waits for a peer that has not
+/// begun to read, 1 s at most.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_channel_close(channel: Handle<Channel>) -> c_int {
+    guard(|| {
+        drop(channel.into_box());
         Ok(())
-    }
-
-    /// Begins to move what this end writes to a ring of `bytes`.
-    pub fn resize(&self, bytes: u64) -> Outcome<()> {
-        Ok(self.writer.begin()?.half.resize(bytes)?)
-    }
-
-    pub fn is_moving(&self) -> Outcome<c_int> {
-        Ok(self.writer.enter()?.half.is_moving().into())
-    }
-
-    pub fn set_flush(&self, bytes: u64, ns: u64) -> Outcome<()> {
-        let mut writer = self.writer.enter()?;
-        // What the old policy held back, the new one does not know of.
-        writer.half.flush_held()?;
-        writer.half.set_flush_policy(flush_policy(bytes, ns));
-        Ok(())
-    }
-
-    pub fn set_spin(&self, which: c_int, ns: i64) -> Outcome<()> {
-        match which {
-            TOMBOLO_READ => self.reader.enter()?.half.set_spin(duration(ns)),
-            TOMBOLO_WRITE => self.writer.enter()?.half.set_spin(duration(ns)),
-            _ => return Err(no_such_half()),
-        }
-        Ok(())
-    }
-
-    pub fn ending(&self) -> Outcome<c_int> {
-        Ok(ending(self.reader.enter()?.half.ending()))
-    }
-
-    pub fn life(&self) -> c_int {
-        life(self.watch.liveness())
-    }
-
-    pub fn peer(&self) -> Peer {
-        self.watch.peer().into()
-    }
-
-    pub fn statistics(&self, which: c_int) -> Outcome<Statistics> {
-        Ok(match which {
-            TOMBOLO_READ => self.reader.enter()?.half.statistics(),
-            TOMBOLO_WRITE => self.writer.enter()?.half.statistics(),
-            _ => return Err(no_such_half()),
-        }
-        .into())
-    }
-
-    pub fn poll_fd(&self, which: c_int) -> Outcome<c_int> {
-        Ok(match which {
-            TOMBOLO_READ => self.reader.enter()?.half.poll_fd()?.as_raw_fd(),
-            TOMBOLO_WRITE => self.writer.enter()?.half.poll_fd()?.as_raw_fd(),
-            _ => return Err(no_such_half()),
-        })
-    }
+    })
 }

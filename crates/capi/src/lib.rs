@@ -12,10 +12,10 @@
 mod border;
 mod channel;
 mod half;
+mod halves;
 mod listener;
 mod messages;
 mod options;
 mod pointers;
-mod sides;
 mod stream;
 mod structs;

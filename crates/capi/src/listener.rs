@@ -8,14 +8,15 @@ use std::{
 };
 
 use libc::c_int;
-use tombolo::{Channel, Messages, Stream};
+use tombolo::{Channel as Kinds, Messages, Stream};
 
 use crate::{
     border::{Fault, Outcome, deadline, guard},
-    pointers::Handle,
+    channel::Channel,
+    pointers::{Handle, Out},
 };
 
-/// One who waits for peers: tombolo_stream_listen or tombolo_messages_listen makes it. One thread at a time.
+/// Accepts peers at an address: tombolo_stream_listen or tombolo_messages_listen makes it. One thread at a time.
 #[derive(Debug)]
 pub struct Listener(Mutex<Kind>);
 
@@ -38,30 +39,34 @@ impl Listener {
             Err(TryLockError::Poisoned(_)) => Err(Fault::new(libc::ENOTRECOVERABLE, c"a fault in Tombolo broke it")),
         }
     }
+}
 
-    pub fn accept_stream(&self, timeout_ns: i64) -> Outcome<Stream> {
-        self.with(|kind| match kind {
+fn accept<C: Kinds + Into<Channel>>(listener: &mut tombolo::Listener<C>, timeout_ns: i64) -> Outcome<Channel> {
+    Ok(match listener.try_accept()? {
+        Some(channel) => channel,
+        None => listener.accept_until(deadline(timeout_ns)?)?,
+    }
+    .into())
+}
+
+/// Accepts the next peer within a time: a channel of the kind that the listener was made for. A peer that says nothing, too
+/// little or nonsense is dropped and keeps nobody else waiting. Errors: -EAGAIN, -ETIMEDOUT.
+#[unsafe(no_mangle)]
+pub extern "C" fn tombolo_listener_accept(
+    listener: Handle<Listener>,
+    timeout_ns: i64,
+    channel: Out<Handle<Channel>>,
+) -> c_int {
+    guard(|| {
+        channel.check()?;
+        channel.give(listener.get()?.with(|kind| match kind {
             Kind::Streams(listener) => accept(listener, timeout_ns),
-            Kind::Messages(_) => Err(Fault::new(libc::EPROTOTYPE, c"this listener accepts messages, not streams")),
-        })
-    }
-
-    pub fn accept_messages(&self, timeout_ns: i64) -> Outcome<Messages> {
-        self.with(|kind| match kind {
             Kind::Messages(listener) => accept(listener, timeout_ns),
-            Kind::Streams(_) => Err(Fault::new(libc::EPROTOTYPE, c"this listener accepts streams, not messages")),
-        })
-    }
+        })?)
+    })
 }
 
-fn accept<C: Channel>(listener: &mut tombolo::Listener<C>, timeout_ns: i64) -> Outcome<C> {
-    match listener.try_accept()? {
-        Some(channel) => Ok(channel),
-        None => Ok(listener.accept_until(deadline(timeout_ns)?)?),
-    }
-}
-
-/// A descriptor that polls readable (POLLIN) when an accept may find a peer. It belongs to the listener: poll it, never
+/// Returns a descriptor that polls readable (POLLIN) when an accept may find a peer. It belongs to the listener: poll it, never
 /// read or close it. After it polled readable, accept with a timeout of 0 until that says -EAGAIN.
 #[unsafe(no_mangle)]
 pub extern "C" fn tombolo_listener_poll_fd(listener: Handle<Listener>) -> c_int {

@@ -24,7 +24,7 @@ use libc::{c_char, c_int, c_void, iovec};
 
 use crate::{
     border::{Fault, Outcome},
-    sides::Region,
+    halves::Region,
 };
 
 /// Most parts of one vectored call, as for the system's.

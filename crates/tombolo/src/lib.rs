@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer facade. Uses: channel, sockets, vchan-wire, domain, domain-ivshmem, domain-local, domain-xen, mem.
+//! Layer facade. Uses: channel, backends.
 //!
 //! Tombolo: programs in neighbouring virtual machines, containers and the host talk through memory that both sides map
 //! into user space. Bytes cross without a system call, a packet, a checksum or a copy by a third party; a notification
@@ -10,6 +10,15 @@
 //! network namespaces of one kernel that share a folder; `xen:DOMID/NAME` joins this Xen domain and the one with that
 //! number; `vm:NAME/SERVICE` joins virtual machines under QEMU, through the broker (`tombolod`) of each, and Xen domains by
 //! the names that the broker of dom0 tells. What this machine lacks for an address, the error says.
+//!
+//! # Features
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `vm` | on | addresses `vm:`; without it [`Error::NotBuilt`] |
+//! | `xen` | on | addresses `xen:`, and `vm:` by the names that dom0 tells; without it [`Error::NotBuilt`] |
+//! | `tokio` | off | the module `tokio`: streams, messages and listeners with `async` calls |
+//!
+//! `local` is always there. A backend that is off is not compiled.
 //!
 //! # Example
 //! ```
@@ -58,70 +67,19 @@
 //! channel, and nothing else.
 #![forbid(unsafe_code)]
 
-pub mod vchan;
-mod vm;
+use tombolo_backends::backends;
+#[cfg(feature = "tokio")]
+pub use tombolo_channel::tokio;
+pub use tombolo_channel::{
+    Address, AddressError, BackendError, Channel, Corrupt, Counters, Deadline, Ending, Error, FlushPolicy, Listener,
+    Liveness, MessageMode, MessageReceiver, MessageSender, Messages, Mode, Options, Peeked, Peer, PipeStatistics,
+    ReadHalf, Refusal, Reserved, Result, Rx, SharedSlice, Statistics, Stream, StreamMode, Tx, Watch, WriteHalf,
+};
 
-use std::sync::LazyLock;
-
-pub use tombolo_channel::*;
-use tombolo_domain_ivshmem::VmDomain;
-use tombolo_domain_local::LocalDomain;
-pub use tombolo_domain_local::services_folder;
-use tombolo_domain_xen::XenDomain;
-
-use crate::vm::Vm;
-
-/// The backends of this program, by the scheme of their addresses: `local`, `vm` and `xen`. One that this machine does not
-/// have says what is missing when it is called.
-static BACKENDS: LazyLock<Backends> = LazyLock::new(|| {
-    let xen = XenDomain::new();
-    let vm = Vm::new(VmDomain::new(), xen.names());
-    Backends::new().with(LocalDomain::new()).with(vm).with(xen)
-});
-
-/// TCP connections whose bytes go through shared memory: for fronts that stand in a program's way to the kernel.
-pub mod sockets {
-    pub use tombolo_sockets::*;
-
-    /// Meets other processes of this kernel in `folder`.
-    #[must_use]
-    pub fn rendezvous_in(folder: &std::path::Path) -> Box<dyn Rendezvous> {
-        Box::new(super::LocalDomain::in_folder(folder).with_unique_names())
-    }
-}
-
-/// This domain of Xen's, for tools that look what works.
-pub mod xen {
-    use super::XenDomain;
-    use tombolo_channel::Result;
-    pub use tombolo_domain_xen::{OrphanedGrants, ReaperListing};
-
-    /// The listeners that this domain's nodes in XenStore lead to: for which domain, under which name, and the reference of the
-    /// door.
-    ///
-    /// # Errors
-    /// Where this is no domain of Xen's; what XenStore says.
-    pub fn listeners() -> Result<Vec<(u16, String, u32)>> {
-        Ok(XenDomain::new().listeners()?)
-    }
-
-    /// Asks XenStore for this domain's number, grants a page, makes an event channel; page and channel are given back.
-    ///
-    /// # Errors
-    /// What of it does not work, and what mends it.
-    pub fn try_out() -> Result<u16> {
-        // To dom0, which is always there; it is not told.
-        let pieces = XenDomain::new().pieces(0)?;
-        pieces.share(1, None)?;
-        pieces.offer_port()?;
-        Ok(pieces.own())
-    }
-}
-
-/// The address that `text` says, if there is a backend for it: what [`connect`] and [`listen`] do first.
+/// Parses an address and checks that this program has its backend, as [`connect`] and [`listen`] do first.
 ///
 /// # Errors
-/// [`Error::Address`] where it is none; [`Error::UnknownScheme`].
+/// [`Error::Address`] where it is none; [`Error::UnknownScheme`]; [`Error::NotBuilt`].
 ///
 /// # Example
 /// ```
@@ -130,43 +88,102 @@ pub mod xen {
 /// # Ok::<(), tombolo::Error>(())
 /// ```
 pub fn address(text: &str) -> Result<Address> {
-    BACKENDS.address(text)
+    backends().address(text)
 }
 
-/// Reaches the listener at `address` for a stream of bytes, with the default [`Options`].
+/// Connects to the listener at `address` for a stream of bytes, with the default [`Options`].
 ///
 /// # Blocking
-/// Until the listener has answered, 5 s at most. If nobody listens, fails at once; see
+/// Until the listener has answered, 5 s at most. Where nobody listens it fails at once; see
 /// [`Options::wait_for_listener`].
 ///
 /// # Errors
-/// See [`Error`]; it converts into [`std::io::Error`].
+/// [`Error::Domain`] with [`BackendError::NotFound`] where nobody listens, with another where the backend cannot do its
+/// part; [`Error::Address`], [`Error::UnknownScheme`], [`Error::NotBuilt`]; [`Error::Refused`] and
+/// [`Error::VersionMismatch`] where the listener does not agree; [`Error::TimedOut`].
+///
+/// # Example
+/// ```
+/// use std::io::Write;
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let address = format!("local:{}/log", folder.path().display());
+/// # let mut listener = tombolo::listen(&address)?;
+/// # let server = std::thread::spawn(move || listener.accept());
+/// let mut stream = tombolo::connect(&address)?; // such as "local:log"
+/// writeln!(stream, "started")?;
+/// # drop(server.join());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn connect(address: &str) -> Result<Stream> {
     connect_with(address, &Options::default())
 }
 
-/// As [`connect`], for a [`Stream`] or [`Messages`], with options.
+/// Connects as [`connect`], for a [`Stream`] or [`Messages`], with options.
+///
+/// # Blocking
+/// Until the listener has answered, at most as long as [`Options::handshake_timeout`] says, after
+/// [`Options::wait_for_listener`].
 ///
 /// # Errors
 /// As [`connect`].
+///
+/// # Example
+/// ```
+/// use std::time::Duration;
+/// use tombolo::{Messages, Options};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let address = &format!("local:{}/jobs", folder.path().display());
+/// let options = &Options::new().wait_for_listener(Duration::from_secs(10));
+/// # std::thread::scope(|scope| -> tombolo::Result<()> {
+/// # let server = scope.spawn(|| tombolo::listen_with::<Messages>(address, options)?.accept());
+/// let mut jobs: Messages = tombolo::connect_with(address, options)?;
+/// # drop(server.join());
+/// # let _ = &mut jobs;
+/// # Ok(()) })?;
+/// # Ok::<(), tombolo::Error>(())
+/// ```
 pub fn connect_with<C: Channel>(address: &str, options: &Options) -> Result<C> {
-    BACKENDS.connect(&address.parse()?, options)
+    backends().connect(&address.parse()?, options)
 }
 
-/// Begins to listen at `address` for streams of bytes, with the default [`Options`].
+/// Listens at `address` for streams of bytes, with the default [`Options`]. Never blocks.
 ///
 /// # Errors
-/// See [`Error`]: a bad address, one in use, a folder without permission.
+/// [`Error::Domain`] with [`BackendError::InUse`] where another listens there, with [`BackendError::Denied`] for a folder
+/// without permission, with another where the backend cannot do its part; [`Error::Address`], [`Error::UnknownScheme`],
+/// [`Error::NotBuilt`].
+///
+/// # Example
+/// ```
+/// # let folder = tempfile::tempdir()?;
+/// # let address = &format!("local:{}/log", folder.path().display());
+/// let mut listener = tombolo::listen(address)?; // such as "local:log"
+/// assert!(listener.try_accept()?.is_none()); // nobody has connected
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn listen(address: &str) -> Result<Listener<Stream>> {
     listen_with(address, &Options::default())
 }
 
-/// As [`listen`], for [`Stream`]s or [`Messages`], with options.
+/// Listens as [`listen`], for [`Stream`]s or [`Messages`], with options for each channel. Never blocks.
 ///
 /// # Errors
 /// As [`listen`].
+///
+/// # Example
+/// ```
+/// use tombolo::{Messages, Options};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let address = &format!("local:{}/jobs", folder.path().display());
+/// let listener = tombolo::listen_with::<Messages>(address, &Options::new().ring_size(4 << 20))?;
+/// # drop(listener);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub fn listen_with<C: Channel>(address: &str, options: &Options) -> Result<Listener<C>> {
-    BACKENDS.listen(&address.parse()?, options)
+    backends().listen(&address.parse()?, options)
 }
 
 /// The guide's examples run as tests.

@@ -12,7 +12,7 @@ const SOURCES: &str = "crates/capi/src/";
 const CONFIG: &str = "crates/capi/cbindgen.toml";
 /// The modules in the order in which a C programmer wants to read them.
 const MODULES: [&str; 10] =
-    ["border", "options", "half", "stream", "messages", "listener", "channel", "structs", "sides", "pointers"];
+    ["border", "options", "half", "halves", "channel", "stream", "messages", "listener", "structs", "pointers"];
 const REMEDY: &str = "`cargo xtask header --write` makes it anew";
 
 /// The committed header is the generated one, to the letter.
@@ -114,7 +114,8 @@ mod tests {
         assert!(header.contains("const char *tombolo_last_error(void);"), "{header}");
         assert!(header.contains(" * What went wrong in the last call of this thread"), "{header}");
         assert!(
-            header.contains("(struct tombolo_listener *listener, int64_t timeout_ns, struct tombolo_stream **stream);")
+            header
+                .contains("(struct tombolo_listener *listener, int64_t timeout_ns, struct tombolo_channel **channel);")
         );
         for line in header.lines().filter(|line| !line.trim_start().starts_with('*')) {
             assert!(!line.contains("Handle") && !line.contains("Out_"), "{line}");

@@ -11,12 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 const OUTSIDE: &str = "xtask";
 /// What a backend's name begins with.
 const BACKEND: &str = "tombolo-domain-";
-/// Besides the facade, the broker alone may name backends.
+/// Besides the layer that registers them, the broker alone may name backends.
 const BROKER: &str = "tombolo-broker";
-const FACADE: &str = "facade";
+const REGISTRY: &str = "backends";
 
 /// Normal and build dependencies go to a strictly lower layer or along a listed edge, backends are named by the
-/// facade and the broker only, what is for tests does not ship, and each crate's doc begins with its layer and what it uses.
+/// layer `backends` and the broker only, what is for tests does not ship, and each crate's doc begins with its layer and what it uses.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     let mut report = Report::default();
     let layers = Layers::parse(&workspace.layers, &mut report);
@@ -106,8 +106,8 @@ impl<'a> Layers<'a> {
         let (Some(&above), Some(&below)) = (self.place.get(from), self.place.get(to)) else {
             return Ok(()); // Reported by check_names.
         };
-        if to.starts_with(BACKEND) && from != BROKER && self.order[above] != FACADE {
-            return Err("only the facade and the broker name a backend".into());
+        if to.starts_with(BACKEND) && from != BROKER && self.order[above] != REGISTRY {
+            return Err("only the layer `backends` and the broker name a backend".into());
         }
         if above > below || (above == below && self.edges.contains(&(from, to))) {
             return Ok(());
@@ -206,10 +206,11 @@ mod tests {
 
     fn workspace(packages: Vec<Package>) -> Workspace {
         let layers = json!({
-            "order": ["L0", "L2", "L3", "facade", "L4"],
+            "order": ["L0", "L2", "L3", "backends", "facade", "L4"],
             "L0": ["tombolo-mem"],
             "L2": ["tombolo-domain", "tombolo-domain-local"],
             "L3": ["tombolo-channel"],
+            "backends": ["tombolo-backends"],
             "facade": ["tombolo"],
             "L4": ["tombolo-cli"],
             "edges": ["tombolo-domain-local -> tombolo-domain"],
@@ -225,7 +226,8 @@ mod tests {
             package("tombolo-domain", &["tombolo-mem"]),
             package("tombolo-domain-local", &["tombolo-domain", "tombolo-mem"]),
             package("tombolo-channel", &["tombolo-domain"]),
-            package("tombolo", &["tombolo-channel", "tombolo-domain-local"]),
+            package("tombolo-backends", &["tombolo-channel", "tombolo-domain-local"]),
+            package("tombolo", &["tombolo-backends", "tombolo-channel"]),
             package("tombolo-cli", &["tombolo"]),
             package("xtask", &["serde_json"]),
         ];
@@ -235,12 +237,13 @@ mod tests {
         workspace(all)
     }
 
-    const DOCS: [(&str, &str); 6] = [
+    const DOCS: [(&str, &str); 7] = [
         ("tombolo-mem/lib.rs", "// SPDX\n//! Layer 0. Uses: libc.\n"),
         ("tombolo-domain/lib.rs", "//! Layer 2. Uses: `mem`.\n"),
         ("tombolo-domain-local/lib.rs", "//! Layer 2. Uses: domain,\n//! mem. The rest is prose about channel.\n"),
         ("tombolo-channel/lib.rs", "//! Layer 3.\n"),
-        ("tombolo/lib.rs", "//! Layer facade. Uses: channel, domain-local.\n"),
+        ("tombolo-backends/lib.rs", "//! Layer backends. Uses: channel, domain-local.\n"),
+        ("tombolo/lib.rs", "//! Layer facade. Uses: backends, channel.\n"),
         ("tombolo-cli/lib.rs", "//! Layer 4. Uses: tombolo.\n"),
     ];
 
@@ -266,7 +269,7 @@ mod tests {
     #[test]
     fn canary_unlisted_sibling_fails() {
         let against_the_edge = sound("tombolo-domain", &["tombolo-domain-local"]);
-        check_arrows(&against_the_edge).assert_only_failure("only the facade and the broker");
+        check_arrows(&against_the_edge).assert_only_failure("only the layer `backends`");
         let mut siblings = sound("tombolo-channel", &["tombolo-domain", "tombolo-mem"]);
         siblings.layers["L3"] = json!(["tombolo-channel", "tombolo-mem"]);
         siblings.layers["L0"] = json!([]);
@@ -281,7 +284,9 @@ mod tests {
 
     #[test]
     fn canary_front_that_names_a_backend_fails() {
-        check_arrows(&sound("tombolo-cli", &["tombolo-domain-local"])).assert_only_failure("only the facade");
+        for front in ["tombolo-cli", "tombolo"] {
+            check_arrows(&sound(front, &["tombolo-domain-local"])).assert_only_failure("only the layer `backends`");
+        }
     }
 
     #[test]

@@ -74,6 +74,7 @@ pub const TIERS: &[Tier] = &[
         ..BASE
     },
     Tier { name: "rules", command: "cargo run --quiet --package xtask -- check", gate: Gate::ExitCode, ..BASE },
+    Tier { name: "features", command: "cargo run --quiet --package xtask -- features", gate: Gate::ExitCode, ..BASE },
     Tier { name: "unit", command: "cargo test --workspace --all-features --lib --bins", long: Some(20), ..BASE },
     Tier {
         name: "doc",

@@ -4,7 +4,7 @@
 
 int main()
 {
-    tombolo_stream *stream = nullptr;
+    tombolo_channel *stream = nullptr;
     tombolo_options options{};
     options.size = sizeof options;
     return tombolo_stream_connect("nowhere", &options, &stream) == -22 && stream == nullptr ? 0 : 1;

@@ -38,8 +38,8 @@
 struct connecting {
     const char *address;
     const struct tombolo_options *options;
-    tombolo_stream *stream;
-    tombolo_messages *messages;
+    tombolo_channel *stream;
+    tombolo_channel *messages;
 };
 
 static inline void *connect_stream(void *arg)
@@ -56,7 +56,7 @@ static inline void *connect_messages(void *arg)
     return NULL;
 }
 
-static inline void stream_pair(const char *address, const struct tombolo_options *options, tombolo_stream *ends[2])
+static inline void stream_pair(const char *address, const struct tombolo_options *options, tombolo_channel *ends[2])
 {
     struct connecting c = {.address = address, .options = options};
     tombolo_listener *listener;
@@ -64,13 +64,13 @@ static inline void stream_pair(const char *address, const struct tombolo_options
 
     CLAIM(tombolo_stream_listen(address, options, &listener) == 0);
     CLAIM(pthread_create(&thread, NULL, connect_stream, &c) == 0);
-    CLAIM(tombolo_stream_accept(listener, SOON, &ends[0]) == 0);
+    CLAIM(tombolo_listener_accept(listener, SOON, &ends[0]) == 0);
     CLAIM(pthread_join(thread, NULL) == 0);
     CLAIM(tombolo_listener_close(listener) == 0);
     ends[1] = c.stream;
 }
 
-static inline void message_pair(const char *address, const struct tombolo_options *options, tombolo_messages *ends[2])
+static inline void message_pair(const char *address, const struct tombolo_options *options, tombolo_channel *ends[2])
 {
     struct connecting c = {.address = address, .options = options};
     tombolo_listener *listener;
@@ -78,7 +78,7 @@ static inline void message_pair(const char *address, const struct tombolo_option
 
     CLAIM(tombolo_messages_listen(address, options, &listener) == 0);
     CLAIM(pthread_create(&thread, NULL, connect_messages, &c) == 0);
-    CLAIM(tombolo_messages_accept(listener, SOON, &ends[0]) == 0);
+    CLAIM(tombolo_listener_accept(listener, SOON, &ends[0]) == 0);
     CLAIM(pthread_join(thread, NULL) == 0);
     CLAIM(tombolo_listener_close(listener) == 0);
     ends[1] = c.messages;

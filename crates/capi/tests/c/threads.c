@@ -14,7 +14,7 @@ static unsigned char expected(size_t at, unsigned seed)
 }
 
 struct end {
-    tombolo_stream *stream;
+    tombolo_channel *stream;
     unsigned writes, reads; /* seeds */
 };
 
@@ -30,7 +30,7 @@ static void *write_all(void *arg)
         CLAIM(tombolo_stream_write_all(end->stream, buffer, len, SOON) == 0);
         at += len;
     }
-    CLAIM(tombolo_stream_shutdown(end->stream, TOMBOLO_WRITE) == 0);
+    CLAIM(tombolo_channel_shutdown(end->stream, TOMBOLO_WRITE) == 0);
     return NULL;
 }
 
@@ -45,7 +45,7 @@ static void *read_all(void *arg)
         for (ssize_t i = 0; i < len; i++)
             CLAIM(buffer[i] == expected(at + (size_t)i, end->reads));
         at += (size_t)len;
-        CLAIM(tombolo_stream_life(end->stream) == TOMBOLO_LIFE_RUNNING); /* from any thread */
+        CLAIM(tombolo_channel_life(end->stream) == TOMBOLO_LIFE_RUNNING); /* from any thread */
     }
     CLAIM(len == 0 && at == total);
     return NULL;
@@ -66,7 +66,7 @@ static void *wait_for_a_byte(void *arg)
 /* A thread that waits in a half keeps others out of it, and of nothing else. */
 static void one_call_at_a_time(const char *address)
 {
-    tombolo_stream *ends[2];
+    tombolo_channel *ends[2];
     pthread_t waiting;
     char byte;
     ssize_t got;
@@ -79,13 +79,13 @@ static void one_call_at_a_time(const char *address)
     CLAIM(tombolo_stream_write(ends[0], "x", 1, 0) == 1);
     CLAIM(tombolo_stream_write(ends[1], "y", 1, 0) == 1);
     CLAIM(pthread_join(waiting, NULL) == 0);
-    CLAIM(tombolo_stream_close(ends[0]) == 0 && tombolo_stream_close(ends[1]) == 0);
+    CLAIM(tombolo_channel_close(ends[0]) == 0 && tombolo_channel_close(ends[1]) == 0);
 }
 
 int main(int argc, char **argv)
 {
     struct tombolo_options options = {.size = sizeof options, .ring_size = 16 << 10};
-    tombolo_stream *ends[2];
+    tombolo_channel *ends[2];
     pthread_t threads[4];
 
     CLAIM(argc == 3);
@@ -100,5 +100,5 @@ int main(int argc, char **argv)
     CLAIM(pthread_create(&threads[3], NULL, read_all, &b) == 0);
     for (int i = 0; i < 4; i++)
         CLAIM(pthread_join(threads[i], NULL) == 0);
-    CLAIM(tombolo_stream_close(ends[0]) == 0 && tombolo_stream_close(ends[1]) == 0);
+    CLAIM(tombolo_channel_close(ends[0]) == 0 && tombolo_channel_close(ends[1]) == 0);
 }

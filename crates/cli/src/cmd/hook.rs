@@ -4,7 +4,7 @@
 use std::{io, path::PathBuf};
 
 use clap::ValueEnum;
-use tombolo::sockets::hook;
+use tombolo_sockets::hook;
 
 use crate::{
     failure::{Failure, Result},

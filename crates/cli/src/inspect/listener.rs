@@ -44,7 +44,7 @@ pub enum Pulse {
 
 /// The folders where services are looked for when nobody names one: this user's, and for root those of all users.
 pub fn known_folders() -> Vec<PathBuf> {
-    let own = tombolo::services_folder();
+    let own = tombolo_backends::services_folder();
     let mut folders = Vec::new();
     if rustix::process::geteuid().is_root() {
         folders.push("/run/tombolo".into());

@@ -61,7 +61,7 @@ pub fn inspect(folders: &[PathBuf]) -> Result<View> {
     let (mut channels, broken) = channel::find(&scan)?;
     let (sockets, unlisted) = socket::find(&scan)?;
     let mut listeners = listener::find(folders, &scan)?;
-    listeners.extend(xen::listeners(&scan.holders, || tombolo::xen::listeners().unwrap_or_default()));
+    listeners.extend(xen::listeners(&scan.holders, || tombolo_backends::xen::listeners().unwrap_or_default()));
     let vm::BrokerRows { channels: across, listeners: told, silent: broker } = vm::ask_brokers();
     channels.extend(across);
     channels.sort_by_key(|channel| channel.id);

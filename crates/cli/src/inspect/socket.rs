@@ -8,12 +8,12 @@ use std::{
 };
 
 use serde::Serialize;
-use tombolo::sockets::Reason;
 use tombolo_layout::{
     roster::{self, HIDDEN, LEN, MAGIC, ROWS, Row, Stage, WORDS},
     sockets::Address,
 };
 use tombolo_mem::{PeerSegment, PeerWord};
+use tombolo_sockets::Reason;
 
 use super::{
     process::Scan,

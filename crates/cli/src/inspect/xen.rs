@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde::Serialize;
-use tombolo::xen::ReaperListing;
+use tombolo_backends::xen::ReaperListing;
 use tombolo_layout::{
     handshake::{Greeting, Message},
     limits::CONTROL_LEN,
@@ -329,7 +329,8 @@ mod tests {
     #[test]
     fn x13_what_the_keeper_says_is_shown_without_what_terminals_obey() {
         let (service, command, age) = ("web".into(), "a\x1bb".into(), Duration::from_millis(1500));
-        let kept = tombolo::xen::OrphanedGrants { peer: 7, pages: 257, age, pid: 12, uid: 0, service, command };
+        let kept =
+            tombolo_backends::xen::OrphanedGrants { peer: 7, pages: 257, age, pid: 12, uid: 0, service, command };
         let keeper = told(ReaperListing { kept: vec![kept], let_go: 3 });
         let [kept] = &keeper.kept[..] else { panic!("one") };
         assert_eq!((kept.address.as_str(), kept.command.as_str(), kept.age), ("xen:7/web", "a?b", 1.5));

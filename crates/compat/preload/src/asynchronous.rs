@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_long, c_void};
 
-use tombolo::sockets::Reason;
+use tombolo_sockets::Reason;
 
 use crate::{control, errno, inside, real, state};
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use libc::{iovec, mmsghdr, msghdr, off_t, ssize_t, timespec};
-use tombolo::sockets::connection::Stage;
+use tombolo_sockets::connection::Stage;
 
 use crate::{data, poll, real, state};
 

@@ -7,7 +7,7 @@
 
 use std::ffi::{c_int, c_long, c_ulong};
 
-use tombolo::sockets::{Reason, connection::Stage};
+use tombolo_sockets::{Reason, connection::Stage};
 
 use crate::{control, epoll, errno, inside, real, state};
 

@@ -14,7 +14,7 @@ use std::{
 
 use libc::{epoll_event, sigset_t, sockaddr, socklen_t};
 use rustix::io::Errno;
-use tombolo::sockets::{
+use tombolo_sockets::{
     Process, Reason,
     connection::{self, Connection, ReturnStage, Stage},
     tuple::Tuple,

@@ -13,7 +13,7 @@ use std::{
 
 use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
-use tombolo::sockets::{
+use tombolo_sockets::{
     Process, Reason,
     connection::{Connection, Direction, Plain},
     proof::HISTORY,

@@ -25,7 +25,7 @@ use std::{
 
 use libc::epoll_event;
 use rustix::io::Errno;
-use tombolo::sockets::{
+use tombolo_sockets::{
     Process, Reason, SingleDoorbell, aside,
     connection::{Connection, Stage},
     gather::{KernelReply, Sources, gather},

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo::sockets::{
+use tombolo_sockets::{
     Process, Read, Reason,
     connection::{Connection, Direction, Plain, Set, Stage},
 };

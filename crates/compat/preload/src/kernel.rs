@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo::sockets::{
+use tombolo_sockets::{
     aside, hook,
     kernel::{Counts, Kernel, Sample},
     tuple::Tuple,

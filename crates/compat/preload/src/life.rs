@@ -16,7 +16,7 @@ use std::{
 };
 
 use libc::pid_t;
-use tombolo::sockets::{
+use tombolo_sockets::{
     Reason, aside,
     connection::{Connection, Stage},
 };
@@ -176,7 +176,7 @@ fn handing_on() {
     let mut passed_on: Vec<(RawFd, Arc<Connection>)> = Vec::new();
     for fd in numbers.filter(|fd| is_passed_on(*fd)) {
         let Some((own, peer)) = kernel::addresses(fd) else { continue };
-        let tuple = tombolo::sockets::tuple::Tuple::new(own, peer);
+        let tuple = tombolo_sockets::tuple::Tuple::new(own, peer);
         let same = |(known, one): &&(RawFd, Arc<Connection>)| match one.tuple() {
             Some(one) => one == tuple,
             None => *known == fd,
@@ -347,7 +347,7 @@ pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(actions: *mut c
 
 /// A descriptor is about to be closed. Where its end is told, a socket that moved no byte is a connection as well.
 pub(crate) fn seen_at_last(fd: RawFd) {
-    if state::busy().is_some_and(tombolo::sockets::Process::tells) {
+    if state::busy().is_some_and(tombolo_sockets::Process::tells) {
         state::find(fd);
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use rustix::io::Errno;
-use tombolo::sockets::{
+use tombolo_sockets::{
     Process, aside,
     connection::{Direction, Plain, Stage},
 };
@@ -58,7 +58,7 @@ fn deadline(timeout: Option<Duration>) -> Option<Instant> {
 fn sort<'a>(
     process: &Process,
     fds: &[pollfd],
-    all: &'a [(usize, Arc<tombolo::sockets::connection::Connection>)],
+    all: &'a [(usize, Arc<tombolo_sockets::connection::Connection>)],
 ) -> (Vec<Joined>, Vec<Plain<'a>>) {
     let (mut joined, mut plain) = (Vec::new(), Vec::new());
     for set in fds.iter().filter_map(|entry| state::set(entry.fd)) {

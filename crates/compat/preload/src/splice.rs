@@ -13,7 +13,7 @@ use std::{
 
 use libc::{off_t, size_t, ssize_t};
 use rustix::io::Errno;
-use tombolo::sockets::{
+use tombolo_sockets::{
     Process,
     connection::{Connection, Direction, Stage},
     proof::HISTORY,

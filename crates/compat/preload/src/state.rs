@@ -14,11 +14,11 @@ use std::{
     time::Duration,
 };
 
-use tombolo::sockets::{
+use tombolo_backends::rendezvous_in;
+use tombolo_sockets::{
     Process, Settings, aside,
     connection::{Connection, Stage},
     ports::Ports,
-    rendezvous_in,
 };
 
 use crate::{
@@ -445,7 +445,7 @@ pub(crate) fn duplicated(from: RawFd, to: RawFd) {
         Some(Watched::Connection(connection)) => {
             // A descriptor that the table cannot hold would be read behind our back.
             if let Some(process) = process() {
-                process.leaves(&connection, tombolo::sockets::Reason::Usage);
+                process.leaves(&connection, tombolo_sockets::Reason::Usage);
             }
         }
         Some(Watched::Set(set)) if (0..WATCHED as RawFd).contains(&to) => {

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int};
 
 use libc::FILE;
-use tombolo::sockets::Reason;
+use tombolo_sockets::Reason;
 
 use crate::{control, errno, inside, real, state};
 

@@ -10,7 +10,7 @@ use std::{
     ffi::{c_int, c_void},
 };
 
-use tombolo::sockets::Reason;
+use tombolo_sockets::Reason;
 
 use crate::{control, errno, life, real, state};
 

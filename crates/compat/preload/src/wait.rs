@@ -2,7 +2,7 @@
 //! How a thread of the program waits for descriptors of which some have shared memory beside TCP: `poll`, and every
 //! blocking call.
 //!
-//! A call that blocks for one connection sleeps at a [`Seat`](tombolo::sockets::Seat) of it, by one system call (ADR 0026).
+//! A call that blocks for one connection sleeps at a [`Seat`](tombolo_sockets::Seat) of it, by one system call (ADR 0026).
 //!
 //! For several the kernel is asked about all of them, and about one descriptor more: an epoll instance at which the bell of each
 //! of those connections is an edge. Nothing is taken from it but by this thread, so no ring is lost to another, and no other is
@@ -16,7 +16,7 @@ use std::{
 
 use libc::{POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, epoll_event, pollfd};
 use rustix::io::Errno;
-use tombolo::sockets::{Process, connection::Connection, spin};
+use tombolo_sockets::{Process, connection::Connection, spin};
 
 use crate::{control, errno, inside, kernel, poll};
 

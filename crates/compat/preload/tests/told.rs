@@ -13,7 +13,7 @@ use std::{
 };
 
 use place::{Place, has, python};
-use tombolo::sockets::switched::{self, Name};
+use tombolo_sockets::switched::{self, Name};
 
 /// `steps.py`, which makes a connection when it is told.
 struct Steps {

@@ -30,7 +30,7 @@ pub(crate) mod harsh {
         sync::{Arc, LazyLock, Mutex},
     };
 
-    use tombolo::Backends;
+    use tombolo_channel::Backends;
     use tombolo_testing::harsh::{HarshDomain, Hypervisor};
 
     use crate::threads::lock;

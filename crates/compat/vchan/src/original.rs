@@ -3,7 +3,7 @@
 
 use std::{io, os::fd::BorrowedFd};
 
-use tombolo::vchan::{Error, Live, Reader, Watch, Writer};
+use tombolo_backends::vchan::{Error, Live, Reader, Watch, Writer};
 
 use crate::{
     border::{Fault, Outcome},
@@ -144,7 +144,7 @@ pub(crate) fn meet(peer: u16, path: &str) -> Outcome<Halves> {
 
 #[cfg(not(feature = "testing"))]
 mod world {
-    pub(super) use tombolo::vchan::{is_served, is_there, join, serve};
+    pub(super) use tombolo_backends::vchan::{is_served, is_there, join, serve};
 }
 
 /// In tests two domains of a Xen in this process: a server is in domain 5, a client in domain 7.
@@ -152,7 +152,7 @@ mod world {
 pub(crate) mod world {
     use std::{io, sync::LazyLock};
 
-    use tombolo::vchan::{FakeXen, Halves, Result, Server, is_there_in, join_in, serve_in};
+    use tombolo_backends::vchan::{FakeXen, Halves, Result, Server, is_there_in, join_in, serve_in};
 
     use crate::place::key;
 

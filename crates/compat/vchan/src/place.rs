@@ -78,7 +78,7 @@ impl VchanAddress {
 /// Where this end, in its role, meets `domain` for `path`.
 pub(crate) fn place(role: Role, domain: i32, path: &str) -> Outcome<VchanAddress> {
     let (mut map, domain) = (Map::load()?, number(domain)?);
-    map.complete(domain, tombolo::vchan::named);
+    map.complete(domain, tombolo_backends::vchan::named);
     map.place(role, domain, path)
 }
 

@@ -3,7 +3,9 @@
 
 use std::{fmt::Debug, os::fd::BorrowedFd};
 
-use tombolo::{Deadline, Ending, ReadHalf, WriteHalf, vchan::Watch};
+use tombolo::{Deadline, Ending, ReadHalf, WriteHalf};
+use tombolo_backends::vchan::Watch;
+use tombolo_channel::fast::{FastRead, FastWrite};
 
 use crate::border::{Fault, Outcome};
 
@@ -57,7 +59,7 @@ pub(crate) trait Outgoing: Send + Debug {
 
 impl Incoming for ReadHalf {
     fn read_at_once(&mut self, to: &mut [u8], whole: bool) -> usize {
-        let done = ReadHalf::read_at_once(self, to, whole);
+        let done = FastRead::read_at_once(self, to, whole);
         if done > 0 {
             // As in `read`. What may go wrong is found by the next call as well.
             let _ = self.release();
@@ -77,11 +79,11 @@ impl Incoming for ReadHalf {
     }
 
     fn heard(&mut self) {
-        ReadHalf::heard(self);
+        self.note_poll_readable();
     }
 
     fn available_while_quiet(&mut self, need: usize) -> Outcome<usize> {
-        Ok(ReadHalf::available_while_quiet(self, need)? as usize)
+        Ok(FastRead::available_while_quiet(self, need)? as usize)
     }
 
     fn wait_for(&mut self, need: usize) -> Outcome<usize> {
@@ -89,7 +91,7 @@ impl Incoming for ReadHalf {
     }
 
     fn is_last(&mut self) -> Outcome<bool> {
-        Ok(ReadHalf::is_last(self)?)
+        Ok(FastRead::is_last(self)?)
     }
 
     fn end(&self) -> Fault {
@@ -112,7 +114,7 @@ impl Incoming for ReadHalf {
 
 impl Outgoing for WriteHalf {
     fn write_at_once(&mut self, bytes: &[u8]) -> bool {
-        WriteHalf::write_at_once(self, bytes)
+        FastWrite::write_at_once(self, bytes)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Outcome<Option<usize>> {

@@ -18,7 +18,7 @@ use std::{
 };
 
 use rustix::event::{EventfdFlags, eventfd};
-use tombolo::vchan::{Live, Server, Watch};
+use tombolo_backends::vchan::{Live, Server, Watch};
 
 use crate::{
     bell::Bell,

@@ -1,31 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C-1. Addresses: `SCHEME:SERVICE`, the scheme naming the backend, the rest being its own business.
+//! Addresses: `SCHEME:SERVICE`. The scheme names the backend, which alone reads the rest (C-1).
 
 use std::{fmt, str::FromStr};
 
-/// Where a listener is to be found.
+/// Where a listener is found: `SCHEME:SERVICE`, such as `local:web`. The scheme names the backend.
+///
+/// # Example
+/// ```
+/// use tombolo::Address;
+///
+/// let address: Address = "local:web".parse()?;
+/// assert_eq!((address.scheme(), address.service()), ("local", "web"));
+/// assert_eq!(address.to_string(), "local:web");
+/// # Ok::<(), tombolo::AddressError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Address {
     scheme: String,
     service: String,
 }
 
-/// Why a text is no address.
+/// Why a text is no address: it has no scheme, no service, or a NUL.
+///
+/// # Example
+/// ```
+/// let error = "web".parse::<tombolo::Address>().unwrap_err();
+/// assert_eq!(error.text, "web");
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text:?} is no address: it should look like local:NAME or local:/path/to/socket")]
 pub struct AddressError {
-    /// What was given.
+    /// The text that was given.
     pub text: String,
 }
 
 impl Address {
-    /// The backend's name.
+    /// Returns the scheme, which is the backend's name: `local`, `vm` or `xen`.
     #[must_use]
     pub fn scheme(&self) -> &str {
         &self.scheme
     }
 
-    /// What the backend is asked for.
+    /// Returns what the backend is asked for: all that follows the first colon.
     #[must_use]
     pub fn service(&self) -> &str {
         &self.service

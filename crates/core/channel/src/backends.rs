@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The backends a program knows, and the two things it does with an address: connect and listen.
 
-use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
 
 use tombolo_domain::{Deadline, Error as DomainError, Rendezvous};
 
@@ -15,26 +20,37 @@ const KNOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mi
 
 /// The backends a program knows, by the scheme of their addresses.
 #[derive(Clone, Default, Debug)]
-pub struct Backends(BTreeMap<&'static str, Arc<dyn Rendezvous>>);
+pub struct Backends {
+    known: BTreeMap<&'static str, Arc<dyn Rendezvous>>,
+    /// Schemes of backends that exist and were left out of this program.
+    absent: BTreeSet<&'static str>,
+}
 
 impl Backends {
-    /// None.
+    /// Knows none.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// These and one more.
+    /// Adds a backend.
     #[must_use]
     pub fn with(mut self, backend: impl Rendezvous + 'static) -> Self {
-        self.0.insert(backend.scheme(), Arc::new(backend));
+        self.known.insert(backend.scheme(), Arc::new(backend));
         self
     }
 
-    /// The address that `text` says, of a backend that is known.
+    /// Names a backend that this program was built without: its addresses get [`Error::NotBuilt`].
+    #[must_use]
+    pub fn without(mut self, scheme: &'static str) -> Self {
+        self.absent.insert(scheme);
+        self
+    }
+
+    /// Parses an address of a backend that is known.
     ///
     /// # Errors
-    /// [`Error::Address`] where it is none, [`Error::UnknownScheme`].
+    /// [`Error::Address`] where it is none, [`Error::UnknownScheme`], [`Error::NotBuilt`].
     pub fn address(&self, text: &str) -> Result<Address> {
         let address = text.parse()?;
         self.of(&address)?;
@@ -42,9 +58,14 @@ impl Backends {
     }
 
     fn of(&self, address: &Address) -> Result<&Arc<dyn Rendezvous>> {
-        self.0.get(address.scheme()).ok_or_else(|| Error::UnknownScheme {
-            scheme: address.scheme().into(),
-            known: self.0.keys().copied().collect::<Vec<_>>().join(", "),
+        self.known.get(address.scheme()).ok_or_else(|| {
+            let scheme = address.scheme().into();
+            let known = self.known.keys().copied().collect::<Vec<_>>().join(", ");
+            if self.absent.contains(address.scheme()) {
+                Error::NotBuilt { scheme, known }
+            } else {
+                Error::UnknownScheme { scheme, known }
+            }
         })
     }
 
@@ -79,5 +100,21 @@ impl Backends {
     /// What the backend says: [`Error::Domain`].
     pub fn listen<C: Channel>(&self, address: &Address, options: &Options) -> Result<Listener<C>> {
         Listener::new(self.of(address)?.listen(address.service())?, options.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c1_backend_that_was_left_out_is_told_from_one_that_nobody_knows() {
+        let backends = Backends::new().without("xen");
+        let left_out = backends.address("xen:0/web").unwrap_err();
+        assert!(matches!(&left_out, Error::NotBuilt { scheme, .. } if scheme == "xen"), "{left_out:?}");
+        assert!(left_out.to_string().contains("feature \"xen\""), "{left_out}");
+        let unknown = backends.address("pigeon:web").unwrap_err();
+        assert!(matches!(unknown, Error::UnknownScheme { .. }), "{unknown:?}");
+        assert_eq!(left_out.errno(), unknown.errno());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C-2 to C-7, C-11. Reaching a listener, and the handshake of both sides.
+//! Reaching a listener, and the handshake of both sides (C-2 to C-7, C-11).
 
 use std::sync::Arc;
 
@@ -23,8 +23,17 @@ use crate::{
     waiter::Waiter,
 };
 
-/// What a channel carries: a stream of bytes ([`Stream`](crate::Stream)) or messages ([`Messages`](crate::Messages)).
-/// Sealed: there are these two.
+/// A kind of channel: [`Stream`](crate::Stream) or [`Messages`](crate::Messages). Sealed: there are these two.
+///
+/// # Example
+/// ```
+/// use tombolo::{Channel, Options};
+///
+/// fn connect_patiently<C: Channel>(address: &str) -> tombolo::Result<C> {
+///     tombolo::connect_with(address, &Options::new().wait_for_listener(std::time::Duration::from_secs(60)))
+/// }
+/// # let _ = connect_patiently::<tombolo::Messages>;
+/// ```
 pub trait Channel: sealed::Sealed + Sized {}
 
 pub(crate) mod sealed {
@@ -57,12 +66,12 @@ fn offered(link: &dyn Endpoint, messages: bool, options: &Options) -> Features {
     offered
 }
 
-/// C-2. The largest segment that this end maps for a peer on `link`. Other backends do not depend on what the kernel counts.
+/// The largest segment that this end maps for a peer on `link` (C-2). Other backends do not depend on what the kernel counts.
 fn map_limit(link: &dyn Endpoint, options: &Options) -> u64 {
     options.map_limit(!link.same_kernel() || tombolo_mem::counts_pages())
 }
 
-/// X-10. What this end's first ring holds: what was asked for, else what the backend can afford, up to the default.
+/// What this end's first ring holds: what was asked for, else what the backend can afford, up to the default (X-10).
 fn first_capacity(link: &dyn Endpoint, options: &Options) -> u64 {
     options.capacity.unwrap_or_else(|| {
         let whole = (limits::CONTROL_LEN + limits::CAPACITY_DEFAULT) as usize;
@@ -114,7 +123,7 @@ impl Introduction {
         Ok(Self { own: Fresh::new(segment, &header), offer, greeting })
     }
 
-    /// C-3. Checks the segment that came with a greeting and joins both into two pipes.
+    /// Checks the segment that came with a greeting and joins both into two pipes (C-3).
     fn meet(self, theirs: &Greeting, segment: &PeerSegment) -> Result<Agreed> {
         let Self { own, offer, greeting } = self;
         let features = greeting.offered.and(theirs.offered);
@@ -230,7 +239,7 @@ pub(crate) fn answer(
     }
 }
 
-/// C-2, C-6, C-4. Whether a peer's greeting is one to agree with; if so, the segment that came with it.
+/// Whether a peer's greeting is one to agree with; if so, the segment that came with it (C-2, C-4, C-6).
 fn check(theirs: &Greeting, segment: Option<PeerSegment>, offered: Features, messages: bool) -> Result<PeerSegment> {
     let segment =
         segment.ok_or_else(|| Error::Malformed { clause: "C-2", what: "a greeting without a segment".into() })?;
@@ -252,7 +261,7 @@ fn check(theirs: &Greeting, segment: Option<PeerSegment>, offered: Features, mes
     Err(Error::Malformed { clause: "C-4", what })
 }
 
-/// C-5. Tells the peer about `error`; whether that reaches it is its own business. The versions that this end speaks stand
+/// Tells the peer about `error`; whether that reaches it is its own business (C-5). The versions that this end speaks stand
 /// in every message; as a reason they are for people.
 fn refuse(link: &mut dyn Endpoint, error: Error) -> Error {
     let (code, reason) = match &error {

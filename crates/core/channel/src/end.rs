@@ -12,11 +12,28 @@ use tombolo_mem::{MappedOwnWord, MappedPeerWord};
 
 use crate::{Error, Result};
 
-/// How the peer's side of a pipe ended.
+/// How the peer's side of a channel ended, once all that it sent was read.
+///
+/// # Example
+/// ```
+/// use tombolo::Ending;
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let address = format!("local:{}/report", folder.path().display());
+/// # let mut listener = tombolo::listen(&address)?;
+/// # let client = std::thread::spawn(move || tombolo::connect(&address));
+/// # let mut peer = listener.accept()?;
+/// let (mut reader, _) = client.join().unwrap()?.into_split();
+/// # peer.split().1.abort();
+/// // the peer gives up in the middle
+/// assert_eq!(reader.try_read(&mut [0; 64])?, Some(0));
+/// assert_eq!(reader.ending(), Some(Ending::Aborted));
+/// # Ok::<(), tombolo::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Ending {
-    /// In order: everything was written.
+    /// The peer closed in order: everything was written.
     Closed,
     /// The peer gave up in the middle.
     Aborted,
@@ -46,11 +63,11 @@ impl Ending {
 #[derive(Debug)]
 pub(crate) struct End {
     link: Mutex<Shared>,
-    /// R-14. Where this end says on which CPU it runs.
+    /// Where this end says on which CPU it runs (R-14).
     pub(crate) own_cpu: MappedOwnWord,
-    /// R-14. Where the peer says so.
+    /// Where the peer says so (R-14).
     pub(crate) peer_cpu: MappedPeerWord,
-    /// R-14. Whether the two count the same CPUs: the first of one machine is not the first of another.
+    /// Whether the two count the same CPUs: the first of one machine is not the first of another (R-14).
     pub(crate) same_cpus: bool,
     pub(crate) features: Features,
     pub(crate) own_epoch: u64,
@@ -59,11 +76,11 @@ pub(crate) struct End {
     pub(crate) peer_map_limit: u64,
     /// The doorbell said so once; it stays so.
     gone: AtomicBool,
-    /// R-19. What one half caught the peer at ends the other as well.
+    /// What one half caught the peer at ends the other as well (R-19).
     lie: OnceLock<Error>,
     /// Memory of the peer was found to be taken away.
     revoked: AtomicBool,
-    /// R-25. For each half, how many rings brought it something.
+    /// For each half, how many rings brought it something (R-25).
     served: [AtomicU32; 2],
 }
 
@@ -140,8 +157,8 @@ impl End {
         self.link().link.liveness()
     }
 
-    /// D-3. Whether `error`, which was found in the peer's memory, says that this memory was taken away. Then zeros may stand
-    /// there, which no peer wrote and which break the specification.
+    /// Whether `error`, which was found in the peer's memory, says that this memory was taken away (D-3). Then zeros
+    /// may stand there, which no peer wrote and which break the specification.
     #[cold]
     pub(crate) fn is_revoked(&self, error: &Error) -> bool {
         let revoked = match error {
@@ -172,13 +189,13 @@ impl End {
         self.gone.store(true, Ordering::Relaxed);
     }
 
-    /// R-25. A ring brought the half that sleeps in `slot` something.
+    /// A ring brought the half that sleeps in `slot` something (R-25).
     pub(crate) fn note_served(&self, slot: Slot) {
         // ORDER: Relaxed; it is only counted.
         self.served[slot.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// R-25. How many rings brought the other half something.
+    /// How many rings brought the other half something (R-25).
     pub(crate) fn served_beside(&self, slot: Slot) -> u32 {
         self.served[1 - slot.index()].load(Ordering::Relaxed)
     }

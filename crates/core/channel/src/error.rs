@@ -14,7 +14,23 @@ use tombolo_ring::{Corrupt, Error as RingError};
 
 use crate::AddressError;
 
-/// A situation on a channel, with the numbers that belong to it. Would-block is never an error.
+/// Why a call on a channel failed, with the numbers that belong to it. Would-block is never an error.
+///
+/// It converts into [`std::io::Error`]; [`kind`](Self::kind) says as what.
+///
+/// # Example
+/// ```
+/// use tombolo::{BackendError, Error};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let address = &format!("local:{}/nobody", folder.path().display());
+/// match tombolo::connect(address) {
+///     Err(Error::Domain(BackendError::NotFound(who))) => println!("nobody listens at {who}"),
+/// #   Err(error) if { panic!("{error}") } => {}
+///     Err(error) => println!("{error}"), // says what to do
+///     Ok(_) => println!("connected"),
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -25,6 +41,16 @@ pub enum Error {
     #[error("no backend for {scheme:?} addresses here; there are: {known}")]
     UnknownScheme {
         /// The scheme asked for.
+        scheme: String,
+        /// Those that there are.
+        known: String,
+    },
+    /// The address is of a backend that this program was built without.
+    #[error(
+        "{scheme:?} addresses need a backend that this program was built without: build it with the feature \"{scheme}\" of the crate tombolo; there are: {known}"
+    )]
+    NotBuilt {
+        /// The scheme asked for, which is the feature's name as well.
         scheme: String,
         /// Those that there are.
         known: String,
@@ -94,7 +120,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the peer was caught breaking the specification: then neither direction of the channel goes on (R-19).
+    /// Returns whether the peer broke the specification: then neither direction of the channel goes on (R-19).
     #[must_use]
     pub const fn is_peers_lie(&self) -> bool {
         matches!(self, Self::Corrupt(_) | Self::Malformed { .. })
@@ -109,12 +135,12 @@ impl Error {
         }
     }
 
-    /// The kind that stands for this error in `std::io`.
+    /// Returns the kind that stands for this error in `std::io`.
     #[must_use]
     pub fn kind(&self) -> io::ErrorKind {
         use io::ErrorKind as Kind;
         match self {
-            Self::Address(_) | Self::UnknownScheme { .. } => Kind::InvalidInput,
+            Self::Address(_) | Self::UnknownScheme { .. } | Self::NotBuilt { .. } => Kind::InvalidInput,
             Self::TooLarge { .. } | Self::BufferTooSmall { .. } => Kind::InvalidInput,
             Self::TimedOut => Kind::TimedOut,
             Self::Closed | Self::PeerGone => Kind::BrokenPipe,
@@ -135,12 +161,12 @@ impl Error {
 }
 
 impl Error {
-    /// The system's number for this error (`EPIPE` and so on), for callers who speak in numbers.
+    /// Returns the system's number for this error, such as `EPIPE`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Self::Address(_) => Errno::INVAL,
-            Self::UnknownScheme { .. } => Errno::AFNOSUPPORT,
+            Self::UnknownScheme { .. } | Self::NotBuilt { .. } => Errno::AFNOSUPPORT,
             Self::TooLarge { .. } | Self::BufferTooSmall { .. } => Errno::MSGSIZE,
             Self::TimedOut => Errno::TIMEDOUT,
             Self::Closed | Self::PeerGone => Errno::PIPE,
@@ -187,7 +213,7 @@ impl From<RingError> for Error {
 }
 
 impl Error {
-    /// D-3. What `corrupt`, found in `segment`, means: nothing where that was taken away meanwhile.
+    /// What `corrupt`, found in `segment`, means: nothing where that was taken away meanwhile (D-3).
     pub(crate) fn in_segment(corrupt: Corrupt, segment: &PeerSegment) -> Self {
         if segment.is_lost() { Self::Domain(DomainError::Revoked) } else { Self::Corrupt(corrupt) }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! H-1 to H-7. Moving a pipe to a larger or smaller ring under load.
+//! Moving a pipe to a larger or smaller ring under load (H-1 to H-7).
 
 use tombolo_domain::{Error as DomainError, Offer};
 use tombolo_layout::{Features, SegmentHeader, handshake::Message};
@@ -26,7 +26,7 @@ impl Outgoing {
         !matches!(self, Self::Settled)
     }
 
-    /// H-1. Makes a ring of `capacity` bytes and offers it.
+    /// Makes a ring of `capacity` bytes and offers it (H-1).
     pub(crate) fn begin(&mut self, capacity: u64, writer: &mut Writer<Mapped>, end: &End) -> Result<()> {
         if !end.features.has(Features::HANDOVER) {
             return Err(Error::Handover("the peer does not follow hand-overs"));
@@ -50,7 +50,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// H-3, H-7. Goes one step further if the reader has.
+    /// Goes one step further if the reader has (H-3, H-7).
     pub(crate) fn go_on(&mut self, writer: &mut Writer<Mapped>, end: &End) -> Result<()> {
         match std::mem::take(self) {
             Self::Settled => {}
@@ -75,7 +75,7 @@ impl Outgoing {
     }
 }
 
-/// H-7. Of the rings so far the first stays, as its control page is in use, and so does the last.
+/// Of the rings so far the first stays, as its control page is in use, and so does the last (H-7).
 fn retire_before_last(end: &End) {
     let mut shared = end.link();
     if shared.offers.len() > 2 {
@@ -84,9 +84,9 @@ fn retire_before_last(end: &End) {
     }
 }
 
-/// H-2. Takes the ring that the peer's writer announced off the control path and declares the reader ready for it. Says
-/// whether it did: an offer can be withdrawn, by a writer that closed or went before anybody took it, or be too much for
-/// this process; then the writer never switches.
+/// Takes the ring that the peer's writer announced off the control path and declares the reader ready for it (H-2).
+/// Says whether it did: an offer can be withdrawn, by a writer that closed or went before anybody took it, or be too
+/// much for this process; then the writer never switches.
 pub(crate) fn follow(reader: &mut Reader<Mapped>, end: &End, announced: u16) -> Result<bool> {
     let malformed = |what: &str| Error::Malformed { clause: "H-1", what: what.into() };
     if !end.features.has(Features::HANDOVER) {

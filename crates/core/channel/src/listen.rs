@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! C-7. Waiting for peers, none of whom can keep another waiting.
+//! Waiting for peers, none of whom can keep another waiting (C-7).
 
 use std::{
     marker::PhantomData,
@@ -26,7 +26,22 @@ const TO_ANSWER: usize = 12;
 /// How long nobody looks at a door at which nobody is let in for now.
 const CROWDED: Duration = Duration::from_millis(20);
 
-/// One who waits for peers and makes channels of kind `C` with them.
+/// Accepts peers at an address and makes channels of kind `C` with them: [`Stream`](crate::Stream) or
+/// [`Messages`](crate::Messages). Dropping it ends listening; what was accepted lives on.
+///
+/// # Example
+/// ```
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let address = format!("local:{}/web", folder.path().display());
+/// # let mut listener = tombolo::listen(&address)?;
+/// # let client = std::thread::spawn(move || tombolo::connect(&address));
+/// // let mut listener = tombolo::listen("local:web")?;
+/// let stream = listener.accept()?;
+/// println!("{} connected", stream.peer().domain);
+/// assert!(listener.try_accept()?.is_none()); // nobody else for now
+/// # drop(client.join());
+/// # Ok::<(), tombolo::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Listener<C> {
     door: Box<dyn DomainListener>,
@@ -46,24 +61,25 @@ impl<C: Channel> Listener<C> {
         Ok(Self { door, half_open: Vec::new(), set, options, kind: PhantomData })
     }
 
-    /// The next channel with a peer that knocked and agreed.
+    /// Accepts the next peer and returns the channel with it.
     ///
     /// A peer that says nothing, too little or nonsense is dropped, after the
     /// [handshake's timeout](Options::handshake_timeout) at the latest, and keeps nobody else waiting.
     ///
     /// # Blocking
-    /// Until there is one.
+    /// Until a peer has connected and agreed.
     ///
     /// # Errors
     /// What makes listening impossible; never what a peer did. Where this process has no descriptor to spare
-    /// ([`DomainError::Limit`]), a peer was turned away and the next call may do.
-    /// [`try_accept`](Self::try_accept) tells as well where nobody can be let in for now ([`DomainError::Crowded`]); those
-    /// who are in already are served all the same.
+    /// ([`BackendError::Limit`](DomainError::Limit)), a peer was turned away: call again.
     pub fn accept(&mut self) -> Result<C> {
         self.accept_until(Deadline::NEVER)
     }
 
-    /// As [`accept`](Self::accept), at most until `deadline`.
+    /// Accepts the next peer as [`accept`](Self::accept), at most until `deadline`.
+    ///
+    /// # Blocking
+    /// Until a peer has connected and agreed, at most until `deadline`.
     ///
     /// # Errors
     /// [`Error::TimedOut`], and as [`accept`](Self::accept).
@@ -84,10 +100,11 @@ impl<C: Channel> Listener<C> {
         }
     }
 
-    /// The next channel if there is one now; never blocks.
+    /// Accepts a peer that has connected already; `None` where there is none. Never blocks.
     ///
     /// # Errors
-    /// As [`accept`](Self::accept).
+    /// As [`accept`](Self::accept); and [`BackendError::Crowded`](DomainError::Crowded) where no peer can be let in for
+    /// now. Peers that are in already are served all the same.
     pub fn try_accept(&mut self) -> Result<Option<C>> {
         // Those who are in already come first: nobody who knocks can keep them waiting.
         let mut index = 0;

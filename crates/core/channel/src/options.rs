@@ -6,7 +6,19 @@ use std::time::Duration;
 use tombolo_layout::limits;
 use tombolo_ring::FlushPolicy;
 
-/// How a channel is set up and how its end behaves. Each end chooses for itself.
+/// How a channel is set up and how this end of it behaves. Each end chooses for itself.
+///
+/// # Example
+/// ```
+/// use std::time::Duration;
+/// use tombolo::Options;
+///
+/// let options = Options::new()
+///     .ring_size(4 << 20) // 4 MiB for what this end writes
+///     .spin(Duration::ZERO) // sleep at once: less CPU time, longer round trips
+///     .wait_for_listener(Duration::from_secs(60));
+/// assert_ne!(options, Options::default());
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
     /// None: as much as the backend can afford, up to the default.
@@ -36,15 +48,18 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults: 1 MiB rings, smaller ones where memory to share is scarce (Xen's grants), a learnt spin of at most
-    /// 50 µs (200 between emulated machines), flush at every write, 5 s for a handshake.
+    /// Returns the defaults: 1 MiB rings, a learnt spin of at most 50 µs, flush at every write, 5 s for a handshake.
+    ///
+    /// Rings are smaller where memory to share is scarce (Xen's grants). Between emulated machines the spin is at most
+    /// 200 µs.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes of the ring this end writes into: rounded up to a power of two, at least 4 KiB, at most 1 GiB. A channel
-    /// costs this and a page for each end.
+    /// Sets the bytes of the ring that this end writes into.
+    ///
+    /// They are rounded up to a power of two, at least 4 KiB, at most 1 GiB. A channel costs this and a page for each end.
     #[must_use]
     pub fn ring_size(mut self, bytes: u64) -> Self {
         let bytes = bytes.clamp(limits::CAPACITY_MIN, limits::CAPACITY_MAX);
@@ -52,7 +67,7 @@ impl Options {
         self
     }
 
-    /// Largest ring of the peer that this end is willing to map, in bytes. A larger one is refused.
+    /// Sets the largest ring of the peer that this end maps, in bytes. A larger one is refused.
     ///
     /// By default a listener maps no larger first ring of a caller than 16 MiB, or four times its own
     /// [ring size](Self::ring_size) where that is more; what a peer grows to later, and what a listener answers with, may
@@ -63,7 +78,7 @@ impl Options {
         self
     }
 
-    /// C-7. The largest segment of a caller that nothing was agreed with yet.
+    /// The largest segment of a caller that nothing was agreed with yet (C-7).
     pub(crate) fn first_map_limit(&self) -> u64 {
         self.map_limit.unwrap_or_else(|| {
             let own = self.capacity.unwrap_or(limits::CAPACITY_DEFAULT);
@@ -72,43 +87,45 @@ impl Options {
         })
     }
 
-    /// C-2. The largest segment that this end says it maps. `counted` is whether holes in it are seen.
+    /// The largest segment that this end says it maps (C-2). `counted` is whether holes in it are seen.
     pub(crate) fn map_limit(&self, counted: bool) -> u64 {
         let most = limits::CONTROL_LEN + limits::CAPACITY_MAX;
         self.map_limit.unwrap_or_else(|| if counted { most } else { self.first_map_limit() })
     }
 
-    /// Spins at most this long before each sleep; less where spinning is seen not to pay, never where both ends share
-    /// a CPU. Zero never spins; [`Duration::MAX`] never sleeps.
+    /// Sets the longest time to spin before each sleep. Zero never spins; [`Duration::MAX`] never sleeps.
+    ///
+    /// An end spins less where spinning is seen not to pay, and never where both ends share a CPU.
     #[must_use]
     pub fn spin(mut self, most: Duration) -> Self {
         self.spin = Some(most);
         self
     }
 
-    /// When the writing side looks whether the reader sleeps.
+    /// Sets when a write looks whether the reader sleeps.
     #[must_use]
     pub fn flush_policy(mut self, policy: FlushPolicy) -> Self {
         self.flush = policy;
         self
     }
 
-    /// Whether the kernel's `membarrier` may stand in for the fence at every write where both ends run on one kernel
-    /// (the default: cheap writes, dearer sleeps).
+    /// Sets whether the kernel's `membarrier` may replace the fence at every write, where both ends run on one kernel.
+    ///
+    /// Allowed by default: writes are cheaper, sleeps are dearer.
     #[must_use]
     pub fn membarrier(mut self, allowed: bool) -> Self {
         self.barrier = allowed;
         self
     }
 
-    /// How long a peer that knocked may take to introduce itself before it is dropped.
+    /// Sets how long a peer, or the listener, may take to introduce itself. 5 s by default.
     #[must_use]
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self
     }
 
-    /// How long to wait for a listener that is not there yet. By default none is waited for.
+    /// Sets how long connecting waits for a listener that is not there yet. Not at all by default.
     #[must_use]
     pub fn wait_for_listener(mut self, timeout: Duration) -> Self {
         self.connect_timeout = Some(timeout);

@@ -8,21 +8,21 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Whether this process is registered for the kernel's global expedited barrier, so that its CPUs take part
-/// when a peer on the same kernel issues one.
+/// Whether this process is registered for the kernel's global expedited barrier, so that its CPUs take part when a peer
+/// on the same kernel issues one.
 pub(crate) fn membarrier_registered() -> bool {
     static REGISTERED: LazyLock<bool> =
         LazyLock::new(|| membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok());
     *REGISTERED
 }
 
-/// Makes every CPU that runs a registered process pass a full fence. Says whether it did: a filter installed
+/// Makes every CPU that runs a registered process pass a full fence. Says whether it did: a filter installed
 /// since this process registered may forbid it.
 pub(crate) fn barrier() -> bool {
     membarrier(MembarrierCommand::GlobalExpedited).is_ok() || membarrier(MembarrierCommand::Global).is_ok()
 }
 
-/// The CPU that this thread runs on now.
+/// The CPU that this thread runs on now.
 pub(crate) fn current_cpu() -> u32 {
     rustix::thread::sched_getcpu() as u32
 }
@@ -34,7 +34,7 @@ pub(crate) fn coarse_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// M-3. A number that no other channel of this host is likely to have, never 0.
+/// A number that no other channel of this host is likely to have, never 0 (M-3).
 pub(crate) fn epoch() -> u64 {
     let mut bytes = [0; 8];
     // 8 bytes come whole and without waiting once the system is up.

@@ -21,7 +21,7 @@ pub(crate) struct Receiving {
     reader: Reader<Mapped>,
     waiter: Waiter,
     ending: Option<Ending>,
-    /// H-1. The last ring offered was withdrawn: no other will come.
+    /// The last ring offered was withdrawn: no other will come (H-1).
     withdrawn: bool,
     calls: u32,
 }
@@ -111,8 +111,8 @@ impl Receiving {
         }
     }
 
-    /// D-3, R-19. Where what was found wrong is that the memory was taken away, that is the end, and not the peer's fault. Of a
-    /// peer that lied this half reads no more.
+    /// Where what was found wrong is that the memory was taken away, that is the end, and not the peer's fault (D-3,
+    /// Of a peer that lied this half reads no more.
     #[cold]
     #[inline(never)]
     fn judge(&mut self, error: Error) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::{
     waiter::{Armed, Waiter},
 };
 
-/// C-9. For so long an end that goes waits for a peer that has not begun, and so often it looks.
+/// For so long an end that goes waits for a peer that has not begun, and so often it looks (C-9).
 const LINGER: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -191,8 +191,8 @@ impl Sending {
         done.map_err(|error| self.judge(error))
     }
 
-    /// D-3, R-19. Where what was found wrong is that the memory was taken away, the peer is gone, and it is not its fault. To a
-    /// peer that lied this half writes no more.
+    /// Where what was found wrong is that the memory was taken away, the peer is gone, and it is not its fault (D-3,
+    /// To a peer that lied this half writes no more.
     #[cold]
     #[inline(never)]
     fn judge(&mut self, error: Error) -> Error {
@@ -341,8 +341,8 @@ impl Sending {
         self.publish();
     }
 
-    /// C-9. Where memory goes with its owner, what was written would be lost to a peer that has not mapped it yet; it is
-    /// about to, for it was greeted.
+    /// Where memory goes with its owner, what was written would be lost to a peer that has not mapped it yet; it is
+    /// about to, for it was greeted (C-9).
     fn linger(&mut self) {
         let until = Deadline::after(LINGER);
         while self.writer.in_flight() > 0

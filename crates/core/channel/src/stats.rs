@@ -3,11 +3,14 @@
 
 use tombolo_ring::Counters;
 
-/// One pipe, as this end sees it.
+/// Counters and state of one direction of a channel, as this end sees it.
+///
+/// # Example
+/// See [`Statistics`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct PipeStatistics {
-    /// What was counted.
+    /// What was counted since the channel was made.
     pub counters: Counters,
     /// Bytes of the ring now.
     pub ring_size: u64,
@@ -15,13 +18,31 @@ pub struct PipeStatistics {
     pub in_flight: u64,
 }
 
-/// Both pipes of a channel.
+/// Counters and state of both directions of a channel, as this end sees them.
+///
+/// # Example
+/// ```
+/// use std::io::Write;
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let address = format!("local:{}/counted", folder.path().display());
+/// # let mut listener = tombolo::listen(&address)?;
+/// # let client = std::thread::spawn(move || tombolo::connect(&address));
+/// # let _peer = listener.accept()?;
+/// let mut stream = client.join().unwrap()?;
+/// stream.write_all(b"12345").unwrap();
+/// let statistics = stream.statistics();
+/// assert_eq!(statistics.sent.counters.bytes, 5);
+/// assert_eq!(statistics.received.counters.bytes, 0);
+/// assert_eq!(statistics.sent.ring_size, 1 << 20); // the default
+/// # Ok::<(), tombolo::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// What this end writes.
+    /// The direction that this end writes.
     pub sent: PipeStatistics,
-    /// What this end reads.
+    /// The direction that this end reads.
     pub received: PipeStatistics,
     /// Bytes of this end's memory that the peer may still reach although this end is done with it.
     pub quarantined: u64,

@@ -7,17 +7,17 @@
 //!
 //! # Example
 //! ```
-//! use tombolo_channel::{Messages, Options, Stream, tokio::{AsyncListener, AsyncMessages, AsyncStream}};
+//! use tombolo::{Stream, tokio::{AsyncListener, AsyncStream}};
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
 //!
 //! # let folder = tempfile::tempdir()?;
-//! # let address: tombolo_channel::Address = format!("local:{}/greetings", folder.path().display()).parse()?;
-//! # let backends = tombolo_channel::Backends::new().with(tombolo_domain_local::LocalDomain::new());
+//! # let address = format!("local:{}/greetings", folder.path().display());
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let mut listener = AsyncListener::new(backends.listen::<Stream>(&address, &Options::new())?)?;
+//! let mut listener = AsyncListener::new(tombolo::listen(&address)?)?;
 //! // Connecting waits for the listener's answer, so it has a thread of its own.
-//! let client = tokio::task::spawn_blocking(move || backends.connect::<Stream>(&address, &Options::new()));
-//! let mut server = AsyncStream::new(listener.accept().await?)?;
+//! let client = tokio::task::spawn_blocking(move || tombolo::connect(&address));
+//! let server: Stream = listener.accept().await?;
+//! let mut server = AsyncStream::new(server)?;
 //! let mut client = AsyncStream::new(client.await??)?;
 //!
 //! client.write_all(b"hello, neighbour").await?;
@@ -69,7 +69,10 @@ impl Watched {
     }
 }
 
-/// A [`Stream`] for tokio.
+/// A [`Stream`] for tokio: [`AsyncRead`] and [`AsyncWrite`].
+///
+/// # Example
+/// See the [module](self).
 #[derive(Debug)]
 pub struct AsyncStream {
     stream: Stream,
@@ -77,14 +80,20 @@ pub struct AsyncStream {
     writable: Watched,
 }
 
-/// The reading half of an [`AsyncStream`].
+/// The reading half of an [`AsyncStream`]: [`AsyncRead`].
+///
+/// # Example
+/// See [`AsyncStream::into_split`].
 #[derive(Debug)]
 pub struct AsyncReadHalf {
     half: ReadHalf,
     readable: Watched,
 }
 
-/// The writing half of an [`AsyncStream`].
+/// The writing half of an [`AsyncStream`]: [`AsyncWrite`].
+///
+/// # Example
+/// See [`AsyncStream::into_split`].
 #[derive(Debug)]
 pub struct AsyncWriteHalf {
     half: WriteHalf,
@@ -105,19 +114,38 @@ impl AsyncStream {
         Ok(Self { stream, readable, writable })
     }
 
-    /// The stream itself, for its statistics and its peer.
+    /// Returns the stream itself, for its statistics and its peer.
     #[must_use]
     pub fn get_ref(&self) -> &Stream {
         &self.stream
     }
 
-    /// The stream without the runtime.
+    /// Takes the stream back from the runtime.
     #[must_use]
     pub fn into_inner(self) -> Stream {
         self.stream
     }
 
-    /// The two halves, for two tasks.
+    /// Splits the stream into its two halves, for two tasks.
+    ///
+    /// # Example
+    /// ```
+    /// use tombolo::tokio::AsyncStream;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let address = format!("local:{}/echo", folder.path().display());
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let mut listener = tombolo::listen(&address)?;
+    /// # let client = tokio::task::spawn_blocking(move || tombolo::connect(&address).map(drop));
+    /// # let stream = listener.accept()?;
+    /// let (mut reader, mut writer) = AsyncStream::new(stream)?.into_split();
+    /// let echo = tokio::spawn(async move { tokio::io::copy(&mut reader, &mut writer).await });
+    /// # client.await??;
+    /// # assert_eq!(echo.await??, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn into_split(self) -> (AsyncReadHalf, AsyncWriteHalf) {
         let Self { stream, readable, writable } = self;
@@ -127,7 +155,7 @@ impl AsyncStream {
 }
 
 impl AsyncReadHalf {
-    /// The half itself, to ask how the peer's side ended.
+    /// Borrows the half itself, to ask how the peer's side ended.
     #[must_use]
     pub fn get_ref(&self) -> &ReadHalf {
         &self.half
@@ -135,7 +163,7 @@ impl AsyncReadHalf {
 }
 
 impl AsyncWriteHalf {
-    /// The half itself, to move it to another ring or to set its flush policy.
+    /// Borrows the half itself, to move it to another ring or to set its flush policy.
     pub fn get_mut(&mut self) -> &mut WriteHalf {
         &mut self.half
     }
@@ -156,7 +184,7 @@ fn poll_write(half: &mut WriteHalf, writable: &Watched, cx: &mut Context<'_>, by
     Poll::Ready(Ok(ready!(writable.poll(cx, || half.try_write(bytes)))?))
 }
 
-/// Before it waits, what was written is flushed.
+/// Reads as [`ReadHalf::try_read`]. Before it waits, what was written is flushed.
 impl AsyncRead for AsyncStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let Self { stream, readable, .. } = self.get_mut();
@@ -177,8 +205,9 @@ impl AsyncRead for AsyncReadHalf {
     }
 }
 
-/// Before it waits, what was read is handed back. Shutting down closes the writing side in order: the peer drains what was
-/// written and then finds the end.
+/// Writes as [`WriteHalf::try_write`]. Before it waits, the room of what was read is returned to the peer.
+///
+/// Shutting down closes the writing side in order: the peer reads what was written and then finds the end.
 impl AsyncWrite for AsyncStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let Self { stream, writable, .. } = self.get_mut();
@@ -208,7 +237,7 @@ impl AsyncWrite for AsyncWriteHalf {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.get_mut().half.flush())
+        Poll::Ready(self.get_mut().half.flush().map_err(Into::into))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -218,6 +247,27 @@ impl AsyncWrite for AsyncWriteHalf {
 }
 
 /// [`Messages`] for tokio.
+///
+/// # Example
+/// ```
+/// use tombolo::{Messages, Options, tokio::{AsyncListener, AsyncMessages}};
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let address = format!("local:{}/jobs", folder.path().display());
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let listener = tombolo::listen_with::<Messages>(&address, &Options::new())?;
+/// let mut listener = AsyncListener::new(listener)?;
+/// # let client = tokio::task::spawn_blocking(move || -> tombolo::Result<()> {
+/// #     tombolo::connect_with::<Messages>(&address, &Options::new())?.send(b"job 1")
+/// # });
+/// let mut jobs = AsyncMessages::new(listener.accept().await?)?;
+/// let mut job = [0; 1024];
+/// assert_eq!(jobs.recv(&mut job).await?, Some(5));
+/// # client.await??;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct AsyncMessages {
     sender: AsyncMessageSender,
@@ -225,6 +275,9 @@ pub struct AsyncMessages {
 }
 
 /// The sending half of [`AsyncMessages`].
+///
+/// # Example
+/// See [`AsyncMessages`].
 #[derive(Debug)]
 pub struct AsyncMessageSender {
     half: MessageSender,
@@ -232,6 +285,9 @@ pub struct AsyncMessageSender {
 }
 
 /// The receiving half of [`AsyncMessages`].
+///
+/// # Example
+/// See [`AsyncMessages`].
 #[derive(Debug)]
 pub struct AsyncMessageReceiver {
     half: MessageReceiver,
@@ -253,13 +309,13 @@ impl AsyncMessages {
         Ok(Self { sender, receiver: AsyncMessageReceiver { half: receiver, readable } })
     }
 
-    /// The two halves, for two tasks.
+    /// Splits the channel into its two halves, for two tasks.
     #[must_use]
     pub fn into_split(self) -> (AsyncMessageSender, AsyncMessageReceiver) {
         (self.sender, self.receiver)
     }
 
-    /// See [`AsyncMessageSender::send`]. Before it waits, what was received is handed back.
+    /// Sends one message as [`AsyncMessageSender::send`]. Before it waits, the room of what was received is returned.
     ///
     /// # Errors
     /// As there.
@@ -275,7 +331,7 @@ impl AsyncMessages {
         .await
     }
 
-    /// See [`AsyncMessageReceiver::recv`]. Before it waits, what was sent is flushed.
+    /// Receives the next message as [`AsyncMessageReceiver::recv`]. Before it waits, what was sent is flushed.
     ///
     /// # Errors
     /// As there.
@@ -308,15 +364,16 @@ impl AsyncMessageSender {
         writable.poll(cx, || half.try_send(message))
     }
 
-    /// The half itself, to flush, close or move it.
+    /// Borrows the half itself, to flush, close or move it.
     pub fn get_mut(&mut self) -> &mut MessageSender {
         &mut self.half
     }
 }
 
 impl AsyncMessageReceiver {
-    /// Receives the next message into `buffer` and says how long it is; `None` is the end. Where the future is dropped
-    /// before it is done, no message was taken.
+    /// Receives the next message into `buffer`. Returns its length; `None` is the end.
+    ///
+    /// Where the future is dropped before it is done, no message was taken.
     ///
     /// # Errors
     /// As [`MessageReceiver::recv`].
@@ -333,13 +390,16 @@ impl AsyncMessageReceiver {
         readable.poll(cx, attempt)
     }
 
-    /// The half itself, to ask how the peer's side ended or to close it.
+    /// Borrows the half itself, to ask how the peer's side ended or to close it.
     pub fn get_mut(&mut self) -> &mut MessageReceiver {
         &mut self.half
     }
 }
 
 /// A [`Listener`] for tokio.
+///
+/// # Example
+/// See the [module](self).
 #[derive(Debug)]
 pub struct AsyncListener<C> {
     listener: Listener<C>,
@@ -359,8 +419,10 @@ impl<C: Channel> AsyncListener<C> {
         Ok(Self { listener, knocked })
     }
 
-    /// The next channel with a peer that knocked and agreed. Where the future is dropped before it is done, that peer
-    /// waits for the next call. Peers that say nothing are dropped when others knock.
+    /// Accepts the next peer and returns the channel with it.
+    ///
+    /// Where the future is dropped before it is done, that peer waits for the next call. Peers that say nothing are
+    /// dropped when others connect.
     ///
     /// # Errors
     /// As [`Listener::accept`].

@@ -46,7 +46,7 @@ pub(crate) struct Waiter {
     looked: Duration,
     /// Set up once somebody asks for a descriptor to poll.
     pollable: OnceLock<Pollable>,
-    /// There was no barrier before this sleep: the peer may have missed that it was asked to ring.
+    /// There was no barrier before this sleep: the peer may have missed that it was asked to ring.
     unsure: bool,
     /// If something is there now or comes later, the bell holds a ring or will: true after an arming that found
     /// nothing, false once the bell was drained.
@@ -54,7 +54,7 @@ pub(crate) struct Waiter {
     /// A look at the peer's life took a ring, which counts as one at the next arming for who polls.
     rung_unnoticed: bool,
     polling: Polling,
-    /// C-12. Where this half says what it counted.
+    /// Where this half says what it counted (C-12).
     board: Option<Box<StatsPage>>,
 }
 
@@ -90,7 +90,7 @@ impl Waiter {
         &self.end
     }
 
-    /// Remembers what the peer was caught at, and ends the wait of the other half.
+    /// Remembers what the peer was caught at, and ends the wait of the other half.
     #[cold]
     pub(crate) fn report_lie(&self, error: &Error) {
         if self.end.report_lie(error) {
@@ -132,7 +132,7 @@ impl Waiter {
         self.calls >= CALLS_PER_LOOK
     }
 
-    /// C-12. Brings this half's board up to date.
+    /// Brings this half's board up to date (C-12).
     pub(crate) fn publish(&self, counters: &Counters) {
         if let Some(board) = &self.board {
             board.publish(counters);
@@ -185,8 +185,8 @@ impl Waiter {
     }
 }
 
-/// Rings in a row that brought nothing, to anybody. Where one event stands for both halves of an end, each wakes
-/// the half that it is not for as well: what brought the other half something is no storm.
+/// Rings in a row that brought nothing, to anybody. Where one event stands for both halves of an end, each
+/// wakes the half that it is not for as well: what brought the other half something is no storm.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fruitless {
     count: u32,
@@ -208,7 +208,7 @@ impl Fruitless {
     }
 }
 
-/// How long one naps who was rung so often for nothing.
+/// How long one naps who was rung so often for nothing.
 fn nap_after(fruitless: u32) -> Duration {
     let doublings = fruitless.saturating_sub(STORM).min(4);
     (NAP.0 * (1 << doublings)).min(NAP.1)

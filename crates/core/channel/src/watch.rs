@@ -7,8 +7,25 @@ use tombolo_domain::{Liveness, Peer};
 
 use crate::end::End;
 
-/// Tells of a channel's peer, from any thread, whatever the channel's halves are doing. It keeps this end's memory and
-/// its link alive, but not the channel open.
+/// Tells of a channel's peer from any thread, whatever the channel's halves are doing.
+///
+/// It keeps this end's memory and its endpoint alive, but not the channel open. Clones tell of the same peer.
+///
+/// # Example
+/// ```
+/// use tombolo::Liveness;
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let address = format!("local:{}/watched", folder.path().display());
+/// # let mut listener = tombolo::listen(&address)?;
+/// # let client = std::thread::spawn(move || tombolo::connect(&address));
+/// # let _peer = listener.accept()?;
+/// let stream = client.join().unwrap()?;
+/// let watch = stream.watch();
+/// let watching = std::thread::spawn(move || watch.liveness());
+/// assert_eq!(watching.join().unwrap(), Liveness::Running);
+/// # Ok::<(), tombolo::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Watch(Arc<End>);
 
@@ -17,13 +34,13 @@ impl Watch {
         Self(Arc::clone(end))
     }
 
-    /// Who the peer is, said by the backend.
+    /// Returns who the peer is, as the backend says.
     #[must_use]
     pub fn peer(&self) -> Peer {
         self.0.peer()
     }
 
-    /// What is known of the peer's life now: tells one that is paused from one that is gone.
+    /// Returns what is known of the peer's life now: it tells a paused peer from one that is gone. May cost a few system calls.
     #[must_use]
     pub fn liveness(&self) -> Liveness {
         self.0.liveness()

@@ -11,6 +11,7 @@ use std::{
 };
 
 use common::{SOON, eventually, let_pass, noise};
+use tombolo_channel::fast::{FastRead, FastWrite};
 use tombolo_channel::{Deadline, Ending, Error, FlushPolicy, Messages, Options, Stream};
 
 on_every_backend! {
@@ -51,6 +52,18 @@ on_every_backend! {
             assert!(pump(client, &data) == data);
             assert!(other.join().unwrap() == data);
         });
+    }
+
+    fn r15_sender_of_messages_gives_up_in_the_middle(world) {
+        let (server, client): (Messages, Messages) = world.pair();
+        let ((mut sender, _keep), (_keep2, mut receiver)) = (server.into_split(), client.into_split());
+        sender.send(b"last").unwrap();
+        sender.abort();
+        let mut buffer = [0; 8];
+        assert_eq!(receiver.recv_until(&mut buffer, Deadline::after(SOON)).unwrap(), Some(4));
+        assert_eq!(receiver.recv_until(&mut buffer, Deadline::after(SOON)).unwrap(), None);
+        assert_eq!(receiver.ending(), Some(Ending::Aborted));
+        assert!(matches!(sender.send(b"more"), Err(Error::Closed)));
     }
 
     fn shortest_way_and_the_long_one_make_one_stream(world) {

@@ -9,6 +9,7 @@ mod machines;
 use std::{os::fd::OwnedFd, thread, time::Duration};
 
 use common::{SOON, World};
+use tombolo_channel::fast::FastRead;
 use tombolo_channel::{
     Address, Backends, Channel, Deadline, Ending, Error, Listener, Liveness, Messages, Options, Stream,
 };

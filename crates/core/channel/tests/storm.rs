@@ -12,6 +12,7 @@ use std::{
 };
 
 use common::{SOON, World, noise};
+use tombolo_channel::fast::FastRead;
 use tombolo_channel::{Deadline, Error, Options, Stream};
 use tombolo_domain::wait_readable;
 use tombolo_testing::harsh::{HarshDomain, Hypervisor, Storm};
@@ -83,7 +84,7 @@ fn r25_storm_of_rings_wakes_one_who_polls_for_so_many_bytes_seldom() {
     let storm = hypervisor.storm(a);
     for quiet in [false, true] {
         let wakes = wakes(&fd, &storm, || {
-            read.heard();
+            read.note_poll_readable();
             let there = if quiet { read.available_while_quiet(8) } else { read.available(8) };
             assert!(matches!(there, Ok(0)));
         });

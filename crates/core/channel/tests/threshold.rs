@@ -7,6 +7,7 @@ use std::{io::Write, thread};
 
 use common::{SOON, World, eventually};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tombolo_channel::fast::FastRead;
 use tombolo_channel::{Deadline, Error, Options, Stream};
 
 fn readable(fd: std::os::fd::BorrowedFd<'_>) -> bool {

@@ -3,7 +3,16 @@
 
 use std::io;
 
-/// A situation, with the numbers that belong to it. Would-block is never an error: it is `Ok(None)`.
+/// Why a backend could not do its part, with the numbers that belong to it. Would-block is never an error.
+///
+/// # Example
+/// ```
+/// # extern crate tombolo_domain as tombolo;
+/// # use tombolo::Error as BackendError;
+/// let error = BackendError::NotFound("local:web".into());
+/// let text = "nobody listens at local:web: start the listening side first, or check the name";
+/// assert_eq!(error.to_string(), text);
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -68,7 +77,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// What the system said to `call`, with the situations that have a name told apart.
+    /// Makes an error of what the system said to `call`; situations that have a name get it.
+    #[doc(hidden)]
     pub fn os(call: &'static str, source: impl Into<io::Error>) -> Self {
         let source = source.into();
         match source.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {

@@ -62,41 +62,60 @@ pub trait Memory {
     fn outlives_owner(&self) -> bool;
 }
 
-/// What is known of the peer's life by an authority other than the peer.
+/// What is known of the peer's life, by an authority other than the peer.
+///
+/// # Example
+/// ```
+/// # extern crate tombolo_domain as tombolo;
+/// use tombolo::Liveness;
+///
+/// assert!(Liveness::DomainGone.is_gone());
+/// assert!(!Liveness::Paused.is_gone()); // it may go on at any time
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Liveness {
-    /// It runs, as far as can be known.
+    /// The peer runs, as far as can be known.
     Running,
-    /// It exists and does not run: stopped, frozen, suspended. It may go on at any time.
+    /// The peer exists and does not run: stopped, frozen, suspended. It may go on at any time.
     Paused,
-    /// Its process is gone, or has closed its side of the path.
+    /// The peer's process is gone, or has closed its side of the path.
     ProcessGone,
-    /// Its whole domain is gone.
+    /// The peer's whole domain is gone.
     DomainGone,
-    /// It may well run, but the memory it shared was taken back, by itself or by the hypervisor: no more comes over
-    /// this link.
+    /// The peer may well run, but the memory it shared was taken back: no more comes from it.
     Revoked,
     /// Nobody here can tell.
     Unknown,
 }
 
 impl Liveness {
-    /// Whether the peer will never do anything again.
+    /// Returns whether the peer will never do anything again.
     #[must_use]
     pub const fn is_gone(self) -> bool {
         matches!(self, Self::ProcessGone | Self::DomainGone)
     }
 }
 
-/// Who the peer is, said by the backend and not by the peer.
+/// Who the peer is, as the backend says, not the peer.
+///
+/// # Example
+/// ```
+/// # extern crate tombolo_domain as tombolo;
+/// use tombolo::Peer;
+///
+/// fn is_mine(peer: &Peer, uid: u32) -> bool {
+///     peer.uid == Some(uid)
+/// }
+/// assert!(!is_mine(&Peer::default(), 0)); // an unknown user is nobody's
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Peer {
     /// The domain's name or number.
     pub domain: String,
-    /// Its process, where the two ends share a kernel and its number means something here.
+    /// The peer's process, where the two ends share a kernel and its number means something here.
     pub pid: Option<u32>,
-    /// Its user, likewise.
+    /// The peer's user, likewise.
     pub uid: Option<u32>,
 }
 

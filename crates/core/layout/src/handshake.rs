@@ -41,7 +41,15 @@ pub struct Greeting {
     pub map_limit: u64,
 }
 
-/// Why an end refuses; the number on the wire is the variant's.
+/// Why an end refuses a channel; the number on the wire is the variant's.
+///
+/// # Example
+/// ```
+/// # extern crate tombolo_layout as tombolo;
+/// use tombolo::handshake::Refusal;
+///
+/// assert_eq!(Refusal::Quota as u16, 5);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub enum Refusal {

@@ -204,7 +204,12 @@ impl PeerData for PeerBytes {
     }
 }
 
-/// Bytes that the peer may change while they are looked at.
+/// Bytes of shared memory, which the peer may change at any time.
+///
+/// Copy what you check, and check the copy.
+///
+/// # Example
+/// See `Rx` of the crate `tombolo`, whose `peek` shows them.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedSlice<'a> {
     base: NonNull<u8>,
@@ -213,13 +218,13 @@ pub struct SharedSlice<'a> {
 }
 
 impl SharedSlice<'_> {
-    /// How many bytes.
+    /// Returns how many bytes there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -237,13 +242,13 @@ impl SharedSlice<'_> {
         unsafe { copy::copy(self.base.as_ptr(), to.as_mut_ptr(), self.len) }
     }
 
-    /// The address of the first byte, for code that reads shared memory by its own means.
+    /// Returns the address of the first byte, for code that reads shared memory by its own means.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
         self.base.as_ptr()
     }
 
-    /// The bytes as an ordinary slice.
+    /// Returns the bytes as an ordinary slice, which only a trusted peer allows.
     ///
     /// # Safety
     /// The peer is trusted not to write these bytes for as long as the slice lives: that it follows the protocol and

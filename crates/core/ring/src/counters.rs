@@ -3,7 +3,19 @@
 
 use tombolo_layout::private::COUNTERS;
 
-/// Counters of one half of a pipe since it was made.
+/// What one half of a channel counted since it was made.
+///
+/// # Example
+/// ```
+/// # extern crate tombolo_ring as tombolo;
+/// use tombolo::Counters;
+///
+/// /// How much of its waiting a half did awake.
+/// fn spun(counters: &Counters) -> f64 {
+///     counters.spins_paid as f64 / (counters.spins_paid + counters.sleeps).max(1) as f64
+/// }
+/// assert_eq!(spun(&Counters::default()), 0.0);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Counters {
@@ -11,11 +23,11 @@ pub struct Counters {
     pub bytes: u64,
     /// Calls that moved something (stream mode), or records (message mode).
     pub messages: u64,
-    /// Times the peer's sleeper was rung.
+    /// Times the peer's sleeper was notified.
     pub notifications_sent: u64,
     /// Times the peer was found awake, or its target not reached, when it was time to look.
     pub notifications_suppressed: u64,
-    /// Times this half was woken by a ring.
+    /// Times this half was woken by a notification.
     pub notifications_received: u64,
     /// Wake-ups that found nothing to do.
     pub wakeups_spurious: u64,
@@ -30,7 +42,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// All but the bytes, which the positions tell, in the order of R-26.
+    /// Lists all but the bytes, which the positions tell, in the order of R-26.
+    #[doc(hidden)]
     #[must_use]
     pub const fn listed(&self) -> [u64; COUNTERS] {
         [
@@ -47,6 +60,7 @@ impl Counters {
     }
 
     /// The counters that [`listed`](Self::listed) gave, and the bytes.
+    #[doc(hidden)]
     #[must_use]
     pub const fn from_listed(bytes: u64, listed: [u64; COUNTERS]) -> Self {
         let [messages, notifications_sent, notifications_suppressed, notifications_received, rest @ ..] = listed;

@@ -4,6 +4,18 @@
 use std::time::{Duration, Instant};
 
 /// A point in time after which a call gives up, or never.
+///
+/// # Example
+/// ```
+/// # extern crate tombolo_ring as tombolo;
+/// use std::time::Duration;
+/// use tombolo::Deadline;
+///
+/// let deadline = Deadline::after(Duration::from_secs(5)); // for several calls together
+/// assert!(!deadline.expired());
+/// assert!(deadline.remaining() <= Some(Duration::from_secs(5)));
+/// assert_eq!(Deadline::NEVER.remaining(), None);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deadline(When);
 
@@ -16,9 +28,9 @@ enum When {
 }
 
 impl Deadline {
-    /// Wait for ever.
+    /// Waits for ever.
     pub const NEVER: Self = Self(When::Never);
-    /// Do not wait at all.
+    /// Does not wait at all.
     pub const NOW: Self = Self(When::Over);
 
     /// Gives up when `timeout` has passed from now on. A timeout beyond what the clock can hold is never.
@@ -33,7 +45,7 @@ impl Deadline {
         Self(When::At(instant))
     }
 
-    /// Time left; `None` is for ever, zero is over.
+    /// Returns the time left; `None` is for ever, zero is over.
     #[must_use]
     pub fn remaining(self) -> Option<Duration> {
         match self.0 {
@@ -43,7 +55,7 @@ impl Deadline {
         }
     }
 
-    /// Whether the time is over.
+    /// Returns whether the time is over.
     #[must_use]
     pub fn expired(self) -> bool {
         match self.0 {

@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What can go wrong on a pipe.
 
-/// The peer broke the specification. Nothing it says is believed any more.
+/// What the peer did to break the specification. Nothing it says is believed any more.
+///
+/// # Example
+/// ```
+/// # extern crate tombolo_ring as tombolo;
+/// use tombolo::Corrupt;
+///
+/// let corrupt = Corrupt { clause: "R-7", what: "tail beyond capacity", found: 0x2000, bound: 0x1000 };
+/// let text = "the peer broke R-7 of the specification: tail beyond capacity (found 0x2000, bound 0x1000)";
+/// assert_eq!(corrupt.to_string(), text);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the peer broke {clause} of the specification: {what} (found {found:#x}, bound {bound:#x})")]
 pub struct Corrupt {
-    /// The clause of `spec/2-ring.md` or `spec/1-memory.md`.
+    /// The clause that was broken, of `spec/2-ring.md` or `spec/1-memory.md`.
     pub clause: &'static str,
     /// What is wrong, in words.
     pub what: &'static str,

@@ -30,15 +30,27 @@ const STEPPED_FROM: u64 = 16 << 10;
 /// Lines for the next write are asked for ahead of it where the last was no longer than this.
 const PREPARE_UP_TO: u64 = 1 << 10;
 
-/// When a writer looks whether the reader sleeps (R-24). A reader that is awake sees published bytes at once under
-/// either policy.
+/// When a write looks whether the reader sleeps (R-24).
+///
+/// A reader that is awake sees published bytes at once under either policy.
+///
+/// # Example
+/// ```
+/// # extern crate tombolo_ring as tombolo;
+/// use std::time::Duration;
+/// use tombolo::FlushPolicy;
+///
+/// // Wakes a sleeping reader for 64 KiB, or at the first write after 100 µs. Call `flush` when you stop writing.
+/// let policy = FlushPolicy::Batch { bytes: 64 << 10, time: Duration::from_micros(100) };
+/// assert_ne!(policy, FlushPolicy::default());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FlushPolicy {
     /// At every write.
     #[default]
     Immediate,
-    /// Once so many bytes have gathered or so much time has passed, looked at by the next write; and always before the
-    /// writer waits or closes. A writer that stops in between calls [`Writer::flush`].
+    /// At the first write after so many bytes or so much time, and always before the writer waits or closes. A writer
+    /// that stops in between calls `flush`.
     Batch {
         /// Look after this many bytes.
         bytes: u64,

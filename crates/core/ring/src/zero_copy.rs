@@ -7,10 +7,10 @@ use tombolo_mem::{Mapped, Mem, OwnData, PeerData, SharedSlice};
 
 use crate::{Error, Reader, Writer};
 
-/// Room in the ring, in order; the second part is empty unless the ring wraps there.
+/// Room in the ring, as two slices in order; the second is empty unless the ring wraps there.
 pub type Reserved<'a> = (&'a mut [u8], &'a mut [u8]);
 
-/// Bytes in the ring, in order; the second part is empty unless the ring wraps there.
+/// Bytes in the ring, as two slices in order; the second is empty unless the ring wraps there.
 pub type Peeked<'a> = (SharedSlice<'a>, SharedSlice<'a>);
 
 impl Writer<Mapped> {

@@ -187,7 +187,7 @@ fn channel() -> io::Result<()> {
 
 /// L-1, L-2.
 fn folder() -> Folder {
-    let path = tombolo::services_folder();
+    let path = tombolo_backends::services_folder();
     let named = std::env::var_os("TOMBOLO_DIR").is_some_and(|value| !value.is_empty());
     let found = match fs::symlink_metadata(&path) {
         Ok(meta) if meta.is_dir() || (named && path.is_dir()) => {

@@ -60,7 +60,7 @@ pub fn probe() -> Option<Domain> {
     Some(Domain {
         controls: says("/proc/xen/capabilities").contains("control_d"),
         devices,
-        tried: there.then(|| tombolo::xen::try_out().map_err(|error| error.to_string())),
+        tried: there.then(|| tombolo_backends::xen::try_out().map_err(|error| error.to_string())),
         limit: says(LIMIT).trim().parse().ok(),
         granted,
         quarantine,

@@ -21,7 +21,7 @@ use std::{
 };
 
 use tokio::sync::mpsc::{self, Receiver, Sender};
-use tombolo::vchan::{self, Error, Live, Reader, Server, Writer};
+use tombolo_backends::vchan::{self, Error, Live, Reader, Server, Writer};
 
 /// How long the peer says nothing before a vchan is closed for which all was said.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -374,7 +374,7 @@ fn give(mut writer: Writer, mut orders: Receiver<Vec<u8>>, shared: &Shared) {
 
 #[cfg(test)]
 mod tests {
-    use tombolo::vchan::FakeXen;
+    use tombolo_backends::vchan::FakeXen;
 
     use super::*;
 

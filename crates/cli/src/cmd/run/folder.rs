@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tombolo::sockets::folder::Folder;
+use tombolo_sockets::folder::Folder;
 
 use crate::failure::{Failure, Result};
 

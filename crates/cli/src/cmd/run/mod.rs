@@ -22,7 +22,7 @@ use std::{
     process::Command,
 };
 
-use tombolo::sockets::ports::List;
+use tombolo_sockets::ports::List;
 
 use crate::failure::{Failure, Os, Result, print_line};
 

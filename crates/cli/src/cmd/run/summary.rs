@@ -24,7 +24,7 @@ use signal_hook::{
     consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH},
     flag, low_level,
 };
-use tombolo::sockets::Reason;
+use tombolo_sockets::Reason;
 
 use crate::{
     failure::{Failure, Os, Result, print_line},

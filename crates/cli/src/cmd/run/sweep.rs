@@ -13,7 +13,7 @@ use rustix::{
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketType},
 };
-use tombolo::sockets::{claim, switched};
+use tombolo_sockets::{claim, switched};
 
 /// Files that are looked at: a member may make any number.
 const FILES: usize = 1 << 16;

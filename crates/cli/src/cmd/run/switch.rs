@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tombolo::sockets::switched::{self, Name};
+use tombolo_sockets::switched::{self, Name};
 
 use crate::failure::{Failure, Os, Result};
 

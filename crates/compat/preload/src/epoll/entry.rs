@@ -4,7 +4,7 @@
 use std::{os::fd::RawFd, sync::Arc};
 
 use libc::{POLLOUT, POLLPRI, POLLRDHUP, epoll_event};
-use tombolo::sockets::{
+use tombolo_sockets::{
     Process,
     connection::{Connection, Stage},
 };

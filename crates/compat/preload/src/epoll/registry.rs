@@ -10,7 +10,7 @@ use std::{
 };
 
 use libc::epoll_event;
-use tombolo::sockets::{Process, aside::ReservedFd, connection::Connection};
+use tombolo_sockets::{Process, aside::ReservedFd, connection::Connection};
 
 use super::entry::Entry;
 

@@ -97,7 +97,7 @@ pub fn join_in(domain: &XenDomain, peer: u16, path: &str) -> Result<Halves> {
 }
 
 fn io(error: tombolo_domain::Error) -> io::Error {
-    let error = crate::Error::from(error);
+    let error = tombolo_channel::Error::from(error);
     io::Error::new(error.kind(), error)
 }
 

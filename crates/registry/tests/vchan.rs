@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use tombolo::vchan::{Error, Live, Reader, Writer, join_in, serve_in};
+use tombolo_backends::vchan::{Error, Live, Reader, Writer, join_in, serve_in};
 use tombolo_domain_xen::FakeXen;
 
 const PATH: &str = "data/vchan/7/42";
@@ -74,6 +74,6 @@ fn w3_where_there_is_no_xen_it_is_said() {
         let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
         return;
     }
-    let error = tombolo::vchan::join(1, "data/vchan/0/1").unwrap_err();
+    let error = tombolo_backends::vchan::join(1, "data/vchan/0/1").unwrap_err();
     assert!(error.to_string().contains("no Xen domain"), "{error}");
 }
