@@ -13,7 +13,7 @@ use std::{
 
 use place::{
     Place, has, output,
-    suite::{self, Results, at_length},
+    suite::{self, Results, Use, at_length},
 };
 
 /// A user without rights: libuv refuses to be tested with all of them.
@@ -77,7 +77,7 @@ fn libuvs_own_tests_are_the_same() {
     let options = ["-DCMAKE_BUILD_TYPE=Release", "-DLIBUV_BUILD_TESTS=ON"];
     let built = Built::new("libuvs_own_tests_are_the_same", "libuv1", &options, "uv_run_tests", "uv_run_tests");
     if let Some(built) = built {
-        suite::same("libuv", 80, |place, dress| of_libuv(&built.run(place, dress)));
+        suite::same("libuv", Use { ends: 2, percent: 80 }, |place, dress| of_libuv(&built.run(place, dress)));
     }
 }
 
@@ -87,7 +87,7 @@ fn libevents_own_tests_are_the_same() {
     let options = ["-DCMAKE_BUILD_TYPE=Release", "-DEVENT__LIBRARY_TYPE=STATIC", "-DEVENT__DISABLE_SAMPLES=ON"];
     let built = Built::new("libevents_own_tests_are_the_same", "libevent", &options, "regress", "bin/regress");
     if let Some(built) = built {
-        suite::same("libevent", 90, |place, dress| of_libevent(&built.run(place, dress)));
+        suite::same("libevent", Use { ends: 2, percent: 90 }, |place, dress| of_libevent(&built.run(place, dress)));
     }
 }
 
