@@ -12,7 +12,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    // The tests' canary. Workers are this program too, so it comes first.
-    tombolo_bench::transport::add(tombolo_bench::transport::RawCopy::SLOWED);
+    // The tests' canaries. Workers are this program too, so they come first.
+    tombolo_bench::transport::RawCopy::CANARIES.into_iter().for_each(tombolo_bench::transport::add);
     tombolo_bench::role_main().unwrap_or_else(|| tombolo_bench::main(&Options::parse().bench))
 }

@@ -16,17 +16,18 @@ fn measurements(output: &Output) -> Vec<Measurement> {
     text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The limit is worth something only if a slower copy shows.
+/// The limit is worth something only if a slower copy shows. The best sample counts: other programs can only slow one
+/// down, and no placement of the CPUs lets the slowed one reach half of the other.
 #[test]
-fn canary_raw_copy_that_copies_four_times_is_measured_as_slower() {
+fn canary_raw_copy_that_copies_many_times_is_measured_as_slower() {
     let place = Place::new("raw");
     let output = place.run(
-        "--test throughput --transport raw-copy,raw-copy-slowed --size 64KiB --seconds 0.1 --runs 3 --ring 1MiB --json",
+        "--test throughput --transport raw-copy-once,raw-copy-slowed --size 64KiB --seconds 0.1 --runs 5 --ring 1MiB --json",
     );
     assert!(output.status.success(), "{}", text(&output.stderr));
     let all = measurements(&output);
-    let median = |name| all.iter().find(|m| m.transport == name).unwrap().median;
-    assert!(median("raw-copy-slowed") < 0.9 * median("raw-copy"), "{all:?}");
+    let best = |name| all.iter().find(|m| m.transport == name).unwrap().max;
+    assert!(best("raw-copy-slowed") < 0.5 * best("raw-copy-once"), "{all:?}");
 }
 
 #[test]
