@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use tombolo_broker::{hold, machine::ASK_AGAIN, run};
+use tombolo_broker::host::{descriptor_store, qemu::ASK_AGAIN, run};
 
 const CONFIG: &str = r#"
 [domain.web]
@@ -27,7 +27,7 @@ fn broker() -> tempfile::TempDir {
     let (path, config) = (folder.path().to_owned(), folder.path().join("tombolod.toml"));
     std::fs::write(&config, CONFIG).unwrap();
     let place = path.clone();
-    thread::spawn(move || hold::serve(&place).unwrap());
+    thread::spawn(move || descriptor_store::serve(&place).unwrap());
     while !path.join("holder.socket").exists() {
         thread::yield_now();
     }
