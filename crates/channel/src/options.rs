@@ -6,6 +6,8 @@ use std::time::Duration;
 use tombolo_layout::limits;
 use tombolo_ring::FlushPolicy;
 
+use crate::RingChoice;
+
 /// How a channel is set up and how its end behaves. Each end chooses for itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -50,6 +52,13 @@ impl Options {
         let bytes = bytes.clamp(limits::CAPACITY_MIN, limits::CAPACITY_MAX);
         self.capacity = Some(bytes.next_power_of_two());
         self
+    }
+
+    /// The ring that suits a bulk stream on this machine, by its caches: see [`RingChoice`]. It is not the default, as a channel
+    /// costs its ring even while it is idle.
+    #[must_use]
+    pub fn ring_size_by_caches(self) -> Self {
+        self.ring_size(RingChoice::of_this_machine().bytes())
     }
 
     /// Largest ring of the peer that this end is willing to map, in bytes. A larger one is refused.
