@@ -55,6 +55,9 @@ pub struct BenchArgs {
     /// Bytes of a ring, a power of two, and of memcpy's buffers; at least four of the messages that are kept apart in it
     #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = ring_size)]
     pub ring: usize,
+    /// Rings of the size that suits a bulk stream on this machine, by its caches; says which
+    #[arg(long, conflicts_with_all = ["ring", "from"])]
+    pub ring_by_caches: bool,
     /// Bytes that cross in the test of context switches
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = volume)]
     pub volume: usize,
@@ -96,6 +99,14 @@ impl Default for BenchArgs {
             args: BenchArgs,
         }
         <Line as clap::Parser>::parse_from(["bench"]).args
+    }
+}
+
+impl BenchArgs {
+    /// Bytes of a ring.
+    fn ring(&self) -> usize {
+        // At most some MiB.
+        if self.ring_by_caches { tombolo::RingChoice::of_this_machine().bytes() as usize } else { self.ring }
     }
 }
 
@@ -194,7 +205,8 @@ impl TryFrom<&BenchArgs> for Plan {
         if !args.transports.is_empty() {
             transports.retain(|t| args.transports.iter().chain(&args.against).any(|name| name == t.card().name));
         }
-        fits(args, &tests)?;
+        let ring = args.ring();
+        fits(args, ring, &tests)?;
         Ok(Self {
             tests,
             transports,
@@ -207,7 +219,7 @@ impl TryFrom<&BenchArgs> for Plan {
             rates: args.rates.clone(),
             seconds: args.seconds,
             runs: args.runs.into(),
-            ring: args.ring,
+            ring,
             volume: args.volume as u64,
             fifo: args.fifo,
             peer: args.peer.as_ref().map(|host| Peer::new(host, args.via.clone())).transpose()?,
@@ -217,7 +229,7 @@ impl TryFrom<&BenchArgs> for Plan {
 }
 
 /// Refuses what would take more memory than a benchmark should.
-fn fits(args: &BenchArgs, tests: &[Test]) -> Result<()> {
+fn fits(args: &BenchArgs, ring: usize, tests: &[Test]) -> Result<()> {
     const MOST: usize = 4 << 30;
     let size = args.sizes.iter().copied().max().unwrap_or(0);
     let channels = |test: &Test| match test {
@@ -226,10 +238,10 @@ fn fits(args: &BenchArgs, tests: &[Test]) -> Result<()> {
         _ => 1,
     };
     let most = tests.iter().map(channels).max().unwrap_or(1);
-    match most.saturating_mul(2 * (args.ring + size)) {
+    match most.saturating_mul(2 * (ring + size)) {
         need if need > MOST => Err(Error::Usage(format!(
             "{most} channels with rings of {} and messages of {} take {} MiB; the most is {}",
-            size::show(args.ring),
+            size::show(ring),
             size::show(size),
             need >> 20,
             size::show(MOST)
@@ -288,6 +300,12 @@ mod tests {
         let plan = plan(|_| ()).unwrap();
         assert_eq!(plan.tests, [Test::Throughput, Test::Latency]);
         assert_eq!((plan.transports.len(), plan.runs, plan.ring), (transport::all().len(), 5, 1 << 20));
+    }
+
+    #[test]
+    fn plan_with_rings_by_caches_has_those() {
+        let by_caches = plan(|a| a.ring_by_caches = true).unwrap().ring as u64;
+        assert_eq!(by_caches, tombolo::RingChoice::of_this_machine().bytes());
     }
 
     #[test]

@@ -47,6 +47,9 @@ fn measure(args: &BenchArgs) -> Result<u8> {
         return apart::serve(host, args.via.as_deref(), heard).map(|()| 0);
     }
     let plan = Plan::try_from(args)?;
+    if args.ring_by_caches {
+        eprintln!("rings of {}", tombolo::RingChoice::of_this_machine());
+    }
     let console = Console::new();
     let mut written = Ok(());
     let outcome = run(&plan, |event| match event {

@@ -7,6 +7,7 @@
 
 mod address;
 mod backends;
+mod caches;
 mod connect;
 mod control;
 mod end;
@@ -32,6 +33,7 @@ mod watch;
 
 pub use address::{Address, AddressError};
 pub use backends::Backends;
+pub use caches::RingChoice;
 pub use connect::Channel;
 pub use end::Ending;
 pub use error::Error;

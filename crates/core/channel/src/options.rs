@@ -6,6 +6,8 @@ use std::time::Duration;
 use tombolo_layout::limits;
 use tombolo_ring::FlushPolicy;
 
+use crate::RingChoice;
+
 /// How a channel is set up and how this end of it behaves. Each end chooses for itself.
 ///
 /// # Example
@@ -65,6 +67,13 @@ impl Options {
         let bytes = bytes.clamp(limits::CAPACITY_MIN, limits::CAPACITY_MAX);
         self.capacity = Some(bytes.next_power_of_two());
         self
+    }
+
+    /// The ring that suits a bulk stream on this machine, by its caches: see [`RingChoice`]. It is not the default, as a channel
+    /// costs its ring even while it is idle.
+    #[must_use]
+    pub fn ring_size_by_caches(self) -> Self {
+        self.ring_size(RingChoice::of_this_machine().bytes())
     }
 
     /// Sets the largest ring of the peer that this end maps, in bytes. A larger one is refused.
