@@ -66,6 +66,12 @@ want node nodejs "$programs"
 want curl curl "$programs"
 want openssl openssl "$programs"
 want pgbench "postgresql postgresql-client" "$programs"
+want pg_config libpq-dev "$programs"
+if for_group "" && command -v pg_config >/dev/null && ! [ -f "$(pg_config --includedir-server)/postgres.h" ]; then
+    missing="$missing postgresql-server-dev-15" # For PostgreSQL's own tests, as its sources.
+fi
+want dpkg-source dpkg-dev "the tests that Redis and PostgreSQL have of themselves are skipped"
+want tclsh tcl "Redis' own tests are skipped"
 want mpicc "openmpi-bin libopenmpi-dev" "$programs"
 want javac default-jdk-headless "$programs"
 want scp openssh-client "$programs"
@@ -89,7 +95,6 @@ fi
 
 if [ "${1-}" = --long ]; then
     others="the tests of libuv and libevent are skipped"
-    want dpkg-source dpkg-dev "$others"
     want cmake cmake "$others"
     [ -f /usr/include/openssl/ssl.h ] || missing="$missing libssl-dev"
 fi
