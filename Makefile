@@ -27,7 +27,7 @@ xen-demo: toolchain ## move a file between two domUs of Xen under QEMU, then com
 	@tools/install-deps.sh --for xen
 	@cargo run --release --package tombolo-e2e --bin xen -- demo '$(REPORT)'
 
-sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo between two network namespaces [ROWS=all]
+sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo, on a quiet machine and beside burners, between two network namespaces [ROWS=all]
 	@tools/install-deps.sh $(if $(ROWS),,--for sockets)
 	@cargo build --release -p tombolo-cli -p tombolo-preload
 	@tools/sockets.py $(ROWS)

@@ -10,12 +10,17 @@ mkdir -p "$folder/sources" "$folder/lists/partial"
 for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
     [ -f "$file" ] && sed 's/^deb /deb-src /; s/^Types:.*/Types: deb-src/' "$file" >"$folder/sources/${file##*/}"
 done
-apt() { # As root apt would become a user who cannot write here.
-    apt-get -qq -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$folder/sources" \
+apt() { # get or cache, and more. As root apt would become a user who cannot write here.
+    tool=$1
+    shift
+    "apt-$tool" -qq -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$folder/sources" \
         -o Dir::State::lists="$folder/lists" -o Dir::Cache="$folder" -o APT::Sandbox::User=root "$@"
 }
 cd "$folder"
-apt update
-apt source "$package"
+apt get update
+# An archive may name a version that it does not have (any more): then the one before it.
+for version in $(apt cache showsrc "$package" | sed -n 's/^Version: //p' | sort -Vru); do
+    apt get source "$package=$version" && break
+done
 mv "$(dirname "$folder"/*/debian)" "$2/$package"
 rm -r "$folder"

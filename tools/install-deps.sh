@@ -66,6 +66,12 @@ want node nodejs "$programs"
 want curl curl "$programs"
 want openssl openssl "$programs"
 want pgbench "postgresql postgresql-client" "$programs"
+want pg_config "libpq-dev postgresql-server-dev-15" "$programs"
+if for_group "" && command -v pg_config >/dev/null && ! [ -f "$(pg_config --includedir-server)/postgres.h" ]; then
+    missing="$missing postgresql-server-dev-15" # For PostgreSQL's own tests, as its sources.
+fi
+want dpkg-source dpkg-dev "the tests that Redis and PostgreSQL have of themselves are skipped"
+want tclsh tcl "Redis' own tests are skipped"
 want mpicc "openmpi-bin libopenmpi-dev" "$programs"
 want javac default-jdk-headless "$programs"
 want scp openssh-client "$programs"
@@ -89,7 +95,6 @@ fi
 
 if [ "${1-}" = --long ]; then
     others="the tests of libuv and libevent are skipped"
-    want dpkg-source dpkg-dev "$others"
     want cmake cmake "$others"
     [ -f /usr/include/openssl/ssl.h ] || missing="$missing libssl-dev"
 fi
@@ -102,8 +107,12 @@ if [ -n "$missing" ]; then
         echo "tombolo: installing$missing" >&2
         # Another apt at work is waited for, ten minutes at most, and says so itself.
         $root apt-get update -q -o DPkg::Lock::Timeout=600 || true
-        $root apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=600 $missing ||
-            echo "tombolo: apt-get failed; going on without$missing" >&2
+        install="$root apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=600"
+        # One that cannot be had keeps the others from nothing.
+        # shellcheck disable=SC2086
+        $install $missing || for package in $missing; do
+            $install "$package" || echo "tombolo: apt-get failed; going on without $package" >&2
+        done
     else
         echo "tombolo: not root, and sudo would ask; going on. To install: sudo apt-get install$missing" >&2
     fi

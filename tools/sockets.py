@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0 OR MIT
 """Unmodified programs over plain TCP and under `tombolo run`, side by side, between two network namespaces.
 
-    tools/sockets.py [--runs N] [--seconds N] [ROW...]
+    tools/sockets.py [--runs N] [--seconds N] [--burners N] [ROW...]
 
 Without rows it is the demonstration (iperf3 and Redis); `all` is everything, `list` says what there is. Each row runs
-plain and under Tombolo in turn and prints the medians, their spread and the ratio. Needs root, or user namespaces."""
+plain and under Tombolo in turn, on the machine as it is and beside programs that burn CPU time (`--burners`, 4; 0 leaves
+that out). It prints the medians, their spread and the ratio. Needs root, or user namespaces."""
 
 import argparse, json, os, re, shutil, statistics, subprocess, sys, tempfile, time
 
@@ -227,6 +228,34 @@ def iperf3_alone(world, ends):
     return iperf3(world, [False, ends[1]])
 
 
+class Burners:
+    """Programs that compute without end, while this is open."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __enter__(self):
+        self.started = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(self.count)]
+
+    def __exit__(self, *_):
+        for one in self.started:
+            one.kill()
+            one.wait()
+
+
+def measure(world, name, runs, burners):
+    """A row's medians, range and ratio beside so many burners, as cells."""
+    function, _, _, less = ROWS[name]
+    both = [[], []]
+    with Burners(burners):
+        for _ in range(runs):
+            for dressed in (False, True):
+                both[dressed].append(function(world, [dressed, dressed]))
+    plain, with_it = map(statistics.median, both)
+    cells = "".join(f"{statistics.median(one):9.2f} {min(one):.4g}-{max(one):.4g}".rjust(22) for one in both)
+    return f"{cells}  {plain / with_it if less else with_it / plain:6.2f}"
+
+
 DEMO = ["iperf3", "iperf3-8", "redis-get", "redis-set", "redis-get-16"]
 
 
@@ -234,6 +263,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=2)
+    parser.add_argument("--burners", type=int, default=4)
     parser.add_argument("rows", nargs="*", metavar="ROW")
     arguments = parser.parse_args()
     if arguments.rows == ["list"]:
@@ -245,20 +275,19 @@ def main():
     rows = {(): DEMO, ("all",): list(ROWS)}.get(tuple(arguments.rows), arguments.rows)
     world = World(arguments.seconds)
     try:
-        print(f"{'':18}{'plain TCP':>22}{'tombolo run':>22}   ratio   ({arguments.runs} runs each, median and range)")
+        states = [("as the machine is", 0)] + [(f"beside {arguments.burners} burners", arguments.burners)] * (arguments.burners > 0)
+        print(f"{arguments.runs} runs each, median and range\n{'':18}" + "".join(f"{title:>52}" for title, _ in states))
+        print(f"{'':18}" + f"{'plain TCP':>22}{'tombolo run':>22}   ratio" * len(states))
         for name in rows:
-            function, unit, needs, less = ROWS[name]
+            _, unit, needs, _ = ROWS[name]
             missing = [program for program in needs if not shutil.which(program)]
             if missing:
                 print(f"{name:18}SKIP: {missing[0]} is not installed")
                 continue
-            both = [[], []]
-            for _ in range(arguments.runs):
-                for dressed in (False, True):
-                    both[dressed].append(function(world, [dressed, dressed]))
-            plain, with_it = map(statistics.median, both)
-            cells = "".join(f"{statistics.median(one):9.2f} {min(one):.4g}-{max(one):.4g}".rjust(22) for one in both)
-            print(f"{name:18}{cells}  {plain / with_it if less else with_it / plain:6.2f}   {unit}", flush=True)
+            print(f"{name:18}", end="", flush=True)
+            for _, burners in states:
+                print(measure(world, name, arguments.runs, burners), end="", flush=True)
+            print(f"   {unit}")
     finally:
         world.close()
 

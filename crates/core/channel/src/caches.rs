@@ -3,7 +3,7 @@
 //!
 //! A writer waits for each line that the reader's L2 cache still holds. So where L2 has 1 MiB, a ring of twice that is up to
 //! three times as fast as one of its size. Where L2 has 2 MiB, rings of 2 MiB were the best too, by a seventh. Measured on
-//! three CPUs (docs/lab/rings.md, ADR 0051).
+//! three CPUs (docs/lab/rings.md, ADR 0052).
 
 use std::{fmt, path::Path, sync::OnceLock};
 

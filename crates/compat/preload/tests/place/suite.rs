@@ -81,9 +81,13 @@ fn use_of_same(suite: &str, place: &Place, run: impl Fn(&Place, bool) -> Results
     Use::of(place)
 }
 
+pub fn is_long() -> bool {
+    std::env::var_os("TOMBOLO_LONG").is_some()
+}
+
 /// What takes minutes runs in the long form alone.
 pub fn at_length(test: &str) -> bool {
-    let long = std::env::var_os("TOMBOLO_LONG").is_some();
+    let long = is_long();
     if !long {
         let _ = writeln!(std::io::stderr(), "SKIP {test} (needs the long form): it takes minutes");
     }
