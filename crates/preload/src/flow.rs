@@ -353,7 +353,12 @@ impl Patience {
         if self.is_nonblocking(connection, fd, flags) {
             return Err(Errno::AGAIN);
         }
-        match inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(connection, fd, wanted))) {
+        let waited =
+            inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(connection, fd, wanted)));
+        if connection.is_closed() {
+            return Err(Errno::BADF);
+        }
+        match waited {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno::AGAIN),
             // A call that has a time limit does not go on.

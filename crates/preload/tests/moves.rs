@@ -76,6 +76,29 @@ fn child_of_a_process_that_sleeps_in_a_set_joins_connections_of_its_own() {
 }
 
 #[test]
+fn what_the_kernel_says_of_a_large_set_is_read_seldom() {
+    same("awake.c", "many");
+}
+
+#[test]
+fn urgent_byte_comes_after_what_is_in_shared_memory() {
+    same("awake.c", "mark");
+}
+
+/// Not as without the library, where the call goes on until something comes: the number may be another file's by then.
+#[test]
+fn call_that_waits_for_a_socket_that_another_thread_closes_fails() {
+    if !has("call_that_waits_for_a_socket_that_another_thread_closes_fails", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new(built(&place, "awake.c"));
+    place.dress(command.arg("closed").env("TOMBOLO_SOCKETS_AFTER", "0"));
+    assert_eq!(output(&mut command, &place.path("with")), "recv: -1\ndone\n", "{}", place.log());
+    assert!(place.log().contains("joined"), "{}", place.log());
+}
+
+#[test]
 fn connection_whose_peer_makes_no_call_is_reset_where_it_must_be_on_tcp() {
     if !has("connection_whose_peer_makes_no_call_is_reset_where_it_must_be_on_tcp", &["cc"]) {
         return;

@@ -357,13 +357,20 @@ impl Connection {
         self.descriptors.load(Ordering::Relaxed) == 1
     }
 
+    /// Whether the last descriptor of it in this process was closed: the number may be another file's by now.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.descriptors.load(Ordering::SeqCst) == 0
+    }
+
     /// A descriptor of it is about to be closed; `other` is one that stays, if there is one. Says whether this is the
     /// last.
     pub fn closing(&self, other: Option<RawFd>) -> bool {
         if let Some(fd) = other {
             self.fd.store(fd, Ordering::Relaxed);
         }
-        self.descriptors.fetch_sub(1, Ordering::Relaxed) == 1
+        // ORDER SeqCst: who closes it says so and then wakes; who was woken looks at this.
+        self.descriptors.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
     // ---- counting

@@ -5,12 +5,15 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -146,6 +149,41 @@ static void alone(void) {
     printf("child: %d\n", status);
 }
 
+/* Bytes that this process has read from files. */
+static long read_so_far(void) {
+    FILE *file = fopen("/proc/self/io", "r");
+    long bytes_read = -1;
+    check(file && fscanf(file, "rchar: %ld", &bytes_read) == 1, "/proc/self/io");
+    fclose(file);
+    return bytes_read;
+}
+
+/* A thread sleeps in a set of many, to which a connection comes that is to be told of once. */
+static void many(void) {
+    pthread_t thread;
+    int set = epoll_create1(0), others[2];
+    struct epoll_event event = {.events = EPOLLPRI};
+    struct rlimit limit;
+    check(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");
+    limit.rlim_cur = limit.rlim_max < 9000 ? limit.rlim_max : 9000;
+    check(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
+    for (int at = 0; at < 5000; at++) {
+        check(epoll_ctl(set, EPOLL_CTL_ADD, eventfd(0, 0), &event) == 0, "add");
+    }
+    check(pthread_create(&thread, NULL, wait_in, &set) == 0, "thread");
+    until_asleep(getpid(), 1);
+    meet(others);
+    event.events = EPOLLPRI | EPOLLONESHOT;
+    check(epoll_ctl(set, EPOLL_CTL_ADD, others[0], &event) == 0, "add");
+    long before = read_so_far();
+    for (int at = 0; at < 5; at++) {
+        talk(others);
+    }
+    long after = read_so_far();
+    printf("read: %s\n", after - before < 8 << 20 ? "little" : "much");
+    fprintf(stderr, "read: %ld\n", after - before);
+}
+
 /* The other end is another process, which has sent something and makes no call; this one needs a socket on TCP. */
 static void reset(void) {
     int go[2], listener = socket(AF_INET, SOCK_STREAM, 0), two = 2, status;
@@ -277,6 +315,21 @@ int main(int argc, char **argv) {
         kill(sender, SIGKILL);
         waitpid(made, &status, 0);
         waitpid(sender, &status, 0);
+    } else if (strcmp(word, "many") == 0) {
+        many();
+    } else if (strcmp(word, "closed") == 0) {
+        check(pthread_create(&thread, NULL, receive_one, NULL) == 0, "thread");
+        until_asleep(getpid(), 1);
+        check(close(ends[0]) == 0, "close");
+        pthread_join(thread, NULL);
+    } else if (strcmp(word, "mark") == 0) {
+        int mark = -1;
+        check(send(ends[1], "abc", 3, 0) == 3 && send(ends[1], "d", 1, MSG_OOB) == 1, "send");
+        struct pollfd one = {.fd = ends[0], .events = POLLPRI};
+        check(poll(&one, 1, 1000 * LONG) == 1 && ioctl(ends[0], SIOCATMARK, &mark) == 0, "SIOCATMARK");
+        printf("mark: %d\n", mark);
+        check(recv(ends[0], bytes, 3, MSG_WAITALL) == 3 && ioctl(ends[0], SIOCATMARK, &mark) == 0, "SIOCATMARK");
+        printf("mark: %d\n", mark);
     } else if (strcmp(word, "reset") == 0) {
         reset();
     } else if (strcmp(word, "alone") == 0) {
