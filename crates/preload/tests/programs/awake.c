@@ -102,11 +102,22 @@ static void fork_now(int signal) {
     }
 }
 
+static void *send_one(void *none) {
+    (void)none;
+    until_asleep(getpid(), 0);
+    check(send(ends[1], "a", 1, 0) == 1, "send");
+    return NULL;
+}
+
 /* A child that changes the socket, which is for both. */
 static void changed(int by_ioctl) {
     int status;
     printf("before: %zd\n", recv(ends[0], bytes, 1, MSG_DONTWAIT));
-    check(send(ends[1], "a", 1, 0) == 1 && recv(ends[0], bytes, 1, 0) == 1, "turn");
+    /* One that waits, and so has found out that it may. */
+    pthread_t thread;
+    check(pthread_create(&thread, NULL, send_one, NULL) == 0, "thread");
+    check(recv(ends[0], bytes, 1, 0) == 1, "turn");
+    pthread_join(thread, NULL);
     pid_t child = fork();
     if (child == 0) {
         int yes = 1;
