@@ -145,7 +145,7 @@ impl Taken {
 }
 
 impl Source for Taken {
-    fn take(&mut self, to: &mut [u8]) -> Result<usize, Errno> {
+    fn take_bytes(&mut self, to: &mut [u8]) -> Result<usize, Errno> {
         let part = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
         // SAFETY: (valid) one part, which is a slice.
         let mut taken = unsafe { real::preadv2(self.from, &raw const part, 1, -1, libc::RWF_NOWAIT) };

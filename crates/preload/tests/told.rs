@@ -240,9 +240,9 @@ fn s7_process_that_is_off_joins_nothing_until_it_is_on_again() {
     let name = Name::of(steps.child.id()).unwrap().0;
     for (round, off) in [(1, false), (1, true), (2, false)] {
         if off {
-            switched::put(at(), &name).unwrap();
+            switched::put_file(at(), &name).unwrap();
         } else {
-            assert_eq!(switched::take(at(), &name).unwrap(), round == 2);
+            assert_eq!(switched::remove_file(at(), &name).unwrap(), round == 2);
         }
         steps.step("talk");
         assert_eq!(lines(&place, "joined").len(), 2 * round, "{}", place.log());

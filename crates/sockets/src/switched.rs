@@ -101,7 +101,7 @@ fn make(within: impl AsFd, name: &str) -> rustix::io::Result<bool> {
 ///
 /// # Errors
 /// What the file system says; [`io::ErrorKind::PermissionDenied`] where somebody else has put something in this user's place.
-pub fn put(folder: impl AsFd, name: &Name) -> io::Result<()> {
+pub fn put_file(folder: impl AsFd, name: &Name) -> io::Result<()> {
     let (own, found) = (geteuid(), rustix::fs::fstat(&folder)?);
     let is_new = make(&folder, PLACE)?;
     let place = open(&folder, PLACE)?;
@@ -134,7 +134,7 @@ pub fn put(folder: impl AsFd, name: &Name) -> io::Result<()> {
 ///
 /// # Errors
 /// What the file system says, as where another user said so.
-pub fn take(folder: impl AsFd, name: &Name) -> io::Result<bool> {
+pub fn remove_file(folder: impl AsFd, name: &Name) -> io::Result<bool> {
     let Some(place) = place_in(&folder)? else { return Ok(false) };
     let mut was_off = false;
     for (user, users) in places(&place) {
@@ -190,7 +190,7 @@ impl Switch {
         let trusts = |user| user == 0 || user == owner || user == own;
         let files = lock(&self.0).get_or_insert_with(files).clone();
         aside::lifted(|| {
-            let Ok(place) = open(CWD, &folder.join(PLACE)) else { return false };
+            let Ok(place) = open(CWD, folder.join(PLACE)) else { return false };
             // Whose that folder is does not matter, nor what it calls the users'.
             places(&place).any(|(_, users)| {
                 let found = rustix::fs::fstat(&users);
@@ -277,15 +277,15 @@ mod tests {
         let (name, parent) = own();
         assert_eq!(Name::from_file(&name.file()), Some(name));
         assert!(!is_off());
-        put(at(folder.path()), &Name { started: name.started - 1, ..name }).unwrap();
-        put(at(folder.path()), &Name { namespace: 1, ..name }).unwrap();
+        put_file(at(folder.path()), &Name { started: name.started - 1, ..name }).unwrap();
+        put_file(at(folder.path()), &Name { namespace: 1, ..name }).unwrap();
         assert!(!is_off(), "of an earlier process with this number, and of another container");
         for name in [name, Name::of(parent).unwrap().0] {
-            put(at(folder.path()), &name).unwrap();
-            put(at(folder.path()), &name).unwrap();
+            put_file(at(folder.path()), &name).unwrap();
+            put_file(at(folder.path()), &name).unwrap();
             assert!(is_off() && is_said(at(folder.path()), &name));
-            assert!(take(at(folder.path()), &name).unwrap());
-            assert!(!is_off() && !is_said(at(folder.path()), &name) && !take(at(folder.path()), &name).unwrap());
+            assert!(remove_file(at(folder.path()), &name).unwrap());
+            assert!(!is_off() && !is_said(at(folder.path()), &name) && !remove_file(at(folder.path()), &name).unwrap());
         }
     }
 
@@ -296,7 +296,7 @@ mod tests {
             return; // Only root can make one.
         }
         let folder = tempfile::tempdir().unwrap();
-        put(at(folder.path()), &own().0).unwrap();
+        put_file(at(folder.path()), &own().0).unwrap();
         let file = users(folder.path()).join(own().0.file());
         let is_off = |owner, own| Switch::default().is_off(folder.path(), owner, own);
         assert!(is_off(8, 8), "root's");
@@ -311,7 +311,7 @@ mod tests {
     fn s7_who_was_the_first_to_switch_a_process_off_keeps_nobody_else_from_it() {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
-        put(at(folder.path()), &own().0).unwrap();
+        put_file(at(folder.path()), &own().0).unwrap();
         assert_eq!(fs::metadata(place(folder.path())).unwrap().mode() & 0o7777, 0o1777);
         assert_eq!(fs::metadata(users(folder.path())).unwrap().mode() & 0o7777, 0o755);
         if geteuid().is_root() {
@@ -319,11 +319,11 @@ mod tests {
             std::os::unix::fs::chown(place(folder.path()), Some(9), None).unwrap();
             assert!(Switch::default().is_off(folder.path(), 8, 8));
             std::os::unix::fs::chown(users(folder.path()), Some(9), None).unwrap();
-            let error = put(at(folder.path()), &own().0).unwrap_err();
+            let error = put_file(at(folder.path()), &own().0).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "another has put something in its place");
         }
         let alone = tempfile::tempdir().unwrap();
-        put(at(alone.path()), &own().0).unwrap();
+        put_file(at(alone.path()), &own().0).unwrap();
         assert_eq!(fs::metadata(place(alone.path())).unwrap().mode() & 0o7777, 0o755);
     }
 
@@ -334,12 +334,12 @@ mod tests {
         let kept = elsewhere.path().join(gone.file());
         fs::write(&kept, "").unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), place(folder.path())).unwrap();
-        assert!(put(at(folder.path()), &own().0).is_err() && take(at(folder.path()), &gone).is_err());
+        assert!(put_file(at(folder.path()), &own().0).is_err() && remove_file(at(folder.path()), &gone).is_err());
         let _ = sweep(folder.path());
         fs::remove_file(place(folder.path())).unwrap();
         fs::create_dir(place(folder.path())).unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), users(folder.path())).unwrap();
-        assert!(put(at(folder.path()), &own().0).is_err() && !take(at(folder.path()), &gone).unwrap());
+        assert!(put_file(at(folder.path()), &own().0).is_err() && !remove_file(at(folder.path()), &gone).unwrap());
         sweep(folder.path()).unwrap();
         assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 1);
         assert!(kept.exists());
@@ -350,11 +350,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (name, _) = own();
         let [gone, elsewhere] = [Name { started: name.started - 1, ..name }, Name { namespace: 1, ..name }];
-        [gone, elsewhere, name].iter().for_each(|name| put(at(folder.path()), name).unwrap());
+        [gone, elsewhere, name].iter().for_each(|name| put_file(at(folder.path()), name).unwrap());
         sweep(folder.path()).unwrap();
         let stands = |name: &Name| users(folder.path()).join(name.file()).exists();
         assert!(!stands(&gone) && stands(&elsewhere) && stands(&name));
-        assert!(take(at(folder.path()), &elsewhere).unwrap());
+        assert!(remove_file(at(folder.path()), &elsewhere).unwrap());
         fs::remove_file(users(folder.path()).join(name.file())).unwrap();
         sweep(folder.path()).unwrap();
         assert!(!place(folder.path()).exists());

@@ -111,7 +111,7 @@ fn s7_process_that_is_off_claims_nothing_after_a_fork_either() {
         assert_eq!(claims(), 0, "it was taken back");
         if off {
             let (name, _) = switched::Name::of(std::process::id()).unwrap();
-            switched::put(fs::File::open(victim.folder.path()).unwrap(), &name).unwrap();
+            switched::put_file(fs::File::open(victim.folder.path()).unwrap(), &name).unwrap();
         }
         (0..200).for_each(|_| victim.call());
         assert_eq!(claims(), usize::from(!off), "off: {off}");

@@ -20,7 +20,7 @@ pub trait Source {
     ///
     /// # Errors
     /// What the kernel says of the pipe.
-    fn take(&mut self, to: &mut [u8]) -> Result<usize, Errno>;
+    fn take_bytes(&mut self, to: &mut [u8]) -> Result<usize, Errno>;
 
     /// Has the kernel move bytes from it to TCP, as many as fit and `most` at most.
     ///
@@ -56,7 +56,7 @@ impl Pipes {
                     Ok(_) if tx.writer.room() > 0 => {
                         let room = tx.writer.room().min(most as u64).min(SPLICED) as usize;
                         let mut bytes = vec![0; room];
-                        let n = source.take(&mut bytes).map_err(Failed::Os)?;
+                        let n = source.take_bytes(&mut bytes).map_err(Failed::Os)?;
                         match tx.writer.write_vectored(&[IoSlice::new(&bytes[..n])]) {
                             Ok(_) => return Ok((n, Transport::Pipe, n == room && room < most)),
                             // The peer has closed it since: those bytes are lost with the connection.

@@ -67,7 +67,7 @@ pub fn off(pid: u32) -> Result<()> {
         return Err(Failure::Outcome(format!("{pid}: it does not believe user {own} that it is off")));
     }
     let cannot = |source| Failure::Open { file: target.path.join("off").display().to_string(), source };
-    switched::put(&target.folder, &target.name).map_err(cannot)?;
+    switched::put_file(&target.folder, &target.name).map_err(cannot)?;
     print_line(&format!(
         "{pid}: joins no more connections; those that are joined stay so, until `tombolo run --on {pid}`"
     ))
@@ -77,7 +77,7 @@ pub fn off(pid: u32) -> Result<()> {
 pub fn on(pid: u32) -> Result<()> {
     let target = find(pid)?;
     let cannot = |source| Failure::Open { file: target.path.join("off").display().to_string(), source };
-    let was_off = switched::take(&target.folder, &target.name).map_err(cannot)?;
+    let was_off = switched::remove_file(&target.folder, &target.name).map_err(cannot)?;
     let mut seen = HashSet::from([pid]);
     let mut next = target.parent;
     while next != 0 && seen.insert(next) {
