@@ -28,6 +28,9 @@ use crate::{
 /// How long a call that needs a socket back on TCP waits for the peer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// `asm-generic/sockios.h`: whether the next byte is the urgent one.
+const SIOCATMARK: c_ulong = 0x8905;
+
 // ---- sockets
 
 /// # Safety
@@ -177,6 +180,15 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     if request == libc::FIONBIO {
         set_anew(fd);
     }
+    if request == SIOCATMARK
+        && answer == 0
+        && !inside::has_interrupted()
+        && state::connection(fd).is_some_and(|connection| errno::kept(|| connection.unread()) > 0)
+    {
+        // The mark is in what comes over TCP, after that.
+        // SAFETY: (valid) the kernel stored an int there, aligned or not.
+        unsafe { argument.cast::<c_int>().write_unaligned(0) };
+    }
     if request == libc::FIONREAD
         && answer == 0
         && !inside::has_interrupted()
@@ -317,6 +329,8 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
     last();
     epoll::forget(connection);
     let reset = connection.finish();
+    // Another thread may wait for it in a call: the kernel tells it nothing of this number any more.
+    connection.bell().inspect(|bell| bell.notify());
     if let Some(process) = state::busy() {
         process.unwatch(connection);
         process.ended(connection);

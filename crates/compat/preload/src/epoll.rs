@@ -34,7 +34,7 @@ use tombolo_sockets::{
 
 use self::{
     entry::{BELL, EDGE, EXCLUSIVE, Entry, IN, OUT, PRI, RDHUP},
-    registry::{Paths, Registry},
+    registry::{Known, Paths, Registry},
 };
 use crate::{
     control, errno, flow,
@@ -137,79 +137,91 @@ impl Set {
 /// Prepares every set of the program's for a connection that was joined; only then may its bytes come another way.
 pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
     let mut woken = Vec::new();
-    if !wire_sets(process, connection, &mut woken) {
-        return;
+    let first = wire_sets(connection, &mut woken);
+    if first.is_ok() {
+        connection.set_wired();
     }
-    connection.set_wired();
     // One that came to a set after that was looked at, and before this was said, nobody else wires.
-    wire_sets(process, connection, &mut woken);
+    let both = first.and_then(|()| wire_sets(connection, &mut woken));
+    match both {
+        // The next call tries again.
+        Err(Unwired::Later) if !connection.is_wired() => {}
+        Ok(()) => {}
+        Err(_) => {
+            process.leaves(connection, Reason::Usage);
+            if connection.is_wired() {
+                // What is on its way there would not show.
+                let _ = connection.retreat(process.kernel(), connection.fd(), Reason::Usage);
+            }
+        }
+    }
     // Whoever sleeps since before looks again.
     woken.iter().for_each(|set| set.kick());
-    connection.bell().inspect(|bell| bell.notify());
+    if !woken.is_empty() || connection.is_wired() {
+        connection.bell().inspect(|bell| bell.notify());
+    }
 }
 
-/// Wires what is not wired of a connection's registrations; adds the sets that had some to `woken`. False if one cannot be, or not
-/// now.
-fn wire_sets(process: &Process, connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> bool {
+/// Wires what is not wired of a connection's registrations, as many as can be, each for itself; adds the sets that had some to
+/// `woken`. Fails if one cannot be, or not now: the worst of what is said of them.
+fn wire_sets(connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> Result<(), Unwired> {
+    let mut all = Ok(());
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();
         let inner = &mut *inner;
         let is_its = |entry: &Entry| !entry.wired && Arc::ptr_eq(&entry.connection, connection);
+        if !inner.all().iter().any(is_its) {
+            continue;
+        }
         // Under the lock, so that nobody arms one again meanwhile. A call made in here takes none.
         let once = inner.all().iter().any(|entry| is_its(entry) && entry.is_once());
-        let known = if once { kernel::registrations(epfd) } else { None };
-        let mut touched = false;
+        let known = if once { inner.registrations(epfd) } else { Known::Not };
+        let (mut gone, mut touched) = (Vec::new(), false);
         let (entries, paths) = inner.all_mut();
-        for entry in entries {
-            if Arc::ptr_eq(&entry.connection, connection) && !entry.wired {
-                match wire_entry(epfd, &set, entry, paths, known.as_deref()) {
-                    Ok(()) => {}
-                    // The next call tries again.
-                    Err(Unwired::Later) => return false,
-                    Err(Unwired::Stays) => {
-                        process.leaves(connection, Reason::Usage);
-                        return false;
-                    }
-                }
-                touched = true;
+        for entry in entries.iter_mut().filter(|entry| is_its(entry)) {
+            match wire_entry(epfd, &set, entry, paths, &known) {
+                Ok(()) if entry.wired => touched = true,
+                // The kernel has forgotten it.
+                Ok(()) => gone.push(entry.token),
+                Err(unwired) => all = all.and(Err(unwired)).map_err(|before: Unwired| before.max(unwired)),
             }
         }
-        if touched {
-            // The kernel has forgotten those that were not found.
-            inner.retain(|entry| entry.wired || !Arc::ptr_eq(&entry.connection, connection));
-            if !inner.all().iter().any(|entry| Arc::ptr_eq(&entry.connection, connection)) {
-                remove_bell(epfd, connection);
-            }
-            set.count(inner);
-            woken.push(Arc::clone(&set));
+        if gone.is_empty() && !touched {
+            continue;
         }
+        inner.retain(|entry| !gone.contains(&entry.token));
+        if !inner.all().iter().any(|entry| Arc::ptr_eq(&entry.connection, connection)) {
+            remove_bell(epfd, connection);
+        }
+        set.count(inner);
+        woken.push(Arc::clone(&set));
     }
-    true
+    all
 }
 
 /// Why an entry is not wired.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Unwired {
+    /// A thread that waits may be told of it just now, as nobody else may be then; or the kernel was asked too much of late.
+    Later,
     /// It cannot be: its connection has to stay on TCP.
     Stays,
-    /// A thread that waits may be told of it just now, as nobody else may be then.
-    Later,
 }
 
 /// One that is not in the set, as the kernel says, is not wired by that.
-fn wire_entry(
-    epfd: RawFd,
-    set: &Set,
-    entry: &mut Entry,
-    paths: &mut Paths,
-    known: Option<&str>,
-) -> Result<(), Unwired> {
+fn wire_entry(epfd: RawFd, set: &Set, entry: &mut Entry, paths: &mut Paths, known: &Known) -> Result<(), Unwired> {
     // The kernel does not let one that is exclusive be changed, nor one whose number is gone.
     let is_fixed = entry.is_exclusive() || entry.orphan || set.nested.load(Ordering::SeqCst);
     if is_fixed || !add_own_bell(epfd, set) || add_bell(epfd, entry).is_err() || add_path(epfd, entry, paths).is_err() {
         return Err(Unwired::Stays);
     }
     // The kernel alone knows whether one that is told once was told. Who begins to wait does so under the lock that is held here.
-    let spent = entry.is_once() && !kernel::is_armed(known.ok_or(Unwired::Stays)?, entry.fd, entry.data());
+    let spent = entry.is_once()
+        && match known {
+            Known::These(lines) => !kernel::is_armed(lines, entry.fd, entry.data()),
+            Known::Later => return Err(Unwired::Later),
+            Known::Not => return Err(Unwired::Stays),
+        };
     if entry.is_once() && !spent && set.sleepers.load(Ordering::SeqCst) > 0 {
         return Err(if entry.postpone() { Unwired::Later } else { Unwired::Stays });
     }
@@ -358,7 +370,9 @@ pub(crate) fn change(
     let mut guard = set.lock();
     let inner = &mut *guard;
     let found = inner.find(fd, connection);
-    if connection.stage() == Stage::Joined && connection.is_wired() {
+    // One may be in the kernel under its token while another of the same connection is not, which is tried again.
+    let wired = connection.is_wired() || found.is_some_and(|at| inner.all()[at].wired);
+    if connection.stage() == Stage::Joined && wired {
         if found.is_none() && operation != libc::EPOLL_CTL_ADD {
             return real(); // None, or one of the program's own.
         }

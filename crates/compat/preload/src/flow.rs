@@ -10,7 +10,7 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo_sockets::{
-    Process, Read, Reason,
+    Process, Read, Reason, Source,
     connection::{Connection, Direction, Plain, Set, Stage},
 };
 
@@ -251,6 +251,51 @@ fn joined_send(
     }
 }
 
+/// A call on a joined connection that sends what a pipe of the program's has, up to `most` bytes. Whoever makes it waits for room as
+/// the socket says, and for nothing else: `AGAIN` of the `source` ends it.
+pub(crate) fn send_from(
+    process: &Process,
+    connection: &Arc<Connection>,
+    fd: RawFd,
+    source: &mut impl Supply,
+    most: usize,
+) -> isize {
+    answer(|| {
+        let mut patience = Patience::default();
+        let mut done = 0;
+        connection.check_over(process, fd);
+        source.be_patient(!patience.is_nonblocking(connection, fd, 0));
+        loop {
+            let failed = match connection.send_from(process, fd, source, most - done) {
+                Ok(0) => return Ok(done),
+                Ok(n) if done + n == most || patience.is_nonblocking(connection, fd, 0) => return Ok(done + n),
+                Ok(n) => {
+                    done += n;
+                    continue;
+                }
+                Err(Errno::AGAIN) if !source.is_empty() => {
+                    patience.wait(process, connection, fd, 0, Wanted::WRITE).err()
+                }
+                Err(errno) => Some(errno),
+            };
+            match failed {
+                Some(_) if done > 0 => return Ok(done),
+                Some(errno) => return Err(errno),
+                None => {}
+            }
+        }
+    })
+}
+
+/// What such a call sends from.
+pub(crate) trait Supply: Source {
+    /// Whether the call waits for room. Else the kernel does not wait for it either.
+    fn be_patient(&mut self, patient: bool);
+
+    /// Whether there was nothing in it at the last look.
+    fn is_empty(&self) -> bool;
+}
+
 /// How long a call may wait, found out when it must.
 #[derive(Default)]
 struct Patience {
@@ -308,7 +353,12 @@ impl Patience {
         if self.is_nonblocking(connection, fd, flags) {
             return Err(Errno::AGAIN);
         }
-        match inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(connection, fd, wanted))) {
+        let waited =
+            inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(connection, fd, wanted)));
+        if connection.is_closed() {
+            return Err(Errno::BADF);
+        }
+        match waited {
             Ok(true) => Ok(()),
             Ok(false) => Err(Errno::AGAIN),
             // A call that has a time limit does not go on.

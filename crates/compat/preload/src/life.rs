@@ -17,7 +17,7 @@ use std::{
 
 use libc::pid_t;
 use tombolo_sockets::{
-    Reason, aside,
+    Instances, Reason, aside,
     connection::{Connection, Stage},
 };
 
@@ -49,7 +49,8 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     let table = state::hold_for_fork();
     let (all, sets) = (table.all(), table.sets());
     let set_locks = epoll::hold(&sets);
-    let Ok(held) = process.before_fork(&all) else {
+    let instances = Instances::list();
+    let Ok(held) = process.before_fork(&all, &instances) else {
         errno::set(libc::ENOMEM);
         return -1;
     };

@@ -6,7 +6,8 @@
 
 use std::{
     ffi::{c_int, c_uint, c_void},
-    io::{IoSlice, IoSliceMut},
+    io::IoSliceMut,
+    ptr,
     sync::Arc,
     time::Duration,
 };
@@ -14,15 +15,12 @@ use std::{
 use libc::{off_t, size_t, ssize_t};
 use rustix::io::Errno;
 use tombolo_sockets::{
-    Process,
-    connection::{Connection, Direction, Stage},
+    Process, Source, aside,
+    connection::{Connection, Direction, Plain, Stage},
     proof::HISTORY,
 };
 
-use crate::{
-    errno, flow, inside, kernel, poll, real, state,
-    wait::{self, Wanted},
-};
+use crate::{errno, flow, inside, kernel, poll, real, state};
 
 /// Bytes at once: what a pipe holds; and what has room in one that says that there is some (`PIPE_BUF`).
 const MOST: usize = 64 << 10;
@@ -62,15 +60,16 @@ fn from_connection(
     from: c_int,
     to: c_int,
     len: usize,
-    flags: c_int,
+    flags: c_uint,
 ) -> ssize_t {
     // Not on the stack, which may be a small one.
     let mut buffer = vec![0; len];
-    let there = receive(process, connection, from, &mut buffer, flags | libc::MSG_PEEK);
+    // The flag is about the pipe alone.
+    let there = receive(process, connection, from, &mut buffer, libc::MSG_PEEK);
     if there <= 0 {
         return there;
     }
-    let written = write(to, &buffer[..there as usize], flags & libc::MSG_DONTWAIT != 0);
+    let written = write(to, &buffer[..there as usize], !waits_for_pipe(to, flags));
     if written > 0 {
         receive(process, connection, from, &mut buffer[..written as usize], libc::MSG_DONTWAIT | libc::MSG_WAITALL);
     }
@@ -89,18 +88,37 @@ fn receive(process: &Process, connection: &Arc<Connection>, from: c_int, to: &mu
 fn write(to: c_int, bytes: &[u8], at_once: bool) -> ssize_t {
     let mut done = 0;
     for part in bytes.chunks(PAGE) {
-        if (at_once || done > 0) && !is_ready(to, libc::POLLOUT) {
-            errno::set(libc::EAGAIN);
-            return if done == 0 { -1 } else { done };
-        }
-        // SAFETY: (valid) the part is there for the call.
-        let written = unsafe { real::write(to, part.as_ptr().cast::<c_void>(), part.len()) };
+        let written = if at_once || done > 0 {
+            write_now(to, part)
+        } else {
+            // SAFETY: (valid) the part is there for the call.
+            unsafe { real::write(to, part.as_ptr().cast::<c_void>(), part.len()) }
+        };
         if written < 0 {
             return if done == 0 { -1 } else { done };
         }
         done += written;
+        if written < part.len() as ssize_t {
+            break;
+        }
     }
     done
+}
+
+/// The same without waiting, also where another thread fills the pipe meanwhile.
+fn write_now(to: c_int, bytes: &[u8]) -> ssize_t {
+    let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    // SAFETY: (valid) one part, which is a slice and is only read.
+    let written = unsafe { real::pwritev2(to, &raw const part, 1, -1, libc::RWF_NOWAIT) };
+    if written >= 0 || errno::get() != libc::EOPNOTSUPP {
+        return written;
+    }
+    // Before Linux 6.4 a pipe does not know of that. Only another writer to it can make this wait.
+    if !is_ready(to, libc::POLLOUT) {
+        return failed(Errno::AGAIN);
+    }
+    // SAFETY: (valid) the bytes are there for the call.
+    unsafe { real::write(to, bytes.as_ptr().cast::<c_void>(), bytes.len()) }
 }
 
 /// Whether a call on it would not wait: it can be done, or fails.
@@ -109,58 +127,154 @@ fn is_ready(fd: c_int, events: i16) -> bool {
     !matches!(poll::kernel(&mut one, Some(Duration::ZERO), None), Ok(0))
 }
 
-/// Takes no more than there is room for, so that nothing is left over that could not be put back.
+/// The pipe of the program's that a call takes bytes from, and the socket that the kernel is to give them to.
+struct Taken {
+    from: c_int,
+    to: c_int,
+    flags: c_uint,
+    patient: bool,
+    empty: bool,
+}
+
+impl Taken {
+    fn looked(&mut self, answer: ssize_t) -> Result<usize, Errno> {
+        let taken = errno::result(answer);
+        self.empty = taken == Err(Errno::AGAIN);
+        taken
+    }
+}
+
+impl Source for Taken {
+    fn take_bytes(&mut self, to: &mut [u8]) -> Result<usize, Errno> {
+        let part = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
+        // SAFETY: (valid) one part, which is a slice.
+        let mut taken = unsafe { real::preadv2(self.from, &raw const part, 1, -1, libc::RWF_NOWAIT) };
+        if taken < 0 && errno::get() == libc::EOPNOTSUPP {
+            // Before Linux 6.4 a pipe does not know of that. Only another reader of it can make this wait.
+            self.empty = !is_ready(self.from, libc::POLLIN);
+            if self.empty {
+                return Err(Errno::AGAIN);
+            }
+            // SAFETY: (valid) `to` is a slice.
+            taken = unsafe { real::read(self.from, to.as_mut_ptr().cast::<c_void>(), to.len()) };
+        }
+        self.looked(taken)
+    }
+
+    fn pass_on(&mut self, most: usize) -> Result<usize, Errno> {
+        if !is_ready(self.from, libc::POLLIN) {
+            self.empty = true;
+            return Err(Errno::AGAIN);
+        }
+        let mut len = most;
+        if self.patient {
+            // The kernel would wait for room amid its call, where nobody else may send, nor fork.
+            if !is_ready(self.to, libc::POLLOUT) {
+                self.empty = false;
+                return Err(Errno::AGAIN);
+            }
+            len = len.min(PAGE);
+        }
+        let moved = errno::result(moved(self.from, self.to, len, self.flags | libc::SPLICE_F_NONBLOCK));
+        self.empty = moved == Err(Errno::AGAIN) && !is_ready(self.from, libc::POLLIN);
+        moved
+    }
+}
+
+impl flow::Supply for Taken {
+    fn be_patient(&mut self, patient: bool) {
+        self.patient = patient;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.empty
+    }
+}
+
+/// The kernel's call, between two that have no offsets.
+fn moved(from: c_int, to: c_int, len: usize, flags: c_uint) -> ssize_t {
+    // SAFETY: (valid) no offsets.
+    unsafe { real::splice(from, ptr::null_mut(), to, ptr::null_mut(), len, flags) }
+}
+
+/// Waits until there is something in a pipe, if the call waits for that.
+fn wait_for_bytes(from: c_int, waits: bool) -> Result<(), Errno> {
+    while !is_ready(from, libc::POLLIN) {
+        let mut one = [libc::pollfd { fd: from, events: libc::POLLIN, revents: 0 }];
+        match if waits { poll::kernel(&mut one, None, None) } else { Err(Errno::AGAIN) } {
+            Err(errno) if errno != Errno::INTR || !kernel::handlers_restart() => return Err(errno),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn failed(errno: Errno) -> ssize_t {
+    errno::set(errno.raw_os_error());
+    -1
+}
+
+/// Sends what is in a pipe, once there is something.
 fn to_connection(
     process: &Process,
     connection: &Arc<Connection>,
-    to: c_int,
-    flags: c_int,
-    most: usize,
-    read: impl FnOnce(&mut [u8]) -> ssize_t,
+    (from, to): (c_int, c_int),
+    len: usize,
+    flags: c_uint,
 ) -> ssize_t {
-    let mut buffer = vec![0; most];
-    let patient = flags & libc::MSG_DONTWAIT == 0 && !kernel::is_nonblocking(to);
-    while !has_room(process, connection, to) {
-        if !patient {
-            errno::set(libc::EAGAIN);
-            return -1;
+    let waits = waits_for_pipe(from, flags);
+    let mut taken = Taken { from, to, flags, patient: true, empty: false };
+    loop {
+        if let Err(errno) = wait_for_bytes(from, waits) {
+            return failed(errno);
         }
-        if let Err(errno) = wait_for_room(process, connection, to) {
-            errno::set(errno.raw_os_error());
-            return -1;
-        }
-    }
-    let there = read(&mut buffer);
-    if there <= 0 {
-        return there;
-    }
-    let mut left = &buffer[..there as usize];
-    while !left.is_empty() {
-        // SAFETY: (valid) `left` is a slice.
-        let real = || unsafe { real::send(to, left.as_ptr().cast::<c_void>(), left.len(), 0) };
-        let sent = flow::send(process, connection, to, Ok([IoSlice::new(left)]), 0, real);
-        if sent > 0 {
-            left = &left[sent as usize..];
-        } else if ![libc::EAGAIN, libc::EINTR].contains(&errno::get()) {
-            return -1;
-        } else {
-            // What was taken from the pipe cannot be put back. A signal does not end this wait, which is short.
-            let _ = wait_for_room(process, connection, to);
+        taken.empty = false;
+        let sent = flow::send_from(process, connection, to, &mut taken, len);
+        // Another thread may have taken what there was.
+        if sent >= 0 || !taken.empty || !waits {
+            return sent;
         }
     }
-    there
 }
 
-fn wait_for_room(process: &Process, connection: &Arc<Connection>, fd: c_int) -> Result<(), Errno> {
-    if connection.stage() == Stage::Joined {
-        return wait::one(process, connection, fd, Wanted::WRITE, || None).map(drop);
+/// The first bytes go by the kernel's call, and are looked at, as a proof wants them.
+fn first_to_connection(
+    process: &Process,
+    connection: &Arc<Connection>,
+    (from, to): (c_int, c_int),
+    len: usize,
+    flags: c_uint,
+) -> ssize_t {
+    if let Err(errno) = wait_for_bytes(from, waits_for_pipe(from, flags)) {
+        return failed(errno);
     }
-    let mut one = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
-    poll::kernel(&mut one, None, None).map(drop)
+    let seen = show(from, len.min(HISTORY)).unwrap_or_default();
+    let most = if seen.is_empty() { len } else { seen.len() };
+    let real = || moved(from, to, most, flags);
+    let count = |plain: &Plain<'_>, n: usize| match seen.get(..n) {
+        Some(seen) => plain.moved(n, std::iter::once(seen)),
+        None => plain.moved_unseen(n),
+    };
+    flow::plainly(process, connection, Direction::Out, true, real, count)
+        .unwrap_or_else(|| to_connection(process, connection, (from, to), len, flags))
 }
 
-fn has_room(process: &Process, connection: &Connection, fd: c_int) -> bool {
-    connection.is_writable().unwrap_or_else(|| process.kernel().poll(fd, libc::POLLOUT) & libc::POLLOUT != 0)
+/// Up to `most` of the bytes in a pipe, which stay there. Another reader of it may take them before this call does: then a proof
+/// fails.
+fn show(from: c_int, most: usize) -> Option<Vec<u8>> {
+    errno::kept(|| {
+        let (reads, writes) = aside::lifted(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)).ok()?;
+        let flags = rustix::pipe::SpliceFlags::NONBLOCK;
+        let there = rustix::pipe::tee(kernel::borrow(from), &writes, most, flags).ok()?;
+        let mut bytes = vec![0; there];
+        let n = if there == 0 { 0 } else { rustix::io::read(&reads, &mut bytes).ok()? };
+        bytes.truncate(n);
+        Some(bytes)
+    })
+}
+
+fn waits_for_pipe(fd: c_int, flags: c_uint) -> bool {
+    flags & libc::SPLICE_F_NONBLOCK == 0 && !kernel::is_nonblocking(fd)
 }
 
 /// # Safety
@@ -174,7 +288,6 @@ pub unsafe extern "C-unwind" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    let wait = if flags & libc::SPLICE_F_NONBLOCK != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: (contract) the caller's promise.
     let real = || unsafe { real::splice(from, from_at, to, to_at, len, flags) };
     let Some(process) = state::busy().filter(|_| !inside::has_interrupted()) else { return real() };
@@ -187,28 +300,21 @@ pub unsafe extern "C-unwind" fn splice(
             return real(); // Which the kernel refuses.
         }
         return match how(process, &connection, Direction::In) {
-            How::Copied(most) => from_connection(process, &connection, from, to, len.min(most), wait),
+            How::Copied(most) => from_connection(process, &connection, from, to, len.min(most), flags),
             How::Spliced => spliced(process, &connection, Direction::In, real)
-                .unwrap_or_else(|| from_connection(process, &connection, from, to, len.min(MOST), wait)),
+                .unwrap_or_else(|| from_connection(process, &connection, from, to, len.min(MOST), flags)),
         };
     }
     if let Some(connection) = state::connection(to) {
         if !is_pipe(from) {
             return real();
         }
-        let copied = |most: usize| {
-            to_connection(process, &connection, to, wait, len.min(most), |buffer| {
-                if wait != 0 && !is_ready(from, libc::POLLIN) {
-                    errno::set(libc::EAGAIN);
-                    return -1;
-                }
-                // SAFETY: (valid) the buffer is a slice.
-                unsafe { real::read(from, buffer.as_mut_ptr().cast::<c_void>(), buffer.len()) }
-            })
-        };
-        return match how(process, &connection, Direction::Out) {
-            How::Copied(most) => copied(most),
-            How::Spliced => spliced(process, &connection, Direction::Out, real).unwrap_or_else(|| copied(MOST)),
+        let ends = (from, to);
+        return match (how(process, &connection, Direction::Out), connection.stage()) {
+            (How::Copied(_), Stage::Joined) => to_connection(process, &connection, ends, len, flags),
+            (How::Copied(_), _) => first_to_connection(process, &connection, ends, len, flags),
+            (How::Spliced, _) => spliced(process, &connection, Direction::Out, real)
+                .unwrap_or_else(|| to_connection(process, &connection, ends, len, flags)),
         };
     }
     real()

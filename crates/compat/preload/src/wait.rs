@@ -9,7 +9,7 @@
 //! woken.
 
 use std::{
-    os::fd::{AsRawFd, RawFd},
+    os::fd::RawFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -187,7 +187,7 @@ fn wait_for(
         let owes = joined.iter().any(|(at, connection)| connection.owes(process, fds[*at].fd));
         let left = if waiter.is_some() && !owes { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
         let slept = spin::asleep();
-        let bell = waiter.as_ref().map(|waiter| waiter.fd().as_raw_fd());
+        let bell = waiter.as_ref().map(|waiter| waiter.fd());
         ask(fds, joined, &mut asked, bell, left, mask)?;
         spin::learn(slept);
         // A joined connection is ready when its own look says so; the kernel knows of errors and of the others.

@@ -52,6 +52,12 @@ fn registration_for_one_event_that_was_told_before_the_join_is_not_told_again() 
 }
 
 #[test]
+fn registration_that_is_changed_while_another_cannot_be_prepared_gives_what_was_asked_last() {
+    same("half", true);
+    same("half twice", true);
+}
+
+#[test]
 fn thread_that_polls_while_the_connection_is_joined_is_woken() {
     same("polled", true);
 }

@@ -236,13 +236,13 @@ fn s7_process_that_is_off_joins_nothing_until_it_is_on_again() {
     let place = Place::new();
     let mut steps = dressed(&place, &[]);
     let folder: PathBuf = place.path("meet");
-    let file = Name::of(steps.child.id()).unwrap().0.file(&folder);
+    let at = || fs::File::open(&folder).unwrap();
+    let name = Name::of(steps.child.id()).unwrap().0;
     for (round, off) in [(1, false), (1, true), (2, false)] {
         if off {
-            fs::create_dir(switched::place(&folder)).unwrap();
-            fs::write(&file, "").unwrap();
+            switched::put_file(at(), &name).unwrap();
         } else {
-            let _ = fs::remove_dir_all(switched::place(&folder));
+            assert_eq!(switched::remove_file(at(), &name).unwrap(), round == 2);
         }
         steps.step("talk");
         assert_eq!(lines(&place, "joined").len(), 2 * round, "{}", place.log());

@@ -27,7 +27,7 @@ use crate::{
     family::ForkGroup,
     kernel::Kernel,
     negotiation::NegotiationStage,
-    pipes::{Failed, Pipes, Read},
+    pipes::{Failed, Pipes, Read, Source},
     process::{Process, random_id},
     proof::{ENOUGH, History},
     roster::{ConnectionTable, Row},
@@ -357,13 +357,20 @@ impl Connection {
         self.descriptors.load(Ordering::Relaxed) == 1
     }
 
+    /// Whether the last descriptor of it in this process was closed: the number may be another file's by now.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.descriptors.load(Ordering::SeqCst) == 0
+    }
+
     /// A descriptor of it is about to be closed; `other` is one that stays, if there is one. Says whether this is the
     /// last.
     pub fn closing(&self, other: Option<RawFd>) -> bool {
         if let Some(fd) = other {
             self.fd.store(fd, Ordering::Relaxed);
         }
-        self.descriptors.fetch_sub(1, Ordering::Relaxed) == 1
+        // ORDER SeqCst: who closes it says so and then wakes; who was woken looks at this.
+        self.descriptors.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
     // ---- counting
@@ -488,6 +495,36 @@ impl Connection {
             Ok((n, carrier)) => {
                 self.moved(process, Direction::Out, carrier, n);
                 if n < from.iter().map(|part| part.len()).sum() {
+                    self.stalled(process);
+                }
+                Ok(n)
+            }
+            Err(Failed::Os(errno)) => {
+                if errno == Errno::AGAIN {
+                    self.stalled(process);
+                }
+                Err(errno)
+            }
+            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
+        }
+    }
+
+    /// The same for what a pipe of the program's has, up to `most` bytes; 0 is the end of that. Takes from it what it sends.
+    ///
+    /// # Errors
+    /// What TCP would say; `AGAIN` where there is no room, or nothing in the pipe.
+    pub fn send_from(
+        &self,
+        process: &Process,
+        fd: RawFd,
+        source: &mut dyn Source,
+        most: usize,
+    ) -> Result<usize, Errno> {
+        let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
+        match pipes.send_from(self, process.kernel(), fd, source, most, process.wanted(self)) {
+            Ok((n, carrier, full)) => {
+                self.moved(process, Direction::Out, carrier, n);
+                if full {
                     self.stalled(process);
                 }
                 Ok(n)

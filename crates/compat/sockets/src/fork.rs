@@ -21,7 +21,7 @@ use crate::{
     proof::History,
     spin,
     tuple::Tuple,
-    waiting::Instance,
+    waiting::{HeldInstances, Instance, Instances},
 };
 
 /// A process that is about to fork: everything is held still until it has.
@@ -31,6 +31,7 @@ pub struct Forking<'a> {
     members: Vec<Member<'a>>,
     exchange: MutexGuard<'a, Negotiations>,
     waiting: Waiting<'a>,
+    instances: HeldInstances<'a>,
     /// The child's limit is what the program set. Taken last, as everywhere, but for what the backend locks by itself.
     limit: MutexGuard<'static, ()>,
     backend: Held,
@@ -58,7 +59,7 @@ impl Process {
     ///
     /// # Errors
     /// Where there is no memory for what the two processes will have in common.
-    pub fn before_fork<'a>(&'a self, all: &'a [Arc<Connection>]) -> io::Result<Forking<'a>> {
+    pub fn before_fork<'a>(&'a self, all: &'a [Arc<Connection>], instances: &'a Instances) -> io::Result<Forking<'a>> {
         spin::prepare();
         let mut exchange = lock(&self.exchange);
         let waiting = self.hold_waiting();
@@ -94,9 +95,10 @@ impl Process {
         }
         // What the child sets is set for this process as well. From here on nothing is remembered until there is one process.
         set_anew();
+        let instances = instances.hold();
         let limit = aside::hold();
         let backend = self.rendezvous.hold_for_fork();
-        Ok(Forking { process: self, all, members, exchange, waiting, limit, backend })
+        Ok(Forking { process: self, all, members, exchange, waiting, instances, limit, backend })
     }
 }
 
@@ -112,13 +114,14 @@ impl Forking<'_> {
 
     /// In the child: what the parent counted is the parent's, and so are its links and claims.
     pub fn child(self) {
-        let Self { process, all, members, mut exchange, waiting, limit, backend } = self;
+        let Self { process, all, members, mut exchange, waiting, instances, limit, backend } = self;
         drop((backend, limit));
         family::forget_namespace();
         process.count_anew();
         process.roster.forget();
         spin::begin_anew();
         all.iter().for_each(|connection| connection.disown());
+        instances.forget();
         waiting.forget();
         for mut member in members {
             // Its copy of what the parent waits at.

@@ -46,8 +46,8 @@ pub mod tuple;
 mod waiting;
 
 pub use fork::Forking;
-pub use pipes::{Broken, Read};
+pub use pipes::{Broken, Read, Source};
 pub use process::{Process, RESET_LINE, Settings};
 pub use reason::Reason;
 pub use tombolo_domain::{Rendezvous, SingleDoorbell, aside};
-pub use waiting::{Seat, Waiter};
+pub use waiting::{Instances, Seat, Waiter};

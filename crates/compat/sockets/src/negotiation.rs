@@ -267,7 +267,8 @@ impl Negotiations {
         match (&*talk, tuple.role()) {
             (_, None) => Err(Reason::Usage),
             (NegotiationStage::Silent, Some(Role::Waiting)) => {
-                let claims = self.claims(process)?;
+                // What was looked at before is of another moment: this may be a second claim, after a fork.
+                let claims = self.claims_now(process)?;
                 let service = self.service(process, &claims)?;
                 let before = process.describe(connection)?;
                 let claimed = self.claim(process, &claims, tuple, Role::Waiting, &service)?;

@@ -4,6 +4,7 @@
 mod back;
 mod half;
 mod io;
+mod supply;
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -34,6 +35,7 @@ use half::Half;
 use io::{Reading, Sending};
 
 pub use back::ReturnStage;
+pub use supply::Source;
 
 /// A child's copy of its parent's link, and what of it is watched for its end.
 #[derive(Debug)]

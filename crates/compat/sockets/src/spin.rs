@@ -55,11 +55,16 @@ pub(crate) fn begin_anew() {
     Spin::begin_anew();
 }
 
+/// In a child that was made in a signal handler amid a look, this thread was counted out at its beginning.
+fn stop_looking() {
+    let _ = LOOKING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |all| all.checked_sub(1));
+}
+
 /// Looks until `found`, or until that does not pay any more.
 pub fn until(mut found: impl FnMut() -> bool) -> bool {
     if !LOOKS.get() {
         if LOOKING.fetch_add(1, Ordering::Relaxed) >= *CPUS / 2 {
-            LOOKING.fetch_sub(1, Ordering::Relaxed);
+            stop_looking();
             return false;
         }
         LOOKS.set(true);
@@ -67,7 +72,7 @@ pub fn until(mut found: impl FnMut() -> bool) -> bool {
     let found = with_policy(|policy| policy.spin_for::<Mapped, Infallible>(|| Ok(found())));
     // A signal handler that looked meanwhile has counted this thread out already.
     if LOOKS.replace(false) {
-        LOOKING.fetch_sub(1, Ordering::Relaxed);
+        stop_looking();
     }
     matches!(found, Ok(true))
 }
@@ -106,6 +111,13 @@ mod tests {
         // A child made by fork while all of them looked.
         begin_anew();
         assert_eq!(looks(), *CPUS > 1);
+        assert_eq!(LOOKING.load(Ordering::Relaxed), 0);
+        // One made by a handler that interrupts the look: it goes on in both processes.
+        until(|| {
+            begin_anew();
+            true
+        });
+        stop_looking();
         assert_eq!(LOOKING.load(Ordering::Relaxed), 0);
     }
 }

@@ -9,7 +9,7 @@
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
-    sync::{Arc, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
 use rustix::{event::epoll, io::Errno};
@@ -29,9 +29,43 @@ const PATH: u64 = 0;
 const BELL: u64 = 1;
 const SOCKET: u64 = 2;
 
-/// An epoll instance of ours.
-fn instance() -> io::Result<ReservedFd> {
-    aside::lifted(|| ReservedFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+/// The epoll instances that this process made, also those at which a thread waits now.
+static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// The descriptor of an epoll instance. A child made by fork takes it from whoever waits there, by its copy of this.
+#[derive(Debug)]
+struct Shared(Mutex<Option<ReservedFd>>);
+
+/// The instances of this process before a fork.
+#[derive(Debug)]
+pub struct Instances {
+    all: Vec<Arc<Shared>>,
+    _no_more: MutexGuard<'static, Vec<Weak<Shared>>>,
+}
+
+/// The same, which nobody is about to change while this is held.
+#[derive(Debug)]
+pub(crate) struct HeldInstances<'a>(Vec<MutexGuard<'a, Option<ReservedFd>>>);
+
+impl Instances {
+    /// All that there are. Nobody makes more of them while this is held.
+    #[must_use]
+    pub fn list() -> Self {
+        let all = lock(&ALL);
+        Self { all: all.iter().filter_map(Weak::upgrade).collect(), _no_more: all }
+    }
+
+    pub(crate) fn hold(&self) -> HeldInstances<'_> {
+        HeldInstances(self.all.iter().map(|instance| lock(&instance.0)).collect())
+    }
+}
+
+impl HeldInstances<'_> {
+    /// In the child. Who waits at an instance of the parent's is not here, or was interrupted by the handler that forked. It must
+    /// not share the instance with the parent: an edge that one of the two takes does not wake the other.
+    pub fn forget(self) {
+        self.0.into_iter().for_each(|mut instance| drop(instance.take()));
+    }
 }
 
 fn watch(epoll: &ReservedFd, fd: BorrowedFd<'_>, about: u64) -> rustix::io::Result<()> {
@@ -47,7 +81,8 @@ fn watch(epoll: &ReservedFd, fd: BorrowedFd<'_>, about: u64) -> rustix::io::Resu
 /// An epoll instance, and what it watches.
 #[derive(Debug)]
 pub(crate) struct Instance {
-    epoll: ReservedFd,
+    number: RawFd,
+    epoll: Arc<Shared>,
     /// In the order of their addresses.
     bells: Vec<Arc<SingleDoorbell>>,
     /// Paths, as long as they are there: nothing is kept open by being watched.
@@ -56,25 +91,40 @@ pub(crate) struct Instance {
 
 impl Instance {
     fn new() -> io::Result<Self> {
-        Ok(Self { epoll: instance()?, bells: Vec::new(), paths: Vec::new() })
+        let made = aside::lifted(|| ReservedFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?))?;
+        let (number, epoll) = (made.as_raw_fd(), Arc::new(Shared(Mutex::new(Some(made)))));
+        let mut all = lock(&ALL);
+        if all.len() == all.capacity() {
+            all.retain(|instance| instance.strong_count() > 0);
+            let more = all.len() + 1;
+            all.reserve(more);
+        }
+        all.push(Arc::downgrade(&epoll));
+        drop(all);
+        Ok(Self { number, epoll, bells: Vec::new(), paths: Vec::new() })
+    }
+
+    /// Whether it is this process's, and none of a parent's which forked while a thread waited there.
+    fn is_own(&self) -> bool {
+        lock(&self.epoll.0).is_some()
+    }
+
+    fn watch_socket(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        watch(lock(&self.epoll.0).as_ref().ok_or(Errno::BADF)?, fd, SOCKET)
     }
 
     /// Watches these and no others.
     fn turn_to(&mut self, bells: Vec<Arc<SingleDoorbell>>, paths: Vec<Arc<ReservedFd>>) -> rustix::io::Result<()> {
+        let epoll = lock(&self.epoll.0);
+        let epoll = epoll.as_ref().ok_or(Errno::BADF)?;
         let before = std::mem::take(&mut self.bells);
-        before
-            .iter()
-            .filter(|bell| !has(&bells, bell))
-            .try_for_each(|bell| epoll::delete(&self.epoll, bell.as_fd()))?;
-        bells.iter().filter(|bell| !has(&before, bell)).try_for_each(|bell| watch(&self.epoll, bell.as_fd(), BELL))?;
+        before.iter().filter(|bell| !has(&bells, bell)).try_for_each(|bell| epoll::delete(epoll, bell.as_fd()))?;
+        bells.iter().filter(|bell| !has(&before, bell)).try_for_each(|bell| watch(epoll, bell.as_fd(), BELL))?;
         self.bells = bells;
         let before: Vec<_> = std::mem::take(&mut self.paths).iter().filter_map(Weak::upgrade).collect();
         let has = |all: &[Arc<ReservedFd>], path: &Arc<ReservedFd>| all.iter().any(|other| Arc::ptr_eq(other, path));
-        before
-            .iter()
-            .filter(|path| !has(&paths, path))
-            .try_for_each(|path| epoll::delete(&self.epoll, path.as_fd()))?;
-        paths.iter().filter(|path| !has(&before, path)).try_for_each(|path| watch(&self.epoll, path.as_fd(), PATH))?;
+        before.iter().filter(|path| !has(&paths, path)).try_for_each(|path| epoll::delete(epoll, path.as_fd()))?;
+        paths.iter().filter(|path| !has(&before, path)).try_for_each(|path| watch(epoll, path.as_fd(), PATH))?;
         self.paths = paths.iter().map(Arc::downgrade).collect();
         Ok(())
     }
@@ -136,15 +186,18 @@ pub struct Waiter<'a> {
 impl Waiter<'_> {
     /// Polls readable when a bell rang since the last [`forget`](Self::forget).
     #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.instance.as_ref().expect("until it is dropped").epoll.as_fd()
+    pub fn fd(&self) -> RawFd {
+        self.instance.as_ref().expect("until it is dropped").number
     }
 
     /// R-12, A0: forgets rings that came before now.
     pub fn forget(&self) {
         let mut room = [const { std::mem::MaybeUninit::uninit() }; 16];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        while let Ok((rung, _)) = epoll::wait(self.fd(), &mut room, Some(&now)) {
+        let instance = self.instance.as_ref().expect("until it is dropped");
+        let epoll = lock(&instance.epoll.0);
+        let Some(epoll) = &*epoll else { return };
+        while let Ok((rung, _)) = epoll::wait(epoll, &mut room, Some(&now)) {
             if rung.iter().any(|event| event.data.u64() == PATH) {
                 self.process.rang();
             }
@@ -157,7 +210,8 @@ impl Waiter<'_> {
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        lock(&self.process.waiters).extend(self.instance.take());
+        let instance = self.instance.take().filter(Instance::is_own);
+        lock(&self.process.waiters).extend(instance);
     }
 }
 
@@ -171,7 +225,7 @@ impl Connection {
             let bell = self.bell()?;
             let mut instance = Instance::new().ok()?;
             instance.turn_to(vec![Arc::clone(bell)], self.path().into_iter().collect()).ok()?;
-            watch(&instance.epoll, fd, SOCKET).ok()?;
+            instance.watch_socket(fd).ok()?;
             Some(instance)
         };
         let instance = free.or_else(make)?;
@@ -197,7 +251,7 @@ impl Seat<'_> {
     /// To wait at. Rings that came before are reported too, once.
     #[must_use]
     pub fn fd(&self) -> RawFd {
-        self.instance.as_ref().expect("until it is dropped").epoll.as_raw_fd()
+        self.instance.as_ref().expect("until it is dropped").number
     }
 
     /// An event of it came: says whether it is TCP that has something to say, which stays until it was heard.
@@ -213,10 +267,11 @@ impl Seat<'_> {
 
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
-        let instance = self.instance.take();
+        let instance = self.instance.take().filter(Instance::is_own);
         let mut seat = lock(&self.connection.seat);
         // Another thread that waited for it at the same time was faster.
-        let spare = if seat.is_none() { std::mem::replace(&mut *seat, instance) } else { instance };
+        let spare =
+            if seat.is_none() && instance.is_some() { std::mem::replace(&mut *seat, instance) } else { instance };
         drop(seat);
         drop(spare);
     }

@@ -26,7 +26,7 @@ use tombolo_layout::{
     words,
 };
 use tombolo_mem::OwnWord;
-use tombolo_sockets::{Read, connection::Stage};
+use tombolo_sockets::{Instances, Read, Reason, connection::Stage, switched};
 use victim::{Liar, Random, SOON, Victim, go_on, talk};
 
 fn runs(short: u64, long: u64) -> u64 {
@@ -82,7 +82,8 @@ fn s4_message_that_brings_what_its_kind_does_not_carry_ends_the_link() {
 fn r26_backend_is_held_still_while_the_process_forks() {
     let victim = Victim::new(true);
     let all = [Arc::clone(&victim.connection)];
-    let forking = victim.process.before_fork(&all).unwrap();
+    let instances = Instances::list();
+    let forking = victim.process.before_fork(&all, &instances).unwrap();
     let (done, waits) = std::sync::mpsc::channel();
     let other = std::thread::spawn(move || {
         let held = LocalDomain::new().hold_for_fork();
@@ -93,6 +94,29 @@ fn r26_backend_is_held_still_while_the_process_forks() {
     forking.parent(None);
     waits.recv_timeout(SOON).unwrap();
     other.join().unwrap();
+}
+
+/// A fork takes a claim back; the process may be off by the time at which the connection is one process's again.
+#[test]
+fn s7_process_that_is_off_claims_nothing_after_a_fork_either() {
+    for off in [false, true] {
+        let victim = Victim::new(true);
+        let claims = || fs::read_dir(victim.folder.path().join("claims")).unwrap().count();
+        victim.call();
+        assert_eq!(claims(), 1, "it claims");
+        let all = [Arc::clone(&victim.connection)];
+        let instances = Instances::list();
+        victim.process.before_fork(&all, &instances).unwrap().parent(None);
+        drop(instances);
+        assert_eq!(claims(), 0, "it was taken back");
+        if off {
+            let (name, _) = switched::Name::of(std::process::id()).unwrap();
+            switched::put_file(fs::File::open(victim.folder.path()).unwrap(), &name).unwrap();
+        }
+        (0..200).for_each(|_| victim.call());
+        assert_eq!(claims(), usize::from(!off), "off: {off}");
+        assert_eq!(victim.connection.reason(), off.then_some(Reason::Off));
+    }
 }
 
 #[test]
@@ -222,7 +246,9 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
             let _ = one.send(&victim.process, -1, &[IoSlice::new(&[0; 100])]);
         }
         let rung = |patience| {
-            let mut one = [PollFd::from_borrowed_fd(waiter.fd(), PollFlags::IN)];
+            let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+            let instance = pidfd_getfd(own, waiter.fd(), PidfdGetfdFlags::empty()).unwrap();
+            let mut one = [PollFd::new(&instance, PollFlags::IN)];
             poll(&mut one, Some(&limit(patience))) == Ok(1)
         };
         // What the liar rang is heard, and forgotten.

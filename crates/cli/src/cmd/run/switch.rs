@@ -6,9 +6,14 @@ use std::{
     ffi::OsString,
     fs, io,
     io::Write,
-    os::unix::{ffi::OsStringExt, fs::DirBuilderExt, fs::MetadataExt},
+    os::{
+        fd::OwnedFd,
+        unix::{ffi::OsStringExt, fs::MetadataExt},
+    },
     path::{Path, PathBuf},
 };
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 use tombolo_sockets::switched::{self, Name};
 
@@ -18,8 +23,9 @@ use crate::failure::{Failure, Os, Result};
 struct Target {
     name: Name,
     parent: u32,
-    /// Its folder where ends meet, by a path that leads there from here.
-    folder: PathBuf,
+    /// Its folder where ends meet: as it calls it, and itself.
+    path: PathBuf,
+    folder: OwnedFd,
 }
 
 fn proc(pid: u32, file: &str) -> PathBuf {
@@ -36,35 +42,32 @@ fn find(pid: u32) -> Result<Target> {
     })?;
     let folder = PathBuf::from(OsString::from_vec(folder.to_vec()));
     // The process may live in a container, with a number of its own and folders of its own.
-    let root = proc(pid, "root").join(folder.strip_prefix("/").unwrap_or(&folder));
+    let within = open_within(&proc(pid, "root"), &folder)?;
     let text = fs::read_to_string(proc(pid, "status")).os("read")?;
     let inner = text.lines().find_map(|line| line.strip_prefix("NSpid:")?.split_whitespace().last()?.parse().ok());
-    Ok(Target { name: Name { pid: inner.unwrap_or(pid), ..seen }, parent, folder: root })
+    Ok(Target { name: Name { pid: inner.unwrap_or(pid), ..seen }, parent, path: folder, folder: within })
+}
+
+/// Opens a folder as a process with this root does. Whoever made the links on the way leads nobody out of that root by them.
+fn open_within(root: &Path, folder: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let opened = rustix::fs::openat(CWD, root, flags, Mode::empty())
+        .and_then(|root| rustix::fs::openat2(root, folder, flags, Mode::empty(), resolve));
+    opened.map_err(|error| Failure::Open { file: folder.display().to_string(), source: error.into() })
 }
 
 /// The process and those that it started join no more connections.
 pub fn off(pid: u32) -> Result<()> {
     let target = find(pid)?;
-    let (place, file) = (switched::place(&target.folder), target.name.file(&target.folder));
-    let cannot = |source| Failure::Open { file: file.display().to_string(), source };
-    match fs::DirBuilder::new().mode(0o755).create(&place) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(error)),
-        _ => {}
+    let own = rustix::process::geteuid().as_raw();
+    // The process believes its own user, the folder's and root.
+    let folders = rustix::fs::fstat(&target.folder).map_err(io::Error::from).os("stat")?.st_uid;
+    if ![0, folders, owner(&proc(pid, ""))?].contains(&own) {
+        return Err(Failure::Outcome(format!("{pid}: it does not believe user {own} that it is off")));
     }
-    // Whoever made it first has it; the process believes its own user, the folder's and root.
-    let made = fs::OpenOptions::new().write(true).create_new(true).open(&file);
-    match made {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(cannot(error)),
-        _ => {}
-    }
-    let trusted = [0, owner(&target.folder)?, owner(&proc(pid, ""))?];
-    for path in [&place, &file] {
-        let owner = owner(path)?;
-        if !trusted.contains(&owner) {
-            let path = path.display();
-            return Err(Failure::Outcome(format!("{path}: it is user {owner}'s, whom process {pid} does not believe")));
-        }
-    }
+    let cannot = |source| Failure::Open { file: target.path.join("off").display().to_string(), source };
+    switched::put_file(&target.folder, &target.name).map_err(cannot)?;
     print_line(&format!(
         "{pid}: joins no more connections; those that are joined stay so, until `tombolo run --on {pid}`"
     ))
@@ -73,14 +76,8 @@ pub fn off(pid: u32) -> Result<()> {
 /// The process joins connections again, unless one that it comes from is off.
 pub fn on(pid: u32) -> Result<()> {
     let target = find(pid)?;
-    let file = target.name.file(&target.folder);
-    let was_off = match fs::remove_file(&file) {
-        Ok(()) => true,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        Err(source) => return Err(Failure::Open { file: file.display().to_string(), source }),
-    };
-    // As long as somebody is off it stays.
-    let _ = fs::remove_dir(switched::place(&target.folder));
+    let cannot = |source| Failure::Open { file: target.path.join("off").display().to_string(), source };
+    let was_off = switched::remove_file(&target.folder, &target.name).map_err(cannot)?;
     let mut seen = HashSet::from([pid]);
     let mut next = target.parent;
     while next != 0 && seen.insert(next) {
@@ -88,7 +85,7 @@ pub fn on(pid: u32) -> Result<()> {
             next = Name::of(next).map_or(0, |(_, parent)| parent);
             continue;
         };
-        if parent.name.file(&target.folder).exists() {
+        if switched::is_said(&target.folder, &parent.name) {
             return Err(Failure::Outcome(format!("{pid}: it stays off, as {next}, which it comes from, is off")));
         }
         next = parent.parent;

@@ -7,12 +7,14 @@ use std::{
     fmt,
     os::fd::RawFd,
     sync::{Arc, Weak},
+    time::{Duration, Instant},
 };
 
 use libc::epoll_event;
 use tombolo_sockets::{Process, aside::ReservedFd, connection::Connection};
 
 use super::entry::Entry;
+use crate::kernel;
 
 /// Numbers of registrations before they come again.
 const MANY: u64 = 0x7fff;
@@ -33,6 +35,7 @@ pub(super) struct Registry {
     /// [`Process::stalls`] when they were last looked at for that.
     stalls: u64,
     paths: Paths,
+    asked: Asked,
     /// A thread took a notification that is about the whole set, and none has armed it since.
     missed: bool,
 }
@@ -56,6 +59,37 @@ impl Paths {
     /// Those that have not ended, which are to be taken out of the set.
     pub fn take_live(&mut self) -> Vec<Arc<ReservedFd>> {
         std::mem::take(&mut self.0).iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// What the kernel says of the registrations of a set.
+pub(super) enum Known {
+    /// A line for each.
+    These(String),
+    /// It was asked too much of late.
+    Later,
+    /// It does not say.
+    Not,
+}
+
+/// How much was read of late of what the kernel says of a set, where it says it of all at once: the work for one connection grows
+/// with the number of all others, and nobody else may change the set meanwhile.
+#[derive(Default)]
+struct Asked {
+    since: Option<Instant>,
+    bytes: usize,
+}
+
+/// So much is read in a [`WHILE`]: some milliseconds of it. One more text is read where less was.
+const READ: usize = 1 << 20;
+const WHILE: Duration = Duration::from_secs(1);
+
+impl Asked {
+    fn may(&mut self, now: Instant) -> bool {
+        if self.since.is_none_or(|since| now.duration_since(since) >= WHILE) {
+            (self.since, self.bytes) = (Some(now), 0);
+        }
+        self.bytes < READ
     }
 }
 
@@ -90,6 +124,16 @@ impl Registry {
         self.place(last);
         self.wake(last);
         self.awake - 1
+    }
+
+    /// What the kernel says of all that is in the set, which is `epfd`, unless it was asked too much of late.
+    pub fn registrations(&mut self, epfd: RawFd) -> Known {
+        if !self.asked.may(Instant::now()) {
+            return Known::Later;
+        }
+        let lines = kernel::registrations(epfd);
+        self.asked.bytes += lines.as_ref().map_or(0, String::len);
+        lines.map_or(Known::Not, Known::These)
     }
 
     /// Keeps what is asked for of a socket that is not connected; nothing ends that.

@@ -335,6 +335,71 @@ static void far(void) {
     say("far", other);
 }
 
+/* Lines of the library's log that say so; many where there is none. */
+static int joined(void) {
+    const char *name = getenv("TOMBOLO_SOCKETS_LOG");
+    FILE *log = name ? fopen(name, "r") : NULL;
+    char line[512];
+    int found = name ? 0 : 2;
+    while (log && fgets(line, sizeof line, log)) {
+        found += strstr(line, " joined:") != NULL;
+    }
+    if (log) {
+        fclose(log);
+    }
+    return found;
+}
+
+static void *sleep_in(void *set) {
+    struct epoll_event event;
+    return (void *)(intptr_t)epoll_wait(*(int *)set, &event, 1, -1);
+}
+
+/* A connection in two sets, or twice in one, of which one registration cannot be prepared so far: it is told once, of what does
+ * not come, and a thread sleeps there. The other one is changed meanwhile, and both are right at the end. */
+static void half(int twice) {
+    make();
+    check(connect(ends[0], (struct sockaddr *)&address, sizeof address) == 0, "connect");
+    check((ends[1] = accept(listener, NULL, NULL)) >= 0, "accept");
+    int other = twice ? dup(ends[0]) : ends[0];
+    int first = set_with(ends[0], EPOLLIN), second = twice ? first : epoll_create1(0), wake[2];
+    struct epoll_event event = {.events = EPOLLPRI | EPOLLONESHOT, .data.u64 = 1};
+    pthread_t thread;
+    check(epoll_ctl(second, EPOLL_CTL_ADD, other, &event) == 0, "add");
+    check(pipe(wake) == 0, "pipe");
+    event = (struct epoll_event){.events = EPOLLIN | EPOLLET, .data.u64 = 2};
+    if (!twice) {
+        check(epoll_ctl(second, EPOLL_CTL_ADD, wake[0], &event) == 0, "add");
+        check(pthread_create(&thread, NULL, sleep_in, &second) == 0, "thread");
+        until_asleep(SYS_epoll_wait, SYS_epoll_pwait);
+    }
+    /* No more than it takes: each call tries again, and not for ever. */
+    for (int at = 0; at < 40 && joined() < 2; at++) {
+        turn(ends[0], ends[1]);
+        turn(ends[1], ends[0]);
+    }
+    event = (struct epoll_event){.events = EPOLLIN | EPOLLOUT, .data.u64 = 5};
+    check(epoll_ctl(first, EPOLL_CTL_MOD, ends[0], &event) == 0, "mod");
+    check(epoll_ctl(second, EPOLL_CTL_DEL, other, NULL) == 0, "del");
+    for (int at = 0; at < 4; at++) {
+        turn(ends[0], ends[1]);
+        turn(ends[1], ends[0]);
+    }
+    check(write(ends[1], "news", 4) == 4, "write");
+    struct pollfd one = {.fd = ends[0], .events = POLLIN};
+    check(poll(&one, 1, LONG) == 1, "poll");
+    say("changed", first);
+    check(read(ends[0], room, 8) == 4, "read");
+    /* Nothing to read, and no room. */
+    while (send(ends[0], room, sizeof room, MSG_DONTWAIT) > 0) {
+    }
+    printf("full: %d\n", epoll_wait(first, &event, 1, 0));
+    if (!twice) {
+        check(write(wake[1], "!", 1) == 1, "wake");
+        pthread_join(thread, NULL);
+    }
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -365,6 +430,10 @@ int main(int count, char **words) {
         taken(EPOLLIN | EPOLLET | EPOLLONESHOT);
     } else if (strcmp(word, "taken edge") == 0) {
         taken(EPOLLIN | EPOLLET);
+    } else if (strcmp(word, "half") == 0) {
+        half(0);
+    } else if (strcmp(word, "half twice") == 0) {
+        half(1);
     } else if (strcmp(word, "polled") == 0) {
         polled();
     } else if (strcmp(word, "signalled") == 0) {

@@ -33,7 +33,8 @@ impl Outgoing for Sending<'_> {
     }
 
     fn sent_over_tcp(&mut self) -> Option<u64> {
-        if self.connection.is_inside(Direction::Out) {
+        // A set that is not prepared would show room by TCP, which always has some.
+        if !self.connection.is_wired() || self.connection.is_inside(Direction::Out) {
             return None;
         }
         let counted = self.connection.counted(Direction::Out);

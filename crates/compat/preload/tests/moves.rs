@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Waits and moves of one connection by several threads, processes and handlers (`programs/moves.c`, `programs/awake.c`): what the
+//! calls give is what they give without the library.
+
+mod place;
+
+use std::{fs, process::Command};
+
+use place::{Place, built, has, output, python};
+
+/// That a case of a program gives the same with the library, under which its connection is joined.
+fn same(source: &str, case: &str) -> Option<Place> {
+    if !has(case, &["cc"]) {
+        return None;
+    }
+    let place = Place::new();
+    let program = built(&place, source);
+    let plain = output(Command::new(&program).arg(case), &place.path("plain"));
+    let mut command = Command::new(&program);
+    place.dress(command.arg(case).env("TOMBOLO_SOCKETS_AFTER", "0").env("TOMBOLO_SOCKETS_RING", "65536"));
+    assert_eq!(output(&mut command, &place.path("with")), plain, "{case}: {}", place.log());
+    assert!(place.log().contains("joined"), "{case}: {}", place.log());
+    Some(place)
+}
+
+#[test]
+fn splice_to_a_joined_connection_takes_no_more_than_there_is_room_for() {
+    for case in ["room", "part"] {
+        same("moves.c", case);
+    }
+}
+
+#[test]
+fn splice_that_waits_is_ended_by_a_signal_and_a_time_limit_and_loses_nothing() {
+    for case in ["signal", "limit"] {
+        same("moves.c", case);
+    }
+}
+
+#[test]
+fn splice_waits_for_the_pipe_and_the_socket_as_each_says() {
+    for case in ["flag", "empty", "over"] {
+        same("moves.c", case);
+    }
+}
+
+#[test]
+fn shutdown_wakes_a_thread_that_waits_for_room() {
+    same("awake.c", "shutdown");
+}
+
+#[test]
+fn socket_that_a_child_made_nonblocking_is_so_for_its_parent() {
+    same("awake.c", "fcntl");
+    same("awake.c", "ioctl");
+}
+
+#[test]
+fn child_has_no_descriptor_at_which_a_thread_of_its_parent_waits() {
+    same("awake.c", "seat");
+}
+
+#[test]
+fn process_that_forks_in_a_handler_amid_a_wait_and_its_child_are_both_woken() {
+    for _ in 0..5 {
+        same("awake.c", "handler");
+    }
+}
+
+#[test]
+fn child_of_a_process_that_sleeps_in_a_set_joins_connections_of_its_own() {
+    if let Some(place) = same("awake.c", "alone") {
+        assert!(place.log().matches(" joined:").count() >= 4, "{}", place.log());
+        assert!(!place.log().contains("goes back to TCP"), "{}", place.log());
+    }
+}
+
+#[test]
+fn what_the_kernel_says_of_a_large_set_is_read_seldom() {
+    same("awake.c", "many");
+}
+
+#[test]
+fn urgent_byte_comes_after_what_is_in_shared_memory() {
+    same("awake.c", "mark");
+}
+
+/// Not as without the library, where the call goes on until something comes: the number may be another file's by then.
+#[test]
+fn call_that_waits_for_a_socket_that_another_thread_closes_fails() {
+    if !has("call_that_waits_for_a_socket_that_another_thread_closes_fails", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new(built(&place, "awake.c"));
+    place.dress(command.arg("closed").env("TOMBOLO_SOCKETS_AFTER", "0"));
+    assert_eq!(output(&mut command, &place.path("with")), "recv: -1\ndone\n", "{}", place.log());
+    assert!(place.log().contains("joined"), "{}", place.log());
+}
+
+#[test]
+fn connection_whose_peer_makes_no_call_is_reset_where_it_must_be_on_tcp() {
+    if !has("connection_whose_peer_makes_no_call_is_reset_where_it_must_be_on_tcp", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let program = built(&place, "awake.c");
+    let mut command = Command::new(&program);
+    place.dress(command.arg("reset").env("TOMBOLO_SOCKETS_AFTER", "0"));
+    let said = output(&mut command, &place.path("with"));
+    assert_eq!(said, "both ends: Connection reset by peer\ndone\n", "{}", place.log());
+    assert!(place.log().contains(tombolo_sockets::RESET_LINE), "{}", place.log());
+}
+
+#[test]
+fn log_that_is_a_pipe_nobody_reads_makes_nobody_wait() {
+    if !has("log_that_is_a_pipe_nobody_reads_makes_nobody_wait", &["python3"]) {
+        return;
+    }
+    let place = Place::new();
+    let fifo = place.path("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let mut command = python("echo.py");
+    place.dress(command.arg("level").arg("8000000"));
+    command.env("TOMBOLO_SOCKETS_LOG", &fifo);
+    assert_eq!(output(&mut command, &place.path("out")), "4 of 4\n");
+    assert!(place.received().1 > 0, "nothing was joined");
+    assert_eq!(fs::metadata(&fifo).unwrap().len(), 0);
+}

@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * Threads that wait at one connection while something is done to it elsewhere: by another thread, by a child, by the handler of a
+ * signal that forks. Each case prints what the waits gave. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+#include "ends.h"
+
+enum { LONG = 20 };
+
+static int ends[2];
+static char bytes[1 << 20];
+
+static void *watch(void *none) {
+    struct timespec pause = {.tv_sec = LONG};
+    (void)none;
+    while (nanosleep(&pause, &pause) != 0) {
+    }
+    fprintf(stderr, "a call does not return\n");
+    _exit(2);
+}
+
+/* Until a task of this process is in one of the calls that wait for a socket. */
+static void until_asleep(pid_t process, int of_others) {
+    for (;;) {
+        char folder[64];
+        snprintf(folder, sizeof folder, "/proc/%d/task", process);
+        DIR *tasks = opendir(folder);
+        struct dirent *task;
+        int found = 0;
+        while (tasks && (task = readdir(tasks))) {
+            char path[400], text[64] = "";
+            snprintf(path, sizeof path, "%s/%s/syscall", folder, task->d_name);
+            FILE *file = of_others && atoi(task->d_name) == process ? NULL : fopen(path, "r");
+            if (file) {
+                int number = fgets(text, sizeof text, file) && strncmp(text, "running", 7) ? atoi(text) : -1;
+                found |= number == SYS_epoll_wait || number == SYS_epoll_pwait || number == SYS_sendto || number == SYS_recvfrom;
+                fclose(file);
+            }
+        }
+        closedir(tasks);
+        if (found) {
+            return;
+        }
+        sched_yield();
+    }
+}
+
+static void *send_all(void *none) {
+    (void)none;
+    ssize_t n;
+    while ((n = send(ends[0], bytes, sizeof bytes, MSG_NOSIGNAL)) == sizeof bytes) {
+    }
+    if (n >= 0) {
+        n = send(ends[0], bytes, 1, MSG_NOSIGNAL);
+    }
+    printf("send: %s\n", n < 0 ? strerror(errno) : "some");
+    return NULL;
+}
+
+static void *receive_one(void *none) {
+    (void)none;
+    printf("recv: %zd\n", recv(ends[0], bytes, 1, 0));
+    return NULL;
+}
+
+/* Descriptors of a child that stand for an epoll set. */
+static int sets(void) {
+    DIR *all = opendir("/proc/self/fd");
+    struct dirent *one;
+    int found = 0;
+    while (all && (one = readdir(all))) {
+        char path[300], to[64] = "";
+        snprintf(path, sizeof path, "/proc/self/fd/%s", one->d_name);
+        found += readlink(path, to, sizeof to - 1) > 0 && strstr(to, "eventpoll") != NULL;
+    }
+    closedir(all);
+    return found;
+}
+
+static volatile pid_t made;
+static pid_t first;
+
+static void fork_now(int signal) {
+    (void)signal;
+    if (getpid() == first && !made) {
+        made = fork();
+    }
+}
+
+static void *send_one(void *none) {
+    (void)none;
+    until_asleep(getpid(), 0);
+    check(send(ends[1], "a", 1, 0) == 1, "send");
+    return NULL;
+}
+
+/* A child that changes the socket, which is for both. */
+static void changed(int by_ioctl) {
+    int status;
+    printf("before: %zd\n", recv(ends[0], bytes, 1, MSG_DONTWAIT));
+    /* One that waits, and so has found out that it may. */
+    pthread_t thread;
+    check(pthread_create(&thread, NULL, send_one, NULL) == 0, "thread");
+    check(recv(ends[0], bytes, 1, 0) == 1, "turn");
+    pthread_join(thread, NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        int yes = 1;
+        check(by_ioctl ? ioctl(ends[0], FIONBIO, &yes) == 0 : fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0, "set");
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    ssize_t n = recv(ends[0], bytes, 1, 0);
+    printf("after: %zd %s\n", n, n < 0 ? strerror(errno) : "");
+}
+
+/* A child of a process in which a thread sleeps in a set has a set in which nobody does. */
+static void *wait_in(void *set) {
+    struct epoll_event event;
+    int n = epoll_wait(*(int *)set, &event, 1, -1);
+    (void)n;
+    return NULL;
+}
+
+static void alone(void) {
+    pthread_t thread;
+    int set = epoll_create1(0), status;
+    struct epoll_event event = {.events = EPOLLPRI | EPOLLONESHOT};
+    /* One that is joined, so that this process has something to watch. */
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "add");
+    check(pthread_create(&thread, NULL, wait_in, &set) == 0, "thread");
+    until_asleep(getpid(), 1);
+    pid_t child = fork();
+    if (child == 0) {
+        int others[2];
+        meet(others);
+        event.events = EPOLLPRI | EPOLLONESHOT;
+        check(epoll_ctl(set, EPOLL_CTL_ADD, others[0], &event) == 0, "add");
+        talk(others);
+        talk(others);
+        talk(others);
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    printf("child: %d\n", status);
+}
+
+/* Bytes that this process has read from files. */
+static long read_so_far(void) {
+    FILE *file = fopen("/proc/self/io", "r");
+    long bytes_read = -1;
+    check(file && fscanf(file, "rchar: %ld", &bytes_read) == 1, "/proc/self/io");
+    fclose(file);
+    return bytes_read;
+}
+
+/* A thread sleeps in a set of many, to which a connection comes that is to be told of once. */
+static void many(void) {
+    pthread_t thread;
+    int set = epoll_create1(0), others[2];
+    struct epoll_event event = {.events = EPOLLPRI};
+    struct rlimit limit;
+    check(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");
+    limit.rlim_cur = limit.rlim_max < 9000 ? limit.rlim_max : 9000;
+    check(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
+    for (int at = 0; at < 5000; at++) {
+        check(epoll_ctl(set, EPOLL_CTL_ADD, eventfd(0, 0), &event) == 0, "add");
+    }
+    check(pthread_create(&thread, NULL, wait_in, &set) == 0, "thread");
+    until_asleep(getpid(), 1);
+    meet(others);
+    event.events = EPOLLPRI | EPOLLONESHOT;
+    check(epoll_ctl(set, EPOLL_CTL_ADD, others[0], &event) == 0, "add");
+    long before = read_so_far();
+    for (int at = 0; at < 5; at++) {
+        talk(others);
+    }
+    long after = read_so_far();
+    printf("read: %s\n", after - before < 8 << 20 ? "little" : "much");
+    fprintf(stderr, "read: %ld\n", after - before);
+}
+
+/* The other end is another process, which has sent something and makes no call; this one needs a socket on TCP. */
+static void reset(void) {
+    int go[2], listener = socket(AF_INET, SOCK_STREAM, 0), two = 2, status;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof address;
+    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0 && pipe(go) == 0, "getsockname");
+    pid_t child = fork();
+    if (child == 0) {
+        int end = socket(AF_INET, SOCK_STREAM, 0);
+        check(connect(end, (struct sockaddr *)&address, len) == 0, "connect");
+        for (int at = 0; at < 4 * TURNS; at++) {
+            check(send(end, bytes, LEN, 0) == LEN && recv(end, bytes, LEN, MSG_WAITALL) == LEN, "turn");
+        }
+        check(send(end, "unread", 6, 0) == 6, "send");
+        /* Whatever this is, it is not about a socket. */
+        check(write(go[1], "!", 1) == 1 && kill(getpid(), SIGSTOP) == 0, "stop");
+        _exit(recv(end, bytes, 1, 0) < 0 && errno == ECONNRESET ? 0 : 1);
+    }
+    int end = accept(listener, NULL, NULL);
+    for (int at = 0; at < 4 * TURNS; at++) {
+        check(recv(end, bytes, LEN, MSG_WAITALL) == LEN && send(end, bytes, LEN, 0) == LEN, "turn");
+    }
+    check(read(go[0], bytes, 1) == 1 && waitpid(child, &status, WUNTRACED) == child, "stopped");
+    check(setsockopt(end, SOL_SOCKET, SO_RCVLOWAT, &two, sizeof two) == 0, "SO_RCVLOWAT");
+    kill(child, SIGCONT);
+    waitpid(child, &status, 0);
+    printf("both ends: %s\n", status == 0 ? strerror(ECONNRESET) : "another");
+}
+
+int main(int argc, char **argv) {
+    const char *word = argc > 1 ? argv[1] : "";
+    pthread_t thread, other;
+    sigset_t all, before;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    meet(ends);
+    talk(ends);
+    sigfillset(&all);
+    check(pthread_sigmask(SIG_BLOCK, &all, &before) == 0 && pthread_create(&other, NULL, watch, NULL) == 0, "watch");
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (strcmp(word, "shutdown") == 0) {
+        check(pthread_create(&thread, NULL, send_all, NULL) == 0, "thread");
+        until_asleep(getpid(), 1);
+        check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");
+        pthread_join(thread, NULL);
+    } else if (strcmp(word, "fcntl") == 0) {
+        changed(0);
+    } else if (strcmp(word, "ioctl") == 0) {
+        changed(1);
+    } else if (strcmp(word, "seat") == 0) {
+        /* A child has what it inherits while nobody waits, and no more than that while somebody does. */
+        int status[2];
+        for (int at = 0; at < 2; at++) {
+            if (at == 1) {
+                check(pthread_create(&thread, NULL, receive_one, NULL) == 0, "thread");
+                until_asleep(getpid(), 1);
+            }
+            pid_t child = fork();
+            if (child == 0) {
+                _exit(sets());
+            }
+            waitpid(child, &status[at], 0);
+        }
+        printf("a child has %d sets more\n", WEXITSTATUS(status[1]) - WEXITSTATUS(status[0]));
+        check(send(ends[1], "a", 1, 0) == 1, "send");
+        pthread_join(thread, NULL);
+    } else if (strcmp(word, "handler") == 0) {
+        /* Both go on waiting, and two bytes are there at once: one for each. */
+        struct sigaction action = {.sa_handler = fork_now, .sa_flags = SA_RESTART};
+        int told[2], go[2], status;
+        char one;
+        check(pipe(told) == 0 && pipe(go) == 0 && sigaction(SIGUSR1, &action, NULL) == 0, "sigaction");
+        first = getpid();
+        pid_t sender = fork();
+        if (sender == 0) {
+            /* The other end, and what makes the first one fork. */
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            close(ends[0]);
+            until_asleep(first, 0);
+            kill(first, SIGUSR1);
+            pid_t child = 0;
+            check(read(told[0], &child, sizeof child) == sizeof child, "told");
+            until_asleep(first, 0);
+            until_asleep(child, 0);
+            check(send(ends[1], "ab", 2, 0) == 2, "send");
+            /* Then the first one waits to receive, and after that its child for room: what comes wakes the right one. */
+            check(read(told[0], &one, 1) == 1, "told");
+            until_asleep(first, 0);
+            check(write(go[1], "!", 1) == 1, "go");
+            check(read(told[0], &one, 1) == 1, "told");
+            until_asleep(child, 0);
+            check(send(ends[1], "c", 1, 0) == 1, "send");
+            pause();
+        }
+        close(ends[1]);
+        /* In a thread of its own nothing else interrupts it. */
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pid_t telling = fork();
+        if (telling == 0) {
+            /* Tells the sender who the child is, once there is one. */
+            for (;;) {
+                char path[64], text[256] = "";
+                snprintf(path, sizeof path, "/proc/%d/task/%d/children", first, first);
+                FILE *file = fopen(path, "r");
+                int many = file && fgets(text, sizeof text, file);
+                if (file) {
+                    fclose(file);
+                }
+                char *next = text;
+                for (long pid; many && (pid = strtol(next, &next, 10)) > 0;) {
+                    pid_t found = (pid_t)pid;
+                    if (found != sender && found != getpid()) {
+                        check(write(told[1], &found, sizeof found) == sizeof found, "tell");
+                        _exit(0);
+                    }
+                }
+                sched_yield();
+            }
+        }
+        ssize_t n = recv(ends[0], &one, 1, 0);
+        check(n == 1, "recv");
+        if (getpid() != first) {
+            check(read(go[0], &one, 1) == 1 && write(told[1], "c", 1) == 1, "go");
+            send_all(NULL);
+        }
+        check(write(told[1], "p", 1) == 1, "tell");
+        printf("woken: %zd\n", recv(ends[0], &one, 1, 0));
+        kill(made, SIGKILL);
+        kill(sender, SIGKILL);
+        waitpid(made, &status, 0);
+        waitpid(sender, &status, 0);
+    } else if (strcmp(word, "many") == 0) {
+        many();
+    } else if (strcmp(word, "closed") == 0) {
+        check(pthread_create(&thread, NULL, receive_one, NULL) == 0, "thread");
+        until_asleep(getpid(), 1);
+        check(close(ends[0]) == 0, "close");
+        pthread_join(thread, NULL);
+    } else if (strcmp(word, "mark") == 0) {
+        int mark = -1;
+        check(send(ends[1], "abc", 3, 0) == 3 && send(ends[1], "d", 1, MSG_OOB) == 1, "send");
+        struct pollfd one = {.fd = ends[0], .events = POLLPRI};
+        check(poll(&one, 1, 1000 * LONG) == 1 && ioctl(ends[0], SIOCATMARK, &mark) == 0, "SIOCATMARK");
+        printf("mark: %d\n", mark);
+        check(recv(ends[0], bytes, 3, MSG_WAITALL) == 3 && ioctl(ends[0], SIOCATMARK, &mark) == 0, "SIOCATMARK");
+        printf("mark: %d\n", mark);
+    } else if (strcmp(word, "reset") == 0) {
+        reset();
+    } else if (strcmp(word, "alone") == 0) {
+        alone();
+    } else {
+        return 1;
+    }
+    printf("done\n");
+    return 0;
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a pipe of the program's has, sent by this end: nothing can be put back there.
+
+use std::{io::IoSlice, os::fd::RawFd};
+
+use rustix::io::Errno;
+use tombolo_ring::{Error, Side};
+
+use super::{Failed, Pipes};
+use crate::{
+    connection::{Connection, Direction},
+    kernel::Kernel,
+    switch::Transport,
+};
+
+/// A pipe of the program's, whose bytes a call sends (`splice`). Both calls take what is there now, and say `AGAIN` where there is
+/// nothing; 0 is its end.
+pub trait Source {
+    /// Takes bytes from it.
+    ///
+    /// # Errors
+    /// What the kernel says of the pipe.
+    fn take_bytes(&mut self, to: &mut [u8]) -> Result<usize, Errno>;
+
+    /// Has the kernel move bytes from it to TCP, as many as fit and `most` at most.
+    ///
+    /// # Errors
+    /// What the kernel says of both.
+    fn pass_on(&mut self, most: usize) -> Result<usize, Errno>;
+}
+
+/// Bytes that go from a pipe into a ring at once: what a pipe holds.
+const SPLICED: u64 = 64 << 10;
+
+impl Pipes {
+    /// Sends what a pipe of the program's has, up to `most` bytes: no more than there is room for, as nothing can be put back
+    /// there. Says too whether more would not have fitted.
+    pub fn send_from(
+        &self,
+        connection: &Connection,
+        kernel: &dyn Kernel,
+        fd: RawFd,
+        source: &mut dyn Source,
+        most: usize,
+        wanted: Transport,
+    ) -> Result<(usize, Transport, bool), Failed> {
+        self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
+            connection.recount(kernel, fd, Direction::Out);
+            let carrier = self.steer(tx, connection, kernel, fd, wanted)?;
+            if tx.pay(connection, kernel, fd)? {
+                return Err(Failed::Os(Errno::AGAIN));
+            }
+            tx.ended |= connection.is_over();
+            if !tx.ended && carrier == Transport::Pipe {
+                match tx.writer.ready((most as u64).min(tx.writer.capacity())) {
+                    Ok(_) if tx.writer.room() > 0 => {
+                        let room = tx.writer.room().min(most as u64).min(SPLICED) as usize;
+                        let mut bytes = vec![0; room];
+                        let n = source.take_bytes(&mut bytes).map_err(Failed::Os)?;
+                        match tx.writer.write_vectored(&[IoSlice::new(&bytes[..n])]) {
+                            Ok(_) => return Ok((n, Transport::Pipe, n == room && room < most)),
+                            // The peer has closed it since: those bytes are lost with the connection.
+                            Err(Error::Closed) => tx.ended = true,
+                            Err(error) => return Err(error.into()),
+                        }
+                    }
+                    Ok(_) if !self.is_over(connection, kernel, fd) => return Err(Failed::Os(Errno::AGAIN)),
+                    Ok(_) | Err(Error::Closed) => tx.ended = true,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let n = source.pass_on(most).map_err(Failed::Os)?;
+            connection.count(Direction::Out, n);
+            Ok((n, Transport::Tcp, n < most))
+        })?
+    }
+}
