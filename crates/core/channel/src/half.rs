@@ -26,7 +26,7 @@ use crate::{
 /// ```
 /// use tombolo::{Deadline, Ending, ReadHalf};
 ///
-/// # let folder = tempfile::tempdir()?;
+/// # let folder = tempfile::tempdir().unwrap();
 /// # let address = format!("local:{}/numbers", folder.path().display());
 /// # let mut listener = tombolo::listen(&address)?;
 /// # let client = std::thread::spawn(move || tombolo::connect(&address));
@@ -54,7 +54,7 @@ pub struct Rx<M: Mode>(pub(crate) Receiving, PhantomData<fn() -> M>);
 /// ```
 /// use tombolo::{Deadline, WriteHalf};
 ///
-/// # let folder = tempfile::tempdir()?;
+/// # let folder = tempfile::tempdir().unwrap();
 /// # let address = format!("local:{}/numbers", folder.path().display());
 /// # let mut listener = tombolo::listen(&address)?;
 /// # let client = std::thread::spawn(move || tombolo::connect(&address));

@@ -45,9 +45,7 @@ pub struct Greeting {
 ///
 /// # Example
 /// ```
-/// # extern crate tombolo_layout as tombolo;
-/// use tombolo::handshake::Refusal;
-///
+/// # use tombolo_layout::handshake::Refusal;
 /// assert_eq!(Refusal::Quota as u16, 5);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
