@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Changes single expressions of the files that matter most and sees that some test fails (cargo-mutants).
 //!
-//! `tools/mutants/files` says which files, and by which tests; `tools/mutants/baseline` says of each file in which form it was
-//! tried, which mutants no test kills, and why that is right. Files that are as they were tried are not tried again; files
-//! that never were are named, until somebody records them.
+//! `tools/mutants/files` says which files, which functions of them, and by which tests; `tools/mutants/baseline` says of each file
+//! in which form it was tried, how many mutants that were, which no test kills, and why that is right. Files that are as they were
+//! tried are not tried again; files that never were are named, until somebody records them.
 
 mod baseline;
 
@@ -26,20 +26,24 @@ const CANARY: &str = "tools/mutants/canary";
 const MINUTES: u64 = 90;
 
 /// A line of the list: files of one crate, and the tests that have to kill their mutants.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Subject {
     /// A file, or a folder with all that is in it.
     path: String,
+    /// The functions that count; all where none is named.
+    functions: Vec<String>,
+    /// What `cargo test` is told besides the package that the file belongs to.
     tests: Vec<String>,
 }
 
 fn parse_subjects(text: &str) -> Result<Vec<Subject>, String> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect();
     let subjects: Vec<Subject> = lines
         .map(|line| {
-            let (path, tests) = line.split_once(':').ok_or(format!("{FILES}: no tests are named in `{line}`"))?;
-            let tests = tests.split_whitespace().map(str::to_owned).collect();
-            Ok(Subject { path: path.trim().to_owned(), tests })
+            let (what, tests) = line.split_once(": ").ok_or(format!("{FILES}: no tests are named in `{line}`"))?;
+            let (path, functions) = what.split_once(" in ").unwrap_or((what, ""));
+            Ok(Subject { path: path.trim().to_owned(), functions: words(functions), tests: words(tests) })
         })
         .collect::<Result<_, String>>()?;
     if subjects.is_empty() { Err(format!("{FILES} names no file")) } else { Ok(subjects) }
@@ -71,7 +75,7 @@ fn form_of(root: &Path, file: &str) -> Result<String, String> {
     if form.len() >= 40 { Ok(form) } else { Err(format!("git knows no form of {file}")) }
 }
 
-/// What became of the mutants of one run.
+/// What became of the mutants of one file.
 #[derive(Debug, Default)]
 struct Tried {
     caught: usize,
@@ -79,36 +83,74 @@ struct Tried {
     survived: Vec<String>,
 }
 
-/// Tries all mutants of `files` by `tests`.
-fn try_files(folder: &Path, out: &Path, files: &[String], tests: &[String]) -> Result<Tried, String> {
-    let _ = fs::remove_dir_all(out);
-    fs::create_dir_all(out).map_err(|error| format!("{}: {error}", out.display()))?;
-    let mut command = Command::new("cargo");
-    command.args(["mutants", "--no-shuffle", "--colors", "never", "--minimum-test-timeout", "30", "--dir"]);
-    command.arg(folder).arg("--output").arg(out);
-    for file in files {
-        command.args(["--file", file]);
-    }
-    command.arg("--").args(tests);
-    // Its exit code says that mutants survived: that is looked at here, against the baseline.
-    let status = command.status().map_err(|error| format!("cannot run cargo mutants: {error}"))?;
-    let read = |name: &str| fs::read_to_string(out.join("mutants.out").join(name));
-    let (caught, timeout, missed) = (read("caught.txt"), read("timeout.txt"), read("missed.txt"));
-    match (caught, timeout, missed, status.code()) {
-        // 2: some survived; 3: some did not end, which is a way to be caught.
-        (Ok(caught), Ok(timeout), Ok(missed), Some(0 | 2 | 3)) => Ok(Tried {
-            caught: caught.lines().count() + timeout.lines().count(),
-            survived: missed.lines().map(name_of).collect(),
-        }),
-        _ => Err(format!("cargo mutants ended with {status} and tried nothing")),
+impl Tried {
+    fn count(&self) -> usize {
+        self.caught + self.survived.len()
     }
 }
 
-/// A function that a test covers and one that none does: one mutant at least is caught, and one survives.
+/// What `cargo mutants` matches its names with: those of `file`, and of `functions` if any are named.
+fn names_of(file: &str, functions: &[String]) -> String {
+    let file = file.replace('.', r"\.");
+    if functions.is_empty() {
+        return format!("^{file}:");
+    }
+    format!(r"^{file}:.*(replace|in) ([^ ]+::|<[^>]*>::)?({})( ->| with|$)", functions.join("|"))
+}
+
+/// Tries the mutants of `files` that their subjects name, by the tests of the crates that they belong to.
+fn try_files(
+    folder: &Path,
+    out: &Path,
+    files: &[(String, Subject)],
+    tests: &[String],
+) -> Result<BTreeMap<String, Tried>, String> {
+    let _ = fs::remove_dir_all(out);
+    fs::create_dir_all(out).map_err(|error| format!("{}: {error}", out.display()))?;
+    let mut command = Command::new("cargo");
+    command.args(["mutants", "--jobs", "1", "--colors", "never", "--minimum-test-timeout", "20", "--dir"]);
+    command.arg(folder).arg("--output").arg(out);
+    for (file, subject) in files {
+        command.args(["--file", file, "--re", &names_of(file, &subject.functions)]);
+    }
+    command.arg("--").args(tests);
+    // A mutant is built once and run for a second: what counts is the time to build it.
+    for (name, value) in [("TEST_OPT_LEVEL", "0"), ("TEST_DEBUG", "0"), ("DEV_DEBUG", "0")] {
+        command.env(format!("CARGO_PROFILE_{name}"), value);
+    }
+    command.env("CARGO_INCREMENTAL", "1").env("CARGO_TARGET_DIR", out.with_extension("target"));
+    // Its exit code says that mutants survived: that is looked at here, against the baseline.
+    let status = command.status().map_err(|error| format!("cannot run cargo mutants: {error}"))?;
+    // 2: some survived; 3: some did not end, which is a way to be caught.
+    if !matches!(status.code(), Some(0 | 2 | 3)) {
+        return Err(format!("cargo mutants ended with {status} and tried nothing"));
+    }
+    let read = |name: &str| fs::read_to_string(out.join("mutants.out").join(name)).unwrap_or_default();
+    Ok(sort(files.iter().map(|(file, _)| file), &(read("caught.txt") + &read("timeout.txt")), &read("missed.txt")))
+}
+
+/// What became of the mutants of each file, also of one that has none.
+fn sort<'a>(files: impl Iterator<Item = &'a String>, caught: &str, missed: &str) -> BTreeMap<String, Tried> {
+    let mut tried: BTreeMap<String, Tried> = files.map(|file| (file.clone(), Tried::default())).collect();
+    let file_of = |line: &str| line.split(':').next().unwrap_or_default().to_owned();
+    caught.lines().for_each(|line| tried.entry(file_of(line)).or_default().caught += 1);
+    missed.lines().for_each(|line| tried.entry(file_of(line)).or_default().survived.push(name_of(line)));
+    tried
+}
+
+/// A function that a test covers and one that none does: one mutant at least is caught, and one survives. And none is tried where
+/// no function has the name.
 fn try_canary(root: &Path, out: &Path) -> Result<bool, String> {
-    let tried = try_files(&root.join(CANARY), out, &[], &[])?;
-    let found = tried.caught > 0 && tried.survived.iter().all(|name| name.contains("nobody_tests"));
-    Ok(found && !tried.survived.is_empty())
+    let file = "src/lib.rs".to_owned();
+    let try_function = |functions: &[&str]| -> Result<Tried, String> {
+        let functions = functions.iter().map(|name| (*name).to_owned()).collect();
+        let subject = Subject { path: file.clone(), functions, tests: Vec::new() };
+        let mut tried = try_files(&root.join(CANARY), out, &[(file.clone(), subject)], &[])?;
+        Ok(tried.remove(&file).unwrap_or_default())
+    };
+    let (all, nothing) = (try_function(&[])?, try_function(&["no_such_function"])?);
+    let found = all.caught > 0 && all.survived.iter().all(|name| name.contains("nobody_tests"));
+    Ok(found && !all.survived.is_empty() && nothing.count() == 0)
 }
 
 fn report(name: &str, passed: bool) -> bool {
@@ -131,21 +173,19 @@ pub fn run(args: &[&str]) -> Result<bool, String> {
     let minutes = std::env::var("TOMBOLO_MUTANTS_MINUTES").ok().and_then(|text| text.parse().ok());
     let until = Instant::now() + Duration::from_secs(60 * minutes.unwrap_or(MINUTES));
     let (mut tried, mut left) = (0, Vec::new());
-    for (file, tests) in choose(&root, &subjects, &baseline, &named)? {
+    for (tests, files) in in_runs(choose(&root, &subjects, &baseline, &named)?) {
         if Instant::now() >= until {
-            left.push(file);
+            left.extend(files.into_iter().map(|(file, _)| file));
             continue;
         }
-        println!("\n==> mutants of {file}");
-        let result = try_files(&root, &out, std::slice::from_ref(&file), &tests)?;
-        tried += result.caught + result.survived.len();
-        let unknown = baseline.unknown(&file, &result.survived);
-        unknown.iter().for_each(|name| eprintln!("no test kills: {file}: {name}"));
-        println!("{file}: {} caught, {} survived", result.caught, result.survived.len());
-        all_passed &= report(&file, unknown.is_empty());
-        if record {
-            baseline.set(&file, &form_of(&root, &file)?, &result.survived);
-            fs::write(root.join(BASELINE), baseline.to_string()).map_err(|error| format!("{BASELINE}: {error}"))?;
+        for (file, result) in try_files(&root, &out, &files, &tests)? {
+            tried += result.count();
+            println!("\n{file}: {} caught, {} survived", result.caught, result.survived.len());
+            all_passed &= report(&file, judge(&baseline, &file, &result));
+            if record {
+                baseline.set(&file, &form_of(&root, &file)?, result.count(), &result.survived);
+                fs::write(root.join(BASELINE), baseline.to_string()).map_err(|error| format!("{BASELINE}: {error}"))?;
+            }
         }
     }
     for file in &left {
@@ -157,23 +197,45 @@ pub fn run(args: &[&str]) -> Result<bool, String> {
     Ok(all_passed && tried > 0)
 }
 
+/// Whether what became of a file is what the baseline says, with words about what is not.
+fn judge(baseline: &Baseline, file: &str, tried: &Tried) -> bool {
+    if tried.count() == 0 {
+        eprintln!("{file}: not one mutant was tried: {FILES} names functions that are not there");
+    }
+    for name in baseline.gone(file, &tried.survived) {
+        eprintln!("{BASELINE}: {file}: `{name}` is there no more, or a test kills it: take it out");
+    }
+    let unknown = baseline.unknown(file, &tried.survived);
+    unknown.iter().for_each(|name| eprintln!("no test kills: {file}: {name}"));
+    tried.count() > 0 && unknown.is_empty()
+}
+
+/// Files that the same tests are for are tried in one run.
+fn in_runs(chosen: Vec<(String, Subject)>) -> BTreeMap<Vec<String>, Vec<(String, Subject)>> {
+    let mut runs = BTreeMap::<_, Vec<_>>::new();
+    for (file, subject) in chosen {
+        runs.entry(subject.tests.clone()).or_default().push((file, subject));
+    }
+    runs
+}
+
 /// What is to be tried: what was named; else what has changed, and at least one file.
 fn choose(
     root: &Path,
     subjects: &[Subject],
     baseline: &Baseline,
     named: &[&str],
-) -> Result<Vec<(String, Vec<String>)>, String> {
+) -> Result<Vec<(String, Subject)>, String> {
     let mut all = BTreeMap::new();
     for subject in subjects {
         // The later line is the more particular one.
-        all.extend(files_of(root, subject)?.into_iter().map(|file| (file, subject.tests.clone())));
+        all.extend(files_of(root, subject)?.into_iter().map(|file| (file, subject.clone())));
     }
     if let Some(unknown) = named.iter().find(|name| !all.contains_key(**name)) {
         return Err(format!("{unknown} is not in {FILES}"));
     }
     let mut chosen = Vec::new();
-    for (file, tests) in &all {
+    for (file, subject) in &all {
         let wanted = match (named.is_empty(), baseline.form(file)) {
             (true, None) => {
                 eprintln!("SKIP mutants_{file} (needs baseline): `cargo xtask mutants --record {file}` begins one");
@@ -183,7 +245,7 @@ fn choose(
             (false, _) => named.contains(&file.as_str()),
         };
         if wanted {
-            chosen.push((file.clone(), tests.clone()));
+            chosen.push((file.clone(), subject.clone()));
         }
     }
     if chosen.is_empty() {
@@ -198,22 +260,57 @@ fn choose(
 mod tests {
     use super::*;
 
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
     #[test]
-    fn list_names_paths_and_tests() {
-        let subjects = parse_subjects("# why\n\ncrates/a/src: -p a --lib\n").unwrap();
-        let tests = ["-p", "a", "--lib"].map(str::to_owned).into();
-        assert_eq!(subjects, [Subject { path: "crates/a/src".into(), tests }]);
+    fn list_names_paths_functions_and_tests() {
+        let subjects = parse_subjects("# why\n\ncrates/a/src: --lib\ncrates/b.rs in f g: --lib --test h\n").unwrap();
+        let subject = |path: &str, functions, tests| Subject {
+            path: path.into(),
+            functions: words(functions),
+            tests: words(tests),
+        };
+        assert_eq!(subjects, [subject("crates/a/src", "", "--lib"), subject("crates/b.rs", "f g", "--lib --test h")]);
+    }
+
+    #[test]
+    fn function_is_matched_as_a_whole_and_in_its_file_only() {
+        let pattern = names_of("crates/a/src/b.rs", &words("f g"));
+        assert_eq!(pattern, r"^crates/a/src/b\.rs:.*(replace|in) ([^ ]+::|<[^>]*>::)?(f|g)( ->| with|$)");
+        assert_eq!(names_of("crates/a/src/b.rs", &[]), r"^crates/a/src/b\.rs:");
     }
 
     #[test]
     fn canary_list_without_files_or_tests_is_refused() {
         assert!(parse_subjects("# nothing\n").is_err());
         assert!(parse_subjects("crates/a/src\n").is_err());
-        let gone = Subject { path: "crates/no-such-crate".into(), tests: Vec::new() };
+        let gone = Subject { path: "crates/no-such-crate".into(), functions: Vec::new(), tests: Vec::new() };
         assert!(files_of(Path::new("/"), &gone).is_err());
     }
 
-    /// What is committed can be read, and each file of the list is there.
+    #[test]
+    fn canary_file_of_which_no_mutant_was_tried_fails() {
+        let baseline = Baseline::parse("file a.rs 0123 3\n  1 replace f with ()\n    a hint\n").unwrap();
+        let files = words("a.rs b.rs");
+        let tried = sort(files.iter(), "a.rs:1:2: replace g with ()\n", "a.rs:3:4: replace f with ()\n");
+        assert!(judge(&baseline, "a.rs", &tried["a.rs"]));
+        assert_eq!((tried["a.rs"].caught, tried["a.rs"].count()), (1, 2));
+        assert!(!judge(&baseline, "b.rs", &tried["b.rs"]), "nothing was tried");
+        let tried = sort(files.iter(), "", "a.rs:3:4: replace f with ()\nb.rs:3:4: replace f with ()\n");
+        assert!(!judge(&baseline, "b.rs", &tried["b.rs"]), "one survived that the baseline does not have");
+    }
+
+    #[test]
+    fn files_with_the_same_tests_are_tried_in_one_run() {
+        let subjects = parse_subjects("a.rs: --lib\nb.rs: --lib --tests\nc.rs: --lib\n").unwrap();
+        let runs = in_runs(subjects.into_iter().map(|subject| (subject.path.clone(), subject)).collect());
+        let files: Vec<Vec<_>> = runs.values().map(|run| run.iter().map(|(file, _)| file.as_str()).collect()).collect();
+        assert_eq!(files, [vec!["a.rs", "c.rs"], vec!["b.rs"]]);
+    }
+
+    /// What is committed can be read, each file of the list is there, and of each crate there is one.
     #[test]
     fn committed_list_and_baseline_fit_the_tree() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -223,6 +320,9 @@ mod tests {
         let baseline = Baseline::parse(&text(BASELINE)).unwrap();
         for file in baseline.files() {
             assert!(files.contains(file), "{BASELINE} has {file}, {FILES} has not");
+        }
+        for name in ["layout", "mem", "ring", "channel", "sockets", "control", "broker", "broker-guest"] {
+            assert!(files.iter().any(|file| file.contains(&format!("/{name}/src/"))), "{FILES} has no file of {name}");
         }
     }
 }

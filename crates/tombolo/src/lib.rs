@@ -73,7 +73,8 @@ pub use tombolo_channel::tokio;
 pub use tombolo_channel::{
     Address, AddressError, BackendError, Channel, Corrupt, Counters, Deadline, Ending, Error, FlushPolicy, Listener,
     Liveness, MessageMode, MessageReceiver, MessageSender, Messages, Mode, Options, Peeked, Peer, PipeStatistics,
-    ReadHalf, Refusal, Reserved, Result, Rx, SharedSlice, Statistics, Stream, StreamMode, Tx, Watch, WriteHalf,
+    ReadHalf, Refusal, Reserved, Result, RingChoice, Rx, SharedSlice, Statistics, Stream, StreamMode, Tx, Watch,
+    WriteHalf,
 };
 
 /// Parses an address and checks that this program has its backend, as [`connect`] and [`listen`] do first.

@@ -10,6 +10,8 @@ const NO_REASON: &str = "TODO";
 #[derive(Debug, Default, PartialEq, Eq)]
 struct File {
     form: String,
+    /// How many mutants were tried.
+    count: usize,
     /// Survivors by name: how many of it, and why they may survive.
     survivors: BTreeMap<String, (usize, String)>,
 }
@@ -17,7 +19,7 @@ struct File {
 /// The whole of `tools/mutants/baseline`:
 ///
 /// ```text
-/// file crates/a/src/b.rs 1f0c…
+/// file crates/a/src/b.rs 1f0c… 71
 ///   2 replace c -> bool with true
 ///     the answer is a hint, and either is right
 /// ```
@@ -46,9 +48,9 @@ impl Baseline {
             if let Some(comment) = line.strip_prefix('#') {
                 baseline.head.push_str(&format!("#{comment}\n"));
             } else if let Some(rest) = line.strip_prefix("file ") {
-                let (name, form) = rest.rsplit_once(' ').ok_or_else(wrong)?;
+                let [name, form, count] = rest.split(' ').collect::<Vec<_>>()[..] else { return Err(wrong()) };
                 let entry = baseline.files.entry(name.to_owned()).or_default();
-                entry.form = form.to_owned();
+                (entry.form, entry.count) = (form.to_owned(), count.parse().map_err(|_| wrong())?);
                 (file, survivor) = (Some(entry), None);
             } else if let Some(reason) = line.strip_prefix("    ") {
                 let known = file.as_mut().zip(survivor.as_ref()).and_then(|(file, name)| file.survivors.get_mut(name));
@@ -64,6 +66,9 @@ impl Baseline {
             }
         }
         for (name, file) in &baseline.files {
+            if file.count == 0 {
+                return Err(format!("tools/mutants/baseline: not one mutant of {name} was tried"));
+            }
             if let Some((survivor, _)) = file.survivors.iter().find(|(_, (_, why))| why.is_empty() || why == NO_REASON)
             {
                 return Err(format!("tools/mutants/baseline: no reason why `{survivor}` of {name} survives"));
@@ -82,6 +87,13 @@ impl Baseline {
         self.files.get(file).map(|file| &file.form)
     }
 
+    /// Those that are known, or as many as are known, and did not survive.
+    pub fn gone(&self, file: &str, survived: &[String]) -> Vec<&String> {
+        let known = self.files.get(file).into_iter().flat_map(|file| &file.survivors);
+        let now = |name: &String| survived.iter().filter(|one| *one == name).count();
+        known.filter(|(name, (count, _))| now(name) < *count).map(|(name, _)| name).collect()
+    }
+
     /// Those of `survived` of which nothing is known, or more than are known.
     pub fn unknown<'a>(&self, file: &str, survived: &'a [String]) -> Vec<&'a String> {
         let mut left: BTreeMap<&str, usize> = BTreeMap::new();
@@ -98,9 +110,9 @@ impl Baseline {
     }
 
     /// Takes down what survived; what is new has no reason yet, and is refused until it gets one.
-    pub fn set(&mut self, file: &str, form: &str, survived: &[String]) {
+    pub fn set(&mut self, file: &str, form: &str, count: usize, survived: &[String]) {
         let before = self.files.remove(file).unwrap_or_default();
-        let mut now = File { form: form.to_owned(), ..File::default() };
+        let mut now = File { form: form.to_owned(), count, ..File::default() };
         for name in survived {
             let reason = before.survivors.get(name).map_or(NO_REASON, |(_, reason)| reason);
             now.survivors.entry(name.clone()).or_insert((0, reason.to_owned())).0 += 1;
@@ -113,7 +125,7 @@ impl fmt::Display for Baseline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.head)?;
         for (name, file) in &self.files {
-            writeln!(f, "file {name} {}", file.form)?;
+            writeln!(f, "file {name} {} {}", file.form, file.count)?;
             for (name, (count, reason)) in &file.survivors {
                 writeln!(f, "  {count} {name}\n    {reason}")?;
             }
@@ -126,7 +138,7 @@ impl fmt::Display for Baseline {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "# head\nfile a.rs 0123\n  2 replace f -> bool with true\n    a hint\nfile b.rs 4567\n";
+    const TEXT: &str = "# head\nfile a.rs 0123 7\n  2 replace f -> bool with true\n    a hint\nfile b.rs 4567 1\n";
 
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -159,11 +171,20 @@ mod tests {
     #[test]
     fn canary_survivor_without_a_reason_is_refused() {
         let mut baseline = Baseline::parse(TEXT).unwrap();
-        baseline.set("a.rs", "89ab", &names(&["replace f -> bool with true", "replace g with ()"]));
+        baseline.set("a.rs", "89ab", 9, &names(&["replace f -> bool with true", "replace g with ()"]));
         let written = baseline.to_string();
         assert!(written.contains("1 replace f -> bool with true\n    a hint"), "{written}");
         assert!(Baseline::parse(&written).unwrap_err().contains("replace g with ()"));
-        assert!(Baseline::parse("file a.rs 1\n  1 replace f\n").is_err());
+        assert!(Baseline::parse("file a.rs 1 1\n  1 replace f\n").is_err());
+        assert!(Baseline::parse("file a.rs 1 0\n").unwrap_err().contains("not one mutant"));
         assert!(Baseline::parse("    reason of nothing\n").is_err() && Baseline::parse("rubbish\n").is_err());
+    }
+    #[test]
+    fn canary_survivor_that_is_there_no_more_is_named() {
+        let baseline = Baseline::parse(TEXT).unwrap();
+        let known = "replace f -> bool with true";
+        assert!(baseline.gone("a.rs", &names(&[known, known])).is_empty());
+        assert_eq!(baseline.gone("a.rs", &names(&[known, "replace g with ()"])), [known]);
+        assert!(baseline.gone("b.rs", &[]).is_empty() && baseline.gone("c.rs", &[]).is_empty());
     }
 }

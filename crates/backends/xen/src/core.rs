@@ -301,6 +301,19 @@ impl Drop for Core {
     }
 }
 
+/// Has `look` see what `fired` gives until nothing is left: what fires while an answer is awaited no longer makes the
+/// descriptor readable. Where somebody writes nodes without end, all else has its turn in between: says whether more may be left.
+fn hear_in_turns(mut fired: impl FnMut() -> Result<Vec<String>>, mut look: impl FnMut(&[String])) -> Result<bool> {
+    for _ in 0..ROUNDS {
+        let paths = fired()?;
+        if paths.is_empty() {
+            return Ok(false);
+        }
+        look(&paths);
+    }
+    Ok(true)
+}
+
 impl Watched {
     /// Has the thread look, after there is something to look at: one that has a timeout need not be woken for it.
     fn look_soon(&self) {
@@ -332,24 +345,16 @@ impl Watched {
             if self.over.load(Ordering::Acquire) {
                 return;
             }
-            // Again until nothing is left: what fires while an answer is awaited no longer makes the descriptor readable.
-            // Where somebody writes nodes without end, all else has its turn in between.
-            more = true;
-            for _ in 0..ROUNDS {
-                let fired = lock(&self.store).fired();
-                match fired {
-                    Ok(fired) if fired.is_empty() => {
-                        more = false;
-                        break;
-                    }
-                    Ok(fired) => {
-                        let known = fired.iter().filter(|path| self.told(path) || self.changed(path)).count();
-                        if known < fired.len() {
-                            self.look_for_the_dead();
-                        }
-                    }
-                    Err(_) => return,
+            let fired = || lock(&self.store).fired();
+            let look = |paths: &[String]| {
+                let known = paths.iter().filter(|path| self.told(path) || self.changed(path)).count();
+                if known < paths.len() {
+                    self.look_for_the_dead();
                 }
+            };
+            match hear_in_turns(fired, look) {
+                Ok(left) => more = left,
+                Err(_) => return,
             }
         }
     }
@@ -408,5 +413,33 @@ impl Watched {
                 listeners.iter().filter(|it| it.peer == peer.id).for_each(|it| it.wake());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn x5_nodes_written_without_end_are_heard_in_turns() {
+        let mut rounds = 0;
+        let without_end = || {
+            rounds += 1;
+            // Whoever asks on and on is stopped here, so that the test ends.
+            if rounds > 1000 { Err(Error::PeerGone) } else { Ok(vec!["/written/again".to_owned()]) }
+        };
+        let mut seen = 0;
+        let more = hear_in_turns(without_end, |paths| seen += paths.len());
+        assert!(matches!(more, Ok(true)), "all else has no turn: {more:?}");
+        assert_eq!((rounds, seen), (ROUNDS, ROUNDS), "what is read is looked at");
+    }
+
+    #[test]
+    fn x5_everything_that_fired_is_heard_before_the_thread_sleeps() {
+        let mut left = vec![vec!["c".to_owned()], vec!["a".to_owned(), "b".to_owned()]];
+        let mut seen = Vec::new();
+        let more = hear_in_turns(|| Ok(left.pop().unwrap_or_default()), |paths| seen.extend_from_slice(paths));
+        assert!(matches!(more, Ok(false)), "nothing is left: {more:?}");
+        assert_eq!(seen, ["a", "b", "c"]);
     }
 }

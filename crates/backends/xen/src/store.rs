@@ -238,3 +238,23 @@ fn failed(call: &'static str, error: impl Into<io::Error>) -> Error {
 fn broken(why: &'static str) -> Error {
     failed("request", io::Error::new(io::ErrorKind::InvalidData, why))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, os::unix::net::UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn x5_changes_without_end_are_heard_a_bounded_number_at_once() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let event = Message::request(Kind::WatchEvent, 0, &["/a/node", "/a"], b"").encode();
+        let all = FIRED_MAX + FIRED_MAX / 2;
+        theirs.write_all(&event.repeat(all)).unwrap();
+        let mut store = Store::new(ours.into());
+        assert_eq!(store.fired().unwrap().len(), FIRED_MAX, "no more at once");
+        assert_eq!(store.fired().unwrap().len(), all - FIRED_MAX, "and none is lost");
+        assert!(store.fired().unwrap().is_empty());
+    }
+}

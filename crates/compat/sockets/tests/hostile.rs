@@ -231,7 +231,7 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
     let first = Arc::clone(&victim.connection);
     let spoilt = shared_bells();
     assert!(spoilt.len() >= 4, "{} bells", spoilt.len());
-    victim.second();
+    victim.next();
     let (honest, joined) = talk(&victim, true, true, None);
     assert!(joined);
     let bell = honest.ringer.as_ref().unwrap();

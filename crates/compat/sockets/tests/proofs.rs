@@ -9,14 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sha2::{Digest, Sha256};
 use tombolo_domain::{Deadline, Rendezvous};
 use tombolo_domain_local::LocalDomain;
-use tombolo_layout::sockets::{BOUNDARY, Claim, Counts, Followed, MOVES, Message};
+use tombolo_layout::sockets::{BOUNDARY, Claim, Counts, Followed, MOVES, Message, Proof};
 use tombolo_mem::OwnWord;
 use tombolo_sockets::{
     Read, Reason,
     connection::{Connection, Stage},
-    proof::Secret,
+    proof::{self, History, ProofSide, Secret},
+    tuple::Tuple,
 };
 use victim::{Liar, Play, RECEIVED, SENT, SOON, Victim, convince, counts, talk};
 
@@ -103,6 +105,82 @@ fn s6_sequence_numbers_that_the_kernel_tells_are_asked_for() {
             assert!(!joined, "waits: {waits}, {wrong:?}, {reason:?}");
         }
         assert!(!tried(Play::new(waits), MIRRORED, honest).0, "the kernel knows of none: nor may the peer");
+    }
+}
+
+/// What the proposer and the answerer of one connection have, and what they say.
+fn two_ends() -> ([History; 2], [Claim; 2]) {
+    let mut histories = [History::default(), History::default()];
+    histories[0].sent(0, SENT);
+    histories[0].received(0, RECEIVED);
+    histories[1].sent(0, RECEIVED);
+    histories[1].received(0, SENT);
+    let tuple = Tuple::new("10.0.0.2:4000".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
+    let claim = |id: u64, known: [u16; 2]| Claim {
+        id,
+        cookie: 7,
+        addresses: [tuple.own, tuple.peer],
+        known,
+        counts: Counts::default(),
+        nonce: [id as u8; 16],
+    };
+    let claims = [claim(0x11, histories[0].known()), claim(0x22, histories[1].known())];
+    (histories, claims)
+}
+
+/// A tag of which the same bit is turned in some bytes.
+fn flipped(mut tag: [u8; 32], at: &[usize]) -> [u8; 32] {
+    at.iter().for_each(|at| tag[*at] ^= 4);
+    tag
+}
+
+#[test]
+fn s6_confirmation_that_differs_anywhere_is_refused() {
+    let ([mine, theirs], [proposal, answer]) = two_ends();
+    let claims = [&proposal, &answer];
+    let answered = proof::answer(&theirs, None, &proposal, &answer, &answer).unwrap();
+    let covered = [answered.proposer, answered.answerer];
+    let right = proof::prove(ProofSide::Proposer, &mine, None, claims, covered).unwrap();
+    assert_eq!(proof::check(&theirs, None, claims, &answered, &right), Ok(()), "canary");
+    for wrong in [
+        Proof { proposer: right.proposer - 1, ..right },
+        Proof { answerer: right.answerer - 1, ..right },
+        Proof { proposer: 0, answerer: 0, ..right },
+        Proof { tag: flipped(right.tag, &[0]), ..right },
+        // The same bit twice: the one does not make up for the other.
+        Proof { tag: flipped(right.tag, &[3, 17]), ..right },
+    ] {
+        assert_eq!(proof::check(&theirs, None, claims, &answered, &wrong), Err(Reason::Hash), "{wrong:?}");
+    }
+}
+
+/// Both ends of this library would agree upon any order of the fields; those of another only upon this one.
+#[test]
+fn s6_tag_is_the_hash_of_what_the_specification_says_in_its_order() {
+    let ([mine, theirs], [proposal, answer]) = two_ends();
+    let covered = [SENT.len() as u32, RECEIVED.len() as u32];
+    let [own, peers]: [u32; 2] = [0x0102_0304, 0xa0b0_c0d0];
+    for numbers in [None, Some([own, peers])] {
+        for (side, history) in [(ProofSide::Proposer, &mine), (ProofSide::Answerer, &theirs)] {
+            let mut text = vec![if side == ProofSide::Proposer { 1 } else { 2 }];
+            for claim in [&proposal, &answer] {
+                text.extend(claim.nonce);
+                text.extend(claim.id.to_le_bytes());
+            }
+            text.push(u8::from(numbers.is_some()));
+            // The proposer's, whoever makes the tag; each end knows its own first.
+            numbers.unwrap_or_default().into_iter().for_each(|number| text.extend(number.to_le_bytes()));
+            for bytes in [SENT, RECEIVED] {
+                text.extend((bytes.len() as u64).to_le_bytes());
+                text.extend(bytes);
+            }
+            let secret = numbers.map(|[own, peers]| match side {
+                ProofSide::Proposer => [own, peers],
+                ProofSide::Answerer => [peers, own],
+            });
+            let proof = proof::prove(side, history, secret, [&proposal, &answer], covered).unwrap();
+            assert_eq!(proof.tag[..], Sha256::digest(&text)[..], "{side:?}, {numbers:?}");
+        }
     }
 }
 
@@ -200,6 +278,85 @@ fn s6_second_proposal_for_a_connection_has_no_answer() {
 }
 
 #[test]
+fn s6_second_proposal_before_the_first_has_its_answer_is_refused() {
+    let late = b"and a line that its program reads later";
+    let play = Play::new(true);
+    play.counts.lock().unwrap().received += late.len() as u64;
+    let victim = Victim::playing(play);
+    let mut liar = Liar::meet(&victim, true, true);
+    liar.history.sent(RECEIVED.len() as u64, late);
+    liar.claim.known = liar.history.known();
+    liar.claim.counts.written += late.len() as u64;
+    liar.claim.counts.acked += late.len() as u64;
+    liar.say(&Message::Propose(liar.claim), None, &mut None);
+    victim.call();
+    assert_eq!(liar.hear(), None, "it has not read all yet");
+    let other = Claim { id: 0x5678, nonce: [8; 16], ..liar.claim };
+    liar.say(&Message::Propose(other), None, &mut None);
+    victim.call();
+    let ambiguous = Reason::Ambiguous as u16;
+    assert_eq!(liar.hear(), Some(Message::Refuse { to: other.id, reason: ambiguous }), "there is no second try");
+    read(&victim.connection, late);
+    victim.call();
+    let Some(Message::Answer { to, .. }) = liar.hear() else { panic!("the first one is answered") };
+    assert_eq!(to, liar.claim.id);
+}
+
+#[test]
+fn s6_end_that_never_reads_what_its_kernel_received_gives_up() {
+    let play = Play::new(true);
+    play.counts.lock().unwrap().received += 1;
+    let victim = Victim::playing(play);
+    let mut liar = Liar::meet(&victim, true, true);
+    liar.say(&Message::Propose(liar.claim), None, &mut None);
+    // Later calls look more and more seldom.
+    let waited = (0..600_000).find(|_| {
+        victim.process.advance(&victim.connection);
+        victim.connection.reason().is_some()
+    });
+    assert!(waited.is_some_and(|calls| calls > 10_000), "{waited:?}");
+    assert_eq!(victim.connection.reason(), Some(Reason::TooLittle));
+    assert_eq!(liar.hear(), Some(Message::Refuse { to: liar.claim.id, reason: Reason::TooLittle as u16 }));
+}
+
+#[test]
+fn s6_answer_over_another_link_is_refused() {
+    let victim = Victim::new(false);
+    let mut liar = Liar::meet(&victim, false, true);
+    let Some(Message::Propose(proposal)) = liar.hear() else { panic!("it proposes") };
+    let covered = victim::both(liar.claim.known, proposal.known);
+    let side = ProofSide::Answerer;
+    let proof = proof::prove(side, &liar.history, None, [&proposal, &liar.claim], covered).unwrap();
+    let answer = Message::Answer { to: proposal.id, claim: liar.claim, proof };
+    let service = fs::read_to_string(victim.claim_file("seeking")).unwrap();
+    let mut other = LocalDomain::in_folder(victim.folder.path()).connect(&service, Deadline::after(SOON)).unwrap();
+    std::mem::swap(&mut liar.link, &mut other);
+    liar.say(&answer, Some(victim::header(liar.claim.id)), &mut None);
+    victim.call();
+    assert_eq!(liar.hear(), Some(Message::Refuse { to: liar.claim.id, reason: Reason::Ambiguous as u16 }));
+    assert_eq!(victim.connection.stage(), Stage::Candidate, "the right one may come yet");
+    std::mem::swap(&mut liar.link, &mut other);
+    liar.say(&answer, Some(victim::header(liar.claim.id)), &mut None);
+    victim.call();
+    assert_eq!(victim.connection.stage(), Stage::Joined);
+}
+
+#[test]
+fn s4_connections_that_wait_for_their_peers_are_all_found() {
+    let mut victim = Victim::new(true);
+    let mut waiting = Vec::new();
+    for _ in 0..30 {
+        victim.call();
+        waiting.push((victim.tuple, std::sync::Arc::clone(&victim.connection)));
+        victim.next();
+    }
+    for (tuple, connection) in waiting {
+        (victim.tuple, victim.connection) = (tuple, connection);
+        assert!(convince(&victim, None, honest), "{tuple:?}");
+    }
+}
+
+#[test]
 fn s6_confirmation_over_another_link_is_none() {
     let victim = Victim::new(true);
     let mut liar = Liar::meet(&victim, true, true);
@@ -207,8 +364,8 @@ fn s6_confirmation_over_another_link_is_none() {
     victim.call();
     let Some(Message::Answer { claim: theirs, proof, .. }) = liar.hear() else { panic!("it answers") };
     let covered = [proof.proposer, proof.answerer];
-    let (side, claims) = (tombolo_sockets::proof::ProofSide::Proposer, [&liar.claim, &theirs]);
-    let proof = tombolo_sockets::proof::prove(side, &liar.history, None, claims, covered).unwrap();
+    let (side, claims) = (ProofSide::Proposer, [&liar.claim, &theirs]);
+    let proof = proof::prove(side, &liar.history, None, claims, covered).unwrap();
     let service = fs::read_to_string(victim.claim_file("waiting")).unwrap();
     let mut other = LocalDomain::in_folder(victim.folder.path()).connect(&service, Deadline::after(SOON)).unwrap();
     other.send(&Message::Confirm { to: theirs.id, proof }.encode(), None).unwrap();
@@ -245,6 +402,58 @@ fn s7_peer_of_another_user_is_not_talked_to() {
             assert_ne!(victim.connection.stage(), Stage::Joined);
         }
     }
+}
+
+#[test]
+fn s7_folder_that_is_not_there_is_told_from_one_that_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let victim = Victim::new(true);
+    let hidden = victim.folder.path().with_extension("elsewhere");
+    fs::rename(victim.folder.path(), &hidden).unwrap();
+    victim.call();
+    fs::rename(hidden, victim.folder.path()).unwrap();
+    assert_eq!(victim.connection.reason(), Some(Reason::Unreachable));
+    let victim = Victim::new(true);
+    fs::set_permissions(victim.folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    victim.call();
+    assert_eq!(victim.connection.reason(), Some(Reason::Folder));
+}
+
+#[test]
+fn s7_folder_that_others_may_write_to_by_now_is_refused_to_the_next_connection() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut victim = Victim::new(true);
+    victim.call();
+    assert!(victim.claim_file("waiting").exists());
+    fs::set_permissions(victim.folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    victim.next();
+    victim.call();
+    assert_eq!(victim.connection.reason(), Some(Reason::Folder));
+    assert!(!victim.claim_file("waiting").exists());
+}
+
+#[test]
+fn s7_process_that_becomes_another_user_is_asked_anew_whether_the_folder_is_its_own() {
+    use std::{io::Write, os::unix::fs::PermissionsExt};
+    if !rustix::process::geteuid().is_root() {
+        let test = "s7_process_that_becomes_another_user_is_asked_anew_whether_the_folder_is_its_own";
+        let _ = writeln!(std::io::stderr(), "SKIP {test} (needs root): only root can become somebody else");
+        return;
+    }
+    let mut victim = Victim::new(true);
+    fs::set_permissions(victim.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    victim.call();
+    fs::set_permissions(victim.folder.path().join("claims"), fs::Permissions::from_mode(0o755)).unwrap();
+    victim.next();
+    victim.call();
+    assert_eq!(victim.connection.reason(), None, "canary");
+    victim.next();
+    // This thread alone, and for good: it ends with the test.
+    let [root, nobody] = [0, 65534].map(rustix::fs::Uid::from_raw);
+    rustix::thread::set_thread_res_uid(root, nobody, root).unwrap();
+    victim.call();
+    rustix::thread::set_thread_res_uid(root, root, root).unwrap();
+    assert_eq!(victim.connection.reason(), Some(Reason::Folder));
 }
 
 #[test]
@@ -327,7 +536,7 @@ fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
     }
     assert!(sent < 2000, "{sent}");
     // An honest end finds its way in all the same.
-    victim.second();
+    victim.next();
     assert!(convince(&victim, None, honest));
 }
 
@@ -340,6 +549,35 @@ fn s7_lock_that_a_member_holds_stops_nobody() {
     victim.call();
     assert!(since.elapsed() < Duration::from_secs(1));
     assert!(victim.claim_file("waiting").exists());
+}
+
+/// A victim whose socket another process has as well, as if made by fork; and that process.
+fn shared() -> (Victim, std::process::Child) {
+    let victim = Victim::new(true);
+    let other = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    let all = [std::sync::Arc::clone(&victim.connection)];
+    victim.process.before_fork(&all).unwrap().parent(Some(other.id()));
+    (victim, other)
+}
+
+fn kill(mut child: std::process::Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn r26_connection_whose_other_process_was_killed_is_claimed_by_the_one_that_is_left() {
+    let (victim, other) = shared();
+    let calls = |count: u32| (0..count).for_each(|_| victim.call());
+    kill(other);
+    calls(40);
+    assert!(!victim.claim_file("waiting").exists(), "not each call looks for the dead");
+    calls(40);
+    assert!(victim.claim_file("waiting").exists());
+    let (victim, other) = shared();
+    (0..80).for_each(|_| victim.call());
+    assert!(!victim.claim_file("waiting").exists(), "canary: both live");
+    kill(other);
 }
 
 // ---- joined

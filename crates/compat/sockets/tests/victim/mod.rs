@@ -76,17 +76,15 @@ impl Play {
     }
 }
 
-/// The descriptor of another connection of a victim, whose ports are the next ones.
-pub const SECOND: RawFd = -2;
-
-pub fn next(tuple: Tuple) -> Tuple {
-    let up = |address: Address| Address { port: address.port + 1, ..address };
-    Tuple { own: up(tuple.own), peer: up(tuple.peer) }
+/// The addresses of a victim's connection that has descriptor `fd`: -1 is its first, and the ports of each other are the next ones.
+fn of_descriptor(first: Tuple, fd: RawFd) -> Tuple {
+    let up = |address: Address| Address { port: address.port + (-1 - fd) as u16, ..address };
+    Tuple { own: up(first.own), peer: up(first.peer) }
 }
 
 impl Kernel for Calm {
     fn tuple(&self, fd: RawFd) -> Option<Tuple> {
-        Some(if fd == SECOND { next(self.tuple) } else { self.tuple })
+        Some(of_descriptor(self.tuple, fd))
     }
     fn cookie(&self, _: RawFd) -> u64 {
         7
@@ -186,10 +184,10 @@ impl Victim {
         connection
     }
 
-    /// Turns to its second connection.
-    pub fn second(&mut self) {
-        self.tuple = next(self.tuple);
-        self.connection = Self::begun(&self.process, self.connection.dialled, SECOND);
+    /// Turns to a new connection of the same process.
+    pub fn next(&mut self) {
+        self.tuple = of_descriptor(self.tuple, -2);
+        self.connection = Self::begun(&self.process, self.connection.dialled, self.connection.fd() - 1);
     }
 
     /// A call of its program.
