@@ -556,7 +556,8 @@ fn shared() -> (Victim, std::process::Child) {
     let victim = Victim::new(true);
     let other = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
     let all = [std::sync::Arc::clone(&victim.connection)];
-    victim.process.before_fork(&all).unwrap().parent(Some(other.id()));
+    let instances = tombolo_sockets::Instances::list();
+    victim.process.before_fork(&all, &instances).unwrap().parent(Some(other.id()));
     (victim, other)
 }
 
@@ -574,10 +575,15 @@ fn r26_connection_whose_other_process_was_killed_is_claimed_by_the_one_that_is_l
     assert!(!victim.claim_file("waiting").exists(), "not each call looks for the dead");
     calls(40);
     assert!(victim.claim_file("waiting").exists());
-    let (victim, other) = shared();
-    (0..80).for_each(|_| victim.call());
-    assert!(!victim.claim_file("waiting").exists(), "canary: both live");
-    kill(other);
+    // However late it dies.
+    for before in [80, 100, 2000] {
+        let (victim, other) = shared();
+        (0..before).for_each(|_| victim.call());
+        assert!(!victim.claim_file("waiting").exists(), "canary: both live");
+        kill(other);
+        (0..200).for_each(|_| victim.call());
+        assert!(victim.claim_file("waiting").exists(), "killed after {before} calls");
+    }
 }
 
 // ---- joined
