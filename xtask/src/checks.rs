@@ -13,6 +13,7 @@ mod prose;
 mod size;
 mod spdx;
 mod tables;
+mod types;
 mod unsafe_places;
 
 pub use tables::write_all as write_tables;
@@ -47,13 +48,14 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 13] = [
+const CHECKS: [Check; 14] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "circles", run: |project| circles::check(&project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
     Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
     Check { name: "names", run: |project| names::check(&project.tree) },
     Check { name: "size", run: |project| size::check(&project.tree) },
+    Check { name: "types", run: |project| types::check(&project.tree) },
     Check { name: "spdx", run: |project| spdx::check(&project.tree) },
     Check { name: "licences", run: |project| licences::check(&project.workspace) },
     Check { name: "locks", run: |project| locks::check(&project.workspace, &project.tree) },

@@ -26,6 +26,7 @@ usage: cargo xtask <command>
   unsafe              unsafe code lives only where docs/unsafe.md says
   names               no function is a bare verb, no type a word that the glossary replaced
   size                no file over the limit of lines; the ten largest
+  types               no type has more than 25 methods; the ten largest
   spdx                each source file begins with its licence
   licences            dependencies come under licences that go with ours
   locks               lock files of bench/ and fuzz/ know what our crates need
