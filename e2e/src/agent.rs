@@ -14,8 +14,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
+use tombolo_os::lock::lock;
 
 const MOUNTS: [(&str, &CStr, &str); 5] = [
     ("proc", c"proc", "/proc"),
@@ -129,10 +130,6 @@ fn send_to_host(line: &Line, what: &ToHost) {
         text.push(b'\n');
         _ = lock(line).write_all(&text);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Loads a kernel module.

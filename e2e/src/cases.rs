@@ -23,13 +23,10 @@ mod vchan;
 use crate::rig::Rig;
 use tombolo_e2e::error::{Error, Result};
 use tombolo_e2e::runner;
-pub use tombolo_e2e::runner::Verdict;
+pub use tombolo_e2e::runner::{Half, Verdict};
 
 /// The host half of a case.
 pub type Case = runner::Case<Rig>;
-
-/// A guest half: its name, and what it does with its arguments.
-pub type Half = (&'static str, fn(&[String]) -> Result<()>);
 
 /// Cheap ones first; those that leave a guest in an odd state last.
 const CASES: [&[Case]; 18] = [

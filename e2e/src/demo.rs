@@ -7,8 +7,7 @@ pub mod knock;
 mod table;
 pub mod volume;
 
-use crate::cases::Half;
-use crate::rig::Rig;
+use crate::parts::Parts;
 use crate::site::{At, Purpose, Site, line};
 use goals::{Goal, Goals};
 use std::io::Write;
@@ -23,6 +22,7 @@ use tombolo_e2e::guest::until;
 use tombolo_e2e::lines::within;
 use tombolo_e2e::process::Process;
 use tombolo_e2e::qemu::Vm;
+use tombolo_e2e::runner::Half;
 
 /// What the machines do for it besides running `tombolo`.
 pub const HALVES: &[Half] = &[
@@ -62,7 +62,7 @@ const LINK_UP: Goal = Goal::Most(1000.0);
 pub const PARTS: [&str; 4] = ["file", "speed", "setup", "volume"];
 
 /// Shows the parts that are asked for, in their order.
-pub fn run(rig: &Rig, effort: Effort, parts: &[&str]) -> Result<()> {
+pub fn run(made_of: &Parts, effort: Effort, parts: &[&str]) -> Result<()> {
     if let Some(unknown) = parts.iter().find(|part| !PARTS.contains(part)) {
         return Err(Error::new(format!(
             "no part of the demonstration is called {unknown}; there are {}",
@@ -70,9 +70,9 @@ pub fn run(rig: &Rig, effort: Effort, parts: &[&str]) -> Result<()> {
         )));
     }
     let wanted = |part| parts.contains(&part);
-    println!("Two machines, a and b, with Linux {}, under QEMU; tombolod on their host.", rig.kernel.release);
+    println!("Two machines, a and b, with Linux {}, under QEMU; tombolod on their host.", made_of.kernel.release);
     let start = Instant::now();
-    let mut site = Site::boot(rig, Purpose::Measuring)?;
+    let mut site = Site::boot(made_of, Purpose::Measuring)?;
     println!("booted in {:.1} s\n", start.elapsed().as_secs_f64());
     let mut goals = Goals::default();
     join(&mut site, &mut goals)?;

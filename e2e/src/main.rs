@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: tombolo.
+//! Layer 4. Uses: os, tombolo.
 //!
 //! The cases that need virtual machines: their host halves run here, their guest halves in the machines, to
 //! which this binary is copied. It prints what libtest would.
@@ -14,6 +14,7 @@
 
 mod cases;
 mod demo;
+mod parts;
 mod rig;
 mod site;
 mod typed;
@@ -21,7 +22,7 @@ mod typed;
 use std::process::ExitCode;
 use tombolo_e2e::agent;
 use tombolo_e2e::error::{Error, Result};
-use tombolo_e2e::runner::{self, Rig as _};
+use tombolo_e2e::runner;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -49,8 +50,8 @@ fn run(words: &[&str], args: &[String]) -> Result<()> {
         ["--module", words @ ..] => runner::run(cases::of_module(), words),
         ["up"] => typed::up(),
         ["run" | "push" | "log" | "down", ..] => typed::ask(words),
-        ["--demo", parts @ ..] => match rig::Rig::prepare() {
-            Ok(rig) => demo::run(&rig, demo::FULL, if parts.is_empty() { &demo::PARTS } else { parts }),
+        ["--demo", parts @ ..] => match parts::Parts::prepare() {
+            Ok(made_of) => demo::run(&made_of, demo::FULL, if parts.is_empty() { &demo::PARTS } else { parts }),
             Err(runner::Lacking::Need(why)) => Err(Error::new(format!("not to be had here: {why}"))),
             Err(runner::Lacking::Fault(why)) => Err(why),
         },

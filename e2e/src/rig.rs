@@ -2,25 +2,17 @@
 //! The machines that cases run in. A machine boots when the first case wants it and serves all that follow; a case
 //! that fails takes it with it.
 
-use crate::cases::{Case, Verdict};
+use crate::parts::{MODULE, Parts};
 use crate::site::{Purpose, Site};
-use std::cell::OnceCell;
-use std::fs::File;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 use tombolo_e2e::control::{Job, Output};
-use tombolo_e2e::debian::{self, Archive, Kernel, Which};
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::Ends;
-use tombolo_e2e::image::{Extra, Image};
 use tombolo_e2e::ivshmem::{Region, Switchboard};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::module;
-use tombolo_e2e::programs::Programs;
-use tombolo_e2e::qemu::{self, Access, Cpus, Spec, Vm};
-use tombolo_e2e::runner::{self, Lacking};
-use tombolo_e2e::vchan;
+use tombolo_e2e::qemu::{Access, Cpus, Spec, Vm};
+use tombolo_e2e::runner::{self, Case, Lacking, Verdict};
 
 /// Bytes of a region that a guest or the host writes.
 pub const REGION: u64 = 4 << 20;
@@ -28,29 +20,13 @@ pub const REGION: u64 = 4 << 20;
 const BELL_REGION: u64 = 1 << 16;
 /// In how many ways a guest can be rung.
 pub const VECTORS: usize = 4;
-/// Where the guest's module is in its image.
-pub const MODULE: &str = "/module.ko";
-/// A kernel that checks what it allocates, and that stops at the first warning.
-const WATCHFUL: &str = "panic_on_warn=1 oops=panic slub_debug=FZPU page_owner=off hung_task_panic=1";
-
-/// Whether guests boot the kernel of `make vm-debug`, which is many times slower.
-pub fn checks_itself() -> bool {
-    std::env::var_os("TOMBOLO_VM_KERNEL").is_some_and(|which| which == "debug")
-}
 
 /// What cases share.
 pub struct Rig {
-    /// Debian's archive.
-    pub archive: Archive,
-    /// The kernel that guests boot.
-    pub kernel: Kernel,
-    module: PathBuf,
-    programs: OnceCell<Result<Programs>>,
-    vchans: OnceCell<Result<Vec<Extra>>>,
+    /// What machines are made of.
+    pub parts: Parts,
     solo: Option<Guest>,
     site: Option<Site>,
-    /// Held while the rig is there: what is built for guests is in one place.
-    _lock: File,
 }
 
 impl runner::Rig for Rig {
@@ -58,34 +34,10 @@ impl runner::Rig for Rig {
 
     /// Gets the kernel and builds the module; no machine yet.
     fn prepare() -> std::result::Result<Self, Lacking> {
-        let need = |why: Error| Lacking::Need(why.to_string());
-        for (program, package) in [(qemu::PROGRAM, "qemu-system-x86"), ("make", "make"), ("cc", "gcc")] {
-            let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-            version.context(format!("no {program} (package {package})")).map_err(need)?;
-        }
-        let archive = Archive::open().map_err(need)?;
-        let kernel = match std::env::var("TOMBOLO_VM_KERNEL").as_deref() {
-            Ok("debug") => archive.debug_kernel(),
-            Ok("newest") => archive.kernel(Which::Newest, true),
-            _ => archive.kernel(Which::Stable, true),
-        };
-        let kernel = kernel.context("no kernel to boot").map_err(need)?;
-        let target = module::target().map_err(Lacking::Fault)?;
-        let lock = debian::lock(&target.join("lock")).map_err(Lacking::Fault)?;
-        let module = module::build(&module::source(), &kernel, &[]).map_err(Lacking::Fault)?;
-        Ok(Self {
-            archive,
-            kernel,
-            module,
-            programs: OnceCell::new(),
-            vchans: OnceCell::new(),
-            solo: None,
-            site: None,
-            _lock: lock,
-        })
+        Ok(Self { parts: Parts::prepare()?, solo: None, site: None })
     }
 
-    fn run(&mut self, case: &Case) -> Result<Verdict> {
+    fn run(&mut self, case: &Case<Self>) -> Result<Verdict> {
         let verdict = (case.run)(self);
         let fault = self.solo.as_mut().and_then(Guest::fault).or_else(|| self.site.as_mut().and_then(Site::fault));
         if verdict.is_ok() && fault.is_none() {
@@ -112,52 +64,22 @@ impl Rig {
         self.site.take().map_or(Ok(()), Site::finish)
     }
 
-    /// Tombolo's own programs, built when they are first wanted.
-    pub fn programs(&self) -> Result<&Programs> {
-        self.programs.get_or_init(Programs::build).as_ref().map_err(Clone::clone)
-    }
-
-    /// Programs that speak through vchans, likewise.
-    pub fn vchans(&self) -> Result<&[Extra]> {
-        self.vchans.get_or_init(vchan::apart).as_deref().map_err(Clone::clone)
-    }
-
     /// The two machines with brokers, booted when they are first wanted, for a case that leaves them as they were.
     pub fn site(&mut self) -> Result<&mut Site> {
         if self.site.is_none() {
             self.rest()?;
-            self.site = Some(Site::boot(self, Purpose::Cases)?);
+            self.site = Some(Site::boot(&self.parts, Purpose::Cases)?);
         }
         let site = self.site.as_mut().ok_or_else(|| Error::new("no site"))?;
         site.serve()?;
         Ok(site)
     }
 
-    /// A machine to be, with the agent and the module in it.
-    pub fn spec(&self, name: &str) -> Result<Spec> {
-        self.spec_with(name, |_| Ok(()))
-    }
-
-    /// The same with what `more` adds to its files.
-    pub fn spec_with(&self, name: &str, more: impl FnOnce(&mut Image) -> Result<()>) -> Result<Spec> {
-        let mut image = Image::with_agent()?;
-        image.add(MODULE.trim_start_matches('/'), &self.module)?;
-        more(&mut image)?;
-        let mut spec = Spec::new(name, self.kernel.image(), image.seal()?);
-        spec.append = WATCHFUL.to_owned();
-        if checks_itself() {
-            // What KASAN and lockdep write down takes room.
-            spec.memory = 768;
-        }
-        spec.kvm = std::env::var_os("TOMBOLO_VM_KVM").is_some_and(|wanted| wanted == "1");
-        Ok(spec)
-    }
-
     /// The guest that shares regions with the host, its module loaded.
     pub fn solo(&mut self) -> Result<&mut Guest> {
         if self.solo.is_none() {
             let mut board = Switchboard::new(VECTORS);
-            let mut guest = Guest::boot(self.spec("solo")?, &mut board)?;
+            let mut guest = Guest::boot(self.parts.spec("solo")?, &mut board)?;
             let host = board.join_host()?;
             let (own, peer) = (Region::new(REGION)?, Region::new(REGION)?);
             guest.attach(own, peer, host, Access::Read)?;
@@ -170,7 +92,7 @@ impl Rig {
     /// Two guests that share regions with each other, their modules loaded.
     pub fn pair(&self) -> Result<(Guest, Guest, Switchboard)> {
         let mut board = Switchboard::new(VECTORS);
-        let (mut spec_a, mut spec_b) = (self.spec("a")?, self.spec("b")?);
+        let (mut spec_a, mut spec_b) = (self.parts.spec("a")?, self.parts.spec("b")?);
         (spec_a.cpus, spec_b.cpus) = (Cpus::One, Cpus::One);
         let mut a = Guest::boot(spec_a, &mut board)?;
         let mut b = Guest::boot(spec_b, &mut board)?;

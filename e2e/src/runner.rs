@@ -26,6 +26,9 @@ pub struct Case<R> {
     pub run: fn(&mut R) -> Result<Verdict>,
 }
 
+/// A guest half: its name, and what it does with its arguments.
+pub type Half = (&'static str, fn(&[String]) -> Result<()>);
+
 /// Why there is no rig.
 pub enum Lacking {
     /// The machine has not what it takes: cases are skipped.

@@ -2,7 +2,7 @@
 //! Two machines and their host as users have them: `tombolod` on the host and in each machine, a device for each machine
 //! from boot, memory plugged at run time, programs in the machines and on the host.
 
-use crate::rig::{MODULE, Rig};
+use crate::parts::{MODULE, Parts};
 use std::time::Instant;
 use tombolo_e2e::broker::Broker;
 use tombolo_e2e::control::Job;
@@ -72,14 +72,14 @@ pub struct Site {
 
 impl Site {
     /// Boots all of it, without links.
-    pub fn boot(rig: &Rig, purpose: Purpose) -> Result<Self> {
-        Self::boot_with(rig, &Plan { purpose, config: CONFIG, modules: &[] }, |_| Ok(()))
+    pub fn boot(parts: &Parts, purpose: Purpose) -> Result<Self> {
+        Self::boot_with(parts, &Plan { purpose, config: CONFIG, modules: &[] }, |_| Ok(()))
     }
 
     /// The same by a plan, with machines as `adjust` makes them.
-    pub fn boot_with(rig: &Rig, plan: &Plan<'_>, mut adjust: impl FnMut(&mut Spec) -> Result<()>) -> Result<Self> {
+    pub fn boot_with(parts: &Parts, plan: &Plan<'_>, mut adjust: impl FnMut(&mut Spec) -> Result<()>) -> Result<Self> {
         let purpose = plan.purpose;
-        let broker = Broker::start(rig.programs()?, plan.config)?;
+        let broker = Broker::start(parts.programs()?, plan.config)?;
         let mut network = match purpose {
             Purpose::Measuring => Network::open(),
             Purpose::Cases => Err(Error::new("not wanted")),
@@ -88,7 +88,7 @@ impl Site {
         let mut plan = |name: &str| -> Result<(Spec, String)> {
             let place = network.as_mut().map_err(|why| why.clone()).and_then(Network::tap);
             let modules = if place.is_ok() { modules::NETWORK } else { plan.modules };
-            let mut spec = spec(rig, name, purpose, modules)?;
+            let mut spec = spec(parts, name, purpose, modules)?;
             spec.args.extend(broker.snippet(name)?);
             adjust(&mut spec)?;
             if purpose == Purpose::Measuring {
@@ -263,16 +263,16 @@ pub fn line(vm: &mut Vm, job: Job, word: &str, deadline: Instant) -> Result<Stri
 }
 
 /// A machine with everything in it that a user would install.
-fn spec(rig: &Rig, name: &str, purpose: Purpose, modules: &[&str]) -> Result<Spec> {
-    let mut spec = rig.spec_with(name, |image| {
+fn spec(parts: &Parts, name: &str, purpose: Purpose, modules: &[&str]) -> Result<Spec> {
+    let mut spec = parts.spec_with(name, |image| {
         for program in ["tombolo", "tombolod"] {
-            image.add_program(&format!("bin/{program}"), rig.programs()?.path(program)?)?;
+            image.add_program(&format!("bin/{program}"), parts.programs()?.path(program)?)?;
         }
-        for (name, from) in if purpose == Purpose::Cases { rig.vchans()? } else { &[] } {
+        for (name, from) in if purpose == Purpose::Cases { parts.vchans()? } else { &[] } {
             image.add_program(name, from)?;
         }
-        image.add_busybox(&rig.archive.file("busybox-static", "bin/busybox")?)?;
-        add_modules(rig, image, modules)
+        image.add_busybox(&parts.archive.file("busybox-static", "bin/busybox")?)?;
+        add_modules(parts, image, modules)
     })?;
     (spec.cpus, spec.reboots) = (Cpus::One, true);
     if purpose == Purpose::Measuring {
@@ -283,9 +283,9 @@ fn spec(rig: &Rig, name: &str, purpose: Purpose, modules: &[&str]) -> Result<Spe
 }
 
 /// Modules of the kernel, and a file that says in which order they are loaded.
-fn add_modules(rig: &Rig, image: &mut Image, names: &[&str]) -> Result<()> {
+fn add_modules(parts: &Parts, image: &mut Image, names: &[&str]) -> Result<()> {
     let mut order = Vec::new();
-    for file in modules::of(&rig.kernel, names)? {
+    for file in modules::of(&parts.kernel, names)? {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let name = format!("modules/{}.ko", name.split('.').next().unwrap_or_default());
         image.add_bytes(&name, &modules::content(&file)?);

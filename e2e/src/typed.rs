@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two machines and their links for somebody who types.
 
-use crate::rig::Rig;
+use crate::parts::Parts;
 use crate::site::{Purpose, Site};
 use std::path::Path;
 use tombolo_e2e::control::Control;
@@ -9,7 +9,7 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::qemu::Vm;
-use tombolo_e2e::runner::{Lacking, Rig as _};
+use tombolo_e2e::runner::Lacking;
 use tombolo_e2e::up::{self, Machines};
 use tombolo_e2e::wire::End;
 
@@ -17,11 +17,11 @@ struct Typed(Site);
 
 /// Boots two machines, links them with each other and their host, and serves them until it is told to end them.
 pub fn up() -> Result<()> {
-    let rig = Rig::prepare().map_err(|why| match why {
+    let parts = Parts::prepare().map_err(|why| match why {
         Lacking::Need(why) => Error::new(format!("not to be had here: {why}")),
         Lacking::Fault(why) => why,
     })?;
-    let mut site = Site::boot(&rig, Purpose::Cases)?;
+    let mut site = Site::boot(&parts, Purpose::Cases)?;
     for (one, other) in [("a", "b"), ("a", "host"), ("b", "host")] {
         site.link(one, other)?;
     }

@@ -11,9 +11,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+use tombolo_os::lock::lock;
 
 /// For how long one who waits for a command keeps others from theirs.
 const TURN: Duration = Duration::from_millis(20);
@@ -166,10 +167,6 @@ fn follow<M: Machines>(host: &Mutex<Option<M>>, at: &str, job: Job, stream: &mut
         drop(host);
         thread::yield_now();
     }
-}
-
-fn lock<M>(machines: &Mutex<Option<M>>) -> MutexGuard<'_, Option<M>> {
-    machines.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn send_to_client(stream: &mut UnixStream, what: &ToHost) -> Result<()> {

@@ -3,6 +3,7 @@
 
 mod circles;
 mod clauses;
+mod columns;
 mod docs;
 mod header;
 mod layers;
@@ -15,6 +16,7 @@ mod spdx;
 mod summaries;
 mod surface;
 mod tables;
+mod types;
 mod unsafe_places;
 
 pub use tables::write_all as write_tables;
@@ -50,13 +52,14 @@ pub struct Check {
     run: fn(&Project) -> Report,
 }
 
-const CHECKS: [Check; 15] = [
+const CHECKS: [Check; 17] = [
     Check { name: "layers", run: |project| layers::check(&project.workspace, &project.tree) },
     Check { name: "circles", run: |project| circles::check(&project.tree) },
     Check { name: "clauses", run: |project| clauses::check(&project.tree) },
     Check { name: "unsafe", run: |project| unsafe_places::check(&project.workspace, &project.tree) },
     Check { name: "names", run: |project| names::check(&project.tree) },
     Check { name: "size", run: |project| size::check(&project.tree) },
+    Check { name: "types", run: |project| types::check(&project.tree) },
     Check { name: "spdx", run: |project| spdx::check(&project.tree) },
     Check { name: "licences", run: |project| licences::check(&project.workspace) },
     Check { name: "locks", run: |project| locks::check(&project.workspace, &project.tree) },
@@ -65,6 +68,7 @@ const CHECKS: [Check; 15] = [
     Check { name: "summaries", run: |project| summaries::check(&project.workspace, &project.tree) },
     Check { name: "docs", run: |project| docs::check(&project.tree) },
     Check { name: "prose", run: |project| prose::check(&project.tree) },
+    Check { name: "columns", run: |project| columns::check(&project.tree) },
     Check { name: "tables", run: |project| tables::check(&project.tree) },
 ];
 

@@ -28,6 +28,7 @@ usage: cargo xtask <command>
   unsafe              unsafe code lives only where docs/unsafe.md says
   names               no function is a bare verb, no type a word that the glossary replaced
   size                no file over the limit of lines; the ten largest
+  types               no type has more than 25 methods; the ten largest
   spdx                each source file begins with its licence
   licences            dependencies come under licences that go with ours
   locks               lock files of bench/ and fuzz/ know what our crates need
@@ -36,6 +37,7 @@ usage: cargo xtask <command>
   summaries           what is said of a public item begins with what it does, not with a clause
   docs                relative links in *.md lead somewhere
   prose               no sentence of *.md has more than 40 words; --rust: none of a doc comment
+  columns             no line of prose in *.md has more than 100 columns
   tables              tables of results hold what the recorded runs do
 
   table               make those tables again, in place

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: layout, mem, control, sockets, backends, bench, tombolo.
+//! Layer 4. Uses: os, layout, mem, control, sockets, backends, bench, tombolo.
 //!
 //! The command `tombolo VERB`: one module of `cmd` for each verb.
 //!

@@ -56,7 +56,7 @@ impl Terminal {
     }
 
     /// Takes in what the program has drawn by now.
-    fn look(&mut self) -> String {
+    fn read_screen(&mut self) -> String {
         let mut bytes = [0; 4096];
         let now = Timespec::try_from(Duration::from_millis(1)).unwrap();
         let Some(master) = &mut self.master else { return String::new() };
@@ -72,7 +72,7 @@ impl Terminal {
     fn wait(&mut self, what: &str, mut is: impl FnMut(&vt100::Screen) -> bool) -> String {
         let mut text = String::new();
         wait_until(what, || {
-            text = self.look();
+            text = self.read_screen();
             assert!(self.child.try_wait().unwrap().is_none(), "it has ended: {text}");
             is(self.emulator.screen())
         });
@@ -103,11 +103,11 @@ impl Terminal {
     fn ended(mut self) -> ExitStatus {
         let mut status = None;
         wait_until("top ends", || {
-            self.look();
+            self.read_screen();
             status = self.child.try_wait().unwrap();
             status.is_some()
         });
-        self.look();
+        self.read_screen();
         let screen = self.emulator.screen();
         assert!(!screen.alternate_screen() && !screen.hide_cursor(), "the screen is given back");
         assert!(self.is_as_before(), "keys are seen again and come in lines");
@@ -165,7 +165,7 @@ fn top_fits_the_terminal_whatever_its_size_becomes() {
         tcsetwinsize(top.master.as_ref().unwrap(), size(rows, columns)).unwrap();
         let wanted: String = "q quit  sort: r rate  c calls".chars().take(columns.into()).collect();
         wait_until("it is drawn anew", || {
-            top.look();
+            top.read_screen();
             let screen = top.emulator.screen();
             let rows: Vec<String> = screen.rows(0, columns).collect();
             let keys = rows.iter().filter(|row| row.starts_with(wanted.trim_end())).count();
@@ -198,7 +198,7 @@ fn control_z_gives_the_terminal_back_until_it_goes_on() {
     let stat = format!("/proc/{}/stat", top.child.id());
     wait_until("it is stopped", || std::fs::read_to_string(&stat).unwrap().contains(") T "));
     wait_until("the screen is given back", || {
-        top.look();
+        top.read_screen();
         !top.emulator.screen().alternate_screen()
     });
     assert!(top.is_as_before());

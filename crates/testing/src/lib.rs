@@ -2,8 +2,10 @@
 //! Layer testing. Uses: domain, layout, mem.
 //!
 //! What the tests of several crates share. [`harsh`] is a hypervisor in one process that has the bad habits of all
-//! hypervisors at once. [`mod@conformance`] is the suite that every backend must pass. No crate that ships depends on this one.
+//! hypervisors at once. [`mod@conformance`] is the suite that every backend must pass, [`waits`] what hostile tests
+//! have threads wait for. No crate that ships depends on this one.
 #![forbid(unsafe_code)]
 
 pub mod conformance;
 pub mod harsh;
+pub mod waits;

@@ -2,7 +2,8 @@
 //! Event channels: who rings is heard by who sleeps, and by nobody else; and who rings too much is not heard at once.
 
 use super::{Case, Half, Verdict};
-use crate::rig::{Guest, Rig, checks_itself};
+use crate::parts::checks_itself;
+use crate::rig::{Guest, Rig};
 use rustix::event::{EventfdFlags, PollFlags, epoll, eventfd};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;

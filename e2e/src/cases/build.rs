@@ -20,7 +20,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn newest(rig: &mut Rig) -> Result<Verdict> {
-    match rig.archive.kernel(Which::Newest, false) {
+    match rig.parts.archive.kernel(Which::Newest, false) {
         Ok(kernel) => module::build(&module::source(), &kernel, &[]).map(|_| Verdict::Done),
         Err(why) => Ok(Verdict::Skip { need: "backports", why: why.to_string() }),
     }
@@ -36,7 +36,7 @@ fn sparse(rig: &mut Rig) -> Result<Verdict> {
     if let Some(skip) = no_sparse() {
         return Ok(skip);
     }
-    module::build(&module::source(), &rig.kernel, &["C=2"])?;
+    module::build(&module::source(), &rig.parts.kernel, &["C=2"])?;
     Ok(Verdict::Done)
 }
 
@@ -60,11 +60,11 @@ fn canary(rig: &Rig, code: &str, flags: &[&str], what: &str) -> Result<Verdict> 
     let file = folder.join("vector.c");
     let text = fs::read_to_string(&file)?;
     fs::write(&file, text + code)?;
-    let why = module::build(&folder, &rig.kernel, flags).err().map(|why| why.to_string()).unwrap_or_default();
+    let why = module::build(&folder, &rig.parts.kernel, flags).err().map(|why| why.to_string()).unwrap_or_default();
     fs::remove_dir_all(folder)?;
     ensure!(why.contains(what), "it went unseen: {why}");
     // What the guests load is the good one.
-    module::build(&module::source(), &rig.kernel, &[])?;
+    module::build(&module::source(), &rig.parts.kernel, &[])?;
     Ok(Verdict::Done)
 }
 

@@ -14,7 +14,7 @@ pub const CASES: &[Case] = &[
 ];
 
 fn fault(rig: &mut Rig) -> Result<Verdict> {
-    let mut vm = Vm::boot(rig.spec("faulty")?)?;
+    let mut vm = Vm::boot(rig.parts.spec("faulty")?)?;
     vm.run(&["/agent", "guest", "lifetime::say", "WARNING: planted"], within(60))?;
     let why = vm.finish().err().map(|why| why.to_string()).unwrap_or_default();
     ensure!(why.contains("tells of a fault") && why.contains("planted"), "the fault went unseen: {why}");
@@ -22,7 +22,7 @@ fn fault(rig: &mut Rig) -> Result<Verdict> {
 }
 
 fn panic(rig: &mut Rig) -> Result<Verdict> {
-    let mut vm = Vm::boot(rig.spec("panicky")?)?;
+    let mut vm = Vm::boot(rig.parts.spec("panicky")?)?;
     let why = vm.run(&["/agent", "guest", "lifetime::panic"], within(60)).err().map(|why| why.to_string());
     let why = why.unwrap_or_default();
     ensure!(why.contains("the guest is gone"), "the panic went unseen: {why}");

@@ -2,7 +2,8 @@
 //! The module comes and goes.
 
 use super::{Case, Half, Verdict};
-use crate::rig::{MODULE, Rig};
+use crate::parts::MODULE;
+use crate::rig::Rig;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};

@@ -17,7 +17,7 @@ pub const CASES: &[Case] = &[
 
 fn joins(rig: &mut Rig) -> Result<Verdict> {
     rig.rest()?;
-    let mut site = Site::boot(rig, Purpose::Measuring)?;
+    let mut site = Site::boot(&rig.parts, Purpose::Measuring)?;
     let host = match &site.network {
         Ok(network) => network.host(),
         Err(why) => return Ok(Verdict::Skip { need: "netns", why: why.to_string() }),
@@ -40,6 +40,6 @@ fn demo(rig: &mut Rig) -> Result<Verdict> {
         return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
     }
     rig.rest()?;
-    demo::run(rig, demo::QUICK, &demo::PARTS)?;
+    demo::run(&rig.parts, demo::QUICK, &demo::PARTS)?;
     Ok(Verdict::Done)
 }

@@ -49,7 +49,7 @@ fn machines(rig: &mut Rig, program: &str, server: (At, u16), client: (At, u16)) 
 
 /// The host is the client in one spelling and the server in the other.
 fn host(rig: &mut Rig) -> Result<Verdict> {
-    let programs = rig.vchans()?.to_vec();
+    let programs = rig.parts.vchans()?.to_vec();
     let site = rig.site()?;
     site.link("a", "host")?;
     let folder = Scratch::new("vchan")?;

@@ -5,7 +5,7 @@ use std::{
     io::{self, IoSlice},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use rustix::{
 };
 use tombolo_control::{Envelope, Message, Name, VERSION, channel_is_sound};
 use tombolo_domain::{Deadline, Error, Result, wait_readable};
+use tombolo_os::{lock::lock, passing};
 
 use crate::{
     link::VmEndpoint,
@@ -40,12 +41,12 @@ pub(crate) struct Idle(Mutex<Option<(PathBuf, Credentials, Client)>>);
 
 impl Idle {
     fn take_idle(&self, path: &Path) -> Option<Client> {
-        let (reached, who, client) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let (reached, who, client) = lock(&self.0).take()?;
         (reached == path && who == myself()).then_some(client)
     }
 
     fn store_idle(&self, path: &Path, client: Client) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((path.into(), myself(), client));
+        *lock(&self.0) = Some((path.into(), myself(), client));
     }
 }
 
@@ -116,13 +117,9 @@ impl Client {
 
     fn send_message(&self, serial: u32, message: Message) -> Result<()> {
         let bytes = Envelope { serial, message }.encode();
-        let sent = rustix::net::sendmsg(
-            &self.socket,
-            &[IoSlice::new(&bytes)],
-            &mut Default::default(),
-            SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-        );
-        sent.map(drop).map_err(|error| Error::os("sendmsg to the broker", error))
+        passing::send(&self.socket, &[IoSlice::new(&bytes)], &[], SendFlags::DONTWAIT)
+            .map(drop)
+            .map_err(|error| Error::os("sendmsg to the broker", error))
     }
 
     /// The answer to a question about `address`. A refusal is the error that it means.
@@ -243,13 +240,7 @@ fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint
 
 #[cfg(test)]
 mod tests {
-    use std::mem::MaybeUninit;
-
-    use rustix::{
-        event::EventfdFlags,
-        fs::MemfdFlags,
-        net::{SendAncillaryBuffer, SendAncillaryMessage},
-    };
+    use rustix::{event::EventfdFlags, fs::MemfdFlags};
     use tombolo_control::code;
     use tombolo_domain::{Endpoint as _, Memory as _};
 
@@ -349,12 +340,9 @@ mod tests {
     }
 
     fn send_as_broker(socket: &OwnedFd, message: Message, memories: &[OwnedFd]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
         let descriptors: Vec<_> = memories.iter().map(AsFd::as_fd).collect();
-        assert!(descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(&descriptors)));
         let bytes = Envelope { serial: 0, message }.encode();
-        rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).unwrap();
+        passing::send(socket, &[IoSlice::new(&bytes)], &descriptors, SendFlags::empty()).unwrap();
     }
 
     #[test]

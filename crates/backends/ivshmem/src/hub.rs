@@ -10,18 +10,19 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 use rustix::{
-    event::{Timespec, epoll},
+    event::{PollFlags, Timespec, epoll},
     io::Errno,
 };
 use tombolo_control::Message;
 use tombolo_domain::{Deadline, Doorbell, Error, Liveness, Result, Slot, Spin, Woken};
+use tombolo_os::{lock::lock, poll::polls_as};
 
 use crate::{
     mailbox::{self, OwnPage, PeerPage},
@@ -111,7 +112,7 @@ impl Hub {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 
     pub(crate) fn port(&self) -> &Port {
@@ -184,7 +185,9 @@ impl Hub {
     pub(crate) fn liveness(&self) -> Liveness {
         let mut known = self.known();
         // Before the broker, which says Close of a link that was taken away as well.
-        if let Some(device) = self.port.hang_up().filter(|_| known.hangs_up && socket::hung_up(self.port.own().fd())) {
+        if let Some(device) =
+            self.port.hang_up().filter(|_| known.hangs_up && polls_as(self.port.own().fd(), PollFlags::HUP))
+        {
             self.unwatch(device);
             known.hangs_up = false;
             self.end(&mut known, Liveness::Revoked);

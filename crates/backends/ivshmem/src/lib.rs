@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 2. Uses: layout, mem, domain, control.
+//! Layer 2. Uses: os, layout, mem, domain, control.
 //!
 //! The backend between virtual machines under QEMU, and between a virtual machine and its host. Memory is a slice of an
 //! ivshmem device, doorbells are its interrupts, and the rendezvous is the broker (`tombolod`) of one's own kernel,

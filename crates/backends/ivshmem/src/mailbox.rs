@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! V-4, V-5. The first page of a slice: what one end says to the other, and which of the other's segments it let go.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tombolo_domain::{Error, Result};
 use tombolo_layout::{
@@ -11,6 +11,7 @@ use tombolo_layout::{
 use tombolo_mem::{
     MappedPeerWord, OwnBytes, OwnControl, OwnData, OwnSegment, OwnWord, PeerData, PeerSegment, PeerWord,
 };
+use tombolo_os::lock::lock;
 
 /// V-4. The version of the page.
 const VERSION: u64 = 1;
@@ -227,7 +228,7 @@ impl Mapped {
         if new.len > max {
             return bad(&format!("at most {max:#x} were agreed"));
         }
-        let mut mapped = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapped = lock(&self.0);
         let clash = |old: &Passed| old.handle == new.handle || (old.offset < end && new.offset < old.offset + old.len);
         if mapped.iter().any(clash) {
             return bad("passed before, and not let go of yet");
@@ -250,7 +251,7 @@ pub(crate) struct SegmentRelease {
 impl Drop for SegmentRelease {
     fn drop(&mut self) {
         if let Some(Mapped(mapped)) = &self.mapped {
-            mapped.lock().unwrap_or_else(PoisonError::into_inner).retain(|it| *it != self.passed);
+            lock(mapped).retain(|it| *it != self.passed);
         }
         self.page.let_go(self.passed.handle, self.passed.serial);
     }

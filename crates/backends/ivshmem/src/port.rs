@@ -9,7 +9,6 @@ use std::{
     sync::OnceLock,
 };
 
-use rustix::event::EventfdFlags;
 use tombolo_domain::{Error, Result};
 use tombolo_mem::{OwnSegment, PeerSegment};
 
@@ -28,8 +27,7 @@ pub(crate) type Range = (u64, u64);
 
 /// An eventfd that was rung so often.
 pub(crate) fn event(rung: u32) -> Result<OwnedFd> {
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    rustix::event::eventfd(rung, flags).map_err(|error| Error::os("eventfd", error))
+    tombolo_os::event::eventfd(rung).map_err(|error| Error::os("eventfd", error))
 }
 
 #[derive(Debug)]

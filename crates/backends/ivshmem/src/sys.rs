@@ -11,7 +11,7 @@ use std::{
     ffi::c_void,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use rustix::{
@@ -19,6 +19,7 @@ use rustix::{
     ioctl::{Ioctl, IoctlOutput, Opcode, ioctl},
 };
 use tombolo_mem::OwnSegment;
+use tombolo_os::lock::lock;
 
 use crate::uapi::{self, EventfdArgs, Info, LinkArgs, RangeArgs, RingArgs, SliceArgs, SlicesArgs};
 
@@ -122,7 +123,7 @@ impl OwnMemory {
     /// Maps a range of which nothing is mapped yet.
     pub(crate) fn map(&self, offset: u64, len: usize) -> std::io::Result<OwnSegment> {
         let end = offset.checked_add(len as u64).filter(|end| *end <= self.len).ok_or(Errno::INVAL)?;
-        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapped = lock(&self.mapped);
         if mapped.iter().any(|(at, len)| *at < end && offset < at + len) {
             return Err(Errno::BUSY.into());
         }
@@ -136,7 +137,7 @@ impl OwnMemory {
 
     /// Whether what was mapped from `offset` on still is.
     pub(crate) fn is_mapped(&self, offset: u64) -> bool {
-        let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapped = lock(&self.mapped);
         mapped.iter().any(|(at, _)| *at == offset)
     }
 }
@@ -150,7 +151,7 @@ struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapped = lock(&self.mapped);
         mapped.retain(|(at, _)| *at != self.offset);
     }
 }

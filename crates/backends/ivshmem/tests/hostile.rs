@@ -3,13 +3,16 @@
 
 mod support;
 
-use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{os::fd::OwnedFd, time::Duration};
 
 use support::{SLICE, World, accept};
 use tombolo_control::{Life as Told, SLICES_AT};
-use tombolo_domain::{Deadline, Doorbell, Endpoint, Error, Liveness, Received, Rendezvous, Slot, Woken, wait_readable};
+use tombolo_domain::{Deadline, Endpoint, Error, Liveness, Received, Rendezvous, Slot, Woken, wait_readable};
 use tombolo_mem::{OwnWord, PeerWord};
-use tombolo_testing::conformance::{self, eventually};
+use tombolo_testing::{
+    conformance::{self, eventually},
+    waits::wait_at_both_slots,
+};
 
 /// A good end in `a`, and the slice of its peer in `b`, to be written at will.
 struct Victim {
@@ -227,24 +230,6 @@ fn v7_memory_that_goes_is_revoked_and_kills_nobody() {
     let _ = victim.peer.recv(0).map(|it| it.map(|it| it.segment.map(|it| it.word(0).load_acquire().hint())));
 }
 
-/// Waits for the end of both slots of `bell`, without a deadline, in threads of their own; how each ended.
-fn wait_for_ever(bell: &Arc<dyn Doorbell>) -> std::sync::mpsc::Receiver<Woken> {
-    let (done, ended) = std::sync::mpsc::channel();
-    for slot in Slot::ALL {
-        let (bell, done) = (Arc::clone(bell), done.clone());
-        std::thread::spawn(move || {
-            let woken = loop {
-                match bell.wait(slot, Deadline::NEVER).unwrap() {
-                    Woken::Notified => bell.drain(slot),
-                    other => break other,
-                }
-            };
-            done.send(woken)
-        });
-    }
-    ended
-}
-
 #[test]
 fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     let Victim { world: _world, mut link, mut peer, memory: _memory } = Victim::new();
@@ -252,10 +237,10 @@ fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     conformance::receive(&mut *link, support::patience()).unwrap();
     let bell = link.doorbell().unwrap();
     let life = link.liveness();
-    let ended = wait_for_ever(&bell);
+    let ended = wait_at_both_slots(&bell);
     assert!(ended.recv_timeout(Duration::from_millis(50)).is_err(), "canary: nobody is caught at anything yet");
     bell.end_waits();
-    for waits in [ended, wait_for_ever(&bell)] {
+    for waits in [ended, wait_at_both_slots(&bell)] {
         for _ in Slot::ALL {
             assert_eq!(waits.recv_timeout(Duration::from_secs(20)), Ok(Woken::PeerGone));
         }

@@ -27,8 +27,7 @@
 //! Needs Linux 5.8 (`RWF_NOWAIT` on an eventfd); [`Bell::new`] checks once that a bell really rings.
 
 use std::{
-    io::IoSliceMut,
-    mem::MaybeUninit,
+    io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{
         Arc, OnceLock,
@@ -37,16 +36,13 @@ use std::{
     time::Duration,
 };
 
-use rustix::{
-    event::{EventfdFlags, Timespec, epoll},
-    fs::OFlags,
-    io::{Errno, ReadWriteFlags},
+use rustix::{event::epoll, fs::OFlags, io::Errno};
+use tombolo_domain::{Deadline, Doorbell, Error, Result, Slot, Woken};
+use tombolo_os::{
+    event::{full_eventfd, raise_full},
+    poll::lowest_event,
+    reserved::ReservedFd,
 };
-use tombolo_domain::{Deadline, Doorbell, Error, Result, Slot, Woken, aside::ReservedFd};
-
-/// Rings that a bell is good for: at a million a second, half a million years. It is all that a counter holds, so that
-/// the first ring is what makes room.
-const FILL: u64 = u64::MAX - 1;
 
 /// What the events of a bell's epoll instance are about.
 const RUNG: u64 = 0;
@@ -73,7 +69,7 @@ impl Bell {
         static WORKS: OnceLock<bool> = OnceLock::new();
         let bell = Self::make(control)?;
         let works = WORKS.get_or_init(|| {
-            raise(bell.event.as_fd());
+            raise_full(&bell.event);
             let rung = matches!(bell.wait(Deadline::after(Duration::ZERO)), Ok(Woken::Notified));
             bell.drain();
             rung
@@ -86,9 +82,7 @@ impl Bell {
     }
 
     fn make(control: BorrowedFd<'_>) -> Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let event = rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))?;
-        rustix::io::write(&event, &FILL.to_ne_bytes()).map_err(|error| Error::os("write to an eventfd", error))?;
+        let event = full_eventfd().map_err(|error| Error::os("eventfd", error))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
         let [event, epoll] = [event, epoll].map(crate::aside);
         let (event, epoll) = (event?, epoll?);
@@ -115,7 +109,7 @@ impl Bell {
     /// Ends every wait from now on: this end's link is no more.
     pub(crate) fn give_up(&self) {
         self.over.store(true, Ordering::Relaxed);
-        raise(self.event.as_fd());
+        raise_full(&self.event);
     }
 
     fn wait(&self, deadline: Deadline) -> Result<Woken> {
@@ -127,7 +121,7 @@ impl Bell {
             match self.take_event(left) {
                 Ok(Some(RUNG)) if self.over.load(Ordering::Relaxed) => {
                     // It stays readable, as a hang-up does.
-                    raise(self.event.as_fd());
+                    raise_full(&self.event);
                     return Ok(Woken::PeerGone);
                 }
                 Ok(Some(RUNG)) => {
@@ -141,7 +135,8 @@ impl Bell {
                 Ok(Some(_)) => return Ok(Woken::PeerGone),
                 Ok(None) if self.over.load(Ordering::Relaxed) => return Ok(Woken::PeerGone),
                 Ok(None) if left.is_some_and(|left| left.is_zero()) => return Ok(Woken::TimedOut),
-                Ok(None) | Err(Errno::INTR) => {}
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(Error::os("epoll_wait", error)),
             }
         }
@@ -163,32 +158,15 @@ impl Bell {
     /// Puts a ring that `wait` took back on the list.
     fn put_back(&self) {
         if self.taken.swap(false, Ordering::SeqCst) {
-            raise(self.event.as_fd());
+            raise_full(&self.event);
         }
     }
 
-    /// Takes what is on the ready list, waiting for it for at most `left`: a ring, before a hang-up.
-    fn take_event(&self, left: Option<Duration>) -> rustix::io::Result<Option<u64>> {
-        let mut events = [MaybeUninit::uninit(); 2];
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        let (events, _) = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            // Before Linux 5.11 epoll knows whole milliseconds only; `wait` comes back for a deadline not yet reached.
-            Err(Errno::NOSYS) => {
-                let whole = left.map(|left| Duration::from_millis((left.as_millis() + 1).min(1 << 30) as u64));
-                let timeout = whole.and_then(|left| Timespec::try_from(left).ok());
-                epoll::wait(&self.epoll, &mut events, timeout.as_ref())?
-            }
-            done => done?,
-        };
-        Ok(events.iter().map(|event| event.data.u64()).min())
+    /// Takes what is on the ready list, waiting for it for at most `left`: a ring, before a hang-up. `wait` comes back for a
+    /// deadline not yet reached.
+    fn take_event(&self, left: Option<Duration>) -> io::Result<Option<u64>> {
+        lowest_event(self.epoll.as_fd(), left)
     }
-}
-
-/// Rings a bell. Errors mean that the waiter spoilt its own bell: nothing to be done, and nothing lost for this end.
-fn raise(event: BorrowedFd<'_>) {
-    let mut count = [0; 8];
-    // No offset: an eventfd has none.
-    let _ = rustix::io::preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
 }
 
 /// Whether `fd` is an eventfd that can be read, so that [`ring`] rings it and cannot block on it. Asks /proc and the
@@ -216,7 +194,7 @@ pub(crate) struct Bells {
 
 impl Doorbell for Bells {
     fn notify(&self, slot: Slot) {
-        raise(self.peer[slot.index()].as_fd());
+        raise_full(&self.peer[slot.index()]);
     }
 
     fn wait(&self, slot: Slot, deadline: Deadline) -> Result<Woken> {

@@ -6,12 +6,13 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     thread,
 };
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 use rustix::process::{Resource, getrlimit};
+use tombolo_os::lock::lock;
 
 /// Loads of one kind that are being closed at a time: of all peers, of the processes of one user and of one process. What one user
 /// cannot use up is there for others.
@@ -62,7 +63,7 @@ static DISCARDS: Mutex<Discards> = Mutex::new(Discards { pid: 0, running: Vec::n
 
 impl Discards {
     fn lock() -> MutexGuard<'static, Self> {
-        let mut discards = DISCARDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut discards = lock(&DISCARDS);
         let pid = std::process::id();
         if discards.pid != pid {
             discards.pid = pid;
@@ -134,7 +135,7 @@ fn start() {
         let source = load.source;
         // A closure that finds no thread is dropped; what it was to close must not be.
         let load = Arc::new(Mutex::new(Some(load)));
-        let take = |load: &Mutex<Option<Load>>| load.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let take = |load: &Mutex<Option<Load>>| lock(load).take();
         let theirs = Arc::clone(&load);
         let work = move || {
             let mut load = take(&theirs);
@@ -194,7 +195,7 @@ mod tests {
     /// The tests share what they test.
     fn alone() -> MutexGuard<'static, ()> {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-        ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&ONE_AT_A_TIME)
     }
 
     /// Discards of `source` that take until the test lets go of what this gives.

@@ -9,25 +9,23 @@
 
 use std::{
     fmt::Display,
-    io::{IoSlice, IoSliceMut},
-    mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+    io::IoSlice,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::{
     io::Errno,
-    net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-        SendFlags, Shutdown,
-    },
+    net::{RecvFlags, SendFlags, Shutdown},
 };
 use tombolo_domain::{Error, Result};
 use tombolo_layout::{
     limits::CONTROL_MESSAGE_MAX,
     local::{DATAGRAM_MAX, DESCRIPTORS_MAX, Head},
 };
-
-use crate::life::hung_up;
+use tombolo_os::{
+    passing::{self, Received},
+    poll::is_hung_up,
+};
 
 /// What came in.
 #[derive(Debug)]
@@ -53,30 +51,21 @@ pub(crate) fn malformed(clause: &'static str, what: impl Into<String>) -> Error 
 /// Sends `message` with `descriptors`. Never blocks.
 pub(crate) fn send(socket: BorrowedFd<'_>, head: Head, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
     debug_assert!(head.descriptors() == descriptors.len() && usize::from(head.len) == message.len());
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        let fits = control.push(SendAncillaryMessage::ScmRights(descriptors));
-        debug_assert!(fits, "there is room for all that a datagram may carry");
-    }
     let head = head.encode();
     let parts = [IoSlice::new(&head), IoSlice::new(message)];
-    loop {
-        return match rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Ok(_) => Ok(()),
-            Err(Errno::INTR) => continue,
-            Err(Errno::AGAIN) => Err(Error::Limit {
-                what: "the queue of control messages",
-                remedy: "the peer does not read them: close the link or wait for it",
-            }),
-            Err(Errno::TOOMANYREFS) => Err(Error::Limit {
-                what: "this user's number of descriptors in flight",
-                remedy: "peers do not fetch what they were sent; raise the limit with `ulimit -n`",
-            }),
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(Error::PeerGone),
-            Err(error) => Err(Error::os("sendmsg", error)),
-        };
-    }
+    let Err(error) = passing::send(socket, &parts, descriptors, SendFlags::DONTWAIT) else { return Ok(()) };
+    Err(match Errno::from_io_error(&error) {
+        Some(Errno::AGAIN) => Error::Limit {
+            what: "the queue of control messages",
+            remedy: "the peer does not read them: close the link or wait for it",
+        },
+        Some(Errno::TOOMANYREFS) => Error::Limit {
+            what: "this user's number of descriptors in flight",
+            remedy: "peers do not fetch what they were sent; raise the limit with `ulimit -n`",
+        },
+        Some(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Error::PeerGone,
+        _ => Error::os("sendmsg", error),
+    })
 }
 
 /// Whether no datagram has come.
@@ -97,43 +86,27 @@ struct QueueHead {
 
 /// Descriptors that a look has room for: one more than may come.
 const ROOM: usize = DESCRIPTORS_MAX + 1;
-/// Bytes of the head of a control message, and of one descriptor in it.
-const RIGHTS_HEAD: usize = rustix::cmsg_aligned_space!(ScmRights(0));
-const RIGHT: usize = size_of::<RawFd>();
-
-/// The control buffer of a look. The kernel fills whatever space it is given, so it has not a byte more than `ROOM`
-/// descriptors take: neither the padding behind the last one nor bytes to align it.
-#[repr(C, align(8))]
-struct Space([MaybeUninit<u8>; RIGHTS_HEAD + ROOM * RIGHT]);
-
 impl QueueHead {
     /// Looks at the first datagram, with `room` for descriptors or none; `None` while there is none. Never blocks.
     fn new(socket: BorrowedFd<'_>, room: bool, flags: RecvFlags) -> Result<Option<Self>> {
         let mut buffer = [0; DATAGRAM_MAX];
-        let mut space = Space([MaybeUninit::uninit(); _]);
-        let mut control = RecvAncillaryBuffer::new(if room { &mut space.0[..] } else { &mut [] });
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | flags;
+        let (room, flags) = (if room { ROOM } else { 0 }, RecvFlags::DONTWAIT | flags);
         let mut resets = 0;
-        let received = loop {
-            match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
-                Ok(received) => break received,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(None),
+        loop {
+            let error = match passing::receive(socket, &mut buffer, room, flags) {
+                Ok(Received { len, is_longer, more_came, descriptors }) => {
+                    return Ok(Some(Self { buffer, len, is_longer, more_came, descriptors }));
+                }
+                Err(error) => error,
+            };
+            match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN) => return Ok(None),
                 // The peer closed with messages of ours unread. The kernel says so once; its own last messages come behind.
-                Err(Errno::CONNRESET) if resets == 0 => resets = 1,
-                Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(Error::PeerGone),
-                Err(error) => return Err(Error::os("recvmsg", error)),
-            }
-        };
-        let mut descriptors = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                descriptors.extend(rights);
+                Some(Errno::CONNRESET) if resets == 0 => resets = 1,
+                Some(Errno::CONNRESET | Errno::NOTCONN) => return Err(Error::PeerGone),
+                _ => return Err(Error::os("recvmsg", error)),
             }
         }
-        let (is_longer, more_came) =
-            (received.flags.contains(ReturnFlags::TRUNC), received.flags.contains(ReturnFlags::CTRUNC));
-        Ok(Some(Self { buffer, len: received.bytes, is_longer, more_came, descriptors }))
     }
 }
 
@@ -163,7 +136,7 @@ pub(crate) fn receive(
 ) -> Result<Taken> {
     let Some(first) = QueueHead::new(socket, false, RecvFlags::PEEK)? else { return Ok(Taken::Nothing) };
     let came = first.more_came;
-    if first.len == 0 && !came && hung_up(socket) {
+    if first.len == 0 && !came && is_hung_up(socket) {
         return Err(Error::PeerGone); // L-8. An empty datagram looks alike, but for that.
     }
     let said = match first.check(expects) {
@@ -255,7 +228,7 @@ pub(crate) fn empty_queue(
             let _ = take_off(socket);
             continue;
         }
-        nothings = if look.len == 0 && hung_up(socket) { nothings + 1 } else { 0 };
+        nothings = if look.len == 0 && is_hung_up(socket) { nothings + 1 } else { 0 };
         if nothings == NOTHINGS {
             return Ok(());
         }
@@ -278,10 +251,7 @@ mod tests {
         let file = File::open("/dev/null").unwrap();
         for came in came {
             let files = vec![file.as_fd(); *came];
-            let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            assert!(files.is_empty() || control.push(SendAncillaryMessage::ScmRights(&files)));
-            rustix::net::sendmsg(&theirs, &[IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+            passing::send(&theirs, &[IoSlice::new(b"x")], &files, SendFlags::empty()).unwrap();
         }
         (ours, theirs)
     }

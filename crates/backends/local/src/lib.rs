@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 2. Uses: layout, mem, domain.
+//! Layer 2. Uses: os, layout, mem, domain.
 //!
 //! The backend between two processes of one kernel, in one container or two: memory is a sealed memfd, the rendezvous
 //! an `AF_UNIX` socket, a doorbell an eventfd that is rung by *reading* it (`bell` says why). The normative text is

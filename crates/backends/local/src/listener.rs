@@ -8,13 +8,14 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
-    fs::{AtFlags, FileType, FlockOperation, Mode},
+    fs::{AtFlags, FileType, Mode},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
-use tombolo_domain::{
-    Deadline, Endpoint, Error, Listener, Result,
-    aside::{self, ReservedFd},
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Result};
+use tombolo_os::{
+    lock::{try_lock_file, unlock_file},
+    reserved::{self, ReservedFd},
 };
 
 use crate::{
@@ -81,14 +82,14 @@ impl LocalListener {
 
 impl Listener for LocalListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
-        if aside::keeps() && !self.is_knocked_at() {
+        if reserved::keeps() && !self.is_knocked_at() {
             return Ok(None); // No limit is lifted for nothing.
         }
         if discard::is_full() && self.is_knocked_at() {
             let why = "too many sockets of earlier callers wait to be closed: they left files in them whose close does not return";
             return Err(Error::Crowded(why));
         }
-        aside::lifted(|| self.accept_next())
+        reserved::lifted(|| self.accept_next())
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -176,7 +177,7 @@ impl Drop for LocalListener {
 
 /// A descriptor to have one less: any will do. A process that keeps its descriptors aside is at no limit here.
 fn spare() -> Option<OwnedFd> {
-    if aside::keeps() { None } else { open(SocketType::DGRAM).ok() }
+    if reserved::keeps() { None } else { open(SocketType::DGRAM).ok() }
 }
 
 fn open(kind: SocketType) -> Result<OwnedFd> {
@@ -224,19 +225,19 @@ impl<'a> Lock<'a> {
     fn lock_folder(folder: &'a ReservedFd) -> Result<Self> {
         let deadline = Deadline::after(LOCK_PATIENCE);
         loop {
-            match rustix::fs::flock(folder, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self(folder)),
-                Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if deadline.expired() => return Err(Error::TimedOut),
-                Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(1)),
-                Err(error) => return Err(Error::os("flock", error)),
+            if try_lock_file(folder).map_err(|error| Error::os("flock", error))? {
+                return Ok(Self(folder));
             }
+            if deadline.expired() {
+                return Err(Error::TimedOut);
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
 impl Drop for Lock<'_> {
     fn drop(&mut self) {
-        let _ = rustix::fs::flock(self.0, FlockOperation::Unlock);
+        unlock_file(self.0);
     }
 }

@@ -82,7 +82,7 @@ fn l4_truncated_overlong_or_lying_datagram_is_refused() {
         }
         raw.send(&[&whole[..], b"!"].concat(), &[]);
         refused(&mut raw, "L-4");
-        raw.say(Head { len: 257, ..BARE }, &[0; 257], &[]);
+        raw.send_message(Head { len: 257, ..BARE }, &[0; 257], &[]);
         refused(&mut raw, "L-4");
         raw.send(&[0; 4096], &[]);
         refused(&mut raw, "L-4");
@@ -142,7 +142,7 @@ fn l4_l8_empty_datagram_is_refused_and_no_end_and_its_descriptors_are_closed() {
         raw.send(&[], &[]);
         refused(&mut raw, "L-4");
         assert_eq!(raw.link.liveness(), Liveness::Running);
-        raw.say(BARE, b"x", &[]);
+        raw.send_message(BARE, b"x", &[]);
         assert_eq!(raw.link.recv(0).unwrap().unwrap().message, b"x", "the link goes on");
         raw.send(&[], &[null.as_fd()]);
         refused(&mut raw, "L-4");
@@ -159,9 +159,9 @@ fn l5_what_is_refused_with_descriptors_that_were_not_taken_stays_refused() {
     let null = dev_null();
     without_leak(|| {
         let mut raw = Raw::introduced(&folder);
-        raw.say(BARE, b"x", &[null.as_fd()]);
+        raw.send_message(BARE, b"x", &[null.as_fd()]);
         refused(&mut raw, "L-5");
-        raw.say(BARE, b"y", &[]);
+        raw.send_message(BARE, b"y", &[]);
         refused(&mut raw, "L-5");
     });
 }
@@ -183,7 +183,7 @@ fn l5_descriptors_other_than_those_announced_are_refused_and_closed() {
             (WITH_BELLS, vec![bell.as_fd(); 2]),
         ] {
             let mut raw = Raw::introduced(&folder);
-            raw.say(head, b"x", &fds);
+            raw.send_message(head, b"x", &fds);
             refused(&mut raw, "L-5");
         }
     });
@@ -204,7 +204,7 @@ fn l5_first_datagram_without_both_doorbells_is_refused() {
             (WITH_BELLS, vec![bell.as_fd(); 3]),
         ] {
             let mut raw = Raw::meet(&folder);
-            raw.say(head, b"x", &fds);
+            raw.send_message(head, b"x", &fds);
             refused(&mut raw, "L-5");
             assert!(raw.link.doorbell().is_none());
         }
@@ -220,7 +220,7 @@ fn l5_too_few_open_files_is_a_limit_and_not_the_peers_fault() {
     without_leak(|| {
         let mut raw = Raw::meet(&folder);
         let bell = eventfd();
-        raw.say(WITH_BELLS, b"x", &[bell.as_fd(), bell.as_fd()]);
+        raw.send_message(WITH_BELLS, b"x", &[bell.as_fd(), bell.as_fd()]);
         let before = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: Some(bell.as_raw_fd() as u64 + 1), ..before }).unwrap();
         let received = raw.link.recv(0);
@@ -290,7 +290,7 @@ fn l6_segment_that_is_no_sealed_and_present_memory_is_refused() {
     without_leak(|| {
         for (name, fd) in &wrong {
             let mut raw = Raw::introduced(&folder);
-            raw.say(WITH_SEGMENT, b"x", &[fd.as_fd()]);
+            raw.send_message(WITH_SEGMENT, b"x", &[fd.as_fd()]);
             match raw.link.recv(1 << 30) {
                 Err(Error::Malformed { clause: "L-6", .. }) => {}
                 other => panic!("{name}: {other:?}"),
@@ -299,9 +299,9 @@ fn l6_segment_that_is_no_sealed_and_present_memory_is_refused() {
         // Canary: a good one passes, one larger than agreed does not.
         let good = memfd(8192, none, ALL_SEALS);
         let mut raw = Raw::introduced(&folder);
-        raw.say(WITH_SEGMENT, b"x", &[good.as_fd()]);
+        raw.send_message(WITH_SEGMENT, b"x", &[good.as_fd()]);
         assert_eq!(raw.link.recv(8192).unwrap().unwrap().segment.unwrap().len(), 8192);
-        raw.say(WITH_SEGMENT, b"x", &[good.as_fd()]);
+        raw.send_message(WITH_SEGMENT, b"x", &[good.as_fd()]);
         assert!(matches!(raw.link.recv(4096), Err(Error::Malformed { clause: "L-6", .. })));
     });
 }
@@ -329,7 +329,7 @@ fn l7_doorbell_that_is_no_eventfd_is_refused() {
         for (name, fd) in &wrong {
             for fds in [[fd.as_fd(), good.as_fd()], [good.as_fd(), fd.as_fd()]] {
                 let mut raw = Raw::meet(&folder);
-                raw.say(WITH_BELLS, b"x", &fds);
+                raw.send_message(WITH_BELLS, b"x", &fds);
                 match raw.link.recv(0) {
                     Err(Error::Malformed { clause: "L-7", .. }) => assert!(raw.link.doorbell().is_none()),
                     other => panic!("{name}: {other:?}"),
@@ -361,7 +361,7 @@ fn l7_d5_ringing_a_bell_that_the_waiter_spoilt_blocks_nobody() {
         ("full and no semaphore", spoilt(u64::MAX - 1, EventfdFlags::empty())),
     ] {
         let mut raw = Raw::meet(&folder);
-        raw.say(WITH_BELLS, b"x", &[bell.as_fd(), bell.as_fd()]);
+        raw.send_message(WITH_BELLS, b"x", &[bell.as_fd(), bell.as_fd()]);
         raw.link.recv(0).unwrap().unwrap();
         let ringer = raw.link.doorbell().unwrap();
         unblocked(what, move || (0..1000).for_each(|ring| ringer.notify(Slot::ALL[ring % 2])));
@@ -452,7 +452,7 @@ fn l5_links_that_come_and_go_leave_nothing() {
             raw.link.send(b"never read", Some(&offer)).unwrap();
             raw.link.retire(Some(segment), offer);
             assert_eq!(raw.link.quarantined(), 0);
-            let (datagram, fds) = raw.hear();
+            let (datagram, fds) = raw.receive_datagram();
             assert_eq!((datagram.len(), fds.len()), (12, 3));
         }
     });
@@ -465,7 +465,7 @@ fn l11_retired_memory_stays_as_it_was_for_whoever_holds_it() {
     let mut raw = Raw::introduced(&folder);
     let (own, offer) = raw.link.allocate(8192).unwrap();
     raw.link.send(b"take", Some(&offer)).unwrap();
-    let held = raw.hear().1.pop().unwrap();
+    let held = raw.receive_datagram().1.pop().unwrap();
     let (control, mut data) = own.split(4096);
     data.copy_in(0, &[7; 4096]);
     drop((control, data));

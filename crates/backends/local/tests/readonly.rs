@@ -32,7 +32,7 @@ fn held(folder: &Folder) -> (Raw, OwnSegment, Offer, OwnedFd) {
     let mut raw = Raw::introduced(folder);
     let (own, offer) = raw.link.allocate(LEN).unwrap();
     raw.link.send(b"take", Some(&offer)).unwrap();
-    let fd = raw.hear().1.pop().expect("the segment comes last");
+    let fd = raw.receive_datagram().1.pop().expect("the segment comes last");
     (raw, own, offer, fd)
 }
 

@@ -22,7 +22,7 @@ use crate::{
     keep::ReaperClient,
     line::ReconnectPage,
     names::Names,
-    os::{eventfd, lock, raise},
+    os::{eventfd, lock, raise, random},
     page::PeerPage,
     quarantine::Quarantined,
     store::Store,
@@ -181,10 +181,8 @@ impl Core {
         let work = Arc::clone(&watched);
         let thread = thread::Builder::new().name("tombolo-xen".into()).spawn(move || work.run());
         thread.map_err(|error| Error::os("clone", error))?;
-        let (pid, mut random) = (std::process::id(), [0; 8]);
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| Error::os("getrandom", error))?;
-        let token = format!("{pid}-{:016x}", u64::from_ne_bytes(random));
+        let pid = std::process::id();
+        let token = format!("{pid}-{:016x}", u64::from_ne_bytes(random()?));
         let _alive = xen.claim(&token)?;
         let (store, folders) = (Mutex::new(store), Mutex::default());
         let keeping = ReaperClient::default();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, Timespec},
+    event::{PollFd, PollFlags, Timespec},
     fs::{CWD, FileType, Mode, OFlags},
     pipe::PipeFlags,
 };
@@ -438,9 +438,7 @@ struct FakePort {
 
 impl FakePort {
     fn new(number: u32, to: DomId) -> Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let event = rustix::event::eventfd(0, flags).map_err(|error| Error::os("eventfd", error))?;
-        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).map_err(|error| Error::os("write", error))?;
+        let event = tombolo_os::event::full_eventfd().map_err(|error| Error::os("eventfd", error))?;
         Ok(Self { number, to, event, peer: Mutex::default(), pending: Mutex::default() })
     }
 

@@ -16,6 +16,7 @@ use tombolo_layout::xen as at;
 use crate::{
     hypervisor::{DomId, Hypervisor},
     names::{ALIVE, BROKER, OWN, RECORD_MAX, Record, View, domid, folder_of},
+    os::random,
     page::OwnPage,
     place::Pair,
     store::Store,
@@ -240,9 +241,7 @@ impl XenHost {
         {
             return Ok(here);
         }
-        let mut random = [0; 16];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| Error::os("getrandom", error))?;
+        let random = random::<16>()?;
         let ([shows, expects], _) = random.as_chunks::<8>() else { unreachable!("sixteen bytes") };
         // Never 0, which is nobody's.
         let number = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes) | 1;

@@ -5,7 +5,6 @@
 use std::{
     fmt,
     io::{self, IoSlice},
-    mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -21,12 +20,10 @@ use std::{
 
 use rustix::{
     io::Errno,
-    net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
-        SocketType, sockopt,
-    },
+    net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 use tombolo_layout::xen::PLACES;
+use tombolo_os::passing;
 
 use crate::{
     hypervisor::{DomId, Hypervisor},
@@ -208,22 +205,10 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn send(socket: BorrowedFd<'_>, request: &Request, file: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let files: Vec<_> = file.into_iter().collect();
-    if !files.is_empty() {
-        let fits = control.push(SendAncillaryMessage::ScmRights(&files));
-        debug_assert!(fits, "there is room for one");
-    }
+fn send(socket: BorrowedFd<'_>, request: &Request, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let text = request.to_string();
-    let parts = [IoSlice::new(text.as_bytes())];
-    loop {
-        match rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Err(Errno::INTR) => {}
-            sent => return sent.map(drop),
-        }
-    }
+    let files: Vec<_> = file.into_iter().collect();
+    passing::send(socket, &[IoSlice::new(text.as_bytes())], &files, SendFlags::DONTWAIT).map(drop)
 }
 
 /// This process's way to the keeper, if there is one. Its end is the end of the process.
@@ -248,8 +233,10 @@ impl ReaperClient {
             };
             match send(keeper.as_fd(), &request, Some(file)) {
                 Ok(()) => return Some(Entrusted { keeper, id, pid: std::process::id() }),
-                Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => *way = None,
-                Err(_) => return None,
+                Err(error) => match Errno::from_io_error(&error) {
+                    Some(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => *way = None,
+                    _ => return None,
+                },
             }
         }
         None
@@ -273,7 +260,8 @@ impl Drop for Entrusted {
     fn drop(&mut self) {
         // A child made by fork has nothing to say here.
         if self.pid == std::process::id()
-            && send(self.keeper.as_fd(), &Request::Forget(self.id), None) == Err(Errno::AGAIN)
+            && send(self.keeper.as_fd(), &Request::Forget(self.id), None)
+                .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
         {
             // It does not hear. Then it takes this process for dead, and looks at the peers' pages itself.
             let _ = rustix::net::shutdown(&*self.keeper, Shutdown::Both);

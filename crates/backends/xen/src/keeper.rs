@@ -8,8 +8,6 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fmt, io,
-    io::IoSliceMut,
-    mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt,
@@ -18,15 +16,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketFlags},
+    net::{RecvFlags, SendFlags, SocketFlags},
     process::Resource,
 };
 use tombolo_domain::{Error, Result};
 use tombolo_layout::xen as at;
+use tombolo_os::{
+    credentials,
+    passing::{self, SCM_MAX_FD},
+};
 
 use crate::{
     core::{Core, folder},
@@ -52,8 +53,6 @@ const PEERS_MAX: usize = 64;
 const SHARE: usize = 4;
 /// Longest request.
 const REQUEST_MAX: usize = 256;
-/// Most that the kernel lets anyone put into one message.
-const SCM_MAX_FD: usize = 253;
 
 /// The keeper.
 #[derive(Debug)]
@@ -169,12 +168,12 @@ impl GrantReaper {
     fn admit(&mut self, listener: &OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
-        let Ok(who) = getsockopt(&socket.as_fd(), PeerCredentials) else { return };
+        let Ok(who) = credentials::peer_of(&socket) else { return };
         if self.programs.len() < PROGRAMS_MAX {
-            let pid = who.pid().cast_unsigned();
+            let pid = who.pid.unwrap_or(0);
             let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_else(|_| "?".into());
             let command = command.trim_end().replace(char::is_control, "?");
-            self.programs.push(Program { socket, pid, uid: who.uid(), command, files: HashMap::new() });
+            self.programs.push(Program { socket, pid, uid: who.uid, command, files: HashMap::new() });
         }
     }
 
@@ -271,25 +270,16 @@ impl GrantReaper {
 /// The next message of a program.
 fn receive(socket: BorrowedFd<'_>) -> Received {
     let mut buffer = [0; REQUEST_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = match rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags) {
+    let received = match passing::receive(socket, &mut buffer, SCM_MAX_FD, RecvFlags::DONTWAIT) {
         Ok(received) => received,
-        Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Received::Nothing,
         Err(_) => return Received::End,
     };
-    let mut files = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            files.extend(rights);
-        }
-    }
-    if received.bytes == 0 || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received.len == 0 || received.is_longer || received.more_came {
         return Received::End;
     }
-    let text = std::str::from_utf8(&buffer[..received.bytes]).ok();
-    text.and_then(Request::parse).map_or(Received::End, |request| Received::Said(request, files))
+    let text = std::str::from_utf8(&buffer[..received.len]).ok();
+    text.and_then(Request::parse).map_or(Received::End, |request| Received::Said(request, received.descriptors))
 }
 
 /// Says what is kept. Who does not read is not waited for.
@@ -642,11 +632,7 @@ mod tests {
             let flags = SocketFlags::CLOEXEC;
             let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
             rustix::net::connect(&socket, &SocketAddrUnix::new(five.path()).unwrap()).unwrap();
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-            let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
-            assert!(files.is_empty() || control.push(rustix::net::SendAncillaryMessage::ScmRights(files)));
-            let parts = [io::IoSlice::new(text.as_bytes())];
-            rustix::net::sendmsg(&socket, &parts, &mut control, SendFlags::empty()).unwrap();
+            passing::send(&socket, &[io::IoSlice::new(text.as_bytes())], files, SendFlags::empty()).unwrap();
             assert_eq!(UnixStream::from(socket).read(&mut [0; 8]).unwrap(), 0, "it is heard on: {text}");
         }
         assert_eq!(five.keepings(), ReaperListing::default());

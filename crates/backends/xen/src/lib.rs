@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 2. Uses: layout, mem, domain, control.
+//! Layer 2. Uses: os, layout, mem, domain, control.
 //!
 //! The backend between Xen domains: memory is granted page by page (gntalloc, gntdev), a doorbell is an event channel,
 //! and two ends find each other in XenStore. It talks to the kernel's own drivers; no library of Xen's and no module of

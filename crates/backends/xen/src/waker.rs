@@ -8,7 +8,7 @@
 //! that, and whoever drains does it; until then the port is masked, so that a storm costs one interrupt for each drain.
 
 use std::{
-    mem::MaybeUninit,
+    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, OnceLock,
@@ -17,11 +17,9 @@ use std::{
     time::Duration,
 };
 
-use rustix::{
-    event::{EventfdFlags, Timespec, epoll},
-    io::Errno,
-};
+use rustix::{event::epoll, io::Errno};
 use tombolo_domain::{Deadline, Error, Result, Woken};
+use tombolo_os::{event::eventfd, poll::lowest_event};
 
 use crate::hypervisor::Port;
 
@@ -46,9 +44,8 @@ pub(crate) struct Waker {
 impl Waker {
     pub(crate) fn new(port: &Arc<dyn Port>) -> Result<Self> {
         if SIGN.get().is_none() {
-            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             // Who comes second drops its own.
-            let _ = SIGN.set(rustix::event::eventfd(1, flags).map_err(|error| Error::os("eventfd", error))?);
+            let _ = SIGN.set(eventfd(1).map_err(|error| Error::os("eventfd", error))?);
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| Error::os("epoll_create", error))?;
         let (data, flags) = (epoll::EventData::new_u64(RUNG), epoll::EventFlags::OUT | epoll::EventFlags::ET);
@@ -77,7 +74,8 @@ impl Waker {
                 }
                 Ok(Some(_)) => return Ok(Woken::PeerGone),
                 Ok(None) if left.is_some_and(|left| left.is_zero()) => return Ok(Woken::TimedOut),
-                Ok(None) | Err(Errno::INTR) => {}
+                Ok(None) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(Error::os("epoll_wait", error)),
             }
         }
@@ -122,19 +120,9 @@ impl Waker {
         }
     }
 
-    /// Takes what is on the ready list, waiting for it for at most `left`: an event, before the end.
-    fn take_event(&self, left: Option<Duration>) -> rustix::io::Result<Option<u64>> {
-        let mut events = [MaybeUninit::uninit(); 2];
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        let (events, _) = match epoll::wait(&self.epoll, &mut events, timeout.as_ref()) {
-            // Before Linux 5.11 epoll knows whole milliseconds only; `wait` comes back for a deadline not yet reached.
-            Err(Errno::NOSYS) => {
-                let whole = left.map(|left| Duration::from_millis((left.as_millis() + 1).min(1 << 30) as u64));
-                let timeout = whole.and_then(|left| Timespec::try_from(left).ok());
-                epoll::wait(&self.epoll, &mut events, timeout.as_ref())?
-            }
-            done => done?,
-        };
-        Ok(events.iter().map(|event| event.data.u64()).min())
+    /// Takes what is on the ready list, waiting for it for at most `left`: an event, before the end. `wait` comes back for a
+    /// deadline not yet reached.
+    fn take_event(&self, left: Option<Duration>) -> io::Result<Option<u64>> {
+        lowest_event(self.epoll.as_fd(), left)
     }
 }

@@ -2,16 +2,16 @@
 //! Peers that write garbage into XenStore, leave, or are destroyed, over the Xen of tests.
 
 use std::{
-    sync::Arc,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use tombolo_domain::{
-    Deadline, Doorbell, Endpoint, Error, Listener, Liveness, Rendezvous, Result, Slot, Woken, wait_readable,
-};
+use tombolo_domain::{Deadline, Endpoint, Error, Listener, Liveness, Rendezvous, Result, Slot, Woken, wait_readable};
 use tombolo_domain_xen::FakeXen;
-use tombolo_testing::conformance::{self, eventually};
+use tombolo_testing::{
+    conformance::{self, eventually},
+    waits::wait_at_both_slots,
+};
 
 fn patience() -> Deadline {
     Deadline::after(Duration::from_secs(20))
@@ -284,34 +284,16 @@ fn x5_nodes_that_are_written_without_end_keep_nobody_from_all_else() {
     });
 }
 
-/// Waits for the end of both slots of `bell`, without a deadline, in threads of their own; how each ended.
-fn wait_for_ever(bell: &Arc<dyn Doorbell>) -> std::sync::mpsc::Receiver<Woken> {
-    let (done, ended) = std::sync::mpsc::channel();
-    for slot in Slot::ALL {
-        let (bell, done) = (Arc::clone(bell), done.clone());
-        std::thread::spawn(move || {
-            let woken = loop {
-                match bell.wait(slot, Deadline::NEVER).unwrap() {
-                    Woken::Notified => bell.drain(slot),
-                    other => break other,
-                }
-            };
-            done.send(woken)
-        });
-    }
-    ended
-}
-
 #[test]
 fn d6_end_that_caught_its_peer_ends_its_own_waits() {
     let xen = FakeXen::new();
     let [link, peer] = pair(&xen);
     let bell = link.doorbell().unwrap();
     let life = link.liveness();
-    let ended = wait_for_ever(&bell);
+    let ended = wait_at_both_slots(&bell);
     assert!(ended.recv_timeout(Duration::from_millis(50)).is_err(), "canary: nobody is caught at anything yet");
     bell.end_waits();
-    for waits in [ended, wait_for_ever(&bell)] {
+    for waits in [ended, wait_at_both_slots(&bell)] {
         for _ in Slot::ALL {
             assert_eq!(waits.recv_timeout(Duration::from_secs(20)), Ok(Woken::PeerGone));
         }

@@ -17,9 +17,9 @@ use tombolo_layout::{
 };
 
 use super::{
+    call::{Call, Machine},
     process::{Identity, Mapping, Process, Scan, printable},
     segment::{Opener, Segment, identity},
-    vm::{Call, Machine},
     xen::Link,
 };
 use crate::failure::Result;

@@ -6,6 +6,7 @@
 //! What is read was written by strangers. Nothing here follows, indexes or allocates by it, no file is opened of which
 //! it is not certain that it is a memfd, and no page is touched that could go away.
 
+mod call;
 mod channel;
 mod listener;
 mod process;
@@ -19,11 +20,11 @@ use std::path::PathBuf;
 use serde::Serialize;
 use tombolo_layout::xen::PAGE;
 
+pub use call::Machine;
 pub use channel::{Channel, Counted, End, Half, Mode, Pipe, State};
 pub use listener::{Listener, Pulse, known_folders};
 pub use process::{known_groups, known_users, name_of};
 pub use socket::{Bytes, Carried, Socket};
-pub use vm::Machine;
 pub use xen::{OrphanedGrants, ReaperHoldings, keeper};
 
 use crate::failure::Result;

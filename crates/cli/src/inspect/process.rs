@@ -5,17 +5,12 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs, io,
     ops::Range,
-    path::Path,
 };
 
 use tombolo_layout::{local::MEMORY, roster};
+use tombolo_os::process::{Stat, is_frozen};
 
 use crate::failure::{Failure, Result};
-
-/// Where cgroup version 2 is mounted, alone or beside version 1.
-const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// In `/proc/PID/stat`: a thread of the kernel.
-const KERNEL_THREAD: u64 = 0x0020_0000;
 
 /// The driver by which programs grant pages to other domains of Xen's.
 const GRANTS: &str = "/dev/xen/gntalloc";
@@ -125,7 +120,7 @@ impl Scan {
                 command: status.command,
                 uid: status.uid,
                 user: status.uid.map(|uid| name_of(uid, users)),
-                paused: status.stopped || frozen(pid),
+                paused: status.stopped || is_frozen(pid),
                 memories: found.memories,
                 mappings: maps.lines().filter_map(Mapping::parse).collect(),
                 granted: maps.lines().filter_map(granted).collect(),
@@ -138,7 +133,7 @@ impl Process {
     /// A process that somebody told of; none if there is none of that number here.
     pub fn seen(pid: u32) -> Option<Self> {
         let status = Status::parse(&fs::read(format!("/proc/{pid}/status")).ok()?);
-        let paused = status.stopped || frozen(pid);
+        let paused = status.stopped || is_frozen(pid);
         let user = status.uid.map(|uid| name_of(uid, &known_users()));
         Some(Self { pid, command: status.command, paused, ..Self::unseen(status.uid, user) })
     }
@@ -224,20 +219,7 @@ impl Status {
 }
 
 fn is_kernel_thread(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // Behind the name, which may hold anything, flags are the seventh field.
-    let flags = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(6)?.parse::<u64>().ok());
-    flags.is_some_and(|flags| flags & KERNEL_THREAD != 0)
-}
-
-/// L-10. Whether the process is in a frozen cgroup.
-fn frozen(pid: u32) -> bool {
-    let Ok(cgroups) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return false };
-    let Some(path) = cgroups.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
-    CGROUPS.iter().any(|root| {
-        fs::read_to_string(Path::new(root).join(path).join("cgroup.events"))
-            .is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
-    })
+    Stat::of(pid).is_some_and(|stat| stat.is_kernel_thread())
 }
 
 fn users(passwd: &str) -> HashMap<u32, String> {

@@ -8,11 +8,11 @@ use std::{
 };
 
 use rustix::process::geteuid;
-use serde::Serialize;
-use tombolo_control::{CallEnd, Life, Message, NOBODY, Name, Progress, ROW_WORDS, Seen, What, code};
+use tombolo_control::{CallEnd, Life, Message, NOBODY, Name, ROW_WORDS, Seen, What, code};
 use tombolo_layout::outline;
 
 use super::{
+    call::{Call, Machine},
     channel::{self, Channel},
     listener::{Listener, Pulse},
     process::{Process, known_users, name_of},
@@ -28,37 +28,6 @@ const BROKER: &str = "/run/tombolo/broker.sock";
 const ADMIN: &str = "tombolod.socket";
 /// How long a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// The machine at the other end of a channel, and the link to it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Machine {
-    /// What the host calls it; `host`, or an account, for programs of the host.
-    pub name: String,
-    /// How it fares: `running`, `paused`, `gone`, `unknown`.
-    pub life: &'static str,
-    pub link: u32,
-    /// Of the link's memory: another one after each life of a machine.
-    pub generation: u32,
-    /// Bytes of the link that each end has for this channel, this one's first.
-    pub slices: [u64; 2],
-    /// How often interrupts of that machine on this link had to be held back here, where that is counted.
-    pub storms: Option<u32>,
-}
-
-/// A channel as a broker tells of it.
-#[derive(Debug)]
-pub struct Call {
-    pub address: Option<String>,
-    pub machine: Machine,
-    /// Where it stands among the calls of this broker.
-    pub place: u64,
-    pub listened: bool,
-    pub progress: Progress,
-    /// When it began, if that is known.
-    pub made: Option<SystemTime>,
-    /// The rings of this end and of the peer's, the first one first.
-    pub rings: [Vec<Segment>; 2],
-}
 
 /// What brokers told.
 #[derive(Debug, Default)]
@@ -221,6 +190,7 @@ fn whose(pid: u32, uid: u32) -> Process {
 
 #[cfg(test)]
 mod tests {
+    use tombolo_control::Progress;
     use tombolo_layout::{Features, SegmentHeader, words};
     use tombolo_mem::{OwnWord, create_sealed};
 

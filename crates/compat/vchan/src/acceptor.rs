@@ -13,6 +13,7 @@ use std::{
 
 use rustix::event::epoll;
 use tombolo::{Options, Stream};
+use tombolo_os::lock::lock;
 
 use crate::{
     backends,
@@ -21,7 +22,7 @@ use crate::{
     door::{self, ServerListener},
     hello, original,
     place::{Role, VchanAddress},
-    threads::{lock, spawn},
+    threads::spawn,
     vchan::{Halves, Inner, Vchan},
 };
 

@@ -31,9 +31,8 @@ pub(crate) mod harsh {
     };
 
     use tombolo_channel::Backends;
+    use tombolo_os::lock::lock;
     use tombolo_testing::harsh::{HarshDomain, Hypervisor};
-
-    use crate::threads::lock;
 
     /// Two domains.
     #[derive(Debug)]

@@ -11,9 +11,10 @@ use std::{
 };
 
 use rustix::{
-    event::{EventfdFlags, Timespec, epoll, eventfd},
+    event::{Timespec, epoll},
     io::Errno,
 };
+use tombolo_os::event::{eventfd, raise};
 
 use crate::border::Outcome;
 
@@ -27,7 +28,7 @@ pub(crate) struct Bell {
 impl Bell {
     pub(crate) fn new() -> Outcome<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let news = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let news = eventfd(0)?;
         let bell = Self { set, news };
         bell.follow_descriptor(bell.news.as_fd())?;
         Ok(bell)
@@ -44,8 +45,7 @@ impl Bell {
 
     /// Rings.
     pub(crate) fn notify(&self) {
-        // Full is as good as one.
-        let _ = rustix::io::write(&self.news, &1u64.to_ne_bytes());
+        raise(&self.news);
     }
 
     /// Waits until it rings, and takes that.

@@ -11,12 +11,13 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tombolo_os::lock::lock;
 
 use crate::{
     border::{Fault, Outcome},
     original,
     place::{Role, VchanAddress},
-    threads::{lock, spawn},
+    threads::spawn,
     vchan::Inner,
 };
 

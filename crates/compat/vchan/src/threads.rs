@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Threads of the library within somebody else's program, and what they share.
+//! Threads of the library within somebody else's program.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    thread,
-};
+use std::thread;
 
 use nix::sys::signal::SigSet;
 
@@ -12,11 +9,6 @@ use crate::border::Outcome;
 
 /// What little these threads do takes little.
 const STACK: usize = 256 << 10;
-
-/// A panic elsewhere leaves what is inside as usable as it was: each step of it is whole.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A thread that takes none of the program's signals.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<()> {

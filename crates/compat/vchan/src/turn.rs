@@ -22,8 +22,7 @@ use std::{
 };
 
 use rustix::thread::{MembarrierCommand, membarrier};
-
-use crate::threads::lock;
+use tombolo_os::lock::lock;
 
 /// One thread that comes so often in a row becomes the favourite.
 const OFTEN: u32 = 32;

@@ -17,8 +17,8 @@ use std::{
     },
 };
 
-use rustix::event::{EventfdFlags, eventfd};
 use tombolo_backends::vchan::{Live, Server, Watch};
+use tombolo_os::{event::eventfd, lock::lock};
 
 use crate::{
     bell::Bell,
@@ -26,7 +26,6 @@ use crate::{
     door::ServerListener,
     place::Role,
     side::{Incoming, Outgoing},
-    threads::lock,
     turn::{BiasedGuard, BiasedMutex},
 };
 use reading::{Reading, Took};
@@ -201,7 +200,7 @@ impl Inner {
     pub(crate) fn watch(&self) -> Outcome<RawFd> {
         let mut watch = lock(&self.watch);
         self.joining.store(true, Ordering::Release);
-        let fd = watch.insert(eventfd(self.has_arrival().into(), EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let fd = watch.insert(eventfd(self.has_arrival().into())?);
         Ok(fd.as_raw_fd())
     }
 

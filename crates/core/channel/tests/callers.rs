@@ -135,7 +135,7 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
     let mut link = world.knock();
     let _kept = greet(&mut *link, &hello);
     assert!(listener.try_accept().unwrap().is_none());
-    let answer = raw::hear(&mut *link).unwrap();
+    let answer = raw::receive_message(&mut *link).unwrap();
     assert!(matches!(&answer, Message::Refuse(Refusal::Malformed, why) if why.contains("doorbell")), "{answer:?}");
 
     // The other way round; and with a refusal.
@@ -145,7 +145,7 @@ fn c2_bell_that_comes_with_a_message_of_a_channel_is_refused() {
         thread::scope(|scope| {
             let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &Options::new()));
             let mut link = raw::open(&mut *door);
-            assert!(matches!(raw::hear(&mut *link), Ok(Message::Hello(_))));
+            assert!(matches!(raw::receive_message(&mut *link), Ok(Message::Hello(_))));
             let _kept = if refuses {
                 link.send_with_bell(&Message::Refuse(Refusal::Denied, "no".into()).encode(), None, &bell).unwrap();
                 None
@@ -237,7 +237,7 @@ fn c7_where_nobody_is_let_in_those_who_are_in_stay_and_are_served() {
     assert!(matches!(timed_out, Err(Error::TimedOut)), "one who waits goes on waiting: {timed_out:?}");
     let _kept = raw::send_with_segment(&mut *early[1], &Message::Hello(raw::greeting()).encode(), 0);
     listener.accept_until(Deadline::after(SOON)).unwrap();
-    assert!(matches!(raw::hear(&mut *early[1]), Ok(Message::Welcome(_))));
+    assert!(matches!(raw::receive_message(&mut *early[1]), Ok(Message::Welcome(_))));
 
     // Whoever waits when it is over lets the next one in, without anybody else who knocks.
     let _kept = raw::send_with_segment(&mut *late, &Message::Hello(raw::greeting()).encode(), 0);
@@ -246,5 +246,5 @@ fn c7_where_nobody_is_let_in_those_who_are_in_stay_and_are_served() {
         is_crowded.store(false, Ordering::SeqCst);
         waiting.join().unwrap().unwrap();
     });
-    assert!(matches!(raw::hear(&mut *late), Ok(Message::Welcome(_))));
+    assert!(matches!(raw::receive_message(&mut *late), Ok(Message::Welcome(_))));
 }

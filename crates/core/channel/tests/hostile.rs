@@ -69,7 +69,7 @@ fn connect_to<K>(world: &World, answer: impl FnOnce(&mut dyn Endpoint, Greeting)
     thread::scope(|scope| {
         let client = scope.spawn(|| world.connecting.connect::<Stream>(&world.address, &options).unwrap_err());
         let mut link = raw::open(&mut *door);
-        let Message::Hello(hello) = raw::hear(&mut *link).unwrap() else { panic!("no greeting") };
+        let Message::Hello(hello) = raw::receive_message(&mut *link).unwrap() else { panic!("no greeting") };
         let _kept = answer(&mut *link, hello);
         client.join().unwrap()
     })
@@ -81,7 +81,7 @@ fn half_raw(world: &World) -> (Stream, Box<dyn Endpoint>, tombolo_mem::OwnContro
     let mut link = world.knock();
     let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
     let stream = listener.accept_until(Deadline::after(SOON)).unwrap();
-    assert!(matches!(raw::hear(&mut *link), Ok(Message::Welcome(_))));
+    assert!(matches!(raw::receive_message(&mut *link), Ok(Message::Welcome(_))));
     (stream, link, control)
 }
 
@@ -223,7 +223,7 @@ on_every_backend! {
         let greeting = Greeting { offered: Features(!1), ..raw::greeting() };
         let _kept = raw::send_with_segment(&mut *link, &Message::Hello(greeting).encode(), 0);
         let _stream = listener.accept_until(Deadline::after(SOON)).unwrap();
-        let Ok(Message::Welcome(theirs)) = raw::hear(&mut *link) else { panic!("no welcome") };
+        let Ok(Message::Welcome(theirs)) = raw::receive_message(&mut *link) else { panic!("no welcome") };
         assert!(theirs.offered.without(Features::KNOWN).is_empty());
         assert!(theirs.epoch != 0 && theirs.epoch != raw::EPOCH);
     }
@@ -289,7 +289,7 @@ on_every_backend! {
         let error = connect_to(&world, |link, _| {
             let greeting = Greeting { epoch: 77, ..raw::greeting() };
             let _kept = raw::send_with_segment(link, &Message::Welcome(greeting).encode(), 0);
-            said = Some(raw::hear(link));
+            said = Some(raw::receive_message(link));
         });
         assert_eq!(clause(&error), "C-11");
         assert!(matches!(said, Some(Ok(Message::Refuse(Refusal::Malformed, _)))), "{said:?}");
@@ -732,7 +732,7 @@ fn c4_messages_and_streams_are_told_apart_by_a_peer_that_agrees_and_then_does_no
     let error = thread::scope(|scope| {
         let client = scope.spawn(|| world.connecting.connect::<Messages>(&world.address, &Options::new()).unwrap_err());
         let mut link = raw::open(&mut *door);
-        raw::hear(&mut *link).unwrap();
+        raw::receive_message(&mut *link).unwrap();
         let _kept = raw::send_with_segment(&mut *link, &Message::Welcome(raw::greeting()).encode(), 0);
         client.join().unwrap()
     });

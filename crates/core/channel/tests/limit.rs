@@ -28,7 +28,7 @@ fn c7_silent_callers_make_room_for_one_who_speaks_where_no_file_is_left() {
         channel.is_some()
     });
     rest.clear();
-    assert!(matches!(raw::hear(&mut *honest), Ok(Message::Welcome(_))));
+    assert!(matches!(raw::receive_message(&mut *honest), Ok(Message::Welcome(_))));
     eventually("the longest silent went", || matches!(silent[0].recv(0), Err(DomainError::PeerGone)));
     assert!(matches!(silent[29].recv(0), Ok(None)), "and the others did not");
 }

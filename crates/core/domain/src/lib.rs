@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 2. Uses: layout, mem, ring.
+//! Layer 2. Uses: os, layout, mem, ring.
 //!
 //! What a backend is: three small traits. [`Rendezvous`] makes two ends meet; the [`Endpoint`] it gives them is their
 //! [`Memory`], their control path and what is known of the peer's life; a [`Doorbell`] wakes a sleeper.
@@ -9,7 +9,6 @@
 //! a doorbell of one's own per channel, or a peer that behaves.
 #![forbid(unsafe_code)]
 
-pub mod aside;
 mod doorbell;
 mod error;
 mod link;
@@ -23,6 +22,7 @@ pub use link::{Endpoint, Liveness, Memory, Offer, Peer, Received};
 pub use poll::wait_readable;
 pub use rendezvous::{Held, Listener, Rendezvous};
 pub use single::{SingleDoorbell, SingleNotifier};
+pub use tombolo_os::reserved as aside;
 pub use tombolo_ring::{Deadline, Spin};
 
 /// What the calls of this crate return.

@@ -3,11 +3,6 @@
 
 use std::os::fd::BorrowedFd;
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec},
-    io::Errno,
-};
-
 use crate::{Deadline, Error, Result};
 
 /// Whether `fd` polls readable (data, a hang-up or an error: whatever makes a read return) before `deadline`.
@@ -30,15 +25,5 @@ use crate::{Deadline, Error, Result};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn wait_readable(fd: BorrowedFd<'_>, deadline: Deadline) -> Result<bool> {
-    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    loop {
-        // A time beyond what the kernel can hold is as good as never.
-        let timeout = deadline.remaining().and_then(|left| Timespec::try_from(left).ok());
-        match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            Ok(0) if deadline.expired() => return Ok(false),
-            Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) => return Ok(true),
-            Err(error) => return Err(Error::os("poll", error)),
-        }
-    }
+    tombolo_os::poll::wait_readable(fd, || deadline.remaining()).map_err(|error| Error::os("poll", error))
 }

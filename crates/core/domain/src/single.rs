@@ -5,16 +5,14 @@
 //! waiter watches it for edges of writability and never reads it.
 
 use std::{
-    io::{self, IoSliceMut},
+    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use rustix::{event::EventfdFlags, io::ReadWriteFlags};
-
-use crate::aside::ReservedFd;
-
-/// Rings that it is good for: all that a counter holds, so that the first one makes room.
-const FILL: u64 = u64::MAX - 1;
+use tombolo_os::{
+    event::{full_eventfd, raise_full},
+    reserved::ReservedFd,
+};
 
 /// A bell that this end waits at.
 #[derive(Debug)]
@@ -30,15 +28,12 @@ impl SingleDoorbell {
     /// # Errors
     /// Where there is no descriptor for it.
     pub fn new() -> io::Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let event = rustix::event::eventfd(0, flags)?;
-        rustix::io::write(&event, &FILL.to_ne_bytes())?;
-        Ok(Self(ReservedFd::new(event)?))
+        Ok(Self(ReservedFd::new(full_eventfd()?)?))
     }
 
     /// Wakes all who wait at it, as the peer would.
     pub fn notify(&self) {
-        raise(self.as_fd());
+        raise_full(self);
     }
 }
 
@@ -60,12 +55,6 @@ impl SingleNotifier {
 
     /// Wakes all who wait at it. Never blocks.
     pub fn notify(&self) {
-        raise(self.0.as_fd());
+        raise_full(&self.0);
     }
-}
-
-fn raise(event: BorrowedFd<'_>) {
-    let mut count = [0; 8];
-    // No offset: an eventfd has none. An error means that the waiter spoilt its own bell.
-    let _ = rustix::io::preadv2(event, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT);
 }

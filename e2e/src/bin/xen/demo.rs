@@ -5,6 +5,7 @@
 //! Rates, round trips and context switches are the benchmark's, whose two ends run in the two domUs. CPU time is Xen's own
 //! account of its domains; hypercalls are counted by `xentrace` in runs of their own.
 
+use crate::bench::BENCH;
 use crate::many;
 use crate::rig::{Pair, Rig};
 use std::fmt::Write;
@@ -18,11 +19,8 @@ use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::runner;
 use tombolo_e2e::xen::host::Kind;
-use tombolo_e2e::xen::packages::Packages;
 use tombolo_e2e::xen::trace::{self, Share};
 
-/// The program in the domUs: the benchmark with libxenvchan.
-pub const BENCH: &str = "bench-libxenvchan";
 /// Seconds that all of one table may take on a loaded machine.
 const TABLE: u64 = 900;
 const PORT: u16 = 7000;
@@ -34,18 +32,6 @@ const TABLES: [(&str, &str); 3] = [
     ("latency", "--size 64,1KiB,4KiB,16KiB --wait spin --seconds 0.2 --runs 3"),
     ("latency", "--size 64,1KiB,4KiB,16KiB --wait sleep --think 300 --seconds 0.2 --runs 3"),
 ];
-
-/// Builds the benchmark with libxenvchan, against Debian's package.
-pub fn build(packages: &Packages) -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let target = root.join("target");
-    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.args(["build", "--release", "--quiet", "--locked", "--manifest-path"]);
-    build.arg(root.join("bench/libxenvchan/Cargo.toml")).arg("--target-dir").arg(&target);
-    let status = build.env("XEN_ROOT", &packages.root).stdin(Stdio::null()).status().context("no cargo")?;
-    ensure!(status.success(), "{BENCH} does not build: {status}");
-    Ok(target.join("release").join(BENCH))
-}
 
 /// What there is to show, in this order.
 const PARTS: [&str; 5] = ["file", "speed", "setup", "cpu", "volume"];

@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cases;
 mod compare;
 mod demo;

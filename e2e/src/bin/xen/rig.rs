@@ -2,7 +2,7 @@
 //! The domains that cases run in. The host boots when the first case wants it and serves all that follow; a case that
 //! fails takes it with it.
 
-use crate::demo;
+use crate::bench::{self, BENCH};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -88,8 +88,7 @@ impl Rig {
 
     /// The domains with the benchmark that knows libxenvchan.
     fn with_bench() -> Result<Self> {
-        let bench =
-            |packages: &Packages| Ok(vec![(format!("bin/{}", demo::BENCH), demo::build(packages)?), vchan::shared()?]);
+        let bench = |packages: &Packages| Ok(vec![(format!("bin/{BENCH}"), bench::build(packages)?), vchan::shared()?]);
         Self::with(bench).map_err(|why| match why {
             Lacking::Need(why) => Error::new(why),
             Lacking::Fault(why) => why,

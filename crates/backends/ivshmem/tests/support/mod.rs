@@ -6,11 +6,10 @@
 use std::{
     collections::BTreeMap,
     io::{self, IoSlice},
-    mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -19,14 +18,12 @@ use std::{
 use rustix::{
     event::EventfdFlags,
     fs::{MemfdFlags, Mode, OFlags},
-    net::{
-        AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix,
-        SocketFlags, SocketType,
-    },
+    net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType},
 };
 use tombolo_control::{Envelope, Life, MESSAGE_MAX, Message, Name, Path, SLICES_AT, VERSION, code};
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous};
 use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
+use tombolo_os::{lock::lock, passing};
 use tombolo_testing::conformance::{self, Actor, eventually};
 
 /// Bytes of a slice: sparse, so that they cost nothing before they are used.
@@ -60,7 +57,7 @@ impl End {
         }
     }
 
-    fn say(&self, message: Message) {
+    fn send_message(&self, message: Message) {
         let _ = send(&self.socket, 0, message, &[]);
     }
 }
@@ -123,7 +120,7 @@ impl World {
         for call in &state.calls {
             for (end, other) in [(0, 1), (1, 0)] {
                 if call[end].domain == domain {
-                    call[other].say(Message::Life { link: 0, generation: 0, life });
+                    call[other].send_message(Message::Life { link: 0, generation: 0, life });
                 }
             }
         }
@@ -183,19 +180,9 @@ impl Drop for World {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn send(socket: impl AsFd, serial: u32, message: Message, descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-    }
+fn send(socket: impl AsFd, serial: u32, message: Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = Envelope { serial, message }.encode();
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags).map(drop)
+    passing::send(socket, &[IoSlice::new(&bytes)], descriptors, SendFlags::DONTWAIT).map(drop)
 }
 
 fn receive(socket: &OwnedFd) -> Option<Envelope> {
@@ -281,7 +268,7 @@ fn call(
             let at = SLICES_AT + u64::from(STATE_AT);
             let _ = rustix::io::pwrite(&ends[end].memory, &[CLOSED], at);
             ends[other].ring();
-            ends[other].say(Message::Close {});
+            ends[other].send_message(Message::Close {});
         });
     }
     Ok(())

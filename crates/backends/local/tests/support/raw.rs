@@ -2,20 +2,18 @@
 //! A peer that speaks to the socket itself and follows no rules.
 
 use std::{
-    io::{IoSlice, IoSliceMut},
-    mem::MaybeUninit,
+    io::IoSlice,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::{
     event::EventfdFlags,
-    net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-        SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    },
+    io::Errno,
+    net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
 };
 use tombolo_domain::{Endpoint, Error, Rendezvous};
 use tombolo_layout::local::Head;
+use tombolo_os::passing::{self, SCM_MAX_FD};
 
 use super::{Folder, accept};
 
@@ -40,7 +38,7 @@ impl Raw {
     pub fn introduced(folder: &Folder) -> Self {
         let mut raw = Self::meet(folder);
         let bells = [eventfd(), eventfd()];
-        raw.say(
+        raw.send_message(
             Head { bells: true, single: false, segment: false, len: 5 },
             b"hello",
             &[bells[0].as_fd(), bells[1].as_fd()],
@@ -57,7 +55,7 @@ impl Raw {
     }
 
     /// Sends a datagram with a head of its own choice.
-    pub fn say(&self, head: Head, message: &[u8], fds: &[BorrowedFd<'_>]) {
+    pub fn send_message(&self, head: Head, message: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send(&[&head.encode()[..], message].concat(), fds);
     }
 
@@ -67,42 +65,25 @@ impl Raw {
     }
 
     /// What the link sent: the datagram and its descriptors.
-    pub fn hear(&self) -> (Vec<u8>, Vec<OwnedFd>) {
+    pub fn receive_datagram(&self) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut datagram = vec![0; 4096];
-        let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = rustix::net::recvmsg(
-            &self.socket,
-            &mut [IoSliceMut::new(&mut datagram)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )
-        .unwrap();
-        let mut fds = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
-            }
-        }
-        datagram.truncate(received.bytes);
-        (datagram, fds)
+        let received = passing::receive(&self.socket, &mut datagram, SCM_MAX_FD, RecvFlags::empty()).unwrap();
+        datagram.truncate(received.len);
+        (datagram, received.descriptors)
     }
 
     /// The link's two bells.
     pub fn bells(&mut self) -> [OwnedFd; 2] {
         self.link.send(b"", None).expect("the path has room");
-        self.hear().1.try_into().expect("two bells come with the first datagram")
+        self.receive_datagram().1.try_into().expect("two bells come with the first datagram")
     }
 }
 
 /// Sends any datagram, once there are fewer descriptors in flight than this user may have there.
 pub fn send_to(socket: &OwnedFd, datagram: &[u8], fds: &[BorrowedFd<'_>]) {
-    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     super::eventually("descriptors in flight arrive", || {
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-        match rustix::net::sendmsg(socket, &[IoSlice::new(datagram)], &mut control, SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::TOOMANYREFS) => false,
+        match passing::send(socket, &[IoSlice::new(datagram)], fds, SendFlags::empty()) {
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => false,
             sent => sent.unwrap() == datagram.len(),
         }
     });

@@ -38,14 +38,14 @@ pub fn run(address: &str, other: &str, count: u32) -> bool {
         let mut link = link.expect("one knocked");
         // Another moment each time: after so many messages, and so many microseconds more.
         for _ in 0..number % 17 {
-            segments += u32::from(take(&mut *link, patience).expect("it lives"));
+            segments += u32::from(take_segment(&mut *link, patience).expect("it lives"));
         }
         let start = Instant::now();
         while start.elapsed() < Duration::from_micros(u64::from(number * 137 % 3000)) {}
         actor.kill();
         let killed = Instant::now();
         loop {
-            match take(&mut *link, patience) {
+            match take_segment(&mut *link, patience) {
                 Ok(came) => segments += u32::from(came),
                 Err(Error::PeerGone) => break,
                 Err(Error::Revoked) => {}
@@ -60,7 +60,7 @@ pub fn run(address: &str, other: &str, count: u32) -> bool {
 }
 
 /// Takes a message; its segment holds its number.
-fn take(link: &mut dyn Endpoint, patience: Deadline) -> Result<bool, Error> {
+fn take_segment(link: &mut dyn Endpoint, patience: Deadline) -> Result<bool, Error> {
     let received = conformance::receive(link, patience)?;
     let Some(segment) = received.segment else { return Ok(false) };
     let mut found = [0; 8];

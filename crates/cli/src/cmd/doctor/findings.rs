@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the facts mean, and what mends what is wrong.
 
-use serde::Serialize;
-
 use super::{
     facts::{Facts, Folder, Found, Membarrier},
+    finding::{Finding, Grade},
     guest, host, xen,
 };
 use crate::{human, memory::Limit};
@@ -20,42 +19,6 @@ const ENDS: u64 = 100;
 /// Memory of a channel with rings of the usual size, and of enough of them.
 const CHANNEL: u64 = 2 * ((1 << 20) + 4096);
 const CHANNELS: u64 = 32;
-
-/// One thing that was looked at.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Finding {
-    /// Its name, which stays.
-    pub check: &'static str,
-    pub grade: Grade,
-    pub says: String,
-    /// The command that mends it.
-    pub remedy: Option<String>,
-}
-
-/// How it is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Grade {
-    /// As it should be.
-    Ok,
-    /// Neither good nor bad.
-    Info,
-    /// It works, and could be better.
-    Warning,
-    /// Nothing works without it.
-    Failure,
-}
-
-impl Finding {
-    pub fn new(check: &'static str, grade: Grade, says: impl Into<String>) -> Self {
-        Self { check, grade, says: says.into(), remedy: None }
-    }
-
-    pub fn mend(mut self, remedy: impl Into<String>) -> Self {
-        self.remedy = Some(remedy.into());
-        self
-    }
-}
 
 /// Judges the facts: one finding for each thing that was looked at, always in this order.
 pub fn examine(facts: &Facts) -> Vec<Finding> {

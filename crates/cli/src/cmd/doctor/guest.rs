@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt, path::Path};
 
 use rustix::fs::Access;
 
-use super::findings::{Finding, Grade};
+use super::finding::{Finding, Grade};
 use crate::{cmd::link, inspect};
 
 /// The kernel module's name as a driver.

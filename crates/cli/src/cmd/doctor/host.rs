@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tombolo_control::{Life, LinkState, Message, Stage};
 
-use super::findings::{Finding, Grade};
+use super::finding::{Finding, Grade};
 use crate::cmd::link;
 
 /// Where the broker of a host answers tools.

@@ -2,6 +2,7 @@
 //! `tombolo doctor`: what works on this machine, what does not, and what mends it.
 
 mod facts;
+mod finding;
 mod findings;
 mod guest;
 mod host;
@@ -14,7 +15,8 @@ use crate::{
     output,
 };
 
-use findings::{Finding, Grade, examine};
+use finding::{Finding, Grade};
+use findings::examine;
 
 /// Say what works on this machine and what does not, and the command that mends it
 ///

@@ -3,7 +3,7 @@
 
 use std::{fs, io::ErrorKind, path::Path};
 
-use super::findings::{Finding, Grade};
+use super::finding::{Finding, Grade};
 use crate::inspect;
 
 /// The devices, each with the driver that makes it; XenStore's has none that can be loaded.

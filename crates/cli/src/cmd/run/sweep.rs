@@ -9,10 +9,10 @@ use std::{
 };
 
 use rustix::{
-    fs::{FlockOperation, flock},
     io::Errno,
     net::{AddressFamily, SocketAddrUnix, SocketType},
 };
+use tombolo_os::lock::try_lock_file;
 use tombolo_sockets::{claim, switched};
 
 /// Files that are looked at: a member may make any number.
@@ -30,7 +30,7 @@ pub fn sweep(folder: &Path) -> io::Result<()> {
 fn sweep_older(folder: &Path, young: Duration) -> io::Result<()> {
     let lock = fs::File::open(folder)?;
     // Whoever else sweeps does the same work; one that holds it for long keeps nobody from running.
-    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+    if !try_lock_file(&lock).unwrap_or(false) {
         return Ok(());
     }
     for file in files(folder, "sock")? {

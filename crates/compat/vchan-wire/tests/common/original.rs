@@ -79,7 +79,7 @@ impl Original {
         self.page.set_bits(if self.server { 22 } else { 23 }, bit);
     }
 
-    fn tell(&self, bit: u8) {
+    fn notify_peer(&self, bit: u8) {
         if self.page.clear_bits(if self.server { 23 } else { 22 }, bit) & bit != 0 {
             self.channel.notify();
         }
@@ -110,7 +110,7 @@ impl Original {
                 *byte = ring.0.load8(ring.1 + at as usize);
             }
             self.page.store32(words, from.wrapping_add(len as u32));
-            self.tell(2);
+            self.notify_peer(2);
         }
         len
     }
@@ -133,7 +133,7 @@ impl Original {
                 ring.0.store8(ring.1 + at as usize, *byte);
             }
             self.page.store32(words + 4, from.wrapping_add(len as u32));
-            self.tell(1);
+            self.notify_peer(1);
         }
         len
     }

@@ -52,7 +52,7 @@ pub fn send_with_segment(link: &mut dyn Endpoint, message: &[u8], generation: u1
 }
 
 /// What the peer says next.
-pub fn hear(link: &mut dyn Endpoint) -> Result<Message, Error> {
+pub fn receive_message(link: &mut dyn Endpoint) -> Result<Message, Error> {
     loop {
         if let Some(received) = link.recv(1 << 31)? {
             return Ok(Message::decode(&received.message).unwrap());

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Layer 0. Uses: nothing of ours.
+//!
+//! What every crate asks of Linux, once: descriptors that come over sockets ([`passing`]), sleeping on
+//! descriptors ([`poll`]), eventfds ([`event`]), locks ([`lock`]), random bytes ([`random`]), what `/proc` shows of a
+//! process ([`process`]), who is at the other end of a socket ([`credentials`]), and descriptors out of a
+//! program's way ([`reserved`]).
+//!
+//! Errors are [`std::io::Error`]: who calls says what the call was for.
+#![forbid(unsafe_code)]
+
+pub mod credentials;
+pub mod event;
+pub mod lock;
+pub mod passing;
+pub mod poll;
+pub mod process;
+pub mod random;
+pub mod reserved;

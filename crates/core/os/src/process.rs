@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What `/proc` shows of a process.
+
+use std::{fs, path::Path};
+
+/// Where cgroup version 2 is mounted, alone or beside version 1.
+const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// Among the flags of a process: a thread of the kernel.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// What is used of `/proc/PID/stat`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stat {
+    /// `R` runs, `S` and `D` sleep, `T` and `t` are stopped, `Z` and `X` are dead.
+    pub state: char,
+    /// The kernel's flags.
+    flags: u64,
+    /// When it began, in clock ticks since boot.
+    pub began: u64,
+}
+
+impl Stat {
+    /// That of a process; none if there is none of that number here, or it is hidden.
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        // The second field is the program's name in parentheses, and may itself hold any of ") R".
+        let (_, fields) = line.rsplit_once(") ")?;
+        let mut fields = fields.split(' ');
+        let state = fields.next()?.chars().next()?;
+        let (flags, began) = (fields.nth(5)?.parse().ok()?, fields.nth(12)?.parse().ok()?);
+        Some(Self { state, flags, began })
+    }
+
+    /// Whether it is a thread of the kernel's.
+    #[must_use]
+    pub fn is_kernel_thread(&self) -> bool {
+        self.flags & KERNEL_THREAD != 0
+    }
+}
+
+/// Whether the process is in a frozen cgroup (a paused container), as far as the hierarchy is visible from here.
+#[must_use]
+pub fn is_frozen(pid: u32) -> bool {
+    let Ok(cgroups) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return false };
+    let Some(path) = cgroups.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
+    CGROUPS.iter().any(|root| {
+        fs::read_to_string(Path::new(root).join(path).join("cgroup.events"))
+            .is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn l10_stat_line_of_a_program_with_a_spiteful_name_is_understood() {
+        let line = "42 (a) R 1 (b) T) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1";
+        let stat = Stat::parse(line).unwrap();
+        assert_eq!(stat, Stat { state: 'S', flags: 4_194_560, began: 12345 });
+        assert!(!stat.is_kernel_thread() && Stat { flags: 69_238_880, ..stat }.is_kernel_thread());
+        assert_eq!(Stat::parse("42 (a) S 1"), None);
+        assert_eq!(Stat::parse(""), None);
+    }
+
+    #[test]
+    fn own_process_runs_and_is_no_thread_of_the_kernel() {
+        let stat = Stat::of(std::process::id()).unwrap();
+        assert!(matches!(stat.state, 'R' | 'S' | 'D') && stat.began > 0 && !stat.is_kernel_thread(), "{stat:?}");
+        assert_eq!(Stat::of(0), None);
+    }
+}

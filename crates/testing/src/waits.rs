@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Waits that a test leaves to threads.
+
+use std::{
+    sync::{
+        Arc,
+        mpsc::{self, Receiver},
+    },
+    thread,
+};
+
+use tombolo_domain::{Deadline, Doorbell, Slot, Woken};
+
+/// Waits for the end of both slots of `bell`, without a deadline, in threads of their own; how each ended.
+///
+/// # Panics
+/// In those threads, where waiting fails.
+#[must_use]
+pub fn wait_at_both_slots(bell: &Arc<dyn Doorbell>) -> Receiver<Woken> {
+    let (done, ended) = mpsc::channel();
+    for slot in Slot::ALL {
+        let (bell, done) = (Arc::clone(bell), done.clone());
+        thread::spawn(move || {
+            let woken = loop {
+                match bell.wait(slot, Deadline::NEVER).expect("waiting works") {
+                    Woken::Notified => bell.drain(slot),
+                    other => break other,
+                }
+            };
+            done.send(woken)
+        });
+    }
+    ended
+}
