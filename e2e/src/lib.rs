@@ -3,7 +3,7 @@
 //!
 //! The rig for tests that need virtual machines. It fetches a kernel from Debian's archive ([`debian`]), builds our
 //! module for it ([`module`]) and our programs ([`programs`]), packs them with its own binary into an initramfs
-//! ([`image`]), boots that under QEMU ([`qemu`]) and runs commands in the guest over a serial line ([`control`]). The
+//! ([`image`]). It boots that under QEMU ([`qemu`]) and runs commands in the guest over a serial line ([`control`]). The
 //! binary is host and guest at once: as process 1 of a guest it is the [`agent`]. Guests are joined by memory and
 //! doorbells of the rig's own ([`ivshmem`]), where the module alone is in question, or by the host's [`broker`].
 //!

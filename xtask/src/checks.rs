@@ -77,9 +77,6 @@ pub fn find(name: &str) -> Option<&'static Check> {
     CHECKS.iter().find(|check| check.name == name)
 }
 
-/// Sentences in the doc comments of Rust. Apart from the table until they all pass.
-pub const DOC_COMMENTS: Check = Check { name: "prose", run: |project| prose::check_doc_comments(&project.tree) };
-
 /// Runs one check and prints all it has to say; true if it passed.
 pub fn run_one(check: &Check, project: &Project) -> bool {
     let report = (check.run)(project);

@@ -36,7 +36,7 @@ usage: cargo xtask <command>
   surface             what users can name is what docs/surface lists; --write makes it so
   summaries           what is said of a public item begins with what it does, not with a clause
   docs                relative links in *.md lead somewhere
-  prose               no sentence of *.md has more than 40 words; --rust: none of a doc comment
+  prose               no sentence of *.md or of a doc comment has more than 40 words
   columns             no line of prose in *.md has more than 100 columns
   tables              tables of results hold what the recorded runs do
 
@@ -87,7 +87,6 @@ fn run(words: &[&str]) -> Result<bool, String> {
         ["surface", "--write"] => checks::write_surface(&checks::Project::load()?).map(|()| true),
         ["mutants", rest @ ..] => mutants::run(rest),
         ["header", "--write"] => checks::write_header(&workspace::Workspace::load()?.root).map(|()| true),
-        ["prose", "--rust"] => Ok(checks::run_one(&checks::DOC_COMMENTS, &checks::Project::load()?)),
         [name] => match checks::find(name) {
             Some(check) => Ok(checks::run_one(check, &checks::Project::load()?)),
             None => Err(format!("unknown command `{name}`\n\n{USAGE}")),

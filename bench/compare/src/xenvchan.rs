@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The shape of libxenvchan's rings, written anew from what is known of it, not a line of it copied: two rings of bytes
-//! whose four indices lie, with the bits by which a sleeper asks to be woken, on one cache line that both sides write; no
-//! side remembers an index of the other; after each write and each read a full fence and an atomic operation take the
+//! The shape of libxenvchan's rings, written anew from what is known of it, not a line of it copied. Two rings of bytes
+//! whose four indices lie, with the bits by which a sleeper asks to be woken, on one cache line that both sides write. No
+//! side remembers an index of the other. After each write and each read a full fence and an atomic operation take the
 //! other's bit back. There is no event channel, for nobody sleeps here.
 //!
 //! # Safety

@@ -5,7 +5,7 @@
 //!
 //! A *driver* (the program that calls [`run`]) starts a pair of *workers*: itself once more, with a hidden argument that
 //! [`role_main`] answers to. The left worker sends and asks, the right receives and answers, each tied to a CPU. The
-//! driver takes samples of all measurements in turns, so that a drift of the machine hits all of them alike, and each
+//! driver takes samples of all measurements in turns, so that a drift of the machine hits all of them alike. Each
 //! sample stands between two probes of how far apart the two CPUs are (see [`Placement`]): a host moves its guests'
 //! CPUs, and a round trip between distant ones takes five times as long. The median of the samples is reported.
 //!

@@ -3,7 +3,7 @@
 //!
 //! A loop that waits for an answer before it asks again asks less often while the other end is slow, and so leaves
 //! just the bad moments out of its figures (*coordinated omission*). Here a message that could not be sent in time goes
-//! out late and counts from the moment when it was due, so that whatever held it up is in its figure, and in those of
+//! out late and counts from the moment when it was due. So whatever held it up is in its figure, and in those of
 //! all that queued behind it.
 
 use rustix::time::{ClockId, clock_gettime};

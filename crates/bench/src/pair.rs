@@ -144,9 +144,9 @@ fn command(fifo: bool, words: &[&str]) -> Command {
     command
 }
 
-/// How long a sample may take before its workers are given up: the time it is meant to take four times over, or its
-/// volume at 16 MiB/s, and for the set-up five seconds and a quarter for each channel (a busy machine may take as many
-/// time slices for it as there are steps in a handshake). Between machines, which may be emulated, all but the measured
+/// How long a sample may take before its workers are given up. The time it is meant to take four times over, or its
+/// volume at 16 MiB/s; for the set-up five seconds and a quarter for each channel. A busy machine may take as many
+/// time slices for it as there are steps in a handshake. Between machines, which may be emulated, all but the measured
 /// time is six times as long.
 fn limit(job: &Job, apart: bool) -> Duration {
     let volume = if job.test == Test::Switches { job.volume as f64 / (16 << 20) as f64 } else { 0.0 };

@@ -2,7 +2,7 @@
 //! The broker of the programs of one kernel, or of one account of a host.
 //!
 //! It runs in a virtual machine, and on a host for each account. It has devices, hears from the host's broker which
-//! links there are and what is allowed on them ([`host_session`]), agrees with the broker at the other end of each link
+//! links there are and what is allowed on them ([`host_session`]). It agrees with the broker at the other end of each link
 //! on connections ([`peer_session`]), and gives programs the windows of what was agreed ([`program`]). What it keeps is
 //! `spec/7-broker.md` and `spec/4-domain-vm.md`.
 //!

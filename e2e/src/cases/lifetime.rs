@@ -85,7 +85,7 @@ fn inherited(rig: &mut Rig) -> Result<Verdict> {
 }
 
 /// A slice that a copy of a killed program has mapped, that is under way in a socket, and that is under way in a socket which is
-/// itself under way in itself: each time it is open as long as somebody could have it, and closed after that.
+/// itself under way in itself. Each time it is open as long as somebody could have it, and closed after that.
 fn guest_inherited(args: &[String]) -> Result<()> {
     let link = Ends::from_args(args)?.0.link()?;
     let watched = link.slice(&SliceArgs { flags: sys::SLICE_READ_ONLY, channels: 0, below: 0, ..SLICE })?;

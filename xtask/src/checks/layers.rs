@@ -15,7 +15,7 @@ const BACKEND: &str = "tombolo-domain-";
 const BROKER: &str = "tombolo-broker";
 const REGISTRY: &str = "backends";
 
-/// Normal and build dependencies go to a strictly lower layer or along a listed edge, backends are named by the
+/// Normal and build dependencies go to a strictly lower layer or along a listed edge. Backends are named by the
 /// layer `backends` and the broker only, what is for tests does not ship, and each crate's doc begins with its layer and what it uses.
 pub fn check(workspace: &Workspace, tree: &Tree) -> Report {
     let mut report = Report::default();

@@ -12,18 +12,10 @@ const LIMIT: usize = 40;
 /// Words with a full stop that end no sentence.
 const ABBREVIATIONS: [&str; 3] = ["e.g.", "i.e.", "cf."];
 
-/// Every sentence in `*.md` has at most `LIMIT` words.
+/// Every sentence in `*.md` and in a doc comment of Rust has at most `LIMIT` words.
 pub fn check(tree: &Tree) -> Report {
     let pages = tree.files(&[".md"]).map(|(path, text)| (path, text.to_owned()));
-    report_of(pages)
-}
-
-/// The same for the doc comments of Rust, which `cargo xtask check` does not ask for yet.
-pub fn check_doc_comments(tree: &Tree) -> Report {
-    report_of(tree.files(&[".rs"]).map(|(path, text)| (path, doc_comments(text))))
-}
-
-fn report_of<'a>(pages: impl Iterator<Item = (&'a str, String)>) -> Report {
+    let pages = pages.chain(tree.files(&[".rs"]).map(|(path, text)| (path, doc_comments(text))));
     let mut report = Report::default();
     let (mut files, mut sentences, mut longest) = (0, 0, 0);
     for (path, text) in pages {
@@ -238,6 +230,6 @@ mod tests {
     fn canary_long_sentence_of_a_doc_comment_fails() {
         let (long, half) = (words(LIMIT + 1), words(LIMIT / 2 + 1));
         let source = format!("//! {half}\nfn a() {{}} // {long}\n//// {long}\n/// {half}\n/// {half}\nfn b() {{}}\n");
-        check_doc_comments(&Tree::of(&[("a.rs", &source)])).assert_only_failure("a.rs:4: 42 words");
+        check(&Tree::of(&[("a.rs", &source)])).assert_only_failure("a.rs:4: 42 words");
     }
 }

@@ -2,8 +2,8 @@
 //! V-7. Waiting: for rings, for news from the broker, for the end.
 //!
 //! Each bell has an epoll instance on which four things arrive, all level-triggered: the bell's own eventfd; the
-//! broker's socket for this call; the device's hang-up, if there is a device; and an eventfd that is raised, for good,
-//! once the call is over. All of it is made when somebody is about to wait, or when the first message was sent: what costs
+//! broker's socket for this call, the device's hang-up, if there is a device, and an eventfd. That one is raised, for good,
+//! once the call is over. All of it is made when somebody is about to wait, or when the first message was sent. What costs
 //! an emulated machine most is what it did not do just now, and the peer need not wait for that (ADR 0033).
 
 use std::{

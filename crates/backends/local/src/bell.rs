@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! L-7. A doorbell that a hostile peer cannot jam.
 //!
-//! Both ends hold whatever a bell is made of, so a call on it may not depend on anything that the other can change: not
+//! Both ends hold whatever a bell is made of, so a call on it may not depend on anything that the other can change. Not
 //! on `O_NONBLOCK` (it belongs to the open file that both share), not on a lock that the other can hold. This rules out
 //! * an eventfd that is rung by `write`: the peer saturates the counter, clears `O_NONBLOCK`, and the ringer blocks;
 //!   a write to an eventfd knows no per-call `RWF_NOWAIT`;
@@ -20,8 +20,8 @@
 //! * The peer empties the counter, or fills it: its own rings have no effect. The other direction has its own bell.
 //! * The peer sets any flag: no call here looks at the flags.
 //! * The peer goes away: the same epoll instance watches the control socket for hang-up.
-//! * No ring is lost between two ends that follow R-12 even where the ringer issues no fence: the ready list is
-//!   locked when a ring is put on and when it is taken off, so what was published before a ring that found the bell
+//! * No ring is lost between two ends that follow R-12 even where the ringer issues no fence. The ready list is
+//!   locked when a ring is put on and when it is taken off. So what was published before a ring that found the bell
 //!   already on the list is visible to the waiter that took it off.
 //!
 //! Needs Linux 5.8 (`RWF_NOWAIT` on an eventfd); [`Bell::new`] checks once that a bell really rings.

@@ -2,7 +2,7 @@
 //! L-4, L-5. One datagram: a head, a message, descriptors.
 //!
 //! A datagram is looked at twice before it is taken off the queue. What a look installs has to be closed by this process,
-//! which may never return; what the kernel drops because there was no room is closed by the kernel, for this very
+//! which may never return. What the kernel drops because there was no room is closed by the kernel, for this very
 //! process, before the call returns, if it is the last to have it: the same. So the first look makes room for no
 //! descriptor and learns what the head says, and whether any came. The second has room for one more than may come. If that was
 //! room for all, this process has each of them, and taking the datagram closes none. If not, it is left where it is.

@@ -341,7 +341,7 @@ impl Session {
         made
     }
 
-    /// Which slots are free, and of two which became free first. A region goes where none was for longest: a guest is told once more
+    /// Which slots are free, and of two which became free first. A region goes where none was for longest. A guest is told once more
     /// of each device that it is still to let go whenever it is told of another, so it may eject what is in a slot that became free a
     /// moment ago.
     async fn look_for_slots(&mut self) -> Result<(), Error> {

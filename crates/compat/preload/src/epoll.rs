@@ -2,7 +2,7 @@
 //! The program's epoll sets.
 //!
 //! A connection that has shared memory is registered in the kernel under a token of ours, edge-triggered, and what the
-//! program asked for is kept here: events carry the program's data and not descriptors, and a TCP socket whose bytes go
+//! program asked for is kept here. Events carry the program's data and not descriptors, and a TCP socket whose bytes go
 //! another way would be writable for ever. Once it is there the kernel is not told of changes any more, for programs
 //! change their mind at each request. Other registrations are left alone. Beside the socket the set has the bell of the
 //! connection, whose edges wake whoever sleeps in the set, and nobody else.

@@ -106,7 +106,7 @@ impl Redis {
     }
 
     /// That a unit gives the same with the library. Some of its tests want that a server has done by now what they asked for by
-    /// another connection, which a busy machine does not always grant, without the library either: one that differs
+    /// another connection, which a busy machine does not always grant, without the library either. One that differs
     /// is to be the same in one of two further runs.
     fn assert_same(&self, unit: &str) {
         let mut differ = Vec::new();

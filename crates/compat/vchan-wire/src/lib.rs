@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 3. Uses: nothing.
 //!
-//! The memory layout of Xen's libxenvchan, for peers that run the original: one page that both ends write, with the
+//! The memory layout of Xen's libxenvchan, for peers that run the original. It is one page that both ends write, with the
 //! positions of two rings, their sizes, two bytes that say who is there and two that say who wants to be woken.
 //!
 //! That layout breaks invariants of Tombolo's that hold everywhere else: both sides write one page, and all bookkeeping is
-//! in it. So it lives here and nowhere else, is used only where an address asks for it, and believes nothing: this end's
+//! in it. So it lives here and nowhere else, is used only where an address asks for it, and believes nothing. This end's
 //! own positions and sizes are private and never read back, each word of the peer's is loaded once and checked, and a lie
 //! is [`Error::Corrupt`], where the original stops for ever without a word. Clauses W-3 to W-8 of `spec/8-vchan.md`.
 //!

@@ -5,8 +5,8 @@
 //! headers in `include/` and linked with this library instead, and then run on every backend. `docs/guide/vchan.md` says
 //! how; `spec/8-vchan.md` says what the two ends of a vchan tell each other.
 //!
-//! `place` turns the number of a domain and a path into an address; `vchan` is one end; `acceptor` is the thread
-//! that lets clients in while the program does something else; `domains` asks after peers that nobody
+//! `place` turns the number of a domain and a path into an address. `vchan` is one end. `acceptor` is the thread
+//! that lets clients in while the program does something else. `domains` asks after peers that nobody
 //! else would miss; `side` is what carries the bytes, `original` by the
 //! layout of peers that run the original. The exported functions
 //! are in `xen` and `qubes`: a few lines each, inside `border`'s guard.

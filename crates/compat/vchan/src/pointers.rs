@@ -2,9 +2,9 @@
 //! Arguments as a C program passes them: the one place where a pointer becomes a reference.
 //!
 //! # Safety
-//! As in the crate `capi`: safe code cannot make one of these types, so whoever holds one got it as an argument of an
-//! exported function, whose caller promised that it is null, or valid for its type and length and left alone until the call
-//! returns; that a handle came from this library and was not closed, and that nobody else is in a call with it when it is.
+//! As in the crate `capi`: safe code cannot make one of these types. So whoever holds one got it as an argument of an
+//! exported function. Its caller promised that it is null, or valid for its type and length and left alone until the call
+//! returns. The caller also promised that a handle came from this library and was not closed, and that nobody else is in a call with it when it is.
 #![allow(unsafe_code)]
 
 use std::{

@@ -7,8 +7,8 @@
 //! kernel pass a fence on all CPUs that run this process (`membarrier`), and then looks whether it is inside: one of both sees
 //! the other. Where the kernel has no such fence, there is no favourite, and this is a mutex.
 //!
-//! Only one thread is ever the favourite of a mutex, from the first time on: one that was it may be on its way in for as long as
-//! it likes before it says so and sees that it is it no more, and would wipe out what the next one says.
+//! Only one thread is ever the favourite of a mutex, from the first time on. One that was it may be on its way in for as long as
+//! it likes before it says so and sees that it is it no more. It would wipe out what the next one says.
 #![allow(unsafe_code)]
 
 use std::{

@@ -79,7 +79,7 @@ impl Options {
     /// Sets the largest ring of the peer that this end maps, in bytes. A larger one is refused.
     ///
     /// By default a listener maps no larger first ring of a caller than 16 MiB, or four times its own
-    /// [ring size](Self::ring_size) where that is more; what a peer grows to later, and what a listener answers with, may
+    /// [ring size](Self::ring_size) where that is more. What a peer grows to later, and what a listener answers with, may
     /// have 1 GiB. On kernels that do not let one count a memfd's pages (before Linux 6.5) 16 MiB bounds these as well.
     #[must_use]
     pub fn largest_peer_ring(mut self, bytes: u64) -> Self {

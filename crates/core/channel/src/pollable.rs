@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A descriptor that polls readable while a half of a channel may have something to do, level- and edge-triggered:
-//! an epoll set of the doorbell, of a flag of one's own and, where the doorbell cannot be relied on, of a clock.
+//! A descriptor that polls readable while a half of a channel may have something to do, level- and edge-triggered.
+//! It is an epoll set of the doorbell, of a flag of one's own and, where the doorbell cannot be relied on, of a clock.
 //!
 //! The doorbell alone would not do. It tells of what came while the half was armed; bytes that are left over from
 //! before are told by the flag, which only this process can raise and lower.

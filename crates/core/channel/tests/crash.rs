@@ -316,7 +316,7 @@ impl Drop for Victim {
 struct Sight {
     /// After this time the last of two halves had seen it.
     took: Duration,
-    /// What this machine, busy with something else, added to that: how long the dying, the reader and the writer waited for a
+    /// What this machine, busy with something else, added to that. It is how long the dying, the reader and the writer waited for a
     /// CPU as the kernel counts it, and thrice how late a thread was that only wanted to run a millisecond later.
     stall: Duration,
 }

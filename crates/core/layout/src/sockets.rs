@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-*. What two ends of a TCP connection say to each other when its bytes go through shared memory: the words by which
+//! S-*. What two ends of a TCP connection say to each other when its bytes go through shared memory. There are the words by which
 //! each direction moves between the kernel's connection and its pipe, and the messages by which two ends find out that
 //! they are the ends of one connection.
 

@@ -4,7 +4,7 @@
 //! # Safety
 //! The source may be written by another domain while it is read. In Rust's model a plain read that races a write is
 //! undefined, so on x86-64 the loads are written in assembly, of which the compiler knows no more than that bytes
-//! came from somewhere: a torn value is possible and harmless, an assumption is not. Elsewhere the loads are volatile.
+//! came from somewhere. A torn value is possible and harmless, an assumption is not. Elsewhere the loads are volatile.
 //!
 //! Sizes, measured on Zen 5: up to 128 bytes a handful of overlapping vector moves; to 4 KiB a vector loop; above it
 //! `rep movsb`, which beats every vector loop once the other core's cache is involved. Never non-temporal stores: the

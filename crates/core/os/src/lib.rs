@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Layer 0. Uses: nothing of ours.
 //!
-//! What every crate asks of Linux, once: descriptors that come over sockets ([`passing`]), sleeping on
-//! descriptors ([`poll`]), eventfds ([`event`]), locks ([`lock`]), random bytes ([`random`]), what `/proc` shows of a
+//! What every crate asks of Linux, once. There are descriptors that come over sockets ([`passing`]), sleeping on
+//! descriptors ([`poll`]), eventfds ([`event`]), locks ([`lock`]) and random bytes ([`random`]). Then there are what `/proc` shows of a
 //! process ([`process`]), who is at the other end of a socket ([`credentials`]), and descriptors out of a
 //! program's way ([`reserved`]).
 //!

@@ -2,7 +2,7 @@
 //! How one waits: spins before a sleep, offers its CPU, or sleeps at once. Learnt from what each has cost.
 //!
 //! Spinning as long as a wake-up costs is at most twice the optimum, and pays only where the peer tends to answer within that
-//! time. It takes CPU time, though, and where others compute, the scheduler takes that back: it stops one who spins for a whole
+//! time. It takes CPU time, though, and where others compute, the scheduler takes that back. It stops one who spins for a whole
 //! time slice, and lets one wait who has used up his share, where it lets a sleeper run at once. So who was stopped, or whose
 //! offer was taken, sleeps at once for a time in which that was a small part: 32 times as long, and twice as long each time
 //! that it soon happens again.

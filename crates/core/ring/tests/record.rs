@@ -3,7 +3,7 @@
 //!
 //! # Safety
 //! The tests fork, because that is what they are about. A child has the forking thread alone, while locks that other
-//! threads held stay taken for ever: so it takes none that they use (it prints nothing, and glibc's allocator sees to
+//! threads held stay taken for ever. So it takes none that they use (it prints nothing, and glibc's allocator sees to
 //! forks itself) and leaves without coming back into the test runner.
 #![cfg(not(loom))]
 #![allow(unsafe_code)]

@@ -19,8 +19,8 @@ pub const HANDSHAKE_LEAST: Duration = Duration::from_secs(1);
 /// to their end. The end of standard input ends that direction only. If standard input is a terminal, the end of what
 /// the peer had to say ends both.
 ///
-/// Exit codes: 0 if all went well; 1 if the peer gave up or died in the middle, nobody was there, or a file could not be
-/// read or written to its end; 2 if the options make no sense or something cannot be opened.
+/// Exit codes: 0 if all went well. 1 if the peer gave up or died in the middle, nobody was there, or a file could not be
+/// read or written to its end. 2 if the options make no sense or something cannot be opened.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

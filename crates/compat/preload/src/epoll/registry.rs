@@ -72,7 +72,7 @@ pub(super) enum Known {
     Not,
 }
 
-/// How much was read of late of what the kernel says of a set, where it says it of all at once: the work for one connection grows
+/// How much was read of late of what the kernel says of a set, where it says it of all at once. The work for one connection grows
 /// with the number of all others, and nobody else may change the set meanwhile.
 #[derive(Default)]
 struct Asked {

@@ -37,7 +37,7 @@ pub fn run(command: &mut Command, out: &Path) -> String {
 }
 
 /// What a suite is to do with the library, in the best of five runs. Most connections of such tests end before both ends have
-/// found each other, and a call that began on TCP is the kernel's until it returns: how many bytes are shared is chance where
+/// found each other, and a call that began on TCP is the kernel's until it returns. How many bytes are shared is chance where
 /// they are few or in one call. That ends join is not, or less so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub struct Use {
