@@ -59,10 +59,10 @@ put 755 "$built/libtombolo_preload.so" lib/tombolo libtombolo_preload.so
 $SUDO strip --strip-debug "$to/bin/tombolo" "$to/bin/tombolod" "$to/lib/libtombolo.a" "$to/lib/$shared" "$to/lib/libtombolo-vchan.a" \
     "$to/lib/$vchan" "$to/lib/tombolo/libtombolo_preload.so"
 put 644 include/tombolo.h include tombolo.h
-for pc in capi/tombolo vchan/tombolo-vchan; do
+for pc in capi/tombolo compat/vchan/tombolo-vchan; do
     sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" -e "s|@PRIVATE@|$private|" \
-        "crates/$pc.pc.in" >"$built/${pc#*/}.pc"
-    put 644 "$built/${pc#*/}.pc" lib/pkgconfig "${pc#*/}.pc"
+        "crates/$pc.pc.in" >"$built/${pc##*/}.pc"
+    put 644 "$built/${pc##*/}.pc" lib/pkgconfig "${pc##*/}.pc"
 done
 for unit in packaging/systemd/*.service; do
     sed "s|/usr/bin/|$prefix/bin/|" "$unit" >"$built/${unit##*/}"

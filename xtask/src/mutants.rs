@@ -321,7 +321,7 @@ mod tests {
         for file in baseline.files() {
             assert!(files.contains(file), "{BASELINE} has {file}, {FILES} has not");
         }
-        for name in ["layout", "mem", "ring", "channel", "sockets", "control", "broker", "broker-guest"] {
+        for name in ["layout", "mem", "ring", "channel", "sockets", "control", "broker"] {
             assert!(files.iter().any(|file| file.contains(&format!("/{name}/src/"))), "{FILES} has no file of {name}");
         }
     }

@@ -37,7 +37,7 @@ fn source(test: &str, package: &str) -> Option<PathBuf> {
     }
     fs::create_dir_all(&cache).unwrap();
     let folder = tempfile::tempdir_in(&cache).unwrap();
-    let fetch = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/debian-source.sh"));
+    let fetch = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tools/debian-source.sh"));
     let fetched = Command::new(fetch).arg(package).arg(folder.path()).output().unwrap();
     // Another run may have been quicker.
     if fetched.status.success() && (fs::rename(folder.path().join(package), &kept).is_ok() || kept.is_dir()) {

@@ -510,8 +510,12 @@ fn s7_knocks_and_messages_without_end_cost_a_bounded_time_and_number() {
     for _ in 0..600 {
         drop(domain.connect(&service, Deadline::after(SOON)));
     }
-    (0..20).for_each(|_| victim.call());
-    assert!(files() < before + 20, "who has gone is kept");
+    // Other tests open descriptors of this process meanwhile, and close them.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while files() >= before + 20 {
+        assert!(Instant::now() < deadline, "who has gone is kept");
+        victim.call();
+    }
     let mut knocks = Vec::new();
     for _ in 0..400 {
         knocks.push(domain.connect(&service, Deadline::after(SOON)).unwrap());

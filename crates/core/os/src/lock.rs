@@ -30,22 +30,6 @@ pub fn try_lock_file(file: impl AsFd) -> io::Result<bool> {
     }
 }
 
-/// Waits until [`try_lock_file`] succeeds.
-///
-/// # Blocking
-/// For as long as somebody has it locked.
-///
-/// # Errors
-/// As [`try_lock_file`].
-pub fn lock_file(file: impl AsFd) -> io::Result<()> {
-    loop {
-        match rustix::fs::flock(&file, FlockOperation::LockExclusive) {
-            Err(Errno::INTR) => {}
-            locked => return Ok(locked?),
-        }
-    }
-}
-
 /// Ends the lock of a file.
 pub fn unlock_file(file: impl AsFd) {
     let _ = rustix::fs::flock(file, FlockOperation::Unlock);
@@ -66,7 +50,7 @@ mod tests {
         assert!(try_lock_file(&one).unwrap());
         assert!(!try_lock_file(&other).unwrap());
         unlock_file(&one);
-        lock_file(&other).unwrap();
+        assert!(try_lock_file(&other).unwrap());
         assert!(!try_lock_file(&one).unwrap());
     }
 

@@ -23,7 +23,8 @@ impl Stat {
     /// That of a process; none if there is none of that number here, or it is hidden.
     #[must_use]
     pub fn of(pid: u32) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        // A name need not be UTF-8, if only because it is cut after 15 bytes.
+        Self::parse(&String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?))
     }
 
     fn parse(line: &str) -> Option<Self> {
@@ -33,6 +34,12 @@ impl Stat {
         let state = fields.next()?.chars().next()?;
         let (flags, began) = (fields.nth(5)?.parse().ok()?, fields.nth(12)?.parse().ok()?);
         Some(Self { state, flags, began })
+    }
+
+    /// Whether it is stopped, by a signal or a debugger.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        matches!(self.state, 'T' | 't')
     }
 
     /// Whether it is a thread of the kernel's.
@@ -55,6 +62,11 @@ pub fn is_frozen(pid: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        os::unix::ffi::OsStrExt,
+        process::{Command, Stdio},
+    };
+
     use super::*;
 
     #[test]
@@ -65,6 +77,20 @@ mod tests {
         assert!(!stat.is_kernel_thread() && Stat { flags: 69_238_880, ..stat }.is_kernel_thread());
         assert_eq!(Stat::parse("42 (a) S 1"), None);
         assert_eq!(Stat::parse(""), None);
+    }
+
+    #[test]
+    fn process_whose_name_is_no_utf8_is_seen() {
+        let program = tempfile::tempdir().unwrap();
+        let name = std::ffi::OsStr::from_bytes(b"caf\xe9");
+        std::os::unix::fs::symlink("/bin/cat", program.path().join(name)).unwrap();
+        let mut child = Command::new(program.path().join(name)).stdin(Stdio::piped()).spawn().unwrap();
+        let stat = Stat::of(child.id());
+        let shown = fs::read(format!("/proc/{}/comm", child.id())).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(shown, b"caf\xe9\n", "canary: the name is what it should be");
+        assert!(stat.is_some_and(|stat| !stat.is_stopped()));
     }
 
     #[test]
