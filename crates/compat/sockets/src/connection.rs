@@ -5,64 +5,45 @@
 //! both ends have found each other it gets its pipes, and from then on the calls come here. Or it is *plain* for good,
 //! for a [`Reason`].
 
+mod calls;
 mod options;
 mod over;
 mod plain;
 mod told;
 
 use std::{
-    io::{self, IoSlice, IoSliceMut},
+    io,
     os::fd::RawFd,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use rustix::io::Errno;
 use tombolo_domain::SingleDoorbell;
+use tombolo_os::lock::lock;
 
 use crate::{
     Reason,
     family::ForkGroup,
     kernel::Kernel,
     negotiation::NegotiationStage,
-    pipes::{Failed, Pipes, Read, Source},
-    process::{Process, random_id},
+    pipes::Pipes,
     proof::{ENOUGH, History},
-    roster::{ConnectionTable, Row},
+    random::random_id,
+    roster::Row,
     switch::Transport,
     tuple::Tuple,
     waiting::Instance,
 };
 
-pub use crate::pipes::ReturnStage;
+pub use crate::{
+    direction::Direction,
+    stage::{ReturnStage, Stage},
+};
 pub use options::{Set, set_anew};
 pub use plain::Plain;
-
-/// One of the two directions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Direction {
-    /// What this end sends.
-    Out = 0,
-    /// What it receives.
-    In = 1,
-}
-
-impl Direction {
-    pub(crate) const BOTH: [Self; 2] = [Self::Out, Self::In];
-}
-
-/// How far a connection is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stage {
-    /// It may come to be carried by shared memory.
-    Candidate,
-    /// It has pipes.
-    Joined,
-    /// It stays on TCP.
-    Plain,
-}
 
 /// One end of a connection. All descriptors of it in this process share this.
 #[derive(Debug)]
@@ -222,11 +203,7 @@ impl Connection {
 
     // ---- what is shown
 
-    /// Shows it from now on to whoever looks from outside.
-    pub(crate) fn show(&self, roster: &ConnectionTable, tuple: Tuple) {
-        self.row.get_or_init(|| roster.show(self, tuple));
-    }
-
+    #[inline]
     fn row(&self) -> Option<&Row> {
         self.row.get()?.as_ref()
     }
@@ -407,18 +384,6 @@ impl Connection {
         before
     }
 
-    /// So many bytes went by one of the two ways; those over TCP were counted when they went.
-    #[inline]
-    fn moved(&self, process: &Process, direction: Direction, carrier: Transport, bytes: usize) {
-        process.moved(direction, carrier, bytes);
-        if carrier == Transport::Pipe {
-            let all = self.piped[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-            if let Some(row) = self.row() {
-                row.count(direction, carrier, all);
-            }
-        }
-    }
-
     pub(crate) fn counted(&self, direction: Direction) -> u64 {
         self.counter(direction).load(Ordering::SeqCst)
     }
@@ -485,99 +450,11 @@ impl Connection {
         self.stalls.load(Ordering::Relaxed)
     }
 
-    /// Sends what there is room for, by pipe or by TCP. Never blocks.
-    ///
-    /// # Errors
-    /// What TCP would say; `AGAIN` where there is no room.
-    pub fn send(&self, process: &Process, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
-        let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
-        match pipes.send(self, process.kernel(), fd, from, process.wanted(self)) {
-            Ok((n, carrier)) => {
-                self.moved(process, Direction::Out, carrier, n);
-                if n < from.iter().map(|part| part.len()).sum() {
-                    self.stalled(process);
-                }
-                Ok(n)
-            }
-            Err(Failed::Os(errno)) => {
-                if errno == Errno::AGAIN {
-                    self.stalled(process);
-                }
-                Err(errno)
-            }
-            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
-        }
-    }
-
-    /// The same for what a pipe of the program's has, up to `most` bytes; 0 is the end of that. Takes from it what it sends.
-    ///
-    /// # Errors
-    /// What TCP would say; `AGAIN` where there is no room, or nothing in the pipe.
-    pub fn send_from(
-        &self,
-        process: &Process,
-        fd: RawFd,
-        source: &mut dyn Source,
-        most: usize,
-    ) -> Result<usize, Errno> {
-        let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
-        match pipes.send_from(self, process.kernel(), fd, source, most, process.wanted(self)) {
-            Ok((n, carrier, full)) => {
-                self.moved(process, Direction::Out, carrier, n);
-                if full {
-                    self.stalled(process);
-                }
-                Ok(n)
-            }
-            Err(Failed::Os(errno)) => {
-                if errno == Errno::AGAIN {
-                    self.stalled(process);
-                }
-                Err(errno)
-            }
-            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
-        }
-    }
-
-    fn stalled(&self, process: &Process) {
-        self.stalls.fetch_add(1, Ordering::SeqCst);
-        process.stalls.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Receives what is there, by pipe or by TCP; 0 is the end. Never blocks.
-    ///
-    /// # Errors
-    /// What TCP would say; `AGAIN` where there is nothing.
-    pub fn recv(&self, process: &Process, fd: RawFd, to: &mut [IoSliceMut<'_>], read: Read) -> Result<usize, Errno> {
-        let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
-        match pipes.recv(self, process.kernel(), fd, to, read) {
-            Ok((n, carrier)) => {
-                if read == Read::Take {
-                    self.moved(process, Direction::In, carrier, n);
-                }
-                Ok(n)
-            }
-            Err(Failed::Os(errno)) => Err(errno),
-            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
-        }
-    }
-
     /// A call that has given bytes met this error: the next one gives it, as in the kernel.
     pub fn store_error(&self, error: Errno) {
         if let Some(pipes) = self.pipes.get() {
             pipes.store_error(error);
         }
-    }
-
-    /// Whether a read would not block: bytes, the end, an error.
-    pub fn is_readable(&self, process: &Process, fd: RawFd) -> bool {
-        self.pipes.get().is_some() && !matches!(self.recv(process, fd, &mut [], Read::Look), Err(Errno::AGAIN))
-    }
-
-    /// Whether a send would find room; none where the kernel is to be asked.
-    #[must_use]
-    pub fn is_writable(&self) -> Option<bool> {
-        self.pipes.get()?.has_room(self)
     }
 
     /// Whether something happened in shared memory that makes a read worth a try: a hint, without a call.
@@ -619,55 +496,9 @@ impl Connection {
         }
     }
 
-    /// Bytes in the pipe that were not read.
-    #[must_use]
-    pub fn unread(&self) -> u64 {
-        self.pipes.get().map_or(0, |pipes| pipes.unread(self))
-    }
-
-    /// Whether more may come to be shown by [`Read::Peek`] than is now, before any of it is taken.
-    #[must_use]
-    pub fn may_show_more(&self, process: &Process, fd: RawFd) -> bool {
-        self.pipes.get().is_some_and(|pipes| pipes.may_show_more(self, process.kernel(), fd))
-    }
-
-    /// Asks the peer to ring for what is waited for. Look again before you sleep.
-    pub fn arm(&self, data: bool, space: bool) {
-        if let Some(pipes) = self.pipes.get() {
-            pipes.arm(self, data, space);
-        }
-    }
-
-    /// Sends over TCP what the peer's end wants from there and not from the pipe (S-2), as far as there is room. Says
-    /// whether something is left of it.
-    pub fn owes(&self, process: &Process, fd: RawFd) -> bool {
-        self.pipes.get().is_some_and(|pipes| pipes.owes(self, process.kernel(), fd))
-    }
-
-    /// Moves towards TCP, with what is in the pipe.
-    pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> ReturnStage {
-        self.leave(reason);
-        self.pipes.get().map_or(ReturnStage::Done, |pipes| pipes.retreat(self, kernel, fd))
-    }
-
-    /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
-    pub fn finish(&self) -> bool {
-        self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self))
-    }
-
     /// S-13. Where who waits for this connection is woken, once it has pipes.
     #[must_use]
     pub fn bell(&self) -> Option<&Arc<SingleDoorbell>> {
         self.pipes.get().map(|pipes| &pipes.bell)
     }
-
-    /// What carries the two directions: sending, receiving.
-    #[must_use]
-    pub fn carriers(&self) -> [Transport; 2] {
-        self.pipes.get().map_or([Transport::Tcp; 2], |pipes| pipes.carriers(self))
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

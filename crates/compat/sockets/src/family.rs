@@ -16,7 +16,7 @@ use tombolo_layout::private;
 use tombolo_mem::{Common, LockGuard};
 use tombolo_ring::Record;
 
-use crate::connection::Direction;
+use crate::direction::Direction;
 
 /// Processes that can be told apart. With more, nobody is ever alone again.
 const MEMBERS: usize = 32;

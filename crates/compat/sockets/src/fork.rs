@@ -7,19 +7,22 @@
 
 use std::{
     io,
-    sync::{Arc, MutexGuard, Weak, atomic::Ordering},
+    sync::{Arc, MutexGuard, Weak},
 };
 
 use tombolo_domain::{Held, aside};
+use tombolo_os::lock::lock;
 
 use crate::{
-    connection::{Connection, Stage, set_anew},
+    connection::{Connection, set_anew},
     family::{self, Birth, ChildSlot},
     negotiation::{NegotiationStage, Negotiations},
-    pipes::{FrozenPipes, Inherited, Pipes, Session},
-    process::{Process, Waiting, lock},
+    pipes::{FrozenPipes, Pipes},
+    process::{Process, Waiting},
     proof::History,
+    session::Session,
     spin,
+    stage::Stage,
     tuple::Tuple,
     waiting::{HeldInstances, Instance, Instances},
 };
@@ -150,21 +153,5 @@ impl Negotiations {
             }
         }
         self.inherited = lines.iter().map(Arc::downgrade).collect();
-    }
-}
-
-impl Session {
-    /// In a child: whether the peer is gone by now, as its parent's link tells. Messages on it are the parent's.
-    pub(crate) fn peer_is_gone(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        if let Some(Inherited { link, .. }) = &*lock(&self.inherited) {
-            let mut one = [PollFd::from_borrowed_fd(link.fd(), PollFlags::RDHUP)];
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let hung_up = matches!(poll(&mut one, Some(&now)), Ok(1));
-            if hung_up && link.liveness().is_gone() {
-                self.end();
-            }
-        }
-        self.gone.load(Ordering::SeqCst)
     }
 }

@@ -3,59 +3,26 @@
 //!
 //! None of it may disturb the program: what cannot be written is not written.
 
+mod counters;
+
 use std::{
     fmt::{Display, Write as _},
     fs, io,
     os::unix::fs::OpenOptionsExt,
     path::Path,
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use rustix::fs::OFlags;
 use tombolo_domain::aside;
+use tombolo_os::lock::lock;
 
-use crate::{
-    Reason,
-    connection::{Connection, Direction, Stage},
-    process::{Process, lock},
-    switch::Transport,
-};
+use crate::{Reason, connection::Connection, direction::Direction, process::Process, stage::Stage};
+
+pub(crate) use counters::{Counters, Journal};
 
 /// Bytes of a report, longer than numbers can make it.
 const REPORT_LEN: usize = 1023;
-
-/// What a process counts.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    /// By direction, then by carrier: bytes.
-    bytes: [[AtomicU64; 2]; 2],
-    pub joined: AtomicU64,
-    pub stayed: AtomicU64,
-    /// By number: connections that stayed on TCP, those included that ended while the other end was looked for.
-    reasons: [AtomicU64; Reason::COUNT],
-    told: AtomicU64,
-}
-
-impl Counters {
-    pub fn move_bytes(&self, direction: Direction, carrier: Transport, n: usize) {
-        self.bytes[direction as usize][carrier as usize].fetch_add(n as u64, Ordering::Relaxed);
-    }
-
-    /// A connection stays on TCP for good.
-    pub fn stay(&self, reason: Reason) {
-        self.stayed.fetch_add(1, Ordering::Relaxed);
-        self.reasons[reason as usize].fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// What was said already.
-#[derive(Debug, Default)]
-pub(crate) struct Journal {
-    trouble: Mutex<Option<String>>,
-}
 
 impl Process {
     pub(crate) fn log(&self, connection: &Connection, what: &str) {
@@ -114,12 +81,6 @@ impl Process {
                 }
             },
         );
-    }
-
-    /// Whether anybody wants to know how connections end, also those over which nothing went.
-    #[must_use]
-    pub fn tells(&self) -> bool {
-        self.settings.log.is_some() || self.settings.report.is_some()
     }
 
     /// Every 64 MiB, and every 256 calls.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 3. Uses: layout, mem, ring, domain.
+//! Layer 3. Uses: layout, mem, os, ring, domain.
 //!
 //! TCP connections whose bytes go through shared memory where both ends are neighbours, and over TCP as ever where they
 //! are not. This is everything but the interception. How two ends find each other ([`claim`]) and prove that they are
@@ -24,6 +24,7 @@
 
 pub mod claim;
 pub mod connection;
+mod direction;
 mod family;
 pub mod folder;
 mod fork;
@@ -32,22 +33,27 @@ pub mod hook;
 mod journal;
 pub mod kernel;
 mod negotiation;
+mod outcome;
 mod pipes;
 pub mod ports;
 mod process;
 pub mod proof;
 mod quota;
+mod random;
 mod reason;
 mod roster;
+mod session;
 pub mod spin;
+mod stage;
 pub mod switch;
 pub mod switched;
 pub mod tuple;
 mod waiting;
 
 pub use fork::Forking;
+pub use outcome::RESET_LINE;
 pub use pipes::{Broken, Read, Source};
-pub use process::{Process, RESET_LINE, Settings};
+pub use process::{Process, Settings};
 pub use reason::Reason;
 pub use tombolo_domain::{Rendezvous, SingleDoorbell, aside};
 pub use waiting::{Instances, Seat, Waiter};

@@ -13,32 +13,42 @@
 //!
 //! Every step happens inside a call of the program on this or another connection; none waits.
 
-mod neighbour;
+mod peer_process;
+mod sessions;
+mod stage;
+mod table;
 
 use std::{
-    collections::HashMap,
-    hash::Hash,
     io,
     sync::{Arc, Weak, atomic::Ordering},
     time::Duration,
 };
 
 use rustix::io::Errno;
-use tombolo_domain::{Deadline, Endpoint, Error, Listener};
+use tombolo_domain::{Deadline, Endpoint, Error};
 use tombolo_layout::sockets::{Claim, Message, Proof};
+use tombolo_os::lock::lock;
 
 use crate::{
     Reason,
     claim::{self, Claimed, Claims, NotClaimed},
-    connection::{Connection, Stage},
+    connection::Connection,
     folder::{Folder, Refused},
-    pipes::{OwnResources, PeerResources, Pipes, Session},
-    process::{Process, lock, random, random_id},
+    pipes::{OwnResources, PeerResources, Pipes},
+    ports::Ports,
+    process::Process,
     proof::{self, Secret},
+    random::{random, random_id},
+    stage::Stage,
     tuple::{Role, Tuple},
 };
-pub(crate) use neighbour::PeerProcess;
-use neighbour::{Dialled, PATIENCE};
+use peer_process::PeerProcess;
+use sessions::{Dialled, PATIENCE};
+use stage::{Answered, Waiting};
+use table::remember;
+
+pub(crate) use stage::NegotiationStage;
+pub(crate) use table::Negotiations;
 
 /// Calls in which an end waits to have read what its kernel received.
 const TRIES: u32 = 1 << 12;
@@ -46,57 +56,6 @@ const TRIES: u32 = 1 << 12;
 const PAUSE: Duration = Duration::from_millis(1);
 /// A connection that nobody claimed by its this many'th call is asked about no more.
 const CALLS: u64 = 1 << 20;
-
-/// How far the talk about one connection is.
-#[derive(Debug, Default)]
-pub(crate) enum NegotiationStage {
-    #[default]
-    Silent,
-    /// Claimed.
-    Claimed(Box<Waiting>),
-    /// Proposed over the link with this number.
-    Proposed {
-        claim: Claim,
-        link: u64,
-        _claimed: Claimed,
-    },
-    /// Answered.
-    Answered(Box<Answered>),
-    Done,
-}
-
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    /// What the kernel counted before anybody could know of the claim.
-    before: Claim,
-    /// What came first, over the link with this number: there is no second try.
-    proposal: Option<(Claim, u64)>,
-    tries: u32,
-    claimed: Claimed,
-}
-
-#[derive(Debug)]
-pub(crate) struct Answered {
-    proposal: Claim,
-    own: Claim,
-    proof: Proof,
-    /// The link over which it was proposed.
-    link: u64,
-    fresh: OwnResources,
-    _claimed: Claimed,
-}
-
-/// All links of a process, and the connections that are talked about.
-#[derive(Debug, Default)]
-pub(crate) struct Negotiations {
-    claims: Option<Arc<Claims>>,
-    listener: Option<(String, Box<dyn Listener>)>,
-    pub(crate) neighbours: Vec<PeerProcess>,
-    by_tuple: HashMap<Tuple, Weak<Connection>>,
-    by_id: HashMap<u64, Weak<Connection>>,
-    /// In a child made by fork: its parent's lines that its connections go over.
-    pub(crate) inherited: Vec<Weak<Session>>,
-}
 
 impl Process {
     /// Gets on with finding the other end of `connection`. To be called with each call of the program on it, while it is
@@ -144,6 +103,15 @@ impl Process {
         if let Err(reason) = said {
             self.stays(connection, reason);
             *lock(&connection.talk) = NegotiationStage::Done;
+        }
+    }
+
+    /// To be called before a sleep, when rings from before are forgotten: looks at what came over the links, if there is a
+    /// reason to.
+    #[inline]
+    pub fn before_sleep(&self) {
+        if self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst) {
+            lock(&self.exchange).receive_messages(self);
         }
     }
 
@@ -361,18 +329,6 @@ impl Negotiations {
         Ok(())
     }
 
-    /// The connection that a message names, if it is still there and a candidate.
-    fn named(&self, id: u64) -> Option<Arc<Connection>> {
-        self.by_id.get(&id)?.upgrade().filter(|connection| connection.stage() == Stage::Candidate)
-    }
-
-    fn forget(&mut self, connection: &Connection, id: u64) {
-        self.by_id.remove(&id);
-        if let Some(tuple) = connection.meeting() {
-            self.by_tuple.remove(&tuple);
-        }
-    }
-
     fn proposed(
         &mut self,
         process: &Process,
@@ -555,14 +511,10 @@ impl Negotiations {
     }
 }
 
-/// Puts a connection where it is found again. Many are closed before they have found each other: those that have gone make room
-/// before there is made more.
-fn remember<K: Eq + Hash>(all: &mut HashMap<K, Weak<Connection>>, key: K, connection: &Arc<Connection>) {
-    if all.len() == all.capacity() {
-        all.retain(|_, connection| connection.strong_count() > 0);
-        all.reserve(all.len() + 1);
+impl Ports {
+    pub(crate) fn admit_connection(&self, connection: &Connection, tuple: Tuple) -> bool {
+        self.admit(if connection.dialled { tuple.peer.port } else { tuple.own.port })
     }
-    all.insert(key, Arc::downgrade(connection));
 }
 
 /// Another process has the socket too: whoever is left will have it to itself. One that was killed does not say so.

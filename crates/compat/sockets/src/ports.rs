@@ -5,8 +5,6 @@
 
 use std::{ops::RangeInclusive, str::FromStr};
 
-use crate::{connection::Connection, tuple::Tuple};
-
 /// A list of ports as one types it: `80,443,8000-8080`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct List(Vec<RangeInclusive<u16>>);
@@ -63,10 +61,6 @@ impl Ports {
     #[must_use]
     pub fn admit(&self, port: u16) -> bool {
         self.only.as_ref().is_none_or(|list| list.has(port)) && !self.not.as_ref().is_some_and(|list| list.has(port))
-    }
-
-    pub(crate) fn admit_connection(&self, connection: &Connection, tuple: Tuple) -> bool {
-        self.admit(if connection.dialled { tuple.peer.port } else { tuple.own.port })
     }
 }
 

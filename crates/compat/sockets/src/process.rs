@@ -9,22 +9,20 @@ use std::{
     os::fd::RawFd,
     path::PathBuf,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use rustix::io::Errno;
 use tombolo_domain::Rendezvous;
+use tombolo_os::lock::lock;
 
 use crate::{
-    Reason,
-    connection::{Connection, Direction, Stage},
+    connection::Connection,
     journal::{Counters, Journal},
     kernel::Kernel,
     negotiation::Negotiations,
-    pipes::Broken,
     ports::Ports,
     quota::Quota,
     roster::ConnectionTable,
@@ -32,9 +30,6 @@ use crate::{
     switched::Switch,
     waiting::Instance,
 };
-
-/// What the log says of a connection that had to go back to TCP and could not in time.
-pub const RESET_LINE: &str = "reset: it could not go back to TCP in time";
 
 /// What a user can set.
 #[derive(Clone, Debug)]
@@ -69,7 +64,7 @@ pub struct Process {
     pub(crate) roster: ConnectionTable,
     pub(crate) waiters: Mutex<Vec<Instance>>,
     /// Somebody heard that a path has ended, or that messages are left.
-    rung: AtomicBool,
+    pub(crate) rung: AtomicBool,
     pub(crate) counters: Counters,
     pub(crate) journal: Journal,
     pub(crate) switch: Switch,
@@ -135,6 +130,12 @@ impl Process {
         &*self.kernel
     }
 
+    /// Whether anybody wants to know how connections end, also those over which nothing went.
+    #[must_use]
+    pub fn tells(&self) -> bool {
+        self.settings.log.is_some() || self.settings.report.is_some()
+    }
+
     /// A new connection that this end `dialled` or accepted. It begins on TCP; whether anybody is at the other end to
     /// join is found out later.
     #[must_use]
@@ -178,76 +179,4 @@ impl Process {
         }
         due
     }
-
-    /// To be called before a sleep, when rings from before are forgotten: looks at what came over the links, if there is a
-    /// reason to.
-    #[inline]
-    pub fn before_sleep(&self) {
-        if self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst) {
-            lock(&self.exchange).receive_messages(self);
-        }
-    }
-
-    // ---- what happened
-
-    /// Bytes of the program moved.
-    pub(crate) fn moved(&self, direction: Direction, carrier: Transport, n: usize) {
-        self.counters.move_bytes(direction, carrier, n);
-        self.report_now_and_then(n);
-    }
-
-    /// Bytes of the program moved by the kernel, before the connection had a choice.
-    pub fn moved_plain(&self, direction: Direction, n: usize) {
-        self.moved(direction, Transport::Tcp, n);
-    }
-
-    /// A stream cannot go on: what its program hears.
-    pub(crate) fn broken(&self, connection: &Connection, broken: Broken) -> Errno {
-        connection.leave(Reason::Corrupt);
-        self.log(connection, &format!("broken: {broken}"));
-        Errno::CONNRESET
-    }
-
-    /// The connection stays on TCP.
-    pub fn stays(&self, connection: &Connection, reason: Reason) {
-        if connection.stay_plain(reason) {
-            self.counters.stay(reason);
-            self.log(connection, &format!("stays on TCP: {}", reason.words()));
-        }
-    }
-
-    /// The connection goes back to TCP.
-    pub fn leaves(&self, connection: &Connection, reason: Reason) {
-        if connection.stage() == Stage::Joined && connection.reason().is_none() {
-            connection.leave(reason);
-            self.log(connection, &format!("goes back to TCP: {}", reason.words()));
-        } else {
-            self.stays(connection, reason);
-        }
-    }
-
-    /// The connection had to be on TCP, and could not: it is to be ended. Says whether this is news.
-    #[must_use]
-    pub fn gives_up(&self, connection: &Connection) -> bool {
-        let news = connection.give_up();
-        if news {
-            self.log(connection, RESET_LINE);
-        }
-        news
-    }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-pub(crate) fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    // So few bytes come whole and without waiting once the system is up.
-    while !matches!(rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()), Ok(n) if n == N) {}
-    bytes
-}
-
-pub(crate) fn random_id() -> u64 {
-    u64::from_ne_bytes(random()).max(1)
 }

@@ -15,8 +15,7 @@ use std::{
 };
 
 use tombolo_domain::aside;
-
-use crate::process::lock;
+use tombolo_os::lock::lock;
 
 /// For so long an answer of the cgroups is good.
 const GOOD: Duration = Duration::from_millis(100);

@@ -2,22 +2,19 @@
 //! S-11. What this process shows of its connections to whoever looks from outside: memory that others can map and nobody
 //! else can write. What cannot be had for it is not shown.
 
+mod show;
+
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use tombolo_domain::aside::{self, ReservedFd};
-use tombolo_layout::roster::{self, COUNTS, HIDDEN, LEN, MAGIC, MEMORY, ROWS, STATE, WORDS};
+use tombolo_domain::aside::ReservedFd;
+use tombolo_layout::roster::{self, LEN, MAGIC, MEMORY, ROWS};
 use tombolo_mem::{MappedOwnWord, OwnControl, OwnWord};
+use tombolo_os::lock::lock;
 
-use crate::{
-    Reason,
-    connection::{Connection, Direction, Stage},
-    process::lock,
-    switch::Transport,
-    tuple::Tuple,
-};
+use crate::{Reason, direction::Direction, stage::Stage, switch::Transport};
 
 /// The list of a process, made when there is something to show.
 #[derive(Debug, Default)]
@@ -59,30 +56,6 @@ impl List {
 }
 
 impl ConnectionTable {
-    /// Shows `connection` from now on, if there is room.
-    pub fn show(&self, connection: &Connection, tuple: Tuple) -> Option<Row> {
-        let list = lock(&self.0).get_or_insert_with(|| aside::lifted(List::new).map(Arc::new)).clone()?;
-        let Some(at) = lock(&list.free).pop() else {
-            let hidden = list.control.word(HIDDEN);
-            hidden.store_release(hidden.load() + 1);
-            return None;
-        };
-        let word = |word| list.control.word(roster::place(at.into(), word));
-        let shown = roster::Row {
-            addresses: [tuple.own, tuple.peer],
-            stage: roster::Stage::Candidate,
-            // As long as nobody has answered.
-            reason: Some(if connection.is_alone() { Reason::NoPeer } else { Reason::Shared } as u16),
-            counts: [connection.counted(Direction::Out), 0, connection.counted(Direction::In), 0],
-        };
-        for (value, place) in shown.encode().into_iter().zip(1..WORDS) {
-            word(place).store_release(value);
-        }
-        word(0).store_release(list.serial.fetch_add(1, Ordering::Relaxed) + 1);
-        let (state, counts) = (word(STATE), std::array::from_fn(|count| word(COUNTS + count)));
-        Some(Row { at, state, counts, own: AtomicBool::new(true), list })
-    }
-
     /// In a child made by fork: the list is its parent's.
     pub fn forget(&self) {
         *lock(&self.0) = None;

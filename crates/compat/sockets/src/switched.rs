@@ -22,8 +22,7 @@ use rustix::{
     process::geteuid,
 };
 use tombolo_domain::aside;
-
-use crate::process::lock;
+use tombolo_os::lock::lock;
 
 /// Ancestors that count.
 const ANCESTORS: usize = 16;

@@ -6,142 +6,22 @@
 //! names. No instance is watched by another one, so the kernel's limits on chains of them do not count here, and nothing is
 //! watched that a peer could ring for all: a path is watched for its end alone.
 
+mod instance;
+
 use std::{
-    io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
-    sync::{Arc, Mutex, MutexGuard, Weak},
+    os::fd::{BorrowedFd, RawFd},
+    sync::Arc,
 };
 
-use rustix::{event::epoll, io::Errno};
-use tombolo_domain::{
-    SingleDoorbell,
-    aside::{self, ReservedFd},
-};
+use rustix::event::epoll;
+use tombolo_domain::aside::ReservedFd;
+use tombolo_os::lock::lock;
 
-use crate::{
-    connection::Connection,
-    pipes::Session,
-    process::{Process, lock},
-};
+use crate::{connection::Connection, process::Process};
+use instance::{PATH, SOCKET};
 
-/// What the events of an instance are about.
-const PATH: u64 = 0;
-const BELL: u64 = 1;
-const SOCKET: u64 = 2;
-
-/// The epoll instances that this process made, also those at which a thread waits now.
-static ALL: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
-
-/// The descriptor of an epoll instance. A child made by fork takes it from whoever waits there, by its copy of this.
-#[derive(Debug)]
-struct Shared(Mutex<Option<ReservedFd>>);
-
-/// The instances of this process before a fork.
-#[derive(Debug)]
-pub struct Instances {
-    all: Vec<Arc<Shared>>,
-    _no_more: MutexGuard<'static, Vec<Weak<Shared>>>,
-}
-
-/// The same, which nobody is about to change while this is held.
-#[derive(Debug)]
-pub(crate) struct HeldInstances<'a>(Vec<MutexGuard<'a, Option<ReservedFd>>>);
-
-impl Instances {
-    /// All that there are. Nobody makes more of them while this is held.
-    #[must_use]
-    pub fn list() -> Self {
-        let all = lock(&ALL);
-        Self { all: all.iter().filter_map(Weak::upgrade).collect(), _no_more: all }
-    }
-
-    pub(crate) fn hold(&self) -> HeldInstances<'_> {
-        HeldInstances(self.all.iter().map(|instance| lock(&instance.0)).collect())
-    }
-}
-
-impl HeldInstances<'_> {
-    /// In the child. Who waits at an instance of the parent's is not here, or was interrupted by the handler that forked. It must
-    /// not share the instance with the parent: an edge that one of the two takes does not wake the other.
-    pub fn forget(self) {
-        self.0.into_iter().for_each(|mut instance| drop(instance.take()));
-    }
-}
-
-fn watch(epoll: &ReservedFd, fd: BorrowedFd<'_>, about: u64) -> rustix::io::Result<()> {
-    let events = match about {
-        SOCKET => epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
-        BELL => epoll::EventFlags::OUT | epoll::EventFlags::ET,
-        // What comes over it is for those who negotiate. Its end wakes all.
-        _ => epoll::EventFlags::RDHUP | epoll::EventFlags::ET,
-    };
-    epoll::add(epoll, fd, epoll::EventData::new_u64(about), events)
-}
-
-/// An epoll instance, and what it watches.
-#[derive(Debug)]
-pub(crate) struct Instance {
-    number: RawFd,
-    epoll: Arc<Shared>,
-    /// In the order of their addresses.
-    bells: Vec<Arc<SingleDoorbell>>,
-    /// Paths, as long as they are there: nothing is kept open by being watched.
-    paths: Vec<Weak<ReservedFd>>,
-}
-
-impl Instance {
-    fn new() -> io::Result<Self> {
-        let made = aside::lifted(|| ReservedFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?))?;
-        let (number, epoll) = (made.as_raw_fd(), Arc::new(Shared(Mutex::new(Some(made)))));
-        let mut all = lock(&ALL);
-        if all.len() == all.capacity() {
-            all.retain(|instance| instance.strong_count() > 0);
-            let more = all.len() + 1;
-            all.reserve(more);
-        }
-        all.push(Arc::downgrade(&epoll));
-        drop(all);
-        Ok(Self { number, epoll, bells: Vec::new(), paths: Vec::new() })
-    }
-
-    /// Whether it is this process's, and none of a parent's which forked while a thread waited there.
-    fn is_own(&self) -> bool {
-        lock(&self.epoll.0).is_some()
-    }
-
-    fn watch_socket(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
-        watch(lock(&self.epoll.0).as_ref().ok_or(Errno::BADF)?, fd, SOCKET)
-    }
-
-    /// Watches these and no others.
-    fn turn_to(&mut self, bells: Vec<Arc<SingleDoorbell>>, paths: Vec<Arc<ReservedFd>>) -> rustix::io::Result<()> {
-        let epoll = lock(&self.epoll.0);
-        let epoll = epoll.as_ref().ok_or(Errno::BADF)?;
-        let before = std::mem::take(&mut self.bells);
-        before.iter().filter(|bell| !has(&bells, bell)).try_for_each(|bell| epoll::delete(epoll, bell.as_fd()))?;
-        bells.iter().filter(|bell| !has(&before, bell)).try_for_each(|bell| watch(epoll, bell.as_fd(), BELL))?;
-        self.bells = bells;
-        let before: Vec<_> = std::mem::take(&mut self.paths).iter().filter_map(Weak::upgrade).collect();
-        let has = |all: &[Arc<ReservedFd>], path: &Arc<ReservedFd>| all.iter().any(|other| Arc::ptr_eq(other, path));
-        before.iter().filter(|path| !has(&paths, path)).try_for_each(|path| epoll::delete(epoll, path.as_fd()))?;
-        paths.iter().filter(|path| !has(&before, path)).try_for_each(|path| watch(epoll, path.as_fd(), PATH))?;
-        self.paths = paths.iter().map(Arc::downgrade).collect();
-        Ok(())
-    }
-
-    fn is_for(&self, bells: &[Arc<SingleDoorbell>]) -> bool {
-        self.bells.len() == bells.len() && self.bells.iter().zip(bells).all(|(one, other)| Arc::ptr_eq(one, other))
-    }
-
-    pub fn has(&self, bell: &Arc<SingleDoorbell>) -> bool {
-        has(&self.bells, bell)
-    }
-}
-
-/// Whether `bell` is one of `bells`, which are in the order of their addresses.
-fn has(bells: &[Arc<SingleDoorbell>], bell: &Arc<SingleDoorbell>) -> bool {
-    bells.binary_search_by_key(&Arc::as_ptr(bell), Arc::as_ptr).is_ok()
-}
+pub use instance::Instances;
+pub(crate) use instance::{HeldInstances, Instance};
 
 impl Process {
     /// An epoll instance for one who is about to wait for these connections: it polls readable when one of their bells rang
@@ -275,36 +155,4 @@ impl Drop for Seat<'_> {
         drop(seat);
         drop(spare);
     }
-}
-
-impl Session {
-    /// The path to the peer's process, while it is there.
-    pub fn path(&self) -> Option<Arc<ReservedFd>> {
-        self.path.upgrade()
-    }
-
-    /// The path has ended: all who wait for a connection over it look again. While the links are held.
-    pub fn end(&self) {
-        if !self.gone.swap(true, std::sync::atomic::Ordering::SeqCst) {
-            lock(&self.bells).drain(..).filter_map(|bell| bell.upgrade()).for_each(|bell| bell.notify());
-        }
-    }
-
-    /// A connection goes over it from now on, whose bell this is. While the links are held.
-    pub fn carries(&self, bell: &Arc<SingleDoorbell>) {
-        let mut bells = lock(&self.bells);
-        if bells.len() == bells.capacity() {
-            bells.retain(|bell| bell.strong_count() > 0);
-            let more = bells.len() + 1;
-            bells.reserve(more);
-        }
-        bells.push(Arc::downgrade(bell));
-    }
-}
-
-/// A descriptor of our own for the path that `fd` is.
-pub(crate) fn path_of(fd: BorrowedFd<'_>) -> Result<Arc<ReservedFd>, Errno> {
-    let copy = || ReservedFd::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?);
-    let made = aside::lifted(copy);
-    made.map(Arc::new).map_err(|error| error.raw_os_error().map_or(Errno::MFILE, Errno::from_raw_os_error))
 }

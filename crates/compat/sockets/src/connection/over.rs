@@ -3,16 +3,10 @@
 
 use std::{os::fd::RawFd, sync::atomic::Ordering};
 
-use rustix::{
-    event::PollFlags,
-    time::{ClockId, clock_gettime},
-};
+use rustix::event::PollFlags;
 
 use super::Connection;
-use crate::{kernel::Kernel, process::Process};
-
-/// How often who only sends asks the kernel.
-const LOOKS_A_SECOND: i64 = 20;
+use crate::kernel::Kernel;
 
 impl Connection {
     /// Says whether this is news.
@@ -32,16 +26,6 @@ impl Connection {
     pub fn heard(&self, events: i16) {
         if events & PollFlags::HUP.bits() as i16 != 0 {
             self.over.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Before a call that sends: who never waits hears of it here. The clock is one that costs nothing.
-    #[inline]
-    pub fn check_over(&self, process: &Process, fd: RawFd) {
-        let now = clock_gettime(ClockId::MonotonicCoarse);
-        let now = now.tv_sec * LOOKS_A_SECOND + now.tv_nsec / (1_000_000_000 / LOOKS_A_SECOND);
-        if self.asked.swap(now, Ordering::Relaxed) != now {
-            self.ask_whether_over(process.kernel(), fd);
         }
     }
 

@@ -3,7 +3,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Connection, Direction, lock};
+use tombolo_os::lock::lock;
+
+use super::{Connection, Direction};
 
 /// A kernel call of the program that moves bytes, while it lasts.
 #[derive(Debug)]

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! What is told of a connection when it ends.
+//! What is told of a connection: what is shown of it from outside, and what is said when it ends.
 
 use std::sync::atomic::Ordering;
 
 use super::{Connection, Direction, Stage};
-use crate::Reason;
+use crate::{Reason, roster::ConnectionTable, tuple::Tuple};
 
 impl Connection {
+    /// Shows it from now on to whoever looks from outside.
+    pub(crate) fn show(&self, roster: &ConnectionTable, tuple: Tuple) {
+        self.row.get_or_init(|| roster.show(self, tuple));
+    }
+
     /// Why it is on TCP at this moment, where enough is `after` bytes: also one for which the other end is still looked for. None
     /// where it is carried by shared memory.
     pub(crate) fn reason_so_far(&self, after: u64) -> Option<Reason> {

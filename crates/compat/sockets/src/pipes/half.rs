@@ -7,7 +7,7 @@ use tombolo_ring::{Error, Record};
 
 use super::{Rx, Tx};
 use crate::{
-    connection::Direction,
+    direction::Direction,
     family::ForkGroup,
     switch::{Receiver, Sender},
 };

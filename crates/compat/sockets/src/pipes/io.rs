@@ -9,7 +9,8 @@ use tombolo_ring::{Reader, Side, Writer};
 
 use super::{Failed, Read};
 use crate::{
-    connection::{Connection, Direction},
+    connection::Connection,
+    direction::Direction,
     kernel::Kernel,
     switch::{Found, Incoming, Outgoing},
 };

@@ -6,28 +6,8 @@ use std::{io::IoSlice, os::fd::RawFd};
 use rustix::io::Errno;
 use tombolo_ring::{Error, Side};
 
-use super::{Failed, Pipes};
-use crate::{
-    connection::{Connection, Direction},
-    kernel::Kernel,
-    switch::Transport,
-};
-
-/// A pipe of the program's, whose bytes a call sends (`splice`). Both calls take what is there now, and say `AGAIN` where there is
-/// nothing; 0 is its end.
-pub trait Source {
-    /// Takes bytes from it.
-    ///
-    /// # Errors
-    /// What the kernel says of the pipe.
-    fn take_bytes(&mut self, to: &mut [u8]) -> Result<usize, Errno>;
-
-    /// Has the kernel move bytes from it to TCP, as many as fit and `most` at most.
-    ///
-    /// # Errors
-    /// What the kernel says of both.
-    fn pass_on(&mut self, most: usize) -> Result<usize, Errno>;
-}
+use super::{Failed, Pipes, Source};
+use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch::Transport};
 
 /// Bytes that go from a pipe into a ring at once: what a pipe holds.
 const SPLICED: u64 = 64 << 10;

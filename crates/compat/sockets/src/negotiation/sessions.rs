@@ -2,26 +2,23 @@
 //! S-4, S-7. Links to other processes: whom this one calls and lets in, how much of what they say it hears, and what it sends.
 
 use std::{
-    os::unix::fs::MetadataExt,
-    sync::{Arc, Weak, atomic::Ordering},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
-use tombolo_domain::{
-    Deadline, Endpoint, Error, SingleDoorbell,
-    aside::{self, ReservedFd},
-};
+use tombolo_domain::{Deadline, Endpoint, Error, SingleDoorbell, aside};
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
+use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
 
-use super::{NegotiationStage, Negotiations};
+use super::{peer_process::PeerProcess, stage::NegotiationStage, table::Negotiations};
 use crate::{
     Reason,
     claim::Claims,
-    connection::{Connection, Stage},
-    pipes::{Inherited, OwnResources, PeerResources, Session},
-    process::{Process, lock, random_id},
-    waiting::path_of,
+    connection::Connection,
+    pipes::{OwnResources, PeerResources},
+    process::Process,
+    stage::Stage,
 };
 
 /// How long a link to another process may take to be made. Its listener's backlog is long: one that is full is asked again later.
@@ -36,24 +33,6 @@ const UNPROVEN: usize = 256;
 const USELESS: u32 = 256;
 /// Bytes of a segment at most, where this process's own are smaller.
 const SEGMENT: u64 = 64 << 20;
-
-/// A link to another process.
-#[derive(Debug)]
-pub(crate) struct PeerProcess {
-    pub(super) number: u64,
-    /// The service, if this process dialled it.
-    service: Option<String>,
-    pub(super) link: Box<dyn Endpoint>,
-    pub(super) line: Option<Arc<Session>>,
-    /// What of the link is watched for its end.
-    path: Option<Arc<ReservedFd>>,
-    /// A connection was joined over it.
-    pub(super) proven: bool,
-    /// Messages that led to nothing.
-    useless: u32,
-    /// Whether its process is in this one's network namespace, by this kernel's word; once it was asked.
-    near: Option<bool>,
-}
 
 /// Whether a service could be called.
 pub(super) enum Dialled {
@@ -196,44 +175,6 @@ impl Negotiations {
 const LEAST_RING: u64 = 4096;
 
 impl PeerProcess {
-    fn new(service: Option<String>, link: Box<dyn Endpoint>) -> Self {
-        Self { number: random_id(), service, link, line: None, path: None, proven: false, useless: 0, near: None }
-    }
-
-    /// Whether its process is in this one's network namespace, by what this kernel says of it. S-5
-    pub(super) fn is_near(&mut self) -> bool {
-        let namespace = |process: &str| std::fs::metadata(format!("/proc/{process}/ns/net")).ok();
-        *self.near.get_or_insert_with(|| {
-            let pid = self.link.peer().pid.filter(|_| self.link.same_kernel());
-            let theirs = pid.and_then(|pid| namespace(&pid.to_string()));
-            let own = namespace("self");
-            let same = |(one, other): (std::fs::Metadata, std::fs::Metadata)| {
-                one.dev() == other.dev() && one.ino() == other.ino()
-            };
-            own.zip(theirs).is_some_and(same)
-        })
-    }
-
-    pub(crate) fn into_parts(self) -> (Option<Arc<Session>>, Option<Inherited>) {
-        let link = self.link;
-        (self.line, self.path.map(|path| Inherited { link, _path: path }))
-    }
-
-    fn is_gone(&self) -> bool {
-        self.line.as_ref().is_some_and(|line| line.gone.load(Ordering::Relaxed))
-    }
-
-    /// The first message came: from now on connections may go over it.
-    fn meet(&mut self) -> Result<(), Error> {
-        if self.line.is_some() {
-            return Ok(());
-        }
-        let path = path_of(self.link.fd()).map_err(|errno| Error::os("fcntl", errno))?;
-        self.line = Some(Arc::new(Session::new(&path)));
-        self.path = Some(path);
-        Ok(())
-    }
-
     /// Makes a segment and a bell, and sends both with `message`.
     pub(super) fn offer(
         &mut self,
@@ -258,11 +199,5 @@ impl PeerProcess {
             sent.map_err(|_| Reason::PeerGone)?;
             Ok(OwnResources { fresh, lease, bell: Arc::new(bell) })
         })
-    }
-
-    fn lost(&self) {
-        if let Some(line) = &self.line {
-            line.end();
-        }
     }
 }

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the program's calls do to a connection that has pipes.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    os::fd::RawFd,
+    sync::atomic::Ordering,
+};
+
+use rustix::{
+    io::Errno,
+    time::{ClockId, clock_gettime},
+};
+
+use super::Connection;
+use crate::{
+    Reason,
+    direction::Direction,
+    kernel::Kernel,
+    pipes::{Failed, Read, Source},
+    process::Process,
+    stage::ReturnStage,
+    switch::Transport,
+};
+
+/// How often who only sends asks the kernel.
+const LOOKS_A_SECOND: i64 = 20;
+
+impl Connection {
+    /// Before a call that sends: who never waits hears of it here. The clock is one that costs nothing.
+    #[inline]
+    pub fn check_over(&self, process: &Process, fd: RawFd) {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        let now = now.tv_sec * LOOKS_A_SECOND + now.tv_nsec / (1_000_000_000 / LOOKS_A_SECOND);
+        if self.asked.swap(now, Ordering::Relaxed) != now {
+            self.ask_whether_over(process.kernel(), fd);
+        }
+    }
+
+    /// Sends what there is room for, by pipe or by TCP. Never blocks.
+    ///
+    /// # Errors
+    /// What TCP would say; `AGAIN` where there is no room.
+    pub fn send(&self, process: &Process, fd: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
+        match pipes.send(self, process.kernel(), fd, from, process.wanted(self)) {
+            Ok((n, carrier)) => {
+                self.moved(process, Direction::Out, carrier, n);
+                if n < from.iter().map(|part| part.len()).sum() {
+                    self.stalled(process);
+                }
+                Ok(n)
+            }
+            Err(Failed::Os(errno)) => {
+                if errno == Errno::AGAIN {
+                    self.stalled(process);
+                }
+                Err(errno)
+            }
+            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
+        }
+    }
+
+    /// The same for what a pipe of the program's has, up to `most` bytes; 0 is the end of that. Takes from it what it sends.
+    ///
+    /// # Errors
+    /// What TCP would say; `AGAIN` where there is no room, or nothing in the pipe.
+    pub fn send_from(
+        &self,
+        process: &Process,
+        fd: RawFd,
+        source: &mut dyn Source,
+        most: usize,
+    ) -> Result<usize, Errno> {
+        let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
+        match pipes.send_from(self, process.kernel(), fd, source, most, process.wanted(self)) {
+            Ok((n, carrier, full)) => {
+                self.moved(process, Direction::Out, carrier, n);
+                if full {
+                    self.stalled(process);
+                }
+                Ok(n)
+            }
+            Err(Failed::Os(errno)) => {
+                if errno == Errno::AGAIN {
+                    self.stalled(process);
+                }
+                Err(errno)
+            }
+            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
+        }
+    }
+
+    fn stalled(&self, process: &Process) {
+        self.stalls.fetch_add(1, Ordering::SeqCst);
+        process.stalls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// So many bytes went by one of the two ways; those over TCP were counted when they went.
+    #[inline]
+    fn moved(&self, process: &Process, direction: Direction, carrier: Transport, bytes: usize) {
+        process.moved(direction, carrier, bytes);
+        if carrier == Transport::Pipe {
+            let all = self.piped[direction as usize].fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+            if let Some(row) = self.row() {
+                row.count(direction, carrier, all);
+            }
+        }
+    }
+
+    /// Receives what is there, by pipe or by TCP; 0 is the end. Never blocks.
+    ///
+    /// # Errors
+    /// What TCP would say; `AGAIN` where there is nothing.
+    pub fn recv(&self, process: &Process, fd: RawFd, to: &mut [IoSliceMut<'_>], read: Read) -> Result<usize, Errno> {
+        let Some(pipes) = self.pipes.get() else { return Err(Errno::NOTCONN) };
+        match pipes.recv(self, process.kernel(), fd, to, read) {
+            Ok((n, carrier)) => {
+                if read == Read::Take {
+                    self.moved(process, Direction::In, carrier, n);
+                }
+                Ok(n)
+            }
+            Err(Failed::Os(errno)) => Err(errno),
+            Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
+        }
+    }
+
+    /// Whether a read would not block: bytes, the end, an error.
+    pub fn is_readable(&self, process: &Process, fd: RawFd) -> bool {
+        self.pipes.get().is_some() && !matches!(self.recv(process, fd, &mut [], Read::Look), Err(Errno::AGAIN))
+    }
+
+    /// Whether a send would find room; none where the kernel is to be asked.
+    #[must_use]
+    pub fn is_writable(&self) -> Option<bool> {
+        self.pipes.get()?.has_room(self)
+    }
+
+    /// Bytes in the pipe that were not read.
+    #[must_use]
+    pub fn unread(&self) -> u64 {
+        self.pipes.get().map_or(0, |pipes| pipes.unread(self))
+    }
+
+    /// Whether more may come to be shown by [`Read::Peek`] than is now, before any of it is taken.
+    #[must_use]
+    pub fn may_show_more(&self, process: &Process, fd: RawFd) -> bool {
+        self.pipes.get().is_some_and(|pipes| pipes.may_show_more(self, process.kernel(), fd))
+    }
+
+    /// Asks the peer to ring for what is waited for. Look again before you sleep.
+    pub fn arm(&self, data: bool, space: bool) {
+        if let Some(pipes) = self.pipes.get() {
+            pipes.arm(self, data, space);
+        }
+    }
+
+    /// Sends over TCP what the peer's end wants from there and not from the pipe (S-2), as far as there is room. Says
+    /// whether something is left of it.
+    pub fn owes(&self, process: &Process, fd: RawFd) -> bool {
+        self.pipes.get().is_some_and(|pipes| pipes.owes(self, process.kernel(), fd))
+    }
+
+    /// Moves towards TCP, with what is in the pipe.
+    pub fn retreat(&self, kernel: &dyn Kernel, fd: RawFd, reason: Reason) -> ReturnStage {
+        self.leave(reason);
+        self.pipes.get().map_or(ReturnStage::Done, |pipes| pipes.retreat(self, kernel, fd))
+    }
+
+    /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
+    pub fn finish(&self) -> bool {
+        self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self))
+    }
+
+    /// What carries the two directions: sending, receiving.
+    #[must_use]
+    pub fn carriers(&self) -> [Transport; 2] {
+        self.pipes.get().map_or([Transport::Tcp; 2], |pipes| pipes.carriers(self))
+    }
+}

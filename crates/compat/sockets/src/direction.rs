@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! The two directions of a connection, as this end sees them.
+
+/// One of the two directions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// What this end sends.
+    Out = 0,
+    /// What it receives.
+    In = 1,
+}
+
+impl Direction {
+    pub(crate) const BOTH: [Self; 2] = [Self::Out, Self::In];
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A link to another process, and what is known of that.
+
+use std::{
+    os::unix::fs::MetadataExt,
+    sync::{Arc, atomic::Ordering},
+};
+
+use tombolo_domain::{Endpoint, Error, aside::ReservedFd};
+
+use crate::{
+    random::random_id,
+    session::{Inherited, Session, path_of},
+};
+
+/// A link to another process.
+#[derive(Debug)]
+pub(crate) struct PeerProcess {
+    pub(super) number: u64,
+    /// The service, if this process dialled it.
+    pub(super) service: Option<String>,
+    pub(super) link: Box<dyn Endpoint>,
+    pub(super) line: Option<Arc<Session>>,
+    /// What of the link is watched for its end.
+    pub(super) path: Option<Arc<ReservedFd>>,
+    /// A connection was joined over it.
+    pub(super) proven: bool,
+    /// Messages that led to nothing.
+    pub(super) useless: u32,
+    /// Whether its process is in this one's network namespace, by this kernel's word; once it was asked.
+    pub(super) near: Option<bool>,
+}
+
+impl PeerProcess {
+    pub(super) fn new(service: Option<String>, link: Box<dyn Endpoint>) -> Self {
+        Self { number: random_id(), service, link, line: None, path: None, proven: false, useless: 0, near: None }
+    }
+
+    /// Whether its process is in this one's network namespace, by what this kernel says of it. S-5
+    pub(super) fn is_near(&mut self) -> bool {
+        let namespace = |process: &str| std::fs::metadata(format!("/proc/{process}/ns/net")).ok();
+        *self.near.get_or_insert_with(|| {
+            let pid = self.link.peer().pid.filter(|_| self.link.same_kernel());
+            let theirs = pid.and_then(|pid| namespace(&pid.to_string()));
+            let own = namespace("self");
+            let same = |(one, other): (std::fs::Metadata, std::fs::Metadata)| {
+                one.dev() == other.dev() && one.ino() == other.ino()
+            };
+            own.zip(theirs).is_some_and(same)
+        })
+    }
+
+    pub(crate) fn into_parts(self) -> (Option<Arc<Session>>, Option<Inherited>) {
+        let link = self.link;
+        (self.line, self.path.map(|path| Inherited { link, _path: path }))
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.line.as_ref().is_some_and(|line| line.gone.load(Ordering::Relaxed))
+    }
+
+    /// The first message came: from now on connections may go over it.
+    pub(super) fn meet(&mut self) -> Result<(), Error> {
+        if self.line.is_some() {
+            return Ok(());
+        }
+        let path = path_of(self.link.fd()).map_err(|errno| Error::os("fcntl", errno))?;
+        self.line = Some(Arc::new(Session::new(&path)));
+        self.path = Some(path);
+        Ok(())
+    }
+
+    pub(super) fn lost(&self) {
+        if let Some(line) = &self.line {
+            line.end();
+        }
+    }
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a call that waits asks of the two directions: whether there are bytes and room, and to be woken when there are.
+
+use std::{os::fd::RawFd, sync::atomic::Ordering};
+
+use rustix::event::PollFlags;
+use tombolo_mem::PeerWord;
+use tombolo_ring::Side;
+
+use super::{ENDED, Pipes, Rx, Tx};
+use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch::Transport};
+
+impl Pipes {
+    /// Bytes in the pipe and not read, for `FIONREAD`.
+    pub fn unread(&self, connection: &Connection) -> u64 {
+        let unread = self.turn(connection, &self.rx, |rx| {
+            rx.load_tail();
+            // What was recalled comes over TCP, and is counted there.
+            let moves = rx.moves.load_acquire().hint();
+            if rx.receiver.is_paid(moves) { 0 } else { rx.reader.available() }
+        });
+        unread.unwrap_or(0)
+    }
+
+    /// Whether a send would find room; none where TCP decides.
+    pub fn has_room(&self, connection: &Connection) -> Option<bool> {
+        let room = self.turn(connection, &self.tx, |tx| {
+            if tx.ended || connection.is_over() || tx.sender.carrier() == Transport::Tcp {
+                return None;
+            }
+            // As with TCP, a little room is not yet worth a wake-up.
+            let need = tx.writer.capacity() / 4;
+            // Where the path is gone the next send goes over TCP, as soon as that can be.
+            let moves = self.line.is_gone() && tx.sender.may_move(tx.followed.load_acquire().hint());
+            Some(moves || tx.writer.ready(need).unwrap_or(true))
+        });
+        room.unwrap_or(Some(true))
+    }
+
+    /// Whether a peek may show more later: the end is not there, the ring is not full, and nothing comes the other way, of
+    /// which only a read that takes gets to the rest.
+    pub fn may_show_more(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        let in_pipe = self.turn(connection, &self.rx, |rx| {
+            rx.load_tail();
+            rx.receiver.reads_pipe().then(|| rx.reader.available() < rx.reader.capacity())
+        });
+        let said = |events: PollFlags| kernel.poll(fd, events.bits() as i16);
+        match in_pipe {
+            Ok(Some(room)) => room && said(PollFlags::IN | PollFlags::RDHUP) == 0,
+            Ok(None) => !self.stirs() && said(PollFlags::RDHUP) == 0,
+            Err(_) => false,
+        }
+    }
+
+    /// Whether nobody will ever read what is in the pipe: TCP is over, or it says that the peer is gone, and the path to the
+    /// peer is too.
+    pub(super) fn is_over(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        connection.is_over() || self.line.is_gone() && kernel.poll(fd, ENDED) & ENDED != 0
+    }
+
+    /// R-12, A1 to A3: asks the peer to ring for bytes, for room, or both. Whoever called must look again before it
+    /// sleeps.
+    pub fn arm(&self, connection: &Connection, data: bool, space: bool) {
+        let mut others = false;
+        if data {
+            others |= self.turn(connection, &self.rx, |rx| rx.arm(connection)).unwrap_or(false);
+        }
+        if space {
+            others |= self.turn(connection, &self.tx, |tx| tx.arm(connection)).unwrap_or(false);
+        }
+        if others {
+            self.bell.notify();
+        }
+    }
+
+    /// What carries the two directions: sending, receiving.
+    pub fn carriers(&self, connection: &Connection) -> [Transport; 2] {
+        let tx = self.turn(connection, &self.tx, |tx| tx.sender.carrier());
+        let rx = self.turn(connection, &self.rx, |rx| rx.receiver.carrier());
+        [tx, rx].map(|carrier| carrier.unwrap_or(Transport::Tcp))
+    }
+}
+
+impl Rx {
+    /// Loads the tail, whatever is there already. A lie is met by the next read.
+    fn load_tail(&mut self) {
+        let need = self.reader.available() + 1;
+        let _ = self.reader.ready(need);
+    }
+
+    /// Says whether others of this end sleep on another target.
+    fn arm(&mut self, connection: &Connection) -> bool {
+        // For more than is there: who waits has seen that, and left it.
+        self.load_tail();
+        let need = (self.reader.available() + 1).min(self.reader.capacity());
+        let target = self.reader.position().wrapping_add(need);
+        let asked = Some((self.reader.position(), need));
+        if connection.family().is_none() && self.armed == asked {
+            return false;
+        }
+        self.armed = asked;
+        self.reader.arm(need);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.reader.before_sleep();
+        connection.family().is_some_and(|family| family.arm(Direction::In, target))
+    }
+}
+
+impl Tx {
+    /// Says whether others of this end sleep on another target.
+    fn arm(&mut self, connection: &Connection) -> bool {
+        let need = self.writer.capacity() / 4;
+        let target = self.writer.position().wrapping_add(need);
+        let asked = Some(self.writer.position());
+        if connection.family().is_none() && self.armed == asked {
+            return false;
+        }
+        self.armed = asked;
+        self.writer.arm(need);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.writer.before_sleep();
+        connection.family().is_some_and(|family| family.arm(Direction::Out, target))
+    }
+}

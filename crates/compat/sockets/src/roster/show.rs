@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A connection gets its row.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tombolo_domain::aside;
+use tombolo_layout::roster::{self, COUNTS, HIDDEN, STATE, WORDS};
+use tombolo_mem::OwnWord;
+use tombolo_os::lock::lock;
+
+use super::{ConnectionTable, List, Row};
+use crate::{Reason, connection::Connection, direction::Direction, tuple::Tuple};
+
+impl ConnectionTable {
+    /// Shows `connection` from now on, if there is room.
+    pub fn show(&self, connection: &Connection, tuple: Tuple) -> Option<Row> {
+        let list = lock(&self.0).get_or_insert_with(|| aside::lifted(List::new).map(Arc::new)).clone()?;
+        let Some(at) = lock(&list.free).pop() else {
+            let hidden = list.control.word(HIDDEN);
+            hidden.store_release(hidden.load() + 1);
+            return None;
+        };
+        let word = |word| list.control.word(roster::place(at.into(), word));
+        let shown = roster::Row {
+            addresses: [tuple.own, tuple.peer],
+            stage: roster::Stage::Candidate,
+            // As long as nobody has answered.
+            reason: Some(if connection.is_alone() { Reason::NoPeer } else { Reason::Shared } as u16),
+            counts: [connection.counted(Direction::Out), 0, connection.counted(Direction::In), 0],
+        };
+        for (value, place) in shown.encode().into_iter().zip(1..WORDS) {
+            word(place).store_release(value);
+        }
+        word(0).store_release(list.serial.fetch_add(1, Ordering::Relaxed) + 1);
+        let (state, counts) = (word(STATE), std::array::from_fn(|count| word(COUNTS + count)));
+        Some(Row { at, state, counts, own: AtomicBool::new(true), list })
+    }
+}
