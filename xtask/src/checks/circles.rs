@@ -10,17 +10,11 @@ use crate::tree::Tree;
 use std::collections::{BTreeMap, BTreeSet};
 use syn::visit::Visit;
 
-/// Crates whose circles are still to be broken. One that has none any more has to leave this list.
-const PENDING: [&str; 1] = ["crates/compat/preload/src"];
 /// As long as a chain of re-exports may be.
 const REEXPORTS: usize = 8;
 
-/// No circle of files in any crate but those of [`PENDING`].
+/// No circle of files in any crate.
 pub fn check(tree: &Tree) -> Report {
-    check_but(tree, &PENDING)
-}
-
-fn check_but(tree: &Tree, pending: &[&str]) -> Report {
     let mut report = Report::default();
     let mut crates: BTreeMap<&str, Crate> = BTreeMap::new();
     let mut files = 0;
@@ -34,19 +28,12 @@ fn check_but(tree: &Tree, pending: &[&str]) -> Report {
             Err(e) => report.fail(format!("{path}: no Rust: {e}")),
         }
     }
-    let mut seen = BTreeSet::new();
     for (root, source) in &crates {
         for circle in source.circles() {
-            seen.insert(*root);
-            if !pending.contains(root) {
-                report.fail(format!("{root}: files import each other in a circle: {circle}"));
-            }
+            report.fail(format!("{root}: files import each other in a circle: {circle}"));
         }
     }
-    for root in pending.iter().filter(|root| !seen.contains(*root)) {
-        report.fail(format!("{root} has no circle any more: take it from PENDING in circles.rs"));
-    }
-    report.summary = format!("{files} files of {} crates, {} with circles to be broken", crates.len(), pending.len());
+    report.summary = format!("{files} files of {} crates", crates.len());
     report
 }
 
@@ -281,41 +268,30 @@ mod tests {
 
     #[test]
     fn imports_in_one_direction_pass() {
-        check_but(&Tree::of(&SOUND), &[]).assert_passed();
+        check(&Tree::of(&SOUND)).assert_passed();
     }
 
     #[test]
     fn imports_of_tests_do_not_count() {
         let tests = "pub struct B; #[cfg(test)] mod tests { use crate::A; } #[cfg(all(test, feature = \"x\"))] use crate::a::A;";
-        check_but(&with("crates/x/src/b/inner.rs", tests), &[]).assert_passed();
+        check(&with("crates/x/src/b/inner.rs", tests)).assert_passed();
     }
 
     #[test]
     fn canary_use_that_closes_a_circle_fails() {
-        let report = check_but(&with("crates/x/src/b/inner.rs", "use crate::a::A; pub struct B(A);"), &[]);
+        let report = check(&with("crates/x/src/b/inner.rs", "use crate::a::A; pub struct B(A);"));
         report.assert_only_failure("crates/x/src/b/inner.rs -> crates/x/src/a.rs: A");
     }
 
     #[test]
     fn canary_path_in_code_that_closes_a_circle_fails() {
         let path = "pub struct B; fn f() { super::super::a::A::new() }";
-        check_but(&with("crates/x/src/b/inner.rs", path), &[]).assert_only_failure("in a circle: 2 files");
+        check(&with("crates/x/src/b/inner.rs", path)).assert_only_failure("in a circle: 2 files");
     }
 
     #[test]
     fn canary_circle_through_a_reexport_fails() {
-        check_but(&with("crates/x/src/b/inner.rs", "use crate::A; pub struct B(A);"), &[])
+        check(&with("crates/x/src/b/inner.rs", "use crate::A; pub struct B(A);"))
             .assert_only_failure("crates/x/src/a.rs");
-    }
-
-    #[test]
-    fn canary_crate_that_has_no_circle_any_more_fails() {
-        check_but(&Tree::of(&SOUND), &["crates/x/src"]).assert_only_failure("has no circle any more");
-    }
-
-    #[test]
-    fn pending_crates_may_have_circles() {
-        check_but(&with("crates/x/src/b/inner.rs", "use crate::A; pub struct B(A);"), &["crates/x/src"])
-            .assert_passed();
     }
 }

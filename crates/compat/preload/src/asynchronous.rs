@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_long, c_void};
 
 use tombolo_sockets::Reason;
 
-use crate::{control, errno, inside, real, state};
+use crate::{errno, handback, inside, real, state};
 
 /// `linux/aio_abi.h`: where the descriptor stands in a `struct iocb`.
 const FILDES: usize = 20;
@@ -21,7 +21,7 @@ fn bypassed(fd: c_int) {
     }
     state::shared(fd);
     if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| control::hand_over(process, fd, &connection, Reason::Bypassed));
+        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Bypassed));
     }
 }
 

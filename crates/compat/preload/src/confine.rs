@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_long, c_ulong};
 
 use tombolo_sockets::{Reason, connection::Stage};
 
-use crate::{control, epoll, errno, inside, real, state};
+use crate::{epoll::wiring, errno, handback, inside, real, state};
 
 /// # Safety
 /// As `prctl(2)`; no option has more than four arguments.
@@ -43,8 +43,8 @@ fn shut_in() {
     }
     if let Some(process) = state::busy() {
         let all = state::connections().into_iter().filter(|(_, one)| one.stage() != Stage::Plain).collect::<Vec<_>>();
-        control::hand_over_all(process, &all, Reason::Usage);
-        epoll::give_back();
+        handback::hand_over_all(process, &all, Reason::Usage);
+        wiring::give_back();
         process.end();
     }
     state::shut();

@@ -9,24 +9,22 @@ use std::{
     os::fd::RawFd,
     slice,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use libc::{epoll_event, sigset_t, sockaddr, socklen_t};
-use rustix::io::Errno;
-use tombolo_sockets::{
-    Process, Reason,
-    connection::{self, Connection, ReturnStage, Stage},
-    tuple::Tuple,
-};
+use tombolo_sockets::{Reason, connection};
 
 use crate::{
-    epoll, errno, flow, inside, kernel, life, poll, real,
+    closing,
+    epoll::{
+        self,
+        changes::{self, Request},
+        waiting,
+    },
+    errno, flow, handback, inside, kernel, poll, real,
     state::{self, Watched},
 };
-
-/// How long a call that needs a socket back on TCP waits for the peer.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// `asm-generic/sockios.h`: whether the next byte is the urgent one.
 const SIOCATMARK: c_ulong = 0x8905;
@@ -55,7 +53,7 @@ fn forget(fd: RawFd) {
     if inside::has_interrupted() {
         state::abandon(fd);
     } else {
-        lost(fd);
+        closing::lost(fd);
     }
 }
 
@@ -81,7 +79,13 @@ fn accepted(listener: c_int, fd: c_int) -> c_int {
     if inside::has_interrupted() {
         state::abandon(fd);
     } else if fd >= 0 {
-        errno::kept(|| state::accepted(listener, fd));
+        errno::kept(|| {
+            if state::process().is_some() {
+                state::began();
+                closing::lost(fd);
+                state::accepted(listener, fd);
+            }
+        });
     }
     fd
 }
@@ -109,7 +113,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     let ends = state::connection(fd).filter(|_| how != libc::SHUT_RD && !inside::has_interrupted());
     if let Some(connection) = &ends {
         errno::kept(|| {
-            drain_before_close(fd, connection);
+            handback::drain_before_close(fd, connection);
             connection.end_sending();
         });
     }
@@ -145,7 +149,7 @@ pub unsafe extern "C-unwind" fn setsockopt(
         && !inside::has_interrupted()
         && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
     {
-        errno::kept(|| hand_over(process, fd, &connection, Reason::Usage));
+        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Usage));
     }
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::setsockopt(fd, level, name, value, len) };
@@ -207,78 +211,7 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
 /// The program wants a signal for whatever happens to the socket, which only the kernel gives.
 fn signals(fd: RawFd) {
     if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| hand_over(process, fd, &connection, Reason::Usage));
-    }
-}
-
-/// Moves a connection back to TCP for somebody who reads or writes past this library. Where the peer does not follow in
-/// time, or bytes are in shared memory that nobody will read, it ends with an error rather than lose them unnoticed.
-pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
-    hand_over_all(process, &[(fd, Arc::clone(connection))], reason);
-}
-
-/// The same for several, which together wait no longer than one.
-pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
-    let all: Vec<_> = all.iter().filter(|(fd, _)| !state::is_owner() || state::is_still(*fd)).collect();
-    for (fd, connection) in &all {
-        process.leaves(connection, reason);
-        if connection.stage() == Stage::Joined {
-            connection.retreat(process.kernel(), *fd, reason);
-        }
-    }
-    let deadline = Instant::now() + PATIENCE;
-    for (fd, connection) in &all {
-        if !connection.is_given_up()
-            && !take_back(process, *fd, connection, reason, deadline)
-            && process.gives_up(connection)
-        {
-            process.kernel().reset(*fd);
-        }
-    }
-}
-
-/// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
-/// whether it is there.
-fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason, deadline: Instant) -> bool {
-    if connection.stage() != Stage::Joined {
-        return true;
-    }
-    // Where the other end is in this process, this very thread may be what it would answer in.
-    let twin =
-        state::connections().into_iter().find(|(_, other)| other.tuple() == connection.tuple().map(Tuple::mirrored));
-    loop {
-        match connection.retreat(process.kernel(), fd, reason) {
-            ReturnStage::Done => return true,
-            ReturnStage::Long if Instant::now() < deadline => {}
-            ReturnStage::Long | ReturnStage::Lost => return false,
-        }
-        if let Some((fd, other)) = &twin {
-            // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
-            let there = state::is_owner() || process.kernel().tuple(*fd) == other.tuple();
-            other.owes(process, if there { *fd } else { -1 });
-        }
-        // The peer rings for nothing here: it only moves.
-        let _ = poll::kernel(&mut [], Some(Duration::from_millis(1)), None);
-    }
-}
-
-/// What the peer wants from TCP and not from shared memory goes before the end. That waits for a peer which does not read no
-/// longer than a while, and then the end is a reset.
-fn drain_before_close(fd: RawFd, connection: &Connection) {
-    if connection.stage() != Stage::Joined {
-        return;
-    }
-    let Some(process) = state::busy().filter(|_| state::is_owner()) else { return };
-    let deadline = Instant::now() + PATIENCE;
-    while connection.owes(process, fd) {
-        if Instant::now() >= deadline {
-            if !connection.is_cut_off() && process.gives_up(connection) {
-                process.kernel().reset(fd);
-            }
-            return;
-        }
-        let mut one = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
-        let _ = poll::kernel(&mut one, Some(Duration::from_millis(10)), None);
+        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Usage));
     }
 }
 
@@ -291,73 +224,6 @@ fn refused(errno: c_int) -> c_int {
     -1
 }
 
-/// The program gives up what `fd` is.
-fn closing(fd: RawFd) {
-    if !state::is_known(fd) {
-        return;
-    }
-    if !state::is_owner() {
-        // A child of vfork: what it closes is its own, the table is its parent's.
-        life::closing_in_child(fd);
-        return;
-    }
-    let is_still = state::is_still(fd);
-    life::seen_at_last(fd);
-    match state::forget(fd) {
-        Some(Watched::Connection(connection)) if is_still => {
-            let reset = given_up(fd, &connection, || drain_before_close(fd, &connection));
-            if reset {
-                kernel::reset_at_close(fd);
-            }
-        }
-        // Of another file, which has the number by now, nothing is to be changed.
-        Some(Watched::Connection(connection)) => _ = given_up(fd, &connection, || {}),
-        Some(Watched::Set(_)) | None => {}
-    }
-}
-
-/// The number `fd` of a connection is closed, or about to be. With the last one goes all that is kept for it, after `last`. Says
-/// whether TCP would reset it then.
-fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> bool {
-    let other = if connection.is_single() { None } else { state::other(fd, connection) };
-    if other.is_some() {
-        epoll::closed(fd, connection);
-    }
-    if !connection.closing(other) {
-        return false;
-    }
-    last();
-    epoll::forget(connection);
-    let reset = connection.finish();
-    // Another thread may wait for it in a call: the kernel tells it nothing of this number any more.
-    connection.bell().inspect(|bell| bell.notify());
-    if let Some(process) = state::busy() {
-        process.unwatch(connection);
-        process.ended(connection);
-        process.report();
-    }
-    reset
-}
-
-/// The number `fd` is another file's by now: somebody closed it past this library. What it was is let go.
-pub(crate) fn lost(fd: RawFd) {
-    if state::is_owner()
-        && let Some(Watched::Connection(connection)) = state::forget(fd)
-    {
-        errno::kept(|| given_up(fd, &connection, || {}));
-    }
-}
-
-/// The program closes `fd`, which may be watched.
-pub(crate) fn close_watched(fd: RawFd) {
-    if inside::has_interrupted() {
-        // The kernel tells the peer, as it does where a program is killed.
-        state::abandon(fd);
-    } else {
-        errno::kept(|| closing(fd));
-    }
-}
-
 /// # Safety
 /// As `close(2)`.
 #[unsafe(no_mangle)]
@@ -365,7 +231,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if state::is_ours(fd) {
         return refused(libc::EBADF);
     }
-    close_watched(fd);
+    closing::close_watched(fd);
     // SAFETY: (contract) the caller's promise.
     unsafe { real::close(fd) }
 }
@@ -376,7 +242,7 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
 pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     // Flags that are none are for the kernel to refuse.
     if flags & !(libc::CLOSE_RANGE_UNSHARE as c_int) == 0 {
-        (first..=last.min(state::bound() as c_uint)).for_each(|fd| close_watched(fd as RawFd));
+        (first..=last.min(state::bound() as c_uint)).for_each(|fd| closing::close_watched(fd as RawFd));
     }
     let mut from = first;
     while let Some(ours) = state::next_of_ours(from).filter(|ours| *ours <= last) {
@@ -395,9 +261,36 @@ pub unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: 
 
 fn duplicated(from: c_int, to: c_int) -> c_int {
     if to >= 0 && to != from && state::is_owner() && !inside::has_interrupted() {
-        errno::kept(|| state::duplicated(from, to));
+        errno::kept(|| watch_duplicate(from, to));
     }
     to
+}
+
+/// `to` is now what `from` is.
+fn watch_duplicate(from: RawFd, to: RawFd) {
+    closing::lost(to);
+    match state::find(from) {
+        Some(Watched::Connection(connection)) if (0..state::bound()).contains(&to) => {
+            connection.opened(to);
+            state::watch(to, Watched::Connection(connection));
+        }
+        Some(Watched::Connection(connection)) => {
+            // A descriptor that the table cannot hold would be read behind our back.
+            if let Some(process) = state::process() {
+                process.leaves(&connection, Reason::Usage);
+            }
+        }
+        Some(Watched::Set(set)) if (0..state::bound()).contains(&to) => {
+            state::watch(to, Watched::Set(set));
+        }
+        // Somebody waits for it who does not come by here.
+        Some(Watched::Set(set)) => {
+            if let Some(process) = state::process() {
+                waiting::nested(process, &set);
+            }
+        }
+        None => state::share_with(from, to),
+    }
 }
 
 /// # Safety
@@ -415,7 +308,7 @@ fn replacing(fd: RawFd, to: RawFd) {
     } else if fd != to && state::is_known(to) {
         errno::kept(|| {
             if fd >= 0 && rustix::io::fcntl_getfd(kernel::borrow(fd)).is_ok() {
-                closing(to);
+                closing::before_close(to);
             }
         });
     }
@@ -478,31 +371,15 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_l
 
 // ---- epoll
 
-/// A change of our own to a set of the program's.
-pub(crate) fn epoll_ctl(epfd: RawFd, operation: c_int, fd: RawFd, mut event: epoll_event) -> Result<(), Errno> {
-    // SAFETY: (valid) the event is there for the call.
-    let answer = unsafe { real::epoll_ctl(epfd, operation, fd, &raw mut event) };
-    errno::result(answer as isize).map(|_| ())
-}
-
-/// What the kernel has of a set now.
-pub(crate) fn epoll_now(epfd: RawFd, events: &mut [epoll_event]) -> Result<usize, Errno> {
-    // SAFETY: (valid) `events` is a slice.
-    let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, 0) };
-    errno::result(answer as isize)
-}
-
-/// Waits at a set of our own. No signal mask: the program's call had none.
-pub(crate) fn epoll_until(epfd: RawFd, events: &mut [epoll_event], left: Option<Duration>) -> Result<usize, Errno> {
-    let (room, millis) = (events.len() as c_int, left.map_or(-1, millis));
-    // SAFETY: (valid) `events` is a slice.
-    let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), room, millis) };
-    errno::result(answer as isize)
-}
-
 fn made_set(fd: c_int) -> c_int {
     if fd >= 0 {
-        errno::kept(|| state::made_set(fd));
+        errno::kept(|| {
+            if state::process().is_some() && (0..state::bound()).contains(&fd) {
+                state::made_set();
+                closing::lost(fd);
+                state::watch(fd, Watched::Set(Arc::default()));
+            }
+        });
     }
     fd
 }
@@ -523,65 +400,55 @@ pub unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
     made_set(unsafe { real::epoll_create1(flags) })
 }
 
-/// The program's own call by this name; ours is the function above.
-pub(crate) mod exported {
-    use super::*;
-
-    /// # Safety
-    /// As `epoll_ctl(2)`.
-    #[unsafe(no_mangle)]
-    pub unsafe extern "C-unwind" fn epoll_ctl(
-        epfd: c_int,
-        operation: c_int,
-        fd: c_int,
-        event: *mut epoll_event,
-    ) -> c_int {
-        // SAFETY: (contract) the caller's promise.
-        let real = || unsafe { real::epoll_ctl(epfd, operation, fd, event) };
-        let Some(process) = state::waiting().filter(|_| !inside::has_interrupted()) else {
-            // In a set that nobody here knows of.
-            state::shared(fd);
-            return real();
-        };
-        let set = state::set(epfd);
-        // SAFETY: (contract) null or an event of the caller's.
-        let event = unsafe { event.as_ref() }.copied();
-        let found = loop {
-            let found = state::find(fd);
-            if found.is_some() || !state::is_unconnected(fd) {
-                break found;
-            }
-            match &set {
-                None => state::shared(fd),
-                Some(set) if state::registered(fd) => {
-                    let answer = epoll::register(set, epoll::Request { epfd, operation, fd, event }, real);
-                    if let Some(Watched::Connection(connection)) = state::find(fd) {
-                        // Connected by another thread meanwhile.
-                        if epoll::adopt(set, fd, &connection) {
-                            errno::kept(|| process.leaves(&connection, Reason::Usage));
-                        }
-                    }
-                    return answer;
-                }
-                Some(_) => {}
-            }
-        };
-        match (set, found) {
-            (Some(set), Some(Watched::Connection(connection))) => {
-                flow::begin(process, &connection);
-                epoll::change(process, &set, &connection, epoll::Request { epfd, operation, fd, event }, real)
-            }
-            (None, Some(Watched::Connection(connection))) => {
-                // A set from before this library looked, or from another process.
-                errno::kept(|| process.leaves(&connection, Reason::Usage));
-                real()
-            }
-            (_, Some(Watched::Set(inner))) => {
-                errno::kept(|| epoll::nested(process, &inner));
-                real()
-            }
-            (_, None) => real(),
+/// # Safety
+/// As `epoll_ctl(2)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn epoll_ctl(epfd: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    // SAFETY: (contract) the caller's promise.
+    let real = || unsafe { real::epoll_ctl(epfd, operation, fd, event) };
+    let Some(process) = state::waiting().filter(|_| !inside::has_interrupted()) else {
+        // In a set that nobody here knows of.
+        state::shared(fd);
+        return real();
+    };
+    let set = state::set(epfd);
+    // SAFETY: (contract) null or an event of the caller's.
+    let event = unsafe { event.as_ref() }.copied();
+    let found = loop {
+        let found = state::find(fd);
+        if found.is_some() || !state::is_unconnected(fd) {
+            break found;
         }
+        match &set {
+            None => state::shared(fd),
+            Some(set) if state::registered(fd) => {
+                let answer = changes::register(set, Request { epfd, operation, fd, event }, real);
+                if let Some(Watched::Connection(connection)) = state::find(fd) {
+                    // Connected by another thread meanwhile.
+                    if epoll::adopt(set, fd, &connection) {
+                        errno::kept(|| process.leaves(&connection, Reason::Usage));
+                    }
+                }
+                return answer;
+            }
+            Some(_) => {}
+        }
+    };
+    match (set, found) {
+        (Some(set), Some(Watched::Connection(connection))) => {
+            flow::begin(process, &connection);
+            changes::change(process, &set, &connection, Request { epfd, operation, fd, event }, real)
+        }
+        (None, Some(Watched::Connection(connection))) => {
+            // A set from before this library looked, or from another process.
+            errno::kept(|| process.leaves(&connection, Reason::Usage));
+            real()
+        }
+        (_, Some(Watched::Set(inner))) => {
+            errno::kept(|| waiting::nested(process, &inner));
+            real()
+        }
+        (_, None) => real(),
     }
 }
 
@@ -631,11 +498,6 @@ pub unsafe extern "C-unwind" fn epoll_pwait2(
     unsafe { wait(epfd, events, max, limit, mask, real) }
 }
 
-fn millis(left: Duration) -> c_int {
-    let whole = left.as_secs().saturating_mul(1000).saturating_add(left.subsec_nanos().div_ceil(1_000_000).into());
-    whole.min(i32::MAX as u64) as c_int
-}
-
 /// `real` is the call itself.
 ///
 /// # Safety
@@ -656,13 +518,13 @@ unsafe fn wait(
     if events.is_null() || max <= 0 {
         return real();
     }
-    epoll::begin(process, &set);
+    waiting::begin(process, &set);
     // SAFETY: (valid) the caller promises room for `max` events, its own for the call.
     let events = unsafe { slice::from_raw_parts_mut(events, max as usize) };
     let answer =
-        epoll::wait(process, (epfd, &set), events, limit, (!mask.is_null()).then_some(mask), |events, left| {
+        waiting::wait(process, (epfd, &set), events, limit, (!mask.is_null()).then_some(mask), |events, left| {
             // Rounded up: a wait that ends early would be begun again, and again.
-            let millis = left.map_or(-1, millis);
+            let millis = left.map_or(-1, kernel::millis);
             // SAFETY: (contract) the caller's promise, also for a part of the array; a null mask is none.
             unsafe { real::epoll_pwait(epfd, events.as_mut_ptr(), events.len() as c_int, millis, mask) as isize }
         });

@@ -20,7 +20,8 @@ use tombolo_sockets::{
 };
 
 use crate::{
-    control, epoll, errno, flow, inside,
+    epoll::waiting,
+    errno, flow, handback, inside,
     poll::{self, check},
     real,
     state::{self, Watched},
@@ -298,8 +299,8 @@ fn give_away(fd: c_int) {
     state::shared(fd);
     let Some(process) = state::waiting() else { return };
     match state::find(fd) {
-        Some(Watched::Connection(connection)) => control::hand_over(process, fd, &connection, Reason::Shared),
-        Some(Watched::Set(set)) => epoll::nested(process, &set),
+        Some(Watched::Connection(connection)) => handback::hand_over(process, fd, &connection, Reason::Shared),
+        Some(Watched::Set(set)) => waiting::nested(process, &set),
         None => {}
     }
 }

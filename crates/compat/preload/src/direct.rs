@@ -65,7 +65,7 @@ pub unsafe extern "C-unwind" fn syscall(
         }
         libc::SYS_epoll_create => call!(control::epoll_create, a: c_int),
         libc::SYS_epoll_create1 => call!(control::epoll_create1, a: c_int),
-        libc::SYS_epoll_ctl => call!(control::exported::epoll_ctl, fd: c_int, b: c_int, c: c_int, d: *mut _),
+        libc::SYS_epoll_ctl => call!(control::epoll_ctl, fd: c_int, b: c_int, c: c_int, d: *mut _),
         libc::SYS_epoll_wait => call!(control::epoll_wait, fd: c_int, b: *mut _, c: c_int, d: c_int),
         libc::SYS_epoll_pwait => call!(control::epoll_pwait, fd: c_int, b: *mut _, c: c_int, d: c_int, e: *const _),
         libc::SYS_epoll_pwait2 => call!(control::epoll_pwait2, fd: c_int, b: *mut _, c: c_int, d: *const _, e: *const _),

@@ -15,7 +15,9 @@ use tombolo_sockets::{
 };
 
 use crate::{
-    control, epoll, errno, inside, kernel, state,
+    closing,
+    epoll::wiring,
+    errno, handback, inside, kernel,
     wait::{self, Wanted},
 };
 
@@ -33,7 +35,7 @@ pub(crate) fn begin(process: &Process, connection: &Arc<Connection>) {
         Stage::Candidate => errno::kept(|| process.advance(connection)),
         // One that cannot be wired goes back to TCP, and is not tried again.
         Stage::Joined if !connection.is_wired() && connection.reason().is_none() => {
-            errno::kept(|| epoll::wire(process, connection));
+            errno::kept(|| wiring::wire(process, connection));
         }
         Stage::Joined | Stage::Plain => {}
     }
@@ -84,7 +86,7 @@ pub(crate) fn receive<'p>(
 
 /// Whether a call failed because the number is another file's by now.
 fn is_of_another(answer: isize, fd: RawFd) -> bool {
-    answer < 0 && errno::get() == libc::ENOTSOCK && errno::kept(|| state::is_another(fd))
+    answer < 0 && errno::get() == libc::ENOTSOCK && errno::kept(|| closing::is_another(fd))
 }
 
 /// What a call that was made here answers; it changes `errno` only where it failed.
@@ -198,7 +200,7 @@ pub(crate) fn send<'p>(
     }
     if flags & (libc::MSG_OOB | libc::MSG_ZEROCOPY) != 0 {
         // Among the bytes of a pipe an urgent one would be one of them. Who lends pages waits to hear that they are free.
-        errno::kept(|| control::hand_over(process, fd, connection, Reason::Usage));
+        errno::kept(|| handback::hand_over(process, fd, connection, Reason::Usage));
         return real();
     }
     if from.iter().flat_map(AsRef::as_ref).all(|part| part.is_empty()) && from.is_ok() {

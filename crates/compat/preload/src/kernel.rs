@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! The kernel, as the core asks it about a socket.
+//! The kernel: what the core asks it about a socket, how a thread waits for it, and a page that it empties in every copy of this
+//! process.
 //!
-//! Why there is `unsafe`: descriptors are the program's, numbers without an owner here; and `TCP_INFO` has grown beyond
-//! what libc's headers know.
+//! Why there is `unsafe`: descriptors are the program's, numbers without an owner here; `TCP_INFO` has grown beyond what libc's
+//! headers know; and the page is mapped.
 #![allow(unsafe_code)]
 
 use std::{
@@ -11,8 +12,12 @@ use std::{
     mem,
     net::SocketAddr,
     os::fd::{BorrowedFd, RawFd},
+    ptr,
+    sync::atomic::{AtomicPtr, AtomicU32, Ordering},
+    time::Duration,
 };
 
+use libc::{epoll_event, nfds_t, pollfd, sigset_t, timespec};
 use rustix::io::Errno;
 use tombolo_sockets::{
     aside, hook,
@@ -20,7 +25,7 @@ use tombolo_sockets::{
     tuple::Tuple,
 };
 
-use crate::{errno, real};
+use crate::{errno, inside, real};
 
 /// Not in libc's headers: `asm-generic/socket.h`.
 const SO_NETNS_COOKIE: c_int = 71;
@@ -227,7 +232,7 @@ pub(crate) fn is_nonblocking(fd: RawFd) -> bool {
 }
 
 /// How long a blocking call may wait (`SO_RCVTIMEO`, `SO_SNDTIMEO`).
-pub(crate) fn patience(fd: RawFd, send: bool) -> Option<std::time::Duration> {
+pub(crate) fn patience(fd: RawFd, send: bool) -> Option<Duration> {
     use rustix::net::sockopt::{Timeout, socket_timeout};
     socket_timeout(borrow(fd), if send { Timeout::Send } else { Timeout::Recv }).ok().flatten()
 }
@@ -240,7 +245,7 @@ pub(crate) fn signal_broken_pipe() {
 
 /// Makes the coming close a reset, as TCP does where bytes were left unread.
 pub(crate) fn reset_at_close(fd: RawFd) {
-    let _ = rustix::net::sockopt::set_socket_linger(borrow(fd), Some(std::time::Duration::ZERO));
+    let _ = rustix::net::sockopt::set_socket_linger(borrow(fd), Some(Duration::ZERO));
 }
 
 /// Whether a call that a signal interrupted goes on after its handler, as far as can be told: which signal it was is not
@@ -252,8 +257,87 @@ pub(crate) fn handlers_restart() -> bool {
         // SAFETY: (valid) all zeros is an action.
         let mut action: libc::sigaction = unsafe { mem::zeroed() };
         // SAFETY: (valid) room for an action; none is set.
-        let known = errno::kept(|| unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) }) == 0;
+        let known = errno::kept(|| unsafe { libc::sigaction(signal, ptr::null(), &raw mut action) }) == 0;
         let handled = known && !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
         !handled || action.sa_flags & libc::SA_RESTART != 0
     })
+}
+
+// ---- waiting
+
+/// The signals to block while the kernel waits.
+pub(crate) type Mask = Option<*const sigset_t>;
+
+fn spec(timeout: Duration) -> timespec {
+    timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() }
+}
+
+/// Asks the kernel about `fds`.
+pub(crate) fn poll(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask) -> Result<usize, Errno> {
+    let timeout = timeout.map(spec);
+    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let mask = mask.unwrap_or(ptr::null());
+    // SAFETY: (valid) `fds` is a slice; the timeout and the mask are there for the call, or null.
+    let answer = inside::leave(|| unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout, mask) });
+    errno::result(answer as isize)
+}
+
+/// A change of our own to a set of the program's.
+pub(crate) fn epoll_ctl(epfd: RawFd, operation: c_int, fd: RawFd, mut event: epoll_event) -> Result<(), Errno> {
+    // SAFETY: (valid) the event is there for the call.
+    let answer = unsafe { real::epoll_ctl(epfd, operation, fd, &raw mut event) };
+    errno::result(answer as isize).map(|_| ())
+}
+
+/// What the kernel has of a set now.
+pub(crate) fn epoll_now(epfd: RawFd, events: &mut [epoll_event]) -> Result<usize, Errno> {
+    // SAFETY: (valid) `events` is a slice.
+    let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), events.len() as c_int, 0) };
+    errno::result(answer as isize)
+}
+
+/// Waits at a set of our own. No signal mask: the program's call had none.
+pub(crate) fn epoll_until(epfd: RawFd, events: &mut [epoll_event], left: Option<Duration>) -> Result<usize, Errno> {
+    let (room, millis) = (events.len() as c_int, left.map_or(-1, millis));
+    // SAFETY: (valid) `events` is a slice.
+    let answer = unsafe { real::epoll_wait(epfd, events.as_mut_ptr(), room, millis) };
+    errno::result(answer as isize)
+}
+
+/// A time as `epoll_wait` takes it, rounded up.
+pub(crate) fn millis(left: Duration) -> c_int {
+    let whole = left.as_secs().saturating_mul(1000).saturating_add(left.subsec_nanos().div_ceil(1_000_000).into());
+    whole.min(i32::MAX as u64) as c_int
+}
+
+// ---- whose copy this is
+
+/// A word that is 1 in this process, in its threads and in children of `vfork`, and 0 in a copy that was made by a call
+/// nobody here saw: the kernel empties its page there.
+static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+
+/// Marks this process as one whose making was seen. Without memory for the mark, every process is taken for that.
+pub(crate) fn mark() {
+    let mut place = MARK.load(Ordering::Acquire);
+    if place.is_null() {
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range.
+        let page = unsafe { libc::mmap(ptr::null_mut(), 4096, prot, flags, -1, 0) };
+        // SAFETY: (range) the page just mapped, if it was.
+        if page == libc::MAP_FAILED || unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) } != 0 {
+            return;
+        }
+        place = page.cast::<AtomicU32>();
+        MARK.store(place, Ordering::Release);
+    }
+    // SAFETY: (valid) a page that is never unmapped, reached as an atomic only.
+    unsafe { &*place }.store(1, Ordering::Relaxed);
+}
+
+/// Whether this is the marked process, and no copy of it.
+#[inline]
+pub(crate) fn is_marked() -> bool {
+    let place = MARK.load(Ordering::Relaxed);
+    // SAFETY: (valid) as above, or null.
+    unsafe { place.as_ref() }.is_none_or(|mark| mark.load(Ordering::Relaxed) != 0)
 }

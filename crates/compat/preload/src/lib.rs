@@ -8,12 +8,17 @@
 //! and everything that is not interception is in `tombolo-sockets`. No thread lives here. A call on a descriptor that is
 //! not watched costs one load more than before.
 //!
+//! From the bottom up: `kernel` makes calls of our own, and `epoll` and `state` have the tables. `handback` gives connections back
+//! to TCP, and `closing` lets them go. Above are `wait` and `flow`, and on top the files of the exported calls. Of these `life`
+//! is below `closing`, which asks it what a child of `vfork` closes.
+//!
 //! Why there is `unsafe` at all: the functions are libc's, with a program's pointers.
 #![deny(unsafe_code)]
 
 mod aliases;
 mod asynchronous;
 mod batch;
+mod closing;
 mod confine;
 mod control;
 mod data;
@@ -22,6 +27,7 @@ mod direct;
 mod epoll;
 mod errno;
 mod flow;
+mod handback;
 mod inside;
 mod kernel;
 mod life;

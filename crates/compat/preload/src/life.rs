@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `fork`, `exec`, and the end of the process.
 //!
-//! Why there is `unsafe`: these are libc's functions, with a program's pointers; and a page that the kernel empties in
-//! every copy of this process.
+//! Why there is `unsafe`: these are libc's functions, with a program's pointers.
 #![allow(unsafe_code)]
 
 use std::{
@@ -10,8 +9,8 @@ use std::{
     os::fd::RawFd,
     ptr,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering},
+        Arc, PoisonError,
+        atomic::{AtomicI32, Ordering},
     },
 };
 
@@ -21,7 +20,7 @@ use tombolo_sockets::{
     connection::{Connection, Stage},
 };
 
-use crate::{control, epoll, errno, inside, kernel, real, state};
+use crate::{epoll, errno, handback, inside, kernel, real, state};
 
 // ---- fork
 
@@ -45,7 +44,7 @@ fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
     let before = errno::get();
     let _inside = inside::enter();
     // In the order in which calls take them: a set's thread moves bytes, one that moves bytes waits for no set.
-    let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    let left = state::GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
     let table = state::hold_for_fork();
     let (all, sets) = (table.all(), table.sets());
     let set_locks = epoll::hold(&sets);
@@ -103,40 +102,7 @@ pub unsafe extern "C-unwind" fn forkpty(
     forking(|| unsafe { real::forkpty(terminal, name, mode, size) })
 }
 
-/// A word that is 1 in this process, in its threads and in children of `vfork`, and 0 in a copy that was made by a call
-/// nobody here saw: the kernel empties its page there.
-static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-
-/// Marks this process as one whose making was seen. Without memory for the mark, every process is taken for that.
-pub(crate) fn mark() {
-    let mut place = MARK.load(Ordering::Acquire);
-    if place.is_null() {
-        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: (address) null with no MAP_FIXED lets the kernel choose a free range.
-        let page = unsafe { libc::mmap(ptr::null_mut(), 4096, prot, flags, -1, 0) };
-        // SAFETY: (range) the page just mapped, if it was.
-        if page == libc::MAP_FAILED || unsafe { libc::madvise(page, 4096, libc::MADV_WIPEONFORK) } != 0 {
-            return;
-        }
-        place = page.cast::<AtomicU32>();
-        MARK.store(place, Ordering::Release);
-    }
-    // SAFETY: (valid) a page that is never unmapped, reached as an atomic only.
-    unsafe { &*place }.store(1, Ordering::Relaxed);
-}
-
-/// Whether this is the marked process, and no copy of it.
-#[inline]
-pub(crate) fn is_marked() -> bool {
-    let place = MARK.load(Ordering::Relaxed);
-    // SAFETY: (valid) as above, or null.
-    unsafe { place.as_ref() }.is_none_or(|mark| mark.load(Ordering::Relaxed) != 0)
-}
-
 // ---- exec
-
-/// What this process gave up because its image was to go.
-static LEFT: Mutex<Vec<Arc<Connection>>> = Mutex::new(Vec::new());
 
 /// This program's image goes: what the next one inherits must be on TCP, what it does not is given up.
 pub(crate) fn leaving() {
@@ -149,10 +115,10 @@ pub(crate) fn leaving() {
         return;
     }
     errno::kept(|| {
-        control::hand_over_all(process, &passed_on(), Reason::Shared);
+        handback::hand_over_all(process, &passed_on(), Reason::Shared);
         let all = state::connections().into_iter().map(|(_, connection)| connection);
         let left: Vec<_> = all.filter(|connection| !connection.depart()).collect();
-        LEFT.lock().unwrap_or_else(PoisonError::into_inner).extend(left);
+        state::GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner).extend(left);
         process.end();
         state::left();
     });
@@ -189,7 +155,7 @@ fn handing_on() {
             passed_on.push((fd, Arc::clone(connection)));
         }
     }
-    control::hand_over_all(process, &passed_on, Reason::Shared);
+    handback::hand_over_all(process, &passed_on, Reason::Shared);
 }
 
 /// A child of `vfork` closes what may be the other end of one that it keeps for another program: while it has both, that
@@ -204,7 +170,7 @@ pub(crate) fn closing_in_child(fd: RawFd) {
 /// what this program set, if what this gives is held until it runs.
 fn spawning() -> impl Sized {
     if let Some(process) = state::busy().filter(|_| state::is_owner()) {
-        errno::kept(|| control::hand_over_all(process, &passed_on(), Reason::Shared));
+        errno::kept(|| handback::hand_over_all(process, &passed_on(), Reason::Shared));
     }
     aside::hold()
 }
@@ -249,14 +215,6 @@ pub unsafe extern "C-unwind" fn popen(command: *const c_char, mode: *const c_cha
     let _limit = spawning();
     // SAFETY: (contract) the caller's promise.
     unsafe { real::popen(command, mode) }
-}
-
-/// It did not go: there was no such program.
-#[cold]
-pub(crate) fn returned() {
-    for connection in LEFT.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-        connection.come_back();
-    }
 }
 
 /// # Safety
@@ -338,7 +296,7 @@ pub unsafe extern "C-unwind" fn execveat(
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, to: c_int) -> c_int {
     if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| control::hand_over(process, fd, &connection, Reason::Shared));
+        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Shared));
     }
     // SAFETY: (contract) the caller's promise.
     unsafe { real::posix_spawn_file_actions_adddup2(actions, fd, to) }

@@ -6,7 +6,7 @@
 
 use std::{
     ffi::c_int,
-    ptr, slice,
+    slice,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -19,26 +19,12 @@ use tombolo_sockets::{
 };
 
 use crate::{
-    epoll, errno, flow, inside, real, state,
+    epoll::waiting,
+    errno, flow, inside,
+    kernel::Mask,
+    real, state,
     wait::{self, Joined},
 };
-
-/// The signals to block while the kernel waits.
-pub(crate) type Mask = Option<*const sigset_t>;
-
-fn spec(timeout: Duration) -> timespec {
-    timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() }
-}
-
-/// Asks the kernel about `fds`.
-pub(crate) fn kernel(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask) -> Result<usize, Errno> {
-    let timeout = timeout.map(spec);
-    let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-    let mask = mask.unwrap_or(ptr::null());
-    // SAFETY: (valid) `fds` is a slice; the timeout and the mask are there for the call, or null.
-    let answer = inside::leave(|| unsafe { real::ppoll(fds.as_mut_ptr(), fds.len() as nfds_t, timeout, mask) });
-    errno::result(answer as isize)
-}
 
 /// A time as a call gives it; what is none is for the kernel to refuse.
 pub(crate) fn duration(limit: Option<&timespec>) -> Result<Option<Duration>, Errno> {
@@ -62,7 +48,7 @@ fn sort<'a>(
 ) -> (Vec<Joined>, Vec<Plain<'a>>) {
     let (mut joined, mut plain) = (Vec::new(), Vec::new());
     for set in fds.iter().filter_map(|entry| state::set(entry.fd)) {
-        epoll::nested(process, &set);
+        waiting::nested(process, &set);
     }
     for (at, connection) in all {
         flow::begin(process, connection);

@@ -20,7 +20,7 @@ use tombolo_sockets::{
     proof::HISTORY,
 };
 
-use crate::{errno, flow, inside, kernel, poll, real, state};
+use crate::{errno, flow, inside, kernel, real, state};
 
 /// Bytes at once: what a pipe holds; and what has room in one that says that there is some (`PIPE_BUF`).
 const MOST: usize = 64 << 10;
@@ -124,7 +124,7 @@ fn write_now(to: c_int, bytes: &[u8]) -> ssize_t {
 /// Whether a call on it would not wait: it can be done, or fails.
 fn is_ready(fd: c_int, events: i16) -> bool {
     let mut one = [libc::pollfd { fd, events, revents: 0 }];
-    !matches!(poll::kernel(&mut one, Some(Duration::ZERO), None), Ok(0))
+    !matches!(kernel::poll(&mut one, Some(Duration::ZERO), None), Ok(0))
 }
 
 /// The pipe of the program's that a call takes bytes from, and the socket that the kernel is to give them to.
@@ -201,7 +201,7 @@ fn moved(from: c_int, to: c_int, len: usize, flags: c_uint) -> ssize_t {
 fn wait_for_bytes(from: c_int, waits: bool) -> Result<(), Errno> {
     while !is_ready(from, libc::POLLIN) {
         let mut one = [libc::pollfd { fd: from, events: libc::POLLIN, revents: 0 }];
-        match if waits { poll::kernel(&mut one, None, None) } else { Err(Errno::AGAIN) } {
+        match if waits { kernel::poll(&mut one, None, None) } else { Err(Errno::AGAIN) } {
             Err(errno) if errno != Errno::INTR || !kernel::handlers_restart() => return Err(errno),
             _ => {}
         }

@@ -8,7 +8,7 @@ use std::{
     os::fd::RawFd,
     path::PathBuf,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
@@ -22,9 +22,8 @@ use tombolo_sockets::{
 };
 
 use crate::{
-    control,
     epoll::{self, Set},
-    errno, inside, kernel, life,
+    errno, inside, kernel,
 };
 
 /// Descriptors beyond this are left alone.
@@ -66,6 +65,9 @@ const BUSY: u8 = 1;
 const LEFT: u8 = 2;
 /// It has shut itself in: everything goes to the kernel.
 const SHUT: u8 = 3;
+
+/// What this process gave up because its image was to go.
+pub(crate) static GIVEN_UP: Mutex<Vec<Arc<Connection>>> = Mutex::new(Vec::new());
 
 #[derive(Clone, Debug)]
 pub(crate) enum Watched {
@@ -143,7 +145,7 @@ pub(crate) fn is_owner() -> bool {
 /// A child made by fork owns its copy.
 pub(crate) fn set_owner() {
     OWNER.store(std::process::id(), Ordering::Relaxed);
-    life::mark();
+    kernel::mark();
 }
 
 /// A child of a process that had nothing to watch yet.
@@ -224,17 +226,6 @@ pub(crate) fn is_out_of_reach(fd: RawFd) -> bool {
 pub(crate) fn is_still(fd: RawFd) -> bool {
     let known = usize::try_from(fd).ok().and_then(|at| COOKIES.get(at));
     kind(fd) != CONNECTION || known.is_some_and(|known| known.load(Ordering::Relaxed) == kernel::socket_cookie(fd))
-}
-
-/// A call on the connection that `fd` is taken for says that it is no socket. Whether it is another file by now, of which
-/// nothing is known from here on.
-#[cold]
-pub(crate) fn is_another(fd: RawFd) -> bool {
-    let another = !is_still(fd);
-    if another {
-        control::lost(fd);
-    }
-    another
 }
 
 /// For a call that has interrupted another: nothing is known of `fd` any more.
@@ -336,14 +327,10 @@ pub(crate) fn shared(fd: RawFd) {
     change_kind(fd, REGISTERED, SHARED);
 }
 
-/// The program accepted `fd` from `listener`.
+/// The program accepted `fd`, of which nothing is known, from `listener`.
 pub(crate) fn accepted(listener: RawFd, fd: RawFd) {
-    if process().is_some() {
-        began();
-        control::lost(fd);
-        let is_tcp = matches!(kind(listener), STREAM | REGISTERED | SHARED);
-        set_kind(fd, if is_tcp { ACCEPTED_STREAM } else { ACCEPTED });
-    }
+    let is_tcp = matches!(kind(listener), STREAM | REGISTERED | SHARED);
+    set_kind(fd, if is_tcp { ACCEPTED_STREAM } else { ACCEPTED });
 }
 
 /// The program made a TCP socket.
@@ -353,7 +340,7 @@ pub(crate) fn made_stream(fd: RawFd) {
 }
 
 /// There is something to watch.
-fn began() {
+pub(crate) fn began() {
     let _ = STAGE.compare_exchange(IDLE, BUSY, Ordering::Relaxed, Ordering::Relaxed);
 }
 
@@ -424,45 +411,21 @@ pub(crate) fn forget(fd: RawFd) -> Option<Watched> {
     table.get_mut(fd as usize).and_then(Option::take)
 }
 
-/// The program made an epoll set.
-pub(crate) fn made_set(fd: RawFd) {
-    if process().is_some() && (0..WATCHED as RawFd).contains(&fd) {
-        SETS.store(true, Ordering::Relaxed);
-        control::lost(fd);
-        let mut table = write();
-        put(&mut table, fd, Watched::Set(Arc::default()));
-    }
+/// The program made an epoll set: from now on it may wait at one.
+pub(crate) fn made_set() {
+    SETS.store(true, Ordering::Relaxed);
 }
 
-/// `to` is now what `from` is.
-pub(crate) fn duplicated(from: RawFd, to: RawFd) {
-    control::lost(to);
-    match find(from) {
-        Some(Watched::Connection(connection)) if (0..WATCHED as RawFd).contains(&to) => {
-            connection.opened(to);
-            put(&mut write(), to, Watched::Connection(connection));
-        }
-        Some(Watched::Connection(connection)) => {
-            // A descriptor that the table cannot hold would be read behind our back.
-            if let Some(process) = process() {
-                process.leaves(&connection, tombolo_sockets::Reason::Usage);
-            }
-        }
-        Some(Watched::Set(set)) if (0..WATCHED as RawFd).contains(&to) => {
-            put(&mut write(), to, Watched::Set(set));
-        }
-        // Somebody waits for it who does not come by here.
-        Some(Watched::Set(set)) => {
-            if let Some(process) = process() {
-                epoll::nested(process, &set);
-            }
-        }
-        None => {
-            // By one of the two numbers it would be connected, and used by the other.
-            shared(from);
-            set_kind(to, kind(from));
-        }
-    }
+/// From now on `fd`, which is below [`bound`], is `what`.
+pub(crate) fn watch(fd: RawFd, what: Watched) {
+    put(&mut write(), fd, what);
+}
+
+/// `to` is another number of `from`, which is neither a connection nor a set. By one of the two it would be connected, and used
+/// by the other.
+pub(crate) fn share_with(from: RawFd, to: RawFd) {
+    shared(from);
+    set_kind(to, kind(from));
 }
 
 /// Another descriptor than `fd` of the same connection.
@@ -516,14 +479,14 @@ pub(crate) fn busy() -> Option<&'static Process> {
         LEFT if is_owner() => came_back(),
         _ => {}
     }
-    if life::is_marked() { process() } else { None }
+    if kernel::is_marked() { process() } else { None }
 }
 
 /// The same, if it has a set that is waited for, also before there is anything to watch: a wait may last until there is.
 #[inline]
 pub(crate) fn waiting() -> Option<&'static Process> {
     match STAGE.load(Ordering::Relaxed) {
-        IDLE if SETS.load(Ordering::Relaxed) && life::is_marked() => process(),
+        IDLE if SETS.load(Ordering::Relaxed) && kernel::is_marked() => process(),
         _ => busy(),
     }
 }
@@ -543,7 +506,15 @@ pub(crate) fn shut() {
 #[cold]
 fn came_back() {
     if STAGE.compare_exchange(LEFT, BUSY, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-        life::returned();
+        returned();
+    }
+}
+
+/// It did not go: there was no such program.
+#[cold]
+fn returned() {
+    for connection in GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        connection.come_back();
     }
 }
 

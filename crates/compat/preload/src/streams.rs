@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int};
 use libc::FILE;
 use tombolo_sockets::Reason;
 
-use crate::{control, errno, inside, real, state};
+use crate::{closing, errno, handback, inside, real, state};
 
 /// What standard I/O reads and writes goes past this library.
 ///
@@ -20,7 +20,7 @@ pub unsafe extern "C-unwind" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
     if !inside::has_interrupted()
         && let (Some(process), Some(connection)) = (state::busy(), state::connection(fd))
     {
-        errno::kept(|| control::hand_over(process, fd, &connection, Reason::Bypassed));
+        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Bypassed));
     }
     // SAFETY: (contract) the caller's promise.
     unsafe { real::fdopen(fd, mode) }
@@ -39,7 +39,7 @@ unsafe fn closing(stream: *mut FILE) {
     if state::is_known(fd) {
         // SAFETY: (contract) the caller's promise. What is left in it goes before the end.
         errno::kept(|| unsafe { libc::fflush(stream) });
-        control::close_watched(fd);
+        closing::close_watched(fd);
     }
 }
 

@@ -12,12 +12,12 @@ use std::{
 
 use tombolo_sockets::Reason;
 
-use crate::{control, errno, life, real, state};
+use crate::{errno, handback, life, real, state};
 
 /// What standard I/O writes goes past this library.
 fn bypassed(fd: c_int) {
     if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {
-        errno::kept(|| control::hand_over(process, fd, &connection, Reason::Bypassed));
+        errno::kept(|| handback::hand_over(process, fd, &connection, Reason::Bypassed));
     }
 }
 

@@ -18,7 +18,10 @@ use libc::{POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM, epoll_event, pollfd};
 use rustix::io::Errno;
 use tombolo_sockets::{Process, connection::Connection, spin};
 
-use crate::{control, errno, inside, kernel, poll};
+use crate::{
+    errno, inside,
+    kernel::{self, Mask},
+};
 
 /// Without a descriptor for the bells, or while something is to be sent beside what is waited for, this often.
 pub(crate) const BLIND: Duration = Duration::from_millis(1);
@@ -88,7 +91,7 @@ fn seated(
     let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
     let slept = spin::asleep();
     let mut events = [epoll_event { events: 0, u64: 0 }; 4];
-    let n = inside::leave(|| control::epoll_until(seat.fd(), &mut events, rest))?;
+    let n = inside::leave(|| kernel::epoll_until(seat.fd(), &mut events, rest))?;
     spin::learn(slept);
     let mut said = false;
     for event in &events[..n] {
@@ -106,7 +109,7 @@ fn seated(
 
 /// Lets a moment pass, or less where the connection ends. Says whether no signal came.
 pub(crate) fn a_moment(fd: RawFd) -> bool {
-    poll::kernel(&mut [pollfd { fd, events: libc::POLLRDHUP, revents: 0 }], Some(BLIND), None).is_ok()
+    kernel::poll(&mut [pollfd { fd, events: libc::POLLRDHUP, revents: 0 }], Some(BLIND), None).is_ok()
 }
 
 /// As `poll`: waits until one of `fds` is ready, and says how many are.
@@ -115,7 +118,7 @@ pub(crate) fn all(
     fds: &mut [pollfd],
     joined: &[Joined],
     deadline: Option<Instant>,
-    mask: poll::Mask,
+    mask: Mask,
 ) -> Result<usize, Errno> {
     wait_for(process, fds, joined, deadline, mask, false)
 }
@@ -126,7 +129,7 @@ fn wait_for(
     fds: &mut [pollfd],
     joined: &[Joined],
     deadline: Option<Instant>,
-    mask: poll::Mask,
+    mask: Mask,
     mut looked: bool,
 ) -> Result<usize, Errno> {
     let _inside = inside::enter();
@@ -244,7 +247,7 @@ fn ask(
     asked: &mut Vec<pollfd>,
     bell: Option<RawFd>,
     timeout: Option<Duration>,
-    mask: poll::Mask,
+    mask: Mask,
 ) -> Result<(), Errno> {
     asked.clear();
     asked.extend_from_slice(fds);
@@ -261,11 +264,11 @@ fn ask(
             asked[*at].events &= !WRITE;
         }
     }
-    match poll::kernel(asked, timeout, mask) {
+    match kernel::poll(asked, timeout, mask) {
         // As many as it takes, and the bell.
         Err(Errno::INVAL) if asked.len() > fds.len() => {
             asked.truncate(fds.len());
-            poll::kernel(asked, Some(timeout.map_or(BLIND, |left| left.min(BLIND))), mask)?
+            kernel::poll(asked, Some(timeout.map_or(BLIND, |left| left.min(BLIND))), mask)?
         }
         answer => answer?,
     };

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `epoll_wait`, and sets that are in another set or polled.
+//!
+//! What was written before something that a wait reports is reported too ([`gather`]): so the kernel is asked whenever shared
+//! memory has something, which also lets no listener or timer wait.
+
+use std::{
+    os::fd::RawFd,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use libc::epoll_event;
+use rustix::io::Errno;
+use tombolo_sockets::{
+    Process, Reason,
+    connection::Stage,
+    gather::{KernelReply, Sources, gather},
+    spin,
+};
+
+use super::{Set, entry::BELL, kick, path, registry::Registry, tokens};
+use crate::{
+    errno, flow,
+    kernel::{self, Mask},
+    wait::BLIND,
+};
+
+/// Gets on with the connections of a set that is waited for: those that were joined are prepared, those that stay on TCP
+/// are the kernel's alone.
+pub(crate) fn begin(process: &Process, set: &Set) {
+    let decided = process.decided();
+    if set.decided.swap(decided, Ordering::SeqCst) == decided {
+        return;
+    }
+    let joined: Vec<_> = {
+        let mut inner = set.lock();
+        inner.retain(|entry| entry.connection.stage() != Stage::Plain);
+        set.count(&inner);
+        let unwired = inner.all().iter().filter(|entry| !entry.wired && entry.connection.stage() == Stage::Joined);
+        unwired.map(|entry| Arc::clone(&entry.connection)).collect()
+    };
+    for connection in &joined {
+        flow::begin(process, connection);
+    }
+}
+
+/// The set itself is watched by another, or polled. There a bell is only an edge, and who waits elsewhere does not see
+/// what a set has in shared memory: its connections go back to TCP. Until the peer has followed, the bells make the set
+/// readable.
+pub(crate) fn nested(process: &Process, set: &Set) {
+    set.nested.store(true, Ordering::SeqCst);
+    if set.wired.load(Ordering::SeqCst) == 0 {
+        return;
+    }
+    errno::kept(|| {
+        let all: Vec<_> = set.lock().wake_all().iter().map(|entry| (entry.fd, Arc::clone(&entry.connection))).collect();
+        for (fd, connection) in &all {
+            process.leaves(connection, Reason::Usage);
+            // Says so to the peer at once: what it sends from now on comes over TCP.
+            let _ = connection.retreat(process.kernel(), *fd, Reason::Usage);
+        }
+        process.before_sleep();
+    });
+    if arm(process, set) || set.stirs() {
+        set.kick();
+    }
+}
+
+/// `epoll_wait` on a watched set. `real` is the call itself, for so many events and so long.
+pub(crate) fn wait(
+    process: &Process,
+    (epfd, set): (RawFd, &Set),
+    events: &mut [epoll_event],
+    timeout: Option<Duration>,
+    mask: Mask,
+    mut real: impl FnMut(&mut [epoll_event], Option<Duration>) -> isize,
+) -> isize {
+    let before = errno::get();
+    let polls = timeout == Some(Duration::ZERO);
+    let deadline = timeout.filter(|_| !polls).and_then(|timeout| Instant::now().checked_add(timeout));
+    let room = events.len();
+    let done = |found| {
+        pass_on(set, found, found == room);
+        errno::set(before);
+        found as isize
+    };
+    loop {
+        let joined = set.wired.load(Ordering::SeqCst) != 0;
+        let mut found = 0;
+        if joined {
+            let mut said = None;
+            if polls || mask.is_some() {
+                let asking = SleepGuard::new(set);
+                let n = real(events, Some(Duration::ZERO));
+                drop(asking);
+                if n < 0 {
+                    pass_on(set, 0, false);
+                    return n;
+                }
+                said = Some(n as usize);
+            }
+            found = find_ready(process, (epfd, set), events, said);
+            if found == 0 && !polls {
+                spin::until(|| {
+                    found = find_ready(process, (epfd, set), events, None);
+                    found > 0
+                });
+            }
+            if found > 0 {
+                return done(found);
+            }
+        }
+        let asleep = SleepGuard::new(set);
+        let mut owes = false;
+        if joined && (!polls || set.nested.load(Ordering::SeqCst)) {
+            errno::kept(|| process.before_sleep());
+            owes = arm(process, set);
+            found = find_ready(process, (epfd, set), events, None);
+        }
+        if found > 0 || joined && polls {
+            drop(asleep);
+            return done(found);
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = if polls { timeout } else { left };
+        let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
+        let slept = spin::asleep();
+        let n = real(events, rest);
+        drop(asleep);
+        if n < 0 {
+            pass_on(set, 0, false);
+            return n;
+        }
+        if joined {
+            spin::learn(slept);
+        }
+        found = find_ready(process, (epfd, set), events, Some(n as usize));
+        if found > 0 || n == 0 && rest.is_some() && rest == left {
+            return done(found);
+        }
+    }
+}
+
+/// Finds what is ready by now, the kernel having `said` so many events, and tells of it: so many.
+fn find_ready(process: &Process, (epfd, set): (RawFd, &Set), events: &mut [epoll_event], said: Option<usize>) -> usize {
+    let mut inner = set.lock();
+    inner.begin_round();
+    inner.wake_stalled(process.stalls());
+    let mut look = SetScan { process, epfd, inner: &mut inner, events, found: 0 };
+    let said = said.map(|n| look.sort(n));
+    // What the kernel refuses here it refuses again when it is waited for.
+    let _ = gather(&mut look, said, true);
+    look.found
+}
+
+/// One look at a set, which nobody changes meanwhile.
+struct SetScan<'a> {
+    process: &'a Process,
+    epfd: RawFd,
+    inner: &'a mut Registry,
+    events: &'a mut [epoll_event],
+    found: usize,
+}
+
+impl Sources for SetScan<'_> {
+    type Error = Errno;
+
+    fn collect(&mut self) -> usize {
+        let new = self.inner.collect(self.process, &mut self.events[self.found..]);
+        self.found += new;
+        new
+    }
+
+    fn ask(&mut self) -> Result<KernelReply, Errno> {
+        let n = kernel::epoll_now(self.epfd, &mut self.events[self.found..])?;
+        Ok(self.sort(n))
+    }
+
+    fn has_room(&self) -> bool {
+        self.found < self.events.len()
+    }
+}
+
+impl SetScan<'_> {
+    /// Takes our own events out of the `n` that the kernel gave, and remembers what they mean.
+    fn sort(&mut self, n: usize) -> KernelReply {
+        let ours = tokens()..=tokens() | u64::from(u32::MAX);
+        let mut asked = KernelReply::default();
+        for at in self.found..self.found + n {
+            let event = self.events[at];
+            let token = event.u64;
+            if !ours.contains(&token) {
+                self.events[self.found + asked.plain] = event;
+                asked.plain += 1;
+                continue;
+            }
+            asked.hints = true;
+            if token == path() {
+                // It has ended, and those that went over it have to hear of it.
+                self.process.rang();
+                self.inner.miss();
+                self.inner.wake_all();
+            } else if token == kick() {
+                self.inner.miss();
+            } else if token & BELL != 0 {
+                self.inner.wake_rung(token & !BELL);
+            } else if let Some(at) = self.inner.find_token(token) {
+                self.inner.said(at, event.events);
+            }
+        }
+        self.found += asked.plain;
+        asked
+    }
+}
+
+/// A thread that is about to sleep in a set, or does.
+struct SleepGuard<'a>(&'a Set);
+
+impl<'a> SleepGuard<'a> {
+    fn new(set: &'a Set) -> Self {
+        // Not while a registration is being wired.
+        let _still = set.lock();
+        set.sleepers.fetch_add(1, Ordering::SeqCst);
+        Self(set)
+    }
+}
+
+impl Drop for SleepGuard<'_> {
+    fn drop(&mut self) {
+        // In a child that was made in a signal handler amid the sleep it was counted out at its beginning.
+        let _ = self.0.sleepers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |all| all.checked_sub(1));
+    }
+}
+
+/// Before a wait returns with `found` events: where there may be more for others, they look. So they do where this thread took
+/// what was to wake them: they asked no peer to notify them again since.
+fn pass_on(set: &Set, found: usize, is_full: bool) {
+    // ORDER SeqCst: who sleeps says so before it arms. What was taken before that it has seen; what was taken after, sees it here.
+    let others = set.sleepers.load(Ordering::SeqCst) > 0 && (found > 0 && is_full || set.lock().is_unarmed());
+    if others || found > 0 && set.nested.load(Ordering::SeqCst) && set.stirs() {
+        set.kick();
+    }
+}
+
+/// Says whether something is owed to a peer.
+fn arm(process: &Process, set: &Set) -> bool {
+    set.lock().arm(process)
+}

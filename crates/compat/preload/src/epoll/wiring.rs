@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What the kernel has of a set: the registrations of joined connections, each under its token, and beside them the doorbells and
+//! the paths to peers.
+
+use std::{
+    os::fd::{AsFd, AsRawFd, RawFd},
+    sync::{Arc, atomic::Ordering},
+};
+
+use libc::epoll_event;
+use rustix::io::Errno;
+use tombolo_sockets::{Process, Reason, SingleDoorbell, aside, connection::Connection};
+
+use super::{
+    Set,
+    entry::{BELL, EDGE, Entry, IN, OUT, PRI, RDHUP},
+    kick, path,
+    registry::{Known, Paths},
+};
+use crate::{kernel, state};
+
+/// Prepares every set of the program's for a connection that was joined; only then may its bytes come another way.
+pub(crate) fn wire(process: &Process, connection: &Arc<Connection>) {
+    let mut woken = Vec::new();
+    let first = wire_sets(connection, &mut woken);
+    if first.is_ok() {
+        connection.set_wired();
+    }
+    // One that came to a set after that was looked at, and before this was said, nobody else wires.
+    let both = first.and_then(|()| wire_sets(connection, &mut woken));
+    match both {
+        // The next call tries again.
+        Err(Unwired::Later) if !connection.is_wired() => {}
+        Ok(()) => {}
+        Err(_) => {
+            process.leaves(connection, Reason::Usage);
+            if connection.is_wired() {
+                // What is on its way there would not show.
+                let _ = connection.retreat(process.kernel(), connection.fd(), Reason::Usage);
+            }
+        }
+    }
+    // Whoever sleeps since before looks again.
+    woken.iter().for_each(|set| set.kick());
+    if !woken.is_empty() || connection.is_wired() {
+        connection.bell().inspect(|bell| bell.notify());
+    }
+}
+
+/// Wires what is not wired of a connection's registrations, as many as can be, each for itself; adds the sets that had some to
+/// `woken`. Fails if one cannot be, or not now: the worst of what is said of them.
+fn wire_sets(connection: &Arc<Connection>, woken: &mut Vec<Arc<Set>>) -> Result<(), Unwired> {
+    let mut all = Ok(());
+    for (epfd, set) in state::sets() {
+        let mut inner = set.lock();
+        let inner = &mut *inner;
+        let is_its = |entry: &Entry| !entry.wired && Arc::ptr_eq(&entry.connection, connection);
+        if !inner.all().iter().any(is_its) {
+            continue;
+        }
+        // Under the lock, so that nobody arms one again meanwhile. A call made in here takes none.
+        let once = inner.all().iter().any(|entry| is_its(entry) && entry.is_once());
+        let known = if once { inner.registrations(epfd) } else { Known::Not };
+        let (mut gone, mut touched) = (Vec::new(), false);
+        let (entries, paths) = inner.all_mut();
+        for entry in entries.iter_mut().filter(|entry| is_its(entry)) {
+            match wire_entry(epfd, &set, entry, paths, &known) {
+                Ok(()) if entry.wired => touched = true,
+                // The kernel has forgotten it.
+                Ok(()) => gone.push(entry.token),
+                Err(unwired) => all = all.and(Err(unwired)).map_err(|before: Unwired| before.max(unwired)),
+            }
+        }
+        if gone.is_empty() && !touched {
+            continue;
+        }
+        inner.retain(|entry| !gone.contains(&entry.token));
+        if !inner.all().iter().any(|entry| Arc::ptr_eq(&entry.connection, connection)) {
+            remove_bell(epfd, connection);
+        }
+        set.count(inner);
+        woken.push(Arc::clone(&set));
+    }
+    all
+}
+
+/// Why an entry is not wired.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Unwired {
+    /// A thread that waits may be told of it just now, as nobody else may be then; or the kernel was asked too much of late.
+    Later,
+    /// It cannot be: its connection has to stay on TCP.
+    Stays,
+}
+
+/// One that is not in the set, as the kernel says, is not wired by that.
+fn wire_entry(epfd: RawFd, set: &Set, entry: &mut Entry, paths: &mut Paths, known: &Known) -> Result<(), Unwired> {
+    // The kernel does not let one that is exclusive be changed, nor one whose number is gone.
+    let is_fixed = entry.is_exclusive() || entry.orphan || set.nested.load(Ordering::SeqCst);
+    if is_fixed || !add_own_bell(epfd, set) || add_bell(epfd, entry).is_err() || add_path(epfd, entry, paths).is_err() {
+        return Err(Unwired::Stays);
+    }
+    // The kernel alone knows whether one that is told once was told. Who begins to wait does so under the lock that is held here.
+    let spent = entry.is_once()
+        && match known {
+            Known::These(lines) => !kernel::is_armed(lines, entry.fd, entry.data()),
+            Known::Later => return Err(Unwired::Later),
+            Known::Not => return Err(Unwired::Stays),
+        };
+    if entry.is_once() && !spent && set.sleepers.load(Ordering::SeqCst) > 0 {
+        return Err(if entry.postpone() { Unwired::Later } else { Unwired::Stays });
+    }
+    let before = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, entry.fd, token(entry));
+    match before {
+        Ok(()) => entry.wire(spent),
+        // Its number was closed, and made again for this one, behind our back.
+        Err(Errno::NOENT) => {}
+        Err(_) => return Err(Unwired::Stays),
+    }
+    Ok(())
+}
+
+/// What the kernel is to say of a wired entry.
+pub(super) fn token(entry: &Entry) -> epoll_event {
+    epoll_event { events: IN | OUT | PRI | RDHUP | EDGE, u64: entry.token }
+}
+
+/// Adds the bell of a joined connection to a set.
+pub(super) fn add_bell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
+    let bell = entry.connection.bell().ok_or(Errno::NOTCONN)?;
+    let event = epoll_event { events: OUT | EDGE, u64: entry.token | BELL };
+    match kernel::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, bell.as_fd().as_raw_fd(), event) {
+        // By another descriptor of the same connection.
+        Err(Errno::EXIST) => Ok(()),
+        answer => answer,
+    }
+}
+
+/// One that another process has as well may sleep in the same set, which is one for all of them: there the bell stays, until
+/// its last holder goes.
+fn remove_bell(epfd: RawFd, connection: &Connection) {
+    if let Some(bell) = connection.bell().filter(|_| connection.is_alone()) {
+        let none = epoll_event { events: 0, u64: 0 };
+        let _ = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, bell.as_fd().as_raw_fd(), none);
+    }
+}
+
+pub(super) fn add_own_bell(epfd: RawFd, set: &Set) -> bool {
+    if !set.bells.load(Ordering::SeqCst) {
+        if set.bell.get().is_none()
+            && let Ok(bell) = aside::lifted(SingleDoorbell::new)
+        {
+            let _ = set.bell.set(bell);
+        }
+        // Before the kernel can report it.
+        set.bells.store(true, Ordering::SeqCst);
+        let added = set.bell.get().is_some_and(|bell| add(epfd, bell.as_fd().as_raw_fd(), OUT, kick()).is_ok());
+        set.bells.store(added, Ordering::SeqCst);
+    }
+    set.bells.load(Ordering::SeqCst)
+}
+
+/// Adds a descriptor of ours to a set, for edges.
+fn add(epfd: RawFd, fd: RawFd, events: u32, token: u64) -> Result<(), Errno> {
+    match kernel::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, epoll_event { events: events | EDGE, u64: token }) {
+        Err(Errno::EXIST) => Ok(()),
+        answer => answer,
+    }
+}
+
+/// Adds the path to the peer of a joined connection to a set: its end wakes who sleeps there.
+pub(super) fn add_path(epfd: RawFd, entry: &Entry, paths: &mut Paths) -> Result<(), Errno> {
+    // One that has ended says so by the connection.
+    let Some(path_to_peer) = entry.connection.path() else { return Ok(()) };
+    if paths.has(&path_to_peer) {
+        return Ok(());
+    }
+    add(epfd, path_to_peer.as_raw_fd(), RDHUP, path())?;
+    paths.add(&path_to_peer);
+    Ok(())
+}
+
+/// The number `fd` of `connection` is about to be closed, and there are others. Registrations by it stay, and nobody can change
+/// them any more.
+pub(crate) fn closed(fd: RawFd, connection: &Arc<Connection>) {
+    for (_, set) in state::sets() {
+        if set.entries.load(Ordering::SeqCst) != 0 {
+            set.lock().abandon(fd, connection);
+        }
+    }
+}
+
+/// The last descriptor of a connection is closed: the kernel forgets its registrations, and so do we.
+pub(crate) fn forget(connection: &Arc<Connection>) {
+    for (epfd, set) in state::sets() {
+        if set.entries.load(Ordering::SeqCst) != 0 {
+            let mut inner = set.lock();
+            let mut of_it = inner.all().iter().filter(|entry| Arc::ptr_eq(&entry.connection, connection));
+            if of_it.any(|entry| entry.wired) {
+                remove_bell(epfd, connection);
+            }
+            inner.retain(|entry| !Arc::ptr_eq(&entry.connection, connection));
+            set.count(&inner);
+        }
+    }
+}
+
+/// All sets are the kernel's again, as the program has them.
+pub(crate) fn give_back() {
+    for (epfd, set) in state::sets() {
+        let mut inner = set.lock();
+        for entry in inner.all().iter().filter(|entry| entry.wired && !entry.orphan) {
+            let (operation, event) = match entry.asked() {
+                Some(event) => (libc::EPOLL_CTL_MOD, event),
+                None => (libc::EPOLL_CTL_DEL, token(entry)),
+            };
+            let _ = kernel::epoll_ctl(epfd, operation, entry.fd, event);
+            remove_bell(epfd, &entry.connection);
+        }
+        inner.retain(|_| false);
+        set.count(&inner);
+        if set.bells.swap(false, Ordering::SeqCst) {
+            let none = epoll_event { events: 0, u64: 0 };
+            let paths = inner.all_mut().1.take_live();
+            let paths = paths.iter().map(|path| path.as_raw_fd());
+            for fd in paths.chain(set.bell.get().map(|bell| bell.as_fd().as_raw_fd())) {
+                let _ = kernel::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, none);
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Connections go back to TCP, for somebody who reads or writes past this library; and what a peer is owed over TCP goes there
+//! before the end.
+
+use std::{
+    os::fd::RawFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tombolo_sockets::{
+    Process, Reason,
+    connection::{Connection, ReturnStage, Stage},
+    tuple::Tuple,
+};
+
+use crate::{kernel, state};
+
+/// How long a call that needs a socket back on TCP waits for the peer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Moves a connection back to TCP for somebody who reads or writes past this library. Where the peer does not follow in
+/// time, or bytes are in shared memory that nobody will read, it ends with an error rather than lose them unnoticed.
+pub(crate) fn hand_over(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason) {
+    hand_over_all(process, &[(fd, Arc::clone(connection))], reason);
+}
+
+/// The same for several, which together wait no longer than one.
+pub(crate) fn hand_over_all(process: &Process, all: &[(RawFd, Arc<Connection>)], reason: Reason) {
+    let all: Vec<_> = all.iter().filter(|(fd, _)| !state::is_owner() || state::is_still(*fd)).collect();
+    for (fd, connection) in &all {
+        process.leaves(connection, reason);
+        if connection.stage() == Stage::Joined {
+            connection.retreat(process.kernel(), *fd, reason);
+        }
+    }
+    let deadline = Instant::now() + PATIENCE;
+    for (fd, connection) in &all {
+        if !connection.is_given_up()
+            && !take_back(process, *fd, connection, reason, deadline)
+            && process.gives_up(connection)
+        {
+            process.kernel().reset(*fd);
+        }
+    }
+}
+
+/// Moves a connection back to TCP for something that only the kernel can do, waiting for the peer for a moment. Says
+/// whether it is there.
+fn take_back(process: &Process, fd: RawFd, connection: &Arc<Connection>, reason: Reason, deadline: Instant) -> bool {
+    if connection.stage() != Stage::Joined {
+        return true;
+    }
+    // Where the other end is in this process, this very thread may be what it would answer in.
+    let twin =
+        state::connections().into_iter().find(|(_, other)| other.tuple() == connection.tuple().map(Tuple::mirrored));
+    loop {
+        match connection.retreat(process.kernel(), fd, reason) {
+            ReturnStage::Done => return true,
+            ReturnStage::Long if Instant::now() < deadline => {}
+            ReturnStage::Long | ReturnStage::Lost => return false,
+        }
+        if let Some((fd, other)) = &twin {
+            // In a child of vfork the number may be another file by now: then its parent sends what is owed, later.
+            let there = state::is_owner() || process.kernel().tuple(*fd) == other.tuple();
+            other.owes(process, if there { *fd } else { -1 });
+        }
+        // The peer rings for nothing here: it only moves.
+        let _ = kernel::poll(&mut [], Some(Duration::from_millis(1)), None);
+    }
+}
+
+/// What the peer wants from TCP and not from shared memory goes before the end. That waits for a peer which does not read no
+/// longer than a while, and then the end is a reset.
+pub(crate) fn drain_before_close(fd: RawFd, connection: &Connection) {
+    if connection.stage() != Stage::Joined {
+        return;
+    }
+    let Some(process) = state::busy().filter(|_| state::is_owner()) else { return };
+    let deadline = Instant::now() + PATIENCE;
+    while connection.owes(process, fd) {
+        if Instant::now() >= deadline {
+            if !connection.is_cut_off() && process.gives_up(connection) {
+                process.kernel().reset(fd);
+            }
+            return;
+        }
+        let mut one = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+        let _ = kernel::poll(&mut one, Some(Duration::from_millis(10)), None);
+    }
+}
