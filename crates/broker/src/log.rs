@@ -172,7 +172,7 @@ fn line(has_level: bool, level: Level, text: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
 
     use super::*;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     /// The lines that `events` make.
-    fn written(has_level: bool, filter: &str, events: impl FnOnce()) -> Vec<String> {
+    pub(crate) fn written(has_level: bool, filter: &str, events: impl FnOnce()) -> Vec<String> {
         let (sink, filter) = (Sink::default(), parse_filter(filter).unwrap());
         let writer = sink.clone();
         let layer = LineLayer::new(has_level, move || writer.clone()).with_filter(filter);

@@ -61,6 +61,8 @@ pub struct Broker {
     pub(crate) making: BTreeSet<u32>,
     /// Regions that are being sealed.
     pub(crate) sealing: BTreeSet<(u32, u32, usize)>,
+    /// Regions that could not be sealed, and of which that was said.
+    pub(crate) unsealed: BTreeSet<(u32, u32, usize)>,
     pub(crate) chores: Chores,
     /// How often links got new memory.
     pub(crate) paces: BTreeMap<u32, Pace>,
@@ -106,6 +108,7 @@ impl Broker {
             retired: BTreeMap::new(),
             making: BTreeSet::new(),
             sealing: BTreeSet::new(),
+            unsealed: BTreeSet::new(),
             chores: Chores::new(events.clone()),
             paces: BTreeMap::new(),
             reminder: None,

@@ -252,10 +252,16 @@ impl Broker {
         let has_it = |link: &&mut Link| link.has_memory && link.generation == generation;
         let Some(link) = self.book.links.get_mut(&number).filter(has_it) else { return };
         match done {
-            Ok(()) => link.sealed[side] = true,
+            Ok(()) => {
+                link.sealed[side] = true;
+                self.unsealed.remove(&region);
+            }
             Err(error) => {
-                let owner = link.ends[side].clone();
-                tracing::warn!("link {number}: the memory of {owner} cannot be sealed yet: {error}");
+                // Once: it is tried again each second, for as long as that takes.
+                if self.unsealed.insert(region) {
+                    let owner = &link.ends[side];
+                    tracing::warn!("link {number}: the memory of {owner} cannot be sealed yet: {error}");
+                }
                 self.settle_after(SHORT);
             }
         }
@@ -548,6 +554,7 @@ impl Broker {
             since: now(),
         });
         let generation = link.generation;
+        self.unsealed.retain(|(link, ..)| *link != number);
         if let Some(memory) = self.memory.remove(&number) {
             self.retired.insert((number, generation), memory);
         }
