@@ -95,7 +95,7 @@ fn give(user: u32, socket: OwnedFd) {
     // Also of those for whom there was no thread before.
     while let Some(user) = waiting.next_user().filter(|_| waiting.closing.len() < THREADS) {
         if let Err(error) = std::thread::Builder::new().name("tombolo-close".into()).spawn(move || close_all(user)) {
-            crate::log(&format!("what user {user} sent cannot be closed yet: {error}"));
+            tracing::warn!("what user {user} sent cannot be closed yet: {error}");
             return;
         }
         waiting.closing.insert(user);

@@ -10,9 +10,7 @@ pub mod discard;
 pub mod endpoint;
 pub mod fd_passing;
 pub mod host;
-mod log;
+pub mod log;
 mod sd_notify;
 mod startup;
 pub mod xen;
-
-pub use log::{log, log_of};

@@ -15,6 +15,7 @@ use tombolo_broker::{
     host::{descriptor_store, memory_jobs::What, qemu::ASK_AGAIN, run},
     log, xen,
 };
+use tracing_subscriber::filter::Targets;
 
 /// Where the configuration is.
 const CONFIG: &str = "/etc/tombolo/tombolod.toml";
@@ -31,6 +32,10 @@ struct Cli {
     /// The folder for sockets and state
     #[arg(long, value_name = "FOLDER", default_value = STATE, global = true)]
     state: PathBuf,
+    /// What is written to standard error: a level, or one for each part, as in `info,tombolo_broker::host=debug`;
+    /// TOMBOLO_LOG says the same
+    #[arg(long, value_name = "LEVEL", global = true, value_parser = log::parse_filter)]
+    log: Option<Targets>,
     /// Do not start a holder: one is there
     #[arg(long)]
     no_holder: bool,
@@ -60,11 +65,15 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let line = Cli::parse();
+    let mut line = Cli::parse();
+    if let Err(why) = log::start(line.log.take()) {
+        eprintln!("tombolod: {why}");
+        return ExitCode::from(2);
+    }
     if let Some(path) = &line.check {
         return match Config::read(path) {
             Ok(config) => {
-                log(&format!("{}: {} domains, {} rules", path.display(), config.domains.len(), config.rules.len()));
+                tracing::info!("{}: {} domains, {} rules", path.display(), config.domains.len(), config.rules.len());
                 ExitCode::SUCCESS
             }
             Err(error) => usage(&error),
@@ -83,7 +92,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log(&error.to_string());
+            tracing::error!("{error}");
             ExitCode::FAILURE
         }
     }
@@ -96,6 +105,6 @@ fn slice(text: &str) -> Result<u64, &'static str> {
 }
 
 fn usage(error: &ConfigError) -> ExitCode {
-    error.mistakes().for_each(log);
+    error.mistakes().for_each(|mistake| tracing::error!("{mistake}"));
     ExitCode::from(2)
 }

@@ -22,7 +22,7 @@ pub fn notify(what: &str) {
     if let Some(name) = env::var_os(VARIABLE)
         && let Err(error) = send(&name, what)
     {
-        crate::log(&format!("the service manager is not told {what:?}: {error}"));
+        tracing::warn!("the service manager is not told {what:?}: {error}");
     }
 }
 

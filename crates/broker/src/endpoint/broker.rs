@@ -359,6 +359,7 @@ impl<D: Devices> Broker<D> {
     }
 
     fn converse(link: &mut Link<D::Region>, programs: &mut BTreeMap<u64, Program>) -> bool {
+        let _in = link.span.clone().entered();
         let (mut changed, mut busy) = (false, true);
         for _ in 0..TURN {
             let Some((region, peer)) = &mut link.memory else { return false };
@@ -366,7 +367,7 @@ impl<D: Devices> Broker<D> {
                 Ok(turned) => turned,
                 Err(error) => {
                     let peer = &link.told.peer;
-                    crate::log_of(peer.as_str(), &format!("the link with {peer} cannot be reached: {error}"));
+                    tracing::error!(stranger = peer.as_str(), "the link with {peer} cannot be reached: {error}");
                     link.leave(programs);
                     return true;
                 }

@@ -126,7 +126,7 @@ impl Host {
                     Some(told) => news.extend(told),
                     None => self.session.spoil(),
                 },
-                Some(Event::Broke(fault)) => crate::log(&format!("the host's broker: {fault}")),
+                Some(Event::Broke(fault)) => tracing::warn!("the host's broker: {fault}"),
                 None if !changed => return Ok((ring, false)),
                 None => {}
             }
@@ -218,7 +218,7 @@ impl Host {
                 (number.is_none_or(|number| number < NUMBERS)).then_some(Some(News::Number(name, number)))
             }
             (None, Message::Refuse { reason, .. }) => {
-                crate::log(&format!("the host's broker refuses: {reason}"));
+                tracing::warn!("the host's broker refuses: {reason}");
                 Some(None)
             }
             _ => None,

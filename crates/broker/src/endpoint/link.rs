@@ -9,6 +9,7 @@ use std::{
 };
 
 use tombolo_control::{CallEnd, Life, Message, Name, Way, code};
+use tracing::Span;
 
 use crate::{
     discard,
@@ -39,6 +40,8 @@ struct Fresh {
 #[derive(Debug)]
 pub(crate) struct Link<R> {
     pub told: LinkNews,
+    /// Names it in the log.
+    pub span: Span,
     /// None until the devices are there.
     pub memory: Option<(R, Peer)>,
     pub calls: Connections,
@@ -68,8 +71,12 @@ impl<R: Region> Link<R> {
     /// A link that the host told of; slices on it are of `slice` bytes.
     pub(crate) fn new(told: LinkNews, slice: u64) -> Self {
         let calls = Connections::new(told.side, told.size, slice);
+        // Of the highest level, so that it is there whatever is written.
+        let (number, generation, peer) = (told.link, told.generation, told.peer.as_str());
+        let span = tracing::error_span!("link", number, generation, peer);
         Self {
             told,
+            span,
             memory: None,
             calls,
             sockets: BTreeMap::new(),
@@ -189,7 +196,7 @@ impl<R: Region> Link<R> {
         };
         self.calls.room_for(program.user)?;
         let made = self.calls.asked(serial, theirs, channel)?;
-        let about = About::new(service.clone(), CallEnd::Listened, program);
+        let about = About::new(&self.span, serial, service.clone(), CallEnd::Listened, program);
         self.begin(made, Fresh { serial, program: *id, told_as: serial, service }, program.user)?;
         self.about.insert(serial, about);
         Ok(made)
@@ -201,7 +208,7 @@ impl<R: Region> Link<R> {
         let made = self.calls.ask()?;
         let fresh = Fresh { serial: made.serial, program: id, told_as: program.asked, service: service.clone() };
         self.begin(made, fresh, program.user)?;
-        self.about.insert(made.serial, About::new(service.clone(), CallEnd::Called, program));
+        self.about.insert(made.serial, About::new(&self.span, made.serial, service.clone(), CallEnd::Called, program));
         if let Some((_, peer)) = &mut self.memory {
             peer.connect(&made, service);
         }
@@ -230,13 +237,18 @@ impl<R: Region> Link<R> {
     pub(crate) fn tell_programs(&mut self, programs: &mut BTreeMap<u64, Program>) -> bool {
         let mut over = false;
         for fresh in std::mem::take(&mut self.fresh) {
-            let Err(error) = self.hand(&fresh, programs) else { continue };
+            let _in = self.connection_span(fresh.serial).entered();
+            let Err(error) = self.hand(&fresh, programs) else {
+                tracing::debug!("a connection is given to its program");
+                continue;
+            };
             let left = [io::ErrorKind::NotFound, io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset];
             // Once: the peer may call as often as it likes.
             if !left.contains(&error.kind()) && !std::mem::replace(&mut self.failed, true) {
-                crate::log_of(
-                    self.told.peer.as_str(),
-                    &format!("a call between here and {} cannot be given to its program: {error}", self.told.peer),
+                tracing::error!(
+                    stranger = self.told.peer.as_str(),
+                    "a call between here and {} cannot be given to its program: {error}",
+                    self.told.peer
                 );
             }
             if let Some(caller) = programs.get_mut(&fresh.program).filter(|it| it.doing == ProgramState::Calling) {
@@ -273,9 +285,15 @@ impl<R: Region> Link<R> {
         Ok(())
     }
 
+    /// What names a connection in the log.
+    fn connection_span(&self, serial: u32) -> Span {
+        self.about.get(&serial).map_or_else(|| self.span.clone(), |about| about.span.clone())
+    }
+
     /// V-2. The peer agreed to a call: gives its slice to the program that asked. One that is not told of the call yet is
     /// told both then.
     fn agree(&mut self, made: &Agreement) {
+        self.connection_span(made.serial).in_scope(|| tracing::debug!("the peer agrees"));
         let (Some((region, _)), Some(socket)) = (&mut self.memory, self.sockets.get(&made.serial)) else { return };
         let given = region
             .store_connection(made, socket.as_fd())
@@ -345,6 +363,7 @@ impl<R: Region> Link<R> {
             if let Some(socket) = self.sockets.remove(&serial) {
                 discard::end(socket.as_fd());
             }
+            self.connection_span(serial).in_scope(|| tracing::debug!("its program has left"));
             self.departing.insert(serial);
         }
     }
@@ -388,6 +407,7 @@ impl<R: Region> Link<R> {
 
     /// Tells the program that has a call that the peer's side of it is over.
     fn tell_close(&self, serial: u32) {
+        self.connection_span(serial).in_scope(|| tracing::debug!("the peer's side is over"));
         if let Some(socket) = self.sockets.get(&serial) {
             let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
         }
@@ -403,7 +423,7 @@ impl<R: Region> Link<R> {
     pub(crate) fn complain(&mut self, error: &io::Error, wait: bool) {
         if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
             let peer = &self.told.peer;
-            crate::log_of(peer.as_str(), &format!("the link with {peer} cannot be opened: {error}"));
+            tracing::error!(stranger = peer.as_str(), "the link with {peer} cannot be opened: {error}");
             self.complained = true;
         }
         self.leaving = !wait;

@@ -168,7 +168,7 @@ impl Region for ModuleRegion {
 
     fn set_bell(&mut self, bell: u16) {
         if let Err(error) = self.link.notify_other((bell, self.vector)) {
-            crate::log(&format!("a doorbell cannot be changed: {error}"));
+            tracing::error!("a doorbell cannot be changed: {error}");
         }
     }
 

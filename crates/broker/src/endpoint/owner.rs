@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use tombolo_control::{CallEnd, Name};
+use tracing::Span;
 
 use crate::endpoint::program::Program;
 
@@ -15,11 +16,15 @@ pub(crate) struct About {
     pub process: u32,
     pub user: u32,
     pub since: Instant,
+    /// Names the connection in the log.
+    pub span: Span,
 }
 
 impl About {
-    /// A call to `service` begins, of which `program` is this `end`.
-    pub(crate) fn new(service: Name, end: CallEnd, program: &Program) -> Self {
-        Self { service, end, process: program.process, user: program.user, since: Instant::now() }
+    /// The connection `serial` to `service` begins, of which `program` is this `end`, on the link that `link` names in the log.
+    pub(crate) fn new(link: &Span, serial: u32, service: Name, end: CallEnd, program: &Program) -> Self {
+        // Of the highest level, so that it is there whatever is written.
+        let span = tracing::error_span!(parent: link, "connection", serial, service = service.as_str());
+        Self { span, service, end, process: program.process, user: program.user, since: Instant::now() }
     }
 }

@@ -86,9 +86,10 @@ impl Peer {
         self.session.spoil();
         self.complaints = self.complaints.saturating_add(1);
         if self.complaints <= COMPLAINTS_MAX {
-            crate::log_of(
-                self.peer.as_str(),
-                &format!("the broker of {} {why}: it is not heard until it begins anew", self.peer),
+            tracing::warn!(
+                stranger = self.peer.as_str(),
+                "the broker of {} {why}: it is not heard until it begins anew",
+                self.peer
             );
         }
     }

@@ -45,7 +45,7 @@ pub fn run(folder: &Path, slice: u64) -> io::Result<()> {
     open_folder(folder)?;
     let path = folder.join(SOCKET);
     let broker = Broker::begin(Settings { boot: boot()?, slice }, machine, open_door(&path)?)?;
-    crate::log(&format!("serves programs at {}", path.display()));
+    tracing::info!("serves programs at {}", path.display());
     let ended = broker.run(stop.as_fd());
     let _ = std::fs::remove_file(&path);
     ended

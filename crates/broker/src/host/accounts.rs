@@ -79,7 +79,7 @@ impl Local {
         let (account, ended) = (name.clone(), stop.try_clone()?);
         std::thread::Builder::new().name("tombolo-account".into()).spawn(move || {
             if let Err(error) = broker.run(ended.as_fd()) {
-                crate::log(&format!("programs of {account} are not served any more: {error}"));
+                tracing::error!("programs of {account} are not served any more: {error}");
             }
         })?;
         Ok(Self { guest, boxes, lines, stormed_by: BTreeSet::new(), rings, door, stop, _tasks: tasks })

@@ -61,6 +61,8 @@ pub struct Broker {
     pub(crate) making: BTreeSet<u32>,
     /// Regions that are being sealed.
     pub(crate) sealing: BTreeSet<(u32, u32, usize)>,
+    /// Regions that could not be sealed, and of which that was said.
+    pub(crate) unsealed: BTreeSet<(u32, u32, usize)>,
     pub(crate) chores: Chores,
     /// How often links got new memory.
     pub(crate) paces: BTreeMap<u32, Pace>,
@@ -106,6 +108,7 @@ impl Broker {
             retired: BTreeMap::new(),
             making: BTreeSet::new(),
             sealing: BTreeSet::new(),
+            unsealed: BTreeSet::new(),
             chores: Chores::new(events.clone()),
             paces: BTreeMap::new(),
             reminder: None,
@@ -161,8 +164,10 @@ impl Broker {
                 }
                 // One machine is lost, and no more: all others go on.
                 Err(error) => {
-                    let why = format!("{name}: its QEMU cannot be served any more: {error}; start it anew");
-                    crate::log_of(name, &why);
+                    tracing::error!(
+                        stranger = name,
+                        "{name}: its QEMU cannot be served any more: {error}; start it anew"
+                    );
                     discard::end_all(&copies);
                     lost.push((name.clone(), machine.process));
                 }
@@ -239,7 +244,7 @@ impl Broker {
         };
         if let Some(vm) = self.vms.get(name) {
             if !vm.device.is_gone() {
-                crate::log_of(name, &format!("{name}: a second QEMU connected while the first one lives: refused"));
+                tracing::warn!(stranger = name, "{name}: a second QEMU connected while the first one lives: refused");
                 discard::end(socket.as_fd());
                 return Ok(());
             }
@@ -249,11 +254,11 @@ impl Broker {
         let process = machine.process;
         let copy = socket.try_clone()?;
         let Err(error) = self.serve(name, machine, socket, vectors) else {
-            crate::log_of(name, &format!("{name}: QEMU connected"));
+            tracing::info!(stranger = name, "{name}: QEMU connected");
             return Ok(());
         };
         // It can be tried again, and all others go on.
-        crate::log_of(name, &format!("{name}: its QEMU cannot be served: {error}"));
+        tracing::error!(stranger = name, "{name}: its QEMU cannot be served: {error}");
         discard::end(copy.as_fd());
         self.vms.remove(name);
         self.book.machines.remove(name);
@@ -290,7 +295,7 @@ impl Broker {
         }
         self.save()?;
         self.holder.forget(&machine_key(name, process))?;
-        crate::log_of(name, &format!("{name}: QEMU is gone"));
+        tracing::info!(stranger = name, "{name}: QEMU is gone");
         Ok(())
     }
 
@@ -328,7 +333,7 @@ impl Broker {
                 heard
             }
             Err(error) => {
-                crate::log_of(name, &format!("{name}: the device's memory cannot be reached: {error}"));
+                tracing::error!(stranger = name, "{name}: the device's memory cannot be reached: {error}");
                 return false;
             }
         };
@@ -349,7 +354,7 @@ impl Broker {
         let Some(vm) = self.vms.get_mut(name) else { return };
         let now = Instant::now();
         if vm.loud.replace(now).is_none_or(|last| now.duration_since(last) > CALM) {
-            crate::log_of(name, &format!("{name}: it rings the host without end, and is heard less often"));
+            tracing::warn!(stranger = name, "{name}: it rings the host without end, and is heard less often");
         }
     }
 
@@ -380,9 +385,10 @@ impl Broker {
             let times = self.storms.entry((link, peer.clone())).or_default();
             *times = times.saturating_add(1);
             let by = peer.clone();
-            crate::log_of(
-                &by,
-                &format!("{name}: {peer} rings without end: its doorbell is taken away for {} s", CALM.as_secs()),
+            tracing::warn!(
+                stranger = by.as_str(),
+                "{name}: {peer} rings without end: its doorbell is taken away for {} s",
+                CALM.as_secs()
             );
             let (events, name) = (self.events.clone(), name.to_owned());
             tokio::spawn(async move {
@@ -407,7 +413,7 @@ impl Broker {
             News::Ended(at) => machine.ended |= vm.booted.is_none_or(|booted| at >= booted),
             News::Has { version, places, holds, free, trouble, process } => {
                 if trouble.is_some() && trouble != vm.trouble {
-                    crate::log_of(name, &format!("{name}: {}", trouble.as_deref().unwrap_or_default()));
+                    tracing::warn!(stranger = name, "{name}: {}", trouble.as_deref().unwrap_or_default());
                 }
                 vm.trouble = trouble;
                 self.given_back(name, version, &holds);
@@ -449,7 +455,7 @@ impl Broker {
                 let gone: Vec<_> =
                     self.vms.keys().filter(|name| !self.config.domains.contains_key(*name)).cloned().collect();
                 for name in gone {
-                    crate::log(&format!("{name}: it is not configured any more"));
+                    tracing::info!("{name}: it is not configured any more");
                     // A QEMU whose server goes away keeps what it was given.
                     let machine = &self.book.machines[&name];
                     let (process, bells) = (machine.process, machine.bells.keys().copied().collect::<Vec<_>>());
@@ -460,14 +466,14 @@ impl Broker {
                     let user = self.config.domains[name].user;
                     vm.user.send_if_modified(|old| std::mem::replace(old, user) != user);
                 }
-                crate::log("the configuration was read again");
+                tracing::info!("the configuration was read again");
                 if let Err(error) = self.settle_accounts() {
-                    crate::log(&format!("not all accounts can be served, read it again later: {error}"));
+                    tracing::warn!("not all accounts can be served, read it again later: {error}");
                 }
             }
             Err(error) => {
-                crate::log("the configuration stays as it was");
-                error.mistakes().for_each(crate::log);
+                tracing::error!("the configuration stays as it was");
+                error.mistakes().for_each(|mistake| tracing::error!("{mistake}"));
             }
         }
         Ok(())

@@ -63,7 +63,7 @@ impl Lane {
             // The next ring tries again.
             state.runs = false;
             state.pending.clear();
-            crate::log(&format!("a doorbell is not rung yet: {error}"));
+            tracing::warn!("a doorbell is not rung yet: {error}");
         }
     }
 

@@ -79,7 +79,7 @@ async fn serve(
     // Everybody may knock: who it is says the kernel, and who is served the configuration.
     let programs = fd_passing::listen(&program_socket(folder), SocketType::SEQPACKET, 0o666, None, None)?;
     let programs = tokio::spawn(welcome(async_fd::watch(programs)?, events.clone()));
-    crate::log(&format!("ready in {}", folder.display()));
+    tracing::info!("ready in {}", folder.display());
     notify("READY=1");
     loop {
         let event = tokio::select! {
@@ -100,7 +100,7 @@ async fn serve(
         if reload {
             let met = herald.reconcile(broker.config()).and(doors.reconcile_sockets(&broker, folder, &events));
             if let Err(error) = met {
-                crate::log(&format!("not all of the configuration can be met, read it again later: {error}"));
+                tracing::warn!("not all of the configuration can be met, read it again later: {error}");
             }
         }
     }
@@ -185,9 +185,9 @@ async fn attend(name: String, listener: AsyncFd<OwnedFd>, user: Option<u32>, eve
                 }
             }
             Ok(who) => {
-                crate::log_of(
-                    &format!("user {who}"),
-                    &format!("{name}: user {who} is not the one that its QEMU runs as: refused"),
+                tracing::warn!(
+                    stranger = format!("user {who}"),
+                    "{name}: user {who} is not the one that its QEMU runs as: refused"
                 );
                 discard::end(client.as_fd());
             }

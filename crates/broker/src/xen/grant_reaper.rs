@@ -49,11 +49,11 @@ impl ReaperThread {
         let stops = Arc::clone(&stop);
         let serve = move || {
             if let Err(error) = keeper.serve(&listener, &stops) {
-                crate::log(&format!("pages of programs that die are no longer kept: {error}"));
+                tracing::error!("pages of programs that die are no longer kept: {error}");
             }
         };
         let thread = Some(thread::Builder::new().name("tombolod-keep".into()).spawn(serve)?);
-        crate::log(&format!("keeps pages of programs that die, see tombolo ls: {}", path.display()));
+        tracing::info!("keeps pages of programs that die, see tombolo ls: {}", path.display());
         Ok(Some(Self { path, stop, thread }))
     }
 }

@@ -191,7 +191,7 @@ fn run<E: std::error::Error>(orders: &Orders, begin: impl Fn() -> Result<XenHost
         };
         // Said once, however often it is tried.
         if why != trouble {
-            crate::log(&format!("domains of Xen's are told nothing: {why}"));
+            tracing::warn!("domains of Xen's are told nothing: {why}");
             trouble = why;
         }
         let _ = wait(&mut [PollFd::new(&orders.bell, PollFlags::IN)], Some(AGAIN));
@@ -215,7 +215,7 @@ fn serve(orders: &Orders, host: &mut XenHost) -> Result<(), Box<dyn std::error::
     let mut states = BTreeMap::new();
     let (mut asked, mut trouble) = (None, String::new());
     let mut domains = host.domains()?;
-    crate::log("domains of Xen's are told names");
+    tracing::info!("domains of Xen's are told names");
     loop {
         let Some(config) = orders.config().clone() else { return Ok(()) };
         host.publish_views(&views(&config, &domains, &states))?;
@@ -239,7 +239,7 @@ fn serve(orders: &Orders, host: &mut XenHost) -> Result<(), Box<dyn std::error::
                 }
             };
             if now != trouble && !now.is_empty() {
-                crate::log(&now);
+                tracing::warn!("{now}");
             }
             (states, trouble, asked) = (found, now, Some(Instant::now()));
         }

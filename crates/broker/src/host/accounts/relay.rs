@@ -237,7 +237,7 @@ impl<S: Fn()> Thread<S> {
             let events: Vec<u64> = match epoll::wait(&self.shared.epoll, &mut events, timeout) {
                 Ok((events, _)) => events.iter().map(|event| event.data.u64()).collect(),
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return crate::log(&format!("rings of a link are not carried any more: {error}")),
+                Err(error) => return tracing::error!("rings of a link are not carried any more: {error}"),
             };
             if events.is_empty() {
                 self.forward_notifications(0);

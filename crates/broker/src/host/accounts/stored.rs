@@ -70,7 +70,7 @@ impl StoredConnections {
         if let Some(holder) = &self.holder
             && let Err(error) = holder.forget(&name(link, made))
         {
-            crate::log(&format!("a call that is over stays with the holder: {error}"));
+            tracing::warn!("a call that is over stays with the holder: {error}");
         }
     }
 }

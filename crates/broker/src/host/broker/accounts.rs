@@ -51,7 +51,7 @@ impl Broker {
                 heard
             }
             Err(error) => {
-                crate::log_of(name, &format!("{name}: its boxes cannot be reached: {error}"));
+                tracing::error!(stranger = name, "{name}: its boxes cannot be reached: {error}");
                 return false;
             }
         };

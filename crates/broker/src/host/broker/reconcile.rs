@@ -75,7 +75,7 @@ impl Broker {
                 && let Some((_, why)) = self.new_link(ends.each_ref(), size, true)?
                 && self.unmade.insert(ends.clone())
             {
-                crate::log(&format!("no link between {} and {}: {why}", ends[0], ends[1]));
+                tracing::warn!("no link between {} and {}: {why}", ends[0], ends[1]);
             }
         }
         let allowed = |end: &String| self.config.knows(end);
@@ -89,7 +89,7 @@ impl Broker {
                 || (link.configured && !self.config.links.iter().any(listed))
         });
         for link in forbidden.map(|(number, _)| *number).collect::<Vec<_>>() {
-            crate::log(&format!("link {link} is not configured or not allowed any more: it goes"));
+            tracing::info!("link {link} is not configured or not allowed any more: it goes");
             self.remove_link(link)?;
         }
         Ok(())
@@ -195,7 +195,7 @@ impl Broker {
                 Err(error) => {
                     if self.short.insert(number, Instant::now()).is_none() {
                         let size = crate::host::units::bytes(link.size);
-                        crate::log(&format!("link {number}: no memory for two regions of {size} yet: {error}"));
+                        tracing::warn!("link {number}: no memory for two regions of {size} yet: {error}");
                     }
                     self.settle_after(SHORT);
                     // If not even that is to be had the holder is gone.
@@ -252,10 +252,16 @@ impl Broker {
         let has_it = |link: &&mut Link| link.has_memory && link.generation == generation;
         let Some(link) = self.book.links.get_mut(&number).filter(has_it) else { return };
         match done {
-            Ok(()) => link.sealed[side] = true,
+            Ok(()) => {
+                link.sealed[side] = true;
+                self.unsealed.remove(&region);
+            }
             Err(error) => {
-                let owner = link.ends[side].clone();
-                crate::log(&format!("link {number}: the memory of {owner} cannot be sealed yet: {error}"));
+                // Once: it is tried again each second, for as long as that takes.
+                if self.unsealed.insert(region) {
+                    let owner = &link.ends[side];
+                    tracing::warn!("link {number}: the memory of {owner} cannot be sealed yet: {error}");
+                }
                 self.settle_after(SHORT);
             }
         }
@@ -548,6 +554,7 @@ impl Broker {
             since: now(),
         });
         let generation = link.generation;
+        self.unsealed.retain(|(link, ..)| *link != number);
         if let Some(memory) = self.memory.remove(&number) {
             self.retired.insert((number, generation), memory);
         }

@@ -266,6 +266,21 @@ fn b11_memory_of_which_an_account_was_never_told_does_not_wait_for_it() {
 }
 
 #[test]
+fn b10_region_that_cannot_be_sealed_is_told_of_once_and_not_each_time_that_it_is_tried() {
+    play(|world| {
+        let link = world.broker.link_between(&checked_name("a"), &checked_name("host")).unwrap();
+        let state = &world.broker.book.links[&link];
+        let region = (link, state.generation, state.side("a").unwrap());
+        let fail = |world: &mut World| world.broker.sealed(region, Err(io::ErrorKind::WouldBlock.into()));
+        let lines = crate::log::tests::written(false, "info", || (0..3).for_each(|_| fail(world)));
+        assert!(lines.len() == 1 && lines[0].contains("the memory of a cannot be sealed yet"), "{lines:?}");
+        // Once it was sealed it is another matter.
+        world.broker.sealed(region, Ok(()));
+        assert_eq!(crate::log::tests::written(false, "info", || fail(world)).len(), 1);
+    });
+}
+
+#[test]
 fn b17_memory_is_made_beside_the_thread_that_serves_all_others() {
     play(|world| {
         let life = world.broker.book.number();
