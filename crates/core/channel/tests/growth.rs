@@ -98,8 +98,9 @@ on_every_backend! {
         let budget = RingBudget::new(1 << 30);
         let (mut server, mut client) = world.pair_with::<Stream>(&growing(&budget).ring_idle_time(Duration::from_millis(10)));
         grow(&mut client, &mut server);
-        thread::scope(|scope| {
-            let client = &mut client;
+        let client = &mut client;
+        // The server is dropped inside, so that a failure ends the read.
+        thread::scope(move |scope| {
             let waiting = scope.spawn(move || {
                 let n = client.read(&mut [0; 8]).unwrap();
                 (n, ring(client))
@@ -110,6 +111,17 @@ on_every_backend! {
             });
             server.write_all(b"now").unwrap();
             assert_eq!(waiting.join().unwrap(), (3, (4096, RingReason::Idle)));
+        });
+    }
+
+    fn writes_that_are_done_in_part_are_bulk_too(world) {
+        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::new(1 << 30)));
+        let mut buffer = vec![0; MOST as usize];
+        eventually("the ring grows", || {
+            // There is room each time, for less than this.
+            assert!(client.split().1.try_write(&buffer[..MOST as usize - 1]).unwrap().is_some());
+            while server.split().0.try_read(&mut buffer).unwrap().is_some() {}
+            ring(&client) == (MOST, RingReason::Bulk)
         });
     }
 
