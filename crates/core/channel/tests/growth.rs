@@ -441,6 +441,7 @@ fn figures() {
                     grown = Some(since.elapsed());
                 }
             }
+            client.split().1.close();
             let rate = |from: u64, to: u64| {
                 let within = |at: &&Duration| (from..to).contains(&(at.as_millis() as u64));
                 times.iter().filter(within).count() as f64 * 65536.0 / ((to - from) as f64 * 1e6)
