@@ -68,7 +68,7 @@ impl RingBudget {
     }
 
     /// Takes `bytes`, if they are there.
-    pub(crate) fn take(&self, bytes: u64) -> Option<Share> {
+    pub(crate) fn take_share(&self, bytes: u64) -> Option<Share> {
         let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.0.limit);
         // ORDER: Relaxed; the number stands for itself.
         self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
@@ -105,9 +105,9 @@ mod tests {
     #[test]
     fn budget_gives_no_more_than_it_has_and_takes_back_all() {
         let budget = RingBudget::new(100);
-        let first = budget.take(60).unwrap();
-        assert!(budget.take(41).is_none() && budget.take(u64::MAX).is_none());
-        let second = budget.take(40).unwrap();
+        let first = budget.take_share(60).unwrap();
+        assert!(budget.take_share(41).is_none() && budget.take_share(u64::MAX).is_none());
+        let second = budget.take_share(40).unwrap();
         assert_eq!(budget.used(), 100);
         drop(first);
         assert_eq!(budget.used(), 40);

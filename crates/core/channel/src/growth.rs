@@ -132,10 +132,10 @@ impl Growth {
     }
 
     /// The ring to grow to from `capacity`: the target, or what the budget has. What it costs is taken.
-    pub(crate) fn take(&mut self, capacity: u64, now: Duration) -> Option<u64> {
+    pub(crate) fn choose_ring(&mut self, capacity: u64, now: Duration) -> Option<u64> {
         let mut size = self.most;
         while size > capacity {
-            if let Some(share) = self.budget.take(CONTROL_LEN + size) {
+            if let Some(share) = self.budget.take_share(CONTROL_LEN + size) {
                 self.offered = Some((Some(share), RingReason::Bulk));
                 self.reason = RingReason::Offered;
                 return Some(size);
@@ -178,7 +178,7 @@ impl Growth {
     }
 
     /// The move is over: the old ring is free, the new one is what is held.
-    pub(crate) fn settle(&mut self, moved: u64, now: Duration) {
+    pub(crate) fn settle_move(&mut self, moved: u64, now: Duration) {
         if let Some((share, reason)) = self.offered.take() {
             (self.held, self.reason) = (share, reason);
             (self.busy, self.quiet) = ((now, moved, 0), (now, moved));
@@ -216,11 +216,11 @@ mod tests {
     #[test]
     fn budget_below_one_ring_gives_the_largest_that_it_has_room_for_or_none_for_a_while() {
         let mut policy = growth((64 << 10) + CONTROL_LEN, 1 << 20);
-        assert_eq!(policy.take(FIRST, MS), Some(64 << 10));
-        policy.settle(0, MS);
+        assert_eq!(policy.choose_ring(FIRST, MS), Some(64 << 10));
+        policy.settle_move(0, MS);
         assert_eq!((policy.state().reason, policy.budget.used()), (RingReason::Bulk, policy.budget.limit()));
         let mut policy = growth(FIRST, 1 << 20);
-        assert_eq!((policy.take(FIRST, MS), policy.state().reason), (None, RingReason::Budget));
+        assert_eq!((policy.choose_ring(FIRST, MS), policy.state().reason), (None, RingReason::Budget));
         assert!(!(0..100).any(|at| policy.is_bulk(FIRST, at << 20, 500 * MS)), "not so soon");
         assert!((0..100).any(|at| policy.is_bulk(FIRST, at << 20, 1500 * MS)), "but later");
         assert_eq!(policy.budget.used(), 0);
@@ -229,14 +229,14 @@ mod tests {
     #[test]
     fn ring_shrinks_once_idle_for_its_time_and_returns_its_share() {
         let mut policy = growth(1 << 30, 1 << 20);
-        assert_eq!(policy.take(FIRST, MS), Some(1 << 20));
-        policy.settle(0, MS);
+        assert_eq!(policy.choose_ring(FIRST, MS), Some(1 << 20));
+        policy.settle_move(0, MS);
         assert!(policy.budget.used() > 1 << 20);
         assert_eq!(policy.shrinks_to(1 << 20, 10, 500 * MS), None, "not yet");
         assert_eq!(policy.shrinks_to(1 << 20, FIRST, 1100 * MS), None, "it was not idle");
         assert_eq!(policy.shrinks_to(1 << 20, FIRST + 10, 2200 * MS), Some(LEAST));
         assert!(policy.budget.used() > 1 << 20, "the peer may still read there");
-        policy.settle(FIRST + 10, 2200 * MS);
+        policy.settle_move(FIRST + 10, 2200 * MS);
         assert_eq!((policy.state().reason, policy.budget.used()), (RingReason::Idle, 0));
         assert_eq!(policy.shrinks_to(LEAST, FIRST + 10, 9000 * MS), None, "it is small");
     }

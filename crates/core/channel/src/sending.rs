@@ -273,7 +273,7 @@ impl Sending {
             self.waiter.forget_armed();
             self.move_.go_on(&mut self.writer, self.waiter.end())?;
             if let (Some(growth), false) = (&mut self.growth, self.move_.is_under_way()) {
-                growth.settle(self.writer.position(), os::coarse_time());
+                growth.settle_move(self.writer.position(), os::coarse_time());
             }
             self.looks = 0;
         }
@@ -319,7 +319,7 @@ impl Sending {
         if self.move_.is_under_way() || !growth.is_bulk(capacity, self.writer.position(), now) {
             return Ok(());
         }
-        match growth.take(capacity, now) {
+        match growth.choose_ring(capacity, now) {
             Some(size) => self.move_for_load(size),
             None => Ok(()),
         }
