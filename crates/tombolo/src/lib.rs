@@ -73,7 +73,7 @@ pub use tombolo_channel::tokio;
 pub use tombolo_channel::{
     Address, AddressError, BackendError, Channel, Corrupt, Counters, Deadline, Ending, Error, FlushPolicy, Listener,
     Liveness, MessageMode, MessageReceiver, MessageSender, Messages, Mode, Options, Peeked, Peer, PipeStatistics,
-    ReadHalf, Refusal, Reserved, Result, RingChoice, Rx, SharedSlice, Statistics, Stream, StreamMode, Tx, Watch,
+    ReadHalf, Refusal, Reserved, Result, RingBudget, RingChoice, RingGrowth, RingReason, Rx, SharedSlice, Statistics, Stream, StreamMode, Tx, Watch,
     WriteHalf,
 };
 

@@ -17,6 +17,7 @@ use crate::{
     Error, Options, Result,
     control::without_bell,
     end::{Agreement, End},
+    growth::Growth,
     os,
     receiving::Receiving,
     sending::Sending,
@@ -72,8 +73,8 @@ fn map_limit(link: &dyn Endpoint, options: &Options) -> u64 {
 }
 
 /// What this end's first ring holds: what was asked for, else what the backend can afford, up to the default.
-fn first_capacity(link: &dyn Endpoint, options: &Options) -> u64 {
-    options.capacity.unwrap_or_else(|| {
+fn first_capacity(link: &dyn Endpoint, messages: bool, options: &Options) -> u64 {
+    options.first_ring(messages).unwrap_or_else(|| {
         let whole = (limits::CONTROL_LEN + limits::CAPACITY_DEFAULT) as usize;
         let affordable = (link.affordable(whole) as u64).saturating_sub(limits::CONTROL_LEN);
         // The power of two below.
@@ -100,7 +101,7 @@ impl Introduction {
     fn new(link: &mut dyn Endpoint, messages: bool, options: &Options) -> Result<Self> {
         let offered = offered(link, messages, options);
         let epoch = os::epoch();
-        let mut capacity = first_capacity(link, options);
+        let mut capacity = first_capacity(link, messages, options);
         let (header, segment, offer) = loop {
             let header = SegmentHeader::new(capacity, 0, 0, offered, epoch);
             match link.allocate(header.segment_len as usize) {
@@ -157,12 +158,16 @@ impl Agreed {
         let bell =
             link.doorbell().ok_or(Error::Malformed { clause: "C-3", what: "a greeting without a doorbell".into() })?;
         writer.set_flush_policy(options.flush);
+        let growth = options.growth.as_ref().filter(|_| !agreement.features.has(Features::MESSAGES)).map(|budget| {
+            let peer_maps = if agreement.features.has(Features::HANDOVER) { agreement.peer_map_limit } else { 0 };
+            Growth::new(budget.clone(), options.idle_time, options.growth_target(), peer_maps, os::coarse_time())
+        });
         let end = Arc::new(End::new(link, offer, (own_cpu, peer_cpu), agreement));
         let spin = options.spin.unwrap_or_else(|| bell.worth_spinning());
         let waiter = |slot, board| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), spin, board);
         let (sending, receiving) = boards.unzip();
         Ok(Parts {
-            sending: Sending::new(writer, waiter(Slot::Space, sending)),
+            sending: Sending::new(writer, waiter(Slot::Space, sending), growth),
             receiving: Receiving::new(reader, waiter(Slot::Data, receiving)),
         })
     }
@@ -220,7 +225,7 @@ pub(crate) fn answer(
             return Err(Error::Malformed { clause: "C-3", what: "the first message is no greeting".into() });
         };
         let segment = check(&theirs, segment, offered(&*link, messages, options), messages)?;
-        let own_len = limits::CONTROL_LEN + first_capacity(&*link, options);
+        let own_len = limits::CONTROL_LEN + first_capacity(&*link, messages, options);
         if own_len > theirs.map_limit {
             let limit = theirs.map_limit;
             let reason = format!("the listener's segment has {own_len} bytes, the peer maps at most {limit}");

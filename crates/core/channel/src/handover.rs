@@ -44,10 +44,23 @@ impl Outgoing {
         // Its header first: the reader may look at any time from now on.
         let carrier = Fresh::new(segment, &header).into_carrier();
         let message = Message::Ring { generation, epoch: end.own_epoch };
-        shared.link.send(&message.encode(), Some(&offer))?;
+        if let Err(error) = shared.link.send(&message.encode(), Some(&offer)) {
+            drop(carrier);
+            shared.link.retire(None, offer);
+            return Err(error.into());
+        }
         writer.announce();
         *self = Self::Offered(carrier, offer);
         Ok(())
+    }
+
+    /// Whether the reader has gone one step further, so that this side can (H-3, H-7).
+    pub(crate) fn is_due(&self, writer: &mut Writer<Mapped>) -> Result<bool> {
+        Ok(match self {
+            Self::Settled => false,
+            Self::Offered(..) => writer.reader_ready()?,
+            Self::Moved => writer.can_offer()?,
+        })
     }
 
     /// Goes one step further if the reader has (H-3, H-7).

@@ -7,6 +7,7 @@
 
 mod address;
 mod backends;
+mod budget;
 mod caches;
 mod connect;
 mod control;
@@ -14,6 +15,7 @@ mod end;
 mod error;
 #[doc(hidden)]
 pub mod fast;
+mod growth;
 mod half;
 mod handover;
 mod listen;
@@ -33,10 +35,12 @@ mod watch;
 
 pub use address::{Address, AddressError};
 pub use backends::Backends;
+pub use budget::RingBudget;
 pub use caches::RingChoice;
 pub use connect::Channel;
 pub use end::Ending;
 pub use error::Error;
+pub use growth::{RingGrowth, RingReason};
 pub use half::{MessageReceiver, MessageSender, ReadHalf, Rx, Tx, WriteHalf};
 pub use listen::Listener;
 pub use messages::Messages;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tombolo_layout::limits;
 use tombolo_ring::FlushPolicy;
 
-use crate::RingChoice;
+use crate::{RingBudget, RingChoice, growth};
 
 /// How a channel is set up and how this end of it behaves. Each end chooses for itself.
 ///
@@ -25,6 +25,9 @@ use crate::RingChoice;
 pub struct Options {
     /// None: as much as the backend can afford, up to the default.
     pub(crate) capacity: Option<u64>,
+    /// What the ring of a stream may grow by; None: it stays as it is.
+    pub(crate) growth: Option<RingBudget>,
+    pub(crate) idle_time: Duration,
     /// None: as much as a ring may have, where holes in the peer's memory are seen.
     pub(crate) map_limit: Option<u64>,
     /// None: as long as a wake-up by the backend's bell costs.
@@ -39,6 +42,8 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             capacity: None,
+            growth: None,
+            idle_time: growth::IDLE_TIME,
             map_limit: None,
             spin: None,
             flush: FlushPolicy::Immediate,
@@ -74,6 +79,44 @@ impl Options {
     #[must_use]
     pub fn ring_size_by_caches(self) -> Self {
         self.ring_size(RingChoice::of_this_machine().bytes())
+    }
+
+    /// Lets the ring that this end of a stream writes into follow its load, within `budget`. Off by default.
+    ///
+    /// The ring begins with 16 KiB. It grows while bulk data fills it, to the [ring size](Self::ring_size) where that was
+    /// set, else to the [size by caches](Self::ring_size_by_caches). It shrinks to 4 KiB after a second in which less than
+    /// 16 KiB were written, or another [time](Self::ring_idle_time). It changes only in calls of this end: a blocking read of a [`Stream`](crate::Stream) is
+    /// one, and whoever has the halves apart calls [`follow_load`](crate::WriteHalf::follow_load).
+    ///
+    /// A piece that is [reserved](crate::Tx::reserve_until) must fit the ring of the moment, as must what a peer
+    /// [waits for](crate::ReadHalf::wait_for). Messages keep a ring of one size, as it bounds their length.
+    ///
+    /// # Example
+    /// See [`RingGrowth`](crate::RingGrowth).
+    #[must_use]
+    pub fn ring_growth(mut self, budget: &RingBudget) -> Self {
+        self.growth = Some(budget.clone());
+        self
+    }
+
+    /// Sets how long a stream is idle before its [grown](Self::ring_growth) ring shrinks. 1 s by default.
+    #[must_use]
+    pub fn ring_idle_time(mut self, time: Duration) -> Self {
+        self.idle_time = time;
+        self
+    }
+
+    /// The ring that a stream grows to, where it does.
+    pub(crate) fn growth_target(&self) -> u64 {
+        self.capacity.unwrap_or_else(|| RingChoice::of_this_machine().bytes())
+    }
+
+    /// The first ring of this end: what was asked for. None: as much as the backend can afford, up to the default.
+    pub(crate) fn first_ring(&self, messages: bool) -> Option<u64> {
+        match self.growth {
+            Some(_) if !messages => Some(self.growth_target().min(growth::FIRST)),
+            _ => self.capacity,
+        }
     }
 
     /// Sets the largest ring of the peer that this end maps, in bytes. A larger one is refused.

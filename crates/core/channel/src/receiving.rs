@@ -392,6 +392,7 @@ impl Receiving {
             counters: self.reader.counters(),
             ring_size: self.reader.capacity(),
             in_flight: self.reader.available(),
+            ring_growth: None,
         }
     }
 

@@ -8,7 +8,9 @@ use tombolo_ring::{Deadline, Error as RingError, FlushPolicy, Waited, Writer};
 
 use crate::{
     Error, Result,
+    growth::{Growth, RingReason},
     handover::Outgoing,
+    os,
     stats::PipeStatistics,
     waiter::{Armed, Waiter},
 };
@@ -24,11 +26,21 @@ pub(crate) struct Sending {
     move_: Outgoing,
     /// The peer was found gone after a call that was done: the next one is told.
     gone: bool,
+    /// Where the ring follows its load.
+    growth: Option<Box<Growth>>,
+    /// Looks whether an idle peer has taken its part of a move, since somebody wrote.
+    looks: u32,
+    /// Who is idle may write now and then: it is time to look whether the ring is too large.
+    may_be_idle: bool,
 }
 
+/// So often an idle end looks whether its peer goes along with a move, each time after twice the time.
+const LOOKS_MOST: u32 = 10;
+
 impl Sending {
-    pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter) -> Self {
-        Self { writer, waiter, move_: Outgoing::default(), gone: false }
+    pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter, growth: Option<Growth>) -> Self {
+        let growth = growth.map(Box::new);
+        Self { writer, waiter, move_: Outgoing::default(), gone: false, growth, looks: 0, may_be_idle: false }
     }
 
     /// Does `call` if there is room; `None` where there is not.
@@ -50,7 +62,7 @@ impl Sending {
     ) -> Result<Option<T>> {
         let mut armed = false;
         loop {
-            if self.gone || self.move_.is_under_way() {
+            if self.gone || self.may_be_idle || self.is_move_due()? {
                 self.go_on()?;
             }
             let done = call(&mut self.writer)?;
@@ -60,6 +72,7 @@ impl Sending {
                 return Ok(done);
             }
             self.waiter.end().check_honest()?;
+            self.grow_for_bulk()?;
             if !armed && self.waiter.is_polled() {
                 let need = need();
                 let wanted = self.writer.position().wrapping_add(need);
@@ -114,7 +127,7 @@ impl Sending {
         mut before_wait: impl FnMut() -> Result<()>,
     ) -> Result<T> {
         loop {
-            if self.gone || self.move_.is_under_way() {
+            if self.gone || self.may_be_idle || self.is_move_due()? {
                 self.go_on()?;
             }
             if let Some(done) = call(&mut self.writer)? {
@@ -122,6 +135,7 @@ impl Sending {
                 return Ok(done);
             }
             before_wait()?;
+            self.grow_for_bulk()?;
             self.wait(need(), deadline)?;
         }
     }
@@ -174,9 +188,10 @@ impl Sending {
 
     #[cold]
     #[inline(never)]
-    fn notify_peer(&self) {
+    fn notify_peer(&mut self) {
         self.waiter.notify_peer();
         self.publish();
+        self.may_be_idle = self.growth.as_ref().is_some_and(|growth| growth.is_large(self.writer.capacity()));
     }
 
     fn peer_gone(&mut self) -> Error {
@@ -239,7 +254,7 @@ impl Sending {
             if self.writer.check_drained()? {
                 return Ok(());
             }
-            if self.gone || self.move_.is_under_way() {
+            if self.gone || self.may_be_idle || self.is_move_due()? {
                 self.go_on()?;
             }
             let whole = self.writer.capacity();
@@ -253,16 +268,113 @@ impl Sending {
     #[cold]
     fn go_on(&mut self) -> Result<()> {
         self.still_there()?;
-        // In another ring there is room at another position.
-        self.waiter.forget_armed();
-        self.move_.go_on(&mut self.writer, self.waiter.end())?;
+        if self.is_move_due()? {
+            // In another ring there is room at another position.
+            self.waiter.forget_armed();
+            self.move_.go_on(&mut self.writer, self.waiter.end())?;
+            if let (Some(growth), false) = (&mut self.growth, self.move_.is_under_way()) {
+                growth.settle_move(self.writer.position(), os::coarse_time());
+            }
+            self.looks = 0;
+        }
+        if std::mem::take(&mut self.may_be_idle) {
+            self.shrink_if_idle()?;
+        }
         self.after();
         Ok(())
+    }
+
+    fn shrink_if_idle(&mut self) -> Result<()> {
+        let Some(growth) = &mut self.growth else { return Ok(()) };
+        if self.move_.is_under_way() || !self.writer.check_drained()? {
+            return Ok(());
+        }
+        let (capacity, moved) = (self.writer.capacity(), self.writer.position());
+        match growth.shrinks_to(capacity, moved, os::coarse_time()) {
+            Some(size) => self.move_for_load(size),
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn is_move_due(&mut self) -> Result<bool> {
+        Ok(self.move_.is_under_way() && self.move_.is_due(&mut self.writer)?)
+    }
+
+    /// A write of `len` bytes that did only `written` of them has filled the ring.
+    #[inline]
+    pub(crate) fn note_written(&mut self, written: usize, len: usize) {
+        if written < len {
+            // What was written is written: a lie that was found stays found, for the next call to tell.
+            let _ = self.grow_for_bulk();
+        }
+    }
+
+    /// The ring was found full: if bulk fills it, a larger one is offered (ADR 0055).
+    #[cold]
+    #[inline(never)]
+    fn grow_for_bulk(&mut self) -> Result<()> {
+        let Some(growth) = &mut self.growth else { return Ok(()) };
+        let (capacity, now) = (self.writer.capacity(), os::coarse_time());
+        if self.move_.is_under_way() || !growth.is_bulk(capacity, self.writer.position(), now) {
+            return Ok(());
+        }
+        match growth.choose_ring(capacity, now) {
+            Some(size) => self.move_for_load(size),
+            None => Ok(()),
+        }
+    }
+
+    /// Offers a ring of `size` bytes. Where that cannot be, the pipe stays where it is for now.
+    fn move_for_load(&mut self, size: u64) -> Result<()> {
+        match self.move_.begin(size, &mut self.writer, self.waiter.end()) {
+            Ok(()) => {
+                self.looks = 0;
+                self.after();
+                Ok(())
+            }
+            Err(error) if error.is_peers_lie() => Err(error),
+            Err(_) => {
+                let growth = self.growth.as_mut().expect("whose ring follows its load");
+                growth.fail(RingReason::Memory, os::coarse_time());
+                Ok(())
+            }
+        }
+    }
+
+    /// Shrinks the ring if the stream is idle, and goes on with a move. Returns after which time to call again, if
+    /// nothing is written meanwhile.
+    pub(crate) fn follow_load(&mut self) -> Result<Option<Duration>> {
+        let done = self.try_follow_load();
+        self.conclude(done)
+    }
+
+    fn try_follow_load(&mut self) -> Result<Option<Duration>> {
+        self.still_there()?;
+        self.may_be_idle = true;
+        self.go_on()?;
+        if self.move_.is_under_way() {
+            self.looks += 1;
+            return Ok((self.looks <= LOOKS_MOST).then(|| LOOK * (1 << self.looks)));
+        }
+        Ok(self.next_look())
+    }
+
+    /// After which time there may be something to do if the stream is idle.
+    #[inline]
+    pub(crate) fn next_look(&self) -> Option<Duration> {
+        let growth = self.growth.as_ref()?;
+        if self.move_.is_under_way() {
+            return Some(LOOK);
+        }
+        growth.is_large(self.writer.capacity()).then(|| growth.idle_time())
     }
 
     pub(crate) fn resize(&mut self, capacity: u64) -> Result<()> {
         let begun = self.move_.begin(capacity, &mut self.writer, self.waiter.end());
         self.conclude(begun)?;
+        // Its caller answers for the ring from now on.
+        self.growth = None;
         self.after();
         Ok(())
     }
@@ -321,6 +433,7 @@ impl Sending {
             counters: self.writer.counters(),
             ring_size: self.writer.capacity(),
             in_flight: self.writer.in_flight(),
+            ring_growth: self.growth.as_ref().map(|growth| growth.state()),
         }
     }
 

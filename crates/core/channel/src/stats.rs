@@ -3,6 +3,8 @@
 
 use tombolo_ring::Counters;
 
+use crate::RingGrowth;
+
 /// Counters and state of one direction of a channel, as this end sees it.
 ///
 /// # Example
@@ -16,6 +18,8 @@ pub struct PipeStatistics {
     pub ring_size: u64,
     /// Bytes written and not yet read, as last seen.
     pub in_flight: u64,
+    /// Where the ring stands, if this end writes it and lets it [follow its load](crate::Options::ring_growth).
+    pub ring_growth: Option<RingGrowth>,
 }
 
 /// Counters and state of both directions of a channel, as this end sees them.

@@ -5,12 +5,15 @@ use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
     os::fd::{AsFd, BorrowedFd},
     task::Poll,
+    time::Duration,
 };
 
 use tombolo_domain::{Deadline, Liveness, Peer};
+use tombolo_mem::Mapped;
+use tombolo_ring::{Error as RingError, Reader};
 
 use crate::{
-    Channel, ReadHalf, Result, Statistics, Watch, WriteHalf,
+    Channel, Error, ReadHalf, Result, Statistics, Watch, WriteHalf,
     connect::{Parts, sealed::Sealed},
     receiving::Receiving,
     sending::Sending,
@@ -105,6 +108,26 @@ impl Stream {
     #[must_use]
     pub fn watch(&self) -> Watch {
         Watch::new(self.read.0.waiter().end())
+    }
+}
+
+impl Stream {
+    /// Reads without a deadline. Meanwhile the ring that this end writes follows its load.
+    #[inline]
+    fn read_beside_load(
+        &mut self,
+        mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<usize>, RingError>,
+    ) -> Result<usize> {
+        let (read, write) = (&mut self.read.0, &mut self.write.0);
+        let mut next = write.next_look();
+        loop {
+            let deadline = next.map_or(Deadline::NEVER, Deadline::after);
+            match read.complete(&mut call, deadline, || write.push()) {
+                // What is wrong there is for who writes.
+                Err(Error::TimedOut) if next.is_some() => next = write.follow_load().unwrap_or_default(),
+                done => return done.map(Option::unwrap_or_default),
+            }
+        }
     }
 }
 
@@ -242,7 +265,9 @@ impl WriteHalf {
     /// more; [`Error::TimedOut`](crate::Error::TimedOut); [`Error::Corrupt`](crate::Error::Corrupt).
     #[inline]
     pub fn write_until(&mut self, bytes: &[u8], deadline: Deadline) -> Result<usize> {
-        self.0.complete(|writer| writer.write(bytes), || 1, deadline, || Ok(()))
+        let written = self.0.complete(|writer| writer.write(bytes), || 1, deadline, || Ok(()))?;
+        self.0.note_written(written, bytes.len());
+        Ok(written)
     }
 
     /// Writes all of `bytes`. On an error some of them may have been written.
@@ -302,7 +327,9 @@ impl WriteHalf {
     /// ```
     #[inline]
     pub fn try_write(&mut self, bytes: &[u8]) -> Result<Option<usize>> {
-        self.0.attempt(|writer| writer.write(bytes), || 1)
+        let written = self.0.attempt(|writer| writer.write(bytes), || 1)?;
+        self.0.note_written(written.unwrap_or(bytes.len()), bytes.len());
+        Ok(written)
     }
 
     /// Writes as [`write_until`](Self::write_until) from several buffers, in order.
@@ -333,6 +360,19 @@ impl WriteHalf {
     /// As [`write_until`](Self::write_until), without the deadline.
     pub fn room(&mut self, need: usize) -> Result<u64> {
         self.0.room_for(need as u64)
+    }
+}
+
+impl WriteHalf {
+    /// Lets the ring follow its load while nothing is written: an idle ring shrinks. Never blocks.
+    ///
+    /// Only where [`Options::ring_growth`](crate::Options::ring_growth) was asked for; else it does nothing. Returns after
+    /// which time to call again, if nothing is written or read meanwhile; `None` where the next write is soon enough.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt); [`Error::PeerGone`](crate::Error::PeerGone).
+    pub fn follow_load(&mut self) -> Result<Option<Duration>> {
+        self.0.follow_load()
     }
 }
 
@@ -372,15 +412,11 @@ impl Write for WriteHalf {
 impl Read for Stream {
     #[inline]
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let (read, write) = (&mut self.read.0, &mut self.write.0);
-        let done = read.complete(|reader| reader.read(buffer), Deadline::NEVER, || write.push());
-        Ok(done?.unwrap_or_default())
+        Ok(self.read_beside_load(|reader| reader.read(buffer))?)
     }
 
     fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        let (read, write) = (&mut self.read.0, &mut self.write.0);
-        let done = read.complete(|reader| reader.read_vectored(buffers), Deadline::NEVER, || write.push());
-        Ok(done?.unwrap_or_default())
+        Ok(self.read_beside_load(|reader| reader.read_vectored(buffers))?)
     }
 }
 
@@ -389,7 +425,9 @@ impl Write for Stream {
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (read, write) = (&mut self.read.0, &mut self.write.0);
-        Ok(write.complete(|writer| writer.write(bytes), || 1, Deadline::NEVER, || read.release())?)
+        let written = write.complete(|writer| writer.write(bytes), || 1, Deadline::NEVER, || read.release())?;
+        write.note_written(written, bytes.len());
+        Ok(written)
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! When the ring of a stream grows and shrinks (ADR 0055). Decides only; [`Sending`](crate::sending::Sending) moves.
+
+use std::time::Duration;
+
+use tombolo_layout::limits::{self, CONTROL_LEN};
+
+use crate::budget::{RingBudget, Share};
+
+/// A stream that grows begins with a ring of this size.
+pub(crate) const FIRST: u64 = 16 << 10;
+/// An idle ring shrinks to this. The first segment stays for its words (H-7), so what comes beside it had better be small.
+const LEAST: u64 = limits::CAPACITY_MIN;
+/// Bulk: the writer found the ring full so often, and moved so many times its size, within the window.
+const FULL: u32 = 8;
+const ROUNDS: u64 = 8;
+const WINDOW: Duration = Duration::from_millis(100);
+/// Idle: the writer moved less than the first ring holds in so much time.
+pub(crate) const IDLE_TIME: Duration = Duration::from_secs(1);
+/// No other try so soon after one that failed.
+const HOLD: Duration = Duration::from_secs(1);
+
+/// Why a ring has the size that it has.
+///
+/// # Example
+/// See [`RingGrowth`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum RingReason {
+    /// The stream is new, and was never busy.
+    First,
+    /// Another ring was offered to the peer, who has not gone to it yet.
+    Offered,
+    /// The stream is busy.
+    Bulk,
+    /// The stream was busy and became idle.
+    Idle,
+    /// The budget has no room for a larger ring.
+    Budget,
+    /// There was no memory for a larger ring, or no way to offer it.
+    Memory,
+    /// The peer follows to no other ring, or maps none that is larger.
+    Peer,
+}
+
+/// Where the ring of a growing stream stands.
+///
+/// # Example
+/// ```
+/// use tombolo::{Options, RingBudget, RingReason, Stream};
+///
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let address = format!("local:{}/growing", folder.path().display());
+/// # let mut listener = tombolo::listen(&address)?;
+/// let options = Options::new().ring_growth(RingBudget::of_process());
+/// # let client = std::thread::spawn(move || tombolo::connect_with::<Stream>(&address, &options));
+/// # let _peer = listener.accept()?;
+/// # let stream = client.join().unwrap()?;
+/// let sent = stream.statistics().sent;
+/// let growth = sent.ring_growth.expect("it was asked for");
+/// assert_eq!((sent.ring_size, growth.reason), (16 << 10, RingReason::First));
+/// assert!(growth.target >= 1 << 20);
+/// # Ok::<(), tombolo::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct RingGrowth {
+    /// Bytes of the ring that bulk grows to.
+    pub target: u64,
+    /// Why the ring has the size that it has.
+    pub reason: RingReason,
+}
+
+/// The policy of one direction, and what it holds of the budget.
+#[derive(Debug)]
+pub(crate) struct Growth {
+    most: u64,
+    budget: RingBudget,
+    idle_time: Duration,
+    reason: RingReason,
+    /// Where bulk is looked for: since when, from which byte, and how often the ring was full.
+    busy: (Duration, u64, u32),
+    /// Where idleness is looked for: since when, and from which byte.
+    quiet: (Duration, u64),
+    /// No growth before.
+    hold: Duration,
+    /// What the present ring costs, and the one before for as long as it is drained.
+    held: Option<Share>,
+    /// What the ring that was offered costs.
+    offered: Option<(Option<Share>, RingReason)>,
+}
+
+impl Growth {
+    /// A policy for a stream that may have up to `most` bytes, of which the peer maps segments of `peer_maps`.
+    pub(crate) fn new(budget: RingBudget, idle_time: Duration, most: u64, peer_maps: u64, now: Duration) -> Self {
+        let mapped = peer_maps.saturating_sub(CONTROL_LEN).checked_ilog2().map_or(0, |bits| 1 << bits);
+        let reason = if mapped.min(most) > FIRST { RingReason::First } else { RingReason::Peer };
+        let most = most.min(mapped);
+        Self {
+            most,
+            budget,
+            idle_time,
+            reason,
+            busy: (now, 0, 0),
+            quiet: (now, 0),
+            hold: now,
+            held: None,
+            offered: None,
+        }
+    }
+
+    pub(crate) fn idle_time(&self) -> Duration {
+        self.idle_time
+    }
+
+    pub(crate) fn state(&self) -> RingGrowth {
+        RingGrowth { target: self.most, reason: self.reason }
+    }
+
+    /// The writer, at byte `moved`, found its ring of `capacity` bytes full: whether that is bulk, and the ring too small.
+    pub(crate) fn is_bulk(&mut self, capacity: u64, moved: u64, now: Duration) -> bool {
+        if capacity >= self.most || now < self.hold || self.offered.is_some() {
+            return false;
+        }
+        let (since, from, full) = self.busy;
+        if full == 0 || now.saturating_sub(since) > WINDOW {
+            self.busy = (now, moved, 1);
+            return false;
+        }
+        self.busy.2 = full + 1;
+        full + 1 >= FULL && moved.wrapping_sub(from) >= ROUNDS * capacity
+    }
+
+    /// The ring to grow to from `capacity`: the target, or what the budget has. What it costs is taken.
+    pub(crate) fn choose_ring(&mut self, capacity: u64, now: Duration) -> Option<u64> {
+        let mut size = self.most;
+        while size > capacity {
+            if let Some(share) = self.budget.take_share(CONTROL_LEN + size) {
+                self.offered = Some((Some(share), RingReason::Bulk));
+                self.reason = RingReason::Offered;
+                return Some(size);
+            }
+            size /= 2;
+        }
+        self.fail(RingReason::Budget, now);
+        None
+    }
+
+    /// Whether the writer, at byte `moved`, has been idle with a ring of `capacity` bytes: then the ring to shrink to.
+    pub(crate) fn shrinks_to(&mut self, capacity: u64, moved: u64, now: Duration) -> Option<u64> {
+        if capacity <= FIRST || self.offered.is_some() {
+            return None;
+        }
+        let (since, from) = self.quiet;
+        if now.saturating_sub(since) < self.idle_time {
+            return None;
+        }
+        self.quiet = (now, moved);
+        if moved.wrapping_sub(from) >= FIRST {
+            return None;
+        }
+        self.offered = Some((None, RingReason::Idle));
+        self.reason = RingReason::Offered;
+        Some(LEAST)
+    }
+
+    /// Whether a ring of `capacity` bytes shrinks once it is idle.
+    pub(crate) fn is_large(&self, capacity: u64) -> bool {
+        capacity > FIRST
+    }
+
+    /// The ring could not be offered.
+    pub(crate) fn fail(&mut self, reason: RingReason, now: Duration) {
+        self.offered = None;
+        self.busy = (now, 0, 0);
+        self.hold = now + HOLD;
+        self.reason = reason;
+    }
+
+    /// The move is over: the old ring is free, the new one is what is held.
+    pub(crate) fn settle_move(&mut self, moved: u64, now: Duration) {
+        if let Some((share, reason)) = self.offered.take() {
+            (self.held, self.reason) = (share, reason);
+            (self.busy, self.quiet) = ((now, moved, 0), (now, moved));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn growth(budget: u64, most: u64) -> Growth {
+        Growth::new(RingBudget::new(budget), IDLE_TIME, most, 1 << 31, Duration::ZERO)
+    }
+
+    #[test]
+    fn ring_grows_for_bulk_alone() {
+        let mut policy = growth(1 << 30, 1 << 20);
+        // Full and moving: the eighth look within the window says so.
+        let looks: Vec<bool> = (0..8).map(|at| policy.is_bulk(FIRST, at * 2 * FIRST, MS)).collect();
+        assert_eq!(looks, [[false; 7].as_slice(), &[true]].concat());
+        // Full, and hardly moving.
+        let mut policy = growth(1 << 30, 1 << 20);
+        assert!(!(0..100).any(|at| policy.is_bulk(FIRST, at, MS)));
+        // Moving, and full seldom.
+        let mut policy = growth(1 << 30, 1 << 20);
+        assert!(!(0..100u32).any(|at| policy.is_bulk(FIRST, u64::from(at) << 20, MS * 60 * at)));
+        // As large as it may be.
+        let mut policy = growth(1 << 30, 1 << 20);
+        assert!(!(0..100).any(|at| policy.is_bulk(1 << 20, at << 22, MS)));
+    }
+
+    #[test]
+    fn budget_below_one_ring_gives_the_largest_that_it_has_room_for_or_none_for_a_while() {
+        let mut policy = growth((64 << 10) + CONTROL_LEN, 1 << 20);
+        assert_eq!(policy.choose_ring(FIRST, MS), Some(64 << 10));
+        policy.settle_move(0, MS);
+        assert_eq!((policy.state().reason, policy.budget.used()), (RingReason::Bulk, policy.budget.limit()));
+        let mut policy = growth(FIRST, 1 << 20);
+        assert_eq!((policy.choose_ring(FIRST, MS), policy.state().reason), (None, RingReason::Budget));
+        assert!(!(0..100).any(|at| policy.is_bulk(FIRST, at << 20, 500 * MS)), "not so soon");
+        assert!((0..100).any(|at| policy.is_bulk(FIRST, at << 20, 1500 * MS)), "but later");
+        assert_eq!(policy.budget.used(), 0);
+    }
+
+    #[test]
+    fn ring_shrinks_once_idle_for_its_time_and_returns_its_share() {
+        let mut policy = growth(1 << 30, 1 << 20);
+        assert_eq!(policy.choose_ring(FIRST, MS), Some(1 << 20));
+        policy.settle_move(0, MS);
+        assert!(policy.budget.used() > 1 << 20);
+        assert_eq!(policy.shrinks_to(1 << 20, 10, 500 * MS), None, "not yet");
+        assert_eq!(policy.shrinks_to(1 << 20, FIRST, 1100 * MS), None, "it was not idle");
+        assert_eq!(policy.shrinks_to(1 << 20, FIRST + 10, 2200 * MS), Some(LEAST));
+        assert!(policy.budget.used() > 1 << 20, "the peer may still read there");
+        policy.settle_move(FIRST + 10, 2200 * MS);
+        assert_eq!((policy.state().reason, policy.budget.used()), (RingReason::Idle, 0));
+        assert_eq!(policy.shrinks_to(LEAST, FIRST + 10, 9000 * MS), None, "it is small");
+    }
+
+    #[test]
+    fn ring_never_grows_beyond_what_the_peer_maps() {
+        let budget = RingBudget::new(1 << 30);
+        let of = |maps| Growth::new(budget.clone(), IDLE_TIME, 1 << 20, maps, MS).state();
+        assert_eq!(of(CONTROL_LEN + (64 << 10) + 1).target, 64 << 10);
+        assert_eq!((of(CONTROL_LEN + FIRST).reason, of(0).reason), (RingReason::Peer, RingReason::Peer));
+        assert_eq!(of(u64::MAX), RingGrowth { target: 1 << 20, reason: RingReason::First });
+    }
+}
