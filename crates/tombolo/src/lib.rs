@@ -15,7 +15,7 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `vm` | on | addresses `vm:`; without it [`Error::NotBuilt`] |
-//! | `xen` | on | addresses `xen:`, and `vm:` by the names that dom0 tells; without it [`Error::NotBuilt`] |
+//! | `xen` | on | addresses `xen:`; with `vm` also `vm:` by the names that dom0 tells; without it [`Error::NotBuilt`] |
 //! | `tokio` | off | the module `tokio`: streams, messages and listeners with `async` calls |
 //!
 //! `local` is always there. A backend that is off is not compiled.
