@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The writing half of a channel's end: the ring's writer, its waiter, and moves to other rings.
 
-use std::{cell::Cell, os::fd::BorrowedFd, thread, time::Duration};
+use std::{cell::Cell, thread, time::Duration};
 
 use tombolo_mem::Mapped;
-use tombolo_ring::{Deadline, Error as RingError, FlushPolicy, Waited, Writer};
+use tombolo_ring::{Deadline, Error as RingError, Waited, Writer};
 
 use crate::{
     Error, Result,
     handover::Outgoing,
-    stats::PipeStatistics,
+    signalled::SignalledRing,
     waiter::{Armed, Waiter},
 };
 
@@ -19,8 +19,7 @@ const LOOK: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(crate) struct Sending {
-    writer: Writer<Mapped>,
-    waiter: Waiter,
+    pub ring: SignalledRing<Writer<Mapped>>,
     move_: Outgoing,
     /// The peer was found gone after a call that was done: the next one is told.
     gone: bool,
@@ -28,7 +27,7 @@ pub(crate) struct Sending {
 
 impl Sending {
     pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter) -> Self {
-        Self { writer, waiter, move_: Outgoing::default(), gone: false }
+        Self { ring: SignalledRing { half: writer, waiter }, move_: Outgoing::default(), gone: false }
     }
 
     /// Does `call` if there is room; `None` where there is not.
@@ -53,17 +52,17 @@ impl Sending {
             if self.gone || self.move_.is_under_way() {
                 self.go_on()?;
             }
-            let done = call(&mut self.writer)?;
+            let done = call(&mut self.ring.half)?;
             if done.is_some() {
-                self.waiter.end_nap();
+                self.ring.waiter.end_nap();
                 self.after();
                 return Ok(done);
             }
-            self.waiter.end().check_honest()?;
-            if !armed && self.waiter.is_polled() {
+            self.ring.waiter.end().check_honest()?;
+            if !armed && self.ring.waiter.is_polled() {
                 let need = need();
-                let wanted = self.writer.position().wrapping_add(need);
-                match self.waiter.arm_for_poll(&mut self.writer, need, wanted)? {
+                let wanted = self.ring.half.position().wrapping_add(need);
+                match self.ring.waiter.arm_for_poll(&mut self.ring.half, need, wanted)? {
                     Armed::Quiet => {}
                     // Something to look at after all may be room in another ring.
                     Armed::Ready => {
@@ -72,7 +71,7 @@ impl Sending {
                     }
                     Armed::PeerGone => return Err(self.peer_gone()),
                 }
-            } else if self.waiter.gone_now() {
+            } else if self.ring.waiter.gone_now() {
                 return Err(self.peer_gone());
             }
             self.after();
@@ -83,9 +82,9 @@ impl Sending {
     /// Writes all of `bytes` if that is known to be possible and nothing else is to be done first: says whether.
     #[inline]
     pub(crate) fn write_at_once(&mut self, bytes: &[u8]) -> bool {
-        let done = !self.gone && !self.move_.is_under_way() && self.writer.write_at_once(bytes);
+        let done = !self.gone && !self.move_.is_under_way() && self.ring.half.write_at_once(bytes);
         if done {
-            self.waiter.end_nap();
+            self.ring.waiter.end_nap();
             self.after();
         }
         done
@@ -117,7 +116,7 @@ impl Sending {
             if self.gone || self.move_.is_under_way() {
                 self.go_on()?;
             }
-            if let Some(done) = call(&mut self.writer)? {
+            if let Some(done) = call(&mut self.ring.half)? {
                 self.after();
                 return Ok(done);
             }
@@ -142,47 +141,26 @@ impl Sending {
             },
             || most.get(),
         )?;
-        Ok(self.writer.room())
+        Ok(self.ring.half.room())
     }
 
     /// What follows every call: the doorbell if it is owed, and now and then a look whether the peer lives. What was
     /// written is written: a peer may have read it, answered and gone in the meantime.
     #[inline]
     fn after(&mut self) {
-        if self.writer.take_ring() {
-            self.notify_peer();
-            self.gone |= self.waiter.gone_since_last_ring();
-        } else if self.waiter.is_time_to_look() {
-            self.gone |= self.check_peer();
+        if self.ring.half.take_ring() {
+            self.ring.notify_peer();
+            self.gone |= self.ring.waiter.gone_since_last_ring();
+        } else if self.ring.waiter.is_time_to_look() {
+            self.gone |= self.ring.check_peer() || self.ring.waiter.end().is_caught();
         }
-        self.waiter.rearm_poll_fd();
-    }
-
-    /// Now and then: says what was counted, and looks whether the peer is gone.
-    #[cold]
-    #[inline(never)]
-    fn check_peer(&mut self) -> bool {
-        self.publish();
-        self.waiter.gone_now() || self.waiter.end().is_caught()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn publish(&self) {
-        self.waiter.publish(&self.writer.counters());
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn notify_peer(&self) {
-        self.waiter.notify_peer();
-        self.publish();
+        self.ring.waiter.rearm_poll_fd();
     }
 
     fn peer_gone(&mut self) -> Error {
-        self.waiter.end().set_gone();
+        self.ring.waiter.end().set_gone();
         // The other half may have caught it meanwhile.
-        self.waiter.end().check_honest().err().unwrap_or(Error::PeerGone)
+        self.ring.waiter.end().check_honest().err().unwrap_or(Error::PeerGone)
     }
 
     /// What a call came to.
@@ -196,13 +174,13 @@ impl Sending {
     #[cold]
     #[inline(never)]
     fn judge(&mut self, error: Error) -> Error {
-        if self.waiter.end().is_revoked(&error) {
+        if self.ring.waiter.end().is_revoked(&error) {
             self.gone = true;
             return Error::PeerGone;
         }
         if error.is_peers_lie() {
-            self.waiter.report_lie(&error);
-            self.abort();
+            self.ring.waiter.report_lie(&error);
+            self.ring.abort();
         }
         error
     }
@@ -210,15 +188,15 @@ impl Sending {
     #[cold]
     #[inline(never)]
     fn wait(&mut self, need: u64, deadline: Deadline) -> Result<()> {
-        self.waiter.end().check_honest()?;
-        match self.waiter.wait(&mut self.writer, need, deadline)? {
+        self.ring.waiter.end().check_honest()?;
+        match self.ring.waiter.wait(&mut self.ring.half, need, deadline)? {
             Waited::Ready => Ok(()),
             Waited::TimedOut => {
-                self.waiter.rearm_poll_fd();
+                self.ring.waiter.rearm_poll_fd();
                 Err(Error::TimedOut)
             }
             Waited::PeerGone => {
-                self.waiter.end().check_honest()?;
+                self.ring.waiter.end().check_honest()?;
                 Err(self.peer_gone())
             }
         }
@@ -226,23 +204,23 @@ impl Sending {
 
     /// Waits until the reader has read everything that was written.
     pub(crate) fn drained(&mut self, deadline: Deadline) -> Result<()> {
-        self.writer.flush();
+        self.ring.half.flush();
         let done = self.await_drained(deadline);
         self.conclude(done)
     }
 
     fn await_drained(&mut self, deadline: Deadline) -> Result<()> {
         loop {
-            self.waiter.end().check_honest()?;
+            self.ring.waiter.end().check_honest()?;
             self.after();
             // First of all: what was read before the peer closed or went was read.
-            if self.writer.check_drained()? {
+            if self.ring.half.check_drained()? {
                 return Ok(());
             }
             if self.gone || self.move_.is_under_way() {
                 self.go_on()?;
             }
-            let whole = self.writer.capacity();
+            let whole = self.ring.half.capacity();
             match self.wait(whole, deadline) {
                 Err(Error::PeerGone) => self.gone = true,
                 waited => waited?,
@@ -254,14 +232,14 @@ impl Sending {
     fn go_on(&mut self) -> Result<()> {
         self.still_there()?;
         // In another ring there is room at another position.
-        self.waiter.forget_armed();
-        self.move_.go_on(&mut self.writer, self.waiter.end())?;
+        self.ring.waiter.forget_armed();
+        self.move_.go_on(&mut self.ring.half, self.ring.waiter.end())?;
         self.after();
         Ok(())
     }
 
     pub(crate) fn resize(&mut self, capacity: u64) -> Result<()> {
-        let begun = self.move_.begin(capacity, &mut self.writer, self.waiter.end());
+        let begun = self.move_.begin(capacity, &mut self.ring.half, self.ring.waiter.end());
         self.conclude(begun)?;
         self.after();
         Ok(())
@@ -269,10 +247,6 @@ impl Sending {
 
     pub(crate) fn is_moving(&self) -> bool {
         self.move_.is_under_way()
-    }
-
-    pub(crate) fn writer(&mut self) -> &mut Writer<Mapped> {
-        &mut self.writer
     }
 
     pub(crate) fn flush(&mut self) -> Result<()> {
@@ -283,88 +257,41 @@ impl Sending {
 
     /// Flushes, for one who reads next: what a peer that is gone left is still to be read.
     pub(crate) fn push(&mut self) {
-        self.writer.flush();
+        self.ring.half.flush();
         self.after();
     }
 
     fn still_there(&mut self) -> Result<()> {
-        self.waiter.end().check_honest()?;
+        self.ring.waiter.end().check_honest()?;
         if self.gone { Err(self.peer_gone()) } else { Ok(()) }
     }
 
     /// Publishes what was reserved.
     pub(crate) fn commit(&mut self, len: usize) -> Result<()> {
-        let done = self.writer.commit(len).map_err(Error::from);
+        let done = self.ring.half.commit(len).map_err(Error::from);
         self.conclude(done)?;
         self.after();
         Ok(())
-    }
-
-    pub(crate) fn set_flush_policy(&mut self, policy: FlushPolicy) {
-        self.writer.set_flush_policy(policy);
-    }
-
-    pub(crate) fn set_spin(&mut self, most: Duration) {
-        self.waiter.set_spin(most);
-    }
-
-    pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
-        self.waiter.pollable()
-    }
-
-    pub(crate) fn waiter(&self) -> &Waiter {
-        &self.waiter
-    }
-
-    pub(crate) fn statistics(&self) -> PipeStatistics {
-        PipeStatistics {
-            counters: self.writer.counters(),
-            ring_size: self.writer.capacity(),
-            in_flight: self.writer.in_flight(),
-        }
-    }
-
-    /// Publishes no more; where the peer was caught, says that it gave up.
-    pub(crate) fn close(&mut self) {
-        if self.waiter.end().is_caught() {
-            self.writer.abort();
-        } else {
-            self.writer.close();
-        }
-        self.notify_if_owed();
-        self.publish();
-    }
-
-    pub(crate) fn abort(&mut self) {
-        self.writer.abort();
-        self.notify_if_owed();
-        self.publish();
-    }
-
-    /// Where memory goes with its owner, what was written would be lost to a peer that has not mapped it yet; it is
-    /// about to, for it was greeted (C-9).
-    fn linger(&mut self) {
-        let until = Deadline::after(LINGER);
-        while self.writer.in_flight() > 0
-            && !self.waiter.end().memory_outlives_us()
-            && matches!(self.writer.reader_begun(), Ok(false))
-            && !self.waiter.gone_now()
-            && !until.expired()
-        {
-            thread::park_timeout(LOOK);
-        }
-    }
-
-    fn notify_if_owed(&mut self) {
-        if self.writer.take_ring() {
-            self.notify_peer();
-        }
     }
 }
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        self.close();
-        self.linger();
+        self.ring.close();
+        linger(&mut self.ring);
+    }
+}
+
+/// Where memory goes with its owner, what was written would be lost to a peer that has not mapped it yet; it is
+/// about to, for it was greeted (C-9).
+fn linger(SignalledRing { half: writer, waiter }: &mut SignalledRing<Writer<Mapped>>) {
+    let until = Deadline::after(LINGER);
+    while writer.in_flight() > 0
+        && !waiter.end().memory_outlives_us()
+        && matches!(writer.reader_begun(), Ok(false))
+        && !waiter.gone_now()
+        && !until.expired()
+    {
+        thread::park_timeout(LOOK);
     }
 }
