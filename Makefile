@@ -40,7 +40,7 @@ test-all: toolchain ## the same in the long forms: millions of mutations, thousa
 	@tools/install-deps.sh --long
 	@cargo xtask test --long
 
-check: toolchain ## format, lints, rules, unit tests: no network, no root, a minute once built
+check: toolchain ## format, lints, rules, features, unit tests: no network, no root
 	@cargo xtask test format lint rules features unit
 
 model: toolchain ## the model checker on the shipping ring, and its canaries

@@ -29,7 +29,7 @@ const A_HELPERS: u8 = 2;
 /// A panic cut a turn short: what is inside may be half done.
 const BROKEN: u8 = 3;
 
-// SAFETY: (shared access) `inside` is reached only through a `Turn`, of which there is one at a time; (other threads)
+// SAFETY: (shared access) `inside` is reached only through a `HalfGuard`, of which there is one at a time; (other threads)
 // what is inside may go from one to the next.
 unsafe impl<T: Send> Sync for Half<T> {}
 
@@ -84,7 +84,7 @@ impl<T> Half<T> {
 
     #[inline]
     fn lock_half(&self, whose: u8) -> Result<HalfGuard<'_, T>, u8> {
-        // ORDER: Acquire; pairs with the Release in `Turn::drop`: what the last turn did inside is seen by this one.
+        // ORDER: Acquire; pairs with the Release in `HalfGuard::drop`: what the last turn did inside is seen by this one.
         self.turn.compare_exchange(NOBODYS, whose, Ordering::Acquire, Ordering::Relaxed)?;
         Ok(HalfGuard { of: self, panicking: thread::panicking() })
     }
@@ -112,7 +112,7 @@ impl<T> Drop for HalfGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         let next = if thread::panicking() && !self.panicking { BROKEN } else { NOBODYS };
-        // ORDER: Release; pairs with the Acquire in `Half::take`.
+        // ORDER: Release; pairs with the Acquire in `Half::lock_half`.
         self.of.turn.store(next, Ordering::Release);
     }
 }

@@ -15,7 +15,7 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `vm` | on | addresses `vm:`; without it [`Error::NotBuilt`] |
-//! | `xen` | on | addresses `xen:`, and `vm:` by the names that dom0 tells; without it [`Error::NotBuilt`] |
+//! | `xen` | on | addresses `xen:`; with `vm` also `vm:` by the names that dom0 tells; without it [`Error::NotBuilt`] |
 //! | `tokio` | off | the module `tokio`: streams, messages and listeners with `async` calls |
 //!
 //! `local` is always there. A backend that is off is not compiled.
@@ -73,8 +73,8 @@ pub use tombolo_channel::tokio;
 pub use tombolo_channel::{
     Address, AddressError, BackendError, Channel, Corrupt, Counters, Deadline, Ending, Error, FlushPolicy, Listener,
     Liveness, MessageMode, MessageReceiver, MessageSender, Messages, Mode, Options, Peeked, Peer, PipeStatistics,
-    ReadHalf, Refusal, Reserved, Result, RingBudget, RingChoice, RingGrowth, RingReason, Rx, SharedSlice, Statistics, Stream, StreamMode, Tx, Watch,
-    WriteHalf,
+    ReadHalf, Refusal, Reserved, Result, RingBudget, RingChoice, RingGrowth, RingReason, Rx, SharedSlice, Statistics,
+    Stream, StreamMode, Tx, Watch, WriteHalf,
 };
 
 /// Parses an address and checks that this program has its backend, as [`connect`] and [`listen`] do first.

@@ -38,8 +38,7 @@ const TYPES: [(&str, &str); 24] = [
 ];
 
 /// Shared test support whose functions are still to be renamed. A folder that has no such name any more has to leave this list.
-const PENDING: [&str; 3] =
-    ["crates/broker/tests/common/", "crates/core/ring/tests/", "crates/compat/sockets/tests/victim/"];
+const PENDING: [&str; 2] = ["crates/broker/tests/common/", "crates/compat/sockets/tests/victim/"];
 
 /// No function or type of a crate has such a name, nor a function of what its tests share.
 pub fn check(tree: &Tree) -> Report {

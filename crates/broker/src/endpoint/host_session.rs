@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     io,
+    os::fd::{AsFd, OwnedFd},
     time::{Duration, Instant},
 };
 
@@ -11,6 +12,8 @@ use tombolo_control::{
     Boxes, Envelope, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION,
     Way,
 };
+
+use crate::endpoint::program;
 
 /// Most links that are kept: more than a machine has slots, or an administrator patience.
 pub const LINKS_MAX: usize = 64;
@@ -51,6 +54,12 @@ impl LinkNews {
     #[must_use]
     pub fn allows(&self, way: Way, service: &Name) -> bool {
         self.rules.iter().any(|(it, pattern)| *it == way && pattern.matches(service))
+    }
+
+    /// B-12. Tells the program behind `socket` how the peer fares. One that has left is heard of by its socket.
+    pub(crate) fn send_life(&self, socket: &OwnedFd) {
+        let (link, generation, life) = (self.link, self.generation, self.life);
+        let _ = program::send(socket.as_fd(), 0, Message::Life { link, generation, life }, &[]);
     }
 }
 

@@ -280,7 +280,10 @@ impl<R: Region> Link<R> {
         if program.doing == ProgramState::Calling {
             program.rest();
         }
-        self.tell_life_to(&ours);
+        // V-7. That the machine runs goes without saying.
+        if !matches!(self.told.life, Life::Unknown | Life::Running) {
+            self.told.send_life(&ours);
+        }
         self.sockets.insert(made.serial, ours);
         Ok(())
     }
@@ -340,20 +343,8 @@ impl<R: Region> Link<R> {
     /// Tells all programs with calls on this link how the peer's machine fares.
     pub(crate) fn tell_life(&self) {
         if self.told.life != Life::Unknown {
-            self.sockets.values().for_each(|socket| self.say_life(socket));
+            self.sockets.values().for_each(|socket| self.told.send_life(socket));
         }
-    }
-
-    /// V-7. The same for a call that begins: that the machine runs goes without saying.
-    fn tell_life_to(&self, socket: &OwnedFd) {
-        if !matches!(self.told.life, Life::Unknown | Life::Running) {
-            self.say_life(socket);
-        }
-    }
-
-    fn say_life(&self, socket: &OwnedFd) {
-        let (link, generation, life) = (self.told.link, self.told.generation, self.told.life);
-        let _ = program::send(socket.as_fd(), 0, Message::Life { link, generation, life }, &[]);
     }
 
     /// A program closed its call's socket, or says something on it, which it has no reason to.

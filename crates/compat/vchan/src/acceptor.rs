@@ -57,7 +57,7 @@ fn serve_at(address: &str, read_min: usize, write_min: usize) -> Outcome<Vchan> 
     servers.retain(|_, server| server.strong_count() > 0);
     servers.insert(door.id(), Arc::downgrade(&vchan.0));
     drop(servers);
-    let mut place = lock(&vchan.0.door);
+    let mut place = lock(&vchan.0.peer.door);
     place.insert(door).open();
     drop(place);
     Ok(vchan)
@@ -99,7 +99,7 @@ impl Acceptor {
 
 /// Somebody is at a server's door.
 fn knock(server: &Arc<Inner>) {
-    let mut place = lock(&server.door);
+    let mut place = lock(&server.peer.door);
     let Some(door) = &mut *place else { return };
     let Some((stream, ring)) = door.accept() else { return };
     drop(place);
@@ -107,9 +107,9 @@ fn knock(server: &Arc<Inner>) {
     let greeting = spawn("vchan-greeting", move || {
         let halves = greet(stream, ring);
         let Some(server) = greeted.upgrade() else { return };
-        let place = lock(&server.door);
+        let place = lock(&server.peer.door);
         match (&*place, halves) {
-            (Some(_), Ok(halves)) => server.deliver(Ok(halves)),
+            (Some(_), Ok(halves)) => server.arrival.deliver(Ok(halves), &server.bell),
             (Some(door), Err(_)) => door.open(),
             (None, _) => {}
         }
@@ -117,7 +117,7 @@ fn knock(server: &Arc<Inner>) {
         server.meet_meanwhile();
     });
     if greeting.is_err()
-        && let Some(door) = &*lock(&server.door)
+        && let Some(door) = &*lock(&server.peer.door)
     {
         door.open();
     }

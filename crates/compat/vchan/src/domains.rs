@@ -83,7 +83,7 @@ pub(crate) fn mind(place: &VchanAddress, vchan: &Arc<Inner>) -> Outcome<()> {
     let Some(number) = place.domain_of_xen() else { return Ok(()) };
     let mut minded = lock(&MINDED);
     let (_, vchans) = minded.domains.entry(number).or_insert_with(|| (Domain::new(number), Vec::new()));
-    let server = match (vchan.role(), place) {
+    let server = match (vchan.peer.role, place) {
         (Role::Client, VchanAddress::Original(_, path)) => Some(path.clone()),
         _ => None,
     };

@@ -51,7 +51,7 @@ pub extern "C" fn libvchan_client_init_async(domain: c_int, port: c_int, watch_f
             let path = path(Role::Client, domain, port)?;
             let place = place(Role::Client, domain, &path)?;
             let vchan = client::join_later(place)?;
-            watch_fd.put(vchan.0.watch()?)?;
+            watch_fd.put(vchan.0.arrival.watch()?)?;
             Ok(Ctrl::give(vchan, false, &path, true))
         },
         complain,
@@ -77,7 +77,7 @@ pub extern "C" fn libvchan_client_init_async_finish(ctrl: Ctrl, blocking: bool) 
 /// A client that has not come through to its server yet can do none of this.
 fn joined(ctrl: &Ctrl) -> Outcome<&crate::pointers::Handle> {
     let handle = ctrl.get()?;
-    if handle.vchan.0.is_joining() {
+    if handle.vchan.0.arrival.is_joining() {
         return Err(Fault::new(libc::EAGAIN, "not connected yet: libvchan_client_init_async_finish comes first"));
     }
     Ok(handle)
@@ -119,7 +119,7 @@ pub extern "C" fn libvchan_recv(ctrl: Ctrl, mut data: Room, size: usize) -> c_in
 pub extern "C" fn libvchan_wait(ctrl: Ctrl) -> c_int {
     guard(-1, || {
         let handle = ctrl.get()?;
-        if handle.vchan.0.is_joining() { Ok(0) } else { handle.vchan.0.wait().map(|()| 0) }
+        if handle.vchan.0.arrival.is_joining() { Ok(0) } else { handle.vchan.0.wait().map(|()| 0) }
     })
 }
 
@@ -140,7 +140,7 @@ pub extern "C" fn libvchan_fd_for_select(ctrl: Ctrl) -> c_int {
 pub extern "C" fn libvchan_is_open(ctrl: Ctrl) -> c_int {
     guard(0, || {
         let handle = ctrl.get()?;
-        Ok(if handle.vchan.0.is_joining() { WAITING } else { handle.vchan.0.is_open(handle.ways()) }.into())
+        Ok(if handle.vchan.0.arrival.is_joining() { WAITING } else { handle.vchan.0.is_open(handle.ways()) }.into())
     })
 }
 
@@ -148,7 +148,7 @@ pub extern "C" fn libvchan_is_open(ctrl: Ctrl) -> c_int {
 pub extern "C" fn libvchan_data_ready(ctrl: Ctrl) -> c_int {
     guard(0, || {
         let handle = ctrl.get()?;
-        if handle.vchan.0.is_joining() { Ok(0) } else { handle.vchan.0.data_ready().map(int) }
+        if handle.vchan.0.arrival.is_joining() { Ok(0) } else { handle.vchan.0.data_ready().map(int) }
     })
 }
 
@@ -156,7 +156,7 @@ pub extern "C" fn libvchan_data_ready(ctrl: Ctrl) -> c_int {
 pub extern "C" fn libvchan_buffer_space(ctrl: Ctrl) -> c_int {
     guard(0, || {
         let handle = ctrl.get()?;
-        if handle.vchan.0.is_joining() { Ok(0) } else { handle.vchan.0.buffer_space().map(int) }
+        if handle.vchan.0.arrival.is_joining() { Ok(0) } else { handle.vchan.0.buffer_space().map(int) }
     })
 }
 

@@ -47,7 +47,7 @@ impl FastRead for ReadHalf {
     }
 
     fn note_poll_readable(&mut self) {
-        self.0.heard();
+        self.0.ring.waiter.forget_armed();
     }
 
     fn is_last(&mut self) -> Result<bool> {

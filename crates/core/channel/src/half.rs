@@ -112,7 +112,7 @@ impl<M: Mode> Rx<M> {
     /// [`Error::Corrupt`](crate::Error::Corrupt) where the peer broke the specification.
     pub fn peek(&mut self) -> Result<Option<Peeked<'_>>> {
         match self.0.attempt(|reader| Ok(M::find(reader)?.then_some(())))? {
-            Poll::Ready(Some(())) => Ok(self.0.reader().found()),
+            Poll::Ready(Some(())) => Ok(self.0.ring.half.found()),
             _ => Ok(None),
         }
     }
@@ -148,18 +148,18 @@ impl<M: Mode> Rx<M> {
 
     /// Closes this half: the peer's writes and sends fail from now on. Never blocks.
     pub fn close(&mut self) {
-        self.0.close();
+        self.0.ring.close();
     }
 
     /// Sets the longest time to spin before each sleep; see [`Options::spin`](crate::Options::spin).
     pub fn set_spin(&mut self, most: Duration) {
-        self.0.set_spin(most);
+        self.0.ring.waiter.set_spin(most);
     }
 
     /// Returns this direction's counters, as this end counts them.
     #[must_use]
     pub fn statistics(&self) -> PipeStatistics {
-        self.0.statistics()
+        self.0.ring.statistics()
     }
 
     /// Returns a descriptor that polls readable (`POLLIN`) while there may be something to read.
@@ -171,7 +171,7 @@ impl<M: Mode> Rx<M> {
     /// # Errors
     /// [`BackendError::Limit`](tombolo_domain::Error::Limit) where the process has no descriptor to spare.
     pub fn poll_fd(&self) -> Result<BorrowedFd<'_>> {
-        self.0.pollable()
+        self.0.ring.waiter.pollable()
     }
 }
 
@@ -195,7 +195,7 @@ impl<M: Mode> Tx<M> {
     pub fn reserve_until(&mut self, len: usize, deadline: Deadline) -> Result<Reserved<'_>> {
         let span = || M::span(len as u64);
         self.0.complete(|writer| Ok(writer.find_room(len)?.then_some(())), span, deadline, || Ok(()))?;
-        Ok(self.0.writer().found_room(len).expect("there was room, and only the writer takes it"))
+        Ok(self.0.ring.half.found_room(len).expect("there was room, and only the writer takes it"))
     }
 
     /// Reserves room as [`reserve_until`](Self::reserve_until), if there is that much now. Never blocks.
@@ -207,7 +207,7 @@ impl<M: Mode> Tx<M> {
     pub fn try_reserve(&mut self, len: usize) -> Result<Option<Reserved<'_>>> {
         let span = || M::span(len as u64);
         match self.0.attempt(|writer| Ok(writer.find_room(len)?.then_some(())), span)? {
-            Some(()) => Ok(self.0.writer().found_room(len)),
+            Some(()) => Ok(self.0.ring.half.found_room(len)),
             None => Ok(None),
         }
     }
@@ -262,12 +262,12 @@ impl<M: Mode> Tx<M> {
 
     /// Sets when a write looks for a sleeping peer; see [`FlushPolicy`].
     pub fn set_flush_policy(&mut self, policy: FlushPolicy) {
-        self.0.set_flush_policy(policy);
+        self.0.ring.half.set_flush_policy(policy);
     }
 
     /// Sets the longest time to spin before each sleep; see [`Options::spin`](crate::Options::spin).
     pub fn set_spin(&mut self, most: Duration) {
-        self.0.set_spin(most);
+        self.0.ring.waiter.set_spin(most);
     }
 
     /// Returns this direction's counters, as this end counts them.
@@ -278,12 +278,12 @@ impl<M: Mode> Tx<M> {
 
     /// Closes this half in order: the peer reads what is left and then finds [`Ending::Closed`]. Never blocks.
     pub fn close(&mut self) {
-        self.0.close();
+        self.0.ring.close();
     }
 
     /// Gives up in the middle: the peer reads what is left and then finds [`Ending::Aborted`]. Never blocks.
     pub fn abort(&mut self) {
-        self.0.abort();
+        self.0.ring.abort();
     }
 
     /// Returns a descriptor that polls readable (`POLLIN`) while there may be room, after a `try_` method said `None`.
@@ -293,7 +293,7 @@ impl<M: Mode> Tx<M> {
     /// # Errors
     /// [`BackendError::Limit`](tombolo_domain::Error::Limit) where the process has no descriptor to spare.
     pub fn poll_fd(&self) -> Result<BorrowedFd<'_>> {
-        self.0.pollable()
+        self.0.ring.waiter.pollable()
     }
 }
 

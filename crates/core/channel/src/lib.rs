@@ -26,6 +26,7 @@ mod os;
 mod pollable;
 mod receiving;
 mod sending;
+mod signalled;
 mod stats;
 mod stream;
 #[cfg(feature = "tokio")]

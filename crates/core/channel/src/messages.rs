@@ -105,19 +105,19 @@ impl Messages {
     /// Returns who the peer is, as the backend says.
     #[must_use]
     pub fn peer(&self) -> Peer {
-        self.receiver.0.waiter().end().peer()
+        self.receiver.0.ring.waiter.end().peer()
     }
 
     /// Returns what is known of the peer's life now: it tells a paused peer from one that is gone. May cost a few system calls.
     #[must_use]
     pub fn liveness(&self) -> Liveness {
-        self.receiver.0.waiter().end().liveness()
+        self.receiver.0.ring.waiter.end().liveness()
     }
 
     /// Returns a [`Watch`]: it tells of the peer while other threads use the halves.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch::new(self.receiver.0.waiter().end())
+        Watch::new(self.receiver.0.ring.waiter.end())
     }
 }
 
@@ -185,7 +185,7 @@ impl MessageSender {
     /// Returns the largest message that this end can send, in bytes: its ring less eight.
     #[must_use]
     pub fn message_max(&mut self) -> u64 {
-        self.0.writer().message_max()
+        self.0.ring.half.message_max()
     }
 }
 

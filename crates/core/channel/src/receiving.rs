@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The reading half of a channel's end: the ring's reader, its waiter, the end of file, and following to other rings.
 
-use std::{os::fd::BorrowedFd, task::Poll, time::Duration};
+use std::task::Poll;
 
 use tombolo_domain::Error as DomainError;
 use tombolo_mem::Mapped;
@@ -9,7 +9,7 @@ use tombolo_ring::{Deadline, Error as RingError, Reader, Waited};
 
 use crate::{
     Ending, Error, Result, handover,
-    stats::PipeStatistics,
+    signalled::SignalledRing,
     waiter::{Armed, Waiter},
 };
 
@@ -18,8 +18,7 @@ const CALLS_PER_LOOK: u32 = 64;
 
 #[derive(Debug)]
 pub(crate) struct Receiving {
-    reader: Reader<Mapped>,
-    waiter: Waiter,
+    pub ring: SignalledRing<Reader<Mapped>>,
     ending: Option<Ending>,
     /// The last ring offered was withdrawn: no other will come (H-1).
     withdrawn: bool,
@@ -28,7 +27,7 @@ pub(crate) struct Receiving {
 
 impl Receiving {
     pub(crate) fn new(reader: Reader<Mapped>, waiter: Waiter) -> Self {
-        Self { reader, waiter, ending: None, withdrawn: false, calls: 0 }
+        Self { ring: SignalledRing { half: reader, waiter }, ending: None, withdrawn: false, calls: 0 }
     }
 
     /// Does `call` if there is something; `Ready(None)` is the end of file.
@@ -48,26 +47,26 @@ impl Receiving {
     ) -> Result<Poll<Option<T>>> {
         let mut looked = false;
         loop {
-            if let Some(done) = call(&mut self.reader)? {
+            if let Some(done) = call(&mut self.ring.half)? {
                 self.after()?;
                 return Ok(Poll::Ready(Some(done)));
             }
-            self.notify_if_owed();
-            if self.ended(looked || self.waiter.look_is_due())? {
+            self.ring.notify_if_owed();
+            if self.ended(looked || self.ring.waiter.look_is_due())? {
                 // The ring that told of it may have been drained: the end stays to be found.
-                self.waiter.rearm_poll_fd();
+                self.ring.waiter.rearm_poll_fd();
                 return Ok(Poll::Ready(None));
             }
             self.follow()?;
-            if !looked && self.waiter.is_polled() {
-                let need = self.reader.need()?;
+            if !looked && self.ring.waiter.is_polled() {
+                let need = self.ring.half.need()?;
                 if self.arm_for_poll(need)? != Armed::Quiet {
                     looked = true;
                     continue;
                 }
             }
             // A look at the peer's life may have taken the very ring that was promised.
-            self.waiter.rearm_poll_fd();
+            self.ring.waiter.rearm_poll_fd();
             return Ok(Poll::Pending);
         }
     }
@@ -79,12 +78,12 @@ impl Receiving {
         if self.calls + 1 >= CALLS_PER_LOOK {
             return 0;
         }
-        let done = self.reader.read_at_once(to, whole);
+        let done = self.ring.half.read_at_once(to, whole);
         if done > 0 {
             self.calls += 1;
-            self.notify_if_owed();
-            self.waiter.end_nap();
-            self.waiter.rearm_poll_fd();
+            self.ring.notify_if_owed();
+            self.ring.waiter.end_nap();
+            self.ring.waiter.rearm_poll_fd();
         }
         done
     }
@@ -116,14 +115,14 @@ impl Receiving {
     #[cold]
     #[inline(never)]
     fn judge(&mut self, error: Error) -> Result<()> {
-        if self.waiter.end().is_revoked(&error) {
+        if self.ring.waiter.end().is_revoked(&error) {
             self.ending.get_or_insert(Ending::Revoked);
-            self.waiter.rearm_poll_fd();
+            self.ring.waiter.rearm_poll_fd();
             return Ok(());
         }
         if error.is_peers_lie() {
-            self.waiter.report_lie(&error);
-            self.close();
+            self.ring.waiter.report_lie(&error);
+            self.ring.close();
         }
         Err(error)
     }
@@ -136,21 +135,16 @@ impl Receiving {
         mut before_wait: impl FnMut(),
     ) -> Result<Option<T>> {
         loop {
-            if let Some(done) = call(&mut self.reader)? {
+            if let Some(done) = call(&mut self.ring.half)? {
                 self.after()?;
                 return Ok(Some(done));
             }
             before_wait();
             if self.wait(deadline)? {
-                self.waiter.rearm_poll_fd();
+                self.ring.waiter.rearm_poll_fd();
                 return Ok(None);
             }
         }
-    }
-
-    /// The descriptor was found readable: the bell is to be emptied, and armed anew.
-    pub(crate) fn heard(&mut self) {
-        self.waiter.forget_armed();
     }
 
     /// How many bytes are there, looked at afresh. Where there are fewer than `need`, one who polls is woken once there are
@@ -162,32 +156,32 @@ impl Receiving {
     }
 
     fn try_look_for(&mut self, need: u64, quiet: bool) -> Result<u64> {
-        if self.reader.available() >= need {
-            return Ok(self.reader.available());
+        if self.ring.half.available() >= need {
+            return Ok(self.ring.half.available());
         }
-        let mut there = self.reader.refresh()?;
-        self.notify_if_owed();
+        let mut there = self.ring.half.refresh()?;
+        self.ring.notify_if_owed();
         self.follow()?;
-        let wanted = self.reader.position().wrapping_add(need);
+        let wanted = self.ring.half.position().wrapping_add(need);
         // Whoever rings for that has published it before, and it is not here: the ring is still to come.
-        let armed = quiet && self.waiter.is_armed(wanted);
-        if there < need && !armed && self.waiter.is_polled() && !self.will_not_grow()? {
+        let armed = quiet && self.ring.waiter.is_armed(wanted);
+        if there < need && !armed && self.ring.waiter.is_polled() && !self.will_not_grow()? {
             self.arm_for_poll(need)?;
-            there = self.reader.refresh()?;
+            there = self.ring.half.refresh()?;
         }
         if there >= need {
-            self.waiter.end_nap();
+            self.ring.waiter.end_nap();
         }
-        self.waiter.rearm_poll_fd();
+        self.ring.waiter.rearm_poll_fd();
         Ok(there)
     }
 
     /// Before one who polls is told that there is too little.
     fn arm_for_poll(&mut self, need: u64) -> Result<Armed> {
-        let wanted = self.reader.position().wrapping_add(need);
-        let armed = self.waiter.arm_for_poll(&mut self.reader, need, wanted)?;
+        let wanted = self.ring.half.position().wrapping_add(need);
+        let armed = self.ring.waiter.arm_for_poll(&mut self.ring.half, need, wanted)?;
         if armed == Armed::PeerGone {
-            self.waiter.end().set_gone();
+            self.ring.waiter.end().set_gone();
         }
         Ok(armed)
     }
@@ -200,22 +194,22 @@ impl Receiving {
 
     fn await_bytes(&mut self, need: u64, deadline: Deadline) -> Result<u64> {
         loop {
-            let there = self.reader.refresh()?;
+            let there = self.ring.half.refresh()?;
             if there >= need || self.will_not_grow()? {
                 // What was published before the end is visible with it.
-                let there = self.reader.refresh()?;
-                self.waiter.rearm_poll_fd();
+                let there = self.ring.half.refresh()?;
+                self.ring.waiter.rearm_poll_fd();
                 return Ok(there);
             }
-            self.notify_if_owed();
+            self.ring.notify_if_owed();
             self.follow()?;
-            match self.waiter.wait(&mut self.reader, need, deadline)? {
+            match self.ring.waiter.wait(&mut self.ring.half, need, deadline)? {
                 Waited::Ready => {}
                 Waited::TimedOut => {
-                    self.waiter.rearm_poll_fd();
+                    self.ring.waiter.rearm_poll_fd();
                     return Err(Error::TimedOut);
                 }
-                Waited::PeerGone => self.waiter.end().set_gone(),
+                Waited::PeerGone => self.ring.waiter.end().set_gone(),
             }
         }
     }
@@ -227,36 +221,36 @@ impl Receiving {
     }
 
     fn will_not_grow(&mut self) -> Result<bool> {
-        self.waiter.end().check_honest()?;
-        if self.waiter.end().gone() || self.reader.writer_closed()? {
+        self.ring.waiter.end().check_honest()?;
+        if self.ring.waiter.end().gone() || self.ring.half.writer_closed()? {
             return Ok(true);
         }
-        if self.waiter.look_is_due() && self.check_peer() {
-            self.waiter.end().set_gone();
-            self.waiter.end().check_honest()?;
+        if self.ring.waiter.look_is_due() && self.ring.check_peer() {
+            self.ring.waiter.end().set_gone();
+            self.ring.waiter.end().check_honest()?;
         }
-        Ok(self.waiter.end().gone())
+        Ok(self.ring.waiter.end().gone())
     }
 
     /// Waits for something to read. Says whether the end was found instead.
     #[cold]
     #[inline(never)]
     fn wait(&mut self, deadline: Deadline) -> Result<bool> {
-        self.notify_if_owed();
+        self.ring.notify_if_owed();
         if self.ended(false)? {
             return Ok(true);
         }
         self.follow()?;
-        let need = self.reader.need()?;
-        match self.waiter.wait(&mut self.reader, need, deadline)? {
+        let need = self.ring.half.need()?;
+        match self.ring.waiter.wait(&mut self.ring.half, need, deadline)? {
             // If it was a ring to follow to, the next look finds nothing to read and comes back here.
             Waited::Ready => Ok(false),
             Waited::TimedOut => {
-                self.waiter.rearm_poll_fd();
+                self.ring.waiter.rearm_poll_fd();
                 Err(Error::TimedOut)
             }
             Waited::PeerGone => {
-                self.waiter.end().set_gone();
+                self.ring.waiter.end().set_gone();
                 self.ended(true)
             }
         }
@@ -268,27 +262,27 @@ impl Receiving {
         if self.ending.is_some() {
             return Ok(true);
         }
-        self.waiter.end().check_honest()?;
-        if let Some(phase) = self.reader.finished()? {
+        self.ring.waiter.end().check_honest()?;
+        if let Some(phase) = self.ring.half.finished()? {
             self.ending = Some(Ending::from_phase(phase));
             return Ok(true);
         }
-        let due = self.waiter.is_time_to_look() || surely;
-        let gone = self.waiter.end().gone() || (due && self.check_peer());
+        let due = self.ring.waiter.is_time_to_look() || surely;
+        let gone = self.ring.waiter.end().gone() || (due && self.ring.check_peer());
         if !gone {
             return Ok(false);
         }
-        self.waiter.end().set_gone();
+        self.ring.waiter.end().set_gone();
         // What it published before it went is visible by now, and comes first. The beginning of a record does not.
-        let there = self.reader.refresh()?;
-        if there >= self.reader.need()? {
+        let there = self.ring.half.refresh()?;
+        if there >= self.ring.half.need()? {
             return Ok(false);
         }
         // The other half may have caught it since, and ended this wait.
-        self.waiter.end().check_honest()?;
-        self.ending = Some(match self.reader.finished()? {
+        self.ring.waiter.end().check_honest()?;
+        self.ending = Some(match self.ring.half.finished()? {
             Some(phase) => Ending::from_phase(phase),
-            None => Ending::from_life(self.waiter.end().liveness()),
+            None => Ending::from_life(self.ring.waiter.end().liveness()),
         });
         Ok(true)
     }
@@ -296,54 +290,26 @@ impl Receiving {
     /// What follows every call that did something.
     #[inline]
     fn after(&mut self) -> Result<()> {
-        self.notify_if_owed();
+        self.ring.notify_if_owed();
         self.calls += 1;
         if self.calls >= CALLS_PER_LOOK {
             self.calls = 0;
-            self.publish();
-            self.waiter.end().check_honest()?;
+            self.ring.publish();
+            self.ring.waiter.end().check_honest()?;
             self.follow()?;
         }
-        self.waiter.end_nap();
-        self.waiter.rearm_poll_fd();
+        self.ring.waiter.end_nap();
+        self.ring.waiter.rearm_poll_fd();
         Ok(())
-    }
-
-    #[inline]
-    fn notify_if_owed(&mut self) {
-        if self.reader.take_ring() {
-            self.notify_peer();
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn notify_peer(&self) {
-        self.waiter.notify_peer();
-        self.publish();
-    }
-
-    /// Says what was counted, and looks whether the peer is gone.
-    #[cold]
-    #[inline(never)]
-    fn check_peer(&mut self) -> bool {
-        self.publish();
-        self.waiter.gone_now()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn publish(&self) {
-        self.waiter.publish(&self.reader.counters());
     }
 
     #[inline(never)]
     fn follow(&mut self) -> Result<()> {
-        if let Some(generation) = self.reader.announced()?
+        if let Some(generation) = self.ring.half.announced()?
             && !self.withdrawn
         {
-            self.withdrawn = !handover::follow(&mut self.reader, self.waiter.end(), generation)?;
-            self.notify_if_owed();
+            self.withdrawn = !handover::follow(&mut self.ring.half, self.ring.waiter.end(), generation)?;
+            self.ring.notify_if_owed();
         }
         Ok(())
     }
@@ -351,22 +317,18 @@ impl Receiving {
     /// Hands back what was read, so that a peer that waits for space can go on.
     #[inline]
     pub(crate) fn release(&mut self) -> Result<()> {
-        self.reader.hand_back();
-        self.notify_if_owed();
+        self.ring.half.hand_back();
+        self.ring.notify_if_owed();
         Ok(())
     }
 
-    pub(crate) fn reader(&mut self) -> &mut Reader<Mapped> {
-        &mut self.reader
-    }
-
     pub(crate) fn consumed(&mut self, len: usize) -> Result<()> {
-        if let Err(error) = self.reader.check_memory() {
+        if let Err(error) = self.ring.half.check_memory() {
             self.judge(error.into())?;
             // What was shown were zeros: that is no end of file, to which what came before would belong.
             return Err(DomainError::Revoked.into());
         }
-        self.reader.consume(len);
+        self.ring.half.consume(len);
         let done = self.after();
         self.conclude(done, ())
     }
@@ -374,42 +336,10 @@ impl Receiving {
     pub(crate) fn ending(&self) -> Option<Ending> {
         self.ending
     }
-
-    pub(crate) fn set_spin(&mut self, most: Duration) {
-        self.waiter.set_spin(most);
-    }
-
-    pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
-        self.waiter.pollable()
-    }
-
-    pub(crate) fn waiter(&self) -> &Waiter {
-        &self.waiter
-    }
-
-    pub(crate) fn statistics(&self) -> PipeStatistics {
-        PipeStatistics {
-            counters: self.reader.counters(),
-            ring_size: self.reader.capacity(),
-            in_flight: self.reader.available(),
-            ring_growth: None,
-        }
-    }
-
-    /// Wants no more; where the peer was caught, says that it gave up.
-    pub(crate) fn close(&mut self) {
-        if self.waiter.end().is_caught() {
-            self.reader.abort();
-        } else {
-            self.reader.close();
-        }
-        self.notify_if_owed();
-        self.publish();
-    }
 }
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        self.close();
+        self.ring.close();
     }
 }

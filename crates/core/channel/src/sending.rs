@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The writing half of a channel's end: the ring's writer, its waiter, and moves to other rings.
 
-use std::{cell::Cell, os::fd::BorrowedFd, thread, time::Duration};
+use std::{cell::Cell, thread, time::Duration};
 
 use tombolo_mem::Mapped;
-use tombolo_ring::{Deadline, Error as RingError, FlushPolicy, Waited, Writer};
+use tombolo_ring::{Deadline, Error as RingError, Waited, Writer};
 
 use crate::{
     Error, Result,
     growth::{Growth, RingReason},
     handover::Outgoing,
     os,
+    signalled::SignalledRing,
     stats::PipeStatistics,
     waiter::{Armed, Waiter},
 };
@@ -21,8 +22,7 @@ const LOOK: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(crate) struct Sending {
-    writer: Writer<Mapped>,
-    waiter: Waiter,
+    pub ring: SignalledRing<Writer<Mapped>>,
     move_: Outgoing,
     /// The peer was found gone after a call that was done: the next one is told.
     gone: bool,
@@ -39,8 +39,9 @@ const LOOKS_MOST: u32 = 10;
 
 impl Sending {
     pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter, growth: Option<Growth>) -> Self {
+        let ring = SignalledRing { half: writer, waiter };
         let growth = growth.map(Box::new);
-        Self { writer, waiter, move_: Outgoing::default(), gone: false, growth, looks: 0, may_be_idle: false }
+        Self { ring, move_: Outgoing::default(), gone: false, growth, looks: 0, may_be_idle: false }
     }
 
     /// Does `call` if there is room; `None` where there is not.
@@ -65,18 +66,18 @@ impl Sending {
             if self.gone || self.may_be_idle || self.is_move_due()? {
                 self.go_on()?;
             }
-            let done = call(&mut self.writer)?;
+            let done = call(&mut self.ring.half)?;
             if done.is_some() {
-                self.waiter.end_nap();
+                self.ring.waiter.end_nap();
                 self.after();
                 return Ok(done);
             }
-            self.waiter.end().check_honest()?;
+            self.ring.waiter.end().check_honest()?;
             self.grow_for_bulk()?;
-            if !armed && self.waiter.is_polled() {
+            if !armed && self.ring.waiter.is_polled() {
                 let need = need();
-                let wanted = self.writer.position().wrapping_add(need);
-                match self.waiter.arm_for_poll(&mut self.writer, need, wanted)? {
+                let wanted = self.ring.half.position().wrapping_add(need);
+                match self.ring.waiter.arm_for_poll(&mut self.ring.half, need, wanted)? {
                     Armed::Quiet => {}
                     // Something to look at after all may be room in another ring.
                     Armed::Ready => {
@@ -85,7 +86,7 @@ impl Sending {
                     }
                     Armed::PeerGone => return Err(self.peer_gone()),
                 }
-            } else if self.waiter.gone_now() {
+            } else if self.ring.waiter.gone_now() {
                 return Err(self.peer_gone());
             }
             self.after();
@@ -96,9 +97,9 @@ impl Sending {
     /// Writes all of `bytes` if that is known to be possible and nothing else is to be done first: says whether.
     #[inline]
     pub(crate) fn write_at_once(&mut self, bytes: &[u8]) -> bool {
-        let done = !self.gone && !self.move_.is_under_way() && self.writer.write_at_once(bytes);
+        let done = !self.gone && !self.move_.is_under_way() && self.ring.half.write_at_once(bytes);
         if done {
-            self.waiter.end_nap();
+            self.ring.waiter.end_nap();
             self.after();
         }
         done
@@ -130,7 +131,7 @@ impl Sending {
             if self.gone || self.may_be_idle || self.is_move_due()? {
                 self.go_on()?;
             }
-            if let Some(done) = call(&mut self.writer)? {
+            if let Some(done) = call(&mut self.ring.half)? {
                 self.after();
                 return Ok(done);
             }
@@ -156,48 +157,27 @@ impl Sending {
             },
             || most.get(),
         )?;
-        Ok(self.writer.room())
+        Ok(self.ring.half.room())
     }
 
     /// What follows every call: the doorbell if it is owed, and now and then a look whether the peer lives. What was
     /// written is written: a peer may have read it, answered and gone in the meantime.
     #[inline]
     fn after(&mut self) {
-        if self.writer.take_ring() {
-            self.notify_peer();
-            self.gone |= self.waiter.gone_since_last_ring();
-        } else if self.waiter.is_time_to_look() {
-            self.gone |= self.check_peer();
+        if self.ring.half.take_ring() {
+            self.ring.notify_peer();
+            self.may_be_idle = self.growth.as_ref().is_some_and(|growth| growth.is_large(self.ring.half.capacity()));
+            self.gone |= self.ring.waiter.gone_since_last_ring();
+        } else if self.ring.waiter.is_time_to_look() {
+            self.gone |= self.ring.check_peer() || self.ring.waiter.end().is_caught();
         }
-        self.waiter.rearm_poll_fd();
-    }
-
-    /// Now and then: says what was counted, and looks whether the peer is gone.
-    #[cold]
-    #[inline(never)]
-    fn check_peer(&mut self) -> bool {
-        self.publish();
-        self.waiter.gone_now() || self.waiter.end().is_caught()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn publish(&self) {
-        self.waiter.publish(&self.writer.counters());
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn notify_peer(&mut self) {
-        self.waiter.notify_peer();
-        self.publish();
-        self.may_be_idle = self.growth.as_ref().is_some_and(|growth| growth.is_large(self.writer.capacity()));
+        self.ring.waiter.rearm_poll_fd();
     }
 
     fn peer_gone(&mut self) -> Error {
-        self.waiter.end().set_gone();
+        self.ring.waiter.end().set_gone();
         // The other half may have caught it meanwhile.
-        self.waiter.end().check_honest().err().unwrap_or(Error::PeerGone)
+        self.ring.waiter.end().check_honest().err().unwrap_or(Error::PeerGone)
     }
 
     /// What a call came to.
@@ -211,13 +191,13 @@ impl Sending {
     #[cold]
     #[inline(never)]
     fn judge(&mut self, error: Error) -> Error {
-        if self.waiter.end().is_revoked(&error) {
+        if self.ring.waiter.end().is_revoked(&error) {
             self.gone = true;
             return Error::PeerGone;
         }
         if error.is_peers_lie() {
-            self.waiter.report_lie(&error);
-            self.abort();
+            self.ring.waiter.report_lie(&error);
+            self.ring.abort();
         }
         error
     }
@@ -225,15 +205,15 @@ impl Sending {
     #[cold]
     #[inline(never)]
     fn wait(&mut self, need: u64, deadline: Deadline) -> Result<()> {
-        self.waiter.end().check_honest()?;
-        match self.waiter.wait(&mut self.writer, need, deadline)? {
+        self.ring.waiter.end().check_honest()?;
+        match self.ring.waiter.wait(&mut self.ring.half, need, deadline)? {
             Waited::Ready => Ok(()),
             Waited::TimedOut => {
-                self.waiter.rearm_poll_fd();
+                self.ring.waiter.rearm_poll_fd();
                 Err(Error::TimedOut)
             }
             Waited::PeerGone => {
-                self.waiter.end().check_honest()?;
+                self.ring.waiter.end().check_honest()?;
                 Err(self.peer_gone())
             }
         }
@@ -241,23 +221,23 @@ impl Sending {
 
     /// Waits until the reader has read everything that was written.
     pub(crate) fn drained(&mut self, deadline: Deadline) -> Result<()> {
-        self.writer.flush();
+        self.ring.half.flush();
         let done = self.await_drained(deadline);
         self.conclude(done)
     }
 
     fn await_drained(&mut self, deadline: Deadline) -> Result<()> {
         loop {
-            self.waiter.end().check_honest()?;
+            self.ring.waiter.end().check_honest()?;
             self.after();
             // First of all: what was read before the peer closed or went was read.
-            if self.writer.check_drained()? {
+            if self.ring.half.check_drained()? {
                 return Ok(());
             }
             if self.gone || self.may_be_idle || self.is_move_due()? {
                 self.go_on()?;
             }
-            let whole = self.writer.capacity();
+            let whole = self.ring.half.capacity();
             match self.wait(whole, deadline) {
                 Err(Error::PeerGone) => self.gone = true,
                 waited => waited?,
@@ -270,10 +250,10 @@ impl Sending {
         self.still_there()?;
         if self.is_move_due()? {
             // In another ring there is room at another position.
-            self.waiter.forget_armed();
-            self.move_.go_on(&mut self.writer, self.waiter.end())?;
+            self.ring.waiter.forget_armed();
+            self.move_.go_on(&mut self.ring.half, self.ring.waiter.end())?;
             if let (Some(growth), false) = (&mut self.growth, self.move_.is_under_way()) {
-                growth.settle_move(self.writer.position(), os::coarse_time());
+                growth.settle_move(self.ring.half.position(), os::coarse_time());
             }
             self.looks = 0;
         }
@@ -286,10 +266,10 @@ impl Sending {
 
     fn shrink_if_idle(&mut self) -> Result<()> {
         let Some(growth) = &mut self.growth else { return Ok(()) };
-        if self.move_.is_under_way() || !self.writer.check_drained()? {
+        if self.move_.is_under_way() || !self.ring.half.check_drained()? {
             return Ok(());
         }
-        let (capacity, moved) = (self.writer.capacity(), self.writer.position());
+        let (capacity, moved) = (self.ring.half.capacity(), self.ring.half.position());
         match growth.shrinks_to(capacity, moved, os::coarse_time()) {
             Some(size) => self.move_for_load(size),
             None => Ok(()),
@@ -298,7 +278,7 @@ impl Sending {
 
     #[inline]
     fn is_move_due(&mut self) -> Result<bool> {
-        Ok(self.move_.is_under_way() && self.move_.is_due(&mut self.writer)?)
+        Ok(self.move_.is_under_way() && self.move_.is_due(&mut self.ring.half)?)
     }
 
     /// A write of `len` bytes that did only `written` of them has filled the ring.
@@ -315,8 +295,8 @@ impl Sending {
     #[inline(never)]
     fn grow_for_bulk(&mut self) -> Result<()> {
         let Some(growth) = &mut self.growth else { return Ok(()) };
-        let (capacity, now) = (self.writer.capacity(), os::coarse_time());
-        if self.move_.is_under_way() || !growth.is_bulk(capacity, self.writer.position(), now) {
+        let (capacity, now) = (self.ring.half.capacity(), os::coarse_time());
+        if self.move_.is_under_way() || !growth.is_bulk(capacity, self.ring.half.position(), now) {
             return Ok(());
         }
         match growth.choose_ring(capacity, now) {
@@ -327,7 +307,7 @@ impl Sending {
 
     /// Offers a ring of `size` bytes. Where that cannot be, the pipe stays where it is for now.
     fn move_for_load(&mut self, size: u64) -> Result<()> {
-        match self.move_.begin(size, &mut self.writer, self.waiter.end()) {
+        match self.move_.begin(size, &mut self.ring.half, self.ring.waiter.end()) {
             Ok(()) => {
                 self.looks = 0;
                 self.after();
@@ -367,11 +347,11 @@ impl Sending {
         if self.move_.is_under_way() {
             return Some(LOOK);
         }
-        growth.is_large(self.writer.capacity()).then(|| growth.idle_time())
+        growth.is_large(self.ring.half.capacity()).then(|| growth.idle_time())
     }
 
     pub(crate) fn resize(&mut self, capacity: u64) -> Result<()> {
-        let begun = self.move_.begin(capacity, &mut self.writer, self.waiter.end());
+        let begun = self.move_.begin(capacity, &mut self.ring.half, self.ring.waiter.end());
         self.conclude(begun)?;
         // Its caller answers for the ring from now on.
         self.growth = None;
@@ -383,10 +363,6 @@ impl Sending {
         self.move_.is_under_way()
     }
 
-    pub(crate) fn writer(&mut self) -> &mut Writer<Mapped> {
-        &mut self.writer
-    }
-
     pub(crate) fn flush(&mut self) -> Result<()> {
         self.push();
         let there = self.still_there();
@@ -395,89 +371,46 @@ impl Sending {
 
     /// Flushes, for one who reads next: what a peer that is gone left is still to be read.
     pub(crate) fn push(&mut self) {
-        self.writer.flush();
+        self.ring.half.flush();
         self.after();
     }
 
     fn still_there(&mut self) -> Result<()> {
-        self.waiter.end().check_honest()?;
+        self.ring.waiter.end().check_honest()?;
         if self.gone { Err(self.peer_gone()) } else { Ok(()) }
     }
 
     /// Publishes what was reserved.
     pub(crate) fn commit(&mut self, len: usize) -> Result<()> {
-        let done = self.writer.commit(len).map_err(Error::from);
+        let done = self.ring.half.commit(len).map_err(Error::from);
         self.conclude(done)?;
         self.after();
         Ok(())
     }
 
-    pub(crate) fn set_flush_policy(&mut self, policy: FlushPolicy) {
-        self.writer.set_flush_policy(policy);
-    }
-
-    pub(crate) fn set_spin(&mut self, most: Duration) {
-        self.waiter.set_spin(most);
-    }
-
-    pub(crate) fn pollable(&self) -> Result<BorrowedFd<'_>> {
-        self.waiter.pollable()
-    }
-
-    pub(crate) fn waiter(&self) -> &Waiter {
-        &self.waiter
-    }
-
     pub(crate) fn statistics(&self) -> PipeStatistics {
-        PipeStatistics {
-            counters: self.writer.counters(),
-            ring_size: self.writer.capacity(),
-            in_flight: self.writer.in_flight(),
-            ring_growth: self.growth.as_ref().map(|growth| growth.state()),
-        }
-    }
-
-    /// Publishes no more; where the peer was caught, says that it gave up.
-    pub(crate) fn close(&mut self) {
-        if self.waiter.end().is_caught() {
-            self.writer.abort();
-        } else {
-            self.writer.close();
-        }
-        self.notify_if_owed();
-        self.publish();
-    }
-
-    pub(crate) fn abort(&mut self) {
-        self.writer.abort();
-        self.notify_if_owed();
-        self.publish();
-    }
-
-    /// Where memory goes with its owner, what was written would be lost to a peer that has not mapped it yet; it is
-    /// about to, for it was greeted (C-9).
-    fn linger(&mut self) {
-        let until = Deadline::after(LINGER);
-        while self.writer.in_flight() > 0
-            && !self.waiter.end().memory_outlives_us()
-            && matches!(self.writer.reader_begun(), Ok(false))
-            && !self.waiter.gone_now()
-            && !until.expired()
-        {
-            thread::park_timeout(LOOK);
-        }
-    }
-
-    fn notify_if_owed(&mut self) {
-        if self.writer.take_ring() {
-            self.notify_peer();
-        }
+        let ring_growth = self.growth.as_ref().map(|growth| growth.state());
+        PipeStatistics { ring_growth, ..self.ring.statistics() }
     }
 }
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        self.close();
-        self.linger();
+        self.ring.close();
+        linger(&mut self.ring);
+    }
+}
+
+/// Where memory goes with its owner, what was written would be lost to a peer that has not mapped it yet; it is
+/// about to, for it was greeted (C-9).
+fn linger(SignalledRing { half: writer, waiter }: &mut SignalledRing<Writer<Mapped>>) {
+    let until = Deadline::after(LINGER);
+    while writer.in_flight() > 0
+        && !waiter.end().memory_outlives_us()
+        && matches!(writer.reader_begun(), Ok(false))
+        && !waiter.gone_now()
+        && !until.expired()
+    {
+        thread::park_timeout(LOOK);
     }
 }

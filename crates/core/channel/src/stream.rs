@@ -95,19 +95,19 @@ impl Stream {
     /// Returns who the peer is, as the backend says.
     #[must_use]
     pub fn peer(&self) -> Peer {
-        self.read.0.waiter().end().peer()
+        self.read.0.ring.waiter.end().peer()
     }
 
     /// Returns what is known of the peer's life now: it tells a paused peer from one that is gone. May cost a few system calls.
     #[must_use]
     pub fn liveness(&self) -> Liveness {
-        self.read.0.waiter().end().liveness()
+        self.read.0.ring.waiter.end().liveness()
     }
 
     /// Returns a [`Watch`]: it tells of the peer while other threads use the halves.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        Watch::new(self.read.0.waiter().end())
+        Watch::new(self.read.0.ring.waiter.end())
     }
 }
 
@@ -378,8 +378,8 @@ impl WriteHalf {
 
 /// Both pipes' counters, from the two halves.
 pub(crate) fn statistics(sending: &Sending, receiving: &Receiving) -> Statistics {
-    let quarantined = sending.waiter().end().link().link.quarantined();
-    Statistics { sent: sending.statistics(), received: receiving.statistics(), quarantined }
+    let quarantined = sending.ring.waiter.end().link().link.quarantined();
+    Statistics { sent: sending.statistics(), received: receiving.ring.statistics(), quarantined }
 }
 
 impl Read for ReadHalf {

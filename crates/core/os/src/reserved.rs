@@ -2,7 +2,7 @@
 //! Descriptors of a library in a program that knows nothing of it.
 //!
 //! A program counts on the lowest numbers, and on being the only one who opens and closes. So where [`reserve_descriptors`] was called,
-//! what this crate's backends hold goes to numbers beyond the program's limit (`RLIMIT_NOFILE` bounds numbers, not how
+//! what backends hold goes to numbers beyond the program's limit (`RLIMIT_NOFILE` bounds numbers, not how
 //! many there are), and [`is_aside`] tells whoever stands in for `close` what is not the program's to close.
 
 use std::{

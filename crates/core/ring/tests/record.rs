@@ -83,7 +83,7 @@ impl Baton {
         (&self.1).write_all(&record.encode()).unwrap();
     }
 
-    fn take(&self) -> Record {
+    fn await_record(&self) -> Record {
         let soon = Timespec { tv_sec: 60, tv_nsec: 0 };
         assert_eq!(
             poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&soon)),
@@ -134,7 +134,7 @@ fn r26_h8_writer_that_two_processes_use_in_turns_loses_and_doubles_nothing() {
         let (mine, childs) = batons();
         let child = Child::fork(|| {
             for _ in 0..TURNS {
-                writer.load(&childs.take()).unwrap();
+                writer.load(&childs.await_record()).unwrap();
                 for rings in [true, false] {
                     assert!(put_some(&mut writer, messages));
                     assert_eq!(writer.take_ring(), rings, "once for the reader's sleep");
@@ -146,7 +146,7 @@ fn r26_h8_writer_that_two_processes_use_in_turns_loses_and_doubles_nothing() {
         for _ in 0..TURNS {
             reader.arm(1);
             mine.pass(record);
-            writer.load(&mine.take()).unwrap();
+            writer.load(&mine.await_record()).unwrap();
             assert!(put_some(&mut writer, messages));
             record = writer.save();
             assert!(!writer.take_ring(), "the other process rang for this sleep");
@@ -167,7 +167,7 @@ fn r26_h8_reader_that_two_processes_use_in_turns_loses_and_doubles_nothing() {
         let (mine, childs) = batons();
         let child = Child::fork(|| {
             for _ in 0..TURNS {
-                reader.load(&childs.take()).unwrap();
+                reader.load(&childs.await_record()).unwrap();
                 for _ in 0..3 {
                     assert!(get(&mut reader, messages));
                 }
@@ -179,7 +179,7 @@ fn r26_h8_reader_that_two_processes_use_in_turns_loses_and_doubles_nothing() {
             while put_some(&mut writer, messages) {}
             writer.arm(1);
             mine.pass(record);
-            reader.load(&mine.take()).unwrap();
+            reader.load(&mine.await_record()).unwrap();
             while get(&mut reader, messages) {}
             record = reader.save();
             assert_eq!(reader.position(), writer.position());
@@ -453,7 +453,7 @@ fn r26_h4_reader_is_found_in_the_ring_to_which_another_process_followed() {
             assert!(child.was_killed());
             reader.rebuild().unwrap();
         } else {
-            reader.load(&mine.take()).unwrap();
+            reader.load(&mine.await_record()).unwrap();
             assert!(!child.was_killed());
         }
         assert!(reader.position() >= 4000 && reader.capacity() == 8192);

@@ -483,7 +483,7 @@ impl Bells {
         [Self { own: a, peer: b }, Self { own: b2, peer: a2 }]
     }
 
-    fn settle(&mut self, side: &mut impl Side) {
+    fn notify_if_owed(&mut self, side: &mut impl Side) {
         if side.take_ring() {
             self.notify();
         }
@@ -547,7 +547,7 @@ fn soak(test: &str, ordering: FenceMode, messages: bool) {
                     } else {
                         writer.write(rest).unwrap()
                     };
-                    writers.settle(&mut writer);
+                    writers.notify_if_owed(&mut writer);
                     if let Some(n) = done {
                         rest = &rest[n..];
                         if rest.is_empty() {
@@ -563,7 +563,7 @@ fn soak(test: &str, ordering: FenceMode, messages: bool) {
             dice.gap();
         }
         writer.close();
-        writers.settle(&mut writer);
+        writers.notify_if_owed(&mut writer);
         (position, writer.counters())
     });
     let reading = thread::spawn(move || {
@@ -571,7 +571,7 @@ fn soak(test: &str, ordering: FenceMode, messages: bool) {
         let (mut dice, mut position, mut bytes) = (Dice(0x8121_34bb_e7a5_1f0b), 0u64, vec![0; CAPACITY as usize]);
         loop {
             let got = if messages { reader.recv(&mut bytes) } else { reader.read(&mut bytes) }.unwrap();
-            readers.settle(&mut reader);
+            readers.notify_if_owed(&mut reader);
             if let Some(n) = got {
                 for byte in &bytes[..n] {
                     assert_eq!(*byte, byte_at(position), "at {position}");

@@ -103,7 +103,7 @@ fn lie_of_the_peers_is_an_error_and_not_a_vchan_that_stops() {
 #[test]
 fn wait_tells_of_a_client_that_was_let_in_after_the_last_look() {
     let (_pair, server, _reader, mut writer) = arrive(4096, 4096);
-    eventually("it is let in", || server.0.state.load(Ordering::Acquire) == OPEN);
+    eventually("it is let in", || server.0.peer.state.load(Ordering::Acquire) == OPEN);
     let (done, is_done) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(|| {

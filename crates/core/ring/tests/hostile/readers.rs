@@ -25,7 +25,7 @@ trait Reading {
     fn read(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error>;
     fn recv(&mut self, to: &mut [u8]) -> Result<Option<usize>, Error>;
     /// Everything else that looks at the peer's words.
-    fn look(&mut self, what: u64) -> Result<(), Error>;
+    fn check_words(&mut self, what: u64) -> Result<(), Error>;
     fn rings(&mut self) -> u64;
 }
 
@@ -46,7 +46,7 @@ impl Reading for Reader<Mapped> {
         Reader::recv(self, to)
     }
 
-    fn look(&mut self, what: u64) -> Result<(), Error> {
+    fn check_words(&mut self, what: u64) -> Result<(), Error> {
         match what % 6 {
             0 => self.refresh().map(drop),
             1 => self.finished().map(drop),
@@ -139,7 +139,7 @@ impl<R: Reading> Life<R> {
         let before = self.reader.position();
         let mut buffer = vec![0; rng.one_of(&[0, 1, 8, 64, 511, 512, 4088, 4096, 6000])];
         let result = match rng.below(6) {
-            0 => self.reader.look(rng.word()).map(|()| None),
+            0 => self.reader.check_words(rng.word()).map(|()| None),
             _ if self.messages => self.reader.recv(&mut buffer),
             _ => self.reader.read(&mut buffer),
         };
@@ -270,7 +270,7 @@ impl Reading for Naive {
         self.read(to)
     }
 
-    fn look(&mut self, _: u64) -> Result<(), Error> {
+    fn check_words(&mut self, _: u64) -> Result<(), Error> {
         Ok(())
     }
 
@@ -348,7 +348,7 @@ fn readers_against_a_thread<R: Reading>(
             let before = reader.position();
             let len = rng.below(600) as usize;
             let result = match rng.below(32) {
-                0 => reader.look(rng.below(5)).map(|()| None),
+                0 => reader.check_words(rng.below(5)).map(|()| None),
                 _ if messages => reader.recv(&mut buffer),
                 _ => reader.read(&mut buffer[..len]),
             };

@@ -28,7 +28,7 @@ trait Writing {
     /// Publishes something; says how much of `bytes`, or in message mode all or nothing.
     fn put(&mut self, bytes: &[u8], how: u64) -> Result<Option<usize>, Error>;
     /// Everything else that looks at the peer's words; says whether the ring is another one now.
-    fn look(&mut self, what: u64) -> Result<bool, Error>;
+    fn check_words(&mut self, what: u64) -> Result<bool, Error>;
     fn rings(&mut self) -> u64;
 }
 
@@ -54,7 +54,7 @@ impl Writing for RealWriter {
         if self.1 { self.0.send(bytes).map(|sent| sent.map(|()| bytes.len())) } else { self.0.write(bytes) }
     }
 
-    fn look(&mut self, what: u64) -> Result<bool, Error> {
+    fn check_words(&mut self, what: u64) -> Result<bool, Error> {
         let writer = &mut self.0;
         match what % 8 {
             0 => writer.reader_closed().map(drop)?,
@@ -130,7 +130,7 @@ fn writers_among_lies<W: Writing>(
             let len = rng.one_of(&[0, 1, 8, 64, 511, 1000, 4088, 4096, 6000]);
             let bytes: Vec<u8> = (0..len).map(|at| (rng.0 >> (at % 8)) as u8 ^ at as u8).collect();
             let result = match rng.below(6) {
-                0 => writer.look(rng.word()).map(|switched| {
+                0 => writer.check_words(rng.word()).map(|switched| {
                     moved |= switched;
                     None
                 }),
@@ -213,7 +213,7 @@ impl Writing for NaiveWriter {
         Ok((n > 0).then_some(n))
     }
 
-    fn look(&mut self, _: u64) -> Result<bool, Error> {
+    fn check_words(&mut self, _: u64) -> Result<bool, Error> {
         Ok(false)
     }
 

@@ -21,7 +21,7 @@ use crate::{
     bell::Bells,
     check,
     memory::{Bytes, Word},
-    pipe::{Kind, Pipe, messages, read_two_and_close, recv, send, settle, stream, write_and_drain},
+    pipe::{Kind, Pipe, messages, notify_if_owed, read_two_and_close, recv, send, stream, write_and_drain},
 };
 
 /// The memory as end `END` sees it; a mutant's light fence is none.
@@ -132,7 +132,7 @@ fn r13_stream_that_ends_loses_nothing() {
             |writer, bells| {
                 crate::pipe::write_all(writer, bells, b"tombolo!!").unwrap();
                 writer.close();
-                settle(writer, bells);
+                notify_if_owed(writer, bells);
             },
             |reader, bells| {
                 let all = crate::pipe::read(reader, bells, 8, usize::MAX);

@@ -10,7 +10,7 @@ use crate::{
     bell::Bells,
     check,
     memory::Sound,
-    pipe::{BATCH, Pipe, messages, read_two_and_close, recv, send, settle, sleep_until, write_and_drain},
+    pipe::{BATCH, Pipe, messages, notify_if_owed, read_two_and_close, recv, send, sleep_until, write_and_drain},
 };
 
 const RELAXED: loom::sync::atomic::Ordering = loom::sync::atomic::Ordering::Relaxed;
@@ -75,7 +75,7 @@ fn record_and_close<W: Mem + 'static>(
             }
             writer.close();
             if ring {
-                settle(&mut writer, &mut writers);
+                notify_if_owed(&mut writer, &mut writers);
             }
         });
         for i in 0..records {

@@ -132,7 +132,7 @@ pub fn sleep_until<S: Side>(side: &mut S, bells: &mut Bells, need: u64) -> Resul
 }
 
 /// Rings if `side` owes it.
-pub fn settle<S: Side>(side: &mut S, bells: &mut Bells) {
+pub fn notify_if_owed<S: Side>(side: &mut S, bells: &mut Bells) {
     if side.take_ring() {
         bells.notify();
     }
@@ -142,7 +142,7 @@ pub fn settle<S: Side>(side: &mut S, bells: &mut Bells) {
 pub fn send<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells, record: &[u8]) -> Result<(), Error> {
     loop {
         let sent = writer.send(record)?;
-        settle(writer, bells);
+        notify_if_owed(writer, bells);
         match sent {
             Some(()) => return Ok(()),
             None => sleep_until(writer, bells, record::span(record.len() as u64))?,
@@ -154,7 +154,7 @@ pub fn send<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells, record: &[u8]) ->
 pub fn write_all<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells, mut bytes: &[u8]) -> Result<(), Error> {
     while !bytes.is_empty() {
         let written = writer.write(bytes)?;
-        settle(writer, bells);
+        notify_if_owed(writer, bells);
         match written {
             Some(n) => bytes = &bytes[n..],
             None => sleep_until(writer, bells, 1)?,
@@ -168,7 +168,7 @@ pub fn recv<M: Mem>(reader: &mut Reader<M>, bells: &mut Bells) -> Result<Result<
     let mut record = vec![0; reader.message_max() as usize];
     loop {
         let received = reader.recv(&mut record)?;
-        settle(reader, bells);
+        notify_if_owed(reader, bells);
         if let Some(len) = received {
             record.truncate(len);
             return Ok(Ok(record));
@@ -191,7 +191,7 @@ pub fn read<M: Mem>(
     let (mut all, mut piece) = (Vec::new(), vec![0; at_most]);
     while all.len() < enough {
         let got = reader.read(&mut piece)?;
-        settle(reader, bells);
+        notify_if_owed(reader, bells);
         if let Some(n) = got {
             all.extend_from_slice(&piece[..n]);
         } else if let Some(phase) = reader.finished()? {
@@ -216,5 +216,5 @@ pub fn write_and_drain<M: Mem>(writer: &mut Writer<M>, bells: &mut Bells) {
 pub fn read_two_and_close<M: Mem>(reader: &mut Reader<M>, bells: &mut Bells) {
     (0..2).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
     reader.close();
-    settle(reader, bells);
+    notify_if_owed(reader, bells);
 }

@@ -12,7 +12,7 @@ use crate::{
     bell::Bells,
     check,
     memory::Sound,
-    pipe::{Modelled, Pipe, messages, send, settle},
+    pipe::{Modelled, Pipe, messages, notify_if_owed, send},
 };
 
 /// How a poller is told.
@@ -92,7 +92,7 @@ impl Poller {
     }
 
     /// At the end of each call.
-    fn settle(&mut self) {
+    fn raise_flag(&mut self) {
         if !self.promised && self.mutant != Mutant::RaisesNoFlag {
             (self.flag, self.promised, self.armed) = ((true, true), true, None);
         }
@@ -124,9 +124,9 @@ impl Poller {
         let (mut record, mut looked) = (vec![0; reader.message_max() as usize], false);
         loop {
             let received = reader.recv(&mut record).unwrap();
-            settle(reader, &mut self.bells);
+            notify_if_owed(reader, &mut self.bells);
             if let Some(len) = received {
-                self.settle();
+                self.raise_flag();
                 record.truncate(len);
                 return Some(record);
             }
@@ -134,7 +134,7 @@ impl Poller {
                 looked = true;
                 continue;
             }
-            self.settle();
+            self.raise_flag();
             return None;
         }
     }

@@ -15,8 +15,8 @@ use crate::{
     check,
     memory::Sound,
     pipe::{
-        BATCH, Kind, Pipe, messages, next_ring, read, read_two_and_close, recv, send, settle, sleep_until, stream,
-        write_all, write_and_drain,
+        BATCH, Kind, Pipe, messages, next_ring, notify_if_owed, read, read_two_and_close, recv, send, sleep_until,
+        stream, write_all, write_and_drain,
     },
 };
 
@@ -107,7 +107,7 @@ fn r24_batch_is_flushed_before_the_writer_waits_or_closes() {
                 writer.set_flush_policy(BATCH);
                 (0..2).for_each(|i| send(writer, bells, &[i; 3]).unwrap());
                 writer.close();
-                settle(writer, bells);
+                notify_if_owed(writer, bells);
             },
             |reader, bells| {
                 (0..2).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
@@ -131,7 +131,7 @@ fn r17_writer_that_ends_loses_nothing() {
                         } else {
                             writer.abort()
                         }
-                        settle(writer, bells);
+                        notify_if_owed(writer, bells);
                     },
                     move |reader, bells| {
                         (0..records).for_each(|i| assert_eq!(recv(reader, bells), Ok(Ok(vec![i; 3]))));
@@ -151,7 +151,7 @@ fn r17_stream_that_ends_loses_nothing() {
             |writer, bells| {
                 write_all(writer, bells, b"tombolo!!").unwrap();
                 writer.close();
-                settle(writer, bells);
+                notify_if_owed(writer, bells);
             },
             |reader, bells| {
                 let all = read(reader, bells, 8, usize::MAX);
@@ -179,7 +179,7 @@ fn r18_reader_that_ends_frees_a_writer_that_waits_for_it() {
                         } else {
                             reader.close()
                         }
-                        settle(reader, bells);
+                        notify_if_owed(reader, bells);
                     },
                 );
             });
@@ -201,11 +201,11 @@ fn r16_both_ends_may_close_at_once() {
                 let sent = send(writer, bells, &[0; 3]);
                 assert!(matches!(sent, Ok(()) | Err(Error::Closed)));
                 writer.close();
-                settle(writer, bells);
+                notify_if_owed(writer, bells);
             },
             |reader, bells| {
                 reader.close();
-                settle(reader, bells);
+                notify_if_owed(reader, bells);
             },
         );
     });
@@ -247,15 +247,15 @@ fn moving<const RINGS: usize>(name: &str, rings: [usize; RINGS], records: u8, sw
                 for i in 1..records {
                     if !offers.is_empty() && writer.can_offer().unwrap() {
                         writer.announce();
-                        settle(writer, bells);
+                        notify_if_owed(writer, bells);
                     }
                     loop {
                         if writer.reader_ready().unwrap() {
                             writer.switch_to(offers.pop().unwrap());
-                            settle(writer, bells);
+                            notify_if_owed(writer, bells);
                         }
                         let sent = writer.send(&[i; 3]).unwrap();
-                        settle(writer, bells);
+                        notify_if_owed(writer, bells);
                         if sent.is_some() {
                             break;
                         }
@@ -264,17 +264,17 @@ fn moving<const RINGS: usize>(name: &str, rings: [usize; RINGS], records: u8, sw
                 }
                 seen[RINGS - offers.len()].fetch_add(1, Ordering::Relaxed);
                 writer.close();
-                settle(writer, bells);
+                notify_if_owed(writer, bells);
             },
             move |reader, bells| {
                 let (mut record, mut got) = ([0; 24], Vec::new());
                 loop {
                     if let Some(generation) = reader.announced().unwrap() {
                         reader.prepare(generation, follows.pop().unwrap()).unwrap();
-                        settle(reader, bells);
+                        notify_if_owed(reader, bells);
                     }
                     let received = reader.recv(&mut record).unwrap();
-                    settle(reader, bells);
+                    notify_if_owed(reader, bells);
                     if let Some(len) = received {
                         got.push(record[..len].to_vec());
                     } else if let Some(phase) = reader.finished().unwrap() {
