@@ -45,6 +45,33 @@ fn splice_waits_for_the_pipe_and_the_socket_as_each_says() {
 }
 
 #[test]
+fn splice_to_a_connection_whose_peer_has_closed_loses_nothing_and_returns() {
+    same("moves.c", "closed");
+}
+
+#[test]
+fn handler_that_sends_amid_a_splice_of_the_kernels_does_not_wait_for_itself() {
+    same("moves.c", "amid");
+}
+
+#[test]
+fn splice_from_and_to_a_fifo_that_has_a_name_waits_only_as_it_was_told() {
+    for case in ["fifo", "to-fifo"] {
+        same("moves.c", case);
+    }
+}
+
+#[test]
+fn splice_of_a_part_of_a_packet_leaves_the_rest() {
+    same("moves.c", "packets");
+}
+
+#[test]
+fn splice_looks_at_the_pipe_before_the_socket() {
+    same("moves.c", "order");
+}
+
+#[test]
 fn shutdown_wakes_a_thread_that_waits_for_room() {
     same("awake.c", "shutdown");
 }
