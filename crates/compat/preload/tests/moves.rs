@@ -6,7 +6,7 @@ mod place;
 
 use std::{fs, process::Command};
 
-use place::{Place, built, has, output, python};
+use place::{Place, built, built_with, has, output, python};
 
 /// That a case of a program gives the same with the library, under which its connection is joined.
 fn same(source: &str, case: &str) -> Option<Place> {
@@ -92,6 +92,22 @@ fn process_that_forks_in_a_handler_amid_a_wait_and_its_child_are_both_woken() {
     for _ in 0..5 {
         same("awake.c", "handler");
     }
+}
+
+#[test]
+fn child_that_a_handler_made_just_before_a_sleep_waits_at_a_place_of_its_own() {
+    if !has("child_that_a_handler_made_just_before_a_sleep_waits_at_a_place_of_its_own", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let library = built_with(&place, "between.c", &["-shared", "-fPIC", "-DLIBRARY"]);
+    fs::rename(library, place.path("between.so")).unwrap();
+    let mut command = Command::new(built(&place, "between.c"));
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    let libraries = [place.path("preload.so"), place.path("between.so")].map(|file| file.display().to_string());
+    command.env("LD_PRELOAD", libraries.join(" "));
+    assert_eq!(output(&mut command, &place.path("with")), "child: waited\n", "{}", place.log());
+    assert!(place.log().contains("joined"), "{}", place.log());
 }
 
 #[test]
