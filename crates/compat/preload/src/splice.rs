@@ -128,18 +128,18 @@ fn write_now(to: c_int, bytes: &[u8]) -> ssize_t {
 }
 
 /// What the kernel says of a descriptor now. A handler of the program's may not run in the middle of it as if nothing were locked.
-fn look(fd: c_int, events: i16) -> i16 {
+fn ask_events(fd: c_int, events: i16) -> i16 {
     kernel::Linux.poll(fd, events)
 }
 
 /// Whether a call on it would not wait: it can be done, or fails.
 fn is_ready(fd: c_int, events: i16) -> bool {
-    look(fd, events) != 0
+    ask_events(fd, events) != 0
 }
 
-/// A pipe of this library's, by whose way bytes go from and to those of the program's that know nothing of `RWF_NOWAIT`: FIFOs that
-/// have a name, pipes that were opened anew, on whatever file system, and before Linux 6.4 all. `splice` between two pipes does not
-/// wait where it is told so, and leaves the rest of a packet (`O_DIRECT`) where it is, which a read throws away.
+/// A pipe of this library's, by whose way bytes go from and to those of the program's that know nothing of `RWF_NOWAIT`. Those are
+/// FIFOs that have a name, pipes that were opened anew, and before Linux 6.4 all. `splice` between two pipes does not wait where it
+/// is told so, and leaves the rest of a packet (`O_DIRECT`) where it is, which a read throws away.
 struct Detour {
     reads: OwnedFd,
     writes: OwnedFd,
@@ -272,7 +272,7 @@ fn wait_for_bytes(from: c_int, waits: bool) -> Result<(), Errno> {
 /// Waits until a pipe has room, if the call waits for that. One that nobody reads has none.
 fn wait_for_room(to: c_int, waits: bool) -> Result<(), Errno> {
     loop {
-        let said = look(to, libc::POLLOUT);
+        let said = ask_events(to, libc::POLLOUT);
         if said & libc::POLLERR != 0 {
             kernel::signal_broken_pipe();
             return Err(Errno::PIPE);
