@@ -208,6 +208,18 @@ pub unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
     answer
 }
 
+/// Else libc's would ask the kernel past this library.
+///
+/// # Safety
+/// As `sockatmark(3)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
+    let mut mark: c_int = 0;
+    // SAFETY: (valid) there is room for the int that the kernel stores.
+    let answer = unsafe { ioctl(fd, SIOCATMARK, (&raw mut mark).cast::<c_void>()) };
+    if answer < 0 { answer } else { mark }
+}
+
 /// The program wants a signal for whatever happens to the socket, which only the kernel gives.
 fn signals(fd: RawFd) {
     if let (Some(process), Some(connection)) = (state::busy(), state::connection(fd)) {

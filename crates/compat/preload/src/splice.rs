@@ -7,9 +7,9 @@
 use std::{
     ffi::{c_int, c_uint, c_void},
     io::IoSliceMut,
+    os::fd::{AsRawFd, OwnedFd},
     ptr,
     sync::Arc,
-    time::Duration,
 };
 
 use libc::{off_t, size_t, ssize_t};
@@ -17,14 +17,17 @@ use rustix::io::Errno;
 use tombolo_sockets::{
     Process, Source, aside,
     connection::{Connection, Direction, Plain, Stage},
+    kernel::Kernel,
     proof::HISTORY,
 };
 
 use crate::{errno, flow, inside, kernel, real, state};
 
-/// Bytes at once: what a pipe holds; and what has room in one that says that there is some (`PIPE_BUF`).
+/// Bytes at once: what a pipe holds; and what has room in one that says that there is some (`PIPE_BUF`). No packet is longer.
 const MOST: usize = 64 << 10;
 const PAGE: usize = 4096;
+/// The flags that there are.
+const FLAGS: c_uint = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
 /// How the bytes of a call come to be moved.
 enum How {
@@ -62,6 +65,11 @@ fn from_connection(
     len: usize,
     flags: c_uint,
 ) -> ssize_t {
+    // In the kernel's order: the pipe, then the socket.
+    let waits = waits_for_pipe(to, flags);
+    if let Err(errno) = wait_for_room(to, waits) {
+        return failed(errno);
+    }
     // Not on the stack, which may be a small one.
     let mut buffer = vec![0; len];
     // The flag is about the pipe alone.
@@ -69,7 +77,7 @@ fn from_connection(
     if there <= 0 {
         return there;
     }
-    let written = write(to, &buffer[..there as usize], !waits_for_pipe(to, flags));
+    let written = write(to, &buffer[..there as usize], !waits);
     if written > 0 {
         receive(process, connection, from, &mut buffer[..written as usize], libc::MSG_DONTWAIT | libc::MSG_WAITALL);
     }
@@ -113,18 +121,60 @@ fn write_now(to: c_int, bytes: &[u8]) -> ssize_t {
     if written >= 0 || errno::get() != libc::EOPNOTSUPP {
         return written;
     }
-    // Before Linux 6.4 a pipe does not know of that. Only another writer to it can make this wait.
-    if !is_ready(to, libc::POLLOUT) {
-        return failed(Errno::AGAIN);
+    match Detour::new() {
+        Ok(detour) => detour.give(to, bytes),
+        Err(errno) => failed(errno),
     }
-    // SAFETY: (valid) the bytes are there for the call.
-    unsafe { real::write(to, bytes.as_ptr().cast::<c_void>(), bytes.len()) }
+}
+
+/// What the kernel says of a descriptor now. A handler of the program's may not run in the middle of it as if nothing were locked.
+fn ask_events(fd: c_int, events: i16) -> i16 {
+    kernel::Linux.poll(fd, events)
 }
 
 /// Whether a call on it would not wait: it can be done, or fails.
 fn is_ready(fd: c_int, events: i16) -> bool {
-    let mut one = [libc::pollfd { fd, events, revents: 0 }];
-    !matches!(kernel::poll(&mut one, Some(Duration::ZERO), None), Ok(0))
+    ask_events(fd, events) != 0
+}
+
+/// A pipe of this library's, by whose way bytes go from and to those of the program's that know nothing of `RWF_NOWAIT`. Those are
+/// FIFOs that have a name, pipes that were opened anew, and before Linux 6.4 all. `splice` between two pipes does not wait where it
+/// is told so, and leaves the rest of a packet (`O_DIRECT`) where it is, which a read throws away.
+struct Detour {
+    reads: OwnedFd,
+    writes: OwnedFd,
+}
+
+impl Detour {
+    fn new() -> Result<Self, Errno> {
+        let made = errno::kept(|| aside::lifted(|| rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)));
+        made.map(|(reads, writes)| Self { reads, writes })
+    }
+
+    /// Takes from a pipe what is there and has room in `to`.
+    fn take_bytes(&self, from: c_int, to: &mut [u8]) -> ssize_t {
+        let there = moved(from, self.writes.as_raw_fd(), to.len(), libc::SPLICE_F_NONBLOCK);
+        let mut done = 0;
+        while done < there {
+            let rest = &mut to[done as usize..there as usize];
+            // SAFETY: (valid) `rest` is a slice.
+            let n = unsafe { real::read(self.reads.as_raw_fd(), rest.as_mut_ptr().cast::<c_void>(), rest.len()) };
+            match n {
+                // Of a signal there is nothing to hear: so many bytes are there.
+                -1 => {}
+                0 => break,
+                n => done += n,
+            }
+        }
+        there
+    }
+
+    /// Puts into a pipe what has room there of `bytes`, a page at most.
+    fn give(self, to: c_int, bytes: &[u8]) -> ssize_t {
+        // SAFETY: (valid) the bytes are there for the call.
+        let n = unsafe { real::write(self.writes.as_raw_fd(), bytes.as_ptr().cast::<c_void>(), bytes.len()) };
+        if n <= 0 { n } else { moved(self.reads.as_raw_fd(), to, n as usize, libc::SPLICE_F_NONBLOCK) }
+    }
 }
 
 /// The pipe of the program's that a call takes bytes from, and the socket that the kernel is to give them to.
@@ -134,6 +184,9 @@ struct Taken {
     flags: c_uint,
     patient: bool,
     empty: bool,
+    /// Made where nothing is locked, once something was not to be had otherwise.
+    detour: Option<Detour>,
+    wants_detour: bool,
 }
 
 impl Taken {
@@ -142,23 +195,30 @@ impl Taken {
         self.empty = taken == Err(Errno::AGAIN);
         taken
     }
+
+    /// Whether a read of so many bytes cuts no packet. There may be one that is longer than all that is there now only where another
+    /// thread takes from the pipe as well.
+    fn takes_whole_packets(&self, len: usize) -> bool {
+        len >= PAGE || rustix::io::ioctl_fionread(kernel::borrow(self.from)).is_ok_and(|there| there <= len as u64)
+    }
 }
 
 impl Source for Taken {
     fn take_bytes(&mut self, to: &mut [u8]) -> Result<usize, Errno> {
-        let part = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
-        // SAFETY: (valid) one part, which is a slice.
-        let mut taken = unsafe { real::preadv2(self.from, &raw const part, 1, -1, libc::RWF_NOWAIT) };
-        if taken < 0 && errno::get() == libc::EOPNOTSUPP {
-            // Before Linux 6.4 a pipe does not know of that. Only another reader of it can make this wait.
-            self.empty = !is_ready(self.from, libc::POLLIN);
-            if self.empty {
-                return Err(Errno::AGAIN);
-            }
-            // SAFETY: (valid) `to` is a slice.
-            taken = unsafe { real::read(self.from, to.as_mut_ptr().cast::<c_void>(), to.len()) };
+        if let Some(detour) = &self.detour {
+            let taken = detour.take_bytes(self.from, to);
+            return self.looked(taken);
         }
-        self.looked(taken)
+        if errno::kept(|| self.takes_whole_packets(to.len())) {
+            let part = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
+            // SAFETY: (valid) one part, which is a slice.
+            let taken = unsafe { real::preadv2(self.from, &raw const part, 1, -1, libc::RWF_NOWAIT) };
+            if taken >= 0 || errno::get() != libc::EOPNOTSUPP {
+                return self.looked(taken);
+            }
+        }
+        (self.wants_detour, self.empty) = (true, true);
+        Err(Errno::AGAIN)
     }
 
     fn pass_on(&mut self, most: usize) -> Result<usize, Errno> {
@@ -209,6 +269,25 @@ fn wait_for_bytes(from: c_int, waits: bool) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Waits until a pipe has room, if the call waits for that. One that nobody reads has none.
+fn wait_for_room(to: c_int, waits: bool) -> Result<(), Errno> {
+    loop {
+        let said = ask_events(to, libc::POLLOUT);
+        if said & libc::POLLERR != 0 {
+            kernel::signal_broken_pipe();
+            return Err(Errno::PIPE);
+        }
+        if said != 0 {
+            return Ok(());
+        }
+        let mut one = [libc::pollfd { fd: to, events: libc::POLLOUT, revents: 0 }];
+        match if waits { kernel::poll(&mut one, None, None) } else { Err(Errno::AGAIN) } {
+            Err(errno) if errno != Errno::INTR || !kernel::handlers_restart() => return Err(errno),
+            _ => {}
+        }
+    }
+}
+
 fn failed(errno: Errno) -> ssize_t {
     errno::set(errno.raw_os_error());
     -1
@@ -223,13 +302,20 @@ fn to_connection(
     flags: c_uint,
 ) -> ssize_t {
     let waits = waits_for_pipe(from, flags);
-    let mut taken = Taken { from, to, flags, patient: true, empty: false };
+    let mut taken = Taken { from, to, flags, patient: true, empty: false, detour: None, wants_detour: false };
     loop {
         if let Err(errno) = wait_for_bytes(from, waits) {
             return failed(errno);
         }
         taken.empty = false;
         let sent = flow::send_from(process, connection, to, &mut taken, len);
+        if sent < 0 && taken.wants_detour && taken.detour.is_none() {
+            match Detour::new() {
+                Ok(detour) => taken.detour = Some(detour),
+                Err(errno) => return failed(errno),
+            }
+            continue;
+        }
         // Another thread may have taken what there was.
         if sent >= 0 || !taken.empty || !waits {
             return sent;
@@ -292,11 +378,11 @@ pub unsafe extern "C-unwind" fn splice(
     let real = || unsafe { real::splice(from, from_at, to, to_at, len, flags) };
     let Some(process) = state::busy().filter(|_| !inside::has_interrupted()) else { return real() };
     // A connection has no offset, and the pipe at the other end has none.
-    if !from_at.is_null() || !to_at.is_null() || len == 0 {
+    if !from_at.is_null() || !to_at.is_null() || len == 0 || flags & !FLAGS != 0 {
         return real();
     }
     if let Some(connection) = state::connection(from) {
-        if !is_pipe(to) {
+        if !is_pipe(to, libc::O_WRONLY) {
             return real(); // Which the kernel refuses.
         }
         return match how(process, &connection, Direction::In) {
@@ -306,8 +392,8 @@ pub unsafe extern "C-unwind" fn splice(
         };
     }
     if let Some(connection) = state::connection(to) {
-        if !is_pipe(from) {
-            return real();
+        if !is_pipe(from, libc::O_RDONLY) {
+            return real(); // As above.
         }
         let ends = (from, to);
         return match (how(process, &connection, Direction::Out), connection.stage()) {
@@ -320,7 +406,12 @@ pub unsafe extern "C-unwind" fn splice(
     real()
 }
 
-fn is_pipe(fd: c_int) -> bool {
-    let found = errno::kept(|| rustix::fs::fstat(kernel::borrow(fd)));
-    found.is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Fifo)
+/// Whether it is a pipe, open for reading or for writing.
+fn is_pipe(fd: c_int, way: c_int) -> bool {
+    errno::kept(|| {
+        let fd = kernel::borrow(fd);
+        let is_fifo = |found: rustix::fs::Stat| rustix::fs::FileType::from_raw_mode(found.st_mode).is_fifo();
+        let mode = rustix::fs::fcntl_getfl(fd).map(|flags| flags.bits() as c_int & libc::O_ACCMODE);
+        rustix::fs::fstat(fd).is_ok_and(is_fifo) && mode.is_ok_and(|mode| mode == way || mode == libc::O_RDWR)
+    })
 }

@@ -91,7 +91,11 @@ fn seated(
     let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
     let slept = spin::asleep();
     let mut events = [epoll_event { events: 0, u64: 0 }; 4];
-    let n = inside::leave(|| kernel::epoll_until(seat.fd(), &mut events, rest))?;
+    let n = match inside::leave(|| kernel::epoll_until(seat.fd(), &mut events, rest)) {
+        // A handler has forked before the call was made, and this is the child: the number is none of its, or another file's.
+        Err(_) if !seat.is_own() => return Ok(Some(true)),
+        slept => slept?,
+    };
     spin::learn(slept);
     let mut said = false;
     for event in &events[..n] {

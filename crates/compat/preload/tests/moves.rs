@@ -6,7 +6,7 @@ mod place;
 
 use std::{fs, process::Command};
 
-use place::{Place, built, has, output, python};
+use place::{Place, built, built_with, has, output, python};
 
 /// That a case of a program gives the same with the library, under which its connection is joined.
 fn same(source: &str, case: &str) -> Option<Place> {
@@ -45,6 +45,33 @@ fn splice_waits_for_the_pipe_and_the_socket_as_each_says() {
 }
 
 #[test]
+fn splice_to_a_connection_whose_peer_has_closed_loses_nothing_and_returns() {
+    same("moves.c", "closed");
+}
+
+#[test]
+fn handler_that_sends_amid_a_splice_of_the_kernels_does_not_wait_for_itself() {
+    same("moves.c", "amid");
+}
+
+#[test]
+fn splice_from_and_to_a_fifo_that_has_a_name_waits_only_as_it_was_told() {
+    for case in ["fifo", "to-fifo"] {
+        same("moves.c", case);
+    }
+}
+
+#[test]
+fn splice_of_a_part_of_a_packet_leaves_the_rest() {
+    same("moves.c", "packets");
+}
+
+#[test]
+fn splice_looks_at_the_pipe_before_the_socket() {
+    same("moves.c", "order");
+}
+
+#[test]
 fn shutdown_wakes_a_thread_that_waits_for_room() {
     same("awake.c", "shutdown");
 }
@@ -65,6 +92,22 @@ fn process_that_forks_in_a_handler_amid_a_wait_and_its_child_are_both_woken() {
     for _ in 0..5 {
         same("awake.c", "handler");
     }
+}
+
+#[test]
+fn child_that_a_handler_made_just_before_a_sleep_waits_at_a_place_of_its_own() {
+    if !has("child_that_a_handler_made_just_before_a_sleep_waits_at_a_place_of_its_own", &["cc"]) {
+        return;
+    }
+    let place = Place::new();
+    let library = built_with(&place, "between.c", &["-shared", "-fPIC", "-DLIBRARY"]);
+    fs::rename(library, place.path("between.so")).unwrap();
+    let mut command = Command::new(built(&place, "between.c"));
+    place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+    let libraries = [place.path("preload.so"), place.path("between.so")].map(|file| file.display().to_string());
+    command.env("LD_PRELOAD", libraries.join(" "));
+    assert_eq!(output(&mut command, &place.path("with")), "child: waited\n", "{}", place.log());
+    assert!(place.log().contains("joined"), "{}", place.log());
 }
 
 #[test]

@@ -242,7 +242,7 @@ fn s7_process_that_is_off_joins_nothing_until_it_is_on_again() {
         if off {
             switched::put_file(at(), &name).unwrap();
         } else {
-            assert_eq!(switched::remove_file(at(), &name).unwrap(), round == 2);
+            assert_eq!(switched::remove_file(at(), &name, rustix::process::geteuid().as_raw()).unwrap(), round == 2);
         }
         steps.step("talk");
         assert_eq!(lines(&place, "joined").len(), 2 * round, "{}", place.log());

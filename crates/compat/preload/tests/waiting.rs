@@ -26,7 +26,7 @@ fn both(world: &World, server: &[&str], client: &[&str]) -> (String, String) {
     let mut serving = world.serve(7000, server);
     let said = world.ask(client);
     assert!(serving.finish().success());
-    (std::fs::read_to_string(world.place.path("server")).unwrap(), said)
+    (std::fs::read_to_string(world.place.path("server-7000")).unwrap(), said)
 }
 
 #[test]

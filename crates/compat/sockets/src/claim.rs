@@ -89,7 +89,8 @@ pub fn read(file: &std::path::Path) -> Option<(String, u32)> {
 }
 
 /// Reads what is in memory. A member who writes to the file, and whose own memory never comes, holds its lock, which some file
-/// systems take for reads too (XFS). Those that know of no such read take none, but on a network.
+/// systems take for reads too (XFS). Those that know of no such read take none themselves, but on a network; overlayfs, which is one,
+/// reads from the file system below it as that one does.
 fn read_now(file: &fs::File, to: &mut [u8]) -> rustix::io::Result<usize> {
     match rustix::io::preadv2(file, &mut [io::IoSliceMut::new(to)], 0, ReadWriteFlags::NOWAIT) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => rustix::io::pread(file, to, 0),

@@ -7,7 +7,6 @@
 use std::{
     ffi::{CStr, CString},
     fs, io,
-    io::Read,
     os::{
         fd::{AsFd, OwnedFd},
         unix::fs::MetadataExt,
@@ -22,7 +21,7 @@ use rustix::{
     process::geteuid,
 };
 use tombolo_domain::aside;
-use tombolo_os::lock::lock;
+use tombolo_os::{lock::lock, process::Stat};
 
 /// Ancestors that count.
 const ANCESTORS: usize = 16;
@@ -43,8 +42,8 @@ impl Name {
     #[must_use]
     pub fn of(pid: u32) -> Option<(Self, u32)> {
         let namespace = fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|found| found.ino());
-        let (parent, started) = stat(&format!("/proc/{pid}/stat"))?;
-        Some((Self { pid, started, namespace: namespace? }, parent))
+        let found = Stat::of(pid)?;
+        Some((Self { pid, started: found.began, namespace: namespace? }, found.parent))
     }
 
     /// The file that says that it is off.
@@ -65,8 +64,8 @@ impl Name {
 
 /// Where the files are, in a folder where ends meet: in a folder for each user who made some.
 const PLACE: &str = "off";
-/// Such folders at most that are looked at, and files in one.
-const USERS: usize = 64;
+/// Such folders at most that are looked at, and files in one. Whoever can write there can make more.
+const USERS: usize = 1 << 12;
 const FILES: usize = 1 << 16;
 
 /// Opens a folder, and no link to one.
@@ -82,9 +81,36 @@ fn names(folder: impl AsFd, most: usize) -> Vec<CString> {
     names.filter(|name| !matches!(name.to_bytes(), b"." | b"..")).take(most).collect()
 }
 
-/// The users' folders: their names, and themselves.
-fn places(place: &OwnedFd) -> impl Iterator<Item = (CString, OwnedFd)> {
-    names(place, USERS).into_iter().filter_map(move |name| open(place, &*name).ok().map(|folder| (name, folder)))
+/// Whom a process believes that it is off: root, whom the folder where it meets others belongs to, and its own user.
+#[derive(Clone, Copy)]
+struct Believed([u32; 3]);
+
+impl Believed {
+    fn has(self, user: u32) -> bool {
+        self.0.contains(&user)
+    }
+
+    /// Whether what is in this folder was put there by one of them.
+    fn has_folder(self, folder: &OwnedFd) -> bool {
+        rustix::fs::fstat(folder).is_ok_and(|found| self.has(found.st_uid) && found.st_mode & 0o022 == 0)
+    }
+
+    /// Whether one of them has put a file of this name there.
+    fn have_said(self, folder: &OwnedFd, file: &str) -> bool {
+        let found = rustix::fs::statat(folder, file, AtFlags::SYMLINK_NOFOLLOW);
+        found.is_ok_and(|found| self.has(found.st_uid))
+    }
+}
+
+/// The users' folders: their names, and themselves. Those that bear the numbers of the `believed` come first, so that others keep
+/// nobody from being found by how many they make.
+fn places(place: &OwnedFd, believed: Believed) -> impl Iterator<Item = (CString, OwnedFd)> {
+    let mut first: Vec<_> = believed.0.iter().filter_map(|user| CString::new(user.to_string()).ok()).collect();
+    first.dedup();
+    let others = names(place, USERS).into_iter();
+    let known = first.clone();
+    let all = first.into_iter().chain(others.filter(move |name| !known.contains(name)));
+    all.filter_map(move |name| open(place, &*name).ok().map(|folder| (name, folder)))
 }
 
 /// Makes a folder where there is none. Says whether it did.
@@ -129,33 +155,45 @@ pub fn put_file(folder: impl AsFd, name: &Name) -> io::Result<()> {
     }
 }
 
-/// Takes back what says that process `name` is off. Says whether there was anything.
+/// Takes back what says that process `name` of `user` is off. Says whether there was anything.
 ///
 /// # Errors
-/// What the file system says, as where another user said so.
-pub fn remove_file(folder: impl AsFd, name: &Name) -> io::Result<bool> {
+/// What the file system says, as where another said so whom the process believes.
+pub fn remove_file(folder: impl AsFd, name: &Name, user: u32) -> io::Result<bool> {
     let Some(place) = place_in(&folder)? else { return Ok(false) };
-    let mut was_off = false;
-    for (user, users) in places(&place) {
+    let believed = believed_in(&folder, user)?;
+    let (mut was_off, mut refused) = (false, None);
+    for (user, users) in places(&place, believed) {
         match rustix::fs::unlinkat(&users, name.file(), AtFlags::empty()) {
             Ok(()) => was_off = true,
             Err(Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
+            // What others say does not count: it need not go.
+            Err(_) if !believed.has_folder(&users) || !believed.have_said(&users, &name.file()) => {}
+            Err(error) => refused = Some(error),
         }
         // As long as somebody is off they stay.
         let _ = rustix::fs::unlinkat(&place, &*user, AtFlags::REMOVEDIR);
     }
     let _ = rustix::fs::unlinkat(&folder, PLACE, AtFlags::REMOVEDIR);
-    Ok(was_off)
+    refused.map_or(Ok(was_off), |error| Err(error.into()))
 }
 
-/// Whether somebody said that process `name` is off.
+/// Whether somebody said that process `name` of `user` is off, whom it believes.
 #[must_use]
-pub fn is_said(folder: impl AsFd, name: &Name) -> bool {
-    let place = place_in(&folder).ok().flatten();
-    place.is_some_and(|place| {
-        places(&place).any(|(_, users)| rustix::fs::statat(&users, name.file(), AtFlags::SYMLINK_NOFOLLOW).is_ok())
-    })
+pub fn is_said(folder: impl AsFd, name: &Name, user: u32) -> bool {
+    let (Ok(Some(place)), Ok(believed)) = (place_in(&folder), believed_in(&folder, user)) else { return false };
+    is_said_at(&place, believed, &[name.file()])
+}
+
+fn believed_in(folder: impl AsFd, user: u32) -> io::Result<Believed> {
+    Ok(Believed([0, rustix::fs::fstat(folder)?.st_uid, user]))
+}
+
+/// Whether one of these files stands in one of the users' folders. Whose the folder around them is does not matter, nor what it
+/// calls them.
+fn is_said_at(place: &OwnedFd, believed: Believed, files: &[String]) -> bool {
+    let mut places = places(place, believed);
+    places.any(|(_, users)| believed.has_folder(&users) && files.iter().any(|file| believed.have_said(&users, file)))
 }
 
 fn place_in(folder: impl AsFd) -> io::Result<Option<OwnedFd>> {
@@ -163,15 +201,6 @@ fn place_in(folder: impl AsFd) -> io::Result<Option<OwnedFd>> {
         Err(Errno::NOENT) => Ok(None),
         place => Ok(Some(place?)),
     }
-}
-
-/// The parent of a process and when it was started.
-fn stat(file: &str) -> Option<(u32, u64)> {
-    let mut text = String::new();
-    fs::File::open(file).ok()?.take(4096).read_to_string(&mut text).ok()?;
-    // Its name, which may hold anything, stands in brackets.
-    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
-    Some((fields.nth(1)?.parse().ok()?, fields.nth(17)?.parse().ok()?))
 }
 
 /// What this process looks for.
@@ -186,20 +215,10 @@ impl Switch {
         if fs::symlink_metadata(folder.join(PLACE)).is_err() {
             return false;
         }
-        let trusts = |user| user == 0 || user == owner || user == own;
         let files = lock(&self.0).get_or_insert_with(files).clone();
         aside::lifted(|| {
-            let Ok(place) = open(CWD, folder.join(PLACE)) else { return false };
-            // Whose that folder is does not matter, nor what it calls the users'.
-            places(&place).any(|(_, users)| {
-                let found = rustix::fs::fstat(&users);
-                let is_users = found.is_ok_and(|found| trusts(found.st_uid) && found.st_mode & 0o022 == 0);
-                let stands = |file: &String| {
-                    let found = rustix::fs::statat(&users, file, AtFlags::SYMLINK_NOFOLLOW);
-                    found.is_ok_and(|found| trusts(found.st_uid))
-                };
-                is_users && files.iter().any(stands)
-            })
+            let place = open(CWD, folder.join(PLACE));
+            place.is_ok_and(|place| is_said_at(&place, Believed([0, owner, own]), &files))
         })
     }
 
@@ -216,8 +235,8 @@ fn files() -> Vec<String> {
         // All that it sees live where it lives.
         let Some(namespace) = own.map(|(name, _)| name.namespace) else { return Vec::new() };
         let next = |(_, parent): &(Name, u32)| {
-            let (grandparent, started) = stat(&format!("/proc/{parent}/stat"))?;
-            Some((Name { pid: *parent, started, namespace }, grandparent))
+            let found = Stat::of(*parent)?;
+            Some((Name { pid: *parent, started: found.began, namespace }, found.parent))
         };
         std::iter::successors(own, next).take(ANCESTORS).map(|(name, _)| name.file()).collect()
     })
@@ -234,7 +253,7 @@ pub fn sweep(folder: &Path) -> io::Result<()> {
     let is_over = |name: &Name| {
         name.namespace == own.namespace && Name::of(name.pid).is_none_or(|(now, _)| now.started != name.started)
     };
-    for (user, users) in places(&place) {
+    for (user, users) in places(&place, believed_in(&folder, geteuid().as_raw())?) {
         for file in names(&users, FILES) {
             let name = |file: &CStr| Name::from_file(file.to_str().ok()?);
             if name(&file).as_ref().is_some_and(is_over) {
@@ -282,9 +301,13 @@ mod tests {
         for name in [name, Name::of(parent).unwrap().0] {
             put_file(at(folder.path()), &name).unwrap();
             put_file(at(folder.path()), &name).unwrap();
-            assert!(is_off() && is_said(at(folder.path()), &name));
-            assert!(remove_file(at(folder.path()), &name).unwrap());
-            assert!(!is_off() && !is_said(at(folder.path()), &name) && !remove_file(at(folder.path()), &name).unwrap());
+            assert!(is_off() && is_said(at(folder.path()), &name, user));
+            assert!(remove_file(at(folder.path()), &name, user).unwrap());
+            assert!(
+                !is_off()
+                    && !is_said(at(folder.path()), &name, user)
+                    && !remove_file(at(folder.path()), &name, user).unwrap()
+            );
         }
     }
 
@@ -327,18 +350,59 @@ mod tests {
     }
 
     #[test]
+    fn s7_folders_and_files_of_others_keep_nobody_from_switching_a_process_off_and_on() {
+        if !geteuid().is_root() {
+            return; // Only root can make some of others.
+        }
+        let (folder, name, nobody) = (tempfile::tempdir().unwrap(), own().0, 65534);
+        fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
+        put_file(at(folder.path()), &name).unwrap();
+        // More than are looked at, before and after it in the folder's order.
+        for other in 0..300 {
+            let other = place(folder.path()).join(format!("other-{other}"));
+            fs::create_dir(&other).unwrap();
+            // What is in the way of removing it is another's.
+            fs::create_dir(other.join(name.file())).unwrap();
+            std::os::unix::fs::chown(&other, Some(nobody), None).unwrap();
+        }
+        assert!(Switch::default().is_off(folder.path(), 0, 0) && is_said(at(folder.path()), &name, 0));
+        assert!(remove_file(at(folder.path()), &name, 0).unwrap());
+        assert!(!Switch::default().is_off(folder.path(), 0, 0) && !is_said(at(folder.path()), &name, 0));
+    }
+
+    #[test]
+    fn s7_process_whose_name_is_no_utf8_is_found_with_its_parent() {
+        use std::os::unix::ffi::OsStrExt;
+        let program = tempfile::tempdir().unwrap();
+        let file = program.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+        std::os::unix::fs::symlink("/bin/cat", &file).unwrap();
+        let mut command = std::process::Command::new(file);
+        let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let found = Name::of(child.id());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found.map(|(_, parent)| parent), Some(std::process::id()));
+    }
+
+    #[test]
     fn s7_link_in_the_place_of_a_folder_is_not_followed() {
         let [folder, elsewhere] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let gone = Name { started: own().0.started - 1, ..own().0 };
         let kept = elsewhere.path().join(gone.file());
         fs::write(&kept, "").unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), place(folder.path())).unwrap();
-        assert!(put_file(at(folder.path()), &own().0).is_err() && remove_file(at(folder.path()), &gone).is_err());
+        assert!(
+            put_file(at(folder.path()), &own().0).is_err()
+                && remove_file(at(folder.path()), &gone, geteuid().as_raw()).is_err()
+        );
         let _ = sweep(folder.path());
         fs::remove_file(place(folder.path())).unwrap();
         fs::create_dir(place(folder.path())).unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), users(folder.path())).unwrap();
-        assert!(put_file(at(folder.path()), &own().0).is_err() && !remove_file(at(folder.path()), &gone).unwrap());
+        assert!(
+            put_file(at(folder.path()), &own().0).is_err()
+                && !remove_file(at(folder.path()), &gone, geteuid().as_raw()).unwrap()
+        );
         sweep(folder.path()).unwrap();
         assert_eq!(fs::read_dir(elsewhere.path()).unwrap().count(), 1);
         assert!(kept.exists());
@@ -353,7 +417,7 @@ mod tests {
         sweep(folder.path()).unwrap();
         let stands = |name: &Name| users(folder.path()).join(name.file()).exists();
         assert!(!stands(&gone) && stands(&elsewhere) && stands(&name));
-        assert!(remove_file(at(folder.path()), &elsewhere).unwrap());
+        assert!(remove_file(at(folder.path()), &elsewhere, geteuid().as_raw()).unwrap());
         fs::remove_file(users(folder.path()).join(name.file())).unwrap();
         sweep(folder.path()).unwrap();
         assert!(!place(folder.path()).exists());

@@ -134,6 +134,12 @@ impl Seat<'_> {
         self.instance.as_ref().expect("until it is dropped").number
     }
 
+    /// Whether it is this process's, and none of a parent's which forked since it was taken.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        self.instance.as_ref().is_some_and(Instance::is_own)
+    }
+
     /// An event of it came: says whether it is TCP that has something to say, which stays until it was heard.
     pub fn came(&self, process: &Process, data: u64, events: u32) -> bool {
         match data {

@@ -13,6 +13,8 @@ const KERNEL_THREAD: u64 = 0x0020_0000;
 pub struct Stat {
     /// `R` runs, `S` and `D` sleep, `T` and `t` are stopped, `Z` and `X` are dead.
     pub state: char,
+    /// The process that it belongs to; 0 where that one is not to be seen from here.
+    pub parent: u32,
     /// The kernel's flags.
     flags: u64,
     /// When it began, in clock ticks since boot.
@@ -32,8 +34,9 @@ impl Stat {
         let (_, fields) = line.rsplit_once(") ")?;
         let mut fields = fields.split(' ');
         let state = fields.next()?.chars().next()?;
-        let (flags, began) = (fields.nth(5)?.parse().ok()?, fields.nth(12)?.parse().ok()?);
-        Some(Self { state, flags, began })
+        let parent = fields.next()?.parse().ok()?;
+        let (flags, began) = (fields.nth(4)?.parse().ok()?, fields.nth(12)?.parse().ok()?);
+        Some(Self { state, parent, flags, began })
     }
 
     /// Whether it is stopped, by a signal or a debugger.
@@ -73,7 +76,7 @@ mod tests {
     fn l10_stat_line_of_a_program_with_a_spiteful_name_is_understood() {
         let line = "42 (a) R 1 (b) T) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1";
         let stat = Stat::parse(line).unwrap();
-        assert_eq!(stat, Stat { state: 'S', flags: 4_194_560, began: 12345 });
+        assert_eq!(stat, Stat { state: 'S', parent: 1, flags: 4_194_560, began: 12345 });
         assert!(!stat.is_kernel_thread() && Stat { flags: 69_238_880, ..stat }.is_kernel_thread());
         assert_eq!(Stat::parse("42 (a) S 1"), None);
         assert_eq!(Stat::parse(""), None);

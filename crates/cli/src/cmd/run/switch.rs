@@ -23,6 +23,8 @@ use crate::failure::{Failure, Os, Result};
 struct Target {
     name: Name,
     parent: u32,
+    /// Whose it is.
+    user: u32,
     /// Its folder where ends meet: as it calls it, and itself.
     path: PathBuf,
     folder: OwnedFd,
@@ -45,7 +47,8 @@ fn find(pid: u32) -> Result<Target> {
     let within = open_within(&proc(pid, "root"), &folder)?;
     let text = fs::read_to_string(proc(pid, "status")).os("read")?;
     let inner = text.lines().find_map(|line| line.strip_prefix("NSpid:")?.split_whitespace().last()?.parse().ok());
-    Ok(Target { name: Name { pid: inner.unwrap_or(pid), ..seen }, parent, path: folder, folder: within })
+    let (name, user) = (Name { pid: inner.unwrap_or(pid), ..seen }, owner(&proc(pid, ""))?);
+    Ok(Target { name, parent, user, path: folder, folder: within })
 }
 
 /// Opens a folder as a process with this root does. Whoever made the links on the way leads nobody out of that root by them.
@@ -63,7 +66,7 @@ pub fn off(pid: u32) -> Result<()> {
     let own = rustix::process::geteuid().as_raw();
     // The process believes its own user, the folder's and root.
     let folders = rustix::fs::fstat(&target.folder).map_err(io::Error::from).os("stat")?.st_uid;
-    if ![0, folders, owner(&proc(pid, ""))?].contains(&own) {
+    if ![0, folders, target.user].contains(&own) {
         return Err(Failure::Outcome(format!("{pid}: it does not believe user {own} that it is off")));
     }
     let cannot = |source| Failure::Open { file: target.path.join("off").display().to_string(), source };
@@ -77,7 +80,7 @@ pub fn off(pid: u32) -> Result<()> {
 pub fn on(pid: u32) -> Result<()> {
     let target = find(pid)?;
     let cannot = |source| Failure::Open { file: target.path.join("off").display().to_string(), source };
-    let was_off = switched::remove_file(&target.folder, &target.name).map_err(cannot)?;
+    let was_off = switched::remove_file(&target.folder, &target.name, target.user).map_err(cannot)?;
     let mut seen = HashSet::from([pid]);
     let mut next = target.parent;
     while next != 0 && seen.insert(next) {
@@ -85,7 +88,7 @@ pub fn on(pid: u32) -> Result<()> {
             next = Name::of(next).map_or(0, |(_, parent)| parent);
             continue;
         };
-        if switched::is_said(&target.folder, &parent.name) {
+        if switched::is_said(&target.folder, &parent.name, target.user) {
             return Err(Failure::Outcome(format!("{pid}: it stays off, as {next}, which it comes from, is off")));
         }
         next = parent.parent;

@@ -18,6 +18,9 @@ use std::{
 /// Far beyond what anything here takes.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Bytes of what a program said that are shown where a test failed.
+const LAST: usize = 16 << 10;
+
 /// Bytes of a long stream.
 pub const LONG: usize = if cfg!(debug_assertions) { 24 << 20 } else { 96 << 20 };
 
@@ -123,6 +126,23 @@ impl Place {
             .filter(|path| *path != claims)
             .collect();
         assert!(left.is_empty(), "left behind: {left:?}");
+    }
+}
+
+impl Drop for Place {
+    /// Where a test failed: what the library and the servers said, which would go with the folder.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let all = fs::read_dir(self.path("")).into_iter().flatten().flatten().map(|entry| entry.path());
+        let name = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        for path in all.filter(|path| name(path) == "log" || name(path).starts_with("server-")) {
+            // Not all of what may be much.
+            let said = fs::read(&path).unwrap_or_default();
+            let end = String::from_utf8_lossy(&said[said.len().saturating_sub(LAST)..]).into_owned();
+            let _ = writeln!(std::io::stderr(), "---- the end of {}:\n{end}", name(&path));
+        }
     }
 }
 

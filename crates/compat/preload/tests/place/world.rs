@@ -31,7 +31,7 @@ impl World {
 
     /// A server, once somebody listens at `port`.
     pub fn serve(&self, port: u16, words: &[&str]) -> Started {
-        let log = fs::File::create(self.place.path("server")).unwrap();
+        let log = fs::File::create(self.place.path(&format!("server-{port}"))).unwrap();
         let server = Started::new(self.command(SERVERS, words).stderr(log.try_clone().unwrap()).stdout(log));
         self.namespaces.wait_for(port);
         server

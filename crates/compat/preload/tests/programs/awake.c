@@ -338,9 +338,10 @@ int main(int argc, char **argv) {
         check(send(ends[1], "abc", 3, 0) == 3 && send(ends[1], "d", 1, MSG_OOB) == 1, "send");
         struct pollfd one = {.fd = ends[0], .events = POLLPRI};
         check(poll(&one, 1, 1000 * LONG) == 1 && ioctl(ends[0], SIOCATMARK, &mark) == 0, "SIOCATMARK");
-        printf("mark: %d\n", mark);
+        printf("mark: %d %d\n", mark, sockatmark(ends[0]));
         check(recv(ends[0], bytes, 3, MSG_WAITALL) == 3 && ioctl(ends[0], SIOCATMARK, &mark) == 0, "SIOCATMARK");
-        printf("mark: %d\n", mark);
+        printf("mark: %d %d\n", mark, sockatmark(ends[0]));
+        printf("none: %d\n", sockatmark(-1));
     } else if (strcmp(word, "reset") == 0) {
         reset();
     } else if (strcmp(word, "alone") == 0) {

@@ -32,15 +32,22 @@ impl Pipes {
             }
             tx.ended |= connection.is_over();
             if !tx.ended && carrier == Transport::Pipe {
-                match tx.writer.ready((most as u64).min(tx.writer.capacity())) {
+                // A peer that reads no more shows before anything is taken.
+                let most_there = (most as u64).min(tx.writer.capacity());
+                match tx.writer.write(&[]).and_then(|_| tx.writer.ready(most_there)) {
                     Ok(_) if tx.writer.room() > 0 => {
                         let room = tx.writer.room().min(most as u64).min(SPLICED) as usize;
                         let mut bytes = vec![0; room];
                         let n = source.take_bytes(&mut bytes).map_err(Failed::Os)?;
                         match tx.writer.write_vectored(&[IoSlice::new(&bytes[..n])]) {
                             Ok(_) => return Ok((n, Transport::Pipe, n == room && room < most)),
-                            // The peer has closed it since: those bytes are lost with the connection.
-                            Err(Error::Closed) => tx.ended = true,
+                            // The peer has closed it since. TCP gets what was taken, and says to the next call what became of it.
+                            Err(Error::Closed) => {
+                                tx.ended = true;
+                                let sent = kernel.send(fd, &[IoSlice::new(&bytes[..n])]).unwrap_or_default();
+                                connection.count(Direction::Out, sent);
+                                return Ok((n, Transport::Tcp, false));
+                            }
                             Err(error) => return Err(error.into()),
                         }
                     }
