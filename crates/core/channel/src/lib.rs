@@ -21,6 +21,7 @@ mod handover;
 mod listen;
 mod messages;
 mod mode;
+mod moves;
 mod options;
 mod os;
 mod pollable;

@@ -8,9 +8,8 @@ use tombolo_ring::{Deadline, Error as RingError, Waited, Writer};
 
 use crate::{
     Error, Result,
-    growth::{Growth, RingReason},
-    handover::Outgoing,
-    os,
+    growth::Growth,
+    moves::RingMoves,
     signalled::SignalledRing,
     stats::PipeStatistics,
     waiter::{Armed, Waiter},
@@ -23,25 +22,15 @@ const LOOK: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct Sending {
     pub ring: SignalledRing<Writer<Mapped>>,
-    move_: Outgoing,
+    moves: RingMoves,
     /// The peer was found gone after a call that was done: the next one is told.
     gone: bool,
-    /// Where the ring follows its load.
-    growth: Option<Box<Growth>>,
-    /// Looks whether an idle peer has taken its part of a move, since somebody wrote.
-    looks: u32,
-    /// Who is idle may write now and then: it is time to look whether the ring is too large.
-    may_be_idle: bool,
 }
-
-/// So often an idle end looks whether its peer goes along with a move, each time after twice the time.
-const LOOKS_MOST: u32 = 10;
 
 impl Sending {
     pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter, growth: Option<Growth>) -> Self {
         let ring = SignalledRing { half: writer, waiter };
-        let growth = growth.map(Box::new);
-        Self { ring, move_: Outgoing::default(), gone: false, growth, looks: 0, may_be_idle: false }
+        Self { ring, moves: RingMoves::new(growth), gone: false }
     }
 
     /// Does `call` if there is room; `None` where there is not.
@@ -63,7 +52,7 @@ impl Sending {
     ) -> Result<Option<T>> {
         let mut armed = false;
         loop {
-            if self.gone || self.may_be_idle || self.is_move_due()? {
+            if self.gone || self.moves.is_due(&mut self.ring)? {
                 self.go_on()?;
             }
             let done = call(&mut self.ring.half)?;
@@ -73,7 +62,9 @@ impl Sending {
                 return Ok(done);
             }
             self.ring.waiter.end().check_honest()?;
-            self.grow_for_bulk()?;
+            if self.moves.grow_for_bulk(&mut self.ring)? {
+                self.after();
+            }
             if !armed && self.ring.waiter.is_polled() {
                 let need = need();
                 let wanted = self.ring.half.position().wrapping_add(need);
@@ -97,7 +88,7 @@ impl Sending {
     /// Writes all of `bytes` if that is known to be possible and nothing else is to be done first: says whether.
     #[inline]
     pub(crate) fn write_at_once(&mut self, bytes: &[u8]) -> bool {
-        let done = !self.gone && !self.move_.is_under_way() && self.ring.half.write_at_once(bytes);
+        let done = !self.gone && !self.moves.is_under_way() && self.ring.half.write_at_once(bytes);
         if done {
             self.ring.waiter.end_nap();
             self.after();
@@ -128,7 +119,7 @@ impl Sending {
         mut before_wait: impl FnMut() -> Result<()>,
     ) -> Result<T> {
         loop {
-            if self.gone || self.may_be_idle || self.is_move_due()? {
+            if self.gone || self.moves.is_due(&mut self.ring)? {
                 self.go_on()?;
             }
             if let Some(done) = call(&mut self.ring.half)? {
@@ -136,7 +127,9 @@ impl Sending {
                 return Ok(done);
             }
             before_wait()?;
-            self.grow_for_bulk()?;
+            if self.moves.grow_for_bulk(&mut self.ring)? {
+                self.after();
+            }
             self.wait(need(), deadline)?;
         }
     }
@@ -166,7 +159,7 @@ impl Sending {
     fn after(&mut self) {
         if self.ring.half.take_ring() {
             self.ring.notify_peer();
-            self.may_be_idle = self.growth.as_ref().is_some_and(|growth| growth.is_large(self.ring.half.capacity()));
+            self.moves.note_notified(&self.ring);
             self.gone |= self.ring.waiter.gone_since_last_ring();
         } else if self.ring.waiter.is_time_to_look() {
             self.gone |= self.ring.check_peer() || self.ring.waiter.end().is_caught();
@@ -234,7 +227,7 @@ impl Sending {
             if self.ring.half.check_drained()? {
                 return Ok(());
             }
-            if self.gone || self.may_be_idle || self.is_move_due()? {
+            if self.gone || self.moves.is_due(&mut self.ring)? {
                 self.go_on()?;
             }
             let whole = self.ring.half.capacity();
@@ -248,37 +241,9 @@ impl Sending {
     #[cold]
     fn go_on(&mut self) -> Result<()> {
         self.still_there()?;
-        if self.is_move_due()? {
-            // In another ring there is room at another position.
-            self.ring.waiter.forget_armed();
-            self.move_.go_on(&mut self.ring.half, self.ring.waiter.end())?;
-            if let (Some(growth), false) = (&mut self.growth, self.move_.is_under_way()) {
-                growth.settle_move(self.ring.half.position(), os::coarse_time());
-            }
-            self.looks = 0;
-        }
-        if std::mem::take(&mut self.may_be_idle) {
-            self.shrink_if_idle()?;
-        }
+        self.moves.advance(&mut self.ring)?;
         self.after();
         Ok(())
-    }
-
-    fn shrink_if_idle(&mut self) -> Result<()> {
-        let Some(growth) = &mut self.growth else { return Ok(()) };
-        if self.move_.is_under_way() || !self.ring.half.check_drained()? {
-            return Ok(());
-        }
-        let (capacity, moved) = (self.ring.half.capacity(), self.ring.half.position());
-        match growth.shrinks_to(capacity, moved, os::coarse_time()) {
-            Some(size) => self.move_for_load(size),
-            None => Ok(()),
-        }
-    }
-
-    #[inline]
-    fn is_move_due(&mut self) -> Result<bool> {
-        Ok(self.move_.is_under_way() && self.move_.is_due(&mut self.ring.half)?)
     }
 
     /// A write of `len` bytes that did only `written` of them has filled the ring.
@@ -286,38 +251,8 @@ impl Sending {
     pub(crate) fn note_written(&mut self, written: usize, len: usize) {
         if written < len {
             // What was written is written: a lie that was found stays found, for the next call to tell.
-            let _ = self.grow_for_bulk();
-        }
-    }
-
-    /// The ring was found full: if bulk fills it, a larger one is offered (ADR 0055).
-    #[cold]
-    #[inline(never)]
-    fn grow_for_bulk(&mut self) -> Result<()> {
-        let Some(growth) = &mut self.growth else { return Ok(()) };
-        let (capacity, now) = (self.ring.half.capacity(), os::coarse_time());
-        if self.move_.is_under_way() || !growth.is_bulk(capacity, self.ring.half.position(), now) {
-            return Ok(());
-        }
-        match growth.choose_ring(capacity, now) {
-            Some(size) => self.move_for_load(size),
-            None => Ok(()),
-        }
-    }
-
-    /// Offers a ring of `size` bytes. Where that cannot be, the pipe stays where it is for now.
-    fn move_for_load(&mut self, size: u64) -> Result<()> {
-        match self.move_.begin(size, &mut self.ring.half, self.ring.waiter.end()) {
-            Ok(()) => {
-                self.looks = 0;
+            if self.moves.grow_for_bulk(&mut self.ring).unwrap_or_default() {
                 self.after();
-                Ok(())
-            }
-            Err(error) if error.is_peers_lie() => Err(error),
-            Err(_) => {
-                let growth = self.growth.as_mut().expect("whose ring follows its load");
-                growth.fail(RingReason::Memory, os::coarse_time());
-                Ok(())
             }
         }
     }
@@ -331,36 +266,27 @@ impl Sending {
 
     fn try_follow_load(&mut self) -> Result<Option<Duration>> {
         self.still_there()?;
-        self.may_be_idle = true;
+        self.moves.suspect_idleness();
         self.go_on()?;
-        if self.move_.is_under_way() {
-            self.looks += 1;
-            return Ok((self.looks <= LOOKS_MOST).then(|| LOOK * (1 << self.looks)));
-        }
-        Ok(self.next_look())
+        Ok(self.moves.look_again(&self.ring))
     }
 
     /// After which time there may be something to do if the stream is idle.
     #[inline]
     pub(crate) fn next_look(&self) -> Option<Duration> {
-        let growth = self.growth.as_ref()?;
-        if self.move_.is_under_way() {
-            return Some(LOOK);
-        }
-        growth.is_large(self.ring.half.capacity()).then(|| growth.idle_time())
+        self.moves.next_look(&self.ring)
     }
 
     pub(crate) fn resize(&mut self, capacity: u64) -> Result<()> {
-        let begun = self.move_.begin(capacity, &mut self.ring.half, self.ring.waiter.end());
+        let begun = self.moves.resize(capacity, &mut self.ring);
         self.conclude(begun)?;
-        // Its caller answers for the ring from now on.
-        self.growth = None;
+        self.moves.end_growth();
         self.after();
         Ok(())
     }
 
     pub(crate) fn is_moving(&self) -> bool {
-        self.move_.is_under_way()
+        self.moves.is_under_way()
     }
 
     pub(crate) fn flush(&mut self) -> Result<()> {
@@ -389,8 +315,7 @@ impl Sending {
     }
 
     pub(crate) fn statistics(&self) -> PipeStatistics {
-        let ring_growth = self.growth.as_ref().map(|growth| growth.state());
-        PipeStatistics { ring_growth, ..self.ring.statistics() }
+        PipeStatistics { ring_growth: self.moves.growth(), ..self.ring.statistics() }
     }
 }
 

@@ -81,6 +81,14 @@ pub struct Place {
     pub connect: Option<Address>,
 }
 
+impl Place {
+    /// How many ends of the channel use the CPUs of this machine.
+    pub fn ends_here(&self) -> usize {
+        let one_kernel = |address: &Address| address.scheme() == "local";
+        if self.listen.iter().chain(&self.connect).any(one_kernel) { 2 } else { 1 }
+    }
+}
+
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is not a number of seconds such as 10 or 0.5");
     let seconds: f64 = text.parse().map_err(|_| bad())?;

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use sha2::{Digest as _, Sha256};
 use tombolo::{Deadline, Error};
 
 use crate::failure::Failure;
@@ -59,40 +58,9 @@ impl Flow {
     }
 }
 
-/// The SHA-256 of what went by, if that is wanted.
-#[derive(Debug)]
-pub struct Digest(Option<Sha256>);
-
-impl Digest {
-    pub fn new(wanted: bool) -> Self {
-        Self(wanted.then(Sha256::new))
-    }
-
-    pub fn update(&mut self, bytes: &[u8]) {
-        if let Some(digest) = &mut self.0 {
-            digest.update(bytes);
-        }
-    }
-
-    /// In hexadecimal.
-    pub fn finish(self) -> Option<String> {
-        Some(self.0?.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn digest_of_abc_is_the_published_one() {
-        let mut digest = Digest::new(true);
-        digest.update(b"a");
-        digest.update(b"bc");
-        let text = digest.finish().unwrap();
-        assert_eq!(text, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-        assert_eq!(Digest::new(false).finish(), None);
-    }
 
     #[test]
     fn patience_outlasts_a_busy_other_direction_and_ends_with_silence() {

@@ -2,6 +2,7 @@
 //! `tombolo cat`: standard input to a channel, the channel to standard output, both at once.
 
 mod args;
+mod digest;
 mod files;
 mod flow;
 mod receive;

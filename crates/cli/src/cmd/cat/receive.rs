@@ -9,17 +9,14 @@ use std::{
 
 use tombolo::{Ending, Error, ReadHalf};
 
-use super::{
-    files::Output,
-    flow::{Digest, Flow},
-};
+use super::{digest::Digest, files::Output, flow::Flow};
 use crate::{
     failure::{Failure, Result},
     signals::await_any,
 };
 
 /// Read at once: small enough to be still in the cache when it is hashed and written.
-const BUFFER: usize = 256 << 10;
+pub const BUFFER: usize = 256 << 10;
 
 /// Receives until the peer ends.
 pub struct Receiver {
@@ -27,7 +24,8 @@ pub struct Receiver {
     /// `None` if nothing is wanted.
     pub output: Option<Arc<Output>>,
     pub flow: Arc<Flow>,
-    pub digest: Digest,
+    /// Where a digest is wanted; all bytes pass through its buffers then.
+    pub digest: Option<Digest>,
     /// Hangs up when this end has sent all, if that is all it wants.
     pub quit: PipeReader,
 }
@@ -54,15 +52,22 @@ impl Receiver {
                 Some(_) => Err(Failure::Sending { bytes: flow.sent(), source: Error::PeerGone }),
             };
         };
-        let mut buffer = vec![0; BUFFER];
+        let mut plain = vec![0; if self.digest.is_some() { 0 } else { BUFFER }];
         loop {
-            let len = flow.patiently(|deadline| self.half.read_until(&mut buffer, deadline)).map_err(fail)?;
+            let buffer = match &mut self.digest {
+                Some(digest) => digest.next_buffer()?,
+                None => &mut plain[..],
+            };
+            let len = flow.patiently(|deadline| self.half.read_until(buffer, deadline)).map_err(fail)?;
             if len == 0 {
                 return self.end();
             }
             flow.received.fetch_add(len as u64, Ordering::Relaxed);
-            let bytes = &buffer[..len];
-            self.digest.update(bytes);
+            // It is hashed while it is written.
+            let bytes = match &mut self.digest {
+                Some(digest) => digest.hash_next(len)?,
+                None => &plain[..len],
+            };
             if !output.write(bytes)? {
                 return Ok(Received::Enough);
             }
@@ -94,7 +99,7 @@ impl Receiver {
 
     fn end(self) -> Result<Received> {
         match self.half.ending() {
-            None | Some(Ending::Closed) => Ok(Received::All(self.digest.finish())),
+            None | Some(Ending::Closed) => self.digest.map(Digest::finish).transpose().map(Received::All),
             Some(ending) => Err(Failure::Truncated { bytes: self.flow.received(), ending }),
         }
     }

@@ -10,17 +10,14 @@ use std::{
 
 use tombolo::{Deadline, Error, WriteHalf};
 
-use super::{
-    files::Input,
-    flow::{Digest, Flow},
-};
+use super::{digest::Digest, files::Input, flow::Flow};
 use crate::{
     failure::{Failure, Result},
     signals::await_any,
 };
 
 /// Most that is read at once.
-const CHUNK_MOST: u64 = 256 << 10;
+pub const CHUNK_MOST: u64 = 256 << 10;
 /// Once the peer has said all it had to, how often it is looked whether it still listens.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -29,7 +26,8 @@ pub struct Sender {
     pub input: Input,
     pub half: WriteHalf,
     pub flow: Arc<Flow>,
-    pub digest: Digest,
+    /// Where a digest is wanted; all bytes pass through its buffers then.
+    pub digest: Option<Digest>,
     /// Hangs up when the peer has said all, or the session is given up.
     pub stop: PipeReader,
 }
@@ -45,7 +43,7 @@ impl Sender {
         match self.send() {
             Ok(true) => {}
             // The peer has said all and listens no more: both ends are done, nothing was lost.
-            Ok(false) => return Ok(self.digest.finish()),
+            Ok(false) => return self.digest.map(Digest::finish).transpose(),
             Err(Trouble::Channel(error)) => return Err(fail(&flow, error)),
             Err(Trouble::Here(failure)) => {
                 self.half.abort();
@@ -61,7 +59,7 @@ impl Sender {
             })
             .map_err(|error| fail(&flow, error))?;
         self.half.close();
-        Ok(self.digest.finish())
+        self.digest.map(Digest::finish).transpose()
     }
 
     /// Says whether the peer wants to read the rest.
@@ -74,16 +72,41 @@ impl Sender {
                 Next::Close => return Ok(true),
                 Next::Leave => return Ok(false),
             }
-            self.flow.patiently(|deadline| self.half.reserve_until(chunk, deadline).map(drop))?;
-            let (room, _) = self.half.reserve_until(chunk, Deadline::NOW)?;
-            let Some(len) = self.input.read(room)? else { continue };
-            if len == 0 {
+            let more = if self.digest.is_some() { self.send_hashed(chunk)? } else { self.send_in_place(chunk)? };
+            if !more {
                 return Ok(true);
             }
-            self.digest.update(&room[..len]);
+        }
+    }
+
+    /// Reads straight into the ring. Says whether there may be more.
+    fn send_in_place(&mut self, chunk: usize) -> Result<bool, Trouble> {
+        self.flow.patiently(|deadline| self.half.reserve_until(chunk, deadline).map(drop))?;
+        let (room, _) = self.half.reserve_until(chunk, Deadline::NOW)?;
+        let Some(len) = self.input.read(room)? else { return Ok(true) };
+        if len != 0 {
             self.half.commit(len)?;
             self.flow.sent.fetch_add(len as u64, Ordering::Relaxed);
         }
+        Ok(len != 0)
+    }
+
+    /// Reads into a buffer that is hashed while it is sent. Says whether there may be more.
+    fn send_hashed(&mut self, chunk: usize) -> Result<bool, Trouble> {
+        let Some(digest) = &mut self.digest else { return Ok(true) };
+        let buffer = digest.next_buffer()?;
+        let most = chunk.min(buffer.len());
+        let Some(len) = self.input.read(&mut buffer[..most])? else { return Ok(true) };
+        if len == 0 {
+            return Ok(false);
+        }
+        let mut bytes = digest.hash_next(len)?;
+        while !bytes.is_empty() {
+            let written = self.flow.patiently(|deadline| self.half.write_until(bytes, deadline))?;
+            self.flow.sent.fetch_add(written as u64, Ordering::Relaxed);
+            bytes = &bytes[written..];
+        }
+        Ok(true)
     }
 
     fn await_input(&mut self) -> Result<Next, Trouble> {

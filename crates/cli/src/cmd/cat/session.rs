@@ -13,11 +13,12 @@ use tombolo::Stream;
 
 use super::{
     args::Args,
+    digest::Digest,
     files::{Input, Output},
-    flow::{Digest, Flow},
-    receive::{Received, Receiver},
+    flow::Flow,
+    receive::{BUFFER, Received, Receiver},
     report::{Direction, Report},
-    send::Sender,
+    send::{CHUNK_MOST, Sender},
 };
 use crate::{
     failure::{Failure, Os, Result},
@@ -45,14 +46,17 @@ impl Session<'_> {
         let (stop, stopper) = io::pipe().os("pipe")?;
         let mut stopper = Some(stopper);
 
+        let ends = args.place.ends_here();
         let mut sender = None;
         if !args.receive_only {
-            let (flow, digest) = (Arc::clone(&flow), Digest::new(args.checksum));
+            let digest = args.checksum.then(|| Digest::begin(CHUNK_MOST as usize, ends)).transpose()?;
+            let flow = Arc::clone(&flow);
             let work = Sender { input, half: write, flow, digest, stop };
             sender = Some(Worker::start(move || work.run())?);
         }
         let output = (!args.send_only).then(|| Arc::clone(output));
-        let digest = Digest::new(args.checksum && !args.send_only);
+        let hashed = args.checksum && !args.send_only;
+        let digest = hashed.then(|| Digest::begin(BUFFER, ends)).transpose()?;
         let (quit, quitter) = io::pipe().os("pipe")?;
         let mut quitter = Some(quitter);
         let work = Receiver { half: read, output, flow: Arc::clone(&flow), digest, quit };

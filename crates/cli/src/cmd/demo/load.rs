@@ -9,10 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::memory;
+use rustix::fs::{FallocateFlags, fallocate};
+
 use crate::{
     failure::{Failure, Result},
-    human,
+    human, memory,
     progress::Progress,
     signals::Signals,
 };
@@ -42,13 +43,14 @@ impl Load {
             return Err(Failure::Usage(format!("{} is no regular file", path.display())));
         }
         let folder = folder(about.len())?;
-        Ok(Self { source, target: temporary(&folder)?, size: about.len(), folder })
+        let target = target(&folder, about.len())?;
+        Ok(Self { source, target, size: about.len(), folder })
     }
 
     /// A file of `size` bytes that no compression could make smaller.
     pub fn make(size: u64, signals: &Signals) -> Result<Self> {
         let folder = folder(size.saturating_mul(2))?;
-        let (mut source, target) = (temporary(&folder)?, temporary(&folder)?);
+        let (mut source, target) = (temporary(&folder)?, target(&folder, size)?);
         let full = |source| Failure::Write { file: place(&folder), source };
         let mut noise = Noise::new();
         let mut block = vec![0; BLOCK];
@@ -69,6 +71,16 @@ impl Load {
 
 fn temporary(folder: &Path) -> Result<File> {
     tempfile::tempfile_in(folder).map_err(|source| Failure::Open { file: place(folder), source })
+}
+
+/// The file that bytes arrive in. It is empty, but its room is there, so that the transfer does not wait for the kernel
+/// to find and clear memory. Where that cannot be had, the room comes with the writes.
+fn target(folder: &Path, size: u64) -> Result<File> {
+    let target = temporary(folder)?;
+    if size != 0 {
+        let _ = fallocate(&target, FallocateFlags::KEEP_SIZE, 0, size);
+    }
+    Ok(target)
 }
 
 fn place(folder: &Path) -> String {
@@ -135,6 +147,13 @@ mod tests {
         let mut counts = [0u32; 256];
         block.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
         assert!(counts.iter().all(|count| (3600..4600).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn target_is_empty_and_has_its_room() {
+        let file = target(Path::new("/dev/shm"), 1 << 20).unwrap();
+        let about = rustix::fs::fstat(&file).unwrap();
+        assert_eq!((about.st_size, about.st_blocks * 512), (0, 1 << 20));
     }
 
     #[test]

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Moves of the ring that this end writes: those that its program asks for, and those that follow its load (ADR 0055).
+
+use std::time::Duration;
+
+use tombolo_mem::Mapped;
+use tombolo_ring::Writer;
+
+use crate::{
+    Result, RingGrowth,
+    growth::{Growth, RingReason},
+    handover::Outgoing,
+    os,
+    signalled::SignalledRing,
+};
+
+/// So often an end looks first whether its peer goes along with a move.
+const LOOK: Duration = Duration::from_millis(1);
+/// So often an idle end looks whether its peer goes along with a move, each time after twice the time.
+const LOOKS_MOST: u32 = 10;
+
+type Ring = SignalledRing<Writer<Mapped>>;
+
+/// The move that is under way, and the policy that begins moves.
+#[derive(Debug)]
+pub(crate) struct RingMoves {
+    outgoing: Outgoing,
+    /// Where the ring follows its load.
+    growth: Option<Box<Growth>>,
+    /// Looks whether an idle peer has taken its part of a move, since somebody wrote.
+    looks: u32,
+    /// Who is idle may write now and then: it is time to look whether the ring is too large.
+    may_be_idle: bool,
+}
+
+impl RingMoves {
+    pub(crate) fn new(growth: Option<Growth>) -> Self {
+        Self { outgoing: Outgoing::default(), growth: growth.map(Box::new), looks: 0, may_be_idle: false }
+    }
+
+    #[inline]
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.outgoing.is_under_way()
+    }
+
+    /// Whether there may be something to do.
+    #[inline]
+    pub(crate) fn is_due(&self, ring: &mut Ring) -> Result<bool> {
+        Ok(self.may_be_idle || self.is_step_due(ring)?)
+    }
+
+    #[inline]
+    fn is_step_due(&self, ring: &mut Ring) -> Result<bool> {
+        Ok(self.outgoing.is_under_way() && self.outgoing.is_due(&mut ring.half)?)
+    }
+
+    /// Goes on with a move, and shrinks a ring that is found idle.
+    pub(crate) fn advance(&mut self, ring: &mut Ring) -> Result<()> {
+        if self.is_step_due(ring)? {
+            // In another ring there is room at another position.
+            ring.waiter.forget_armed();
+            self.outgoing.go_on(&mut ring.half, ring.waiter.end())?;
+            if let (Some(growth), false) = (&mut self.growth, self.outgoing.is_under_way()) {
+                growth.settle_move(ring.half.position(), os::coarse_time());
+            }
+            self.looks = 0;
+        }
+        if std::mem::take(&mut self.may_be_idle) {
+            self.shrink_if_idle(ring)?;
+        }
+        Ok(())
+    }
+
+    /// The peer was notified: one who trickles may be idle.
+    #[inline]
+    pub(crate) fn note_notified(&mut self, ring: &Ring) {
+        self.may_be_idle = self.growth.as_ref().is_some_and(|growth| growth.is_large(ring.half.capacity()));
+    }
+
+    fn shrink_if_idle(&mut self, ring: &mut Ring) -> Result<()> {
+        let Some(growth) = &mut self.growth else { return Ok(()) };
+        if self.outgoing.is_under_way() || !ring.half.check_drained()? {
+            return Ok(());
+        }
+        let (capacity, moved) = (ring.half.capacity(), ring.half.position());
+        match growth.shrinks_to(capacity, moved, os::coarse_time()) {
+            Some(size) => self.offer(size, ring).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// The ring was found full: if bulk fills it, a larger one is offered. Says whether.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn grow_for_bulk(&mut self, ring: &mut Ring) -> Result<bool> {
+        let Some(growth) = &mut self.growth else { return Ok(false) };
+        let (capacity, now) = (ring.half.capacity(), os::coarse_time());
+        if self.outgoing.is_under_way() || !growth.is_bulk(capacity, ring.half.position(), now) {
+            return Ok(false);
+        }
+        match growth.choose_ring(capacity, now) {
+            Some(size) => self.offer(size, ring),
+            None => Ok(false),
+        }
+    }
+
+    /// Offers a ring of `size` bytes; says whether. Where that cannot be, the pipe stays where it is for now.
+    fn offer(&mut self, size: u64, ring: &mut Ring) -> Result<bool> {
+        match self.outgoing.begin(size, &mut ring.half, ring.waiter.end()) {
+            Ok(()) => {
+                self.looks = 0;
+                Ok(true)
+            }
+            Err(error) if error.is_peers_lie() => Err(error),
+            Err(_) => {
+                let growth = self.growth.as_mut().expect("whose ring follows its load");
+                growth.fail(RingReason::Memory, os::coarse_time());
+                Ok(false)
+            }
+        }
+    }
+
+    /// Offers a ring of `capacity` bytes, as the program wants: it answers for the ring from now on.
+    pub(crate) fn resize(&mut self, capacity: u64, ring: &mut Ring) -> Result<()> {
+        self.outgoing.begin(capacity, &mut ring.half, ring.waiter.end())
+    }
+
+    /// No ring follows its load any more.
+    pub(crate) fn end_growth(&mut self) {
+        self.growth = None;
+    }
+
+    /// It is time to look whether the ring is too large.
+    pub(crate) fn suspect_idleness(&mut self) {
+        self.may_be_idle = true;
+    }
+
+    /// After which time an end that was idle at the last looks has to look again.
+    pub(crate) fn look_again(&mut self, ring: &Ring) -> Option<Duration> {
+        if self.is_under_way() {
+            self.looks += 1;
+            return (self.looks <= LOOKS_MOST).then(|| LOOK * (1 << self.looks));
+        }
+        self.next_look(ring)
+    }
+
+    /// After which time there may be something to do if the stream is idle.
+    #[inline]
+    pub(crate) fn next_look(&self, ring: &Ring) -> Option<Duration> {
+        let growth = self.growth.as_ref()?;
+        if self.is_under_way() {
+            return Some(LOOK);
+        }
+        growth.is_large(ring.half.capacity()).then(|| growth.idle_time())
+    }
+
+    pub(crate) fn growth(&self) -> Option<RingGrowth> {
+        self.growth.as_ref().map(|growth| growth.state())
+    }
+}
