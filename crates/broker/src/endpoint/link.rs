@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_control::{CallEnd, Life, Message, Name, Way, code};
+use tombolo_control::{CallEnd, Life, Message, NOBODY, Name, Way, code};
 use tracing::Span;
 
 use crate::{
@@ -59,6 +59,10 @@ pub(crate) struct Link<R> {
     pub storms: u32,
     /// The host took it back.
     pub leaving: bool,
+    /// B-21. For how many milliseconds it stays, and whether the host was told that nobody has a connection any more.
+    draining: Option<(u32, bool)>,
+    /// B-21. Calls whose programs understand that.
+    hear_leave: BTreeSet<u32>,
     /// V-2. Both ends of the next call's socket.
     spare: Option<(OwnedFd, OwnedFd)>,
     /// That its memory cannot be opened yet was said.
@@ -86,6 +90,8 @@ impl<R: Region> Link<R> {
             stormed: None,
             storms: 0,
             leaving: false,
+            draining: None,
+            hear_leave: BTreeSet::new(),
             spare: None,
             complained: false,
             failed: false,
@@ -100,7 +106,7 @@ impl<R: Region> Link<R> {
 
     /// Makes ahead what the next call will want, while nobody waits for it.
     pub(crate) fn make_ahead(&mut self) {
-        if self.spare.is_none() && !self.leaving {
+        if self.spare.is_none() && !self.leaving && !self.is_draining() {
             self.spare = program::call_socket().ok();
         }
     }
@@ -188,6 +194,9 @@ impl<R: Region> Link<R> {
     ) -> Result<Agreement, Refusal> {
         if !self.told.allows(Way::In, &service) {
             return Err(Refusal(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
+        }
+        if self.is_draining() {
+            return Err(Refusal(code::NOT_FOUND, "the link is being taken away".into()));
         }
         let listening = ProgramState::Listening(service.clone());
         let listens = |program: &Program| program.doing == listening && !program.has_left();
@@ -281,6 +290,12 @@ impl<R: Region> Link<R> {
             program.rest();
         }
         self.tell_life_to(&ours);
+        if program.hears_leave {
+            self.hear_leave.insert(made.serial);
+            if let Some((wait, _)) = self.draining {
+                self.tell_leave_to(&ours, wait);
+            }
+        }
         self.sockets.insert(made.serial, ours);
         Ok(())
     }
@@ -364,6 +379,7 @@ impl<R: Region> Link<R> {
                 discard::end(socket.as_fd());
             }
             self.connection_span(serial).in_scope(|| tracing::debug!("its program has left"));
+            self.hear_leave.remove(&serial);
             self.departing.insert(serial);
         }
     }
@@ -429,9 +445,59 @@ impl<R: Region> Link<R> {
         self.leaving = !wait;
     }
 
+    /// B-21. The host will take the link back, in so many milliseconds at most: programs are told, and nobody gets a new call.
+    pub(crate) fn drain(&mut self, wait: u32, programs: &mut BTreeMap<u64, Program>) {
+        if self.leaving || self.is_draining() {
+            return;
+        }
+        (self.draining, self.spare) = (Some((wait, false)), None);
+        self.fail_waiting(programs, "the link is being taken away");
+        let open = self.sockets.len();
+        self.span.in_scope(|| tracing::info!(open, "the link will be taken away within {wait} ms"));
+        for (_, socket) in self.sockets.iter().filter(|(serial, _)| self.hear_leave.contains(serial)) {
+            self.tell_leave_to(socket, wait);
+        }
+    }
+
+    /// B-21. The host took that back, or another one speaks.
+    pub(crate) fn stay(&mut self) {
+        self.draining = None;
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.is_some()
+    }
+
+    /// B-21. Whether the host is to be told now that nobody has a call on the link any more.
+    pub(crate) fn take_drained(&mut self) -> bool {
+        let empty = self.sockets.is_empty() && self.departing.is_empty() && self.fresh.is_empty();
+        match &mut self.draining {
+            Some((_, said)) if empty => !std::mem::replace(said, true),
+            _ => false,
+        }
+    }
+
+    fn tell_leave_to(&self, socket: &OwnedFd, wait: u32) {
+        let (link, generation) = (self.told.link, self.told.generation);
+        let _ = program::send(socket.as_fd(), 0, Message::Leave { link, generation, wait }, &[]);
+    }
+
+    /// B-21. Names what is still open on a link that goes.
+    fn name_what_is_open(&self) {
+        for serial in self.sockets.keys().chain(&self.departing) {
+            let (service, process, user) = match self.about.get(serial) {
+                Some(about) => (about.service.as_str(), about.process, about.user),
+                None => ("unknown", 0, NOBODY),
+            };
+            let _in = self.connection_span(*serial).entered();
+            tracing::warn!(process, user, "{service}: its connection is cut, the link is taken away");
+        }
+    }
+
     /// The host took the link back.
     pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
         (self.leaving, self.spare) = (true, None);
+        self.name_what_is_open();
         self.fail_waiting(programs, "the link is taken away");
         self.fresh.clear();
         // First, so that programs hear that it was taken away, and not that the peer closed.

@@ -215,6 +215,7 @@ impl Receiving {
                     self.waiter.rearm_poll_fd();
                     return Err(Error::TimedOut);
                 }
+                Waited::PeerGone if self.waiter.has_news_only() => {}
                 Waited::PeerGone => self.waiter.end().set_gone(),
             }
         }
@@ -255,6 +256,8 @@ impl Receiving {
                 self.waiter.rearm_poll_fd();
                 Err(Error::TimedOut)
             }
+            // The other half may have something to do about it first.
+            Waited::PeerGone if self.waiter.has_news_only() => Ok(false),
             Waited::PeerGone => {
                 self.waiter.end().set_gone();
                 self.ended(true)
@@ -290,6 +293,9 @@ impl Receiving {
             Some(phase) => Ending::from_phase(phase),
             None => Ending::from_life(self.waiter.end().liveness()),
         });
+        if self.ending == Some(Ending::Revoked) {
+            self.waiter.end().set_left();
+        }
         Ok(true)
     }
 

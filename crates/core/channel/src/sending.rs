@@ -3,6 +3,7 @@
 
 use std::{cell::Cell, os::fd::BorrowedFd, thread, time::Duration};
 
+use tombolo_domain::Error as DomainError;
 use tombolo_mem::Mapped;
 use tombolo_ring::{Deadline, Error as RingError, FlushPolicy, Waited, Writer};
 
@@ -24,11 +25,13 @@ pub(crate) struct Sending {
     move_: Outgoing,
     /// The peer was found gone after a call that was done: the next one is told.
     gone: bool,
+    /// The link is taken away, and the peer was told that this half publishes nothing more (V-9).
+    sealed: bool,
 }
 
 impl Sending {
     pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter) -> Self {
-        Self { writer, waiter, move_: Outgoing::default(), gone: false }
+        Self { writer, waiter, move_: Outgoing::default(), gone: false, sealed: false }
     }
 
     /// Does `call` if there is room; `None` where there is not.
@@ -60,6 +63,9 @@ impl Sending {
                 return Ok(done);
             }
             self.waiter.end().check_honest()?;
+            if self.seal_if_leaving() {
+                return Err(DomainError::Leaving.into());
+            }
             if !armed && self.waiter.is_polled() {
                 let need = need();
                 let wanted = self.writer.position().wrapping_add(need);
@@ -151,7 +157,7 @@ impl Sending {
     fn after(&mut self) {
         if self.writer.take_ring() {
             self.notify_peer();
-            self.gone |= self.waiter.gone_since_last_ring();
+            self.gone |= self.waiter.gone_since_last_ring() || self.seal_if_leaving();
         } else if self.waiter.is_time_to_look() {
             self.gone |= self.check_peer();
         }
@@ -163,7 +169,7 @@ impl Sending {
     #[inline(never)]
     fn check_peer(&mut self) -> bool {
         self.publish();
-        self.waiter.gone_now() || self.waiter.end().is_caught()
+        self.waiter.gone_now() || self.seal_if_leaving() || self.waiter.end().is_caught()
     }
 
     #[cold]
@@ -179,7 +185,29 @@ impl Sending {
         self.publish();
     }
 
+    /// Whether the link is taken away (V-9). Then this half has published all that it ever will, and the peer is told.
+    #[inline]
+    fn seal_if_leaving(&mut self) -> bool {
+        self.waiter.is_leaving() && self.seal()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn seal(&mut self) -> bool {
+        if !std::mem::replace(&mut self.sealed, true) {
+            self.gone = true;
+            self.writer.flush();
+            self.notify_if_owed();
+            self.publish();
+            self.waiter.end().link().link.leave();
+        }
+        true
+    }
+
     fn peer_gone(&mut self) -> Error {
+        if self.seal_if_leaving() {
+            return DomainError::Leaving.into();
+        }
         self.waiter.end().set_gone();
         // The other half may have caught it meanwhile.
         self.waiter.end().check_honest().err().unwrap_or(Error::PeerGone)
@@ -219,6 +247,9 @@ impl Sending {
             }
             Waited::PeerGone => {
                 self.waiter.end().check_honest()?;
+                if self.sealed && !self.waiter.has_news_only() {
+                    return Err(Error::PeerGone);
+                }
                 Err(self.peer_gone())
             }
         }
@@ -232,6 +263,8 @@ impl Sending {
     }
 
     fn await_drained(&mut self, deadline: Deadline) -> Result<()> {
+        // Whoever wants to know what was read hears so for as long as the peer reads.
+        let mut over = false;
         loop {
             self.waiter.end().check_honest()?;
             self.after();
@@ -239,12 +272,16 @@ impl Sending {
             if self.writer.check_drained()? {
                 return Ok(());
             }
-            if self.gone || self.move_.is_under_way() {
+            if over || (self.gone && !self.sealed) {
+                self.still_there()?;
+            }
+            if self.move_.is_under_way() && !self.sealed {
                 self.go_on()?;
             }
             let whole = self.writer.capacity();
             match self.wait(whole, deadline) {
-                Err(Error::PeerGone) => self.gone = true,
+                Err(Error::PeerGone) => (self.gone, over) = (true, true),
+                Err(Error::Domain(DomainError::Leaving)) => {}
                 waited => waited?,
             }
         }
@@ -285,6 +322,7 @@ impl Sending {
     pub(crate) fn push(&mut self) {
         self.writer.flush();
         self.after();
+        self.gone |= self.seal_if_leaving();
     }
 
     fn still_there(&mut self) -> Result<()> {
@@ -294,6 +332,10 @@ impl Sending {
 
     /// Publishes what was reserved.
     pub(crate) fn commit(&mut self, len: usize) -> Result<()> {
+        // What is published now nobody would wait for.
+        if self.sealed {
+            return Err(DomainError::Leaving.into());
+        }
         let done = self.writer.commit(len).map_err(Error::from);
         self.conclude(done)?;
         self.after();
@@ -328,6 +370,9 @@ impl Sending {
     pub(crate) fn close(&mut self) {
         if self.waiter.end().is_caught() {
             self.writer.abort();
+        } else if self.sealed || (self.waiter.is_leaving() && self.waiter.end().has_left()) {
+            // That would say that all was written.
+            self.seal();
         } else {
             self.writer.close();
         }
