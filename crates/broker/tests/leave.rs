@@ -90,10 +90,11 @@ fn read_all_there_is(stream: Stream) -> ((u64, Option<Ending>), Instant) {
     }
 }
 
-/// Takes a link away while a stream flows over it, to the host or from it: how many bytes the writer was told were taken and why
-/// no more were, how many the reader read and how it ended, and whether the link was there until then.
+/// How many bytes the writer was told were taken, and why no more were. How many the reader read, and how it ended. Whether the link
+/// was there until then.
 type Flowed = ((u64, Error), (u64, Option<Ending>), bool);
 
+/// Takes a link away while a stream flows over it, to the host or from it.
 fn take_away_under_a_stream(leave: &str, to_host: bool) -> Flowed {
     let world = world(leave);
     let (guest, host) = streams(&world);

@@ -22,7 +22,7 @@ use crate::{
         connections::Refusal,
         devices::{Devices, Pages, Region},
         host_session::{Host, LinkNews, News},
-        link::Link,
+        link::{self, Link},
         peer_session::Peer,
         program::{Program, ProgramSocket, ProgramState},
     },
@@ -259,7 +259,7 @@ impl<D: Devices> Broker<D> {
         }
         self.usage_later = later;
         for link in self.links.values_mut() {
-            if link.take_drained() {
+            if link::take_drained(link) {
                 self.host.left(link.told.link, link.told.generation);
                 said_left = true;
             }
@@ -295,7 +295,7 @@ impl<D: Devices> Broker<D> {
                         region.set_bell(told.bell);
                     }
                     link.told = told;
-                    link.stay();
+                    link.draining.stop();
                     return;
                 }
                 if let Some(mut old) = self.links.insert(told.link, Link::new(told, self.settings.slice)) {
@@ -310,7 +310,7 @@ impl<D: Devices> Broker<D> {
             }
             News::Leave(number, generation, wait) => {
                 if let Some(link) = self.links.get_mut(&number).filter(|link| link.told.generation == generation) {
-                    link.drain(wait, &mut self.programs);
+                    link::drain(link, wait, &mut self.programs);
                 }
             }
             News::Life(number, life) => {
@@ -524,7 +524,7 @@ impl<D: Devices> Broker<D> {
         let Some(link) = self.links.values_mut().find(|link| link.told.peer == *peer && !link.leaving) else {
             return no(code::NOT_FOUND, format!("there is no link with {peer}"));
         };
-        if link.is_draining() {
+        if link.draining.is_on() {
             return no(code::NOT_FOUND, format!("the link with {peer} is being taken away"));
         }
         if !link.told.allows(Way::Out, &service) {

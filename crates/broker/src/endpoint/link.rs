@@ -16,6 +16,7 @@ use crate::{
     endpoint::{
         connections::{Agreement, Connections, Refusal, ResumeAction, Stage},
         devices::Region,
+        draining::Draining,
         host_session::LinkNews,
         owner::About,
         peer_session::{Peer, PeerRequest},
@@ -59,10 +60,8 @@ pub(crate) struct Link<R> {
     pub storms: u32,
     /// The host took it back.
     pub leaving: bool,
-    /// B-21. For how many milliseconds it stays, and whether the host was told that nobody has a connection any more.
-    draining: Option<(u32, bool)>,
-    /// B-21. Calls whose programs understand that.
-    hear_leave: BTreeSet<u32>,
+    /// B-21. It will be taken back soon.
+    pub draining: Draining,
     /// V-2. Both ends of the next call's socket.
     spare: Option<(OwnedFd, OwnedFd)>,
     /// That its memory cannot be opened yet was said.
@@ -90,8 +89,7 @@ impl<R: Region> Link<R> {
             stormed: None,
             storms: 0,
             leaving: false,
-            draining: None,
-            hear_leave: BTreeSet::new(),
+            draining: Draining::default(),
             spare: None,
             complained: false,
             failed: false,
@@ -106,7 +104,7 @@ impl<R: Region> Link<R> {
 
     /// Makes ahead what the next call will want, while nobody waits for it.
     pub(crate) fn make_ahead(&mut self) {
-        if self.spare.is_none() && !self.leaving && !self.is_draining() {
+        if self.spare.is_none() && !self.leaving && !self.draining.is_on() {
             self.spare = program::call_socket().ok();
         }
     }
@@ -148,7 +146,7 @@ impl<R: Region> Link<R> {
                     if let Some((region, _)) = &mut self.memory {
                         region.bequeath(&made);
                     }
-                    self.say_close(told.serial);
+                    say_close(self, told.serial);
                 }
             },
             PeerRequest::Connect(serial, service, theirs, channel) => {
@@ -195,7 +193,7 @@ impl<R: Region> Link<R> {
         if !self.told.allows(Way::In, &service) {
             return Err(Refusal(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
         }
-        if self.is_draining() {
+        if self.draining.is_on() {
             return Err(Refusal(code::NOT_FOUND, "the link is being taken away".into()));
         }
         let listening = ProgramState::Listening(service.clone());
@@ -291,10 +289,8 @@ impl<R: Region> Link<R> {
         }
         self.tell_life_to(&ours);
         if program.hears_leave {
-            self.hear_leave.insert(made.serial);
-            if let Some((wait, _)) = self.draining {
-                self.tell_leave_to(&ours, wait);
-            }
+            self.draining.admit(made.serial);
+            self.draining.tell_leave(made.serial, &ours);
         }
         self.sockets.insert(made.serial, ours);
         Ok(())
@@ -379,7 +375,7 @@ impl<R: Region> Link<R> {
                 discard::end(socket.as_fd());
             }
             self.connection_span(serial).in_scope(|| tracing::debug!("its program has left"));
-            self.hear_leave.remove(&serial);
+            self.draining.forget(serial);
             self.departing.insert(serial);
         }
     }
@@ -407,7 +403,7 @@ impl<R: Region> Link<R> {
             region.bequeath(&made);
         }
         if self.calls.close(serial) {
-            self.say_close(serial);
+            say_close(self, serial);
         }
         self.clean(&made);
     }
@@ -429,12 +425,6 @@ impl<R: Region> Link<R> {
         }
     }
 
-    fn say_close(&mut self, serial: u32) {
-        if let Some((_, peer)) = &mut self.memory {
-            peer.queue_message(serial, Message::Close {});
-        }
-    }
-
     /// Its memory cannot be opened; later perhaps, if that is worth to `wait` for.
     pub(crate) fn complain(&mut self, error: &io::Error, wait: bool) {
         if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
@@ -445,59 +435,10 @@ impl<R: Region> Link<R> {
         self.leaving = !wait;
     }
 
-    /// B-21. The host will take the link back, in so many milliseconds at most: programs are told, and nobody gets a new call.
-    pub(crate) fn drain(&mut self, wait: u32, programs: &mut BTreeMap<u64, Program>) {
-        if self.leaving || self.is_draining() {
-            return;
-        }
-        (self.draining, self.spare) = (Some((wait, false)), None);
-        self.fail_waiting(programs, "the link is being taken away");
-        let open = self.sockets.len();
-        self.span.in_scope(|| tracing::info!(open, "the link will be taken away within {wait} ms"));
-        for (_, socket) in self.sockets.iter().filter(|(serial, _)| self.hear_leave.contains(serial)) {
-            self.tell_leave_to(socket, wait);
-        }
-    }
-
-    /// B-21. The host took that back, or another one speaks.
-    pub(crate) fn stay(&mut self) {
-        self.draining = None;
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.is_some()
-    }
-
-    /// B-21. Whether the host is to be told now that nobody has a call on the link any more.
-    pub(crate) fn take_drained(&mut self) -> bool {
-        let empty = self.sockets.is_empty() && self.departing.is_empty() && self.fresh.is_empty();
-        match &mut self.draining {
-            Some((_, said)) if empty => !std::mem::replace(said, true),
-            _ => false,
-        }
-    }
-
-    fn tell_leave_to(&self, socket: &OwnedFd, wait: u32) {
-        let (link, generation) = (self.told.link, self.told.generation);
-        let _ = program::send(socket.as_fd(), 0, Message::Leave { link, generation, wait }, &[]);
-    }
-
-    /// B-21. Names what is still open on a link that goes.
-    fn name_what_is_open(&self) {
-        for serial in self.sockets.keys().chain(&self.departing) {
-            let (service, process, user) = match self.about.get(serial) {
-                Some(about) => (about.service.as_str(), about.process, about.user),
-                None => ("unknown", 0, NOBODY),
-            };
-            let _in = self.connection_span(*serial).entered();
-            tracing::warn!(process, user, "{service}: its connection is cut, the link is taken away");
-        }
-    }
-
     /// The host took the link back.
     pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
         (self.leaving, self.spare) = (true, None);
-        self.name_what_is_open();
+        name_what_is_open(self);
         self.fail_waiting(programs, "the link is taken away");
         self.fresh.clear();
         // First, so that programs hear that it was taken away, and not that the peer closed.
@@ -505,6 +446,44 @@ impl<R: Region> Link<R> {
             region.hang_up();
         }
         self.sockets.keys().for_each(|serial| self.tell_close(*serial));
+    }
+}
+
+/// Tells the peer that this side of a call is over.
+fn say_close<R: Region>(link: &mut Link<R>, serial: u32) {
+    if let Some((_, peer)) = &mut link.memory {
+        peer.queue_message(serial, Message::Close {});
+    }
+}
+
+/// B-21. The host will take the link back, in so many milliseconds at most: programs are told, and nobody gets a new call.
+pub(crate) fn drain<R: Region>(link: &mut Link<R>, wait: u32, programs: &mut BTreeMap<u64, Program>) {
+    if link.leaving || link.draining.is_on() {
+        return;
+    }
+    link.draining.begin((link.told.link, link.told.generation), wait);
+    link.spare = None;
+    link.fail_waiting(programs, "the link is being taken away");
+    let open = link.sockets.len();
+    link.span.in_scope(|| tracing::info!(open, "the link will be taken away within {wait} ms"));
+    link.sockets.iter().for_each(|(serial, socket)| link.draining.tell_leave(*serial, socket));
+}
+
+/// B-21. Whether the host is to be told now that nobody has a call on the link any more.
+pub(crate) fn take_drained<R: Region>(link: &mut Link<R>) -> bool {
+    let empty = link.sockets.is_empty() && link.departing.is_empty() && link.fresh.is_empty();
+    empty && link.draining.take_end()
+}
+
+/// B-21. Names what is still open on a link that goes.
+fn name_what_is_open<R: Region>(link: &Link<R>) {
+    for serial in link.sockets.keys().chain(&link.departing) {
+        let (service, process, user) = match link.about.get(serial) {
+            Some(about) => (about.service.as_str(), about.process, about.user),
+            None => ("unknown", 0, NOBODY),
+        };
+        let _in = link.connection_span(*serial).entered();
+        tracing::warn!(process, user, "{service}: its connection is cut, the link is taken away");
     }
 }
 

@@ -188,7 +188,7 @@ impl Sending {
     /// Whether the link is taken away (V-9). Then this half has published all that it ever will, and the peer is told.
     #[inline]
     fn seal_if_leaving(&mut self) -> bool {
-        self.waiter.is_leaving() && self.seal()
+        self.waiter.bell.is_leaving() && self.seal()
     }
 
     #[cold]
@@ -370,7 +370,7 @@ impl Sending {
     pub(crate) fn close(&mut self) {
         if self.waiter.end().is_caught() {
             self.writer.abort();
-        } else if self.sealed || (self.waiter.is_leaving() && self.waiter.end().has_left()) {
+        } else if self.sealed || (self.waiter.bell.is_leaving() && self.waiter.end().has_left()) {
             // That would say that all was written.
             self.seal();
         } else {

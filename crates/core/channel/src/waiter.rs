@@ -32,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// One half's side of the doorbell.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    bell: Arc<dyn Doorbell>,
+    pub(crate) bell: Arc<dyn Doorbell>,
     slot: Slot,
     end: Arc<End>,
     spin: Spin,
@@ -148,12 +148,6 @@ impl Waiter {
         self.look_is_due() && self.gone_now()
     }
 
-    /// Whether the link is about to be taken away (V-9).
-    #[inline]
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.bell.is_leaving()
-    }
-
     /// Whether a wait that ended as if the peer were gone ended because the link is taken away, and the peer is there still.
     #[cold]
     pub(crate) fn has_news_only(&mut self) -> bool {
@@ -256,7 +250,7 @@ impl WaitContext for Waiter {
 
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken> {
         // Once: the half does what it has to, and waits on.
-        if self.is_leaving() && !std::mem::replace(&mut self.told_to_leave, true) {
+        if self.bell.is_leaving() && !std::mem::replace(&mut self.told_to_leave, true) {
             return Ok(Woken::PeerGone);
         }
         if self.fruitless.count >= STORM {
