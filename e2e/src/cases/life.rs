@@ -264,18 +264,10 @@ fn readers(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Takes a link away while numbers flow, without time to leave it. Both programs get an error or the end, in time, and end by
-/// themselves; the devices go, and a new link serves new programs.
+/// Takes a link away while numbers flow. Both programs get an error or the end, in time, and end by themselves; the devices go,
+/// and a new link serves new programs.
 fn taken_away(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
-    site.broker.configure(&format!("[host]\nleave = \"0s\"\n{}", crate::site::CONFIG))?;
-    let verdict = cut(site);
-    site.broker.configure(crate::site::CONFIG)?;
-    verdict
-}
-
-fn cut(site: &mut Site) -> Result<Verdict> {
-    until(within(60), || site.broker.log().contains("was read again")).context("the broker's new configuration")?;
     let (mut times, mut revoked) = (Vec::new(), 0);
     for round in 0..if super::long() { 50 } else { 3_u64 } {
         let flow = Flow::start(site)?;
