@@ -12,7 +12,6 @@
 pub mod broker;
 pub mod connections;
 pub mod devices;
-mod draining;
 pub mod host_session;
 mod link;
 pub mod module;
