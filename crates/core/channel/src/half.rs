@@ -257,7 +257,7 @@ impl<M: Mode> Tx<M> {
     /// Returns whether a move to another ring is under way.
     #[must_use]
     pub fn is_moving(&self) -> bool {
-        self.0.is_moving()
+        self.0.moves.is_under_way()
     }
 
     /// Sets when a write looks for a sleeping peer; see [`FlushPolicy`].
@@ -273,7 +273,7 @@ impl<M: Mode> Tx<M> {
     /// Returns this direction's counters, as this end counts them.
     #[must_use]
     pub fn statistics(&self) -> PipeStatistics {
-        self.0.statistics()
+        self.0.moves.statistics(&self.0.ring)
     }
 
     /// Closes this half in order: the peer reads what is left and then finds [`Ending::Closed`]. Never blocks.

@@ -7,11 +7,12 @@ use tombolo_mem::Mapped;
 use tombolo_ring::Writer;
 
 use crate::{
-    Result, RingGrowth,
+    Result,
     growth::{Growth, RingReason},
     handover::Outgoing,
     os,
     signalled::SignalledRing,
+    stats::PipeStatistics,
 };
 
 /// So often an end looks first whether its peer goes along with a move.
@@ -154,7 +155,9 @@ impl RingMoves {
         growth.is_large(ring.half.capacity()).then(|| growth.idle_time())
     }
 
-    pub(crate) fn growth(&self) -> Option<RingGrowth> {
-        self.growth.as_ref().map(|growth| growth.state())
+    /// What was counted, and how the ring follows its load.
+    pub(crate) fn statistics(&self, ring: &Ring) -> PipeStatistics {
+        let ring_growth = self.growth.as_ref().map(|growth| growth.state());
+        PipeStatistics { ring_growth, ..ring.statistics() }
     }
 }

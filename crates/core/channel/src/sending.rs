@@ -11,7 +11,6 @@ use crate::{
     growth::Growth,
     moves::RingMoves,
     signalled::SignalledRing,
-    stats::PipeStatistics,
     waiter::{Armed, Waiter},
 };
 
@@ -22,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct Sending {
     pub ring: SignalledRing<Writer<Mapped>>,
-    moves: RingMoves,
+    pub moves: RingMoves,
     /// The peer was found gone after a call that was done: the next one is told.
     gone: bool,
 }
@@ -260,21 +259,12 @@ impl Sending {
     /// Shrinks the ring if the stream is idle, and goes on with a move. Returns after which time to call again, if
     /// nothing is written meanwhile.
     pub(crate) fn follow_load(&mut self) -> Result<Option<Duration>> {
-        let done = self.try_follow_load();
-        self.conclude(done)
-    }
-
-    fn try_follow_load(&mut self) -> Result<Option<Duration>> {
-        self.still_there()?;
-        self.moves.suspect_idleness();
-        self.go_on()?;
+        let done = self.still_there().and_then(|()| {
+            self.moves.suspect_idleness();
+            self.go_on()
+        });
+        self.conclude(done)?;
         Ok(self.moves.look_again(&self.ring))
-    }
-
-    /// After which time there may be something to do if the stream is idle.
-    #[inline]
-    pub(crate) fn next_look(&self) -> Option<Duration> {
-        self.moves.next_look(&self.ring)
     }
 
     pub(crate) fn resize(&mut self, capacity: u64) -> Result<()> {
@@ -283,10 +273,6 @@ impl Sending {
         self.moves.end_growth();
         self.after();
         Ok(())
-    }
-
-    pub(crate) fn is_moving(&self) -> bool {
-        self.moves.is_under_way()
     }
 
     pub(crate) fn flush(&mut self) -> Result<()> {
@@ -312,10 +298,6 @@ impl Sending {
         self.conclude(done)?;
         self.after();
         Ok(())
-    }
-
-    pub(crate) fn statistics(&self) -> PipeStatistics {
-        PipeStatistics { ring_growth: self.moves.growth(), ..self.ring.statistics() }
     }
 }
 

@@ -119,7 +119,7 @@ impl Stream {
         mut call: impl FnMut(&mut Reader<Mapped>) -> std::result::Result<Option<usize>, RingError>,
     ) -> Result<usize> {
         let (read, write) = (&mut self.read.0, &mut self.write.0);
-        let mut next = write.next_look();
+        let mut next = write.moves.next_look(&write.ring);
         loop {
             let deadline = next.map_or(Deadline::NEVER, Deadline::after);
             match read.complete(&mut call, deadline, || write.push()) {
@@ -379,7 +379,7 @@ impl WriteHalf {
 /// Both pipes' counters, from the two halves.
 pub(crate) fn statistics(sending: &Sending, receiving: &Receiving) -> Statistics {
     let quarantined = sending.ring.waiter.end().link().link.quarantined();
-    Statistics { sent: sending.statistics(), received: receiving.ring.statistics(), quarantined }
+    Statistics { sent: sending.moves.statistics(&sending.ring), received: receiving.ring.statistics(), quarantined }
 }
 
 impl Read for ReadHalf {
