@@ -36,6 +36,10 @@ pub fn describe() -> String {
     out
 }
 
+/// How long a whole run in the short form may take, builds included. Twice the usual time: on a machine that is slower
+/// still, or where tests hang, the run ends with a table that names what had not begun, before whoever waits gives up.
+const WHOLE_RUN: Duration = Duration::from_secs(80 * 60);
+
 /// Runs the tiers that `args` name, all if none; true if all passed.
 pub fn run(args: &[&str]) -> Result<bool, String> {
     let named: Vec<&str> = args.iter().copied().filter(|arg| *arg != "--long").collect();
@@ -51,10 +55,12 @@ pub fn run(args: &[&str]) -> Result<bool, String> {
         true => tier.runs == Runs::Always || (long && tier.runs == Runs::Long),
         false => named.contains(&tier.name),
     };
+    let end = (named.is_empty() && !long).then(|| Instant::now() + WHOLE_RUN);
     let mut rows: Vec<Row> = Vec::new();
     for tier in TIERS.iter().filter(wanted) {
         println!("\n==> {}: {}", tier.name, tier.command);
-        rows.push(run_tier(tier, long, &required, &root)?);
+        let limit = limit_of(tier, long, end.map(|end| end.saturating_duration_since(Instant::now())));
+        rows.push(run_tier(tier, long, limit, &required, &root)?);
     }
     if named.is_empty() {
         rows.push(clauses_row(&root, &rows)?);
@@ -78,8 +84,18 @@ struct Row {
     tally: Tally,
 }
 
-fn run_tier(tier: &Tier, long: bool, required: &Required, root: &Path) -> Result<Row, String> {
+/// What a tier may take: its own limit, and no more than is left of the whole run.
+fn limit_of(tier: &Tier, long: bool, left: Option<Duration>) -> Duration {
+    let own = Duration::from_secs(60 * tier.long.filter(|_| long).unwrap_or(tier.limit));
+    left.map_or(own, |left| own.min(left))
+}
+
+fn run_tier(tier: &Tier, long: bool, limit: Duration, required: &Required, root: &Path) -> Result<Row, String> {
     let start = Instant::now();
+    if limit.is_zero() {
+        let why = format!("not begun: the whole run took {} minutes", WHOLE_RUN.as_secs() / 60);
+        return Ok(Row { name: tier.name, verdict: Verdict::Failed(why), took: Duration::ZERO, tally: Tally::default() });
+    }
     if let Some((need, why)) = tier.needs.and_then(|need| Some((need.name(), need.missing()?))) {
         println!("SKIP {} (needs {need}): {why}", tier.name);
         let refused = required.contains(need);
@@ -91,7 +107,6 @@ fn run_tier(tier: &Tier, long: bool, required: &Required, root: &Path) -> Result
         return Ok(Row { name: tier.name, verdict, took: start.elapsed(), tally });
     }
     let long = tier.long.filter(|_| long);
-    let limit = Duration::from_secs(60 * long.unwrap_or(tier.limit));
     let run = |words: &[&str], tally: &mut Tally| {
         let mut all = tier.command.split_whitespace().chain(words.iter().copied());
         let mut command = Command::new(all.next().unwrap_or("cargo"));
@@ -289,6 +304,23 @@ mod tests {
         for tier in TIERS {
             assert!(page.contains(&format!("| `{}` |", tier.name)), "docs/testing.md lacks {}", tier.name);
         }
+    }
+
+    #[test]
+    fn tier_takes_no_more_than_is_left_of_the_whole_run() {
+        let tier = TIERS.iter().find(|tier| tier.name == "crash").unwrap();
+        assert_eq!(limit_of(tier, false, None), Duration::from_secs(600));
+        assert_eq!(limit_of(tier, true, None), Duration::from_secs(7200));
+        assert_eq!(limit_of(tier, false, Some(Duration::from_secs(7))), Duration::from_secs(7));
+        assert_eq!(limit_of(tier, false, Some(Duration::from_secs(7000))), Duration::from_secs(600));
+    }
+
+    #[test]
+    fn canary_tier_that_has_no_time_left_fails_without_being_run() {
+        let tier = TIERS.iter().find(|tier| tier.name == "xen").unwrap();
+        let row = run_tier(tier, false, Duration::ZERO, &Required::from_env(), Path::new("/nowhere")).unwrap();
+        assert!(matches!(&row.verdict, Verdict::Failed(why) if why.starts_with("not begun")));
+        assert!(!summary(&[row]).1);
     }
 
     #[test]
