@@ -3,6 +3,7 @@
 
 mod back;
 mod full;
+mod full_pipe;
 mod half;
 mod io;
 mod readiness;
@@ -100,7 +101,7 @@ struct Tx {
     /// The position at which the peer was last asked to ring. Once asked it stays asked.
     armed: Option<u64>,
     /// S-16. The pipe was full when it was last looked at; and how often it was left for that, while this end did not read either.
-    full: Option<full::FullPipe>,
+    full: Option<full_pipe::FullPipe>,
     left: u32,
     /// Another process of this end may have used it since.
     behind: bool,

@@ -2,35 +2,12 @@
 //! S-16. A pipe that stays full. A ring holds less than the buffers of TCP do, and programs that send much before they read count
 //! on those: what such a program sends goes over TCP until its peer has read what is in the pipe.
 
-use std::{
-    os::fd::RawFd,
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::{os::fd::RawFd, sync::atomic::Ordering, time::Instant};
 
 use tombolo_ring::Side;
 
-use super::{Pipes, Read};
+use super::{Pipes, Read, full_pipe::FullPipe};
 use crate::{connection::Connection, kernel::Kernel, switch::Transport};
-
-/// How long a peer may leave a pipe full while this end reads what the peer sends, or there is nothing to read.
-const ONE_WAY: Duration = Duration::from_millis(500);
-/// The same while this end leaves unread what the peer sends: each may wait for the other.
-const BOTH_WAYS: Duration = Duration::from_millis(100);
-/// Halvings of that, one each time that it came true.
-const HALVINGS: u32 = 5;
-/// Looks that must find the same, so that a machine that stood still between two of them is no reason.
-const LOOKS: u32 = 3;
-
-/// A pipe that was found full, and what has to change.
-#[derive(Debug)]
-pub(super) struct FullPipe {
-    since: Instant,
-    looks: u32,
-    /// How far the peer has read, and this end.
-    head: u64,
-    read_to: u64,
-}
 
 impl Pipes {
     /// One who waits for room looks now and then: where nobody reads for long, what this end sends moves to TCP. Says whether it
@@ -48,17 +25,16 @@ impl Pipes {
             }
             let head = tx.writer.position().wrapping_sub(tx.writer.in_flight());
             let now = Instant::now();
-            let full = match &mut tx.full {
-                Some(full) if (full.head, full.read_to) == (head, read_to) => full,
+            match &mut tx.full {
+                Some(full) if full.is_as_it_was(head, read_to) => {
+                    if !full.look_again(now, both_ways.then_some(tx.left)) {
+                        return false;
+                    }
+                }
                 _ => {
-                    tx.full = Some(FullPipe { since: now, looks: 1, head, read_to });
+                    tx.full = Some(FullPipe::new(now, head, read_to));
                     return false;
                 }
-            };
-            full.looks += 1;
-            let patience = if both_ways { BOTH_WAYS / 2_u32.pow(tx.left.min(HALVINGS)) } else { ONE_WAY };
-            if full.looks < LOOKS || now.duration_since(full.since) < patience {
-                return false;
             }
             let left = self.steer(tx, connection, kernel, fd, Transport::Tcp).is_ok_and(|now| now == Transport::Tcp);
             if left {
