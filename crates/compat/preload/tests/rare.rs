@@ -55,7 +55,11 @@ fn socket_that_is_disconnected_and_connected_anew_is_the_kernels() {
 
 #[test]
 fn what_the_kernel_says_beside_bytes_it_says() {
-    same("beside", &[]);
+    let Some(place) = same("beside", &[]) else { return };
+    // Two of each: an option that is set once the ends are joined, or before.
+    for why in ["goes back to TCP", "stays on TCP"] {
+        assert_eq!(place.log().matches(&format!("{why}: the socket is used")).count(), 2, "{}", place.log());
+    }
 }
 
 #[test]
