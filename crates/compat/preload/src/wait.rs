@@ -35,7 +35,7 @@ pub(crate) struct Looks(Duration);
 
 impl Default for Looks {
     fn default() -> Self {
-        Self(Duration::from_millis(1))
+        Self(Duration::from_millis(4))
     }
 }
 
