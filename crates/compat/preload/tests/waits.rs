@@ -44,7 +44,8 @@ impl Model {
             return;
         }
         let place = Place::new();
-        let model = Self { program: built_with(&place, "waits.c", &["-O1"]), place, flip };
+        let options: &[&str] = if flip.is_some() { &["-O1", "-DEXCLUSIVE=0"] } else { &["-O1"] };
+        let model = Self { program: built_with(&place, "waits.c", options), place, flip };
         // Millions of calls, or hundreds of thousands.
         let chunks = if std::env::var_os("TOMBOLO_LONG").is_some() { chunks * 20 } else { chunks };
         for first in (0..chunks).map(|chunk| 1 + chunk * CHUNK) {
