@@ -69,6 +69,20 @@ fn given_up(fd: RawFd, connection: &Arc<Connection>, last: impl FnOnce()) -> boo
     reset
 }
 
+/// The program ends the connection that `fd` is, and keeps the socket: what that becomes next is the kernel's alone.
+pub(crate) fn disconnecting(fd: RawFd) {
+    let Some(connection) = state::connection(fd).filter(|_| state::is_owner()) else { return };
+    wiring::release(&connection);
+    let mut number = Some(fd);
+    while let Some(fd) = number {
+        number = state::other(fd, &connection);
+        if state::forget(fd).is_some() {
+            given_up(fd, &connection, || {});
+            state::leave_alone(fd);
+        }
+    }
+}
+
 /// The number `fd` is another file's by now: somebody closed it past this library. What it was is let go.
 pub(crate) fn lost(fd: RawFd) {
     if state::is_owner()

@@ -61,15 +61,18 @@ fn forget(fd: RawFd) {
 /// As `connect(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: (valid) the caller gave so much of an address, whose first field is its family.
+    let family = if address.is_null() || len < 2 { None } else { Some(c_int::from(unsafe { (*address).sa_family })) };
     if !inside::has_interrupted() {
+        if family == Some(libc::AF_UNSPEC) {
+            errno::kept(|| closing::disconnecting(fd));
+        }
         errno::kept(|| state::dialling(fd));
     }
     // SAFETY: (contract) the caller's promise.
     let answer = unsafe { real::connect(fd, address, len) };
-    // SAFETY: (valid) the kernel read the address if it is one; the family is its first field.
-    let family = if address.is_null() || len < 2 { 0 } else { c_int::from(unsafe { (*address).sa_family }) };
     let began = answer == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EINTR | libc::EALREADY | libc::EISCONN);
-    if !began || !matches!(family, libc::AF_INET | libc::AF_INET6) {
+    if !began || !matches!(family, Some(libc::AF_INET | libc::AF_INET6)) {
         state::not_dialled(fd);
     }
     answer
@@ -139,10 +142,10 @@ pub unsafe extern "C-unwind" fn setsockopt(
     let kernel_only = match (level, name) {
         (libc::IPPROTO_TCP, libc::TCP_ULP | libc::TCP_REPAIR) => true,
         (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER | libc::SO_ATTACH_BPF) => true,
-        // SAFETY: (valid) the caller gave at least an int, aligned or not.
-        (libc::SOL_SOCKET, libc::SO_RCVLOWAT) if !value.is_null() && len as usize >= size_of::<c_int>() => unsafe {
-            value.cast::<c_int>().read_unaligned() > 1
-        },
+        _ if !value.is_null() && len as usize >= size_of::<c_int>() => {
+            // SAFETY: (valid) the caller gave at least an int, aligned or not.
+            kernel::is_for_kernel((level, name), unsafe { value.cast::<c_int>().read_unaligned() })
+        }
         _ => false,
     };
     if kernel_only

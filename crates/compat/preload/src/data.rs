@@ -256,6 +256,13 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     let Some(header) = (unsafe { message.as_mut() }) else { return real() };
     // SAFETY: (valid) the caller's promise.
     let to = unsafe { parts_mut(header.msg_iov, header.msg_iovlen, Errno::MSGSIZE) };
+    // What the kernel says beside bytes, it says.
+    if !header.msg_control.is_null()
+        && flags & libc::MSG_PEEK == 0
+        && let Some(received) = flow::receive_back_on_tcp(process, &connection, real)
+    {
+        return received;
+    }
     let mut made = false;
     let real = || {
         made = true;

@@ -18,7 +18,7 @@ use crate::{
     closing,
     epoll::wiring,
     errno, handback, inside, kernel,
-    wait::{self, Wanted},
+    wait::{self, Looks, Wanted},
 };
 
 /// Flags of calls that only the kernel can carry out.
@@ -82,6 +82,22 @@ pub(crate) fn receive<'p>(
     }
     let got = answer(|| joined_receive(process, connection, fd, to.as_mut().map_err(|error| *error)?.as_mut(), flags));
     if is_of_another(got, fd) { real() } else { got }
+}
+
+/// A call that receives, carried out by the kernel where the connection was joined and is back on TCP for good: what it gave.
+pub(crate) fn receive_back_on_tcp(
+    process: &Process,
+    connection: &Arc<Connection>,
+    real: impl FnOnce() -> isize,
+) -> Option<isize> {
+    if connection.stage() != Stage::Joined || !errno::kept(|| connection.is_back_on_tcp()) {
+        return None;
+    }
+    let n = real();
+    if let Ok(bytes @ 1..) = usize::try_from(n) {
+        errno::kept(|| connection.received_back_on_tcp(process, bytes));
+    }
+    Some(n)
 }
 
 /// Whether a call failed because the number is another file's by now.
@@ -164,14 +180,16 @@ fn joined_receive(
             }
             Ok(n) => {
                 done += n;
-                if !all || n == 0 || done == total {
+                // S-15. Less than there was room for is the sign that nothing is left, after which programs wait for an edge.
+                if n == 0 || done == total || !all && !connection.is_crossing() {
                     return Ok(done);
                 }
                 IoSliceMut::advance_slices(&mut parts, n);
-                rests = true;
+                rests = all;
             }
+            Err(Errno::AGAIN) if done > 0 && !all => return Ok(done),
             Err(Errno::AGAIN) => {
-                let waited = patience.wait(process, connection, fd, flags, Wanted::READ);
+                let waited = patience.wait(process, connection, fd, flags, (Wanted::READ, done));
                 if let Err(errno) = waited {
                     return if done > 0 { Ok(done) } else { Err(errno) };
                 }
@@ -242,7 +260,7 @@ fn joined_send(
                 IoSlice::advance_slices(&mut parts, n);
             }
             Err(Errno::AGAIN) => {
-                let waited = patience.wait(process, connection, fd, flags, Wanted::WRITE);
+                let waited = patience.wait(process, connection, fd, flags, (Wanted::WRITE, done));
                 if let Err(errno) = waited {
                     return if done > 0 { Ok(done) } else { Err(errno) };
                 }
@@ -276,7 +294,7 @@ pub(crate) fn send_from(
                     continue;
                 }
                 Err(Errno::AGAIN) if !source.is_empty() => {
-                    patience.wait(process, connection, fd, 0, Wanted::WRITE).err()
+                    patience.wait(process, connection, fd, 0, (Wanted::WRITE, done)).err()
                 }
                 Err(errno) => Some(errno),
             };
@@ -305,6 +323,7 @@ struct Patience {
     deadline: Option<Option<Instant>>,
     /// What was seen at the last look.
     seen: Option<usize>,
+    looks: Looks,
 }
 
 impl Patience {
@@ -344,27 +363,40 @@ impl Patience {
         wait::a_moment(fd)
     }
 
+    /// Waits for one who has moved `done` bytes.
     fn wait(
         &mut self,
         process: &Process,
         connection: &Arc<Connection>,
         fd: RawFd,
         flags: i32,
-        wanted: Wanted,
+        (wanted, done): (Wanted, usize),
     ) -> Result<(), Errno> {
         if self.is_nonblocking(connection, fd, flags) {
             return Err(Errno::AGAIN);
         }
-        let waited =
-            inside::leave(|| wait::one(process, connection, fd, wanted, || self.deadline(connection, fd, wanted)));
+        let look = (wanted == Wanted::WRITE).then(|| Instant::now() + self.looks.next_pause());
+        let limit = || {
+            let deadline = self.deadline(connection, fd, wanted);
+            deadline.into_iter().chain(look).min()
+        };
+        let waited = inside::leave(|| wait::one(process, connection, fd, wanted, limit));
         if connection.is_closed() {
             return Err(Errno::BADF);
         }
         match waited {
             Ok(true) => Ok(()),
+            Ok(false) if look.is_some_and(|look| self.deadline.flatten().is_none_or(|deadline| look < deadline)) => {
+                errno::kept(|| connection.leave_full_pipe(process, fd));
+                Ok(())
+            }
             Ok(false) => Err(Errno::AGAIN),
-            // A call that has a time limit does not go on.
-            Err(Errno::INTR) if matches!(self.deadline, None | Some(None)) && kernel::handlers_restart() => Ok(()),
+            // A call that has a time limit, or has moved something, does not go on.
+            Err(Errno::INTR)
+                if done == 0 && matches!(self.deadline, None | Some(None)) && kernel::handlers_restart() =>
+            {
+                Ok(())
+            }
             Err(errno) => Err(errno),
         }
     }

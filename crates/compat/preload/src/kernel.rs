@@ -196,10 +196,40 @@ pub(crate) fn addresses(fd: RawFd) -> Option<(SocketAddr, SocketAddr)> {
     })
 }
 
-/// Whether the program has asked for what only the kernel does: to hear of no less than so many bytes, or by a signal.
+/// Options that only the kernel can honour: to hear of no less than so many bytes, or, beside bytes, how many are left and when they
+/// came; and to look from some place on.
+const FOR_KERNEL: [(c_int, c_int); 6] = [
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT),
+    (libc::IPPROTO_TCP, libc::TCP_INQ),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMP),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
+    (libc::SOL_SOCKET, libc::SO_TIMESTAMPING),
+    (libc::SOL_SOCKET, libc::SO_PEEK_OFF),
+];
+/// The three about times, by their names of after 2038.
+const TIMES: [c_int; 3] = [63, 64, 65];
+
+/// Whether this value of an option is one of those.
+pub(crate) fn is_for_kernel((level, name): (c_int, c_int), value: c_int) -> bool {
+    let least = match name {
+        libc::SO_RCVLOWAT => 2,
+        libc::SO_PEEK_OFF => 0,
+        _ => return value != 0 && is_about_kernel(level, name),
+    };
+    value >= least && is_about_kernel(level, name)
+}
+
+fn is_about_kernel(level: c_int, name: c_int) -> bool {
+    FOR_KERNEL.contains(&(level, name)) || level == libc::SOL_SOCKET && TIMES.contains(&name)
+}
+
+/// Whether the program has asked for what only the kernel does: by an option, or to hear of it by a signal.
 fn needs_kernel(fd: RawFd) -> bool {
-    let least = option::<4>(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-    least.is_some_and(|(least, _)| i32::from_ne_bytes(least) > 1)
+    let is_set = |(level, name): (c_int, c_int)| {
+        let value = option::<4>(fd, level, name).map(|(value, _)| i32::from_ne_bytes(value));
+        value.is_some_and(|value| is_for_kernel((level, name), value))
+    };
+    FOR_KERNEL.into_iter().any(is_set)
         || rustix::fs::fcntl_getfl(borrow(fd)).is_ok_and(|flags| flags.bits() & libc::O_ASYNC as u32 != 0)
 }
 

@@ -85,11 +85,11 @@ fn poll_any(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask, real: imp
         return if fds.iter().any(|entry| state::is_out_of_reach(entry.fd)) { interrupted() } else { real() };
     }
     let all = connections(fds);
-    let (joined, plain) = sort(process, fds, &all);
+    // Those that are not joined stay so until this ends: what came for them another way nobody would see here.
+    let (joined, _plain) = sort(process, fds, &all);
     if joined.is_empty() {
         return real();
     }
-    drop(plain);
     let before = errno::get();
     fds.iter_mut().for_each(|entry| entry.revents = 0);
     let answer = errno::answer(wait::all(process, fds, &joined, deadline(timeout), mask)) as c_int;
@@ -243,19 +243,20 @@ fn select_any(
         return (if stops { interrupted() } else { real(count) }, None);
     }
     let all = connections(&fds);
-    let (joined, plain) = sort(process, &fds, &all);
+    let (joined, _plain) = sort(process, &fds, &all);
     if joined.is_empty() {
         return (real(count), None);
     }
-    drop(plain);
     let before = errno::get();
+    // Also where a signal came: who begins again with that would wait for ever where many come.
+    let left = || timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
     if let Err(error) = wait::all(process, &mut fds, &joined, deadline(timeout), mask) {
         errno::set(error.raw_os_error());
-        return (-1, None);
+        return (-1, left());
     }
     if fds.iter().any(|entry| entry.revents & libc::POLLNVAL != 0) {
         errno::set(libc::EBADF);
-        return (-1, None);
+        return (-1, left());
     }
     errno::set(before);
     let ready = [libc::POLLIN | libc::POLLHUP | libc::POLLERR, libc::POLLOUT | libc::POLLERR, libc::POLLPRI];
@@ -267,7 +268,7 @@ fn select_any(
             found += c_int::from(hit);
         }
     }
-    (found, timeout.map(|timeout| timeout.saturating_sub(begun.elapsed())))
+    (found, left())
 }
 
 /// # Safety

@@ -327,6 +327,11 @@ pub(crate) fn shared(fd: RawFd) {
     change_kind(fd, REGISTERED, SHARED);
 }
 
+/// Whatever `fd` is or becomes is the kernel's.
+pub(crate) fn leave_alone(fd: RawFd) {
+    set_kind(fd, SHARED);
+}
+
 /// The program accepted `fd`, of which nothing is known, from `listener`.
 pub(crate) fn accepted(listener: RawFd, fd: RawFd) {
     let is_tcp = matches!(kind(listener), STREAM | REGISTERED | SHARED);

@@ -29,6 +29,24 @@ pub(crate) const BLIND: Duration = Duration::from_millis(1);
 const READ: i16 = POLLIN | POLLRDNORM;
 const WRITE: i16 = POLLOUT | POLLWRNORM;
 
+/// S-16. How long one who waits for room leaves a full pipe alone: longer each time.
+#[derive(Debug)]
+pub(crate) struct Looks(Duration);
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self(Duration::from_millis(4))
+    }
+}
+
+impl Looks {
+    pub fn next_pause(&mut self) -> Duration {
+        let pause = self.0;
+        self.0 = (pause * 2).min(Duration::from_secs(1));
+        pause
+    }
+}
+
 /// What is waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wanted(i16);
@@ -139,6 +157,7 @@ fn wait_for(
     let _inside = inside::enter();
     let mut asked = Vec::with_capacity(fds.len() + 1);
     let mut seen = Vec::with_capacity(joined.len());
+    let mut pauses = Looks::default();
     loop {
         seen.clear();
         seen.extend(joined.iter().map(|(_, connection)| connection.arrived()));
@@ -193,16 +212,27 @@ fn wait_for(
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let owes = joined.iter().any(|(at, connection)| connection.owes(process, fds[*at].fd));
         let left = if waiter.is_some() && !owes { left } else { Some(left.map_or(BLIND, |left| left.min(BLIND))) };
+        let is_full = joined.iter().any(|(at, connection)| is_stuck(connection, &fds[*at]));
+        let rest = if is_full { left.into_iter().chain([pauses.next_pause()]).min() } else { left };
         let slept = spin::asleep();
         let bell = waiter.as_ref().map(|waiter| waiter.fd());
-        ask(fds, joined, &mut asked, bell, left, mask)?;
+        ask(fds, joined, &mut asked, bell, rest, mask)?;
         spin::learn(slept);
+        if is_full {
+            let full = joined.iter().filter(|(at, connection)| is_stuck(connection, &fds[*at]));
+            full.for_each(|(at, connection)| _ = connection.leave_full_pipe(process, fds[*at].fd));
+        }
         // A joined connection is ready when its own look says so; the kernel knows of errors and of the others.
         if count(fds) > 0 {
             check_joined(process, fds, joined);
             return Ok(count(fds));
         }
     }
+}
+
+/// Whether there is no room for what is to be sent.
+fn is_stuck(connection: &Connection, entry: &pollfd) -> bool {
+    entry.events & WRITE != 0 && connection.is_writable() == Some(false)
 }
 
 /// Looks at the joined ones alone, and says whether any is ready.

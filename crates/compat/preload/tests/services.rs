@@ -8,7 +8,7 @@ mod place;
 use std::{fs, os::unix::fs::PermissionsExt, process::Command};
 
 use place::{
-    LONG, Place, SERVER, Started, find, random_file,
+    LONG, Place, SERVER, Started, find, random_file, wait_until,
     world::{CLIENTS, SERVERS, World, echo, number_after, script},
 };
 
@@ -59,6 +59,11 @@ fn postgres(world: &World) -> u64 {
     let before = left_in_memory();
     let mut server = world.serve(5432, &APART.into_iter().chain(server.iter().map(String::as_str)).collect::<Vec<_>>());
     assert_eq!(left_in_memory(), before, "memory of PostgreSQL's that outlives it");
+    // It listens before it lets anybody in.
+    wait_until("the base is ready", || {
+        fs::read_to_string(world.place.path("server-5432"))
+            .is_ok_and(|said| said.contains("ready to accept connections"))
+    });
 
     let times = if cfg!(debug_assertions) { 1000 } else { 3000 };
     sql(world, "pgbench", &["-i", "-q", "-s", "1"]);

@@ -5,7 +5,7 @@
 #[macro_use]
 mod place;
 
-use std::{collections::BTreeSet, process::Command, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, process::Command, time::Duration};
 
 use place::{Place, built_with, has, output_within};
 
@@ -14,17 +14,65 @@ const STEPS: usize = 40;
 /// Episodes that are compared at a time.
 const CHUNK: u64 = 250;
 
-/// What a run prints without and with the library: `count` episodes from `first` on, without the steps that are left out.
-fn both(place: &Place, program: &std::path::Path, first: u64, count: u64, without: &BTreeSet<usize>) -> [String; 2] {
-    [false, true].map(|with| {
-        let mut command = Command::new(program);
-        command.args([first, count].map(|number| number.to_string()));
-        command.args(without.iter().map(usize::to_string));
-        if with {
-            place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+/// The program, and how it is run.
+struct Model {
+    place: Place,
+    program: PathBuf,
+    /// Directions move to and fro at this pace, in microseconds.
+    flip: Option<&'static str>,
+}
+
+impl Model {
+    /// What a run prints without and with the library: `count` episodes from `first` on, without the steps that are left out.
+    fn both(&self, first: u64, count: u64, without: &BTreeSet<usize>) -> [String; 2] {
+        [false, true].map(|with| {
+            let mut command = Command::new(&self.program);
+            command.args([first, count].map(|number| number.to_string()));
+            command.args(without.iter().map(usize::to_string));
+            if with {
+                self.place.dress(command.env("TOMBOLO_SOCKETS_AFTER", "0"));
+                command.envs(self.flip.map(|pace| ("TOMBOLO_SOCKETS_FLIP_US", pace)));
+            }
+            let to = self.place.path(if with { "with" } else { "plain" });
+            output_within(Duration::from_secs(300), &mut command, &to)
+        })
+    }
+
+    /// Compares all, in chunks: long ones where that is asked for.
+    fn compare(test: &str, flip: Option<&'static str>, chunks: u64) {
+        if !has(test, &["cc"]) {
+            return;
         }
-        output_within(Duration::from_secs(300), &mut command, &place.path(if with { "with" } else { "plain" }))
-    })
+        let place = Place::new();
+        let options: &[&str] = if flip.is_some() { &["-O1", "-DEXCLUSIVE=0"] } else { &["-O1"] };
+        let model = Self { program: built_with(&place, "waits.c", options), place, flip };
+        // Millions of calls, or hundreds of thousands.
+        let chunks = if std::env::var_os("TOMBOLO_LONG").is_some() { chunks * 20 } else { chunks };
+        for first in (0..chunks).map(|chunk| 1 + chunk * CHUNK) {
+            let said = model.both(first, CHUNK, &BTreeSet::new());
+            if let Some(episode) = differs(&said) {
+                panic!("they differ:\n{}", model.least(episode));
+            }
+            assert_eq!(said[0], said[1], "one ended early");
+        }
+        let joined = model.place.log().matches("joined:").count() as u64;
+        assert!(joined >= chunks * CHUNK * 2, "{joined} ends were joined");
+    }
+
+    /// The calls of an episode that are enough for it to differ, and what they give.
+    fn least(&self, episode: u64) -> String {
+        let mut without = BTreeSet::new();
+        for step in 0..STEPS {
+            without.insert(step);
+            let [plain, with] = self.both(episode, 1, &without);
+            if plain == with {
+                without.remove(&step);
+            }
+        }
+        let words: Vec<_> = without.iter().map(usize::to_string).collect();
+        let [plain, with] = self.both(episode, 1, &without);
+        format!("waits {episode} 1 {}\n-- without the library\n{plain}-- with it\n{with}", words.join(" "))
+    }
 }
 
 /// The number of the first episode in which the two differ.
@@ -34,40 +82,14 @@ fn differs([plain, with]: &[String; 2]) -> Option<u64> {
     episode(one).or_else(|| episode(other))
 }
 
-/// The calls of an episode that are enough for it to differ, and what they give.
-fn least(place: &Place, program: &std::path::Path, episode: u64) -> String {
-    let mut without = BTreeSet::new();
-    for step in 0..STEPS {
-        without.insert(step);
-        let [plain, with] = both(place, program, episode, 1, &without);
-        if plain == with {
-            without.remove(&step);
-        }
-    }
-    let words: Vec<_> = without.iter().map(usize::to_string).collect();
-    let [plain, with] = both(place, program, episode, 1, &without);
-    format!("waits {episode} 1 {}\n-- without the library\n{plain}-- with it\n{with}", words.join(" "))
+#[test]
+fn random_waits_give_what_the_kernel_gives() {
+    Model::compare("random_waits_give_what_the_kernel_gives", None, 20);
 }
 
 #[test]
-fn random_waits_give_what_the_kernel_gives() {
-    if !has("random_waits_give_what_the_kernel_gives", &["cc"]) {
-        return;
-    }
-    let place = Place::new();
-    let program = built_with(&place, "waits.c", &["-O1"]);
-    let long = std::env::var_os("TOMBOLO_LONG").is_some();
-    // Millions of calls, or hundreds of thousands.
-    let chunks = if long { 400 } else { 20 };
-    for first in (0..chunks).map(|chunk| 1 + chunk * CHUNK) {
-        let said = both(&place, &program, first, CHUNK, &BTreeSet::new());
-        if let Some(episode) = differs(&said) {
-            panic!("they differ:\n{}", least(&place, &program, episode));
-        }
-        assert_eq!(said[0], said[1], "one ended early");
-    }
-    let joined = place.log().matches("joined:").count() as u64;
-    assert!(joined >= chunks * CHUNK * 2, "{joined} ends were joined");
+fn s15_random_waits_give_the_same_while_carriers_change() {
+    Model::compare("s15_random_waits_give_the_same_while_carriers_change", Some("100"), 4);
 }
 
 #[test]

@@ -87,14 +87,16 @@ pub struct Connection {
     /// Sends that found no room.
     stalls: AtomicU64,
     options: options::Options,
-    /// Where a thread waits for it, while none does.
-    pub(crate) seat: Mutex<Option<Instance>>,
+    /// Where threads wait for it, while none does.
+    pub(crate) seats: Mutex<Vec<Instance>>,
     /// The processes that this end is, once there was more than one.
     family: OnceLock<ForkGroup>,
     /// This process is none of them any more.
     departed: AtomicBool,
     /// It was ended, because it had to be on TCP and could not.
     given_up: AtomicBool,
+    /// The program has ended its sending.
+    shut: AtomicBool,
     /// S-12. The kernel has ended it both ways; and when who only sends last asked for that.
     over: AtomicBool,
     asked: AtomicI64,
@@ -127,10 +129,11 @@ impl Connection {
             quiet: AtomicBool::new(false),
             stalls: AtomicU64::new(0),
             options: options::Options::default(),
-            seat: Mutex::default(),
+            seats: Mutex::default(),
             family: OnceLock::new(),
             departed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
+            shut: AtomicBool::new(false),
             over: AtomicBool::new(false),
             asked: AtomicI64::new(0),
         }
@@ -172,6 +175,9 @@ impl Connection {
             let _ = self.stage.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
             *lock(&self.history) = None;
             self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
+            if self.shut.load(Ordering::SeqCst) {
+                self.end_sending();
+            }
             self.publish_stage();
         }
     }
@@ -472,6 +478,13 @@ impl Connection {
         self.is_alone() && !self.leaves() && self.pipes.get().is_some_and(Pipes::rests)
     }
 
+    /// S-15. Whether the last read ended where the sender has left a carrier: there may be more on the other one.
+    #[inline]
+    #[must_use]
+    pub fn is_crossing(&self) -> bool {
+        self.pipes.get().is_some_and(Pipes::is_crossing)
+    }
+
     /// Whether the peer asks for TCP, and waits for this end to look.
     #[inline]
     #[must_use]
@@ -488,6 +501,8 @@ impl Connection {
 
     /// This end sends no more: what it tries to send is for the kernel to refuse.
     pub fn end_sending(&self) {
+        // ORDER SeqCst: whoever joins sets the pipes and then looks at this; one of the two sees the other.
+        self.shut.store(true, Ordering::SeqCst);
         if let Some(family) = self.family() {
             family.end_sending();
         }

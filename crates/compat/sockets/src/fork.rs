@@ -47,7 +47,7 @@ struct Member<'a> {
     talk: MutexGuard<'a, NegotiationStage>,
     _history: MutexGuard<'a, Option<Box<History>>>,
     _identity: MutexGuard<'a, Option<(Tuple, u64)>>,
-    seat: MutexGuard<'a, Option<Instance>>,
+    seats: MutexGuard<'a, Vec<Instance>>,
     _still: Option<FrozenPipes<'a>>,
 }
 
@@ -85,14 +85,14 @@ impl Process {
                 place = Some(family.expect());
             }
             let identity = lock(&connection.identity);
-            let seat = lock(&connection.seat);
+            let seats = lock(&connection.seats);
             members.push(Member {
                 connection,
                 place,
                 talk,
                 _history: history,
                 _identity: identity,
-                seat,
+                seats,
                 _still: still,
             });
         }
@@ -128,7 +128,7 @@ impl Forking<'_> {
         waiting.forget();
         for mut member in members {
             // Its copy of what the parent waits at.
-            drop(member.seat.take());
+            member.seats.clear();
             if let (Some(family), Some(place)) = (member.connection.family(), member.place) {
                 family.born(place, Birth::Own);
                 *member.talk = NegotiationStage::Silent;

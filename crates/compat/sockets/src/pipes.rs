@@ -2,6 +2,8 @@
 //! The two directions of a connection that has shared memory beside TCP.
 
 mod back;
+mod full;
+mod full_pipe;
 mod half;
 mod io;
 mod readiness;
@@ -12,7 +14,7 @@ mod turn;
 
 use std::sync::{
     Arc, Mutex, MutexGuard,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use rustix::{event::PollFlags, io::Errno};
@@ -64,6 +66,8 @@ pub(crate) struct Pipes {
     /// The peer's moves; and how many there were when nothing but the pipe was expected to have more, or [`ASTIR`].
     moves: MappedPeerWord,
     settled: AtomicU64,
+    /// The last read ended where the sender has left a carrier: there may be more on the other one.
+    crossing: AtomicBool,
     /// Of this end's segment.
     _lease: Lease,
 }
@@ -96,6 +100,9 @@ struct Tx {
     recalled: Option<u64>,
     /// The position at which the peer was last asked to ring. Once asked it stays asked.
     armed: Option<u64>,
+    /// S-16. The pipe was full when it was last looked at; and how often it was left for that, while this end did not read either.
+    full: Option<full_pipe::FullPipe>,
+    left: u32,
     /// Another process of this end may have used it since.
     behind: bool,
 }
@@ -196,6 +203,8 @@ impl Pipes {
             ended: false,
             recalled: None,
             armed: None,
+            full: None,
+            left: 0,
             behind: false,
         };
         let rx = Rx {
@@ -224,6 +233,7 @@ impl Pipes {
             read_to,
             moves,
             settled: AtomicU64::new(ASTIR),
+            crossing: AtomicBool::new(false),
             _lease: lease,
         })
     }
@@ -251,6 +261,12 @@ impl Pipes {
     pub fn rests(&self) -> bool {
         let settled = self.settled.load(Ordering::Relaxed);
         settled != ASTIR && self.moves.load_acquire().hint() == settled && !self.stirs() && !self.is_asked()
+    }
+
+    /// S-15. Whether the last read ended where the sender has left a carrier: a hint.
+    #[inline]
+    pub fn is_crossing(&self) -> bool {
+        self.crossing.load(Ordering::Relaxed)
     }
 
     /// Whether there is something in the pipe that was not read: a hint that costs no call and no lock. Who finds a lie

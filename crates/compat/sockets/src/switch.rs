@@ -217,6 +217,11 @@ impl Receiver {
         (self.reads_pipe() && !self.leave).then_some(self.moves)
     }
 
+    /// Whether the sender, which has made so many moves, has left the carrier that this end reads.
+    pub(crate) fn is_behind(&self, moves: u64) -> bool {
+        moves != self.moves
+    }
+
     /// Whether what is in the pipe is this end's to read there.
     #[must_use]
     pub fn reads_pipe(&self) -> bool {

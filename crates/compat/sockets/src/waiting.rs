@@ -23,6 +23,9 @@ use instance::{PATH, SOCKET};
 pub use instance::Instances;
 pub(crate) use instance::{HeldInstances, Instance};
 
+/// Places that are left to a connection: one for a thread that reads, one for a thread that sends.
+const SEATS: usize = 2;
+
 impl Process {
     /// An epoll instance for one who is about to wait for these connections: it polls readable when one of their bells rang
     /// after [`Waiter::forget`], or the path to one of their peers has ended.
@@ -49,7 +52,7 @@ impl Process {
 
     /// The last descriptor of `connection` is closed: nobody begins to wait for it any more.
     pub fn unwatch(&self, connection: &Connection) {
-        drop(lock(&connection.seat).take());
+        lock(&connection.seats).clear();
         if let Some(bell) = connection.bell() {
             lock(&self.waiters).retain(|instance| !instance.has(bell));
         }
@@ -100,7 +103,7 @@ impl Connection {
     /// descriptor to spare.
     #[must_use]
     pub fn seat(&self, fd: BorrowedFd<'_>) -> Option<Seat<'_>> {
-        let free = lock(&self.seat).take();
+        let free = lock(&self.seats).pop();
         let make = || -> Option<Instance> {
             let bell = self.bell()?;
             let mut instance = Instance::new().ok()?;
@@ -154,11 +157,12 @@ impl Seat<'_> {
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
         let instance = self.instance.take().filter(Instance::is_own);
-        let mut seat = lock(&self.connection.seat);
-        // Another thread that waited for it at the same time was faster.
-        let spare =
-            if seat.is_none() && instance.is_some() { std::mem::replace(&mut *seat, instance) } else { instance };
-        drop(seat);
-        drop(spare);
+        let mut seats = lock(&self.connection.seats);
+        if seats.len() < SEATS {
+            seats.extend(instance);
+            return;
+        }
+        drop(seats);
+        drop(instance);
     }
 }

@@ -57,6 +57,15 @@ pub(super) struct Entry {
     postponed: u8,
 }
 
+/// What nobody may ring for while a thread sleeps.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Unheard {
+    /// Something is owed to a peer.
+    pub owes: bool,
+    /// S-16. A pipe is full.
+    pub full: bool,
+}
+
 /// Calls in which a registration may be wired later.
 const POSTPONED: u8 = 64;
 
@@ -129,6 +138,10 @@ impl Entry {
         self.events & (IN | RDNORM | RDHUP) != 0
     }
 
+    fn reads_bytes(&self) -> bool {
+        self.events & (IN | RDNORM) != 0
+    }
+
     fn writes(&self) -> bool {
         self.events & (OUT | WRNORM) != 0
     }
@@ -180,16 +193,20 @@ impl Entry {
         self.writes() && self.connection.stalls() != self.stalls
     }
 
-    /// Before a sleep: asks the peer to ring for what is waited for. Says whether something is owed to it that nobody
-    /// will ring for.
-    pub fn arm(&mut self, process: &Process) -> bool {
+    /// Before a sleep: asks the peer to ring for what is waited for.
+    pub fn arm(&mut self, process: &Process) -> Unheard {
         self.rung = false;
+        // Where there is room already, somebody who waits for an edge has had it.
+        let full = self.is_full();
         if self.is_watched() {
-            // Where there is room already, somebody who waits for an edge has had it.
-            let full = self.writes() && self.connection.is_writable() == Some(false);
             self.connection.arm(self.reads(), full);
         }
-        self.wired && self.connection.owes(process, self.connection.fd())
+        Unheard { owes: self.wired && self.connection.owes(process, self.connection.fd()), full }
+    }
+
+    /// Whether room is waited for, and there is none in the pipe.
+    pub fn is_full(&self) -> bool {
+        self.is_watched() && self.writes() && self.connection.is_writable() == Some(false)
     }
 
     /// Whether its ring was taken and its peer was not asked for another. Who asks for one that is spent wakes all who sleep.
@@ -245,6 +262,10 @@ impl Entry {
         } else if !connection.is_quiet() {
             ready |= self.look_at_tcp(process);
         } else if !stirs {
+            ready |= self.sticky;
+        }
+        if !self.reads_bytes() {
+            // Who does not ask for bytes hears of the end at once, also while some are left.
             ready |= self.sticky;
         }
         if self.urgent && self.events & PRI != 0 {

@@ -13,7 +13,7 @@ use std::{
 use libc::epoll_event;
 use tombolo_sockets::{Process, aside::ReservedFd, connection::Connection};
 
-use super::entry::Entry;
+use super::entry::{Entry, Unheard};
 use crate::kernel;
 
 /// Numbers of registrations before they come again.
@@ -242,13 +242,21 @@ impl Registry {
         self.missed = true;
     }
 
-    /// Before a sleep: asks the peers to ring for what is waited for. Says whether something is owed to one.
-    pub fn arm(&mut self, process: &Process) -> bool {
-        let awake = &mut self.entries[..self.awake];
-        let owes = awake.iter_mut().fold(false, |owes, entry| owes | entry.arm(process));
+    /// Before a sleep: asks the peers to ring for what is waited for.
+    pub fn arm(&mut self, process: &Process) -> Unheard {
+        let all = self.entries[..self.awake].iter_mut().map(|entry| entry.arm(process));
+        let unheard =
+            all.fold(Unheard::default(), |all, one| Unheard { owes: all.owes | one.owes, full: all.full | one.full });
         // What is owed, a thread has to look after that sleeps.
-        self.missed = owes;
-        owes
+        self.missed = unheard.owes;
+        unheard
+    }
+
+    /// S-16. After a while in which nobody read: what waits for room in a pipe that is full may go over TCP.
+    pub fn leave_full_pipes(&mut self, process: &Process) {
+        for entry in self.entries[..self.awake].iter().filter(|entry| entry.is_full()) {
+            entry.connection.leave_full_pipe(process, entry.connection.fd());
+        }
     }
 
     /// Whether a notification was taken that other threads may sleep for, and nothing will wake them again.

@@ -19,11 +19,17 @@ use tombolo_sockets::{
     spin,
 };
 
-use super::{Set, entry::BELL, kick, path, registry::Registry, tokens};
+use super::{
+    Set,
+    entry::{BELL, Unheard},
+    kick, path,
+    registry::Registry,
+    tokens,
+};
 use crate::{
     errno, flow,
     kernel::{self, Mask},
-    wait::BLIND,
+    wait::{BLIND, Looks},
 };
 
 /// Gets on with the connections of a set that is waited for: those that were joined are prepared, those that stay on TCP
@@ -62,7 +68,7 @@ pub(crate) fn nested(process: &Process, set: &Set) {
         }
         process.before_sleep();
     });
-    if arm(process, set) || set.stirs() {
+    if arm(process, set).owes || set.stirs() {
         set.kick();
     }
 }
@@ -80,6 +86,7 @@ pub(crate) fn wait(
     let polls = timeout == Some(Duration::ZERO);
     let deadline = timeout.filter(|_| !polls).and_then(|timeout| Instant::now().checked_add(timeout));
     let room = events.len();
+    let mut looks = Looks::default();
     let done = |found| {
         pass_on(set, found, found == room);
         errno::set(before);
@@ -112,10 +119,10 @@ pub(crate) fn wait(
             }
         }
         let asleep = SleepGuard::new(set);
-        let mut owes = false;
+        let mut unheard = Unheard::default();
         if joined && (!polls || set.nested.load(Ordering::SeqCst)) {
             errno::kept(|| process.before_sleep());
-            owes = arm(process, set);
+            unheard = arm(process, set);
             found = find_ready(process, (epfd, set), events, None);
         }
         if found > 0 || joined && polls {
@@ -124,7 +131,8 @@ pub(crate) fn wait(
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = if polls { timeout } else { left };
-        let rest = if owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
+        let rest = if unheard.owes { Some(left.map_or(BLIND, |left| left.min(BLIND))) } else { left };
+        let rest = if unheard.full && !polls { rest.into_iter().chain([looks.next_pause()]).min() } else { rest };
         let slept = spin::asleep();
         let n = real(events, rest);
         drop(asleep);
@@ -134,6 +142,9 @@ pub(crate) fn wait(
         }
         if joined {
             spin::learn(slept);
+        }
+        if unheard.full && n == 0 {
+            errno::kept(|| set.lock().leave_full_pipes(process));
         }
         found = find_ready(process, (epfd, set), events, Some(n as usize));
         if found > 0 || n == 0 && rest.is_some() && rest == left {
@@ -243,7 +254,6 @@ fn pass_on(set: &Set, found: usize, is_full: bool) {
     }
 }
 
-/// Says whether something is owed to a peer.
-fn arm(process: &Process, set: &Set) -> bool {
+fn arm(process: &Process, set: &Set) -> Unheard {
     set.lock().arm(process)
 }

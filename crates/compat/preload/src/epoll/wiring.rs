@@ -205,18 +205,34 @@ pub(crate) fn forget(connection: &Arc<Connection>) {
     }
 }
 
+/// A registration is the kernel's again, as the program has it.
+fn unwire(epfd: RawFd, entry: &Entry) {
+    if !entry.wired || entry.orphan {
+        return;
+    }
+    let (operation, event) = match entry.asked() {
+        Some(event) => (libc::EPOLL_CTL_MOD, event),
+        None => (libc::EPOLL_CTL_DEL, token(entry)),
+    };
+    let _ = kernel::epoll_ctl(epfd, operation, entry.fd, event);
+    remove_bell(epfd, &entry.connection);
+}
+
+/// The registrations of a connection are the kernel's alone.
+pub(crate) fn release(connection: &Arc<Connection>) {
+    for (epfd, set) in state::sets() {
+        let mut inner = set.lock();
+        inner.all().iter().filter(|entry| Arc::ptr_eq(&entry.connection, connection)).for_each(|one| unwire(epfd, one));
+        inner.retain(|entry| !Arc::ptr_eq(&entry.connection, connection));
+        set.count(&inner);
+    }
+}
+
 /// All sets are the kernel's again, as the program has them.
 pub(crate) fn give_back() {
     for (epfd, set) in state::sets() {
         let mut inner = set.lock();
-        for entry in inner.all().iter().filter(|entry| entry.wired && !entry.orphan) {
-            let (operation, event) = match entry.asked() {
-                Some(event) => (libc::EPOLL_CTL_MOD, event),
-                None => (libc::EPOLL_CTL_DEL, token(entry)),
-            };
-            let _ = kernel::epoll_ctl(epfd, operation, entry.fd, event);
-            remove_bell(epfd, &entry.connection);
-        }
+        inner.all().iter().for_each(|entry| unwire(epfd, entry));
         inner.retain(|_| false);
         set.count(&inner);
         if set.bells.swap(false, Ordering::SeqCst) {

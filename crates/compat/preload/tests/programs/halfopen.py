@@ -62,12 +62,12 @@ def names(events):
 
 
 def fill(end):
-    """Until it stays full: the kernel makes room by and by."""
+    """Until it stays full: the kernel makes room by and by, and a ring that stays full is left for the buffers of TCP (S-16)."""
     end.setblocking(False)
-    idle = 0
-    while idle < 20:
-        idle = 0 if isinstance(error(end.send, b"x" * 100000), int) else idle + 1
-        select.select([], [], [], 0.005)
+    room = True
+    while room:
+        error(end.send, b"x" * 100000)
+        room = select.select([], [end], [], 1)[1]
     end.setblocking(True)
 
 

@@ -16,7 +16,7 @@
 
 #include "ends.h"
 
-enum { ALL = 1 << 16, FEW = 20000, LONG = 20 };
+enum { ALL = 1 << 16, FEW = 20000, LONG = 50 };
 
 static int ends[2], line[2];
 static unsigned char bytes[1 << 20];

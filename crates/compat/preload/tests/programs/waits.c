@@ -23,6 +23,12 @@
 
 #include "ends.h"
 
+/* A connection that is registered so goes back to TCP at once, for which its other end must be able to follow: where it is on its
+ * way between the two, and nobody calls for it, it is reset. */
+#ifndef EXCLUSIVE
+#define EXCLUSIVE EPOLLEXCLUSIVE
+#endif
+
 enum { SLOTS = 3, SETS = 3, STEPS = 40, MOST = 16 };
 
 /* One end that is waited for, by up to two numbers, and its peer. */
@@ -195,7 +201,7 @@ static void step(void) {
         snprintf(line, sizeof line, "join %u", which);
     } else if (what < 6) {
         int operation = more < 55 ? EPOLL_CTL_ADD : more < 85 ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
-        way = operation == EPOLL_CTL_ADD && more == 7 && !slot->ended ? EPOLLEXCLUSIVE : way;
+        way = operation == EPOLL_CTL_ADD && EXCLUSIVE && more == 7 && !slot->ended ? EXCLUSIVE : way;
         kind = way == EPOLLEXCLUSIVE ? EPOLLIN : kind;
         struct epoll_event event = {.events = kind | way, .data.u64 = (way & EPOLLET) | which << 4 | copy};
         int n = epoll_ctl(sets[set], operation, fd, &event);

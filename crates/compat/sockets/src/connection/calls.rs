@@ -137,6 +137,12 @@ impl Connection {
         self.pipes.get()?.has_room(self)
     }
 
+    /// S-16. To be called now and then by one who waits for room: where nobody reads what is in the pipe, what comes next goes over
+    /// TCP. Says whether that has come about just now.
+    pub fn leave_full_pipe(&self, process: &Process, fd: RawFd) -> bool {
+        self.pipes.get().is_some_and(|pipes| pipes.leave_if_full(self, process.kernel(), fd))
+    }
+
     /// Bytes in the pipe that were not read.
     #[must_use]
     pub fn unread(&self) -> u64 {
@@ -171,6 +177,18 @@ impl Connection {
     /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
     pub fn finish(&self) -> bool {
         self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self))
+    }
+
+    /// Whether it was joined, and is back on TCP for good: then the program's calls may as well be the kernel's.
+    #[must_use]
+    pub fn is_back_on_tcp(&self) -> bool {
+        self.leaves() && self.pipes.get().is_some() && self.carriers() == [Transport::Tcp; 2]
+    }
+
+    /// A call of the program's, which the kernel carried out, received so many bytes.
+    pub fn received_back_on_tcp(&self, process: &Process, bytes: usize) {
+        self.count(Direction::In, bytes);
+        self.moved(process, Direction::In, Transport::Tcp, bytes);
     }
 
     /// What carries the two directions: sending, receiving.

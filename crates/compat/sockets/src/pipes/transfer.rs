@@ -8,6 +8,7 @@ use std::{
 };
 
 use rustix::io::Errno;
+use tombolo_mem::PeerWord;
 use tombolo_ring::{Error, Side};
 
 use super::{ASTIR, BROKEN, Failed, Pipes, Read, Rx, io::Reading};
@@ -90,6 +91,10 @@ impl Pipes {
             let settled = matches!(found, Ok(Found::Bytes(_) | Found::Nothing)) && rx.error.is_none();
             let moves = rx.receiver.moves_within_pipe().filter(|_| settled);
             self.settled.store(moves.unwrap_or(ASTIR), Ordering::Relaxed);
+            if read == Read::Take {
+                let behind = rx.receiver.is_behind(rx.moves.load_acquire().hint());
+                self.crossing.store(behind && matches!(found, Ok(Found::Bytes(_))), Ordering::Relaxed);
+            }
             if read != Read::Look && matches!(found, Ok(Found::End) | Err(Failed::Os(_))) {
                 self.end_reading(rx, connection, kernel, fd);
             }

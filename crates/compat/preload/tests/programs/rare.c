@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 OR MIT
+ * Orders of calls that few programs make, on a connection that is joined where the library is there.
+ *
+ *   rare CASE */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/select.h>
+#include <sys/time.h>
+#include <time.h>
+
+#include "ends.h"
+
+enum { MUCH = 600 << 10, ROOM = 64 << 10, MESSAGES = 20000, PARTS = 6 };
+
+static int ends[2];
+static char room[MUCH];
+
+static void hear(int signal) {
+    (void)signal;
+}
+
+static void ticks(int flags, long us) {
+    struct sigaction action = {.sa_handler = hear, .sa_flags = flags};
+    struct itimerval again = {{0, us}, {0, us}};
+    check(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &again, NULL) == 0, "ticks");
+}
+
+static void pair(void) {
+    meet(ends);
+    talk(ends);
+}
+
+static void say(const char *what, long answer) {
+    printf("%s: %ld%s%s\n", what, answer, answer < 0 ? " " : "", answer < 0 ? strerrorname_np(errno) : "");
+}
+
+static void there(int fd, int n) {
+    for (int count = 0; count < n;) {
+        check(ioctl(fd, FIONREAD, &count) == 0, "FIONREAD");
+    }
+}
+
+/* The time that is left is said also where a signal came. */
+static void selects(void) {
+    struct timeval left = {0, 200000};
+    fd_set set;
+    int signals = 0;
+    pair();
+    ticks(0, 20000);
+    for (;;) {
+        FD_ZERO(&set);
+        FD_SET(ends[0], &set);
+        int found = select(ends[0] + 1, &set, NULL, NULL, &left);
+        if (found == 0) {
+            break;
+        }
+        check(found == -1 && errno == EINTR, "select");
+        if (++signals == 500) {
+            puts("select goes on for ever");
+            _exit(0);
+        }
+    }
+    printf("select ends after some signals: %d\n", signals > 0);
+}
+
+/* A call that has moved something ends with a signal, also one after whose handler calls go on. */
+static void restarts(void) {
+    static char much[64 << 20];
+    pair();
+    check(send(ends[0], "abc", 3, 0) == 3, "send");
+    ticks(SA_RESTART, 50000);
+    say("all of 10", recv(ends[1], room, 10, MSG_WAITALL));
+    long sent = send(ends[0], much, sizeof much, 0);
+    printf("a part of much: %d\n", sent > 0 && sent < (long)sizeof much);
+}
+
+/* A socket that is disconnected and connected anew. */
+static void disconnects(void) {
+    struct sockaddr nowhere = {.sa_family = AF_UNSPEC};
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct epoll_event event = {.events = EPOLLIN, .data.u32 = 7};
+    socklen_t len = sizeof address;
+    pair();
+    int set = epoll_create1(0), copy = dup(ends[0]), listener = socket(AF_INET, SOCK_STREAM, 0);
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "epoll_ctl");
+    talk(ends);
+    say("disconnect", connect(ends[0], &nowhere, sizeof nowhere));
+    say("the peer", recv(ends[1], room, 10, 0));
+    check(bind(listener, (struct sockaddr *)&address, len) == 0 && listen(listener, 1) == 0, "listen");
+    check(getsockname(listener, (struct sockaddr *)&address, &len) == 0, "getsockname");
+    say("connect", connect(ends[0], (struct sockaddr *)&address, len));
+    ends[1] = accept(listener, NULL, NULL);
+    say("send", send(copy, "hello", 5, 0));
+    say("recv", recv(ends[1], room, 5, MSG_WAITALL));
+    talk(ends);
+    check(send(ends[1], "back", 4, 0) == 4, "send");
+    say("told", epoll_wait(set, &event, 1, 5000));
+    say("of", event.data.u32);
+    say("recv", recv(ends[0], room, 10, 0));
+    say("no more", epoll_wait(set, &event, 1, 0));
+}
+
+/* What the kernel says beside bytes. */
+static void beside(int level, int name, int early) {
+    char control[200];
+    struct iovec part = {room, 4};
+    int one = 1;
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    meet(ends);
+    check(!early || setsockopt(ends[1], level, name, &one, sizeof one) == 0, "early");
+    talk(ends);
+    check(early || setsockopt(ends[1], level, name, &one, sizeof one) == 0, "late");
+    check(send(ends[0], "0123456789", 10, 0) == 10, "send");
+    there(ends[1], 10);
+    say("recvmsg", recvmsg(ends[1], &message, 0));
+    struct cmsghdr *said = CMSG_FIRSTHDR(&message);
+    /* Of what came before the kernel took the time for anybody it says none. */
+    if (name == TCP_INQ) {
+        printf("beside: %d\n", said ? *(int *)CMSG_DATA(said) : -1);
+    }
+    say("rest", recv(ends[1], room, 10, 0));
+}
+
+/* Who asks for the end alone hears of it while bytes are left. */
+static void hangups(void) {
+    static const uint32_t ways[] = {EPOLLRDHUP, EPOLLRDHUP | EPOLLET, EPOLLRDHUP | EPOLLONESHOT};
+    for (int at = 0; at < 3; at++) {
+        struct epoll_event event = {.events = ways[at]};
+        int set = epoll_create1(0);
+        pair();
+        check(epoll_ctl(set, EPOLL_CTL_ADD, ends[1], &event) == 0, "epoll_ctl");
+        say("not yet", epoll_wait(set, &event, 1, 0));
+        check(send(ends[0], "abc", 3, 0) == 3, "send");
+        there(ends[1], 3);
+        say("bytes", epoll_wait(set, &event, 1, 0));
+        check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");
+        event.events = 0;
+        say("the end", epoll_wait(set, &event, 1, 5000));
+        printf("%x\n", event.events);
+        say("again", epoll_wait(set, &event, 1, 0));
+        say("recv", recv(ends[1], room, 10, 0));
+        close(set);
+    }
+}
+
+/* Sends all, then reads all: a program that counts on what the buffers of TCP hold. */
+struct side {
+    int fd;
+    const char *how;
+    long got;
+};
+
+static void *exchange(void *argument) {
+    struct side *side = argument;
+    int waits = strcmp(side->how, "blocks"), set = epoll_create1(0);
+    struct epoll_event event = {.events = EPOLLOUT};
+    check(strcmp(side->how, "epoll") || epoll_ctl(set, EPOLL_CTL_ADD, side->fd, &event) == 0, "epoll_ctl");
+    char *bytes = calloc(1, MUCH);
+    for (long sent = 0; sent < MUCH;) {
+        long n = send(side->fd, bytes + sent, (size_t)(MUCH - sent), waits ? MSG_DONTWAIT : 0);
+        if (n > 0) {
+            sent += n;
+        } else if (strcmp(side->how, "poll") == 0) {
+            struct pollfd one = {.fd = side->fd, .events = POLLOUT};
+            check(errno == EAGAIN && poll(&one, 1, 20000) == 1, "poll");
+        } else {
+            check(errno == EAGAIN && epoll_wait(set, &event, 1, 20000) == 1, "epoll_wait");
+        }
+    }
+    side->got = recv(side->fd, bytes, MUCH, MSG_WAITALL);
+    free(bytes);
+    close(set);
+    return NULL;
+}
+
+static void exchanges(const char *how) {
+    pair();
+    for (int at = 0; at < 4; at++) {
+        struct side sides[2] = {{ends[0], how, 0}, {ends[1], how, 0}};
+        pthread_t threads[2];
+        for (int end = 0; end < 2; end++) {
+            check(pthread_create(&threads[end], NULL, exchange, &sides[end]) == 0, "thread");
+        }
+        for (int end = 0; end < 2; end++) {
+            pthread_join(threads[end], NULL);
+        }
+        printf("exchanged: %d\n", sides[0].got == MUCH && sides[1].got == MUCH);
+        talk(ends);
+    }
+}
+
+static void *watch_both(void *argument) {
+    struct pollfd *both = argument;
+    say("found", poll(both, 2, 10000));
+    printf("%x %x\n", both[0].revents, both[1].revents);
+    return NULL;
+}
+
+/* A thread waits for a connection that is joined and for one that others are about to join. */
+static void watched(void) {
+    int other[2], none = 0;
+    pthread_t thread;
+    pair();
+    meet(other);
+    turn(other[0], other[1]);
+    struct pollfd both[2] = {{.fd = ends[1], .events = POLLIN}, {.fd = other[1], .events = POLLIN}};
+    check(pthread_create(&thread, NULL, watch_both, both) == 0, "thread");
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    for (int at = 0; at < 200; at++) {
+        struct pollfd one = {.fd = other[at % 2], .events = POLLIN};
+        none += poll(&one, 1, 0) + (recv(other[at % 2], room, 1, MSG_DONTWAIT) < 0);
+    }
+    say("none", none);
+    check(send(other[0], "abc", 3, 0) == 3, "send");
+    pthread_join(thread, NULL);
+    say("recv", recv(other[1], room, 10, MSG_DONTWAIT));
+}
+
+/* An end that has said that it sends no more, and has not been joined then. */
+static void shut(void) {
+    meet(ends);
+    turn(ends[0], ends[1]);
+    check(shutdown(ends[0], SHUT_WR) == 0, "shutdown");
+    for (int at = 0; at < 4 * TURNS; at++) {
+        turn(ends[1], ends[0]);
+        recv(ends[1], room, 1, MSG_DONTWAIT);
+    }
+    say("send after the end", send(ends[0], "x", 1, MSG_NOSIGNAL));
+    say("recv", recv(ends[1], room, 10, MSG_DONTWAIT));
+}
+
+/* Less than there was room for is all that there is: the next comes with an edge. */
+static void *parts(void *argument) {
+    unsigned seed = 1;
+    char bytes[100] = "";
+    for (int at = 0; at < MESSAGES; at++) {
+        for (int part = 0; part < PARTS; part++) {
+            check(send(ends[0], bytes, sizeof bytes, 0) == sizeof bytes, "part");
+            for (volatile unsigned turn = rand_r(&seed) % 20000; turn > 0; turn--) {
+            }
+        }
+        check(recv(ends[0], bytes, 1, 0) == 1, "answer");
+    }
+    return argument;
+}
+
+static void shorts(void) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    pthread_t thread;
+    int set = epoll_create1(0), on = 1, ready = 0;
+    pair();
+    check(setsockopt(ends[0], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0, "TCP_NODELAY");
+    check(ioctl(ends[1], FIONBIO, &on) == 0 && epoll_ctl(set, EPOLL_CTL_ADD, ends[1], &event) == 0, "epoll_ctl");
+    check(pthread_create(&thread, NULL, parts, NULL) == 0, "thread");
+    for (int at = 0; at < MESSAGES; at++) {
+        for (long got = 0; got < (long)(PARTS * sizeof(char[100]));) {
+            if (!ready && epoll_wait(set, &event, 1, 10000) == 0) {
+                printf("nothing comes of message %d after %ld bytes\n", at, got);
+                _exit(0);
+            }
+            long n = recv(ends[1], room, ROOM, 0);
+            check(n > 0 || errno == EAGAIN, "recv");
+            got += n > 0 ? n : 0;
+            ready = n == ROOM;
+        }
+        check(send(ends[1], "x", 1, 0) == 1, "answer");
+    }
+    pthread_join(thread, NULL);
+    puts("all messages");
+}
+
+int main(int count, char **words) {
+    const char *word = count > 1 ? words[1] : "";
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (strcmp(word, "select") == 0) {
+        selects();
+    } else if (strcmp(word, "restart") == 0) {
+        restarts();
+    } else if (strcmp(word, "disconnect") == 0) {
+        disconnects();
+    } else if (strcmp(word, "beside") == 0) {
+        for (int early = 0; early < 2; early++) {
+            beside(IPPROTO_TCP, TCP_INQ, early);
+            beside(SOL_SOCKET, SO_TIMESTAMP, early);
+        }
+    } else if (strcmp(word, "end") == 0) {
+        hangups();
+    } else if (strcmp(word, "shut") == 0) {
+        shut();
+    } else if (strcmp(word, "watched") == 0) {
+        watched();
+    } else if (strcmp(word, "short") == 0) {
+        shorts();
+    } else {
+        exchanges(word);
+    }
+    printf("done\n");
+    return 0;
+}

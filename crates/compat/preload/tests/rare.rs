@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Orders of calls that few programs make (`programs/rare.c`): each gives with the library what it gives without.
+
+mod place;
+
+use std::process::Command;
+
+use place::{Place, built_with, has, output};
+
+/// That a case prints the same with the library, under which its connections are joined, as it does without.
+fn same(case: &str, settings: &[(&str, &str)]) -> Option<Place> {
+    if !has(case, &["cc"]) {
+        return None;
+    }
+    let place = Place::new();
+    let program = built_with(&place, "rare.c", &["-O1"]);
+    let plain = output(Command::new(&program).arg(case), &place.path("plain"));
+    assert!(plain.ends_with("done\n"), "{case}: {plain}");
+    let mut command = Command::new(&program);
+    place.dress(command.arg(case).env("TOMBOLO_SOCKETS_AFTER", "0").env("TOMBOLO_SOCKETS_RING", "65536"));
+    command.envs(settings.iter().copied());
+    assert_eq!(output(&mut command, &place.path("with")), plain, "{case}: {}", place.log());
+    assert!(place.log().contains("joined:"), "{case}: {}", place.log());
+    place.assert_none_reset();
+    Some(place)
+}
+
+#[test]
+fn s15_read_where_a_carrier_was_left_gives_what_is_on_the_other_one_too() {
+    // Each direction moves to and fro.
+    same("short", &[("TOMBOLO_SOCKETS_FLIP_US", "300")]);
+}
+
+#[test]
+fn s16_ends_that_send_much_before_they_read_do_not_wait_for_each_other() {
+    for how in ["blocks", "poll", "epoll"] {
+        same(how, &[]);
+    }
+}
+
+#[test]
+fn select_that_a_signal_ends_says_how_much_of_the_time_is_left() {
+    same("select", &[]);
+}
+
+#[test]
+fn call_that_has_moved_something_ends_with_a_signal() {
+    same("restart", &[]);
+}
+
+#[test]
+fn socket_that_is_disconnected_and_connected_anew_is_the_kernels() {
+    same("disconnect", &[]);
+}
+
+#[test]
+fn what_the_kernel_says_beside_bytes_it_says() {
+    let Some(place) = same("beside", &[]) else { return };
+    // Two of each: an option that is set once the ends are joined, or before.
+    for why in ["goes back to TCP", "stays on TCP"] {
+        assert_eq!(place.log().matches(&format!("{why}: the socket is used")).count(), 2, "{}", place.log());
+    }
+}
+
+#[test]
+fn who_asks_for_the_end_alone_hears_of_it_while_bytes_are_left() {
+    same("end", &[]);
+}
+
+#[test]
+fn end_that_was_joined_after_it_had_ended_its_sending_sends_nothing() {
+    same("shut", &[]);
+}
+
+#[test]
+fn thread_that_polls_a_joined_connection_and_one_that_others_join_hears_of_both() {
+    same("watched", &[]);
+}
