@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How the interfaces of a user are found and ended: a socket for each, in a folder of that user's. A line comes, a line
+//! of JSON goes.
+
+use std::{
+    fs::{self, DirBuilder},
+    io::{self, BufRead, BufReader, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::{
+            fs::{DirBuilderExt, FileTypeExt, MetadataExt},
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use crate::{
+    error::{Error, Result},
+    status::Status,
+};
+
+/// How long the other side may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// No line is as long as this.
+const LINE_MOST: u64 = 64 << 10;
+const STATUS: &str = "status";
+const DOWN: &str = "down";
+
+/// What somebody asked of a running interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// Nothing that changes anything.
+    Status,
+    /// To end.
+    Down,
+}
+
+/// The folder of this user's running interfaces.
+#[must_use]
+pub fn folder() -> PathBuf {
+    tombolo_backends::services_folder().join("net")
+}
+
+/// The socket of a running interface; it goes with this value.
+#[derive(Debug)]
+pub struct Control {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Control {
+    /// Makes the socket of this process in `folder`, and the folder if it is not there.
+    ///
+    /// # Errors
+    /// The folder is another user's, or cannot be made or written.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let failed = |source| Error::Folder { folder: folder.into(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        let meta = fs::symlink_metadata(folder).map_err(failed)?;
+        if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
+            return Err(failed(io::Error::other("it must be a folder of this user's that nobody else can write")));
+        }
+        let path = folder.join(format!("{}.sock", std::process::id()));
+        // One of a dead process that had this number.
+        let _ = fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Self { listener, path })
+    }
+
+    /// Answers who asks now, if anybody does, and says what was asked.
+    pub fn answer(&self, status: &Status) -> Option<Request> {
+        let (mut client, _) = self.listener.accept().ok()?;
+        client.set_nonblocking(false).ok()?;
+        client.set_read_timeout(Some(PATIENCE)).ok()?;
+        client.set_write_timeout(Some(PATIENCE)).ok()?;
+        let mut line = String::new();
+        BufReader::new(&client).take(64).read_line(&mut line).ok()?;
+        let request = match line.trim_end() {
+            STATUS => Request::Status,
+            DOWN => Request::Down,
+            _ => return None,
+        };
+        let mut answer = serde_json::to_string(status).ok()?;
+        answer.push('\n');
+        client.write_all(answer.as_bytes()).ok()?;
+        Some(request)
+    }
+}
+
+/// It polls readable while somebody asks.
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// A running interface, seen from another process.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Found {
+    /// What it says of itself: the fields of [`Status`].
+    pub status: Value,
+    path: PathBuf,
+}
+
+impl Found {
+    /// Whether it has this name.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        self.status["interface"] == name
+    }
+
+    /// Ends it, and waits until it has gone.
+    ///
+    /// # Errors
+    /// It does not answer, or does not go.
+    pub fn end(&self) -> io::Result<()> {
+        ask(&self.path, DOWN)?;
+        let until = std::time::Instant::now() + 2 * PATIENCE;
+        while UnixStream::connect(&self.path).is_ok() {
+            if std::time::Instant::now() > until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+/// Finds the running interfaces in `folder`, by name. Sockets whose process has died are removed.
+///
+/// # Errors
+/// The folder cannot be read. That it is not there is no error.
+pub fn find(folder: &Path) -> Result<Vec<Found>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(Error::Folder { folder: folder.into(), source }),
+    };
+    let mut found = Vec::new();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if !fs::symlink_metadata(&path).is_ok_and(|meta| meta.file_type().is_socket()) {
+            continue;
+        }
+        match ask(&path, STATUS) {
+            Ok(status) => found.push(Found { status, path }),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => drop(fs::remove_file(&path)),
+            Err(_) => {}
+        }
+    }
+    found.sort_by_key(|found| (found.status["interface"].to_string(), found.status["pid"].as_u64()));
+    Ok(found)
+}
+
+fn ask(path: &Path, what: &str) -> io::Result<Value> {
+    let mut socket = UnixStream::connect(path)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    writeln!(socket, "{what}")?;
+    let mut line = String::new();
+    BufReader::new(socket).take(LINE_MOST).read_line(&mut line)?;
+    serde_json::from_str(&line).map_err(io::Error::other)
+}
