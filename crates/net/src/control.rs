@@ -13,7 +13,8 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -23,8 +24,10 @@ use crate::{
     status::Status,
 };
 
-/// How long the other side may take.
+/// How long the other side may take: one that is stopped makes others wait.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an interface may take to end.
+const ENDS: Duration = Duration::from_secs(5);
 /// No line is as long as this.
 const LINE_MOST: u64 = 64 << 10;
 const STATUS: &str = "status";
@@ -126,12 +129,12 @@ impl Found {
     /// It does not answer, or does not go.
     pub fn end(&self) -> io::Result<()> {
         ask(&self.path, DOWN)?;
-        let until = std::time::Instant::now() + 2 * PATIENCE;
+        let until = Instant::now() + ENDS;
         while UnixStream::connect(&self.path).is_ok() {
-            if std::time::Instant::now() > until {
+            if Instant::now() > until {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            std::thread::park_timeout(Duration::from_millis(10));
+            thread::park_timeout(Duration::from_millis(10));
         }
         Ok(())
     }
@@ -147,19 +150,27 @@ pub fn find(folder: &Path) -> Result<Vec<Found>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => return Err(Error::Folder { folder: folder.into(), source }),
     };
-    let mut found = Vec::new();
-    for path in entries.flatten().map(|entry| entry.path()) {
-        if !fs::symlink_metadata(&path).is_ok_and(|meta| meta.file_type().is_socket()) {
-            continue;
-        }
-        match ask(&path, STATUS) {
-            Ok(status) => found.push(Found { status, path }),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => drop(fs::remove_file(&path)),
-            Err(_) => {}
-        }
-    }
+    let is_socket = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    let paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_socket).collect();
+    // All at once: one that is stopped makes nobody wait for the next.
+    let mut found: Vec<Found> = thread::scope(|scope| {
+        let asked: Vec<_> = paths.into_iter().map(|path| scope.spawn(|| answer_of(path))).collect();
+        asked.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
+    });
     found.sort_by_key(|found| (found.status["interface"].to_string(), found.status["pid"].as_u64()));
     Ok(found)
+}
+
+/// What the process says that has this socket. A socket whose process has died is removed.
+fn answer_of(path: PathBuf) -> Option<Found> {
+    match ask(&path, STATUS) {
+        Ok(status) => Some(Found { status, path }),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            let _ = fs::remove_file(&path);
+            None
+        }
+        Err(_) => None,
+    }
 }
 
 fn ask(path: &Path, what: &str) -> io::Result<Value> {

@@ -158,8 +158,13 @@ impl Wires {
         self.netns[end].ip(&["addr", "add", &format!("{}/24", ADDRESSES[end]), "dev", "tmb0"]);
     }
 
-    /// What the interface in a namespace says of itself.
-    pub fn status(&self, end: usize) -> Option<Value> {
+    /// What the interface in a namespace says of itself, once it answers.
+    #[track_caller]
+    pub fn status(&self, end: usize) -> Value {
+        self.wait_for(end, "an answer", |_| true)
+    }
+
+    fn find_status(&self, end: usize) -> Option<Value> {
         let found = self.tombolo(&["ls", "--json"]).end().expect(0);
         let text = String::from_utf8(found.out).unwrap();
         let mut statuses = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -171,7 +176,7 @@ impl Wires {
     pub fn wait_for(&self, end: usize, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let until = Instant::now() + PATIENCE;
         loop {
-            let status = self.status(end);
+            let status = self.find_status(end);
             match status {
                 Some(status) if is_so(&status) => return status,
                 status => assert!(Instant::now() < until, "{what}: not within {PATIENCE:?}: {status:#?}"),
