@@ -39,7 +39,7 @@ fn ping(socket: &impl std::os::fd::AsFd, len: usize, number: u16) -> bool {
     request.extend(number.to_be_bytes());
     request.extend(noise(len));
     let words = request.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
-    let sum = words.fold(0_u32, |sum, word| sum + word);
+    let sum: u32 = words.sum();
     let sum = (sum >> 16) + (sum & 0xffff);
     let sum = !((sum >> 16) + (sum & 0xffff)) as u16;
     request[2..4].copy_from_slice(&sum.to_be_bytes());

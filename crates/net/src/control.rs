@@ -68,10 +68,12 @@ impl Control {
             return Err(failed(io::Error::other("it must be a folder of this user's that nobody else can write")));
         }
         let path = folder.join(format!("{}.sock", std::process::id()));
-        // One of a dead process that had this number.
-        let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).map_err(failed)?;
+        // It gets its name once it listens: one that refuses is taken for a dead process's, and removed.
+        let early = folder.join(format!("{}.new", std::process::id()));
+        let _ = fs::remove_file(&early);
+        let listener = UnixListener::bind(&early).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
+        fs::rename(&early, &path).map_err(failed)?;
         Ok(Self { listener, path })
     }
 
@@ -150,7 +152,10 @@ pub fn find(folder: &Path) -> Result<Vec<Found>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => return Err(Error::Folder { folder: folder.into(), source }),
     };
-    let is_socket = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    let is_socket = |path: &PathBuf| {
+        let is_called_so = path.extension().is_some_and(|end| end == "sock");
+        is_called_so && fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
+    };
     let paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_socket).collect();
     // All at once: one that is stopped makes nobody wait for the next.
     let mut found: Vec<Found> = thread::scope(|scope| {
@@ -181,4 +186,37 @@ fn ask(path: &Path, what: &str) -> io::Result<Value> {
     let mut line = String::new();
     BufReader::new(socket).take(LINE_MOST).read_line(&mut line)?;
     serde_json::from_str(&line).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_of_a_dead_process_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        drop(UnixListener::bind(place("7.sock")).unwrap());
+        // One that does not listen yet has no name yet.
+        drop(UnixListener::bind(place("8.new")).unwrap());
+        fs::write(place("9.sock"), "a file").unwrap();
+        assert_eq!(find(folder.path()).unwrap(), []);
+        let left = ["7.sock", "8.new", "9.sock"].map(|name| place(name).exists());
+        assert_eq!(left, [false, true, true]);
+        assert_eq!(find(&place("nowhere")).unwrap(), []);
+    }
+
+    #[test]
+    fn folder_that_others_could_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = folder.path().join("open");
+        DirBuilder::new().create(&open).unwrap();
+        fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let error = Control::open(&open).unwrap_err();
+        assert!(
+            std::error::Error::source(&error).is_some_and(|why| why.to_string().contains("nobody else")),
+            "{error}"
+        );
+        assert!(!open.join(format!("{}.sock", std::process::id())).exists());
+    }
 }

@@ -298,7 +298,7 @@ impl Supervisor {
             // At once, not when both threads have seen it.
             looked.and(tap.set_carrier(false))
         });
-        let end = lock(&first_end).take().unwrap_or(End::Stopped);
+        let end = lock(&first_end).take().unwrap_or(End::Stopped).judged_by(&mut receiver);
         if let End::Interface(error) = &end
             && Errno::from_io_error(error) == Some(Errno::BADFD)
         {

@@ -17,6 +17,8 @@ use crate::{
 
 /// Room that a frame may need in a message.
 pub const RESERVED: usize = HEADER + FRAME_MOST as usize;
+/// More frames than a ring of the usual size holds.
+const LEFT_MOST: u32 = 1 << 16;
 /// How long the receiving thread sleeps before it looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -33,6 +35,26 @@ pub enum End {
     Interface(io::Error),
     /// It was changed, so the peer must be told anew.
     Changed(&'static str),
+}
+
+impl End {
+    /// How the peer's side really ended: who sends, or looks at the peer's life, may have been the first to find that it did.
+    #[must_use]
+    pub fn judged_by(self, receiver: &mut MessageReceiver) -> Self {
+        if !matches!(self, Self::Peer(_) | Self::Channel(ChannelError::Closed | ChannelError::PeerGone)) {
+            return self;
+        }
+        // What is still in the ring has nowhere to go. A peer that goes on writing is not waited for.
+        for _ in 0..LEFT_MOST {
+            if !matches!(receiver.peek(), Ok(Some(_))) || receiver.consume().is_err() {
+                break;
+            }
+        }
+        match (receiver.wait_until(Deadline::NOW), receiver.ending()) {
+            (Ok(false), Some(ending)) => Self::Peer(ending),
+            _ => self,
+        }
+    }
 }
 
 impl From<ChannelError> for End {
