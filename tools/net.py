@@ -118,11 +118,15 @@ def set_up(folder):
     time.sleep(1)
 
 
+def short(value):
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def show(seen):
     print(f"\n{os.uname().release}, {os.cpu_count()} CPUs, {ROUNDS} rounds of {SECONDS} s, load {os.getloadavg()[0]:.1f} at the end")
     print(f"\n| | {' | '.join(KINDS)} | ratio |\n|---|--:|--:|--:|")
     for name, values in seen.items():
-        cells = [f"{statistics.median(kind):.3g} ({min(kind):.3g} to {max(kind):.3g})" for kind in values]
+        cells = [f"{short(statistics.median(kind))} ({short(min(kind))} to {short(max(kind))})" for kind in values]
         ratio = statistics.median(ours / theirs for theirs, ours in zip(*values))
         print(f"| {name} | {' | '.join(cells)} | {ratio:.2f} |")
 
