@@ -51,7 +51,7 @@ const CASES: [&[Case]; 19] = [
     network::CASES,
     boards::CASES,
 ];
-const HALVES: [&[Half]; 13] = [
+const HALVES: [&[Half]; 14] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -62,6 +62,7 @@ const HALVES: [&[Half]; 13] = [
     unplug::HALVES,
     links::HALVES,
     channels::HALVES,
+    net::HALVES,
     crate::demo::HALVES,
     life::HALVES,
     rage::HALVES,

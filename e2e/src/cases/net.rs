@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! `tombolo net` between two machines: packets cross, the carrier goes with the peer and comes back with it.
 
-use super::{Case, Verdict};
+use super::{Case, Half, Verdict};
 use crate::rig::Rig;
-use crate::site::{At, Site};
+use crate::site::{At, Site, line, start};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::Duration;
 use tombolo_e2e::control::Job;
 use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
@@ -11,6 +14,38 @@ use tombolo_e2e::lines::within;
 
 pub const CASES: &[Case] =
     &[Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: cross }];
+
+pub const HALVES: &[Half] = &[("net::send", send), ("net::receive", receive)];
+
+/// What goes over a connection: bytes without a pattern, the same each time.
+fn sent() -> Vec<u8> {
+    let mut state = 88_172_645_463_325_252_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..500_000).flat_map(|_| next().to_le_bytes()).collect()
+}
+
+fn send(_: &[String]) -> Result<()> {
+    let mut stream = TcpStream::connect(("10.9.0.2", 9))?;
+    stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+    stream.write_all(&sent())?;
+    Ok(stream.shutdown(Shutdown::Write)?)
+}
+
+fn receive(_: &[String]) -> Result<()> {
+    let listener = TcpListener::bind(("10.9.0.2", 9))?;
+    println!("listens");
+    let mut stream = listener.accept()?.0;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let mut came = Vec::new();
+    stream.read_to_end(&mut came)?;
+    ensure!(came == sent(), "{} bytes came, or others", came.len());
+    Ok(())
+}
 
 /// Waits in a machine until a condition of the shell's holds.
 fn wait_for(site: &mut Site, at: At, what: &str) -> Result<String> {
@@ -34,13 +69,11 @@ fn wait_carrier(site: &mut Site, at: At, on: u8) -> Result<String> {
 /// Each machine reaches the other, with one packet and with many.
 fn check(site: &mut Site) -> Result<()> {
     site.a.sh("ping -c 2 -W 20 10.9.0.2 && ping -c 2 -W 20 -s 20000 10.9.0.2", within(120))?;
-    let listen = "nc -l -p 9 | sha256sum";
-    let listener = site.b.start(&["sh", "-c", listen])?;
-    let send = "head -c 4000000 /dev/urandom > /tmp/net && until nc 10.9.0.2 9 < /tmp/net; do usleep 100000; done; \
-                sha256sum < /tmp/net && rm /tmp/net";
-    let sent = site.a.sh(send, within(120))?;
-    let came = site.b.wait(listener, within(60))?.success()?;
-    ensure!(sent.trim() == came.trim(), "{sent} became {came}");
+    let receiver = start(&mut site.b, "net::receive", &[])?;
+    line(&mut site.b, receiver, "listens", within(60))?;
+    let sender = start(&mut site.a, "net::send", &[])?;
+    site.a.wait(sender, within(120))?.success().context("who sends")?;
+    site.b.wait(receiver, within(60))?.success().context("who receives")?;
     Ok(())
 }
 
