@@ -116,18 +116,20 @@ fn n4_frames_are_plain_where_the_peer_takes_no_others() {
     wires.wait_for(0, "a link", |status| status["state"] == "linked");
     wires.add_address(0);
     let socket = wires.netns[0].udp(0);
-    // Without an answer to ARP nothing but broadcasts go: large enough to be divided, and with a sum.
+    // Without an answer to ARP nothing but broadcasts go: one with a sum, one that is divided.
     socket.set_broadcast(true).unwrap();
     let bytes = noise(4000);
     let mut buffer = vec![0; 70_000];
-    let (mut fragments, until) = (0, Instant::now() + PATIENCE);
-    while fragments < 3 {
-        assert!(Instant::now() < until, "{fragments} fragments came");
-        let _ = socket.send_to(&bytes, "10.77.0.255:9");
+    let (mut packets, until) = (0, Instant::now() + PATIENCE);
+    while packets < 8 {
+        assert!(Instant::now() < until, "{packets} packets came");
+        for len in [100, 4000] {
+            let _ = socket.send_to(&bytes[..len], "10.77.0.255:9");
+        }
         while let Ok(Some(len)) = peer.split().1.recv_until(&mut buffer, Deadline::after(Duration::from_millis(200))) {
             assert!(len <= HEADER + 1518, "a frame of {len} bytes");
             assert_eq!(buffer[..HEADER], [0; HEADER], "a header of a frame that is not plain");
-            fragments += usize::from(buffer[HEADER + 12..HEADER + 14] == [8, 0]);
+            packets += usize::from(buffer[HEADER + 12..HEADER + 14] == [8, 0]);
         }
     }
 }
