@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 .DEFAULT_GOAL := menu
 # A report never takes the place of another.
 REPORT = $(or $(DIR),target/report/$(shell date +%Y-%m-%d-%H%M%S))
-TARGETS := menu demo vm-demo vm-debug xen-demo sockets-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
+TARGETS := menu demo vm-demo vm-debug xen-demo sockets-demo net-demo test test-all check model conformance hostile crash fuzz bench report compare install install-deps doc ci clean
 .PHONY: $(TARGETS) toolchain
 
 menu: ## print this menu
@@ -31,6 +31,11 @@ sockets-demo: toolchain ## iperf3 and Redis with and without Tombolo, on a quiet
 	@tools/install-deps.sh $(if $(ROWS),,--for sockets)
 	@cargo build --release -p tombolo-cli -p tombolo-preload
 	@tools/sockets.py $(ROWS)
+
+net-demo: toolchain ## `tombolo net` beside veth: iperf3 and sockperf between two network namespaces (root) [ROUNDS=5]
+	@tools/install-deps.sh --for net
+	@cargo build --release -p tombolo-cli
+	@tools/net.py $(ROUNDS)
 
 test: toolchain ## install what the tests need, run all tiers (some 40 minutes on 2 cores)
 	@tools/install-deps.sh

@@ -3,17 +3,17 @@
 # Installs what the tests need and is missing: Debian packages if we are root or sudo asks nothing, components of
 # the Rust toolchain if there is a rustup. What cannot be installed is named, with what will be skipped for want of
 # it; the tests say so again. With --nightly also the toolchain that has AddressSanitizer; with --long what the long
-# forms build from Debian's sources with, Miri and cargo-mutants. With --for only what that needs: demo, vm, xen, sockets
-# (the demonstrations) or debug (`make vm-debug`).
+# forms build from Debian's sources with, Miri and cargo-mutants. With --for only what that needs: demo, vm, xen, sockets,
+# net (the demonstrations) or debug (`make vm-debug`).
 set -eu
 
 group=all
 if [ "${1-}" = --for ]; then
     group=${2-}
     case "$group" in
-    demo | vm | xen | sockets | debug) shift 2 ;;
+    demo | vm | xen | sockets | net | debug) shift 2 ;;
     *)
-        echo "tombolo: --for demo, vm, xen, sockets or debug, not '$group'" >&2
+        echo "tombolo: --for demo, vm, xen, sockets, net or debug, not '$group'" >&2
         exit 2
         ;;
     esac
@@ -31,11 +31,11 @@ want() { # command, package, what is skipped without it, groups
     echo "tombolo: no $1 (package $2): $3" >&2
 }
 
-want cc "gcc libc6-dev" "nothing can be built" "demo vm xen sockets debug"
+want cc "gcc libc6-dev" "nothing can be built" "demo vm xen sockets net debug"
 want c++ g++ "the C header is not tried from C++"
 want pkg-config pkg-config "C programs are not built against the installed library"
 want valgrind "valgrind libc6-dbg" "C programs are not run under valgrind"
-want ip iproute2 "measurements over a pair of virtual Ethernet devices are skipped" "demo vm sockets"
+want ip iproute2 "measurements over a pair of virtual Ethernet devices are skipped" "demo vm sockets net"
 want qemu-system-x86_64 qemu-system-x86 "tests in virtual machines are skipped" "vm xen debug"
 want make make "tests in virtual machines are skipped" "vm debug"
 want xz xz-utils "tests between Xen's domains are skipped" "vm xen debug"
@@ -48,20 +48,20 @@ want xmllint libxml2-utils "what is generated for libvirt is not checked by its 
 if for_group "" && ! [ -e /usr/share/libvirt/schemas/domain.rng ]; then # With libvirt's library; its daemon is not wanted.
     missing="$missing libvirt0"
 fi
-want python3 "python3 python3-requests" "most tests of sockets are skipped" "sockets"
+want python3 "python3 python3-requests" "most tests of sockets are skipped" "sockets net"
 if for_group "" && ! /usr/bin/python3 -c 'import test.test_ftplib' 2>/dev/null; then # CPython's own tests, with Debian's Python.
     missing="$missing libpython3.11-testsuite"
 fi
 want socat socat "tests of sockets between namespaces are skipped"
 want iptables iptables "sockets behind translated addresses are not tested"
-want iperf3 iperf3 "tests of sockets between namespaces are skipped" "sockets"
+want iperf3 iperf3 "tests of sockets between namespaces are skipped" "sockets net"
 programs="tests of sockets with real programs are skipped in part"
 want redis-server "redis-server redis-tools" "$programs" "sockets"
 want nginx nginx-light "$programs"
 want wrk wrk "$programs"
 want memcached memcached "$programs"
 want mosquitto "mosquitto mosquitto-clients" "$programs"
-want sockperf sockperf "$programs"
+want sockperf sockperf "$programs" net
 want node nodejs "$programs"
 want curl curl "$programs"
 want openssl openssl "$programs"

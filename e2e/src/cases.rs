@@ -15,6 +15,7 @@ mod lifetime;
 mod links;
 mod looking;
 mod mapping;
+mod net;
 mod network;
 mod rage;
 mod unplug;
@@ -29,7 +30,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 pub type Case = runner::Case<Rig>;
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 18] = [
+const CASES: [&[Case]; 19] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -42,6 +43,7 @@ const CASES: [&[Case]; 18] = [
     faults::CASES,
     links::CASES,
     channels::CASES,
+    net::CASES,
     looking::CASES,
     vchan::CASES,
     life::CASES,
@@ -49,7 +51,7 @@ const CASES: [&[Case]; 18] = [
     network::CASES,
     boards::CASES,
 ];
-const HALVES: [&[Half]; 13] = [
+const HALVES: [&[Half]; 14] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -60,6 +62,7 @@ const HALVES: [&[Half]; 13] = [
     unplug::HALVES,
     links::HALVES,
     channels::HALVES,
+    net::HALVES,
     crate::demo::HALVES,
     life::HALVES,
     rage::HALVES,

@@ -3,7 +3,7 @@
 //! that fails takes it with it.
 
 use crate::parts::{MODULE, Parts};
-use crate::site::{Purpose, Site};
+use crate::site::{CONFIG, Plan, Purpose, Site};
 use std::time::Instant;
 use tombolo_e2e::control::{Job, Output};
 use tombolo_e2e::error::{Context, Error, Result};
@@ -68,7 +68,8 @@ impl Rig {
     pub fn site(&mut self) -> Result<&mut Site> {
         if self.site.is_none() {
             self.rest()?;
-            self.site = Some(Site::boot(&self.parts, Purpose::Cases)?);
+            let plan = Plan { purpose: Purpose::Cases, config: CONFIG, modules: &["tun"] };
+            self.site = Some(Site::boot_with(&self.parts, &plan, |_| Ok(()))?);
         }
         let site = self.site.as_mut().ok_or_else(|| Error::new("no site"))?;
         site.serve()?;

@@ -338,6 +338,112 @@ def broker_messages():
     ]
 
 
+# 9-net.md ------------------------------------------------------------------------------------------------------------
+
+
+def net_hello(magic=b"TBNET\0\0\0", versions=(1, 1), features=0x1F, mtu=1500, frame=65553, mac="020000000001", changes=()):
+    """N-2; `changes` are (offset, byte) to spoil it with."""
+    raw = bytearray(magic + struct.pack("<HHIQII", *versions, 0, features, mtu, frame) + bytes.fromhex(mac) + bytes(26))
+    assert len(raw) == 64
+    for offset, byte in changes:
+        raw[offset] = byte
+    return bytes(raw)
+
+
+def net_hellos():
+    """N-2 to N-6. One with `one_way` is read, never written."""
+    def good(name, features=0x1F, mtu=1500, frame=65553, mac="020000000001", sent=None, **fields):
+        raw = net_hello(features=features if sent is None else sent, mtu=mtu, frame=frame, mac=mac, **fields)
+        vector = {"name": name, "hex": raw.hex(), "features": h(features), "mtu": h(mtu), "frame": h(frame), "mac": mac}
+        return vector | ({"one_way": True} if sent is not None or fields else {})
+
+    def bad(name, clause, cut=None, more=b"", **fields):
+        return {"name": name, "hex": (net_hello(**fields)[:cut] + more).hex(), "refused": clause}
+
+    return [
+        good("all features"),
+        good("plain frames of the smallest MTU", features=0, mtu=68, frame=86),
+        good("the largest MTU", features=0x01, mtu=65535, frame=65553, mac="fe5400aabbcc"),
+        good("versions 1 to 3", versions=(1, 3)),
+        good("versions 0 to 1", versions=(0, 1)),
+        good("features that nobody knows", sent=0xFFFFFFFFFFFFFFFF),
+        good("segments without checksums", features=0, sent=0x1E),
+        good("frames of four gigabytes", frame=0xFFFFFFFF, sent=0x1F),
+        bad("nothing", "N-2", cut=0),
+        bad("a byte short", "N-2", cut=63),
+        bad("a byte too long", "N-2", more=b"\0"),
+        bad("another magic", "N-2", magic=b"TBNET\0\0\1"),
+        bad("a hello of a vchan", "N-2", magic=b"TbVchan\1"),
+        bad("reserved byte 0x0c", "N-2", changes=[(0x0C, 1)]),
+        bad("reserved byte 0x0f", "N-2", changes=[(0x0F, 1)]),
+        bad("reserved byte 0x26", "N-2", changes=[(0x26, 1)]),
+        bad("reserved byte 0x3f", "N-2", changes=[(0x3F, 0x80)]),
+        bad("version 2 alone", "N-3", versions=(2, 2)),
+        bad("versions the wrong way round", "N-3", versions=(2, 1)),
+        bad("version in the wrong byte order", "N-3", versions=(0x100, 0x100)),
+        bad("MTU 67", "N-5", mtu=67),
+        bad("MTU 65536", "N-5", mtu=65536, frame=70000),
+        bad("a longest frame of 100", "N-5", frame=100),
+        bad("a longest frame without room for a tag", "N-5", frame=1517),
+        bad("nobody's address", "N-6", mac="000000000000"),
+        bad("the address of several", "N-6", mac="333300000001"),
+        bad("everybody's address", "N-6", mac="ffffffffffff"),
+    ]
+
+
+def net_frames():
+    """N-4, N-7, N-8: the first 26 bytes of messages to an end that takes `features` and frames of 65,553 bytes, from a peer
+    whose address is 02:00:00:00:00:02; `len` is the message's. `on` is the header that goes on."""
+    source, kind = "020000000002", "0800"
+
+    def message(flags=0, segments=0, heads=0, payload=0, start=0, offset=0, last=0, frame=100, features=0x1F, mac=source):
+        head = struct.pack("<BBHHHHH", flags, segments, heads, payload, start, offset, last)
+        raw = head + bytes.fromhex("020000000001" + mac + kind)
+        return {"hex": raw.hex(), "len": h(12 + frame), "features": h(features)}, head
+
+    def good(name, on=None, **fields):
+        vector, head = message(**fields)
+        return {"name": name, **vector, "on": (head if on is None else struct.pack("<BBHHHHH", *on)).hex()}
+
+    def bad(name, why, **fields):
+        return {"name": name, **message(**fields)[0], "dropped": why}
+
+    tcp = dict(flags=1, segments=1, heads=66, payload=1448, start=34, offset=16, frame=9000)
+    return [
+        good("the shortest frame", frame=14, features=0),
+        good("the longest frame", frame=65553, features=0),
+        good("a sum that was verified", flags=2, features=0),
+        good("a sum to be computed", flags=1, start=34, offset=16, features=1),
+        good("a sum at the frame's end", flags=1, start=90, offset=8),
+        good("segments of TCP over IPv4", **tcp),
+        good("segments of TCP over IPv6", **tcp | dict(segments=4, heads=86, payload=1428, start=54)),
+        good("segments with marks", **tcp | dict(segments=0x81)),
+        good("datagrams of UDP", **tcp | dict(segments=5, heads=42, payload=1472, offset=6)),
+        good("fields without a meaning", on=(0,) * 7, heads=9, payload=9, start=9, offset=9),
+        good("fields without a meaning beside a sum", on=(1, 0, 0, 0, 34, 16, 0), flags=1, heads=9, payload=9, start=34,
+             offset=16),
+        bad("no head of a frame", "short", frame=13),
+        bad("a frame too long", "long", frame=65554),
+        bad("an unknown flag", "header", flags=4),
+        bad("the last field in use", "header", last=1),
+        bad("a sum before the packet", "header", flags=1, start=13, offset=16),
+        bad("a sum behind the frame", "header", flags=1, start=90, offset=9),
+        bad("an unknown kind of segments", "header", **tcp | dict(segments=2)),
+        bad("fragments of UDP", "header", **tcp | dict(segments=3)),
+        bad("UDP with marks", "header", **tcp | dict(segments=0x85)),
+        bad("marks alone", "header", **tcp | dict(segments=0x80)),
+        bad("segments without a sum", "header", **tcp | dict(flags=0)),
+        bad("packets of 0 bytes", "header", **tcp | dict(payload=0)),
+        bad("heads longer than the frame", "header", **tcp | dict(heads=9001)),
+        bad("a sum that was not offered", "feature", flags=1, start=34, offset=16, features=0),
+        bad("segments that were not offered", "feature", **tcp | dict(features=0x1D)),
+        bad("segments of IPv6 that were not offered", "feature", **tcp | dict(segments=4, features=0x1B)),
+        bad("marks that were not offered", "feature", **tcp | dict(segments=0x81, features=0x17)),
+        bad("datagrams that were not offered", "feature", **tcp | dict(segments=5, features=0x0F)),
+        bad("another source", "source", mac="020000000003"),
+    ]
+
+
 write("segment-header.json", headers())
 write("word-offset.json", word_offsets())
 write("control-message.json", messages())
@@ -346,3 +452,5 @@ write("wait-word.json", wait_words())
 write("state-word.json", state_words())
 write("ring-trace.json", traces())
 write("broker-message.json", broker_messages())
+write("net-hello.json", net_hellos())
+write("net-frame.json", net_frames())

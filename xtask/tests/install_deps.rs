@@ -95,7 +95,7 @@ fn group_that_there_is_not_is_refused_with_those_that_there_are() {
         let output = bare.run(words);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(
-            output.status.code() == Some(2) && said.contains("demo, vm, xen, sockets or debug"),
+            output.status.code() == Some(2) && said.contains("demo, vm, xen, sockets, net or debug"),
             "{words:?}: {said}"
         );
         assert!(!bare.0.join("asked").exists());

@@ -8,6 +8,7 @@ pub mod generate;
 pub mod hook;
 pub mod link;
 pub mod ls;
+pub mod net;
 pub mod proxy;
 pub mod run;
 pub mod top;

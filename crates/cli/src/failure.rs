@@ -48,6 +48,8 @@ pub enum Failure {
     Os { call: &'static str, source: io::Error },
     #[error(transparent)]
     Bench(#[from] tombolo_bench::Error),
+    #[error(transparent)]
+    Net(#[from] tombolo_net::Error),
 }
 
 fn how(ending: &Ending) -> &'static str {
@@ -84,6 +86,8 @@ impl Failure {
                 _ => 1,
             },
             Self::Bench(tombolo_bench::Error::Usage(_)) => 2,
+            Self::Net(tombolo_net::Error::Removed(_) | tombolo_net::Error::Os { .. }) => 1,
+            Self::Net(_) => 2,
             _ => 1,
         })
     }

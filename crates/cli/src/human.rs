@@ -31,6 +31,18 @@ pub fn seconds(time: Duration) -> String {
     three_digits(time.as_secs_f64(), "s")
 }
 
+/// Rows of as many cells each as lines whose columns stand below each other.
+pub fn aligned(rows: &[Vec<String>]) -> Vec<String> {
+    let columns = rows.first().map_or(0, Vec::len);
+    let widths: Vec<usize> =
+        (0..columns).map(|at| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let padded = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
 fn three_digits(value: f64, unit: &str) -> String {
     let digits = match value {
         v if v >= 99.95 => 0,

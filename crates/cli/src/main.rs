@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: os, layout, mem, control, sockets, backends, bench, tombolo.
+//! Layer 4. Uses: os, layout, mem, control, sockets, backends, bench, net, tombolo.
 //!
 //! The command `tombolo VERB`: one module of `cmd` for each verb.
 //!
@@ -40,6 +40,7 @@ enum Verb {
     Hook(cmd::hook::Args),
     Link(cmd::link::Args),
     Ls(cmd::ls::Args),
+    Net(cmd::net::Args),
     Proxy(cmd::proxy::Args),
     Run(cmd::run::Args),
     Top(cmd::top::Args),
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Verb::Hook(args) => cmd::hook::run(&args),
         Verb::Link(args) => cmd::link::run(&args),
         Verb::Ls(args) => cmd::ls::run(&args),
+        Verb::Net(args) => cmd::net::run(&args),
         Verb::Proxy(args) => cmd::proxy::run(&args),
         Verb::Run(args) => cmd::run::run(&args),
         Verb::Top(args) => cmd::top::run(&args),

@@ -24,6 +24,7 @@ const PARTS: &[(&str, &str)] = &[
     ("V", "virtual machines"),
     ("X", "Xen"),
     ("W", "vchan"),
+    ("N", "network interface"),
 ];
 const RESERVED: &str = "*(reserved)*";
 

@@ -85,7 +85,7 @@ pub const TIERS: &[Tier] = &[
     },
     Tier {
         name: "integration",
-        assumes: "Linux, no privileges, loopback",
+        assumes: "Linux, no privileges, loopback; root and TAP devices for `tombolo net`, else skipped",
         command: "cargo test --workspace --all-features --no-fail-fast --test *",
         limit: 30,
         again: Some("-- --exact"),

@@ -278,13 +278,7 @@ fn table(what: What, rows: &[Message]) -> Vec<String> {
             _ => {}
         }
     }
-    let widths: Vec<usize> =
-        (0..cells[0].len()).map(|at| cells.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
-    let line = |row: &Vec<String>| {
-        let padded = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    cells.iter().map(line).collect()
+    human::aligned(&cells)
 }
 
 /// One end of a link, as the broker says.

@@ -5,7 +5,13 @@
 //! [`PeerBytes`] never becomes a reference: its bytes are copied by `copy`, which the peer may race.
 #![allow(unsafe_code)]
 
-use std::{marker::PhantomData, ptr::NonNull, sync::Arc};
+use std::{
+    io,
+    marker::PhantomData,
+    os::fd::{AsFd, AsRawFd},
+    ptr::NonNull,
+    sync::Arc,
+};
 
 use crate::{CopyMethod, OwnData, PeerData, Untrusted, copy, map::Mapping};
 
@@ -242,6 +248,46 @@ impl SharedSlice<'_> {
         unsafe { copy::copy(self.base.as_ptr(), to.as_mut_ptr(), self.len) }
     }
 
+    /// Divides the bytes in two, before the one at `at`.
+    ///
+    /// # Panics
+    /// If there are fewer than `at`.
+    #[must_use]
+    pub fn split_at(self, at: usize) -> (Self, Self) {
+        assert!(at <= self.len, "split_at {at} of {} bytes", self.len);
+        // SAFETY: (in bounds) just checked; one past the end is in bounds as well.
+        let base = unsafe { self.base.add(at) };
+        (Self { len: at, ..self }, Self { base, len: self.len - at, ..self })
+    }
+
+    /// Writes `head` and then the bytes of `parts`, as they are meanwhile, to a descriptor in one call (`writev`).
+    ///
+    /// The kernel reads shared memory itself: nothing is copied on the way. Returns how many bytes it took.
+    ///
+    /// # Blocking
+    /// As the descriptor does.
+    ///
+    /// # Errors
+    /// What the kernel says to `writev`; an interrupted call is repeated.
+    pub fn write_with_head(fd: impl AsFd, head: &[u8], parts: [Self; 2]) -> io::Result<usize> {
+        let entry = |base: *const u8, len| libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len };
+        let [first, second] = parts.map(|part| entry(part.base.as_ptr(), part.len));
+        let list = [entry(head.as_ptr(), head.len()), first, second];
+        loop {
+            // SAFETY: (valid) `head` is a live slice and each part was checked when it was made, its mapping lives as
+            // long as `'a`; (read only) `writev` writes to none of them; (races) the kernel copies whatever it finds, and
+            // answers EFAULT where nothing is mapped.
+            let written = unsafe { libc::writev(fd.as_fd().as_raw_fd(), list.as_ptr(), list.len() as i32) };
+            match usize::try_from(written) {
+                Ok(written) => return Ok(written),
+                Err(_) => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+    }
+
     /// Returns the address of the first byte, for code that reads shared memory by its own means.
     #[must_use]
     pub fn as_ptr(&self) -> *const u8 {
@@ -258,5 +304,44 @@ impl SharedSlice<'_> {
     pub unsafe fn as_slice_trusting_peer(&self) -> &[u8] {
         // SAFETY: (valid) as in `copy_to`; (no writers) the caller's promise.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore)]
+    fn shared_bytes_go_to_a_descriptor_behind_a_head_wherever_they_are_divided() {
+        let (own, fd) = crate::create_sealed("parts", 8192).unwrap();
+        let (_control, mut data) = own.split(4096);
+        let peer = crate::PeerSegment::map(fd.as_fd(), 8192).unwrap().data(4096);
+        data.copy_in(0, b"world");
+        data.copy_in(4090, b"hello,");
+        let (mut reader, writer) = io::pipe().unwrap();
+        for at in 0..=6 {
+            // As a ring shows what lies across its end.
+            let (skipped, first) = peer.slice(4090, 6).split_at(at);
+            let (second, rest) = peer.slice(0, 6).split_at(5);
+            assert_eq!((skipped.len(), rest.len(), rest.is_empty()), (at, 1, false));
+            let len = SharedSlice::write_with_head(&writer, b"head ", [first, second]).unwrap();
+            let mut came = vec![0; len];
+            reader.read_exact(&mut came).unwrap();
+            assert_eq!(came, [b"head ", &b"hello,"[at..], b"world"].concat());
+        }
+        drop(reader);
+        let refused = SharedSlice::write_with_head(&writer, b"x", [peer.slice(0, 1), peer.slice(0, 0)]).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    #[should_panic(expected = "split_at 3 of 2 bytes")]
+    fn canary_shared_bytes_are_not_divided_beyond_their_end() {
+        let (_own, fd) = crate::create_sealed("parts", 8192).unwrap();
+        let peer = crate::PeerSegment::map(fd.as_fd(), 8192).unwrap().data(4096);
+        let _ = peer.slice(0, 2).split_at(3);
     }
 }

@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! `tombolo net` between two network namespaces: what crosses, how links end and begin, and peers that do not fit.
+
+mod common;
+mod wires;
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{noise, wait_until};
+use rustix::{
+    net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, sockopt},
+    process::Signal,
+};
+use tombolo::{Deadline, Messages, Options};
+use tombolo_net::{FRAME_MOST, Features, HEADER, HELLO_LEN, Hello, Mac};
+use wires::{ADDRESSES, PATIENCE, Wires, can_run, echo_udp, run, wait_carrier};
+
+/// Frames that went no further, in both directions of both ends.
+fn assert_nothing_dropped(wires: &Wires) {
+    for end in [0, 1] {
+        let status = wires.status(end);
+        for way in ["sent", "received"] {
+            let mut dropped = status[way]["dropped"].as_object().unwrap().clone();
+            // What the kernel sent before there was anybody.
+            dropped.remove("stale");
+            assert!(dropped.values().all(|count| *count == 0), "end {end}, {way}: {status:#}");
+        }
+    }
+}
+
+/// Sends an ICMP echo request with so many bytes, and waits for its answer.
+fn ping(socket: &impl std::os::fd::AsFd, len: usize, number: u16) -> bool {
+    let mut request = vec![8, 0, 0, 0, 0x54, 0x6d];
+    request.extend(number.to_be_bytes());
+    request.extend(noise(len));
+    let words = request.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
+    let sum: u32 = words.sum();
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = !((sum >> 16) + (sum & 0xffff)) as u16;
+    request[2..4].copy_from_slice(&sum.to_be_bytes());
+    rustix::net::send(socket, &request, SendFlags::empty()).unwrap();
+    let mut answer = vec![0; 70_000];
+    while let Ok((got, _)) = rustix::net::recv(socket, &mut answer[..], RecvFlags::empty()) {
+        // Behind the head of IP: an answer with what was sent.
+        if got == 20 + request.len() && answer[20] == 0 && answer[24..got] == request[4..] {
+            return true;
+        }
+    }
+    false
+}
+
+#[test]
+fn n7_n9_ping_datagrams_and_streams_cross_both_ways() {
+    if !can_run("n7_n9_ping_datagrams_and_streams_cross_both_ways") {
+        return;
+    }
+    let wires = Wires::new();
+    let _running = wires.pair([&[], &[]]);
+    let raw = wires.netns[1].enter(|| {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::ICMP)).unwrap();
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(Duration::from_millis(500))).unwrap();
+        rustix::net::connect(&socket, &format!("{}:0", ADDRESSES[0]).parse::<std::net::SocketAddrV4>().unwrap())
+            .unwrap();
+        socket
+    });
+    for (number, len) in [0, 1, 56, 1472, 1473, 9000, 65_507].into_iter().enumerate() {
+        wait_until("an echo", || ping(&raw, len, number as u16));
+    }
+    let (there, here) = (wires.netns[0].udp(0), wires.netns[1].udp(1));
+    for len in [0, 1, 17, 1471, 1472, 1473, 4000, 65_507] {
+        echo_udp(&there, &here, &noise(len));
+    }
+    // Each way once, with all bytes compared.
+    let bytes = noise(if std::env::var_os("TOMBOLO_LONG").is_some() { 1 << 30 } else { 24 << 20 });
+    for server in [0, 1] {
+        let listener = wires.netns[server].enter(move || TcpListener::bind((ADDRESSES[server], 0))).unwrap();
+        let to = listener.local_addr().unwrap();
+        let mut client = wires.netns[1 - server].enter(move || TcpStream::connect_timeout(&to, PATIENCE)).unwrap();
+        client.set_write_timeout(Some(PATIENCE)).unwrap();
+        let (mut receiver, _) = listener.accept().unwrap();
+        receiver.set_read_timeout(Some(PATIENCE)).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                client.write_all(&bytes).unwrap();
+                client.shutdown(std::net::Shutdown::Write).unwrap();
+            });
+            let mut came = Vec::with_capacity(bytes.len());
+            receiver.read_to_end(&mut came).unwrap();
+            assert!(came == bytes, "{} of {} bytes, or others", came.len(), bytes.len());
+        });
+    }
+    // Segments crossed whole, both ways: nobody divided them before.
+    for end in [0, 1] {
+        let status = wires.status(end);
+        for way in ["sent", "received"] {
+            assert!(status[way]["segments"].as_u64().unwrap() > 20, "end {end}, {way}: {status:#}");
+        }
+    }
+    assert_nothing_dropped(&wires);
+}
+
+#[test]
+fn n4_frames_are_plain_where_the_peer_takes_no_others() {
+    if !can_run("n4_frames_are_plain_where_the_peer_takes_no_others") {
+        return;
+    }
+    let wires = Wires::new();
+    let _running = wires.up(0, &[]);
+    let own = Hello { features: Features::none(), mtu: 1500, frame_most: 1518, mac: Mac([2, 0, 0, 0, 0, 9]) };
+    let mut peer = join(&wires, &own);
+    wires.wait_for(0, "a link", |status| status["state"] == "linked");
+    wires.add_address(0);
+    let socket = wires.netns[0].udp(0);
+    // Without an answer to ARP nothing but broadcasts go: one with a sum, one that is divided.
+    socket.set_broadcast(true).unwrap();
+    let bytes = noise(4000);
+    let mut buffer = vec![0; 70_000];
+    let (mut packets, until) = (0, Instant::now() + PATIENCE);
+    while packets < 8 {
+        assert!(Instant::now() < until, "{packets} packets came");
+        for len in [100, 4000] {
+            let _ = socket.send_to(&bytes[..len], "10.77.0.255:9");
+        }
+        while let Ok(Some(len)) = peer.split().1.recv_until(&mut buffer, Deadline::after(Duration::from_millis(200))) {
+            assert!(len <= HEADER + 1518, "a frame of {len} bytes");
+            assert_eq!(buffer[..HEADER], [0; HEADER], "a header of a frame that is not plain");
+            packets += usize::from(buffer[HEADER + 12..HEADER + 14] == [8, 0]);
+        }
+    }
+}
+
+#[test]
+fn n5_link_has_the_smaller_mtu_and_each_interface_its_own_again_afterwards() {
+    if !can_run("n5_link_has_the_smaller_mtu_and_each_interface_its_own_again_afterwards") {
+        return;
+    }
+    let wires = Wires::new();
+    let [first, second] = wires.pair([&["--mtu", "9000"], &["--mtu", "1400"]]);
+    for end in [0, 1] {
+        assert!(wires.netns[end].has_mtu(1400), "{}", wires.netns[end].shown());
+    }
+    let status = wires.status(0);
+    assert_eq!((&status["mtu"], &status["peer"]["mtu"]), (&1400.into(), &1400.into()), "{status:#}");
+    echo_udp(&wires.netns[0].udp(0), &wires.netns[1].udp(1), &noise(20_000));
+    drop(second);
+    wait_until("the interface has its own MTU", || wires.netns[0].has_mtu(9000));
+    // Who changes an interface's MTU while there is a link changes the link's.
+    let _second = wires.up(1, &["--mtu", "1400"]);
+    wires.wait_for(1, "a link", |status| status["state"] == "linked");
+    wires.netns[1].ip(&["link", "set", "tmb0", "mtu", "2000"]);
+    for end in [0, 1] {
+        wires.wait_for(end, "a link anew", |status| status["state"] == "linked" && status["mtu"] == 2000);
+        wait_until("the MTU", || wires.netns[end].has_mtu(2000));
+    }
+    drop(first);
+}
+
+#[test]
+fn n6_interfaces_new_address_is_told_anew() {
+    if !can_run("n6_interfaces_new_address_is_told_anew") {
+        return;
+    }
+    let wires = Wires::new();
+    let _running = wires.pair([&["--mac", "02:00:00:00:00:11"], &[]]);
+    let peer_of = |end: usize| wires.status(end)["peer"]["mac"].clone();
+    assert_eq!(peer_of(1), "02:00:00:00:00:11");
+    wires.assert_joined();
+    wires.netns[0].ip(&["link", "set", "tmb0", "address", "02:00:00:00:00:12"]);
+    wires.wait_for(1, "the new address", |status| status["peer"]["mac"] == "02:00:00:00:00:12");
+    wires.assert_joined();
+}
+
+#[test]
+fn n10_n11_killed_peer_takes_the_carrier_and_a_new_one_brings_it_back() {
+    if !can_run("n10_n11_killed_peer_takes_the_carrier_and_a_new_one_brings_it_back") {
+        return;
+    }
+    let wires = Wires::new();
+    let mut running = wires.pair([&[], &[]]).map(Some);
+    wires.assert_joined();
+    // Who connects first, then who listens.
+    for end in [1, 0] {
+        let links = wires.status(1 - end)["links"].as_u64().unwrap();
+        running[end].take().unwrap().signal(Signal::KILL);
+        wait_carrier(&wires.netns[1 - end], false);
+        assert!(wires.status(1 - end)["reason"].as_str().is_some_and(|reason| !reason.is_empty()));
+        wait_until("the interface goes with its process", || !wires.netns[end].has_interface());
+        running[end] = Some(wires.up(end, &[]));
+        for end in [0, 1] {
+            wires.wait_for(end, "a link", |status| status["state"] == "linked");
+            wait_carrier(&wires.netns[end], true);
+        }
+        wires.add_address(end);
+        assert!(wires.status(1 - end)["links"].as_u64().unwrap() > links);
+        wires.assert_joined();
+    }
+}
+
+#[test]
+fn n9_n10_stopped_peer_keeps_the_carrier_and_what_was_sent() {
+    if !can_run("n9_n10_stopped_peer_keeps_the_carrier_and_what_was_sent") {
+        return;
+    }
+    let wires = Wires::new();
+    let running = wires.pair([&[], &[]]);
+    wires.assert_joined();
+    let (there, here) = (wires.netns[1].udp(1), wires.netns[0].udp(0));
+    running[1].signal(Signal::STOP);
+    let bytes = noise(60_000);
+    let to = there.local_addr().unwrap();
+    let status = loop {
+        // A ring holds less than so many.
+        for _ in 0..20 {
+            let _ = here.send_to(&bytes, to);
+        }
+        let status = wires.status(0);
+        if status["sent"]["full"] != 0 {
+            break status;
+        }
+    };
+    // Longer than a dead peer would have the carrier.
+    let stopped = Instant::now();
+    wait_until("two seconds", || {
+        assert!(wires.netns[0].has_carrier(), "the carrier went");
+        stopped.elapsed() > Duration::from_secs(2)
+    });
+    assert_eq!(wires.status(0)["links"], status["links"]);
+    running[1].signal(Signal::CONT);
+    wires.assert_joined();
+    assert_eq!(wires.status(0)["links"], status["links"], "it is the same link");
+    assert_nothing_dropped(&wires);
+}
+
+/// A peer of this test's own, which has said hello and accepted the interface's.
+fn join(wires: &Wires, hello: &Hello) -> Messages {
+    let mut peer = connect(wires);
+    peer.send(&hello.encode()).unwrap();
+    let mut bytes = [0; HELLO_LEN];
+    let len = peer.split().1.recv_until(&mut bytes, Deadline::after(PATIENCE)).unwrap().expect("a hello");
+    let theirs = Hello::decode(&bytes[..len]).unwrap();
+    assert!(theirs.features.has(Features::all().without(Features::USO)) && theirs.frame_most == FRAME_MOST);
+    peer
+}
+
+fn connect(wires: &Wires) -> Messages {
+    tombolo::connect_with(&wires.place.address(), &Options::new().wait_for_listener(PATIENCE)).unwrap()
+}
+
+fn hello() -> Hello {
+    Hello { features: Features::all(), mtu: 1500, frame_most: FRAME_MOST, mac: Mac([2, 0, 0, 0, 0, 9]) }
+}
+
+#[test]
+fn n1_n2_n3_n5_n6_peers_that_do_not_fit_are_refused_and_the_next_one_is_not() {
+    if !can_run("n1_n2_n3_n5_n6_peers_that_do_not_fit_are_refused_and_the_next_one_is_not") {
+        return;
+    }
+    let wires = Wires::new();
+    let running = wires.up(0, &["--mac", "02:00:00:00:00:01"]);
+    let good = hello().encode();
+    let changed = |at: usize, byte: u8| {
+        let mut bytes = good;
+        bytes[at] = byte;
+        bytes.to_vec()
+    };
+    for (bytes, why) in [
+        (b"GET / HTTP/1.1\r\n".to_vec(), "has 16 bytes, a hello 64"),
+        (vec![0; 65], "has 65 bytes, a hello 64"),
+        (changed(0, b'x'), "is no hello"),
+        ([&good[..8], &[2, 0, 3, 0], &good[12..]].concat(), "speaks versions 2 to 3 of the interface, this end 1"),
+        (changed(0x3f, 1), "must be 0"),
+        (
+            changed(0x18, 0).into_iter().enumerate().map(|(at, byte)| if at == 0x19 { 0 } else { byte }).collect(),
+            "MTU is 0",
+        ),
+        (changed(0x20, 3), "is none of an interface"),
+        (changed(0x25, 1), "both ends have the address 02:00:00:00:00:01"),
+    ] {
+        let mut peer = connect(&wires);
+        peer.send(&bytes).unwrap();
+        let mut buffer = [0; 100];
+        let deadline = Deadline::after(PATIENCE);
+        assert_eq!(peer.split().1.recv_until(&mut buffer, deadline).unwrap(), Some(HELLO_LEN));
+        assert_eq!(peer.split().1.recv_until(&mut buffer, deadline).unwrap(), None, "{why}");
+        let status = wires.wait_for(0, why, |status| status["reason"].as_str().is_some_and(|said| said.contains(why)));
+        assert_eq!((&status["state"], &status["links"]), (&"waiting".into(), &0.into()));
+        assert!(!wires.netns[0].has_carrier());
+    }
+    // Nothing is said at all.
+    let silent = connect(&wires);
+    wires
+        .wait_for(0, "patience ends", |status| status["reason"].as_str().is_some_and(|said| said.contains("no hello")));
+    drop(silent);
+    let peer = join(&wires, &hello());
+    wires.wait_for(0, "a link", |status| status["state"] == "linked");
+    wait_carrier(&wires.netns[0], true);
+    // N-11. While there is one peer another hears at once that it is not wanted, and nothing else.
+    let mut other = connect(&wires);
+    let ended = other.split().1.recv_until(&mut [0; 100], Deadline::after(PATIENCE));
+    assert!(matches!(ended, Ok(None)), "{ended:?}");
+    assert_eq!(wires.status(0)["state"], "linked");
+    drop(peer);
+    wait_carrier(&wires.netns[0], false);
+    drop(running);
+}
+
+/// A frame of ARP from `mac` that asks who has the interface's address.
+fn question(mac: Mac) -> Vec<u8> {
+    let mut message = vec![0; HEADER];
+    message.extend([0xff; 6]);
+    message.extend(mac.0);
+    message.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    message.extend(mac.0);
+    message.extend([10, 77, 0, 9]);
+    message.extend([0; 6]);
+    message.extend([10, 77, 0, 1]);
+    message
+}
+
+#[test]
+fn n8_hostile_peer_spoils_its_frames_and_nothing_else() {
+    if !can_run("n8_hostile_peer_spoils_its_frames_and_nothing_else") {
+        return;
+    }
+    let wires = Wires::new();
+    let _running = wires.up(0, &[]);
+    let mac = hello().mac;
+    let peer = join(&wires, &hello());
+    wires.wait_for(0, "a link", |status| status["state"] == "linked");
+    wires.add_address(0);
+    let frames: u64 = if std::env::var_os("TOMBOLO_LONG").is_some() { 2_000_000 } else { 20_000 };
+    // Nobody reads what the interface answers to rubbish.
+    let (mut sender, mut receiver) = peer.into_split();
+    let (answered, hears) = std::sync::mpsc::channel();
+    let listening = thread::spawn(move || {
+        let mut buffer = vec![0; 70_000];
+        while let Ok(Some(len)) = receiver.recv(&mut buffer) {
+            // An answer of ARP to this peer.
+            if len >= HEADER + 42 && buffer[HEADER + 12..HEADER + 14] == [8, 6] && buffer[HEADER + 21] == 2 {
+                let _ = answered.send(());
+            }
+        }
+    });
+    let rubbish = noise(1 << 20);
+    let mut state = 88_172_645_463_325_252_u64;
+    for number in 0..frames {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let len = [state as usize >> 8 & 0x3f, state as usize >> 8 & 0x7ff, state as usize >> 8 & 0x1_ffff];
+        let len = len[number as usize % 3];
+        let mut message = rubbish[state as usize >> 40 & 0xffff..][..len].to_vec();
+        if state & 3 != 0 && len >= 26 {
+            // Headers that make some sense, from the right address, of packets of IP that make none.
+            message[0] &= 3;
+            message[1] = [0, 1, 4, 5, 0x81, 0x84, 3, 0][state as usize >> 4 & 7];
+            message[10..12].fill(0);
+            message[18..24].copy_from_slice(&mac.0);
+            let kinds = [[8, 0], [0x86, 0xdd], [0x81, 0], [8, 6]];
+            message[24..26].copy_from_slice(&kinds[state as usize >> 32 & 3]);
+            // Some from another address.
+            message[23] ^= u8::from(state & 0xf0_0000 == 0);
+            if state & 4 != 0 {
+                message[6..10].copy_from_slice(&[34, 0, 16, 0]);
+            }
+        }
+        sender.send_until(&message, Deadline::after(PATIENCE)).unwrap();
+    }
+    // It lives, and what makes sense gets through.
+    wait_until("an answer to a question", || {
+        sender.send_until(&question(mac), Deadline::after(PATIENCE)).unwrap();
+        hears.recv_timeout(Duration::from_millis(100)).is_ok()
+    });
+    let status = wires.status(0);
+    assert_eq!((&status["state"], &status["links"]), (&"linked".into(), &1.into()), "{status:#}");
+    let dropped = &status["received"]["dropped"];
+    for why in ["short", "long", "header", "source", "refused"] {
+        assert!(dropped[why].as_u64().unwrap() > frames / 1000, "{why}: {status:#}");
+    }
+    assert!(status["received"]["frames"].as_u64().unwrap() > frames / 100, "{status:#}");
+    drop(sender);
+    listening.join().unwrap();
+    wait_carrier(&wires.netns[0], false);
+}
+
+#[test]
+fn interfaces_are_listed_shown_and_ended_by_name() {
+    if !can_run("interfaces_are_listed_shown_and_ended_by_name") {
+        return;
+    }
+    let wires = Wires::new();
+    assert_eq!(wires.tombolo(&["ls", "--json"]).end().expect(0).out, b"");
+    let [first, second] = wires.pair([&[], &[]]);
+    let list = || String::from_utf8(wires.tombolo(&["ls"]).end().expect(0).out).unwrap();
+    wait_until("both are listed", || list().lines().count() == 3);
+    let listed = list();
+    assert!(listed.contains("linked") && listed.contains(&wires.place.address()), "{listed}");
+    let netns = wires.netns[0].0.as_str();
+    let shown = wires.tombolo(&["stat", "tmb0", "--netns", netns]).end().expect(0);
+    let shown = String::from_utf8(shown.out).unwrap();
+    for words in ["tmb0: linked with", "MTU 1500", "checksum tso4 tso6 ecn", "frames", "listen local:"] {
+        assert!(shown.contains(words), "{words}: {shown}");
+    }
+    wires.tombolo(&["stat", "tmb0"]).end().expect_failure(2, &["several", "--netns"]);
+    wires.tombolo(&["down", "tmb7"]).end().expect_failure(1, &["no interface tmb7", "net ls"]);
+    let ended = wires.tombolo(&["down", "tmb0", "--netns", netns, "--json"]).end().expect(0);
+    let ended: serde_json::Value = serde_json::from_slice(&ended.out).unwrap();
+    assert_eq!((&ended["interface"], &ended["netns"]), (&"tmb0".into(), &netns.into()));
+    assert!(first.end().expect(0).said.contains("tmb0: linked with"));
+    assert!(!wires.netns[0].has_interface() && wires.netns[1].has_interface());
+    // Now there is one of that name.
+    wires.tombolo(&["down", "tmb0"]).end().expect(0);
+    second.end().expect(0);
+    assert_eq!(wires.tombolo(&["ls", "--json"]).end().expect(0).out, b"");
+}
+
+#[test]
+fn n10_signals_end_it_and_the_peer_sees_it_close() {
+    if !can_run("n10_signals_end_it_and_the_peer_sees_it_close") {
+        return;
+    }
+    let wires = Wires::new();
+    let [first, second] = wires.pair([&[], &[]]);
+    first.signal(Signal::TERM);
+    first.end().expect(0);
+    wait_carrier(&wires.netns[1], false);
+    assert!(!wires.netns[0].has_interface());
+    let closed = |status: &serde_json::Value| status["state"] == "waiting";
+    wires.wait_for(1, "it waits", closed);
+    second.signal(Signal::INT);
+    let said = second.end().expect(0).said;
+    assert!(said.contains("the link ended: the peer closed"), "{said}");
+    assert!(std::fs::read_dir(wires.folder()).unwrap().next().is_none(), "a socket stays behind");
+}
+
+#[test]
+fn what_is_missing_is_said_with_what_to_do() {
+    if !can_run("what_is_missing_is_said_with_what_to_do") {
+        return;
+    }
+    let wires = Wires::new();
+    let address = wires.place.address();
+    let fails = |words: &[&str], code: i32, said: &[&str]| {
+        wires.tombolo(words).end().expect_failure(code, said);
+    };
+    let netns = wires.netns[0].0.as_str();
+    let up = |name| ["up", name, "--connect", &address, "--netns", netns];
+    fails(&up("a/b"), 2, &["no name of an interface"]);
+    fails(&up("lo"), 2, &["lo already", "choose another name"]);
+    fails(&["up", "tmb0", "--connect", &address, "--netns", "tmb-nowhere"], 2, &["tmb-nowhere", "ip netns list"]);
+    fails(&["up", "tmb0", "--connect", "pigeon:x"], 2, &["pigeon", "there are: local"]);
+    fails(&["up", "tmb0", "--listen", "local:/nowhere/at/all"], 2, &["/nowhere/at/all"]);
+    let running = wires.up(0, &[]);
+    wires.wait_for(0, "it waits", |status| status["reason"].as_str().is_some_and(|said| said.contains("waits at")));
+    fails(&up("tmb0"), 2, &["tmb0 already", "choose another name"]);
+    // Somebody takes the interface away.
+    wires.netns[0].ip(&["link", "del", "tmb0"]);
+    running.end().expect_failure(1, &["tmb0 was removed"]);
+    // Somebody else may not make one, wherever he is let to begin.
+    std::fs::create_dir(wires.place.path("his")).unwrap();
+    rustix::fs::chown(wires.place.path("his"), Some(rustix::fs::Uid::from_raw(65534)), None).unwrap();
+    rustix::fs::chmod(wires.place.path(""), 0o755.into()).unwrap();
+    let folder = wires.place.path("his/net").display().to_string();
+    let words = ["net", "--folder", &folder, "up", "tmb9", "--connect", &address];
+    let his = common::Running::start(&words, |command| {
+        std::os::unix::process::CommandExt::uid(command, 65534);
+    });
+    his.end().expect_failure(2, &["not permitted", "ip tuntap add tmb9"]);
+    // A container without the device: as if, in a namespace of mounts where its folder is empty.
+    let program = env!("CARGO_BIN_EXE_tombolo");
+    let script = "mount -t tmpfs none /dev/net && exec \"$@\"";
+    let folder = wires.folder();
+    let shell = ["unshare", "-m", "sh", "-c", script, "sh"];
+    if !run(&[&shell[..], &["true"]].concat()).0 {
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIP what_is_missing_is_said_with_what_to_do (needs mounts): unshare -m fails"
+        );
+        return;
+    }
+    let words = [program, "net", "--folder", &folder, "up", "tmb9", "--connect", "local:x"];
+    let (done, said) = run(&[&shell[..], &words].concat());
+    assert!(!done && said.contains("modprobe tun") && said.contains("--device /dev/net/tun"), "{said}");
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Two network namespaces, and `tombolo net up` in them.
+
+use std::{
+    fs::File,
+    io::{ErrorKind, Write},
+    net::UdpSocket,
+    os::fd::AsFd,
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::Value;
+
+use super::common::{Place, Running, wait_until};
+
+/// No single answer takes this long.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// The addresses of the two interfaces.
+pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// Says why a test cannot run here; `true` if it can.
+pub fn can_run(test: &str) -> bool {
+    let why = if !rustix::process::geteuid().is_root() {
+        "it is not root"
+    } else if !Path::new("/dev/net/tun").exists() {
+        "there is no /dev/net/tun"
+    } else if !run(&["ip", "netns", "list"]).0 {
+        "there is no `ip netns`"
+    } else {
+        return true;
+    };
+    let _ = writeln!(std::io::stderr(), "SKIP {test} (needs netns): {why}");
+    false
+}
+
+/// Runs a command, and returns whether it succeeded and what it said.
+pub fn run(words: &[&str]) -> (bool, String) {
+    let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+    let Ok(output) = output else { return (false, String::new()) };
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[track_caller]
+fn must(words: &[&str]) -> String {
+    let (done, said) = run(words);
+    assert!(done, "{words:?}: {said}");
+    said
+}
+
+/// A namespace, and what is in it.
+pub struct Netns(pub String);
+
+impl Netns {
+    fn new() -> Self {
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tmb-{}-{number}", std::process::id());
+        must(&["ip", "netns", "add", &name]);
+        must(&["ip", "-n", &name, "link", "set", "lo", "up"]);
+        Self(name)
+    }
+
+    /// `ip` in this namespace.
+    #[track_caller]
+    pub fn ip(&self, words: &[&str]) -> String {
+        must(&[&["ip", "-n", &self.0], words].concat())
+    }
+
+    /// Runs `f` in a thread that is in this namespace: sockets that it makes stay there.
+    pub fn enter<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
+        let path = format!("/run/netns/{}", self.0);
+        let inside = thread::spawn(move || {
+            let file = File::open(path).unwrap();
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            f()
+        });
+        inside.join().expect("what runs in a namespace does not panic")
+    }
+
+    /// What the kernel says of the interface.
+    pub fn shown(&self) -> String {
+        self.ip(&["-o", "link", "show", "tmb0"])
+    }
+
+    pub fn has_carrier(&self) -> bool {
+        self.shown().contains("LOWER_UP")
+    }
+
+    pub fn has_mtu(&self, mtu: u32) -> bool {
+        self.shown().contains(&format!(" mtu {mtu} "))
+    }
+
+    pub fn has_interface(&self) -> bool {
+        run(&["ip", "-n", &self.0, "link", "show", "tmb0"]).0
+    }
+
+    /// A socket at the interface's address, once the kernel lets it have one.
+    pub fn udp(&self, end: usize) -> UdpSocket {
+        let socket = self.enter(move || UdpSocket::bind((ADDRESSES[end], 0))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        socket
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        run(&["ip", "netns", "del", &self.0]);
+    }
+}
+
+/// Two namespaces with a folder for the channel's socket and one for what runs.
+pub struct Wires {
+    pub place: Place,
+    pub netns: [Netns; 2],
+}
+
+impl Wires {
+    pub fn new() -> Self {
+        Self { place: Place::new(), netns: [Netns::new(), Netns::new()] }
+    }
+
+    /// The folder where interfaces are found.
+    pub fn folder(&self) -> String {
+        self.place.path("net").display().to_string()
+    }
+
+    /// `tombolo net` with words, in the folder of this test.
+    pub fn tombolo(&self, words: &[&str]) -> Running {
+        let folder = self.folder();
+        let words = [&["net", "--folder", folder.as_str()], words].concat();
+        Running::start(&words, |_| {})
+    }
+
+    /// `tombolo net up tmb0` in a namespace: the first listens, the second connects.
+    pub fn up(&self, end: usize, more: &[&str]) -> Running {
+        let (role, address) = (["--listen", "--connect"][end], self.place.address());
+        self.tombolo(&[&["up", "tmb0", role, &address, "--netns", &self.netns[end].0], more].concat()).hush()
+    }
+
+    /// Both, linked, with addresses.
+    pub fn pair(&self, more: [&[&str]; 2]) -> [Running; 2] {
+        let running = [self.up(0, more[0]), self.up(1, more[1])];
+        for end in [0, 1] {
+            self.wait_for(end, "a link", |status| status["state"] == "linked");
+            self.add_address(end);
+        }
+        running
+    }
+
+    pub fn add_address(&self, end: usize) {
+        self.netns[end].ip(&["addr", "add", &format!("{}/24", ADDRESSES[end]), "dev", "tmb0"]);
+    }
+
+    /// What the interface in a namespace says of itself, once it answers.
+    #[track_caller]
+    pub fn status(&self, end: usize) -> Value {
+        self.wait_for(end, "an answer", |_| true)
+    }
+
+    fn find_status(&self, end: usize) -> Option<Value> {
+        let found = self.tombolo(&["ls", "--json"]).end().expect(0);
+        let text = String::from_utf8(found.out).unwrap();
+        let mut statuses = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        statuses.find(|status| status["netns"] == *self.netns[end].0)
+    }
+
+    /// Waits until what it says is as wanted.
+    #[track_caller]
+    pub fn wait_for(&self, end: usize, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let status = self.find_status(end);
+            match status {
+                Some(status) if is_so(&status) => return status,
+                status => assert!(Instant::now() < until, "{what}: not within {PATIENCE:?}: {status:#?}"),
+            }
+        }
+    }
+
+    /// A datagram goes from the second to the first and comes back.
+    #[track_caller]
+    pub fn assert_joined(&self) {
+        echo_udp(&self.netns[0].udp(0), &self.netns[1].udp(1), b"are you there?");
+    }
+}
+
+/// Sends a datagram there and back until it has arrived: neither ARP nor UDP promise anything.
+#[track_caller]
+pub fn echo_udp(there: &UdpSocket, here: &UdpSocket, bytes: &[u8]) {
+    let mut buffer = vec![0; 70_000];
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        here.send_to(bytes, there.local_addr().unwrap()).unwrap();
+        if arrived(there, bytes, &mut buffer) {
+            there.send_to(bytes, here.local_addr().unwrap()).unwrap();
+            if arrived(here, bytes, &mut buffer) {
+                return;
+            }
+        }
+    }
+    panic!("a datagram of {} bytes did not come back", bytes.len());
+}
+
+fn arrived(socket: &UdpSocket, bytes: &[u8], buffer: &mut [u8]) -> bool {
+    loop {
+        match socket.recv_from(buffer) {
+            // One that was sent once more before.
+            Ok((len, _)) if buffer[..len] != *bytes => {}
+            Ok(_) => return true,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Waits until an interface has a carrier, or none.
+pub fn wait_carrier(netns: &Netns, on: bool) {
+    wait_until(if on { "the carrier comes" } else { "the carrier goes" }, || netns.has_carrier() == on);
+}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! How the interfaces of a user are found and ended: a socket for each, in a folder of that user's. A line comes, a line
+//! of JSON goes.
+
+use std::{
+    fs::{self, DirBuilder},
+    io::{self, BufRead, BufReader, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::{
+            fs::{DirBuilderExt, FileTypeExt, MetadataExt},
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use crate::{
+    error::{Error, Result},
+    status::Status,
+};
+
+/// How long the other side may take: one that is stopped makes others wait.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long an interface may take to end.
+const ENDS: Duration = Duration::from_secs(5);
+/// No line is as long as this.
+const LINE_MOST: u64 = 64 << 10;
+const STATUS: &str = "status";
+const DOWN: &str = "down";
+
+/// What somebody asked of a running interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request {
+    /// Nothing that changes anything.
+    Status,
+    /// To end.
+    Down,
+}
+
+/// The folder of this user's running interfaces.
+#[must_use]
+pub fn folder() -> PathBuf {
+    tombolo_backends::services_folder().join("net")
+}
+
+/// The socket of a running interface; it goes with this value.
+#[derive(Debug)]
+pub struct Control {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Control {
+    /// Makes the socket of this process in `folder`, and the folder if it is not there.
+    ///
+    /// # Errors
+    /// The folder is another user's, or cannot be made or written.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let failed = |source| Error::Folder { folder: folder.into(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        let meta = fs::symlink_metadata(folder).map_err(failed)?;
+        if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
+            return Err(failed(io::Error::other("it must be a folder of this user's that nobody else can write")));
+        }
+        let path = folder.join(format!("{}.sock", std::process::id()));
+        // It gets its name once it listens: one that refuses is taken for a dead process's, and removed.
+        let early = folder.join(format!("{}.new", std::process::id()));
+        let _ = fs::remove_file(&early);
+        let listener = UnixListener::bind(&early).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        fs::rename(&early, &path).map_err(failed)?;
+        Ok(Self { listener, path })
+    }
+
+    /// Answers who asks now, if anybody does, and says what was asked.
+    pub fn answer(&self, status: &Status) -> Option<Request> {
+        let (mut client, _) = self.listener.accept().ok()?;
+        client.set_nonblocking(false).ok()?;
+        client.set_read_timeout(Some(PATIENCE)).ok()?;
+        client.set_write_timeout(Some(PATIENCE)).ok()?;
+        let mut line = String::new();
+        BufReader::new(&client).take(64).read_line(&mut line).ok()?;
+        let request = match line.trim_end() {
+            STATUS => Request::Status,
+            DOWN => Request::Down,
+            _ => return None,
+        };
+        let mut answer = serde_json::to_string(status).ok()?;
+        answer.push('\n');
+        client.write_all(answer.as_bytes()).ok()?;
+        Some(request)
+    }
+}
+
+/// It polls readable while somebody asks.
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// A running interface, seen from another process.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Found {
+    /// What it says of itself: the fields of [`Status`].
+    pub status: Value,
+    path: PathBuf,
+}
+
+impl Found {
+    /// Whether it has this name.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        self.status["interface"] == name
+    }
+
+    /// Ends it, and waits until it has gone.
+    ///
+    /// # Errors
+    /// It does not answer, or does not go.
+    pub fn end(&self) -> io::Result<()> {
+        ask(&self.path, DOWN)?;
+        let until = Instant::now() + ENDS;
+        while UnixStream::connect(&self.path).is_ok() {
+            if Instant::now() > until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            thread::park_timeout(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+}
+
+/// Finds the running interfaces in `folder`, by name. Sockets whose process has died are removed.
+///
+/// # Errors
+/// The folder cannot be read. That it is not there is no error.
+pub fn find(folder: &Path) -> Result<Vec<Found>> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(Error::Folder { folder: folder.into(), source }),
+    };
+    let is_socket = |path: &PathBuf| {
+        let is_called_so = path.extension().is_some_and(|end| end == "sock");
+        is_called_so && fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
+    };
+    let paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_socket).collect();
+    // All at once: one that is stopped makes nobody wait for the next.
+    let mut found: Vec<Found> = thread::scope(|scope| {
+        let asked: Vec<_> = paths.into_iter().map(|path| scope.spawn(|| answer_of(path))).collect();
+        asked.into_iter().filter_map(|thread| thread.join().ok().flatten()).collect()
+    });
+    found.sort_by_key(|found| (found.status["interface"].to_string(), found.status["pid"].as_u64()));
+    Ok(found)
+}
+
+/// What the process says that has this socket. A socket whose process has died is removed.
+fn answer_of(path: PathBuf) -> Option<Found> {
+    match ask(&path, STATUS) {
+        Ok(status) => Some(Found { status, path }),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            let _ = fs::remove_file(&path);
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+fn ask(path: &Path, what: &str) -> io::Result<Value> {
+    let mut socket = UnixStream::connect(path)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    writeln!(socket, "{what}")?;
+    let mut line = String::new();
+    BufReader::new(socket).take(LINE_MOST).read_line(&mut line)?;
+    serde_json::from_str(&line).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn socket_of_a_dead_process_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        drop(UnixListener::bind(place("7.sock")).unwrap());
+        // One that does not listen yet has no name yet.
+        drop(UnixListener::bind(place("8.new")).unwrap());
+        fs::write(place("9.sock"), "a file").unwrap();
+        assert_eq!(find(folder.path()).unwrap(), []);
+        let left = ["7.sock", "8.new", "9.sock"].map(|name| place(name).exists());
+        assert_eq!(left, [false, true, true]);
+        assert_eq!(find(&place("nowhere")).unwrap(), []);
+    }
+
+    #[test]
+    fn folder_that_others_could_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = folder.path().join("open");
+        DirBuilder::new().create(&open).unwrap();
+        fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let error = Control::open(&open).unwrap_err();
+        assert!(
+            std::error::Error::source(&error).is_some_and(|why| why.to_string().contains("nobody else")),
+            "{error}"
+        );
+        assert!(!open.join(format!("{}.sock", std::process::id())).exists());
+    }
+}

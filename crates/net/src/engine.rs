@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! An interface and the link behind it: meets the peer, says hello, moves frames, and begins again when the link ends.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::io::Errno;
+use tombolo::{BackendError, Deadline, Ending, Error as ChannelError, Listener, Messages, Options};
+use tombolo_os::lock::lock;
+
+use crate::{
+    config::{Config, Place},
+    counters::Counters,
+    error::{Error, Os, Result},
+    flag::{Flag, wait_any},
+    frame::Limits,
+    hello::{self, FRAME_MOST, Hello, HelloError},
+    pump::{End, Pump},
+    status::{PeerStatus, State, Status},
+    tap::Tap,
+};
+
+/// How long a peer may take to say hello (N-1).
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one try to meet the peer takes at most, so that it is soon seen that the interface is to end.
+const TRY: Duration = Duration::from_millis(250);
+/// Pauses between tries that fail, which grow from the one to the other (N-11).
+const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
+/// How often the peer's life is looked at, and how often the interface, whose administrator may have changed it.
+const LOOK: Duration = Duration::from_millis(250);
+const LOOKS_EACH: u32 = 4;
+/// How long to wait for the engine's end.
+const STOP: Duration = Duration::from_secs(1);
+/// Called with a line for people, when something changes.
+pub type Report = Box<dyn Fn(&str) + Send>;
+
+/// What the engine's thread and the others share.
+#[derive(Debug)]
+struct Shared {
+    stop: Flag,
+    ended: Flag,
+    counters: Counters,
+    status: Mutex<Status>,
+}
+
+/// An interface that runs in threads of its own.
+#[derive(Debug)]
+pub struct Engine {
+    shared: Arc<Shared>,
+    thread: thread::JoinHandle<Result<()>>,
+}
+
+impl Engine {
+    /// Makes the interface, begins to listen if it is to, and starts what moves its frames.
+    ///
+    /// # Errors
+    /// The interface or the address cannot be had. A peer that is not there yet is no error.
+    pub fn start(config: Config, report: Report) -> Result<Self> {
+        let address = config.place.address();
+        let failed = |source| Error::Address { address: address.into(), source };
+        tombolo::address(address).map_err(failed)?;
+        let options = options(config.ring);
+        let door = match &config.place {
+            Place::Connect(_) => None,
+            Place::Listen(_) => Some(tombolo::listen_with::<Messages>(address, &options).map_err(failed)?),
+        };
+        let tap = Tap::open(&config.tap)?;
+        let link = tap.link()?;
+        let status = Status::new(&config, link.mac, link.mtu);
+        let shared = Arc::new(Shared {
+            stop: Flag::new().os("eventfd")?,
+            ended: Flag::new().os("eventfd")?,
+            counters: Counters::default(),
+            status: Mutex::new(status),
+        });
+        let supervisor = Supervisor {
+            shared: Arc::clone(&shared),
+            wanted_mtu: link.mtu,
+            told: String::new(),
+            tap,
+            config,
+            options,
+            door,
+            report,
+        };
+        let run = || supervisor.run();
+        let thread = thread::Builder::new().name("net".into()).spawn(run).os("clone")?;
+        Ok(Self { shared, thread })
+    }
+
+    /// What it is doing now.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let mut status = lock(&self.shared.status).clone();
+        [status.sent, status.received] = self.shared.counters.figures();
+        status.seconds = status.since.map_or(0, |since| since.elapsed().as_secs());
+        status
+    }
+
+    /// Polls readable when it has ended by itself.
+    #[must_use]
+    pub fn ended(&self) -> BorrowedFd<'_> {
+        self.shared.ended.as_fd()
+    }
+
+    /// Ends it, or says why it has ended by itself.
+    ///
+    /// # Blocking
+    /// Until its threads have ended, a second at most.
+    ///
+    /// # Errors
+    /// Why it had to end.
+    pub fn stop(self) -> Result<()> {
+        self.shared.stop.raise();
+        // Who is amid meeting a peer is not waited for: the interface goes with the process.
+        wait_any(&[self.ended()], Some(STOP)).os("poll")?;
+        if !self.shared.ended.is_raised() {
+            return Ok(());
+        }
+        self.thread.join().expect("the engine does not panic")
+    }
+}
+
+fn options(ring: u64) -> Options {
+    let options = Options::new().ring_size(ring).handshake_timeout(PATIENCE);
+    match thread::available_parallelism() {
+        // With one CPU nobody can do anything while this spins.
+        Ok(cpus) if cpus.get() == 1 => options.spin(Duration::ZERO),
+        _ => options,
+    }
+}
+
+/// Why there is no link yet.
+#[derive(Debug)]
+enum Failed {
+    /// The peer cannot be met.
+    Meeting(ChannelError),
+    /// The channel failed before both had said hello.
+    Greeting(ChannelError),
+    /// The peer closed before it said hello.
+    Closed,
+    /// The two do not fit each other.
+    Hello(HelloError),
+}
+
+impl Failed {
+    /// One line that says what to do.
+    fn line(&self, place: &Place) -> String {
+        let address = place.address();
+        match self {
+            Self::Meeting(_) if self.is_absence() => format!("waits for {address}: nobody listens there yet"),
+            Self::Meeting(error) => format!("cannot {} at {address}, tries again: {error}", place.role()),
+            Self::Greeting(ChannelError::TimedOut) => {
+                format!("the peer at {address} says no hello within {} s, tries again", PATIENCE.as_secs())
+            }
+            Self::Greeting(error) => format!("no link with {address}, tries again: {error}"),
+            Self::Closed => format!(
+                "the peer at {address} closed before it said hello, tries again: it has another peer, or refused this end"
+            ),
+            Self::Hello(error) => format!("no link with {address}, tries again: {error}"),
+        }
+    }
+}
+
+impl Failed {
+    /// Whether there is only nobody there yet.
+    fn is_absence(&self) -> bool {
+        matches!(self, Self::Meeting(ChannelError::Domain(BackendError::NotFound(_)) | ChannelError::TimedOut))
+    }
+}
+
+/// The thread that has the interface.
+struct Supervisor {
+    shared: Arc<Shared>,
+    tap: Tap,
+    config: Config,
+    options: Options,
+    door: Option<Listener<Messages>>,
+    report: Report,
+    /// The MTU that its administrator wants; a link may have a smaller one.
+    wanted_mtu: u32,
+    /// The last line that was reported.
+    told: String,
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.shared.ended.raise();
+    }
+}
+
+impl Supervisor {
+    fn run(mut self) -> Result<()> {
+        let mut pause = PAUSES[0];
+        while !self.shared.stop.is_raised() {
+            let own = self.own_hello()?;
+            let lasted = match self.link_once(&own) {
+                Ok(Some(lasted)) => lasted?,
+                Ok(None) => continue,
+                Err(failed) => {
+                    self.report_line(State::Waiting, &failed.line(&self.config.place));
+                    // Who waits for a listener has paused in that call.
+                    if failed.is_absence() { PAUSES[1] } else { Duration::ZERO }
+                }
+            };
+            // A peer whose links fail, or end at once, is not met all the time.
+            pause = if lasted < PAUSES[1] { (pause * 2).min(PAUSES[1]) } else { PAUSES[0] };
+            wait_any(&[self.shared.stop.as_fd()], Some(pause)).os("poll")?;
+        }
+        Ok(())
+    }
+
+    /// Meets the peer and has a link with it. Returns how long that lasted, or `None` where nobody came.
+    fn link_once(&mut self, own: &Hello) -> Result<Option<Result<Duration>>, Failed> {
+        let Some(mut channel) = self.meet()? else { return Ok(None) };
+        let peer = greet(&mut channel, own)?;
+        let begun = Instant::now();
+        let end = self.run_link(channel, own, &peer);
+        Ok(Some(end.map(|end| {
+            self.report_end(&end);
+            begun.elapsed()
+        })))
+    }
+
+    /// What this end says of itself: the interface is what it is now (N-6).
+    fn own_hello(&mut self) -> Result<Hello> {
+        let link = self.tap.link()?;
+        self.wanted_mtu = link.mtu.clamp(hello::MTU_LEAST, hello::MTU_MOST);
+        let mut status = lock(&self.shared.status);
+        (status.mac, status.mtu) = (link.mac, link.mtu);
+        Ok(Hello { features: self.tap.takes(), mtu: self.wanted_mtu, frame_most: FRAME_MOST, mac: link.mac })
+    }
+
+    fn meet(&mut self) -> Result<Option<Messages>, Failed> {
+        let address = match &self.config.place {
+            Place::Connect(address) => {
+                let options = self.options.clone().wait_for_listener(TRY);
+                return tombolo::connect_with(address, &options).map(Some).map_err(Failed::Meeting);
+            }
+            Place::Listen(address) => address.clone(),
+        };
+        let door = match self.door.take() {
+            Some(door) => door,
+            None => tombolo::listen_with(&address, &self.options).map_err(Failed::Meeting)?,
+        };
+        let door = self.door.insert(door);
+        match door.accept_until(Deadline::after(TRY)) {
+            Ok(channel) => Ok(Some(channel)),
+            Err(ChannelError::TimedOut) => {
+                // What the last peer did wrong stays to be read until another one comes.
+                if lock(&self.shared.status).reason.is_empty() {
+                    self.report_line(State::Waiting, &format!("waits at {address} for its peer"));
+                }
+                Ok(None)
+            }
+            Err(error) => {
+                // Such as a broker that was started again: it is to be told anew.
+                self.door = None;
+                Err(Failed::Meeting(error))
+            }
+        }
+    }
+
+    /// One link, from the two hellos to its end (N-10).
+    fn run_link(&mut self, channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
+        // N-5. No packet may be longer than either interface wants.
+        let mtu = own.mtu.min(peer.mtu);
+        self.tap.set_mtu(mtu)?;
+        self.tap.set_offload(peer.features)?;
+        let shared = Arc::clone(&self.shared);
+        let counters = &shared.counters;
+        counters.sent.stale.add(self.tap.discard_waiting());
+        let over = Flag::new().os("eventfd")?;
+        let watch = channel.watch();
+        let (mut sender, mut receiver) = channel.into_split();
+        self.tap.set_carrier(true)?;
+        self.report_link(&watch.peer(), mtu, peer);
+        let to_peer = Limits::new(peer, None);
+        let source = Some(peer.mac).filter(|_| !self.config.any_source);
+        let from_peer = Limits::new(own, source);
+        let first_end = Mutex::new(None::<End>);
+        let finish = |end: End| {
+            lock(&first_end).get_or_insert(end);
+            over.raise();
+        };
+        let (tap, door) = (&self.tap, &mut self.door);
+        let pump = Pump { tap, over: &over };
+        let looked = thread::scope(|scope| {
+            scope.spawn(|| finish(pump.send(&mut sender, &to_peer, &counters.sent)));
+            scope.spawn(|| finish(pump.receive(&mut receiver, &from_peer, &counters.received)));
+            let looked = LinkWatch { tap, over: &over, stop: &shared.stop, watch: &watch, own, mtu }.run(door);
+            let looked = looked.map(|end| end.into_iter().for_each(&finish));
+            over.raise();
+            // At once, not when both threads have seen it.
+            looked.and(tap.set_carrier(false))
+        });
+        let end = lock(&first_end).take().unwrap_or(End::Stopped).judged_by(&mut receiver);
+        if let End::Interface(error) = &end
+            && Errno::from_io_error(error) == Some(Errno::BADFD)
+        {
+            return Err(Error::Removed(self.tap.name().into()));
+        }
+        looked?;
+        // N-5. What the link wanted ends with it; what the administrator did meanwhile stays.
+        if self.tap.link()?.mtu == mtu {
+            self.tap.set_mtu(self.wanted_mtu)?;
+        }
+        Ok(end)
+    }
+
+    fn report_link(&mut self, peer: &tombolo::Peer, mtu: u32, hello: &Hello) {
+        let features = hello.features.names().join(" ");
+        let line = format!(
+            "linked with {} at {}, {}, MTU {mtu}, it takes {}",
+            peer.domain,
+            self.config.place.address(),
+            hello.mac,
+            if features.is_empty() { "plain frames" } else { &features }
+        );
+        {
+            let mut status = lock(&self.shared.status);
+            (status.since, status.mtu) = (Some(Instant::now()), mtu);
+            status.links += 1;
+            status.peer = Some(PeerStatus {
+                domain: peer.domain.clone(),
+                mac: hello.mac,
+                mtu: hello.mtu,
+                features: hello.features.names(),
+            });
+        }
+        self.report_line(State::Linked, &line);
+    }
+
+    fn report_end(&mut self, end: &End) {
+        {
+            let mut status = lock(&self.shared.status);
+            (status.peer, status.since) = (None, None);
+        }
+        let why = match end {
+            End::Stopped => return,
+            End::Peer(Ending::Closed) => "the peer closed".to_owned(),
+            End::Peer(Ending::Aborted) => "the peer gave up".to_owned(),
+            End::Peer(Ending::DomainGone) => "the peer's domain died".to_owned(),
+            End::Peer(Ending::Revoked) => "the memory was taken back".to_owned(),
+            End::Peer(_) => "the peer's process died".to_owned(),
+            End::Channel(error) => error.to_string(),
+            End::Interface(error) => format!("the interface failed: {error}"),
+            End::Changed(what) => (*what).to_owned(),
+        };
+        self.report_line(State::Waiting, &format!("the link ended: {why}"));
+    }
+
+    /// Says a line unless it was the last that was said.
+    fn report_line(&mut self, state: State, line: &str) {
+        {
+            let mut status = lock(&self.shared.status);
+            (status.state, status.reason) = (state, line.into());
+        }
+        if self.told != line {
+            (self.report)(&format!("{}: {line}", self.tap.name()));
+            self.told = line.into();
+        }
+    }
+}
+
+/// What is looked at while a link lasts.
+struct LinkWatch<'a> {
+    tap: &'a Tap,
+    over: &'a Flag,
+    stop: &'a Flag,
+    watch: &'a tombolo::Watch,
+    own: &'a Hello,
+    mtu: u32,
+}
+
+impl LinkWatch<'_> {
+    /// Waits until the link is over; an end if this is what ends it.
+    fn run(&self, door: &mut Option<Listener<Messages>>) -> Result<Option<End>> {
+        for looks in 1_u32.. {
+            wait_any(&[self.over.as_fd(), self.stop.as_fd()], Some(LOOK)).os("poll")?;
+            if self.over.is_raised() || self.stop.is_raised() {
+                break;
+            }
+            // N-10. A peer that is paused keeps its link.
+            match self.watch.liveness() {
+                tombolo::Liveness::ProcessGone => return Ok(Some(End::Peer(Ending::ProcessGone))),
+                tombolo::Liveness::DomainGone => return Ok(Some(End::Peer(Ending::DomainGone))),
+                tombolo::Liveness::Revoked => return Ok(Some(End::Peer(Ending::Revoked))),
+                _ => {}
+            }
+            // N-11. Another peer hears at once that there is one.
+            if let Some(door) = door {
+                drop(door.try_accept());
+            }
+            if looks % LOOKS_EACH == 0 {
+                let link = self.tap.link()?;
+                let changes = [
+                    (link.mac != self.own.mac, "its address was changed"),
+                    (link.mtu != self.mtu, "its MTU was changed"),
+                ];
+                if let Some((_, what)) = changes.into_iter().find(|(changed, _)| *changed) {
+                    return Ok(Some(End::Changed(what)));
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Says hello and hears the peer's (N-1).
+fn greet(channel: &mut Messages, own: &Hello) -> Result<Hello, Failed> {
+    let deadline = Deadline::after(PATIENCE);
+    let (sender, receiver) = channel.split();
+    let mut bytes = [0; hello::LEN];
+    let sent = sender.send_until(&own.encode(), deadline);
+    let len = match receiver.recv_until(&mut bytes, deadline) {
+        Ok(Some(len)) => len,
+        Ok(None) => return Err(Failed::Closed),
+        Err(ChannelError::BufferTooSmall { len, .. }) => return Err(Failed::Hello(HelloError::Length { len })),
+        Err(error) => return Err(Failed::Greeting(error)),
+    };
+    let peer = Hello::decode(&bytes[..len]).map_err(Failed::Hello)?;
+    own.check_peer(&peer).map_err(Failed::Hello)?;
+    sent.map_err(Failed::Greeting)?;
+    Ok(peer)
+}

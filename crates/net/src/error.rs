@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Why there is no interface, and what to do about it.
+
+use std::{io, path::PathBuf};
+
+use crate::mac::Mac;
+
+/// Why an interface could not be made, or has to end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The kernel or the container has no TAP devices.
+    #[error(
+        "/dev/net/tun is not there: load the kernel's module with `modprobe tun`, or give this container the device (`--device /dev/net/tun`)"
+    )]
+    NoTun,
+    /// Making an interface takes a right.
+    #[error(
+        "not permitted to make the interface {0}: run this as root or with CAP_NET_ADMIN, or have root make it for you: `ip tuntap add {0} mode tap user NAME; ip link set {0} up`"
+    )]
+    NotPermitted(String),
+    /// Somebody has the name.
+    #[error("there is an interface {0} already, and it is in use or no TAP device: choose another name")]
+    NameTaken(String),
+    /// No interface can be called so.
+    #[error("{0:?} is no name of an interface: 1 to 15 bytes, without blanks, '/', ':' and '%'")]
+    BadName(String),
+    /// There is no such network namespace.
+    #[error("no network namespace {path}: `ip netns list` shows those that have names")]
+    NoNamespace {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel does not let this process into the namespace.
+    #[error("cannot enter the network namespace {path}: it takes root (CAP_SYS_ADMIN)")]
+    Namespace {
+        /// Which.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel takes no such address.
+    #[error("the interface {name} does not take the address {mac}")]
+    Mac {
+        /// The interface.
+        name: String,
+        /// The address.
+        mac: Mac,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel takes no such MTU.
+    #[error("the interface {name} does not take an MTU of {mtu}")]
+    Mtu {
+        /// The interface.
+        name: String,
+        /// The MTU.
+        mtu: u32,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Somebody removed the interface.
+    #[error("the interface {0} was removed")]
+    Removed(String),
+    /// The address is none, or nobody can listen there.
+    #[error("cannot use {address}")]
+    Address {
+        /// The address.
+        address: String,
+        /// Why.
+        source: tombolo::Error,
+    },
+    /// Where running interfaces are found.
+    #[error("cannot use the folder {folder}")]
+    Folder {
+        /// Which.
+        folder: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A call that should not fail.
+    #[error("{call} failed")]
+    Os {
+        /// Which.
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// What this crate's calls return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Names the system call in an error.
+pub(crate) trait Os<T> {
+    /// Turns the error into [`Error::Os`].
+    fn os(self, call: &'static str) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> Os<T> for std::result::Result<T, E> {
+    fn os(self, call: &'static str) -> Result<T> {
+        self.map_err(|error| Error::Os { call, source: error.into() })
+    }
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What a TAP device can be asked by `ioctl` alone.
+//!
+//! # Safety
+//! The kernel's driver (`drivers/net/tun.c`) reads or writes as many bytes as the types here have, for these codes, and
+//! only on the files of `/dev/net/tun`. On any other file a code of the group `T` means what that file's driver says, so
+//! each function takes a [`TunFile`], which [`TunFile::open`] alone makes.
+#![allow(unsafe_code)]
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{Mode, OFlags},
+    ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl, opcode},
+};
+
+const SET_INTERFACE: Opcode = opcode::write::<i32>(b'T', 202);
+const SET_OFFLOAD: Opcode = opcode::write::<u32>(b'T', 208);
+const SET_HEADER_LEN: Opcode = opcode::write::<i32>(b'T', 216);
+const SET_LITTLE_ENDIAN: Opcode = opcode::write::<i32>(b'T', 220);
+const SET_CARRIER: Opcode = opcode::write::<i32>(b'T', 226);
+
+/// An Ethernet interface, frames without a prefix of the driver's own, with virtio's header.
+const TAP: u16 = 0x0002;
+const NO_PREFIX: u16 = 0x1000;
+const VIRTIO_HEADER: u16 = 0x4000;
+/// Bytes of an interface's name, with the zero at its end.
+const NAME_ROOM: usize = 16;
+
+/// An open file of `/dev/net/tun`: an interface once it has one.
+#[derive(Debug)]
+pub struct TunFile(OwnedFd);
+
+impl AsFd for TunFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl TunFile {
+    /// Opens the device, whose reads and writes do not block.
+    pub fn open() -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::open(c"/dev/net/tun", flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&file)?;
+        // What stands there is the driver's: a character device of its number.
+        let device = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+        if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::CharacterDevice
+            || device != (10, 200)
+        {
+            return Err(io::Error::other("/dev/net/tun is another device"));
+        }
+        Ok(Self(file))
+    }
+
+    /// Makes the interface `name`, or takes one that was made for this user.
+    pub fn set_interface(&self, name: &str) -> io::Result<()> {
+        // The kernel's `struct ifreq`: the name, then a union of 24 bytes, which begins with the flags.
+        let mut request = [0_u8; 40];
+        let bytes = name.as_bytes();
+        if bytes.len() >= NAME_ROOM {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        request[..bytes.len()].copy_from_slice(bytes);
+        request[16..18].copy_from_slice(&(TAP | NO_PREFIX | VIRTIO_HEADER).to_ne_bytes());
+        // SAFETY: (code and type) the driver copies a `struct ifreq`, 40 bytes, in and out.
+        let call = unsafe { Updater::<SET_INTERFACE, [u8; 40]>::new(&mut request) };
+        // SAFETY: (file) a file of the driver, see the module.
+        Ok(unsafe { ioctl(&self.0, call) }?)
+    }
+
+    /// Says what may come from the interface: bits `TUN_F_…`.
+    pub fn set_offload(&self, bits: u32) -> io::Result<()> {
+        // SAFETY: (code and type) the argument is the bits themselves.
+        let call = unsafe { IntegerSetter::<SET_OFFLOAD>::new_usize(bits as usize) };
+        // SAFETY: (file) a file of the driver, see the module.
+        Ok(unsafe { ioctl(&self.0, call) }?)
+    }
+
+    /// Sets how many bytes stand before each frame, little-endian fields.
+    pub fn set_header(&self, len: usize) -> io::Result<()> {
+        self.set_number::<SET_HEADER_LEN>(len as i32)?;
+        self.set_number::<SET_LITTLE_ENDIAN>(1)
+    }
+
+    /// Sets whether there is somebody at the other end.
+    pub fn set_carrier(&self, on: bool) -> io::Result<()> {
+        self.set_number::<SET_CARRIER>(i32::from(on))
+    }
+
+    fn set_number<const CODE: Opcode>(&self, number: i32) -> io::Result<()> {
+        // SAFETY: (code and type) the driver reads an `int` for each code that is used above.
+        let call = unsafe { Setter::<CODE, i32>::new(number) };
+        // SAFETY: (file) a file of the driver, see the module.
+        Ok(unsafe { ioctl(&self.0, call) }?)
+    }
+}
