@@ -14,7 +14,7 @@ use rustix::{
     net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Pid, Uid},
 };
-use tombolo_control::{Envelope, Message, Name, VERSION, channel_is_sound};
+use tombolo_control::{Envelope, Message, Name, VERSION, VERSION_LEAVE, channel_is_sound};
 use tombolo_domain::{Deadline, Error, Result, wait_readable};
 use tombolo_os::{lock::lock, passing};
 
@@ -91,7 +91,8 @@ impl Client {
         let domain = name.clone();
         let client = Self { socket, serial: 0, calling: false, domain };
         let (boot, epoch) = ([0; 16], 0);
-        client.send_message(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })?;
+        client
+            .send_message(0, Message::Hello { version_min: VERSION, version_max: VERSION_LEAVE, epoch, boot, name })?;
         Ok(client)
     }
 
