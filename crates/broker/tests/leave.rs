@@ -53,6 +53,11 @@ fn take_away(world: &World) -> Duration {
     began.elapsed()
 }
 
+fn until_leaving(daemon: &Daemon) {
+    let leaving = |row: &Message| matches!(row, Message::LinkRow { state: LinkState::Leaving, .. });
+    until("the link is told as leaving", || daemon.client().links().iter().any(leaving).then_some(()));
+}
+
 fn byte_at(position: u64) -> u8 {
     (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
@@ -116,6 +121,25 @@ fn b21_v9_all_that_a_writer_was_told_was_taken_is_read_before_the_end_either_way
         assert_eq!(read, (sent, Some(Ending::Revoked)), "to the host: {to_host}");
         assert!(matches!(refused, Error::Domain(DomainError::Leaving)), "{refused:?}");
         assert!(in_time, "it went before all was read");
+    }
+}
+
+/// Nobody is there any more who could write: the link waits for who reads, and for nobody else.
+#[test]
+fn b21_v9_unread_bytes_of_a_sender_that_exited_are_kept_until_they_are_read() {
+    for to_host in [true, false] {
+        let world = world(LONG);
+        let (guest, host) = streams(&world);
+        let (mut from, to) = if to_host { (guest, host) } else { (host, guest) };
+        let all: Vec<u8> = (0..50_000).map(byte_at).collect();
+        from.write_all(&all).unwrap();
+        drop(from);
+        thread::scope(|scope| {
+            let removing = scope.spawn(|| take_away(&world));
+            until_leaving(&world.daemon);
+            assert_eq!(read_all_there_is(to).0, (50_000, Some(Ending::Closed)), "to the host: {to_host}");
+            assert!(removing.join().unwrap() < LIMIT);
+        });
     }
 }
 
@@ -263,8 +287,7 @@ fn b21_broker_that_begins_anew_takes_leave_back() {
     let mut world = world(LONG);
     let held = streams(&world);
     world.daemon.client().say(7, remove("a", "host"));
-    let leaving = |row: &Message| matches!(row, Message::LinkRow { state: LinkState::Leaving, .. });
-    until("the link is told as leaving", || world.daemon.client().links().iter().any(leaving).then_some(()));
+    until_leaving(&world.daemon);
     world.daemon.kill();
     world.daemon.restart();
     drop(held);
