@@ -3,15 +3,15 @@
 
 use std::{
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use tombolo_domain::{Deadline, Endpoint, Error, SingleDoorbell, aside};
+use tombolo_domain::{Endpoint, Error, SingleDoorbell, aside};
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
 
-use super::{peer_process::PeerProcess, stage::NegotiationStage, table::Negotiations};
+use super::{peer_process::PeerProcess, stage::NegotiationStage, table::{Dial, Negotiations}};
 use crate::{
     Reason,
     claim::Claims,
@@ -21,8 +21,9 @@ use crate::{
     stage::Stage,
 };
 
-/// How long a link to another process may take to be made. Its listener's backlog is long: one that is full is asked again later.
-pub(super) const PATIENCE: Duration = Duration::ZERO;
+/// How long a link to another process may take to be made, and how many at once: no call waits for any, and later ones ask again.
+const PATIENCE: Duration = Duration::from_secs(5);
+const DIALS: usize = 64;
 /// Who knocks, and messages of one link, that are heard at once: a program's call is not for strangers to make long.
 const KNOCKS: usize = 64;
 const MESSAGES: usize = 64;
@@ -56,17 +57,37 @@ impl Negotiations {
         if process.rendezvous.scheme() == "local" && !claims.has_socket(service) {
             return Ok(Dialled::Dead);
         }
-        match process.rendezvous.connect(service, Deadline::after(PATIENCE)) {
-            Ok(link) if !claims.admits(link.peer().uid) => Err(Reason::User),
-            Ok(link) => {
+        match self.try_dial(process, service) {
+            Ok(None) | Err(Error::TimedOut) => Ok(Dialled::Later),
+            Ok(Some(link)) if !claims.admits(link.peer().uid) => Err(Reason::User),
+            Ok(Some(link)) => {
                 self.neighbours.push(PeerProcess::new(Some(service.to_owned()), link));
                 Ok(Dialled::Is(self.neighbours.len() - 1))
             }
             Err(Error::NotFound(_)) => Ok(Dialled::Dead),
-            Err(Error::TimedOut) => Ok(Dialled::Later),
             Err(Error::Denied(_)) => Err(Reason::NoPeer),
             Err(_) => Err(Reason::Resources),
         }
+    }
+
+    /// Begins to reach a service, or gets on with it.
+    fn try_dial(&mut self, process: &Process, service: &str) -> Result<Option<Box<dyn Endpoint>>, Error> {
+        let now = Instant::now();
+        self.dials.retain(|dial| now.duration_since(dial.began) < PATIENCE);
+        let at = self.dials.iter().position(|dial| dial.service == service);
+        let mut dial = match at {
+            Some(at) => self.dials.swap_remove(at),
+            None if self.dials.len() >= DIALS => return Ok(None),
+            None => {
+                let connecting = process.rendezvous.begin_connect(service)?;
+                Dial { service: service.to_owned(), began: now, connecting }
+            }
+        };
+        let link = dial.connecting.finish_connect()?;
+        if link.is_none() {
+            self.dials.push(dial);
+        }
+        Ok(link)
     }
 
     /// Lets in who knocked, if it is a user's of the folder. One that nothing came of yet makes room for those that come.
@@ -118,6 +139,7 @@ impl Negotiations {
                     }
                     NegotiationStage::Proposed { link: number, .. } => *number == link,
                     NegotiationStage::Answered(answered) => answered.link == link,
+                    NegotiationStage::Confirming(confirming) => confirming.link == link,
                     NegotiationStage::Silent | NegotiationStage::Done => false,
                 }
         };
@@ -133,6 +155,8 @@ impl Negotiations {
 
     fn hear_one(&mut self, process: &Process, neighbour: &mut PeerProcess) -> Result<(), Error> {
         let max = limits::CONTROL_LEN + process.settings.ring.max(SEGMENT);
+        // Of a peer that is gone what it said last is heard first.
+        let _ = neighbour.send_waiting();
         for heard in 0.. {
             if heard == MESSAGES {
                 // The rest in a later call, and soon.
@@ -164,7 +188,7 @@ impl Negotiations {
                 return Err(Error::PeerGone);
             }
             if let Err((to, reason)) = answered {
-                neighbour.link.send(&Message::Refuse { to, reason: reason as u16 }.encode(), None)?;
+                neighbour.send_message(&Message::Refuse { to, reason: reason as u16 })?;
             }
         }
         Ok(())
@@ -175,14 +199,18 @@ impl Negotiations {
 const LEAST_RING: u64 = 4096;
 
 impl PeerProcess {
-    /// Makes a segment and a bell, and sends both with `message`.
+    /// Makes a segment and a bell, and sends both with `message`. None where there is no room for it now.
     pub(super) fn offer(
         &mut self,
         process: &Process,
         connection: &Connection,
         id: u64,
         message: &Message,
-    ) -> Result<OwnResources, Reason> {
+    ) -> Result<Option<OwnResources>, Reason> {
+        self.send_waiting().map_err(|_| Reason::PeerGone)?;
+        if !self.outbox.is_empty() || !self.outbox.is_open() {
+            return Ok(None);
+        }
         // A program that wants little to be under way gets a small ring.
         let holds = process.kernel().holds(connection.fd());
         let most = process.settings.ring;
@@ -194,10 +222,11 @@ impl PeerProcess {
             let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
             let fresh = Fresh::new(segment, &header);
             let bell = SingleDoorbell::new().map_err(|_| Reason::Resources)?;
-            let sent = self.link.send_with_bell(&message.encode(), Some(&offer), &bell);
+            let sent =
+                self.outbox.try_send(|| self.link.send_with_bell(&message.encode(), Some(&offer), &bell));
             self.link.retire(None, offer);
-            sent.map_err(|_| Reason::PeerGone)?;
-            Ok(OwnResources { fresh, lease, bell: Arc::new(bell) })
+            let sent = sent.map_err(|_| Reason::PeerGone)?;
+            Ok(sent.then(|| OwnResources { fresh, lease, bell: Arc::new(bell) }))
         })
     }
 }
