@@ -431,10 +431,10 @@ mod tests {
         ours.into()
     }
 
-    /// One thread plays both: whoever waited for the broker would wait for ever.
+    /// One thread plays both: who waits for the broker here waits in vain.
     #[test]
     fn v2_call_that_is_begun_waits_for_the_broker_in_no_step_and_is_there_once_it_was_stated() {
-        let (door, idle) = (Door::new(), Arc::default());
+        let (door, idle, began) = (Door::new(), Arc::default(), std::time::Instant::now());
         let mut call = door.begin(&idle).unwrap();
         let nothing = |call: &mut PendingCall| assert!(call.finish_connect().unwrap().is_none());
         nothing(&mut call);
@@ -461,6 +461,7 @@ mod tests {
         nothing(&mut call);
         let program = door.accept();
         assert!(matches!(receive(program.as_fd()).unwrap().unwrap().0.message, Message::Hello { .. }), "anew");
+        assert!(began.elapsed() < 4 * PATIENCE, "each of six looks may have waited");
     }
 
     #[test]

@@ -5,7 +5,10 @@ mod victim;
 
 use std::{
     fs,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Instant,
 };
 
@@ -21,7 +24,21 @@ fn hear_soon(victim: &Victim, liar: &mut Liar) -> Message {
         if let Some(heard) = liar.hear() {
             return heard;
         }
-        assert!(Instant::now() < deadline, "nothing is said any more");
+        assert!(
+            Instant::now() < deadline,
+            "nothing is said any more: {:?}, {:?}",
+            victim.connection.stage(),
+            victim.connection.reason()
+        );
+    }
+}
+
+/// Calls, until the victim found no room for what it has to say or has joined.
+fn call_until_refused(victim: &Victim, refused: &AtomicU32) {
+    let (before, deadline) = (refused.load(Ordering::SeqCst), Instant::now() + SOON);
+    while victim.connection.stage() == Stage::Candidate && refused.load(Ordering::SeqCst) == before {
+        victim.call();
+        assert!(Instant::now() < deadline, "it has nothing to say");
     }
 }
 
@@ -30,7 +47,7 @@ fn hear_soon(victim: &Victim, liar: &mut Liar) -> Message {
 fn s4_path_that_is_full_means_later_in_each_step() {
     for waits in [true, false] {
         let play = Play::new(waits);
-        let full = Arc::clone(&play.full);
+        let (full, refused) = (Arc::clone(&play.full), Arc::clone(&play.refused));
         let victim = Victim::playing(play);
         full.store(true, Ordering::SeqCst);
         let mut liar = Liar::meet(&victim, waits, true);
@@ -41,7 +58,7 @@ fn s4_path_that_is_full_means_later_in_each_step() {
             if let Some(message) = say {
                 liar.say(&message, liar.brings(&message), &mut None);
             }
-            (0..100).for_each(|_| victim.call());
+            call_until_refused(&victim, &refused);
             if victim.connection.stage() == Stage::Joined {
                 break;
             }

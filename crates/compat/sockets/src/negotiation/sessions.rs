@@ -11,7 +11,11 @@ use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
 
-use super::{peer_process::PeerProcess, stage::NegotiationStage, table::{Dial, Negotiations}};
+use super::{
+    peer_process::PeerProcess,
+    stage::NegotiationStage,
+    table::{Dial, Negotiations},
+};
 use crate::{
     Reason,
     claim::Claims,
@@ -222,8 +226,7 @@ impl PeerProcess {
             let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
             let fresh = Fresh::new(segment, &header);
             let bell = SingleDoorbell::new().map_err(|_| Reason::Resources)?;
-            let sent =
-                self.outbox.try_send(|| self.link.send_with_bell(&message.encode(), Some(&offer), &bell));
+            let sent = self.outbox.try_send(|| self.link.send_with_bell(&message.encode(), Some(&offer), &bell));
             self.link.retire(None, offer);
             let sent = sent.map_err(|_| Reason::PeerGone)?;
             Ok(sent.then(|| OwnResources { fresh, lease, bell: Arc::new(bell) }))

@@ -18,8 +18,8 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo_domain::{
-    Connecting, Deadline, Doorbell, Endpoint, Error, Held, Listener, Liveness, Memory, Offer, Peer, Received, Rendezvous,
-    Result as Outcome, SingleDoorbell, SingleNotifier,
+    Connecting, Deadline, Doorbell, Endpoint, Error, Held, Listener, Liveness, Memory, Offer, Peer, Received,
+    Rendezvous, Result as Outcome, SingleDoorbell, SingleNotifier,
 };
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
@@ -66,6 +66,8 @@ pub struct Play {
     pub configuration: &'static str,
     /// Whether the paths of the victim's links have no room for what it says.
     pub full: Arc<AtomicBool>,
+    /// How often there was none.
+    pub refused: Arc<AtomicU32>,
     /// How often a link that it makes is still not there.
     pub slow: Arc<AtomicU32>,
 }
@@ -80,6 +82,7 @@ impl Play {
             peer: None,
             configuration: "",
             full: Arc::default(),
+            refused: Arc::default(),
             slow: Arc::default(),
         }
     }
@@ -255,15 +258,7 @@ impl Liar {
             counts: counts(RECEIVED, SENT),
             nonce: [9; 16],
         };
-        Self {
-            link,
-            claim,
-            history,
-            control: None,
-            ringer: None,
-            bell: SingleDoorbell::new().ok(),
-            listener,
-        }
+        Self { link, claim, history, control: None, ringer: None, bell: SingleDoorbell::new().ok(), listener }
     }
 
     /// Whether nobody called it again.
@@ -439,10 +434,11 @@ impl Connecting for PosingCall {
 
 impl PosingLink {
     fn has_room(&self) -> Outcome<()> {
-        match self.1.full.load(Ordering::SeqCst) {
-            true => Err(Error::Limit { what: "the room of a test", remedy: "have the test make some" }),
-            false => Ok(()),
+        if !self.1.full.load(Ordering::SeqCst) {
+            return Ok(());
         }
+        self.1.refused.fetch_add(1, Ordering::SeqCst);
+        Err(Error::Limit { what: "the room of a test", remedy: "have the test make some" })
     }
 }
 
