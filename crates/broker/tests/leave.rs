@@ -135,10 +135,13 @@ fn b21_v9_unread_bytes_of_a_sender_that_exited_are_kept_until_they_are_read() {
         from.write_all(&all).unwrap();
         drop(from);
         thread::scope(|scope| {
-            let removing = scope.spawn(|| take_away(&world));
+            let removing = scope.spawn(|| (take_away(&world), Instant::now()));
             until_leaving(&world.daemon);
-            assert_eq!(read_all_there_is(to).0, (50_000, Some(Ending::Closed)), "to the host: {to_host}");
-            assert!(removing.join().unwrap() < LIMIT);
+            let (read, ended) = read_all_there_is(to);
+            assert_eq!(read, (50_000, Some(Ending::Closed)), "to the host: {to_host}");
+            let (took, gone) = removing.join().unwrap();
+            assert!(ended <= gone, "it went before all was read");
+            assert!(took < LIMIT, "{took:?}");
         });
     }
 }

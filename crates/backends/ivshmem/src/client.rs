@@ -393,9 +393,9 @@ mod tests {
     }
 
     /// A broker of a test: where programs knock, and what is said to whom.
-    struct Door(tempfile::TempDir, OwnedFd);
+    struct TestBroker(tempfile::TempDir, OwnedFd);
 
-    impl Door {
+    impl TestBroker {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let flags = SocketFlags::CLOEXEC;
@@ -434,7 +434,7 @@ mod tests {
     /// One thread plays both: who waits for the broker here waits in vain.
     #[test]
     fn v2_call_that_is_begun_waits_for_the_broker_in_no_step_and_is_there_once_it_was_stated() {
-        let (door, idle, began) = (Door::new(), Arc::default(), std::time::Instant::now());
+        let (door, idle, began) = (TestBroker::new(), Arc::default(), std::time::Instant::now());
         let mut call = door.begin(&idle).unwrap();
         let nothing = |call: &mut PendingCall| assert!(call.finish_connect().unwrap().is_none());
         nothing(&mut call);
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     fn v2_call_that_the_broker_has_no_time_for_is_for_later() {
-        let (door, idle) = (Door::new(), Arc::default());
+        let (door, idle) = (TestBroker::new(), Arc::default());
         let mut begun = Vec::new();
         let refused = loop {
             match door.begin(&idle) {

@@ -13,6 +13,7 @@
 //!
 //! Every step happens inside a call of the program on this or another connection; none waits.
 
+mod dials;
 mod outbox;
 mod peer_process;
 mod sessions;

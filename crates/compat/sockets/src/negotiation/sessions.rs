@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! S-4, S-7. Links to other processes: whom this one calls and lets in, how much of what they say it hears, and what it sends.
 
-use std::{
-    sync::{Arc, Weak},
-    time::{Duration, Instant},
-};
+use std::sync::{Arc, Weak};
 
 use tombolo_domain::{Endpoint, Error, SingleDoorbell, aside};
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
 
-use super::{
-    peer_process::PeerProcess,
-    stage::NegotiationStage,
-    table::{Dial, Negotiations},
-};
+use super::{peer_process::PeerProcess, stage::NegotiationStage, table::Negotiations};
 use crate::{
     Reason,
     claim::Claims,
@@ -25,9 +18,6 @@ use crate::{
     stage::Stage,
 };
 
-/// How long a link to another process may take to be made, and how many at once: no call waits for any, and later ones ask again.
-const PATIENCE: Duration = Duration::from_secs(5);
-const DIALS: usize = 64;
 /// Who knocks, and messages of one link, that are heard at once: a program's call is not for strangers to make long.
 const KNOCKS: usize = 64;
 const MESSAGES: usize = 64;
@@ -61,7 +51,7 @@ impl Negotiations {
         if process.rendezvous.scheme() == "local" && !claims.has_socket(service) {
             return Ok(Dialled::Dead);
         }
-        match self.try_dial(process, service) {
+        match self.dials.try_dial(&*process.rendezvous, service) {
             Ok(None) | Err(Error::TimedOut) => Ok(Dialled::Later),
             Ok(Some(link)) if !claims.admits(link.peer().uid) => Err(Reason::User),
             Ok(Some(link)) => {
@@ -72,26 +62,6 @@ impl Negotiations {
             Err(Error::Denied(_)) => Err(Reason::NoPeer),
             Err(_) => Err(Reason::Resources),
         }
-    }
-
-    /// Begins to reach a service, or gets on with it.
-    fn try_dial(&mut self, process: &Process, service: &str) -> Result<Option<Box<dyn Endpoint>>, Error> {
-        let now = Instant::now();
-        self.dials.retain(|dial| now.duration_since(dial.began) < PATIENCE);
-        let at = self.dials.iter().position(|dial| dial.service == service);
-        let mut dial = match at {
-            Some(at) => self.dials.swap_remove(at),
-            None if self.dials.len() >= DIALS => return Ok(None),
-            None => {
-                let connecting = process.rendezvous.begin_connect(service)?;
-                Dial { service: service.to_owned(), began: now, connecting }
-            }
-        };
-        let link = dial.connecting.finish_connect()?;
-        if link.is_none() {
-            self.dials.push(dial);
-        }
-        Ok(link)
     }
 
     /// Lets in who knocked, if it is a user's of the folder. One that nothing came of yet makes room for those that come.

@@ -5,21 +5,12 @@ use std::{
     collections::HashMap,
     hash::Hash,
     sync::{Arc, Weak},
-    time::Instant,
 };
 
-use tombolo_domain::{Connecting, Listener};
+use tombolo_domain::Listener;
 
-use super::peer_process::PeerProcess;
+use super::{dials::Dials, peer_process::PeerProcess};
 use crate::{claim::Claims, connection::Connection, session::Session, stage::Stage, tuple::Tuple};
-
-/// A link that is being made.
-#[derive(Debug)]
-pub(super) struct Dial {
-    pub(super) service: String,
-    pub(super) began: Instant,
-    pub(super) connecting: Box<dyn Connecting>,
-}
 
 /// All links of a process, and the connections that are talked about.
 #[derive(Debug, Default)]
@@ -27,7 +18,7 @@ pub(crate) struct Negotiations {
     pub(super) claims: Option<Arc<Claims>>,
     pub(super) listener: Option<(String, Box<dyn Listener>)>,
     pub(crate) neighbours: Vec<PeerProcess>,
-    pub(super) dials: Vec<Dial>,
+    pub(super) dials: Dials,
     pub(super) by_tuple: HashMap<Tuple, Weak<Connection>>,
     pub(super) by_id: HashMap<u64, Weak<Connection>>,
     /// In a child made by fork: its parent's lines that its connections go over.
