@@ -65,11 +65,15 @@ impl Broker {
     /// Replaces the configuration and has it read.
     ///
     /// # Errors
-    /// The broker is not running.
+    /// The broker is not running, or does not read it in time.
     pub fn configure(&mut self, text: &str) -> Result<()> {
         fs::write(self.folder().join("tombolod.toml"), text)?;
-        let daemon = self.daemon.as_ref().ok_or_else(|| Error::new("the broker does not run"))?;
-        Ok(kill_process(Pid::from_child(&daemon.process), Signal::HUP)?)
+        let daemon = self.daemon.as_mut().ok_or_else(|| Error::new("the broker does not run"))?;
+        let mut times_read =
+            || daemon.log.text().iter().filter(|line| line.contains("the configuration was read again")).count();
+        let before = times_read();
+        kill_process(Pid::from_child(&daemon.process), Signal::HUP)?;
+        until(within(PATIENCE), || times_read() > before).context("the broker's new configuration")
     }
 
     /// Starts the daemon, which does not run, and waits until it is ready.

@@ -7,6 +7,7 @@ use std::{
     fmt,
     ops::{Range, RangeInclusive},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::Deserialize;
@@ -29,6 +30,8 @@ const SLICE: u64 = 2 << 20;
 /// What a slice may have: the least that holds a ring and what is around it, and half of the largest region.
 const SLICES: RangeInclusive<u64> = 16 << 10..=512 << 20;
 const PAGE: u64 = 4096;
+/// B-21. How long programs may take to leave a link, unless something else is said, and the longest that can be said.
+const LEAVE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Slots of a pc's root bus that links may have: 4 to 31. The first four are the board's, the display's and a network card's.
 pub const PC_SLOTS: u16 = 28;
 
@@ -43,6 +46,8 @@ pub struct Config {
     pub region: u64,
     /// Bytes of a call's slice on this host.
     pub slice: u64,
+    /// B-21. How long programs may take to leave a link that is taken away.
+    pub leave: Duration,
     /// Users of this host that are domains, too, by the name of the domain.
     pub accounts: BTreeMap<String, u32>,
     /// Where this host is dom0 of Xen's.
@@ -150,6 +155,7 @@ struct Host {
     group: Option<u32>,
     region: Option<Spanned<String>>,
     slice: Option<Spanned<String>>,
+    leave: Option<Spanned<String>>,
     number: Option<Spanned<u16>>,
 }
 
@@ -274,6 +280,15 @@ impl Source<'_> {
         }
     }
 
+    fn duration(&self, value: &Option<Spanned<String>>, default: Duration, most: Duration) -> Duration {
+        let Some(value) = value else { return default };
+        parse_duration(value.get_ref()).filter(|time| *time <= most).unwrap_or_else(|| {
+            let (written, most) = (value.get_ref(), most.as_secs());
+            self.report(value.span(), format!("{written:?} is no time up to {most} s: write `500ms` or `1s`"));
+            default
+        })
+    }
+
     fn bytes(&self, value: &Option<Spanned<String>>, default: u64) -> u64 {
         let Some(value) = value else { return default };
         parse_bytes(value.get_ref()).unwrap_or_else(|| {
@@ -282,6 +297,13 @@ impl Source<'_> {
             default
         })
     }
+}
+
+/// A time with its unit.
+#[must_use]
+pub fn parse_duration(text: &str) -> Option<Duration> {
+    let number = |unit: &str| text.trim().strip_suffix(unit)?.trim_end().parse().ok();
+    number("ms").map(Duration::from_millis).or_else(|| number("s").map(Duration::from_secs))
 }
 
 /// A number of bytes with an optional unit.
@@ -403,6 +425,7 @@ impl File {
         if let Some(written) = self.host.slice.as_ref().filter(|_| slice % PAGE != 0 || !SLICES.contains(&slice)) {
             source.report(written.span(), "a slice is a multiple of 4096 bytes, from 16KiB to 512MiB");
         }
+        let leave = source.duration(&self.host.leave, LEAVE.0, LEAVE.1);
         let own_name = || format!("{:?} is the host's own name", host.as_str());
         let mut accounts = BTreeMap::new();
         for (name, account) in &self.account {
@@ -436,7 +459,7 @@ impl File {
             }
         }
         let (group, rules, links) = (self.host.group, Vec::new(), Vec::new());
-        let mut config = Config { host, group, region, slice, accounts, xen, numbers, domains, rules, links };
+        let mut config = Config { host, group, region, slice, leave, accounts, xen, numbers, domains, rules, links };
         let has_all_rules = self.check_rules(&mut config, source);
         self.check_links(&mut config, source, has_all_rules);
         if let (Some(last), Some((a, b, rules))) = (self.allow.last(), config.too_many_rules()) {

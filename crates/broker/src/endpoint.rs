@@ -12,6 +12,7 @@
 pub mod broker;
 pub mod connections;
 pub mod devices;
+mod draining;
 pub mod host_session;
 mod link;
 pub mod module;

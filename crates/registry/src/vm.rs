@@ -4,7 +4,7 @@
 
 use std::{io::ErrorKind, sync::OnceLock};
 
-use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result};
+use tombolo_domain::{Connecting, Deadline, Endpoint, Error, Listener, Rendezvous, Result};
 use tombolo_domain_ivshmem::VmDomain;
 use tombolo_domain_xen::XenNames;
 
@@ -59,6 +59,10 @@ impl Rendezvous for Vm {
 
     fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         self.way().knock(service, deadline)
+    }
+
+    fn begin_connect(&self, service: &str) -> Result<Box<dyn Connecting>> {
+        self.way().begin_connect(service)
     }
 }
 

@@ -21,6 +21,7 @@ pub const CASES: &[Case] = &[
     Case { name: "killed_writer_is_seen_and_nothing_published_is_lost", run: writers },
     Case { name: "killed_reader_is_seen", run: readers },
     Case { name: "v7_link_taken_away_under_programs_is_an_error_and_a_new_one_serves", run: taken_away },
+    Case { name: "b21_link_left_under_a_stream_loses_no_byte_that_was_taken", run: left },
     Case { name: "b10_other_links_come_and_go_beside_a_channel", run: others_come_and_go },
     Case { name: "machine_that_is_reset_is_gone_and_comes_back", run: reset },
     Case { name: "machine_that_panics_is_gone_and_comes_back", run: panics },
@@ -45,9 +46,16 @@ fn pour(args: &[String]) -> Result<()> {
     let (mut next, mut said) = (0_u64, Instant::now());
     loop {
         let bytes: Vec<u8> = (next..next + BLOCK as u64).flat_map(u64::to_le_bytes).collect();
-        if let Err(why) = stream.split().1.write_all_until(&bytes, Deadline::after(Duration::from_secs(120))) {
-            println!("ended {why}; {:?}; {next} written", watch.liveness());
-            return Ok(());
+        let mut taken = 0;
+        while taken < bytes.len() {
+            match stream.split().1.write_until(&bytes[taken..], Deadline::after(Duration::from_secs(120))) {
+                Ok(more) => taken += more,
+                Err(why) => {
+                    let all = 8 * next + taken as u64;
+                    println!("ended {why}; {:?}; {next} written; {all} bytes taken", watch.liveness());
+                    return Ok(());
+                }
+            }
         }
         next += BLOCK as u64;
         if said.elapsed() > Duration::from_millis(50) {
@@ -87,7 +95,7 @@ fn drink(args: &[String]) -> Result<()> {
         };
         if got == 0 {
             let ending = stream.split().0.ending();
-            println!("ended {ending:?}; {next} read");
+            println!("ended {ending:?}; {next} read; {} bytes read", 8 * next + kept as u64);
             return Ok(());
         }
         let whole = (kept + got) / 8 * 8;
@@ -256,10 +264,17 @@ fn readers(rig: &mut Rig) -> Result<Verdict> {
     Ok(Verdict::Done)
 }
 
-/// Takes a link away while numbers flow. Both programs get an error or the end, in time, and end by themselves; the devices go,
-/// and a new link serves new programs.
+/// Takes a link away while numbers flow, without time to leave it. Both programs get an error or the end, in time, and end by
+/// themselves; the devices go, and a new link serves new programs.
 fn taken_away(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
+    site.broker.configure(&format!("[host]\nleave = \"0s\"\n{}", crate::site::CONFIG))?;
+    let verdict = cut(site);
+    site.broker.configure(crate::site::CONFIG)?;
+    verdict
+}
+
+fn cut(site: &mut Site) -> Result<Verdict> {
     let (mut times, mut revoked) = (Vec::new(), 0);
     for round in 0..if super::long() { 50 } else { 3_u64 } {
         let flow = Flow::start(site)?;
@@ -286,6 +301,43 @@ fn taken_away(rig: &mut Rig) -> Result<Verdict> {
     }
     println!("{revoked} of {} were told that it was revoked", 2 * times.len());
     ensure!(revoked > 0, "nobody was told what happened");
+    in_time(&mut times, SEEN)?;
+    Ok(Verdict::Done)
+}
+
+/// Removes a link while numbers flow, with time to leave it: the reader gets each byte that the writer was told was taken, and then
+/// hears that the link was taken away. That takes as long as programs take, here less than a second, and not all the time that there is.
+fn left(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    site.broker.configure(&format!("[host]\nleave = \"30s\"\n{}", crate::site::CONFIG))?;
+    let verdict = left_in_time(site);
+    site.broker.configure(crate::site::CONFIG)?;
+    verdict
+}
+
+fn left_in_time(site: &mut Site) -> Result<Verdict> {
+    let mut times = Vec::new();
+    for round in 0..if super::long() { 50 } else { 3_u64 } {
+        let flow = Flow::start(site)?;
+        pass(moment(round));
+        let start = Instant::now();
+        site.broker.link(&["rm", "a", "b"])?;
+        times.push(start.elapsed());
+        let of_a = line(&mut site.a, flow.pour, "ended", within(60)).context("the writer hears nothing")?;
+        let of_b = line(&mut site.b, flow.drink, "ended", within(60)).context("the reader hears nothing")?;
+        let count =
+            |ended: &str, word: &str| ended.split("; ").find_map(|it| it.strip_suffix(word)?.parse::<u64>().ok());
+        let (taken, read) = (count(&of_a, " bytes taken"), count(&of_b, " bytes read"));
+        ensure!(taken.is_some() && taken == read, "round {round}: {of_a}, and {of_b}");
+        ensure!(of_a.contains("is being taken away"), "round {round}: {of_a}");
+        ensure!(of_b.starts_with("Some(Revoked)"), "round {round}: {of_b}");
+        ensure!(times.last() < Some(&Duration::from_secs(30)), "round {round}: nobody left");
+        site.a.wait(flow.pour, within(60))?.success()?;
+        site.b.wait(flow.drink, within(60))?.success()?;
+        site.unlink()?;
+    }
+    site.link("a", "b")?;
+    small_file(site)?;
     in_time(&mut times, SEEN)?;
     Ok(Verdict::Done)
 }

@@ -5,7 +5,7 @@ use std::{
     io::{self, IoSlice},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -14,8 +14,8 @@ use rustix::{
     net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Pid, Uid},
 };
-use tombolo_control::{Envelope, Message, Name, VERSION, channel_is_sound};
-use tombolo_domain::{Deadline, Error, Result, wait_readable};
+use tombolo_control::{Envelope, Message, Name, VERSION, VERSION_LEAVE, channel_is_sound};
+use tombolo_domain::{Connecting, Deadline, Endpoint, Error, Result, wait_readable};
 use tombolo_os::{lock::lock, passing};
 
 use crate::{
@@ -91,12 +91,13 @@ impl Client {
         let domain = name.clone();
         let client = Self { socket, serial: 0, calling: false, domain };
         let (boot, epoch) = ([0; 16], 0);
-        client.send_message(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })?;
+        client
+            .send_message(0, Message::Hello { version_min: VERSION, version_max: VERSION_LEAVE, epoch, boot, name })?;
         Ok(client)
     }
 
-    fn greeted(&mut self) -> Result<()> {
-        match self.answer(0, Deadline::after(PATIENCE), "the broker")? {
+    fn greeted(&mut self, deadline: Deadline) -> Result<()> {
+        match self.answer(0, deadline, "the broker")? {
             (Message::Hello { name, .. }, _) => self.domain = name,
             _ => return Err(malformed("B-15", "the broker does not answer Hello")),
         }
@@ -106,7 +107,7 @@ impl Client {
     /// Reaches the broker and is greeted.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let mut client = Self::reach(path)?;
-        client.greeted()?;
+        client.greeted(Deadline::after(PATIENCE))?;
         Ok(client)
     }
 
@@ -167,9 +168,7 @@ impl Client {
         service: Name,
         deadline: Deadline,
     ) -> Result<VmEndpoint> {
-        let address = format!("vm:{peer}/{service}");
-        let (offset, len, channel) = (0, 0, 0);
-        let question = Message::Connect { peer: peer.clone(), service, offset, len, channel };
+        let (address, question) = call_for(peer, service);
         let again = idle.take_idle(path).and_then(|mut client| {
             client.ask(question.clone()).ok()?;
             match client.stated(&address, deadline) {
@@ -184,7 +183,7 @@ impl Client {
                 let mut client = Self::reach(path)?;
                 // At once: each time that one waits for the other costs two switches between them.
                 let asked = client.ask(question);
-                client.greeted()?;
+                client.greeted(Deadline::after(PATIENCE))?;
                 let stated = asked.and_then(|()| client.stated(&address, deadline));
                 (client, stated)
             }
@@ -222,6 +221,84 @@ impl Client {
     }
 }
 
+/// What a call is for, for people and for the broker.
+fn call_for(peer: &Name, service: Name) -> (String, Message) {
+    let (offset, len, channel) = (0, 0, 0);
+    let address = format!("vm:{peer}/{service}");
+    (address, Message::Connect { peer: peer.clone(), service, offset, len, channel })
+}
+
+/// V-2. A call that was asked for by one who does not wait for the broker.
+#[derive(Debug)]
+pub(crate) struct PendingCall {
+    path: PathBuf,
+    idle: Arc<Idle>,
+    address: String,
+    question: Message,
+    /// Nobody once the call was stated or refused.
+    client: Option<Client>,
+    /// It was idle before: the broker may have let it go since.
+    was_idle: bool,
+    /// The broker has answered Hello.
+    greeted: bool,
+}
+
+impl PendingCall {
+    /// Asks for a call, as [`Client::connect`] does.
+    pub(crate) fn begin(path: PathBuf, idle: &Arc<Idle>, peer: &Name, service: Name) -> Result<Self> {
+        let (address, question) = call_for(peer, service);
+        let again = idle.take_idle(&path).and_then(|mut client| client.ask(question.clone()).ok().map(|()| client));
+        let (was_idle, idle) = (again.is_some(), Arc::clone(idle));
+        let mut call = Self { path, idle, address, question, client: again, was_idle, greeted: was_idle };
+        if !was_idle {
+            call.reach()?;
+        }
+        Ok(call)
+    }
+
+    /// Asks in a new conversation.
+    fn reach(&mut self) -> Result<()> {
+        let mut client = Client::reach(&self.path).map_err(|error| match error {
+            // Many ask the broker at once.
+            Error::Os { source, .. } if source.kind() == io::ErrorKind::WouldBlock => Error::TimedOut,
+            error => error,
+        })?;
+        client.ask(self.question.clone())?;
+        (self.client, self.was_idle, self.greeted) = (Some(client), false, false);
+        Ok(())
+    }
+
+    /// What the broker states of it, if it has by now.
+    fn stated(&mut self) -> Result<Option<VmEndpoint>> {
+        let Some(client) = &mut self.client else { return Ok(None) };
+        let now = Deadline::after(Duration::ZERO);
+        if !self.greeted {
+            client.greeted(now)?;
+            self.greeted = true;
+        }
+        client.stated(&self.address, now).map(Some)
+    }
+}
+
+impl Connecting for PendingCall {
+    fn finish_connect(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
+        let mut stated = self.stated();
+        if self.was_idle && matches!(stated, Err(Error::PeerGone)) {
+            self.reach()?;
+            stated = self.stated();
+        }
+        match stated {
+            Err(Error::TimedOut) => Ok(None),
+            stated => {
+                if let Some(client) = self.client.take().filter(|client| !client.calling) {
+                    self.idle.store_idle(&self.path, client);
+                }
+                Ok(stated?.map(|endpoint| Box::new(endpoint) as Box<dyn Endpoint>))
+            }
+        }
+    }
+}
+
 /// V-2. A call that the broker stated, with this end's side of it.
 fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint> {
     let Message::Connect { peer, service, offset, len, channel } = statement else {
@@ -242,7 +319,7 @@ fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint
 mod tests {
     use rustix::{event::EventfdFlags, fs::MemfdFlags};
     use tombolo_control::code;
-    use tombolo_domain::{Endpoint as _, Memory as _};
+    use tombolo_domain::Memory as _;
 
     use super::*;
 
@@ -313,6 +390,92 @@ mod tests {
             client(who);
             assert!(idle.take_idle(&path).is_none(), "{who:?}");
         }
+    }
+
+    /// A broker of a test: where programs knock, and what is said to whom.
+    struct TestBroker(tempfile::TempDir, OwnedFd);
+
+    impl TestBroker {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let flags = SocketFlags::CLOEXEC;
+            let door = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            rustix::net::bind(&door, &SocketAddrUnix::new(folder.path().join("broker.sock")).unwrap()).unwrap();
+            rustix::net::listen(&door, 1).unwrap();
+            Self(folder, door)
+        }
+
+        fn begin(&self, idle: &Arc<Idle>) -> Result<PendingCall> {
+            PendingCall::begin(self.0.path().join("broker.sock"), idle, &"b".parse().unwrap(), "s".parse().unwrap())
+        }
+
+        fn accept(&self) -> OwnedFd {
+            rustix::net::accept_with(&self.1, SocketFlags::CLOEXEC).unwrap()
+        }
+    }
+
+    fn state_call(program: &OwnedFd, serial: u32) -> OwnedFd {
+        let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut given: Vec<OwnedFd> = vec![theirs.into(), memory()];
+        given.extend((0..6).map(|_| rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
+        let descriptors: Vec<_> = given.iter().map(AsFd::as_fd).collect();
+        let message = Message::Connect {
+            peer: "b".parse().unwrap(),
+            service: "s".parse().unwrap(),
+            offset: AT,
+            len: LEN,
+            channel: 4,
+        };
+        let bytes = Envelope { serial, message }.encode();
+        passing::send(program, &[IoSlice::new(&bytes)], &descriptors, SendFlags::empty()).unwrap();
+        ours.into()
+    }
+
+    /// One thread plays both: who waits for the broker here waits in vain.
+    #[test]
+    fn v2_call_that_is_begun_waits_for_the_broker_in_no_step_and_is_there_once_it_was_stated() {
+        let (door, idle, began) = (TestBroker::new(), Arc::default(), std::time::Instant::now());
+        let mut call = door.begin(&idle).unwrap();
+        let nothing = |call: &mut PendingCall| assert!(call.finish_connect().unwrap().is_none());
+        nothing(&mut call);
+        let program = door.accept();
+        let hear = || receive(program.as_fd()).unwrap().map(|(said, _)| said);
+        let (hello, question) = (hear().unwrap(), hear().unwrap());
+        assert!(matches!(question.message, Message::Connect { .. }), "{question:?}");
+        nothing(&mut call);
+        rustix::io::write(&program, &hello.encode()).unwrap();
+        nothing(&mut call);
+        let _socket = state_call(&program, question.serial);
+        let mut link = call.finish_connect().unwrap().expect("a call");
+        link.send(b"hello", None).expect("room for what is said before the peer accepted");
+        nothing(&mut call);
+        // The next one asks in the same conversation, until the broker ends that.
+        let mut call = door.begin(&idle).unwrap();
+        assert!(matches!(hear().unwrap().message, Message::Connect { .. }));
+        nothing(&mut call);
+        let message = Message::Refuse { code: code::NOT_FOUND, reason: "nobody".into() };
+        rustix::io::write(&program, &Envelope { serial: 2, message }.encode()).unwrap();
+        assert!(matches!(call.finish_connect(), Err(Error::NotFound(_))));
+        let mut call = door.begin(&idle).unwrap();
+        drop(program);
+        nothing(&mut call);
+        let program = door.accept();
+        assert!(matches!(receive(program.as_fd()).unwrap().unwrap().0.message, Message::Hello { .. }), "anew");
+        assert!(began.elapsed() < 4 * PATIENCE, "each of six looks may have waited");
+    }
+
+    #[test]
+    fn v2_call_that_the_broker_has_no_time_for_is_for_later() {
+        let (door, idle) = (TestBroker::new(), Arc::default());
+        let mut begun = Vec::new();
+        let refused = loop {
+            match door.begin(&idle) {
+                Ok(call) => begun.push(call),
+                Err(error) => break error,
+            }
+            assert!(begun.len() < 100, "the backlog is never full");
+        };
+        assert!(matches!(refused, Error::TimedOut), "{refused}");
     }
 
     const AT: u64 = 4096;

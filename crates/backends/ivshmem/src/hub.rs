@@ -44,6 +44,8 @@ pub(crate) struct Hub {
     /// Readable for good once nothing more comes, or nobody is to wait for more.
     over: OnceLock<OwnedFd>,
     is_over: AtomicBool,
+    /// V-9. The broker said that the link will be taken away.
+    leaving: AtomicBool,
     /// What was called, for people.
     address: String,
     known: Mutex<Known>,
@@ -67,8 +69,8 @@ impl Hub {
         let hangs_up = port.hang_up().is_some();
         let known =
             Mutex::new(Known { life: Liveness::Running, ended: false, socket: Some(socket), hangs_up, refused: None });
-        let (waits, over, is_over) = Default::default();
-        Self { port, own, peer, waits, over, is_over, address, known }
+        let (waits, over, is_over, leaving) = Default::default();
+        Self { port, own, peer, waits, over, is_over, leaving, address, known }
     }
 
     /// Makes what is waited at for a bell, unless that was made.
@@ -175,10 +177,44 @@ impl Hub {
 
     /// Whether nothing more comes. Costs a load unless it has just ended.
     pub(crate) fn is_over(&self) -> bool {
-        if !self.is_over.load(Ordering::Acquire) && self.peer.is_closed() {
-            self.end(&mut self.known(), Liveness::ProcessGone);
+        if !self.is_over.load(Ordering::Acquire)
+            && let Some(ended) = self.peer_ended()
+        {
+            self.end(&mut self.known(), ended);
         }
         self.is_over.load(Ordering::Acquire)
+    }
+
+    /// How the peer ended, as its page says. That it left (V-9) ends nothing before the broker says that the link goes: a peer
+    /// alone can end its side, and not take a link away.
+    fn peer_ended(&self) -> Option<Liveness> {
+        let closed = self.peer.is_closed();
+        if !closed && !self.is_leaving() {
+            return None;
+        }
+        // An end leaves before it closes.
+        match self.peer.has_left() {
+            true => Some(Liveness::Revoked),
+            false => closed.then_some(Liveness::ProcessGone),
+        }
+    }
+
+    fn is_leaving(&self) -> bool {
+        // ORDER: Relaxed; the flag stands for itself.
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// V-9. The link will be taken away: whoever waits is woken once, to learn of it.
+    fn begin_to_leave(&self) {
+        if !self.leaving.swap(true, Ordering::Relaxed) {
+            (0..BELLS).for_each(|bell| self.port.notify_own(bell));
+        }
+    }
+
+    /// V-9. This end publishes nothing more.
+    pub(crate) fn leave(&self) {
+        self.own.leave();
+        self.port.notify_all();
     }
 
     /// Hears what the broker and the device have to say, and how the peer fares after that.
@@ -196,8 +232,8 @@ impl Hub {
         if self.own.is_lost() || self.peer.is_lost() {
             self.end(&mut known, Liveness::Revoked);
         }
-        if self.peer.is_closed() {
-            self.end(&mut known, Liveness::ProcessGone);
+        if let Some(ended) = self.peer_ended() {
+            self.end(&mut known, ended);
         }
         known.life
     }
@@ -222,7 +258,8 @@ impl Hub {
                     Message::Life { life: tombolo_control::Life::Running, .. } => known.life = Liveness::Running,
                     Message::Life { life: tombolo_control::Life::Paused, .. } => known.life = Liveness::Paused,
                     Message::Life { .. } => known.life = Liveness::Unknown,
-                    Message::Close {} => self.end(known, Liveness::ProcessGone),
+                    Message::Close {} => self.end(known, self.peer_ended().unwrap_or(Liveness::ProcessGone)),
+                    Message::Leave { .. } => self.begin_to_leave(),
                     _ => {}
                 },
                 // The broker is gone. In a guest the call goes on (V-7), and nobody can tell how the peer fares. On a host the
@@ -297,6 +334,10 @@ impl Doorbell for VmBell {
 
     fn end_waits(&self) {
         self.0.end_waits(&mut self.0.known());
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.0.is_leaving()
     }
 
     fn worth_spinning(&self) -> Duration {

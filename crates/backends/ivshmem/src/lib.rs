@@ -37,7 +37,7 @@ pub mod uapi;
 use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 
 use tombolo_control::{NO_NUMBER, Name};
-use tombolo_domain::{Deadline, Endpoint, Error, Listener, Rendezvous, Result};
+use tombolo_domain::{Connecting, Deadline, Endpoint, Error, Listener, Rendezvous, Result};
 
 pub use tombolo_layout::outline;
 
@@ -47,7 +47,7 @@ pub use crate::{
     port::BELLS,
 };
 use crate::{
-    client::{Client, Idle},
+    client::{Client, Idle, PendingCall},
     link::VmEndpoint,
 };
 
@@ -101,10 +101,7 @@ impl VmDomain {
     }
 
     fn call(&self, service: &str, deadline: Deadline) -> Result<VmEndpoint> {
-        let (Some(domain), name) = parse(service)? else {
-            let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
-            return Err(Error::BadService { service: service.into(), why });
-        };
+        let (domain, name) = parse_peer(service)?;
         Client::connect(&self.broker(), &self.idle, &domain, name, deadline)
     }
 
@@ -124,6 +121,13 @@ fn parse(service: &str) -> Result<(Option<Name>, Name)> {
     let why = "it looks like NAME/SERVICE, both of 1 to 64 letters, digits, `.`, `_` and `-`, and not beginning with `.` or `-`";
     let bad = |_| Error::BadService { service: service.into(), why };
     Ok((domain.map(str::parse).transpose().map_err(bad)?, name.parse().map_err(bad)?))
+}
+
+/// V-1. The domain that is to be reached, and the service there.
+fn parse_peer(service: &str) -> Result<(Name, Name)> {
+    let (domain, name) = parse(service)?;
+    let why = "whom to reach is missing: NAME/SERVICE, with the machine's name in front";
+    Ok((domain.ok_or_else(|| Error::BadService { service: service.into(), why })?, name))
 }
 
 impl Rendezvous for VmDomain {
@@ -151,6 +155,11 @@ impl Rendezvous for VmDomain {
     /// V-2. What this end says at once is there when the peer looks first.
     fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         Ok(Box::new(self.call(service, deadline)?))
+    }
+
+    fn begin_connect(&self, service: &str) -> Result<Box<dyn Connecting>> {
+        let (domain, name) = parse_peer(service)?;
+        Ok(Box::new(PendingCall::begin(self.broker(), &self.idle, &domain, name)?))
     }
 }
 

@@ -161,6 +161,10 @@ impl Endpoint for VmEndpoint {
         ready.then(|| Arc::new(VmBell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
     }
 
+    fn leave(&mut self) {
+        self.hub.leave();
+    }
+
     fn liveness(&self) -> Liveness {
         self.hub.liveness()
     }

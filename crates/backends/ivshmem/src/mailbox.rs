@@ -27,6 +27,8 @@ pub const STATE_AT: u32 = 0x80;
 /// V-4. A state from which on the end is closed.
 pub const CLOSED: u8 = 2;
 const OPEN: u64 = 1;
+/// V-9. Beside the state, in the line that its owner writes.
+const AT_LEFT: usize = 0x88;
 
 const AT_VERSION: usize = 0x08;
 const AT_SENT: usize = 0x100;
@@ -59,6 +61,12 @@ impl OwnPage {
         self.0.word(STATE_AT as usize).store_release(CLOSED.into());
     }
 
+    /// V-9. What this end published is all there will be.
+    pub(crate) fn leave(&self) {
+        // ORDER Release: with the peer's Acquire; who sees it sees all that was published before.
+        self.0.word(AT_LEFT).store_release(1);
+    }
+
     /// V-6. Nothing of the peer's segment is mapped here any more.
     pub(crate) fn let_go(&self, handle: usize, serial: u64) {
         self.0.word(AT_LET_GO + 8 * handle).store_release(serial);
@@ -87,6 +95,11 @@ impl PeerPage {
     /// closed it cannot be less.
     pub(crate) fn is_closed(&self) -> bool {
         self.word(STATE_AT as usize).is_some_and(|state| state.load_acquire().hint() >= CLOSED.into())
+    }
+
+    /// V-9. Whether its end publishes nothing more because the link is taken away.
+    pub(crate) fn has_left(&self) -> bool {
+        self.word(AT_LEFT).is_some_and(|left| left.load_acquire().hint() != 0)
     }
 
     /// V-6. The number of the last segment of `handle` that the peer let go.

@@ -14,7 +14,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
 };
-use tombolo_control::{Life, Message, NO_NUMBER, Name, VERSION, Way, code};
+use tombolo_control::{Life, Message, NO_NUMBER, Name, VERSION, VERSION_LEAVE, Way, code};
 
 use crate::{
     discard,
@@ -22,7 +22,7 @@ use crate::{
         connections::Refusal,
         devices::{Devices, Pages, Region},
         host_session::{Host, LinkNews, News},
-        link::Link,
+        link::{self, Link},
         peer_session::Peer,
         program::{Program, ProgramSocket, ProgramState},
     },
@@ -252,12 +252,18 @@ impl<D: Devices> Broker<D> {
             self.open(number);
             busy |= self.hear_peer(number);
         }
-        let (now, mut later) = (Instant::now(), false);
+        let (now, mut later, mut said_left) = (Instant::now(), false, false);
         for link in self.links.values().filter(|link| link.memory.is_some() && !link.leaving) {
             let (calls, used) = link.usage();
             later |= self.host.usage(link.told.link, link.told.generation, calls, used, now);
         }
         self.usage_later = later;
+        for link in self.links.values_mut() {
+            if link::take_drained(link) {
+                self.host.left(link.told.link, link.told.generation);
+                said_left = true;
+            }
+        }
         let (host, mut said) = (&mut self.host, false);
         let mut keep = |link: &Link<D::Region>| {
             let gone = link.leaving && link.sockets.is_empty() && link.departing.is_empty();
@@ -269,7 +275,7 @@ impl<D: Devices> Broker<D> {
         };
         self.old.retain(&mut keep);
         self.links.retain(|_, link| keep(link));
-        Ok(busy | said)
+        Ok(busy | said | said_left)
     }
 
     fn learn(&mut self, news: News) {
@@ -289,6 +295,7 @@ impl<D: Devices> Broker<D> {
                         region.set_bell(told.bell);
                     }
                     link.told = told;
+                    link.draining.stop();
                     return;
                 }
                 if let Some(mut old) = self.links.insert(told.link, Link::new(told, self.settings.slice)) {
@@ -299,6 +306,11 @@ impl<D: Devices> Broker<D> {
             News::Unlink(number, generation) => {
                 if let Some(link) = self.links.get_mut(&number).filter(|link| link.told.generation == generation) {
                     link.leave(&mut self.programs);
+                }
+            }
+            News::Leave(number, generation, wait) => {
+                if let Some(link) = self.links.get_mut(&number).filter(|link| link.told.generation == generation) {
+                    link::drain(link, wait, &mut self.programs);
                 }
             }
             News::Life(number, life) => {
@@ -454,6 +466,7 @@ impl<D: Devices> Broker<D> {
                         .answer(refuse(Refusal(code::VERSION, format!("this broker speaks version {VERSION}"))));
                 }
                 program.doing = ProgramState::Greeted;
+                program.hears_leave = version_max >= VERSION_LEAVE;
                 let (epoch, boot) = (0, [0; 16]);
                 program.answer(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })
             }
@@ -511,6 +524,9 @@ impl<D: Devices> Broker<D> {
         let Some(link) = self.links.values_mut().find(|link| link.told.peer == *peer && !link.leaving) else {
             return no(code::NOT_FOUND, format!("there is no link with {peer}"));
         };
+        if link.draining.is_on() {
+            return no(code::NOT_FOUND, format!("the link with {peer} is being taken away"));
+        }
         if !link.told.allows(Way::Out, &service) {
             return no(code::DENIED, format!("no rule of the host lets this machine connect to {peer}/{service}"));
         }

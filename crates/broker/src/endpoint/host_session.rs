@@ -10,7 +10,7 @@ use std::{
 
 use tombolo_control::{
     Boxes, Envelope, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION,
-    Way,
+    VERSION_LEAVE, Way,
 };
 
 use crate::endpoint::program;
@@ -74,6 +74,8 @@ pub enum News {
     Link(LinkNews),
     /// A link goes, with this memory.
     Unlink(u32, u32),
+    /// B-21. A link with this memory will be taken away: how many milliseconds it stays.
+    Leave(u32, u32, u32),
     /// A peer fares otherwise.
     Life(u32, Life),
     /// A peer is rung otherwise.
@@ -129,7 +131,13 @@ impl Host {
                     (self.greeted, self.named, self.half) = (false, false, None);
                     self.usage.clear();
                     let (name, boot, epoch) = ("guest".parse().expect("a name"), self.boot, self.session.epoch());
-                    self.send_message(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
+                    self.send_message(Message::Hello {
+                        version_min: VERSION,
+                        version_max: VERSION_LEAVE,
+                        epoch,
+                        boot,
+                        name,
+                    });
                 }
                 Some(Event::Said(said)) => match self.understand(said.message) {
                     Some(told) => news.extend(told),
@@ -150,6 +158,11 @@ impl Host {
     /// B-11. This domain has let go of a link's memory.
     pub fn released(&mut self, link: u32, generation: u32) {
         self.send_message(Message::Released { link, generation });
+    }
+
+    /// B-21. Nobody here has a connection on a link that is to be taken away.
+    pub fn left(&mut self, link: u32, generation: u32) {
+        self.send_message(Message::Left { link, generation });
     }
 
     /// B-7. A link is open here, with so many calls that have so many bytes: said when it changed, and now and then. True if it is
@@ -206,6 +219,10 @@ impl Host {
                 self.links.remove(&link);
                 self.usage.remove(&link);
                 Some(Some(News::Unlink(link, generation)))
+            }
+            (None, Message::Leave { link, generation, wait }) => {
+                let told = self.links.get(&link).filter(|told| told.generation == generation);
+                Some(told.map(|_| News::Leave(link, generation, wait)))
             }
             (None, Message::Life { link, generation, life }) => {
                 let told = self.links.get_mut(&link).filter(|told| told.generation == generation);

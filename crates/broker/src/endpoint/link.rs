@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tombolo_control::{CallEnd, Life, Message, Name, Way, code};
+use tombolo_control::{CallEnd, Life, Message, NOBODY, Name, Way, code};
 use tracing::Span;
 
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
     endpoint::{
         connections::{Agreement, Connections, Refusal, ResumeAction, Stage},
         devices::Region,
+        draining::Draining,
         host_session::LinkNews,
         owner::About,
         peer_session::{Peer, PeerRequest},
@@ -59,6 +60,8 @@ pub(crate) struct Link<R> {
     pub storms: u32,
     /// The host took it back.
     pub leaving: bool,
+    /// B-21. It will be taken back soon.
+    pub draining: Draining,
     /// V-2. Both ends of the next call's socket.
     spare: Option<(OwnedFd, OwnedFd)>,
     /// That its memory cannot be opened yet was said.
@@ -86,6 +89,7 @@ impl<R: Region> Link<R> {
             stormed: None,
             storms: 0,
             leaving: false,
+            draining: Draining::default(),
             spare: None,
             complained: false,
             failed: false,
@@ -100,7 +104,7 @@ impl<R: Region> Link<R> {
 
     /// Makes ahead what the next call will want, while nobody waits for it.
     pub(crate) fn make_ahead(&mut self) {
-        if self.spare.is_none() && !self.leaving {
+        if self.spare.is_none() && !self.leaving && !self.draining.is_on() {
             self.spare = program::call_socket().ok();
         }
     }
@@ -142,7 +146,7 @@ impl<R: Region> Link<R> {
                     if let Some((region, _)) = &mut self.memory {
                         region.bequeath(&made);
                     }
-                    self.say_close(told.serial);
+                    say_close(self, told.serial);
                 }
             },
             PeerRequest::Connect(serial, service, theirs, channel) => {
@@ -188,6 +192,9 @@ impl<R: Region> Link<R> {
     ) -> Result<Agreement, Refusal> {
         if !self.told.allows(Way::In, &service) {
             return Err(Refusal(code::DENIED, format!("no rule lets {} connect to {service}", self.told.peer)));
+        }
+        if self.draining.is_on() {
+            return Err(Refusal(code::NOT_FOUND, "the link is being taken away".into()));
         }
         let listening = ProgramState::Listening(service.clone());
         let listens = |program: &Program| program.doing == listening && !program.has_left();
@@ -284,6 +291,10 @@ impl<R: Region> Link<R> {
         if !matches!(self.told.life, Life::Unknown | Life::Running) {
             self.told.send_life(&ours);
         }
+        if program.hears_leave {
+            self.draining.admit(made.serial);
+            self.draining.tell_leave(made.serial, &ours);
+        }
         self.sockets.insert(made.serial, ours);
         Ok(())
     }
@@ -355,6 +366,7 @@ impl<R: Region> Link<R> {
                 discard::end(socket.as_fd());
             }
             self.connection_span(serial).in_scope(|| tracing::debug!("its program has left"));
+            self.draining.forget(serial);
             self.departing.insert(serial);
         }
     }
@@ -382,7 +394,7 @@ impl<R: Region> Link<R> {
             region.bequeath(&made);
         }
         if self.calls.close(serial) {
-            self.say_close(serial);
+            say_close(self, serial);
         }
         self.clean(&made);
     }
@@ -404,12 +416,6 @@ impl<R: Region> Link<R> {
         }
     }
 
-    fn say_close(&mut self, serial: u32) {
-        if let Some((_, peer)) = &mut self.memory {
-            peer.queue_message(serial, Message::Close {});
-        }
-    }
-
     /// Its memory cannot be opened; later perhaps, if that is worth to `wait` for.
     pub(crate) fn complain(&mut self, error: &io::Error, wait: bool) {
         if !wait || (error.kind() != io::ErrorKind::NotFound && !self.complained) {
@@ -423,6 +429,7 @@ impl<R: Region> Link<R> {
     /// The host took the link back.
     pub(crate) fn leave(&mut self, programs: &mut BTreeMap<u64, Program>) {
         (self.leaving, self.spare) = (true, None);
+        name_what_is_open(self);
         self.fail_waiting(programs, "the link is taken away");
         self.fresh.clear();
         // First, so that programs hear that it was taken away, and not that the peer closed.
@@ -430,6 +437,44 @@ impl<R: Region> Link<R> {
             region.hang_up();
         }
         self.sockets.keys().for_each(|serial| self.tell_close(*serial));
+    }
+}
+
+/// Tells the peer that this side of a call is over.
+fn say_close<R: Region>(link: &mut Link<R>, serial: u32) {
+    if let Some((_, peer)) = &mut link.memory {
+        peer.queue_message(serial, Message::Close {});
+    }
+}
+
+/// B-21. The host will take the link back, in so many milliseconds at most: programs are told, and nobody gets a new call.
+pub(crate) fn drain<R: Region>(link: &mut Link<R>, wait: u32, programs: &mut BTreeMap<u64, Program>) {
+    if link.leaving || link.draining.is_on() {
+        return;
+    }
+    link.draining.begin((link.told.link, link.told.generation), wait);
+    link.spare = None;
+    link.fail_waiting(programs, "the link is being taken away");
+    let open = link.sockets.len();
+    link.span.in_scope(|| tracing::info!(open, "the link will be taken away within {wait} ms"));
+    link.sockets.iter().for_each(|(serial, socket)| link.draining.tell_leave(*serial, socket));
+}
+
+/// B-21. Whether the host is to be told now that nobody has a call on the link any more.
+pub(crate) fn take_drained<R: Region>(link: &mut Link<R>) -> bool {
+    let empty = link.sockets.is_empty() && link.departing.is_empty() && link.fresh.is_empty();
+    empty && link.draining.take_end()
+}
+
+/// B-21. Names what is still open on a link that goes.
+fn name_what_is_open<R: Region>(link: &Link<R>) {
+    for serial in link.sockets.keys().chain(&link.departing) {
+        let (service, process, user) = match link.about.get(serial) {
+            Some(about) => (about.service.as_str(), about.process, about.user),
+            None => ("unknown", 0, NOBODY),
+        };
+        let _in = link.connection_span(*serial).entered();
+        tracing::warn!(process, user, "{service}: its connection is cut, the link is taken away");
     }
 }
 

@@ -100,6 +100,8 @@ pub struct Program {
     pub doing: ProgramState,
     /// The serial of its question.
     pub asked: u32,
+    /// B-21. It is told when a link is taken away: it understands that.
+    pub hears_leave: bool,
     /// Until when it has to have said what it wants, or wants besides.
     deadline: Instant,
 }
@@ -118,7 +120,8 @@ impl Program {
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
         let who = getsockopt(&socket.as_fd(), PeerCredentials)?;
         let (user, process) = (who.uid(), u32::try_from(who.pid()).unwrap_or_default());
-        Ok(Self { socket, user, process, doing: ProgramState::New, asked: 0, deadline: Instant::now() + PATIENCE })
+        let (doing, deadline) = (ProgramState::New, Instant::now() + PATIENCE);
+        Ok(Self { socket, user, process, doing, asked: 0, hears_leave: false, deadline })
     }
 
     /// Its socket.

@@ -3,6 +3,7 @@
 
 mod accounts;
 mod answers;
+mod leaving;
 mod reconcile;
 
 use std::{
@@ -39,6 +40,8 @@ use crate::{
     },
 };
 
+use self::leaving::LeavingLink;
+
 /// All that the broker has.
 #[derive(Debug)]
 pub struct Broker {
@@ -64,6 +67,10 @@ pub struct Broker {
     /// Regions that could not be sealed, and of which that was said.
     pub(crate) unsealed: BTreeSet<(u32, u32, usize)>,
     pub(crate) chores: Chores,
+    /// B-21. Links that are taken away soon.
+    pub(crate) leaving: BTreeMap<u32, LeavingLink>,
+    /// B-21. Connections that were open when a link was taken away, by the memory that it had.
+    pub(crate) cut: BTreeMap<(u32, u32), String>,
     /// How often links got new memory.
     pub(crate) paces: BTreeMap<u32, Pace>,
     /// How often an end of a link rang the other without end.
@@ -110,6 +117,8 @@ impl Broker {
             sealing: BTreeSet::new(),
             unsealed: BTreeSet::new(),
             chores: Chores::new(events.clone()),
+            leaving: BTreeMap::new(),
+            cut: BTreeMap::new(),
             paces: BTreeMap::new(),
             reminder: None,
             storms: BTreeMap::new(),
@@ -342,6 +351,8 @@ impl Broker {
             match heard {
                 GuestRequest::Hello(boot) => self.hello(name, boot),
                 GuestRequest::Storm(link) => self.storm(name, link),
+                // What follows is drawn with all the rest.
+                GuestRequest::Left => {}
                 // What it has QEMU knows better.
                 GuestRequest::Released(..) => {}
             }

@@ -7,7 +7,8 @@ use std::{
 };
 
 use tombolo_control::{
-    Boxes, Envelope, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION, Way,
+    Boxes, Envelope, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION, VERSION_LEAVE,
+    Way,
 };
 
 use crate::host::mapped::Mapped;
@@ -66,6 +67,10 @@ pub struct Guest {
     numbers: BTreeMap<Name, u16>,
     /// Links that it has open, by number and generation: calls, and bytes that these have.
     usage: BTreeMap<(u32, u32), (u16, u64)>,
+    /// B-21. It understands Leave.
+    hears_leave: bool,
+    /// B-21. Links that it was told to leave, by number and generation, and whether it has.
+    leaving: BTreeMap<(u32, u32), bool>,
 }
 
 /// What a guest wants.
@@ -75,6 +80,8 @@ pub enum GuestRequest {
     Hello([u8; 16]),
     /// A peer rings it without end.
     Storm(u32),
+    /// B-21. Nobody there has a connection any more on a link that it was told to leave.
+    Left,
     /// It let go of a link's memory.
     Released(u32, u32),
 }
@@ -87,7 +94,8 @@ impl Guest {
     pub fn begin(name: Name, memory: &Mapped) -> io::Result<Self> {
         let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
         let (told, waiting, numbers, usage) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new(), BTreeMap::new());
-        Ok(Self { session, name, greeted: false, told, waiting, numbers, usage })
+        let (hears_leave, leaving) = (false, BTreeMap::new());
+        Ok(Self { session, name, greeted: false, told, waiting, numbers, usage, hears_leave, leaving })
     }
 
     /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
@@ -112,6 +120,7 @@ impl Guest {
                     self.waiting.clear();
                     self.numbers.clear();
                     self.usage.clear();
+                    self.leaving.clear();
                     self.send_message(hello(self.session.epoch(), host));
                     self.send_message(Message::You { name: self.name.clone() });
                 }
@@ -130,10 +139,17 @@ impl Guest {
                 if !self.greeted && version_min <= VERSION && version_max >= VERSION =>
             {
                 self.greeted = true;
+                self.hears_leave = version_max >= VERSION_LEAVE;
                 Some(GuestRequest::Hello(boot))
             }
             Message::Storm { link } if self.greeted => Some(GuestRequest::Storm(link)),
             Message::Released { link, generation } if self.greeted => Some(GuestRequest::Released(link, generation)),
+            Message::Left { link, generation } if self.greeted => {
+                // Of what it was not asked for it says as much as it likes.
+                let left = self.leaving.get_mut(&(link, generation)).filter(|left| !**left)?;
+                *left = true;
+                Some(GuestRequest::Left)
+            }
             Message::Usage { link, generation, calls, used } if self.greeted => {
                 // Of nothing but what it was told of: it says as much as it likes.
                 if self.told.get(&link).is_some_and(|told| told.generation == generation) {
@@ -172,14 +188,27 @@ impl Guest {
         &self.told
     }
 
+    /// B-21. Whether it is still to leave a link with this memory: it has it, it understands that it should, and has not answered.
+    #[must_use]
+    pub fn is_to_leave(&self, link: u32, generation: u32) -> bool {
+        let has_it = self.told.get(&link).is_some_and(|told| told.generation == generation);
+        let left = self.leaving.get(&(link, generation)).copied().unwrap_or_default();
+        self.is_there() && self.hears_leave && has_it && !left
+    }
+
     /// Whether nothing waits to be sent.
     pub(crate) fn has_sent_all(&self) -> bool {
         self.waiting.is_empty() && self.session.room() == QUEUE_MAX
     }
 
     /// Says what changed since it was last told, once it has heard all of that: one that is paused for long is told how things are then.
-    /// True if something was said.
-    pub fn send_changes(&mut self, links: &BTreeMap<u32, LinkNews>, numbers: BTreeMap<Name, u16>) -> bool {
+    /// `leaving` has the links that go soon, and in how many milliseconds. True if something was said.
+    pub fn send_changes(
+        &mut self,
+        links: &BTreeMap<u32, LinkNews>,
+        numbers: BTreeMap<Name, u16>,
+        leaving: &BTreeMap<u32, u32>,
+    ) -> bool {
         if !self.is_there() || !self.has_sent_all() {
             return false;
         }
@@ -200,6 +229,15 @@ impl Guest {
             new.append_changes(link, old, &mut messages);
         }
         self.told.clone_from(links);
+        self.leaving.retain(|(link, generation), _| links.get(link).is_some_and(|new| new.generation == *generation));
+        for (&link, &wait) in leaving.iter().filter(|_| self.hears_leave) {
+            if let Some(generation) = links.get(&link).map(|told| told.generation)
+                && !self.leaving.contains_key(&(link, generation))
+            {
+                self.leaving.insert((link, generation), false);
+                messages.push(Message::Leave { link, generation, wait });
+            }
+        }
         let any = !messages.is_empty();
         self.waiting.extend(messages);
         any
@@ -234,7 +272,8 @@ impl LinkNews {
 }
 
 fn hello(epoch: u64, host: &Name) -> Message {
-    Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot: boot(), name: host.clone() }
+    let (version_min, version_max) = (VERSION, VERSION_LEAVE);
+    Message::Hello { version_min, version_max, epoch, boot: boot(), name: host.clone() }
 }
 
 /// The host's own boot; zeros where it cannot be read.

@@ -140,10 +140,16 @@ pub struct World {
 
 impl World {
     pub fn new() -> Self {
-        let daemon = Daemon::start(PAIR);
+        Self::start(PAIR, |_| {})
+    }
+
+    /// One of a configuration; `link` makes a link where that has none.
+    pub fn start(config: &str, link: impl FnOnce(&Daemon)) -> Self {
+        let daemon = Daemon::start(config);
         let vm = Vm::start(&daemon, "a");
         vm.qmp.state().unsealed = true;
         let guest = Guest::start(&daemon, &vm, 1);
+        link(&daemon);
         guest.plug(&daemon, &vm);
         let host = VmDomain::through(program_socket(daemon.path()));
         let world = Self { host, guest, vm, daemon, made: 0.into() };

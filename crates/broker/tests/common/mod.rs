@@ -411,6 +411,11 @@ impl Vm {
         }
     }
 
+    /// Lets the guest's broker say and hear what there is now.
+    pub fn listen_once(&mut self) {
+        self.turn();
+    }
+
     /// Lets the guest's broker listen until the host said something like this.
     #[track_caller]
     pub fn listen_until(&mut self, what: &str, like: impl Fn(&Message) -> bool) -> Message {

@@ -26,6 +26,8 @@ use crate::{
 
 /// How long the broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// B-21. The longest that a broker may be configured to give programs to leave a link.
+const LEAVE_MAX: Duration = Duration::from_secs(60);
 
 /// Join virtual machines, take them apart, and show what there is: asks `tombolod` on their host
 #[derive(clap::Args)]
@@ -86,7 +88,11 @@ pub fn run(args: &Args) -> Result<()> {
             broker.ask(Message::AddLink { a: a.clone(), b: b.clone(), size })?;
             broker.await_link(&a, &b, Duration::try_from_secs_f64(*wait).unwrap_or_default())
         }
-        Action::Rm { a, b } => broker.ask(Message::RemoveLink { a: a.clone(), b: b.clone() }).map(drop),
+        Action::Rm { a, b } => {
+            // Programs have time to leave it first (B-21).
+            let broker = broker.with_patience(PATIENCE + LEAVE_MAX)?;
+            broker.ask(Message::RemoveLink { a: a.clone(), b: b.clone() }).map(drop)
+        }
         Action::Ls { domains, json } => {
             let what = if *domains { What::Domains } else { What::Links };
             let rows = broker.ask(Message::List { what })?;
@@ -128,6 +134,13 @@ impl Broker {
         let broker = Self { socket, domain: "tombolo".parse().expect("a name"), patience };
         broker.greet()?;
         Ok(broker)
+    }
+
+    /// The same, who waits so long for an answer.
+    fn with_patience(self, patience: Duration) -> Result<Self> {
+        let timeout = sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(patience));
+        timeout.map_err(|error| Failure::Outcome(format!("the broker's socket: {error}")))?;
+        Ok(Self { patience, ..self })
     }
 
     /// Says Hello.

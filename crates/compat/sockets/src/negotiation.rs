@@ -13,6 +13,8 @@
 //!
 //! Every step happens inside a call of the program on this or another connection; none waits.
 
+mod dials;
+mod outbox;
 mod peer_process;
 mod sessions;
 mod stage;
@@ -25,7 +27,7 @@ use std::{
 };
 
 use rustix::io::Errno;
-use tombolo_domain::{Deadline, Endpoint, Error};
+use tombolo_domain::{Endpoint, Error};
 use tombolo_layout::sockets::{Claim, Message, Proof};
 use tombolo_os::lock::lock;
 
@@ -43,8 +45,8 @@ use crate::{
     tuple::{Role, Tuple},
 };
 use peer_process::PeerProcess;
-use sessions::{Dialled, PATIENCE};
-use stage::{Answered, Waiting};
+use sessions::Dialled;
+use stage::{Answered, Confirming, Waiting};
 use table::remember;
 
 pub(crate) use stage::NegotiationStage;
@@ -223,8 +225,7 @@ impl Negotiations {
             && let Some((proposal, link)) = waiting.proposal
             && let Some(neighbour) = self.neighbours.iter_mut().find(|neighbour| neighbour.number == link)
         {
-            let refuse = Message::Refuse { to: proposal.id, reason: Reason::Shared as u16 };
-            let _ = neighbour.link.send(&refuse.encode(), None);
+            let _ = neighbour.send_message(&Message::Refuse { to: proposal.id, reason: Reason::Shared as u16 });
         }
     }
 
@@ -246,6 +247,12 @@ impl Negotiations {
             }
             (NegotiationStage::Claimed(waiting), _) if waiting.proposal.is_some() => {
                 self.get_on(process, connection, &mut talk)
+            }
+            (NegotiationStage::Confirming(_), _) => {
+                let taken = std::mem::replace(&mut *talk, NegotiationStage::Done);
+                drop(talk);
+                let NegotiationStage::Confirming(confirming) = taken else { return Ok(()) };
+                self.confirm_again(process, connection, (id, *confirming))
             }
             (NegotiationStage::Silent, Some(Role::Seeking)) => self.seek(process, connection, (tuple, id), &mut talk),
             _ => Ok(()),
@@ -279,9 +286,10 @@ impl Negotiations {
                     return Err(process.failed_in_folder("claims", &error));
                 }
                 Err(NotClaimed::Taken(by)) => {
+                    // Elsewhere to ask takes time, and the claim of one that died stays.
                     let is_dead = |by: &String| {
-                        let called = process.rendezvous.connect(by, Deadline::after(PATIENCE));
-                        matches!(called, Err(Error::NotFound(_)))
+                        process.rendezvous.scheme() == "local"
+                            && matches!(process.rendezvous.begin_connect(by), Err(Error::NotFound(_)))
                     };
                     let Some(by) = by.filter(is_dead) else { break };
                     claims.bury(tuple, role, &by);
@@ -321,9 +329,12 @@ impl Negotiations {
                 return Ok(());
             }
         };
+        if !self.neighbours[index].outbox.has_room() {
+            return Ok(());
+        }
         let claimed = self.claim(process, &claims, tuple, Role::Seeking, &own_service)?;
         let neighbour = &mut self.neighbours[index];
-        neighbour.link.send(&Message::Propose(claim).encode(), None).map_err(|_| Reason::PeerGone)?;
+        neighbour.send_message(&Message::Propose(claim)).map_err(|_| Reason::PeerGone)?;
         remember(&mut self.by_id, id, connection);
         *talk = NegotiationStage::Proposed { claim, link: neighbour.number, _claimed: claimed };
         Ok(())
@@ -370,8 +381,7 @@ impl Negotiations {
         let mut neighbour = self.neighbours.swap_remove(found.ok_or(Reason::PeerGone)?);
         let done = self.answer_when_ready(process, &mut neighbour, connection, talk);
         if let Err(reason) = done {
-            let refuse = Message::Refuse { to: proposal.id, reason: reason as u16 };
-            let _ = neighbour.link.send(&refuse.encode(), None);
+            let _ = neighbour.send_message(&Message::Refuse { to: proposal.id, reason: reason as u16 });
         }
         self.neighbours.push(neighbour);
         done
@@ -385,6 +395,9 @@ impl Negotiations {
         connection: &Arc<Connection>,
         talk: &mut NegotiationStage,
     ) -> Result<(), Reason> {
+        if !neighbour.outbox.is_open() {
+            return Ok(());
+        }
         let own = process.describe(connection)?;
         if let NegotiationStage::Claimed(waiting) = talk
             && !proof::is_ready(&own)
@@ -393,10 +406,11 @@ impl Negotiations {
             return if waiting.tries < TRIES { Ok(()) } else { Err(Reason::TooLittle) };
         }
         let NegotiationStage::Claimed(waiting) = std::mem::replace(talk, NegotiationStage::Done) else { return Ok(()) };
-        *talk = NegotiationStage::Answered(self.answer(process, neighbour, connection, own, *waiting)?);
+        *talk = self.answer(process, neighbour, connection, own, *waiting)?;
         Ok(())
     }
 
+    /// Answers, unless there is no room for that now.
     fn answer(
         &mut self,
         process: &Process,
@@ -404,10 +418,8 @@ impl Negotiations {
         connection: &Arc<Connection>,
         own: Claim,
         waiting: Waiting,
-    ) -> Result<Box<Answered>, Reason> {
-        let Waiting { before, proposal: Some((proposal, link)), claimed, .. } = waiting else {
-            return Err(Reason::NoPeer);
-        };
+    ) -> Result<NegotiationStage, Reason> {
+        let Waiting { before, proposal: Some((proposal, link)), .. } = waiting else { return Err(Reason::NoPeer) };
         let claims = self.claims(process)?;
         if process.is_off(&claims) {
             return Err(Reason::Off);
@@ -424,9 +436,12 @@ impl Negotiations {
         }
         let proof = connection.with_history(|history| proof::answer(history, secret, &proposal, &own, &before))?;
         let message = Message::Answer { to: proposal.id, claim: own, proof };
-        let fresh = neighbour.offer(process, connection, own.id, &message)?;
+        let Some(fresh) = neighbour.offer(process, connection, own.id, &message)? else {
+            return Ok(NegotiationStage::Claimed(Box::new(waiting)));
+        };
         remember(&mut self.by_id, own.id, connection);
-        Ok(Box::new(Answered { proposal, own, proof, link, fresh, _claimed: claimed }))
+        let _claimed = waiting.claimed;
+        Ok(NegotiationStage::Answered(Box::new(Answered { proposal, own, proof, link, fresh, _claimed })))
     }
 
     fn answered(
@@ -448,25 +463,59 @@ impl Negotiations {
             }
         };
         drop(talk);
-        let joined = (|| {
+        let confirming = (|| {
             let now = process.describe(&connection)?;
             let claims = self.claims(process)?;
             let secret = process.secret(&connection, &claims, &*neighbour.link)?;
             proof::compare(&claim, &peer, secret.is_some() || neighbour.is_near())?;
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;
-            let own_proof = connection.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
+            let proof = connection.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
             let brought = brought.ok_or(Reason::Corrupt)?;
-            let fresh =
-                neighbour.offer(process, &connection, claim.id, &Message::Confirm { to: peer.id, proof: own_proof })?;
-            join(process, neighbour, &connection, fresh, brought)
+            Ok(Confirming { peer: peer.id, proof, brought, link: neighbour.number, _claimed: claimed })
         })();
-        drop(claimed);
-        self.forget(&connection, to);
-        joined.map_err(|reason| {
+        confirming.and_then(|it| self.confirm(process, neighbour, &connection, (to, it))).map_err(|reason| {
+            self.forget(&connection, to);
             process.stays(&connection, reason);
             (peer.id, reason)
         })
+    }
+
+    /// Confirms and joins, or leaves both to a later call.
+    fn confirm(
+        &mut self,
+        process: &Process,
+        neighbour: &mut PeerProcess,
+        connection: &Arc<Connection>,
+        (own, confirming): (u64, Confirming),
+    ) -> Result<(), Reason> {
+        let message = Message::Confirm { to: confirming.peer, proof: confirming.proof };
+        let Some(fresh) = neighbour.offer(process, connection, own, &message)? else {
+            *lock(&connection.talk) = NegotiationStage::Confirming(Box::new(confirming));
+            return Ok(());
+        };
+        join(process, neighbour, connection, fresh, confirming.brought)?;
+        self.forget(connection, own);
+        Ok(())
+    }
+
+    /// A call on a connection whose other end was not told yet that its answer is right.
+    fn confirm_again(
+        &mut self,
+        process: &Process,
+        connection: &Arc<Connection>,
+        (own, confirming): (u64, Confirming),
+    ) -> Result<(), Reason> {
+        let (to, link) = (confirming.peer, confirming.link);
+        let found = self.neighbours.iter().position(|neighbour| neighbour.number == link);
+        let mut neighbour = self.neighbours.swap_remove(found.ok_or(Reason::PeerGone)?);
+        let done = self.confirm(process, &mut neighbour, connection, (own, confirming));
+        if let Err(reason) = done {
+            let _ = neighbour.send_message(&Message::Refuse { to, reason: reason as u16 });
+            self.forget(connection, own);
+        }
+        self.neighbours.push(neighbour);
+        done
     }
 
     fn confirmed(

@@ -80,6 +80,8 @@ pub(crate) struct End {
     lie: OnceLock<Error>,
     /// Memory of the peer was found to be taken away.
     revoked: AtomicBool,
+    /// This end found that the link is taken away: what it does not write any more was not its wish (V-9).
+    left: AtomicBool,
     /// For each half, how many rings brought it something.
     served: [AtomicU32; 2],
 }
@@ -112,7 +114,7 @@ impl End {
         let same_cpus = link.same_kernel();
         let link = Mutex::new(Shared { link, offers: vec![first] });
         let (own_cpu, peer_cpu) = cpus;
-        let (gone, revoked) = Default::default();
+        let (gone, revoked, left) = Default::default();
         Self {
             link,
             own_cpu,
@@ -126,6 +128,7 @@ impl End {
             gone,
             lie: OnceLock::new(),
             revoked,
+            left,
             served: Default::default(),
         }
     }
@@ -181,6 +184,16 @@ impl End {
 
     pub(crate) fn peer(&self) -> Peer {
         self.link().link.peer()
+    }
+
+    /// Remembers that what this end does not write any more was cut off (V-9).
+    pub(crate) fn set_left(&self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Relaxed)
     }
 
     /// Remembers that the peer is gone.

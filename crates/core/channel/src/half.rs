@@ -278,7 +278,7 @@ impl<M: Mode> Tx<M> {
 
     /// Closes this half in order: the peer reads what is left and then finds [`Ending::Closed`]. Never blocks.
     pub fn close(&mut self) {
-        self.0.ring.close();
+        self.0.close();
     }
 
     /// Gives up in the middle: the peer reads what is left and then finds [`Ending::Aborted`]. Never blocks.

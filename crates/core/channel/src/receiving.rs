@@ -209,6 +209,7 @@ impl Receiving {
                     self.ring.waiter.rearm_poll_fd();
                     return Err(Error::TimedOut);
                 }
+                Waited::PeerGone if self.ring.waiter.has_news_only() => {}
                 Waited::PeerGone => self.ring.waiter.end().set_gone(),
             }
         }
@@ -249,6 +250,8 @@ impl Receiving {
                 self.ring.waiter.rearm_poll_fd();
                 Err(Error::TimedOut)
             }
+            // The other half may have something to do about it first.
+            Waited::PeerGone if self.ring.waiter.has_news_only() => Ok(false),
             Waited::PeerGone => {
                 self.ring.waiter.end().set_gone();
                 self.ended(true)
@@ -284,6 +287,9 @@ impl Receiving {
             Some(phase) => Ending::from_phase(phase),
             None => Ending::from_life(self.ring.waiter.end().liveness()),
         });
+        if self.ending == Some(Ending::Revoked) {
+            self.ring.waiter.end().set_left();
+        }
         Ok(true)
     }
 

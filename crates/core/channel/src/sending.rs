@@ -3,6 +3,7 @@
 
 use std::{cell::Cell, thread, time::Duration};
 
+use tombolo_domain::Error as DomainError;
 use tombolo_mem::Mapped;
 use tombolo_ring::{Deadline, Error as RingError, Waited, Writer};
 
@@ -24,12 +25,14 @@ pub(crate) struct Sending {
     pub moves: RingMoves,
     /// The peer was found gone after a call that was done: the next one is told.
     gone: bool,
+    /// The link is taken away, and the peer was told that this half publishes nothing more (V-9).
+    sealed: bool,
 }
 
 impl Sending {
     pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter, growth: Option<Growth>) -> Self {
         let ring = SignalledRing { half: writer, waiter };
-        Self { ring, moves: RingMoves::new(growth), gone: false }
+        Self { ring, moves: RingMoves::new(growth), gone: false, sealed: false }
     }
 
     /// Does `call` if there is room; `None` where there is not.
@@ -61,6 +64,9 @@ impl Sending {
                 return Ok(done);
             }
             self.ring.waiter.end().check_honest()?;
+            if self.seal_if_leaving() {
+                return Err(DomainError::Leaving.into());
+            }
             if self.moves.grow_for_bulk(&mut self.ring)? {
                 self.after();
             }
@@ -159,14 +165,36 @@ impl Sending {
         if self.ring.half.take_ring() {
             self.ring.notify_peer();
             self.moves.note_notified(&self.ring);
-            self.gone |= self.ring.waiter.gone_since_last_ring();
+            self.gone |= self.ring.waiter.gone_since_last_ring() || self.seal_if_leaving();
         } else if self.ring.waiter.is_time_to_look() {
-            self.gone |= self.ring.check_peer() || self.ring.waiter.end().is_caught();
+            self.gone |= self.ring.check_peer() || self.seal_if_leaving() || self.ring.waiter.end().is_caught();
         }
         self.ring.waiter.rearm_poll_fd();
     }
 
+    /// Whether the link is taken away (V-9). Then this half has published all that it ever will, and the peer is told.
+    #[inline]
+    fn seal_if_leaving(&mut self) -> bool {
+        self.ring.waiter.bell.is_leaving() && self.seal()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn seal(&mut self) -> bool {
+        if !std::mem::replace(&mut self.sealed, true) {
+            self.gone = true;
+            self.ring.half.flush();
+            self.ring.notify_if_owed();
+            self.ring.publish();
+            self.ring.waiter.end().link().link.leave();
+        }
+        true
+    }
+
     fn peer_gone(&mut self) -> Error {
+        if self.seal_if_leaving() {
+            return DomainError::Leaving.into();
+        }
         self.ring.waiter.end().set_gone();
         // The other half may have caught it meanwhile.
         self.ring.waiter.end().check_honest().err().unwrap_or(Error::PeerGone)
@@ -206,6 +234,9 @@ impl Sending {
             }
             Waited::PeerGone => {
                 self.ring.waiter.end().check_honest()?;
+                if self.sealed && !self.ring.waiter.has_news_only() {
+                    return Err(Error::PeerGone);
+                }
                 Err(self.peer_gone())
             }
         }
@@ -219,6 +250,8 @@ impl Sending {
     }
 
     fn await_drained(&mut self, deadline: Deadline) -> Result<()> {
+        // Whoever wants to know what was read hears so for as long as the peer reads.
+        let mut over = false;
         loop {
             self.ring.waiter.end().check_honest()?;
             self.after();
@@ -226,12 +259,16 @@ impl Sending {
             if self.ring.half.check_drained()? {
                 return Ok(());
             }
-            if self.gone || self.moves.is_due(&mut self.ring)? {
+            if over || (self.gone && !self.sealed) {
+                self.still_there()?;
+            }
+            if !self.sealed && self.moves.is_due(&mut self.ring)? {
                 self.go_on()?;
             }
             let whole = self.ring.half.capacity();
             match self.wait(whole, deadline) {
-                Err(Error::PeerGone) => self.gone = true,
+                Err(Error::PeerGone) => (self.gone, over) = (true, true),
+                Err(Error::Domain(DomainError::Leaving)) => {}
                 waited => waited?,
             }
         }
@@ -285,6 +322,7 @@ impl Sending {
     pub(crate) fn push(&mut self) {
         self.ring.half.flush();
         self.after();
+        self.gone |= self.seal_if_leaving();
     }
 
     fn still_there(&mut self) -> Result<()> {
@@ -294,16 +332,31 @@ impl Sending {
 
     /// Publishes what was reserved.
     pub(crate) fn commit(&mut self, len: usize) -> Result<()> {
+        // What is published now nobody would wait for.
+        if self.sealed {
+            return Err(DomainError::Leaving.into());
+        }
         let done = self.ring.half.commit(len).map_err(Error::from);
         self.conclude(done)?;
         self.after();
         Ok(())
     }
+
+    /// Publishes no more. Where the link is taken away that is not an end: it would say that all was written (V-9).
+    pub(crate) fn close(&mut self) {
+        let waiter = &self.ring.waiter;
+        let left = self.sealed || (waiter.bell.is_leaving() && waiter.end().has_left());
+        if left && !waiter.end().is_caught() {
+            self.seal();
+        } else {
+            self.ring.close();
+        }
+    }
 }
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        self.ring.close();
+        self.close();
         linger(&mut self.ring);
     }
 }

@@ -32,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// One half's side of the doorbell.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    bell: Arc<dyn Doorbell>,
+    pub(crate) bell: Arc<dyn Doorbell>,
     slot: Slot,
     end: Arc<End>,
     spin: Spin,
@@ -54,6 +54,8 @@ pub(crate) struct Waiter {
     /// A look at the peer's life took a ring, which counts as one at the next arming for who polls.
     rung_unnoticed: bool,
     polling: Polling,
+    /// One sleep was ended because the link is taken away (V-9).
+    told_to_leave: bool,
     /// Where this half says what it counted (C-12).
     board: Option<Box<StatsPage>>,
 }
@@ -82,6 +84,7 @@ impl Waiter {
             promised: false,
             rung_unnoticed: false,
             polling: Polling::default(),
+            told_to_leave: false,
             board: board.map(Box::new),
         }
     }
@@ -143,6 +146,12 @@ impl Waiter {
     #[cold]
     pub(crate) fn gone_since_last_ring(&mut self) -> bool {
         self.look_is_due() && self.gone_now()
+    }
+
+    /// Whether a wait that ended as if the peer were gone ended because the link is taken away, and the peer is there still.
+    #[cold]
+    pub(crate) fn has_news_only(&mut self) -> bool {
+        self.told_to_leave && !self.gone_now()
     }
 
     /// Whether the last look at the peer's life was a while ago.
@@ -240,6 +249,10 @@ impl WaitContext for Waiter {
     }
 
     fn sleep(&mut self, deadline: Deadline) -> Result<Woken> {
+        // Once: the half does what it has to, and waits on.
+        if self.bell.is_leaving() && !std::mem::replace(&mut self.told_to_leave, true) {
+            return Ok(Woken::PeerGone);
+        }
         if self.fruitless.count >= STORM {
             let napped = self.nap(deadline);
             self.count_fruitless();

@@ -22,6 +22,8 @@ pub use text::{Line, Name, Pattern, Place, Reason};
 
 /// B-3, B-6. The version that this code speaks.
 pub const VERSION: u16 = 1;
+/// B-6, B-21. The newest version that this code speaks: the first one with Leave and Left. Who says less in Hello is told neither.
+pub const VERSION_LEAVE: u16 = 2;
 /// B-3. Bytes of the doorbell device's memory.
 pub const DEVICE_LEN: u64 = 64 << 10;
 /// B-7. Smallest region.

@@ -253,6 +253,22 @@ messages! {
         /// Bytes of this domain's region that they have.
         used: u64,
     }
+    /// B-21. The link will be taken away: programs are to end what they have on it.
+    12 Leave (Host Socket) {
+        /// Which.
+        link: u32,
+        /// Which memory.
+        generation: u32,
+        /// For how many milliseconds it stays at most.
+        wait: u32,
+    }
+    /// B-21. No program of this domain has a connection on the link any more, and none gets one.
+    13 Left (Host) {
+        /// Which.
+        link: u32,
+        /// Which memory.
+        generation: u32,
+    }
     /// B-14. A program wants a channel.
     16 Connect (Link Socket) {
         /// The domain at the other end; on a link the caller's.

@@ -52,6 +52,8 @@ fn expected(kind: u16) -> (u32, Message) {
         9 => (0, Message::You { name: name("web-1") }),
         10 => (0, Message::Number { name: name("web-1"), number: 7 }),
         11 => (0, Message::Usage { link: 7, generation: 3, calls: 2, used: 1 << 21 }),
+        12 => (0, Message::Leave { link: 7, generation: 3, wait: 1000 }),
+        13 => (0, Message::Left { link: 7, generation: 3 }),
         16 => (9, Message::Connect { peer: name("web-1"), service: name("sql-main"), offset, len, channel }),
         17 => (9, Message::Accept { offset, len }),
         18 => (9, Message::Refuse { code: 6, reason: "nein, tut uns leid: ä".into() }),
@@ -132,7 +134,7 @@ fn b1_b2_messages_are_as_the_vectors_say() {
         assert!(format!("{:?}", said.message).starts_with(vector["shown"].as_str().unwrap()), "{vector}");
         kinds.insert(kind);
     }
-    assert_eq!(kinds.len(), 32, "a vector for each kind");
+    assert_eq!(kinds.len(), 34, "a vector for each kind");
 }
 
 #[test]

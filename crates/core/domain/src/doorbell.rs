@@ -65,6 +65,12 @@ pub trait Doorbell: Send + Sync + std::fmt::Debug {
     /// more. How the peer fares is told as before. A backend that cannot leaves a wait that has begun to its deadline. Never blocks.
     fn end_waits(&self) {}
 
+    /// Whether the link is about to be taken away (V-9). A backend that knows so wakes the waits of this end once, so that each
+    /// half learns of it. Costs a load.
+    fn is_leaving(&self) -> bool {
+        false
+    }
+
     /// How long it pays to spin at most before a sleep that this bell ends: about what a wake-up by it costs.
     fn worth_spinning(&self) -> Duration {
         Spin::MOST

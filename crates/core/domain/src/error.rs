@@ -64,6 +64,9 @@ pub enum Error {
     /// The memory was taken back by its owner or by the hypervisor.
     #[error("the shared memory was revoked")]
     Revoked,
+    /// The link is about to be taken away: nothing new is taken, and what was taken before is still delivered.
+    #[error("the link is being taken away: what was written before is delivered, connect anew for the rest")]
+    Leaving,
     /// The operating system refused a call for a reason that has no situation of its own.
     #[error("{call} failed{}", .path.as_ref().map(|path| format!(" on {path}")).unwrap_or_default())]
     Os {

@@ -20,7 +20,7 @@ pub use doorbell::{Doorbell, Slot, Woken};
 pub use error::Error;
 pub use link::{Endpoint, Liveness, Memory, Offer, Peer, Received};
 pub use poll::wait_readable;
-pub use rendezvous::{Held, Listener, Rendezvous};
+pub use rendezvous::{Connecting, Held, Listener, Rendezvous};
 pub use single::{SingleDoorbell, SingleNotifier};
 pub use tombolo_os::reserved as aside;
 pub use tombolo_ring::{Deadline, Spin};

@@ -169,6 +169,10 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
     /// The channel's doorbell; there is one once the first message came in.
     fn doorbell(&self) -> Option<Arc<dyn Doorbell>>;
 
+    /// Tells the peer that this end publishes nothing more because the link is being taken away (V-9). Never blocks. A
+    /// backend whose links are not taken away has nothing to tell.
+    fn leave(&mut self) {}
+
     /// What is known of the peer's life now. May cost a system call or a few.
     fn liveness(&self) -> Liveness;
 

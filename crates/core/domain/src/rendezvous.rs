@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! How two ends meet.
 
-use std::{any::Any, fmt, os::fd::BorrowedFd};
+use std::{any::Any, fmt, os::fd::BorrowedFd, time::Duration};
 
 use crate::{Deadline, Endpoint, Result};
 
@@ -35,6 +35,15 @@ pub trait Rendezvous: Send + Sync + std::fmt::Debug {
         self.connect(service, deadline)
     }
 
+    /// Begins to reach the listener of `service` for one who may not wait at all, as within a call of a program that knows
+    /// nothing of this. What is sent before the listener's side is there reaches it, or is told of as for [`knock`](Self::knock).
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); [`TimedOut`](crate::Error::TimedOut) where a later try may do.
+    fn begin_connect(&self, service: &str) -> Result<Box<dyn Connecting>> {
+        Ok(Box::new(Connected(Some(self.connect(service, Deadline::after(Duration::ZERO))?))))
+    }
+
     /// Holds all that this process's threads share in this backend, until the result is dropped: for who makes a copy of the
     /// process, in which no other thread is left that could let go of a lock. Whoever holds it makes no other call here.
     fn hold_for_fork(&self) -> Held {
@@ -56,6 +65,25 @@ impl Held {
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Held").field(&self.0.is_some()).finish()
+    }
+}
+
+/// One who is on the way to a listener. To drop it is to give up.
+pub trait Connecting: Send + fmt::Debug {
+    /// The endpoint, or `None` while it is not there. Never blocks. After an endpoint or an error there is nothing more.
+    ///
+    /// # Errors
+    /// As [`Rendezvous::begin_connect`].
+    fn finish_connect(&mut self) -> Result<Option<Box<dyn Endpoint>>>;
+}
+
+/// Who has arrived already.
+#[derive(Debug)]
+struct Connected(Option<Box<dyn Endpoint>>);
+
+impl Connecting for Connected {
+    fn finish_connect(&mut self) -> Result<Option<Box<dyn Endpoint>>> {
+        Ok(self.0.take())
     }
 }
 

@@ -60,7 +60,7 @@ impl Broker {
             match heard {
                 GuestRequest::Storm(link) => self.storm(name, link),
                 GuestRequest::Released(link, generation) => self.released(name, link, generation),
-                GuestRequest::Hello(_) => {}
+                GuestRequest::Hello(_) | GuestRequest::Left => {}
             }
         }
         any

@@ -35,7 +35,11 @@ impl Broker {
                 refuse(code::DENIED, format!("user {user} may look, and change nothing: ask root"))
             }
             Message::AddLink { a, b, size } => self.add_link(&a, &b, size)?,
-            Message::RemoveLink { a, b } => self.take_link(&a, &b)?,
+            Message::RemoveLink { a, b } => match self.link_to_take(&a, &b) {
+                // Who asked hears of it once it is done.
+                Ok(link) => return self.leave_link(link, "it is removed", Some(answer)),
+                Err(refused) => refused,
+            },
             Message::Snippet { form, domain } => match self.config.domains.get(domain.as_str()) {
                 Some(found) => {
                     let lines = snippet::lines(form, &domain, found, &self.folder, &self.config);
@@ -144,19 +148,19 @@ impl Broker {
         }
     }
 
-    fn take_link(&mut self, a: &Name, b: &Name) -> io::Result<Vec<Message>> {
+    /// The link of two domains that may be taken away on demand, or why there is none.
+    fn link_to_take(&self, a: &Name, b: &Name) -> Result<u32, Vec<Message>> {
         let Some(number) = self.link_between(a, b) else {
-            return Ok(refuse(code::NOT_FOUND, format!("{a} and {b} have no link")));
+            return Err(refuse(code::NOT_FOUND, format!("{a} and {b} have no link")));
         };
         if self.book.links[&number].configured {
             let path = self.config_path.display();
-            return Ok(refuse(
+            return Err(refuse(
                 code::DENIED,
                 format!("the configuration says that it is there: take its [[link]] out of {path}"),
             ));
         }
-        self.remove_link(number)?;
-        Ok(vec![Message::Done {}])
+        Ok(number)
     }
 
     fn list_links(&self) -> Vec<Message> {
@@ -170,7 +174,14 @@ impl Broker {
             let mut open = (0..2).filter(|side| link.has_memory && !link.sealed[*side]);
             let unguarded = || open.by_ref().filter_map(|side| self.guard_of(link, side)).find_map(Result::err);
             let trouble = link.ends.iter().find_map(|end| self.trouble(end));
-            let note = trouble.or(waits).or_else(unguarded).or_else(|| self.idle_end(number, link)).unwrap_or_default();
+            let goes = self.leaving_note(number);
+            let note = goes
+                .clone()
+                .or(trouble)
+                .or(waits)
+                .or_else(unguarded)
+                .or_else(|| self.idle_end(number, link))
+                .unwrap_or_default();
             let [a, b] = link.ends.each_ref().map(|end| crate::config::checked_name(end));
             rows.push(Message::LinkRow {
                 link: number,
@@ -178,7 +189,7 @@ impl Broker {
                 a,
                 b,
                 size: link.size,
-                state: self.link_state(number),
+                state: if goes.is_some() { LinkState::Leaving } else { self.link_state(number) },
                 quarantined: old.map(|old| old.bytes).sum(),
                 note: note.into(),
             });
@@ -195,7 +206,7 @@ impl Broker {
                 size: old.bytes / 2,
                 state: LinkState::Leaving,
                 quarantined: old.bytes,
-                note: format!("not given back by {}", held_by.join(", ")).into(),
+                note: self.quarantine_note(old, &held_by).into(),
             });
         }
         rows.push(Message::Done {});

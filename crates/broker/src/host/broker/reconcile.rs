@@ -51,8 +51,11 @@ impl Broker {
     /// The holder is gone, or the book cannot be saved.
     pub fn reconcile(&mut self) -> io::Result<()> {
         self.settle_rules()?;
+        self.settle_leaving()?;
         for link in self.book.links.keys().copied().collect::<Vec<_>>() {
-            self.settle_memory(link)?;
+            if !self.leaving.contains_key(&link) {
+                self.settle_memory(link)?;
+            }
             self.settle_seals(link);
             let up = self.link_state(link) == LinkState::Up;
             if let Some(link) = self.book.links.get_mut(&link) {
@@ -89,8 +92,10 @@ impl Broker {
                 || (link.configured && !self.config.links.iter().any(listed))
         });
         for link in forbidden.map(|(number, _)| *number).collect::<Vec<_>>() {
-            tracing::info!("link {link} is not configured or not allowed any more: it goes");
-            self.remove_link(link)?;
+            if !self.leaving.contains_key(&link) {
+                tracing::info!("link {link} is not configured or not allowed any more: it goes");
+                self.leave_link(link, "no rule allows it any more", None)?;
+            }
         }
         Ok(())
     }
@@ -166,7 +171,7 @@ impl Broker {
     }
 
     /// Draws consequences again after a while. One reminder at a time: whoever needs a later one asks again then.
-    fn settle_after(&mut self, wait: Duration) {
+    pub(crate) fn settle_after(&mut self, wait: Duration) {
         let (now, at) = (Instant::now(), Instant::now() + wait);
         if self.reminder.is_some_and(|reminder| now < reminder && reminder <= at) {
             return;
@@ -451,13 +456,14 @@ impl Broker {
     /// B-7. Tells each guest, and each account, of its links what it does not know. What they say meanwhile counts as ever; its
     /// consequences are drawn next.
     fn settle_guests(&mut self) {
-        let mut heard = false;
+        let (mut heard, leaving) = (false, self.leaving_soon());
         for domain in self.vms.keys().cloned().collect::<Vec<_>>() {
             let Some(told) = self.vms.get(&domain).map(|vm| self.to_be_told(&domain, vm.guest.told())) else {
                 continue;
             };
             let Some(vm) = self.vms.get_mut(&domain) else { continue };
-            if vm.guest.send_changes(&told, self.config.numbers(&domain, told.values().map(|link| link.peer.clone()))) {
+            let numbers = self.config.numbers(&domain, told.values().map(|link| link.peer.clone()));
+            if vm.guest.send_changes(&told, numbers, &leaving) {
                 heard |= self.converse(&domain, 1);
             }
         }
@@ -466,10 +472,8 @@ impl Broker {
                 continue;
             };
             let Some(local) = self.locals.get_mut(&account) else { continue };
-            if local
-                .guest
-                .send_changes(&told, self.config.numbers(&account, told.values().map(|link| link.peer.clone())))
-            {
+            let numbers = self.config.numbers(&account, told.values().map(|link| link.peer.clone()));
+            if local.guest.send_changes(&told, numbers, &leaving) {
                 heard |= self.converse_with_account(&account, 1);
             }
         }
@@ -487,7 +491,11 @@ impl Broker {
             up.iter().filter_map(|(number, peer)| Some((*number, self.view(domain, *number, peer)?))).collect();
         for (number, old) in known {
             let link = self.book.links.get(number).filter(|it| it.has_memory && it.generation == old.generation);
-            if link.is_some() && !told.contains_key(number) {
+            if link.is_some() && self.leaving.contains_key(number) {
+                // B-21. Its rules may be gone: it stays as it is until it goes.
+                let life = self.liveness(old.peer.as_str());
+                told.insert(*number, LinkNews { life, ..old.clone() });
+            } else if link.is_some() && !told.contains_key(number) {
                 let life = self.liveness(old.peer.as_str());
                 told.insert(*number, LinkNews { life, bell: NO_BELL, ..old.clone() });
             }
@@ -592,6 +600,7 @@ impl Broker {
             self.save()?;
         }
         for old in free {
+            self.cut.remove(&(old.link, old.generation));
             self.holder.forget(&memory_key(old.link, old.generation))?;
             let Some(memory) = self.retired.remove(&(old.link, old.generation)) else { continue };
             let local = |side: &usize| memory.is_known && self.config.is_local(&old.ends[*side]);

@@ -7,7 +7,9 @@ use std::{
 };
 
 use tombolo_domain::{Endpoint, Error, aside::ReservedFd};
+use tombolo_layout::sockets::Message;
 
+use super::outbox::Outbox;
 use crate::{
     random::random_id,
     session::{Inherited, Session, path_of},
@@ -20,6 +22,7 @@ pub(crate) struct PeerProcess {
     /// The service, if this process dialled it.
     pub(super) service: Option<String>,
     pub(super) link: Box<dyn Endpoint>,
+    pub(super) outbox: Outbox,
     pub(super) line: Option<Arc<Session>>,
     /// What of the link is watched for its end.
     pub(super) path: Option<Arc<ReservedFd>>,
@@ -33,7 +36,18 @@ pub(crate) struct PeerProcess {
 
 impl PeerProcess {
     pub(super) fn new(service: Option<String>, link: Box<dyn Endpoint>) -> Self {
-        Self { number: random_id(), service, link, line: None, path: None, proven: false, useless: 0, near: None }
+        let (number, outbox) = (random_id(), Outbox::default());
+        Self { number, service, link, outbox, line: None, path: None, proven: false, useless: 0, near: None }
+    }
+
+    /// Sends a message that brings nothing, now or later.
+    pub(super) fn send_message(&mut self, message: &Message) -> Result<(), Error> {
+        self.outbox.send(&mut *self.link, message)
+    }
+
+    /// Sends what waits, as far as there is room.
+    pub(super) fn send_waiting(&mut self) -> Result<(), Error> {
+        self.outbox.send_waiting(&mut *self.link)
     }
 
     /// Whether its process is in this one's network namespace, by what this kernel says of it. S-5

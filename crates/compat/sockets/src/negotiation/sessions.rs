@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! S-4, S-7. Links to other processes: whom this one calls and lets in, how much of what they say it hears, and what it sends.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::sync::{Arc, Weak};
 
-use tombolo_domain::{Deadline, Endpoint, Error, SingleDoorbell, aside};
+use tombolo_domain::{Endpoint, Error, SingleDoorbell, aside};
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
@@ -21,8 +18,6 @@ use crate::{
     stage::Stage,
 };
 
-/// How long a link to another process may take to be made. Its listener's backlog is long: one that is full is asked again later.
-pub(super) const PATIENCE: Duration = Duration::ZERO;
 /// Who knocks, and messages of one link, that are heard at once: a program's call is not for strangers to make long.
 const KNOCKS: usize = 64;
 const MESSAGES: usize = 64;
@@ -56,14 +51,14 @@ impl Negotiations {
         if process.rendezvous.scheme() == "local" && !claims.has_socket(service) {
             return Ok(Dialled::Dead);
         }
-        match process.rendezvous.connect(service, Deadline::after(PATIENCE)) {
-            Ok(link) if !claims.admits(link.peer().uid) => Err(Reason::User),
-            Ok(link) => {
+        match self.dials.try_dial(&*process.rendezvous, service) {
+            Ok(None) | Err(Error::TimedOut) => Ok(Dialled::Later),
+            Ok(Some(link)) if !claims.admits(link.peer().uid) => Err(Reason::User),
+            Ok(Some(link)) => {
                 self.neighbours.push(PeerProcess::new(Some(service.to_owned()), link));
                 Ok(Dialled::Is(self.neighbours.len() - 1))
             }
             Err(Error::NotFound(_)) => Ok(Dialled::Dead),
-            Err(Error::TimedOut) => Ok(Dialled::Later),
             Err(Error::Denied(_)) => Err(Reason::NoPeer),
             Err(_) => Err(Reason::Resources),
         }
@@ -118,6 +113,7 @@ impl Negotiations {
                     }
                     NegotiationStage::Proposed { link: number, .. } => *number == link,
                     NegotiationStage::Answered(answered) => answered.link == link,
+                    NegotiationStage::Confirming(confirming) => confirming.link == link,
                     NegotiationStage::Silent | NegotiationStage::Done => false,
                 }
         };
@@ -133,6 +129,8 @@ impl Negotiations {
 
     fn hear_one(&mut self, process: &Process, neighbour: &mut PeerProcess) -> Result<(), Error> {
         let max = limits::CONTROL_LEN + process.settings.ring.max(SEGMENT);
+        // Of a peer that is gone what it said last is heard first.
+        let _ = neighbour.send_waiting();
         for heard in 0.. {
             if heard == MESSAGES {
                 // The rest in a later call, and soon.
@@ -164,7 +162,7 @@ impl Negotiations {
                 return Err(Error::PeerGone);
             }
             if let Err((to, reason)) = answered {
-                neighbour.link.send(&Message::Refuse { to, reason: reason as u16 }.encode(), None)?;
+                neighbour.send_message(&Message::Refuse { to, reason: reason as u16 })?;
             }
         }
         Ok(())
@@ -175,14 +173,18 @@ impl Negotiations {
 const LEAST_RING: u64 = 4096;
 
 impl PeerProcess {
-    /// Makes a segment and a bell, and sends both with `message`.
+    /// Makes a segment and a bell, and sends both with `message`. None where there is no room for it now.
     pub(super) fn offer(
         &mut self,
         process: &Process,
         connection: &Connection,
         id: u64,
         message: &Message,
-    ) -> Result<OwnResources, Reason> {
+    ) -> Result<Option<OwnResources>, Reason> {
+        self.send_waiting().map_err(|_| Reason::PeerGone)?;
+        if !self.outbox.is_empty() || !self.outbox.is_open() {
+            return Ok(None);
+        }
         // A program that wants little to be under way gets a small ring.
         let holds = process.kernel().holds(connection.fd());
         let most = process.settings.ring;
@@ -194,10 +196,10 @@ impl PeerProcess {
             let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
             let fresh = Fresh::new(segment, &header);
             let bell = SingleDoorbell::new().map_err(|_| Reason::Resources)?;
-            let sent = self.link.send_with_bell(&message.encode(), Some(&offer), &bell);
+            let sent = self.outbox.try_send(|| self.link.send_with_bell(&message.encode(), Some(&offer), &bell));
             self.link.retire(None, offer);
-            sent.map_err(|_| Reason::PeerGone)?;
-            Ok(OwnResources { fresh, lease, bell: Arc::new(bell) })
+            let sent = sent.map_err(|_| Reason::PeerGone)?;
+            Ok(sent.then(|| OwnResources { fresh, lease, bell: Arc::new(bell) }))
         })
     }
 }

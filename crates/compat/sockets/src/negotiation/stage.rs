@@ -3,7 +3,10 @@
 
 use tombolo_layout::sockets::{Claim, Proof};
 
-use crate::{claim::Claimed, pipes::OwnResources};
+use crate::{
+    claim::Claimed,
+    pipes::{OwnResources, PeerResources},
+};
 
 /// How far the talk about one connection is.
 #[derive(Debug, Default)]
@@ -20,6 +23,8 @@ pub(crate) enum NegotiationStage {
     },
     /// Answered.
     Answered(Box<Answered>),
+    /// The answer is right, and there was no room yet to say so.
+    Confirming(Box<Confirming>),
     Done,
 }
 
@@ -41,5 +46,16 @@ pub(crate) struct Answered {
     /// The link over which it was proposed.
     pub(super) link: u64,
     pub(super) fresh: OwnResources,
+    pub(super) _claimed: Claimed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Confirming {
+    /// The end that answered.
+    pub(super) peer: u64,
+    pub(super) proof: Proof,
+    pub(super) brought: PeerResources,
+    /// The link over which it answered.
+    pub(super) link: u64,
     pub(super) _claimed: Claimed,
 }

@@ -9,14 +9,17 @@ use std::{
         fd::{BorrowedFd, RawFd},
         unix::fs::PermissionsExt,
     },
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use rustix::io::Errno;
 use tombolo_domain::{
-    Deadline, Doorbell, Endpoint, Held, Listener, Liveness, Memory, Offer, Peer, Received, Rendezvous,
-    Result as Outcome, SingleDoorbell, SingleNotifier,
+    Connecting, Deadline, Doorbell, Endpoint, Error, Held, Listener, Liveness, Memory, Offer, Peer, Received,
+    Rendezvous, Result as Outcome, SingleDoorbell, SingleNotifier,
 };
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
@@ -47,7 +50,7 @@ pub struct Calm {
 }
 
 /// What a test plays: the kernel's part, and who the peer is by its word.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Play {
     /// Whether the victim waits to be found, or seeks.
     pub waits: bool,
@@ -61,6 +64,12 @@ pub struct Play {
     pub peer: Option<(Option<u32>, Option<u32>)>,
     /// What the folder's configuration says.
     pub configuration: &'static str,
+    /// Whether the paths of the victim's links have no room for what it says.
+    pub full: Arc<AtomicBool>,
+    /// How often there was none.
+    pub refused: Arc<AtomicU32>,
+    /// How often a link that it makes is still not there.
+    pub slow: Arc<AtomicU32>,
 }
 
 impl Play {
@@ -72,6 +81,9 @@ impl Play {
             addresses: ["10.0.0.1:80", "10.0.0.2:4000"],
             peer: None,
             configuration: "",
+            full: Arc::default(),
+            refused: Arc::default(),
+            slow: Arc::default(),
         }
     }
 }
@@ -165,7 +177,7 @@ impl Victim {
         if !play.configuration.is_empty() {
             fs::write(folder.path().join("tombolo.conf"), play.configuration).unwrap();
         }
-        let domain = Posing(LocalDomain::in_folder(folder.path()).with_unique_names(), play.peer);
+        let domain = Posing(LocalDomain::in_folder(folder.path()).with_unique_names(), play.clone());
         let [low, high] = play.addresses.map(|address| address.parse().unwrap());
         let waits = play.waits;
         let tuple = if waits { Tuple::new(low, high) } else { Tuple::new(high, low) };
@@ -212,7 +224,7 @@ pub struct Liar {
     /// What it rings, and where it would wait.
     pub ringer: Option<SingleNotifier>,
     pub bell: Option<SingleDoorbell>,
-    _listener: Option<Box<dyn tombolo_domain::Listener>>,
+    listener: Option<Box<dyn tombolo_domain::Listener>>,
 }
 
 impl Liar {
@@ -227,8 +239,11 @@ impl Liar {
             let mut listener = domain.listen(SERVICE).unwrap();
             fs::create_dir_all(victim.folder.path().join("claims")).unwrap();
             fs::write(victim.claim_file("waiting"), SERVICE).unwrap();
-            victim.call();
-            (listener.accept().unwrap().expect("it seeks the claimer"), Some(listener))
+            let sought = (0..1000).find_map(|_| {
+                victim.call();
+                listener.accept().unwrap()
+            });
+            (sought.expect("it seeks the claimer"), Some(listener))
         };
         let mut history = History::default();
         let seen = |bytes: &[u8]| if knows { bytes.to_vec() } else { vec![b'?'; bytes.len()] };
@@ -243,15 +258,12 @@ impl Liar {
             counts: counts(RECEIVED, SENT),
             nonce: [9; 16],
         };
-        Self {
-            link,
-            claim,
-            history,
-            control: None,
-            ringer: None,
-            bell: SingleDoorbell::new().ok(),
-            _listener: listener,
-        }
+        Self { link, claim, history, control: None, ringer: None, bell: SingleDoorbell::new().ok(), listener }
+    }
+
+    /// Whether nobody called it again.
+    pub fn is_called_once(&mut self) -> bool {
+        self.listener.as_mut().is_none_or(|listener| matches!(listener.accept(), Ok(None)))
     }
 
     /// What the victim said, if anything.
@@ -259,6 +271,29 @@ impl Liar {
         let received = self.link.recv(1 << 20).ok()??;
         self.ringer = self.link.take_notifier().or(self.ringer.take());
         Some(Message::decode(&received.message).expect("the victim speaks well"))
+    }
+
+    /// What an honest end says to that, if anything.
+    pub fn reply(&self, heard: &Message) -> Option<Message> {
+        let (claim, history) = (self.claim, &self.history);
+        match heard {
+            Message::Propose(proposal) => {
+                let covered = both(claim.known, proposal.known);
+                let proof = proof::prove(ProofSide::Answerer, history, None, [proposal, &claim], covered);
+                Some(Message::Answer { to: proposal.id, claim, proof: proof.unwrap_or(NOTHING) })
+            }
+            Message::Answer { claim: theirs, proof, .. } => {
+                let covered = [proof.proposer, proof.answerer];
+                let proof = proof::prove(ProofSide::Proposer, history, None, [&claim, theirs], covered);
+                Some(Message::Confirm { to: theirs.id, proof: proof.unwrap_or(NOTHING) })
+            }
+            _ => None,
+        }
+    }
+
+    /// The segment that goes with a message.
+    pub fn brings(&self, message: &Message) -> Option<SegmentHeader> {
+        matches!(message, Message::Answer { .. } | Message::Confirm { .. }).then(|| header(self.claim.id))
     }
 
     /// Says `message`, changed by `lie`, with a segment that is a good one or not.
@@ -323,27 +358,17 @@ pub fn go_on(victim: &Victim, mut liar: Liar, waits: bool, mut lie: Option<Rando
     for _ in 0..4 {
         victim.call();
         let heard = liar.hear();
-        let answer = match heard {
-            Some(Message::Propose(proposal)) => {
-                let covered = both(claim.known, proposal.known);
-                let proof = proof::prove(ProofSide::Answerer, &liar.history, None, [&proposal, &claim], covered);
-                Message::Answer { to: proposal.id, claim, proof: proof.unwrap_or(NOTHING) }
-            }
-            Some(Message::Answer { claim: theirs, proof, .. }) => {
-                let covered = [proof.proposer, proof.answerer];
-                let proof = proof::prove(ProofSide::Proposer, &liar.history, None, [&claim, &theirs], covered);
-                Message::Confirm { to: theirs.id, proof: proof.unwrap_or(NOTHING) }
-            }
+        let answer = match heard.and_then(|heard| liar.reply(&heard)) {
+            Some(reply) => reply,
             // Out of turn, and about nothing.
-            _ => match lie.as_mut().map(|random| random.below(3)) {
+            None => match lie.as_mut().map(|random| random.below(3)) {
                 Some(0) => Message::Refuse { to: claim.id, reason: 99 },
                 Some(1) => Message::Propose(claim),
                 Some(_) => Message::Confirm { to: 1, proof: Proof { proposer: 9, answerer: 9, tag: [0; 32] } },
                 None => break,
             },
         };
-        let segment = matches!(answer, Message::Answer { .. } | Message::Confirm { .. }).then(|| header(claim.id));
-        liar.say(&answer, segment, &mut lie);
+        liar.say(&answer, liar.brings(&answer), &mut lie);
     }
     victim.call();
     let joined = victim.connection.stage() == Stage::Joined;
@@ -382,15 +407,40 @@ pub fn convince(victim: &Victim, secret: Secret, lie: impl Fn(&mut Claim)) -> bo
     victim.connection.stage() == Stage::Joined
 }
 
-/// A rendezvous whose links say of their peer what a test wants.
+/// A rendezvous whose links are, and say of their peer, what a test wants.
 #[derive(Debug)]
-struct Posing(LocalDomain, Option<(Option<u32>, Option<u32>)>);
+struct Posing(LocalDomain, Play);
 
 #[derive(Debug)]
-struct PosingListener(Box<dyn Listener>, (Option<u32>, Option<u32>));
+struct PosingListener(Box<dyn Listener>, Play);
 
 #[derive(Debug)]
-struct PosingLink(Box<dyn Endpoint>, (Option<u32>, Option<u32>));
+struct PosingLink(Box<dyn Endpoint>, Play);
+
+/// A link that takes its time.
+#[derive(Debug)]
+struct PosingCall(Box<dyn Connecting>, Play);
+
+impl Connecting for PosingCall {
+    fn finish_connect(&mut self) -> Outcome<Option<Box<dyn Endpoint>>> {
+        let is_slow = |left: u32| left.checked_sub(1);
+        if self.1.slow.fetch_update(Ordering::SeqCst, Ordering::SeqCst, is_slow).is_ok() {
+            return Ok(None);
+        }
+        let link = self.0.finish_connect()?;
+        Ok(link.map(|link| Box::new(PosingLink(link, self.1.clone())) as Box<dyn Endpoint>))
+    }
+}
+
+impl PosingLink {
+    fn has_room(&self) -> Outcome<()> {
+        if !self.1.full.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.1.refused.fetch_add(1, Ordering::SeqCst);
+        Err(Error::Limit { what: "the room of a test", remedy: "have the test make some" })
+    }
+}
 
 impl Rendezvous for Posing {
     fn scheme(&self) -> &'static str {
@@ -400,25 +450,20 @@ impl Rendezvous for Posing {
         self.0.hold_for_fork()
     }
     fn listen(&self, service: &str) -> Outcome<Box<dyn Listener>> {
-        let listener = self.0.listen(service)?;
-        Ok(match self.1 {
-            Some(peer) => Box::new(PosingListener(listener, peer)),
-            None => listener,
-        })
+        Ok(Box::new(PosingListener(self.0.listen(service)?, self.1.clone())))
     }
     fn connect(&self, service: &str, deadline: Deadline) -> Outcome<Box<dyn Endpoint>> {
-        let link = self.0.connect(service, deadline)?;
-        Ok(match self.1 {
-            Some(peer) => Box::new(PosingLink(link, peer)),
-            None => link,
-        })
+        Ok(Box::new(PosingLink(self.0.connect(service, deadline)?, self.1.clone())))
+    }
+    fn begin_connect(&self, service: &str) -> Outcome<Box<dyn Connecting>> {
+        Ok(Box::new(PosingCall(self.0.begin_connect(service)?, self.1.clone())))
     }
 }
 
 impl Listener for PosingListener {
     fn accept(&mut self) -> Outcome<Option<Box<dyn Endpoint>>> {
         let link = self.0.accept()?;
-        Ok(link.map(|link| Box::new(PosingLink(link, self.1)) as Box<dyn Endpoint>))
+        Ok(link.map(|link| Box::new(PosingLink(link, self.1.clone())) as Box<dyn Endpoint>))
     }
     fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
@@ -442,9 +487,11 @@ impl Memory for PosingLink {
 
 impl Endpoint for PosingLink {
     fn send(&mut self, message: &[u8], offer: Option<&Offer>) -> Outcome<()> {
+        self.has_room()?;
         self.0.send(message, offer)
     }
     fn send_with_bell(&mut self, message: &[u8], offer: Option<&Offer>, bell: &SingleDoorbell) -> Outcome<()> {
+        self.has_room()?;
         self.0.send_with_bell(message, offer, bell)
     }
     fn take_notifier(&mut self) -> Option<SingleNotifier> {
@@ -463,7 +510,8 @@ impl Endpoint for PosingLink {
         self.0.liveness()
     }
     fn peer(&self) -> Peer {
-        Peer { uid: self.1.0, pid: self.1.1, ..self.0.peer() }
+        let own = self.0.peer();
+        self.1.peer.map_or(own.clone(), |(uid, pid)| Peer { uid, pid, ..own })
     }
     fn same_kernel(&self) -> bool {
         self.0.same_kernel()

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-4. Paths that are full and links that take their time: a call waits for neither, and nothing stays on TCP for that.
+
+mod victim;
+
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Instant,
+};
+
+use tombolo_layout::sockets::Message;
+use tombolo_sockets::connection::Stage;
+use victim::{Liar, Play, SERVICE, SOON, Victim};
+
+/// What the other end hears of the victim, which makes calls until then.
+fn hear_soon(victim: &Victim, liar: &mut Liar) -> Message {
+    let deadline = Instant::now() + SOON;
+    loop {
+        victim.call();
+        if let Some(heard) = liar.hear() {
+            return heard;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "nothing is said any more: {:?}, {:?}",
+            victim.connection.stage(),
+            victim.connection.reason()
+        );
+    }
+}
+
+/// Calls, until the victim found no room for what it has to say or has joined.
+fn call_until_refused(victim: &Victim, refused: &AtomicU32) {
+    let (before, deadline) = (refused.load(Ordering::SeqCst), Instant::now() + SOON);
+    while victim.connection.stage() == Stage::Candidate && refused.load(Ordering::SeqCst) == before {
+        victim.call();
+        assert!(Instant::now() < deadline, "it has nothing to say");
+    }
+}
+
+/// The path is full each time that the victim has something to say.
+#[test]
+fn s4_path_that_is_full_means_later_in_each_step() {
+    for waits in [true, false] {
+        let play = Play::new(waits);
+        let (full, refused) = (Arc::clone(&play.full), Arc::clone(&play.refused));
+        let victim = Victim::playing(play);
+        full.store(true, Ordering::SeqCst);
+        let mut liar = Liar::meet(&victim, waits, true);
+        let mut say = waits.then_some(Message::Propose(liar.claim));
+        let mut steps = 0;
+        loop {
+            full.store(true, Ordering::SeqCst);
+            if let Some(message) = say {
+                liar.say(&message, liar.brings(&message), &mut None);
+            }
+            call_until_refused(&victim, &refused);
+            if victim.connection.stage() == Stage::Joined {
+                break;
+            }
+            assert_eq!(victim.connection.stage(), Stage::Candidate, "waits: {waits}, step {steps}");
+            assert!(liar.hear().is_none(), "waits: {waits}, step {steps}: it was full");
+            full.store(false, Ordering::SeqCst);
+            let heard = hear_soon(&victim, &mut liar);
+            assert!(!matches!(heard, Message::Refuse { .. }), "waits: {waits}, step {steps}: {heard:?}");
+            say = liar.reply(&heard);
+            steps += 1;
+        }
+        // Who waits has its answer to say, and joins when that is confirmed. Who seeks proposes, and confirms before it joins.
+        assert_eq!(steps, if waits { 1 } else { 2 }, "waits: {waits}");
+    }
+}
+
+/// More messages than the path of a session has room for: the kernel counts more than this for each.
+fn burst() -> usize {
+    let room = fs::read_to_string("/proc/sys/net/core/wmem_default").unwrap().trim().parse::<usize>().unwrap();
+    (room / 512 + 100).min(20_000)
+}
+
+/// A peer that makes no calls for a while is told of more connections than its path has room for.
+#[test]
+fn s4_burst_beyond_the_room_of_a_path_arrives_whole_once_the_peer_reads() {
+    let connections = burst();
+    let mut victim = Victim::new(false);
+    let mut liar = Liar::meet(&victim, false, true);
+    let mut all = vec![Arc::clone(&victim.connection)];
+    while all.len() < connections {
+        victim.next();
+        fs::write(victim.claim_file("waiting"), SERVICE).unwrap();
+        victim.call();
+        all.push(Arc::clone(&victim.connection));
+    }
+    let mut heard = 0;
+    let mut hear_all = |liar: &mut Liar| {
+        while let Some(message) = liar.hear() {
+            assert!(matches!(message, Message::Propose(_)), "{message:?}");
+            heard += 1;
+        }
+        heard
+    };
+    let fitted = hear_all(&mut liar);
+    assert!((1..connections).contains(&fitted), "{fitted} of {connections} fit: it was no burst");
+    let deadline = Instant::now() + SOON;
+    while hear_all(&mut liar) < connections {
+        assert!(Instant::now() < deadline, "the rest is not said");
+        all.iter().for_each(|connection| victim.process.advance(connection));
+    }
+    assert!(all.iter().all(|connection| connection.stage() == Stage::Candidate), "one stays on TCP for good");
+}
+
+#[test]
+fn s4_link_that_takes_its_time_is_asked_for_in_later_calls_and_made_once() {
+    let play = Play::new(false);
+    let slow = Arc::clone(&play.slow);
+    slow.store(20, Ordering::SeqCst);
+    let victim = Victim::playing(play);
+    let mut liar = Liar::meet(&victim, false, true);
+    let proposal = hear_soon(&victim, &mut liar);
+    assert_eq!(slow.load(Ordering::SeqCst), 0, "it was there before");
+    let reply = liar.reply(&proposal).expect("a proposal");
+    liar.say(&reply, liar.brings(&reply), &mut None);
+    assert!(matches!(hear_soon(&victim, &mut liar), Message::Confirm { .. }));
+    assert_eq!(victim.connection.stage(), Stage::Joined);
+    assert!(liar.is_called_once(), "a second link was made");
+}
