@@ -205,3 +205,50 @@ fn b20_user_is_told_of_its_own_calls_and_listeners_alone() {
     let rows = seen(&world.b.socket, Seen::Calls);
     assert_eq!((rows.len(), rows.iter().filter(|row| mine(row)).count()), (2, 1), "{rows:?}");
 }
+
+#[test]
+fn b20_user_who_looks_without_end_is_answered_after_all_who_want_something_else() {
+    const MANY: usize = 100;
+    const TIMES: usize = 32;
+    let world = World::new();
+    let connect = || {
+        let kind = SocketType::SEQPACKET;
+        let tool = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&tool, &SocketAddrUnix::new(&world.a.socket).unwrap()).unwrap();
+        let (version_min, version_max, epoch, boot) = (VERSION, VERSION, 0, [0; 16]);
+        let hello = Message::Hello { version_min, version_max, epoch, boot, name: name("tool") };
+        rustix::io::write(&tool, &Envelope { serial: 1, message: hello }.encode()).unwrap();
+        assert!(wait_readable(tool.as_fd(), patience()).unwrap(), "it is heard");
+        rustix::io::read(&tool, &mut [0; 1024]).unwrap();
+        tool
+    };
+    // How long a turn of the broker takes nobody knows: of a few attempts it has to do this in one.
+    let is_first = || {
+        let looks: Vec<_> = (0..MANY).map(|_| connect()).collect();
+        // Those who came earlier are heard earlier.
+        let asks = connect();
+        let look = Envelope { serial: 2, message: Message::Look { at: Seen::Calls, after: 0 } }.encode();
+        for tool in (0..TIMES).flat_map(|_| &looks) {
+            rustix::io::write(tool, &look).unwrap();
+        }
+        let question = Envelope { serial: 3, message: Message::Who { number: 1 } }.encode();
+        rustix::io::write(&asks, &question).unwrap();
+        assert!(wait_readable(asks.as_fd(), patience()).unwrap(), "it is answered");
+        let last = looks.last().expect("there are many");
+        rustix::io::ioctl_fionbio(last, true).unwrap();
+        let mut answers = 0;
+        while rustix::io::read(last, &mut [0; 1024]).is_ok() {
+            answers += 1;
+        }
+        let is_first = answers < TIMES;
+        // They are all answered in the end.
+        while answers < TIMES {
+            assert!(wait_readable(last.as_fd(), patience()).unwrap(), "{answers} answers");
+            while rustix::io::read(last, &mut [0; 1024]).is_ok() {
+                answers += 1;
+            }
+        }
+        is_first
+    };
+    assert!((0..5).any(|_| is_first()), "who asks waits for all who look");
+}

@@ -16,7 +16,7 @@ use crate::{
     config::checked_name,
     host::{
         accounts::relay::RelayedLink,
-        broker::Broker,
+        broker::{Broker, SHORT},
         event::Event,
         guard::{self, Guard},
         guest::LinkNews,
@@ -26,13 +26,11 @@ use crate::{
         qemu::{Plug, Wanted},
         state::{Bell, Link, Quarantined, memory_key},
     },
+    panics,
 };
 
 /// B-17. Most memories of a link that wait to be given back, before it gets another.
 const OLD_MAX: usize = 2;
-
-/// How long a link for which there was no memory waits before that is tried again.
-const SHORT: Duration = Duration::from_secs(1);
 
 /// Seconds since this kernel began: brokers come and go meanwhile, and people set clocks.
 fn now() -> u64 {
@@ -48,8 +46,13 @@ impl Broker {
     /// Draws the consequences of all that was heard.
     ///
     /// # Errors
-    /// The holder is gone, or the book cannot be saved.
+    /// The holder is gone.
     pub fn reconcile(&mut self) -> io::Result<()> {
+        let settled = self.settle_all();
+        self.bear(settled)
+    }
+
+    fn settle_all(&mut self) -> io::Result<()> {
         self.settle_rules()?;
         for link in self.book.links.keys().copied().collect::<Vec<_>>() {
             self.settle_memory(link)?;
@@ -160,22 +163,27 @@ impl Broker {
         self.making.insert(number);
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
-            let made = memory::create_pair(number, &ends, size, local);
+            let made = panics::catch_panic(|| memory::create_pair(number, &ends, size, local));
             let _ = events.blocking_send(Event::Made(number, generation, made));
         });
     }
 
     /// Draws consequences again after a while. One reminder at a time: whoever needs a later one asks again then.
-    fn settle_after(&mut self, wait: Duration) {
+    pub(crate) fn settle_after(&mut self, wait: Duration) {
         let (now, at) = (Instant::now(), Instant::now() + wait);
         if self.reminder.is_some_and(|reminder| now < reminder && reminder <= at) {
             return;
         }
         self.reminder = Some(at);
+        self.tell_after(wait, Event::Unsettled);
+    }
+
+    /// Has the broker hear of something after a while.
+    pub(crate) fn tell_after(&self, wait: Duration, event: Event) {
         let events = self.events.clone();
         tokio::spawn(async move {
             tokio::time::sleep(wait).await;
-            let _ = events.send(Event::Unsettled).await;
+            let _ = events.send(event).await;
         });
     }
 
@@ -374,7 +382,14 @@ impl Broker {
             None => self.memory.get(&link).and_then(|memory| memory.bell.as_deref()),
         };
         // Without a descriptor there is a doorbell later.
-        let Some(Ok(rings)) = rings.map(OwnedFd::try_clone) else { return Ok(()) };
+        let rings = match rings.map(OwnedFd::try_clone) {
+            Some(Ok(rings)) => rings,
+            Some(Err(_)) => {
+                self.settle_after(SHORT);
+                return Ok(());
+            }
+            None => return Ok(()),
+        };
         let most = self.config.domains.get(viewer).map_or(0, |domain| usize::from(domain.bells));
         let Some(machine) = self.book.machines.get_mut(viewer) else { return Ok(()) };
         let number = if machine.bells.len() < most { machine.number_for(&peer) } else { None };
@@ -385,7 +400,11 @@ impl Broker {
             return Ok(());
         };
         machine.bells.insert(number, bell);
-        self.save()?;
+        if let Err(error) = self.save() {
+            // It was not given.
+            self.book.machines.get_mut(viewer).map(|machine| machine.bells.remove(&number));
+            return Err(error);
+        }
         self.send(viewer, vec![(number.into(), Some(rings))])
     }
 
@@ -414,13 +433,49 @@ impl Broker {
         Ok(())
     }
 
+    /// Maps what this broker writes of a region, beside this thread.
+    fn begin_mapping(&mut self, number: u32, side: usize) {
+        let (Some(link), Some(memory)) = (self.book.links.get(&number), self.memory.get(&number)) else { return };
+        let region = (number, link.generation, side);
+        match self.mapping.get(&region) {
+            Some(None) => return,
+            Some(Some(failed)) if failed.elapsed() < SHORT => return self.settle_after(SHORT),
+            _ => {}
+        }
+        let (memory, events) = (Arc::clone(&memory.own[side]), self.events.clone());
+        tokio::task::spawn_blocking(move || {
+            let mapped = panics::catch_panic(|| Mapped::new(&*memory));
+            let _ = events.blocking_send(Event::Mapped(region, mapped));
+        });
+        self.mapping.insert(region, None);
+    }
+
+    /// What this broker writes of a region was mapped.
+    pub(crate) fn mapped(&mut self, region: (u32, u32, usize), mapped: io::Result<Mapped>) {
+        let (number, generation, side) = region;
+        self.mapping.remove(&region);
+        let is_current = self.book.has((number, generation));
+        match (self.memory.get_mut(&number).filter(|_| is_current), mapped) {
+            (Some(memory), Ok(mapped)) => memory.mapped[side] = Some(mapped),
+            (Some(_), Err(error)) => {
+                tracing::warn!("link {number}: its memory cannot be mapped yet: {error}");
+                self.mapping.insert(region, Some(Instant::now()));
+            }
+            (None, mapped) => memory::drop_aside(mapped),
+        }
+    }
+
     /// What the links of accounts are made of.
     fn settle_lines(&mut self) {
+        let (mut unmapped, mut is_short) = (Vec::new(), false);
         for (account, local) in &self.locals {
             let mut lines = local.lines.lock().unwrap_or_else(PoisonError::into_inner);
             let links: BTreeMap<u32, u32> =
                 self.book.links_of(account).map(|(number, link)| (number, link.generation)).collect();
-            lines.retain(|(number, generation), _| links.get(number) == Some(generation));
+            let gone = lines.extract_if(.., |(number, generation), _| links.get(number) != Some(generation));
+            // To unmap much takes long, too.
+            gone.for_each(|(_, line)| memory::drop_aside(line));
+            let mut is_new = false;
             for (number, peer) in self.up_links(account) {
                 let link = &self.book.links[&number];
                 let (Some(side), Some(memory), Some(vm)) =
@@ -429,10 +484,14 @@ impl Broker {
                     continue;
                 };
                 if let (Entry::Vacant(line), Some(bell)) = (lines.entry((number, link.generation)), &memory.bell) {
+                    let Some(own_memory) = memory.mapped[side].clone() else {
+                        unmapped.push((number, side));
+                        continue;
+                    };
                     let copies = || -> io::Result<_> {
                         Ok(RelayedLink {
                             own: memory.own[side].try_clone()?,
-                            own_memory: Mapped::new(&memory.own[side])?,
+                            own_memory,
                             peer: memory.readonly[1 - side].try_clone()?,
                             rings: Arc::clone(vm.device.bell(number)),
                             lane: vm.device.lane(number).clone(),
@@ -440,11 +499,24 @@ impl Broker {
                         })
                     };
                     // Without descriptors there are some later.
-                    if let Ok(made) = copies() {
-                        line.insert(Arc::new(made));
+                    match copies() {
+                        Ok(made) => {
+                            line.insert(Arc::new(made));
+                            is_new = true;
+                        }
+                        Err(_) => is_short = true,
                     }
                 }
             }
+            drop(lines);
+            if is_new {
+                // It may have been told of the link before.
+                local.notify();
+            }
+        }
+        unmapped.into_iter().for_each(|(number, side)| self.begin_mapping(number, side));
+        if is_short {
+            self.settle_after(SHORT);
         }
     }
 
@@ -536,7 +608,7 @@ impl Broker {
     }
 
     /// B-11. A link's memory goes out of use.
-    fn retire(&mut self, number: u32) {
+    pub(crate) fn retire(&mut self, number: u32) {
         let Some(link) = self.book.links.get_mut(&number).filter(|link| link.has_memory) else { return };
         (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
         let process = |end: &String| Some((end.clone(), self.book.machines.get(end)?.process));
@@ -553,10 +625,16 @@ impl Broker {
             held_by: link.ends.iter().filter_map(process).chain(local).collect(),
             since: now(),
         });
-        let generation = link.generation;
+        let (generation, ends) = (link.generation, link.ends.clone());
         self.unsealed.retain(|(link, ..)| *link != number);
-        if let Some(memory) = self.memory.remove(&number) {
+        self.mapping.retain(|(link, ..), failed| *link != number || failed.is_none());
+        if let Some(mut memory) = self.memory.remove(&number) {
+            memory::drop_aside(std::mem::take(&mut memory.mapped));
             self.retired.insert((number, generation), memory);
+        }
+        // Of calls that an earlier broker left, and that its account has not taken up, nobody else hears.
+        for local in ends.iter().filter_map(|end| self.locals.get(end)) {
+            local.kept.end_calls((number, generation));
         }
     }
 
@@ -588,8 +666,12 @@ impl Broker {
     /// B-11. What everybody gave back is freed.
     fn release(&mut self) -> io::Result<()> {
         let free: Vec<_> = self.book.quarantine.extract_if(.., |old| old.held_by.is_empty()).collect();
-        if !free.is_empty() {
-            self.save()?;
+        if free.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = self.save() {
+            self.book.quarantine.extend(free);
+            return Err(error);
         }
         for old in free {
             self.holder.forget(&memory_key(old.link, old.generation))?;
