@@ -3,6 +3,7 @@
 
 mod accounts;
 mod answers;
+mod local_links;
 mod reconcile;
 
 use std::{
