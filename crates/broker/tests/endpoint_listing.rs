@@ -230,16 +230,16 @@ fn b20_user_who_looks_without_end_is_answered_after_all_who_want_something_else(
     };
     let looks: Vec<_> = (0..MANY).map(|_| connect()).collect();
     // Those who came earlier are heard earlier.
-    let asks = connect();
-    looks.iter().chain([&asks]).for_each(hear);
+    let asks = [connect(), connect()];
+    looks.iter().chain(&asks).for_each(hear);
     let look = Envelope { serial: 2, message: Message::Look { at: Seen::Calls, after: u64::MAX } }.encode();
     let question = Envelope { serial: 3, message: Message::Who { number: 1 } }.encode();
     let is_first = || {
         looks.iter().for_each(|tool| _ = rustix::io::write(tool, &look).unwrap());
-        // Once the second is answered, whoever asked before the first had a turn.
-        for _ in 0..2 {
-            rustix::io::write(&asks, &question).unwrap();
-            hear(&asks);
+        // Once the second is heard, in another turn, whoever asked before the first had one.
+        for asks in &asks {
+            rustix::io::write(asks, &question).unwrap();
+            hear(asks);
         }
         let mut polled = [PollFd::new(&looks[MANY - 1], PollFlags::IN)];
         poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
