@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use tombolo_control::{NUMBERS, Name, Pattern, REGION_MAX, REGION_MIN};
+use tombolo_control::{NOBODY, NUMBERS, Name, Pattern, REGION_MAX, REGION_MIN};
 use toml::Spanned;
 
 use crate::endpoint::host_session::RULES_MAX;
@@ -429,6 +429,9 @@ impl File {
         let own_name = || format!("{:?} is the host's own name", host.as_str());
         let mut accounts = BTreeMap::new();
         for (name, account) in &self.account {
+            if *account.user.get_ref() == NOBODY {
+                source.report(account.user.span(), "no user has this number");
+            }
             if accounts.values().any(|user| user == account.user.get_ref()) {
                 source.report(account.user.span(), "this user has an account already");
             }
@@ -557,7 +560,7 @@ impl FileDomain {
             machine,
             ports: self.ports.as_ref().map_or(8, |ports| *ports.get_ref()),
             qmp: self.qmp.clone(),
-            user: self.user,
+            user: self.user.filter(|user| *user != NOBODY),
             vectors: self.vectors.as_ref().map_or(8, |vectors| *vectors.get_ref()),
             memory: source.bytes(&self.memory, MEMORY),
             links: self.links.unwrap_or(LINKS),

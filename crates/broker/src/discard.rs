@@ -12,11 +12,13 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::{
     io::Errno,
     net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, SocketType, sockopt},
 };
+use tombolo_control::NOBODY;
+
+use crate::fd_passing;
 
 /// Threads that close, at most.
 const THREADS: usize = 32;
@@ -71,7 +73,7 @@ pub fn end(socket: BorrowedFd<'_>) {
     if empty(socket, false) {
         return;
     }
-    let user = getsockopt(&socket, PeerCredentials).map_or(u32::MAX, |who| who.uid());
+    let user = fd_passing::user_of(socket).unwrap_or(NOBODY);
     // Without a copy nobody would be left to do it later: better wait than be full of what cannot be closed.
     if let Ok(copy) = socket.try_clone_to_owned() {
         give(user, copy);

@@ -8,7 +8,6 @@ use std::{
     path::Path,
 };
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::{
     io::Errno,
     net::{
@@ -16,6 +15,8 @@ use rustix::{
         SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     },
 };
+use tombolo_control::NOBODY;
+use tombolo_os::credentials;
 
 /// Most descriptors in one message of ours.
 pub const DESCRIPTORS_MAX: usize = 64;
@@ -72,19 +73,18 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<O
     Ok((len, descriptors))
 }
 
-/// Who connected, as the kernel says.
+/// Who connected, as the kernel says; [`NOBODY`] if it is a user who has no number here.
 ///
 /// # Errors
 /// What the kernel says instead.
 pub fn user_of(socket: impl AsFd) -> io::Result<u32> {
-    Ok(getsockopt(&socket.as_fd(), PeerCredentials)?.uid())
+    Ok(credentials::peer_of(socket)?.uid.unwrap_or(NOBODY))
 }
 
 /// The process that connected, if this kernel knows it by a number here.
 #[must_use]
 pub fn process_of(socket: impl AsFd) -> Option<u32> {
-    let pid = getsockopt(&socket.as_fd(), PeerCredentials).ok()?.pid();
-    u32::try_from(pid).ok().filter(|pid| *pid != 0)
+    credentials::peer_of(socket).ok()?.pid
 }
 
 /// A listening socket in the file system, in place of whatever was there, with this mode from its first moment.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: mem, control, domain-ivshmem, domain-xen.
+//! Layer 4. Uses: mem, os, control, domain-ivshmem, domain-xen.
 //!
 //! The command `tombolod`.
 //!

@@ -5,13 +5,17 @@ mod common;
 
 use std::{
     io::Write,
-    os::{fd::AsFd, unix::fs::PermissionsExt},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::PermissionsExt,
+    },
     path::Path,
     thread,
 };
 
 use common::endpoint::{LINK, World, name, patience};
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
     process::{Uid, geteuid},
 };
@@ -204,4 +208,46 @@ fn b20_user_is_told_of_its_own_calls_and_listeners_alone() {
     assert_eq!(seen_by(SOMEBODY, &world.a.socket, Seen::Calls), []);
     let rows = seen(&world.b.socket, Seen::Calls);
     assert_eq!((rows.len(), rows.iter().filter(|row| mine(row)).count()), (2, 1), "{rows:?}");
+}
+
+#[test]
+fn b20_user_who_looks_without_end_is_answered_after_all_who_want_something_else() {
+    const MANY: usize = 100;
+    const ATTEMPTS: usize = 100;
+    let world = World::new();
+    let connect = || {
+        let kind = SocketType::SEQPACKET;
+        let tool = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&tool, &SocketAddrUnix::new(&world.a.socket).unwrap()).unwrap();
+        let (version_min, version_max, epoch, boot) = (VERSION, VERSION, 0, [0; 16]);
+        let hello = Message::Hello { version_min, version_max, epoch, boot, name: name("tool") };
+        rustix::io::write(&tool, &Envelope { serial: 1, message: hello }.encode()).unwrap();
+        tool
+    };
+    let hear = |tool: &OwnedFd| {
+        assert!(wait_readable(tool.as_fd(), patience()).unwrap(), "it is answered");
+        rustix::io::read(tool, &mut [0; 1024]).unwrap();
+    };
+    let looks: Vec<_> = (0..MANY).map(|_| connect()).collect();
+    // Those who came earlier are heard earlier.
+    let asks = [connect(), connect()];
+    looks.iter().chain(&asks).for_each(hear);
+    let look = Envelope { serial: 2, message: Message::Look { at: Seen::Calls, after: u64::MAX } }.encode();
+    let question = Envelope { serial: 3, message: Message::Who { number: 1 } }.encode();
+    let is_first = || {
+        looks.iter().for_each(|tool| _ = rustix::io::write(tool, &look).unwrap());
+        // Once the second is heard, in another turn, whoever asked before the first had one.
+        for asks in &asks {
+            rustix::io::write(asks, &question).unwrap();
+            hear(asks);
+        }
+        let mut polled = [PollFd::new(&looks[MANY - 1], PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+        let is_first = polled[0].revents().is_empty();
+        // They are all answered in the end: that there is no more.
+        looks.iter().for_each(hear);
+        is_first
+    };
+    // How long a turn of the broker takes nobody knows: of many attempts it has to do this in one.
+    assert!((0..ATTEMPTS).any(|_| is_first()), "who asks waits for all who look");
 }

@@ -14,6 +14,7 @@ use common::{
     host::{World, accept, patience},
     until,
 };
+use rustix::net::SocketType;
 use tombolo_broker::{fd_passing, host::eventfd::notify_event};
 use tombolo_channel::{Backends, Ending, Messages, Options, Stream};
 use tombolo_control::{Envelope, MESSAGE_MAX, Message, Path, Stage, code};
@@ -352,6 +353,9 @@ fn v7_calls_of_the_host_end_with_an_error_once_broker_and_holder_are_gone() {
                 "holder" => {
                     let holder = rustix::process::Pid::from_raw(world.daemon.holder()).unwrap();
                     rustix::process::kill_process(holder, rustix::process::Signal::KILL).unwrap();
+                    // A broker that begins must not meet one that is about to die.
+                    let place = world.daemon.file("holder.socket");
+                    until("it is gone", || fd_passing::connect(&place, SocketType::SEQPACKET).is_err().then_some(()));
                 }
                 "broker" => world.daemon.kill(),
                 _ => {

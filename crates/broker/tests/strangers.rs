@@ -218,6 +218,17 @@ fn b15_b16_qemu_that_fills_its_socket_while_the_broker_is_away_stops_neither_the
 }
 
 #[test]
+fn b9_qemus_that_come_and_go_without_end_are_let_in_one_after_the_other() {
+    let daemon = Daemon::start(TWO);
+    let began = Instant::now();
+    for _ in 0..40 {
+        Device::connect(daemon.path(), "a").must();
+    }
+    // Each has a device made by the thread that serves all: that thread has to get to something else.
+    assert!(began.elapsed() >= Duration::from_millis(390), "{:?}", began.elapsed());
+}
+
+#[test]
 fn b9_domain_whose_second_qemu_comes_without_end_has_no_more_lines_of_the_log_than_its_share() {
     let daemon = Daemon::start(TWO);
     let _a = Vm::start(&daemon, "a");

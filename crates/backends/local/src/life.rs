@@ -17,7 +17,7 @@ use crate::discard::{Kind, Source};
 #[derive(Debug)]
 pub(crate) struct Identity {
     pid: Option<u32>,
-    uid: u32,
+    uid: Option<u32>,
     /// When this was noted, in clock ticks since boot: a process that began later is another one with its number.
     noted: u64,
 }
@@ -34,11 +34,12 @@ impl Identity {
 
     /// Who is counted for what has to be closed of the peer's (L-5).
     pub(crate) fn source(&self, kind: Kind) -> Source {
-        Source { pid: self.pid, uid: self.uid, kind }
+        // Those who have no number here have one share between them.
+        Source { pid: self.pid, uid: self.uid.unwrap_or(u32::MAX), kind }
     }
 
     pub(crate) fn peer(&self) -> Peer {
-        Peer { domain: crate::SCHEME.into(), pid: self.pid, uid: Some(self.uid) }
+        Peer { domain: crate::SCHEME.into(), pid: self.pid, uid: self.uid }
     }
 
     /// L-8, L-10. A socket that was hung up on means gone; nothing else does, because the end may live on in another

@@ -173,7 +173,13 @@ impl GrantReaper {
             let pid = who.pid.unwrap_or(0);
             let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_else(|_| "?".into());
             let command = command.trim_end().replace(char::is_control, "?");
-            self.programs.push(Program { socket, pid, uid: who.uid, command, files: HashMap::new() });
+            self.programs.push(Program {
+                socket,
+                pid,
+                uid: who.uid.unwrap_or(u32::MAX),
+                command,
+                files: HashMap::new(),
+            });
         }
     }
 

@@ -4,7 +4,7 @@
 mod listing;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io,
     os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
@@ -14,7 +14,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
 };
-use tombolo_control::{Life, Message, NO_NUMBER, Name, VERSION, VERSION_LEAVE, Way, code};
+use tombolo_control::{Life, Message, NO_NUMBER, Name, Seen, VERSION, VERSION_LEAVE, Way, code};
 
 use crate::{
     discard,
@@ -94,6 +94,8 @@ pub struct Broker<D: Devices> {
     /// Links that were replaced and are not let go yet.
     old: Vec<Link<D::Region>>,
     programs: BTreeMap<u64, Program>,
+    /// B-20. Programs that want to see something, in the order in which they asked, and behind what.
+    looks: VecDeque<(u64, Seen, u64)>,
     number: u64,
     /// Until when nobody is let in.
     shut: Option<Instant>,
@@ -111,8 +113,22 @@ impl<D: Devices> Broker<D> {
         devices.host().notify();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         let numbers = BTreeMap::new();
-        let (name, door, number, shut, usage_later) = (None, door.into(), 0, None, false);
-        Ok(Self { settings, name, numbers, devices, door, host, links, old, programs, number, shut, usage_later })
+        let (name, door, looks, number, shut, usage_later) = (None, door.into(), VecDeque::new(), 0, None, false);
+        Ok(Self {
+            settings,
+            name,
+            numbers,
+            devices,
+            door,
+            host,
+            links,
+            old,
+            programs,
+            looks,
+            number,
+            shut,
+            usage_later,
+        })
     }
 
     /// Serves until `stop` is readable.
@@ -120,13 +136,29 @@ impl<D: Devices> Broker<D> {
     /// # Errors
     /// The device that is shared with the host cannot be reached any more.
     pub fn run(mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
+        self.serve(stop)
+    }
+
+    /// The same, where it may have to go on after an error, or to be [dismissed](Self::dismiss).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); what it has of its programs stays.
+    pub fn serve(&mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         loop {
-            let busy = self.reconcile()?;
+            let busy = self.reconcile()? | !self.looks.is_empty();
             let Some(ready) = self.wait(stop, busy)? else { return Ok(()) };
             for who in ready {
                 self.receive_from(who);
             }
+            self.show_in_turn();
             self.send_away();
+        }
+    }
+
+    /// Ends for good what programs have: they hear that each of their calls is over, and no later broker takes one up.
+    pub fn dismiss(mut self) {
+        for link in self.links.values_mut().chain(&mut self.old) {
+            link.dismiss(&mut self.programs);
         }
     }
 
@@ -168,7 +200,9 @@ impl<D: Devices> Broker<D> {
             }
         }
         if self.name.is_some() {
-            fds.extend(self.programs.iter().map(|(id, program)| (Source::Program(*id), program.fd())));
+            // Who waits for an answer is not heard before that.
+            let heard = self.programs.iter().filter(|(_, program)| program.doing != ProgramState::Looking);
+            fds.extend(heard.map(|(id, program)| (Source::Program(*id), program.fd())));
         }
         fds.push((Source::Host, self.devices.fd()));
         let absent = self.links.values().any(|link| link.memory.is_none());
@@ -443,7 +477,8 @@ impl<D: Devices> Broker<D> {
 
     /// V-1. What a program wants, or false if it said nothing. An error ends the conversation.
     fn hear_program(&mut self, id: u64) -> io::Result<bool> {
-        let Some(program) = self.programs.get_mut(&id) else { return Ok(false) };
+        let hears = |program: &&mut Program| program.doing != ProgramState::Looking;
+        let Some(program) = self.programs.get_mut(&id).filter(hears) else { return Ok(false) };
         let Some(said) = program.receive()? else { return Ok(false) };
         let said = match said {
             Ok(said) => said,
@@ -505,7 +540,11 @@ impl<D: Devices> Broker<D> {
                 program.rest();
                 program.answer(answer)
             }
-            (ProgramState::Greeted | ProgramState::Idle, Message::Look { at, after }) => self.show(id, at, after),
+            (ProgramState::Greeted | ProgramState::Idle, Message::Look { at, after }) => {
+                program.doing = ProgramState::Looking;
+                self.looks.push_back((id, at, after));
+                Ok(())
+            }
             (ProgramState::Greeted | ProgramState::Idle, _) => {
                 program.answer(refuse(Refusal(code::UNSUPPORTED, "this is a guest's broker".into())))
             }

@@ -438,6 +438,17 @@ impl<R: Region> Link<R> {
         }
         self.sockets.keys().for_each(|serial| self.tell_close(*serial));
     }
+
+    /// The same where no program is to have it any more: ends all calls, and nothing of them is kept.
+    pub(crate) fn dismiss(&mut self, programs: &mut BTreeMap<u64, Program>) {
+        self.leave(programs);
+        let mut over = std::mem::take(&mut self.departing);
+        for (serial, socket) in std::mem::take(&mut self.sockets) {
+            discard::end(socket.as_fd());
+            over.insert(serial);
+        }
+        over.into_iter().for_each(|serial| self.finish(serial));
+    }
 }
 
 /// Tells the peer that this side of a call is over.

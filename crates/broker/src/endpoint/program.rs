@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
@@ -22,6 +21,7 @@ use tombolo_control::{Envelope, Fault, MESSAGE_MAX, Message, Name, Path};
 use crate::{
     discard::{self, Look},
     endpoint::connections::{Agreement, Range, Refusal},
+    fd_passing,
 };
 
 /// Where programs come in.
@@ -82,6 +82,8 @@ pub enum ProgramState {
     Greeted,
     /// Its question was answered. It may ask another, for a while and as long as there is room.
     Idle,
+    /// It wants to see something, and its turn will come.
+    Looking,
     /// It waits for calls to a service.
     Listening(Name),
     /// It called, and is about to be answered.
@@ -118,8 +120,7 @@ impl Program {
     /// # Errors
     /// The kernel does not say who it is.
     pub fn new(socket: OwnedFd) -> io::Result<Self> {
-        let who = getsockopt(&socket.as_fd(), PeerCredentials)?;
-        let (user, process) = (who.uid(), u32::try_from(who.pid()).unwrap_or_default());
+        let (user, process) = (fd_passing::user_of(&socket)?, fd_passing::process_of(&socket).unwrap_or_default());
         let (doing, deadline) = (ProgramState::New, Instant::now() + PATIENCE);
         Ok(Self { socket, user, process, doing, asked: 0, hears_leave: false, deadline })
     }

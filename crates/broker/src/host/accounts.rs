@@ -13,7 +13,10 @@ use std::{
     collections::BTreeSet,
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -36,6 +39,7 @@ use crate::{
         notifier::Lane,
         tasks::{Tasks, listen},
     },
+    panics,
 };
 use devices::{HostDevices, RelayedLinks};
 use stored::StoredConnections;
@@ -50,9 +54,13 @@ pub(crate) struct Local {
     pub lines: RelayedLinks,
     /// B-8. Machines that may not ring it for now.
     pub stormed_by: BTreeSet<String>,
+    /// Calls that an earlier broker left, as far as they were not taken up.
+    pub kept: StoredConnections,
     rings: OwnedFd,
     door: OwnedFd,
     stop: OwnedFd,
+    /// It is not served any more, by no broker.
+    dismissed: Arc<AtomicBool>,
     _tasks: Tasks,
 }
 
@@ -72,17 +80,29 @@ impl Local {
         let (account, teller) = (name.as_str().to_owned(), events.clone());
         let storms = Arc::new(move |link| drop(teller.blocking_send(Event::Stormed(account.clone(), link))));
         let lane = Lane::named(&format!("account/{name}"));
-        let devices = HostDevices::new(memory, heard, rings.try_clone()?, Arc::clone(&lines), kept, storms, lane);
+        let (copy, dismissed) = (rings.try_clone()?, Arc::new(AtomicBool::new(false)));
+        let devices = HostDevices::new(memory, heard, copy, Arc::clone(&lines), kept.clone(), storms, lane);
         let settings = Settings { boot: guest::boot(), slice };
         let guest = Guest::begin(name.clone(), &boxes)?;
-        let broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside))?;
-        let (account, ended) = (name.clone(), stop.try_clone()?);
+        let mut broker = Broker::begin(settings, devices, ProgramSocket::Passed(inside))?;
+        let (what, ended) = (format!("programs of {name} are not served"), stop.try_clone()?);
+        let (is_dismissed, left) = (Arc::clone(&dismissed), kept.clone());
         std::thread::Builder::new().name("tombolo-account".into()).spawn(move || {
-            if let Err(error) = broker.run(ended.as_fd()) {
-                tracing::error!("programs of {account} are not served any more: {error}");
+            let is_over = |rest| panics::is_stopped_within(&ended, rest);
+            panics::work_until_done(&what, is_over, || broker.serve(ended.as_fd()));
+            // ORDER Acquire: with the release of who dismissed it.
+            if is_dismissed.load(Ordering::Acquire) {
+                broker.dismiss();
+                left.end_all();
             }
         })?;
-        Ok(Self { guest, boxes, lines, stormed_by: BTreeSet::new(), rings, door, stop, _tasks: tasks })
+        Ok(Self { guest, boxes, lines, stormed_by: BTreeSet::new(), kept, rings, door, stop, dismissed, _tasks: tasks })
+    }
+
+    /// Serves its programs no more, and leaves nothing of them to a later broker: their calls end.
+    pub fn dismiss(self) {
+        // ORDER Release: with the acquire of its thread, which looks once it is told to end.
+        self.dismissed.store(true, Ordering::Release);
     }
 
     /// Rings the account's broker.

@@ -4,6 +4,7 @@
 mod accounts;
 mod answers;
 mod leaving;
+mod local_links;
 mod reconcile;
 
 use std::{
@@ -35,12 +36,15 @@ use crate::{
         memory_jobs::Chores,
         memory_rate::Pace,
         qemu::News,
-        state::{BrokerState, Machine, machine_key, memory_key},
+        state::{BrokerState, Machine, is_unsaved, machine_key, memory_key},
         vm::{Vm, start},
     },
 };
 
 use self::leaving::LeavingLink;
+
+/// How long something that could not be done waits before it is tried again.
+pub(crate) const SHORT: Duration = Duration::from_secs(1);
 
 /// All that the broker has.
 #[derive(Debug)]
@@ -50,6 +54,10 @@ pub struct Broker {
     pub(crate) config: Config,
     pub(crate) book: BrokerState,
     saved: BrokerState,
+    /// The book could not be saved, and that was said.
+    is_unsaved: bool,
+    /// What the holder is to forget once the book that leaves it out is saved.
+    given_up: Vec<String>,
     pub(crate) holder: Arc<DescriptorStore>,
     pub(crate) vms: BTreeMap<String, Vm>,
     /// Calls of programs of the host that an earlier broker left, until their account takes them up.
@@ -62,6 +70,8 @@ pub struct Broker {
     pub(crate) retired: BTreeMap<(u32, u32), Regions>,
     /// Links for which memory is being made.
     pub(crate) making: BTreeSet<u32>,
+    /// Memory of ends on this host that is being mapped, or when that failed last.
+    pub(crate) mapping: BTreeMap<(u32, u32, usize), Option<Instant>>,
     /// Regions that are being sealed.
     pub(crate) sealing: BTreeSet<(u32, u32, usize)>,
     /// Regions that could not be sealed, and of which that was said.
@@ -106,6 +116,8 @@ impl Broker {
             config_path: config_path.into(),
             config,
             saved: book.clone(),
+            is_unsaved: false,
+            given_up: Vec::new(),
             book,
             holder: Arc::new(holder),
             calls: BTreeMap::new(),
@@ -114,6 +126,7 @@ impl Broker {
             memory: BTreeMap::new(),
             retired: BTreeMap::new(),
             making: BTreeSet::new(),
+            mapping: BTreeMap::new(),
             sealing: BTreeSet::new(),
             unsealed: BTreeSet::new(),
             chores: Chores::new(events.clone()),
@@ -130,6 +143,7 @@ impl Broker {
         broker.take_up(kept)?;
         broker.settle_accounts()?;
         broker.reconcile()?;
+        broker.tell_of_the_lost();
         Ok(broker)
     }
 
@@ -190,7 +204,8 @@ impl Broker {
             }
         }
         for (name, process) in lost {
-            self.left(&name, process)?;
+            let left = self.left(&name, process);
+            self.bear(left)?;
         }
         for old in &self.book.quarantine {
             let memory = kept.remove(&memory_key(old.link, old.generation)).and_then(Regions::from_descriptors);
@@ -203,7 +218,8 @@ impl Broker {
         for name in self.vms.keys().cloned().collect::<Vec<_>>() {
             let half: Vec<u16> =
                 self.book.machines[&name].bells.iter().filter(|(_, bell)| !bell.given).map(|(n, _)| *n).collect();
-            half.into_iter().try_for_each(|number| self.withdraw(&name, number))?;
+            let withdrawn = half.into_iter().try_for_each(|number| self.withdraw(&name, number));
+            self.bear(withdrawn)?;
         }
         Ok(())
     }
@@ -211,8 +227,32 @@ impl Broker {
     /// Hears of something; [`reconcile`](Self::reconcile) draws the consequences.
     ///
     /// # Errors
-    /// The holder is gone, or the book cannot be saved: the broker cannot go on.
+    /// The holder is gone, or a part that all need: the broker cannot go on.
     pub fn handle_event(&mut self, event: Event) -> io::Result<()> {
+        let is_reload = matches!(event, Event::Reload);
+        let handled = self.handle(event);
+        if is_reload && handled.as_ref().is_err_and(is_unsaved) {
+            self.tell_after(SHORT, Event::Reload);
+        }
+        self.bear(handled)
+    }
+
+    /// B-16. Where the book cannot be saved, on a disk that is full for instance, what was to be done is given up for now and tried
+    /// again: all that was begun before goes on.
+    pub(crate) fn bear(&mut self, done: io::Result<()>) -> io::Result<()> {
+        match done {
+            Err(error) if is_unsaved(&error) => {
+                if !std::mem::replace(&mut self.is_unsaved, true) {
+                    tracing::error!("{error}: nothing new is begun before it can be");
+                }
+                self.settle_after(SHORT);
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn handle(&mut self, event: Event) -> io::Result<()> {
         match event {
             Event::Joined(name, socket) => self.joined(&name, socket)?,
             Event::Left(name, process) => self.left(&name, process)?,
@@ -232,6 +272,20 @@ impl Broker {
             Event::Asked(question) => self.asked(question)?,
             Event::Reload => self.reload()?,
             Event::Made(link, generation, made) => self.made(link, generation, made)?,
+            Event::Mapped(region, mapped) => self.mapped(region, mapped),
+            // Others go on; what it has it keeps, and a QEMU that is started anew is served again.
+            Event::Faulty(name, _) if self.locals.contains_key(&name) => {
+                return Err(io::Error::other(format!(
+                    "what hears the account {name} has failed: the broker has to begin anew"
+                )));
+            }
+            Event::Faulty(name, process) => {
+                tracing::error!("{name}: a task that serves its QEMU has failed; start it anew");
+                self.left(&name, process)?;
+            }
+            Event::Broken(what) => {
+                return Err(io::Error::other(format!("{what} has failed: the broker has to begin anew")));
+            }
             Event::Sealed(link, generation, side, done) => self.sealed((link, generation, side), done),
             // What follows from an event is drawn after it.
             Event::Unsettled => {}
@@ -257,11 +311,18 @@ impl Broker {
                 discard::end(socket.as_fd());
                 return Ok(());
             }
-            self.left(name, self.book.machines[name].process)?;
+            self.left(name, self.book.machines[name].process).inspect_err(|_| discard::end(socket.as_fd()))?;
         }
         let machine = Machine::new(self.book.number(), self.book.number());
         let process = machine.process;
-        let copy = socket.try_clone()?;
+        let copy = match socket.try_clone() {
+            Ok(copy) => copy,
+            Err(error) => {
+                tracing::error!(stranger = name, "{name}: its QEMU cannot be served: {error}");
+                discard::end(socket.as_fd());
+                return Ok(());
+            }
+        };
         let Err(error) = self.serve(name, machine, socket, vectors) else {
             tracing::info!(stranger = name, "{name}: QEMU connected");
             return Ok(());
@@ -271,8 +332,7 @@ impl Broker {
         discard::end(copy.as_fd());
         self.vms.remove(name);
         self.book.machines.remove(name);
-        self.save()?;
-        self.holder.forget(&machine_key(name, process))
+        self.give_up(machine_key(name, process))
     }
 
     /// B-9, B-16. A device for a QEMU, in safe keeping before the QEMU hears of it.
@@ -302,10 +362,8 @@ impl Broker {
         for old in &mut self.book.quarantine {
             old.held_by.retain(|holder, held| holder != name || *held != process);
         }
-        self.save()?;
-        self.holder.forget(&machine_key(name, process))?;
         tracing::info!(stranger = name, "{name}: QEMU is gone");
-        Ok(())
+        self.give_up(machine_key(name, process))
     }
 
     /// Sends what waits for a QEMU.
@@ -508,7 +566,16 @@ impl Broker {
             self.book.save(&self.folder)?;
             self.saved = self.book.clone();
         }
-        Ok(())
+        if std::mem::take(&mut self.is_unsaved) {
+            tracing::info!("the broker's state is saved again");
+        }
+        std::mem::take(&mut self.given_up).iter().try_for_each(|key| self.holder.forget(key))
+    }
+
+    /// B-16. Writes the book down, which has something no more, and then has the holder forget that.
+    pub(crate) fn give_up(&mut self, key: String) -> io::Result<()> {
+        self.given_up.push(key);
+        self.save()
     }
 
     /// The broker ends. What has nothing to keep goes: the book, and the holder if this broker may end it.

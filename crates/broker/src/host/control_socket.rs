@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
     time::Duration,
 };
 
@@ -36,8 +36,8 @@ const LINGER: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(600);
 
 /// Serves clients for as long as the broker hears.
-pub async fn serve(listener: OwnedFd, host: Name, events: mpsc::Sender<Event>) -> io::Result<()> {
-    let (listener, seats) = (watch(listener)?, Seats::default());
+pub async fn serve(listener: AsyncFd<OwnedFd>, host: Name, events: mpsc::Sender<Event>) {
+    let (seats, turns) = (Seats::default(), QuestionLocks::default());
     loop {
         let Ok(client) = accept(&listener).await else {
             // No descriptor, or a client that is gone: the next one may be luckier, a little later.
@@ -49,9 +49,9 @@ pub async fn serve(listener: OwnedFd, host: Name, events: mpsc::Sender<Event>) -
             turn_away(client, code::QUOTA, format!("user {user} has too many connections: close some"));
             continue;
         };
-        let (host, events) = (host.clone(), events.clone());
+        let (host, events, turn) = (host.clone(), events.clone(), turns.of(user));
         tokio::spawn(async move {
-            let _ = converse(client, user, &host, &events).await;
+            let _ = converse(client, user, &host, (&events, turn)).await;
             drop(seat);
         });
     }
@@ -119,6 +119,32 @@ impl Drop for Seat {
     }
 }
 
+/// B-15. Whose questions are heard: of each user one at a time, and then none for a while, so that no user has more than a share of
+/// the one thread that answers. Root and the broker's own user are heard whenever they ask.
+#[derive(Clone, Default)]
+struct QuestionLocks(Arc<Mutex<BTreeMap<u32, Weak<QuestionLock>>>>);
+
+/// Who asks has it, until the next of the same user may.
+type QuestionLock = tokio::sync::Mutex<()>;
+
+/// A user waits after an answer so many times as long as that took, and at most so long.
+const SHARE: u32 = 9;
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+impl QuestionLocks {
+    /// The turn of a user; none needs it who may change all.
+    fn of(&self, user: u32) -> Option<Arc<QuestionLock>> {
+        if user == 0 || user == rustix::process::geteuid().as_raw() {
+            return None;
+        }
+        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.retain(|_, turn| turn.strong_count() != 0);
+        let turn = turns.get(&user).and_then(Weak::upgrade).unwrap_or_default();
+        turns.insert(user, Arc::downgrade(&turn));
+        Some(turn)
+    }
+}
+
 /// Tells a program that it is not served, and why; of many at once the last are closed without a word, first of all those of a user
 /// who has many.
 pub fn turn_away(program: OwnedFd, code: u16, why: String) {
@@ -146,7 +172,12 @@ async fn say_last(client: &AsyncFd<OwnedFd>, said: &Envelope) -> io::Result<()> 
 }
 
 /// One client, until it goes or does what it should not.
-async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender<Event>) -> io::Result<()> {
+async fn converse(
+    client: OwnedFd,
+    user: u32,
+    host: &Name,
+    (events, turn): (&mpsc::Sender<Event>, Option<Arc<QuestionLock>>),
+) -> io::Result<()> {
     let whole = Client::new(client)?;
     let client = whole.socket();
     let refuse =
@@ -176,12 +207,23 @@ async fn converse(client: OwnedFd, user: u32, host: &Name, events: &mpsc::Sender
             let _ = events.send(Event::Entered(whole.hand_over(), account)).await;
             return Ok(());
         }
+        let turn = match &turn {
+            Some(turn) => Some(Arc::clone(turn).lock_owned().await),
+            None => None,
+        };
         let (answer, answers) = oneshot::channel();
         let question = Question { message: asked.message, user, answer };
         if events.send(Event::Asked(question)).await.is_err() {
             return Ok(());
         }
-        let Ok(answers) = answers.await else { return Ok(()) };
+        let Ok((answers, took)) = answers.await else { return Ok(()) };
+        if let Some(turn) = turn {
+            // Also if this client goes meanwhile.
+            tokio::spawn(async move {
+                tokio::time::sleep(WAIT_MAX.min(SHARE * took)).await;
+                drop(turn);
+            });
+        }
         for message in answers {
             send_message(client, &Envelope { serial: asked.serial, message }).await?;
         }
@@ -205,6 +247,8 @@ async fn send_message(client: &AsyncFd<OwnedFd>, said: &Envelope) -> io::Result<
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -217,5 +261,44 @@ mod tests {
         assert_eq!(greedy(0).len(), CLIENTS_MAX);
         drop(taken);
         assert!(seats.0.lock().unwrap().is_empty(), "seats that nobody has");
+    }
+
+    #[test]
+    fn b15_user_who_asks_without_end_has_a_share_of_who_answers_and_keeps_nobody_waiting() {
+        const TOOK: Duration = Duration::from_millis(30);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let ((events, mut heard), turns, host) =
+                (mpsc::channel(16), QuestionLocks::default(), "host".parse::<Name>().unwrap());
+            let mut ends = Vec::new();
+            for user in [71, 71, 72] {
+                let (ours, theirs) = program::call_socket().unwrap();
+                let (version_min, version_max, epoch, boot, name) = (VERSION, VERSION, 0, [0; 16], host.clone());
+                let hello = Message::Hello { version_min, version_max, epoch, boot, name };
+                for message in [hello, Message::Who { number: 7 }, Message::Who { number: 7 }] {
+                    program::send(theirs.as_fd(), 1, message, &[]).unwrap();
+                }
+                let (events, host, turn) = (events.clone(), host.clone(), turns.of(user));
+                ends.push(theirs);
+                tokio::spawn(async move { converse(ours, user, &host, (&events, turn)).await });
+            }
+            let (mut last, mut asked) = (None::<Instant>, Vec::new());
+            while asked.len() < 6 {
+                let next = timeout(Duration::from_secs(20), heard.recv()).await.expect("all are heard in the end");
+                let Some(Event::Asked(Question { user, answer, .. })) = next else { panic!("{next:?}") };
+                if user == 71 {
+                    let since = last.replace(Instant::now()).map(|last| last.elapsed());
+                    assert!(since.is_none_or(|since| since >= SHARE * TOOK), "{since:?}");
+                }
+                asked.push(user);
+                let _ = answer.send((vec![Message::Done {}], TOOK));
+            }
+            assert!(asked[..2].contains(&72), "another user waits for nobody: {asked:?}");
+        });
+        let turns = QuestionLocks::default();
+        assert!(turns.of(0).is_none(), "an administrator is heard at any time");
+        drop(turns.of(71).expect("others have turns"));
+        drop(turns.of(72).expect("others have turns"));
+        assert_eq!(turns.0.lock().unwrap().len(), 1, "of those who are gone nothing is kept");
     }
 }

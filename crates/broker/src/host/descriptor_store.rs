@@ -25,6 +25,7 @@ use rustix::{
 
 use crate::{
     fd_passing::{self, DESCRIPTORS_MAX},
+    panics,
     startup::{open_folder, raise_limit},
 };
 
@@ -202,7 +203,9 @@ pub fn serve(folder: &Path) -> io::Result<()> {
         let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(polled);
         let mut ready = ready.into_iter();
-        clients.retain(|client| !ready.next().unwrap_or(false) || store.serve(client).is_ok());
+        // Whatever a question comes to, what is kept stays.
+        let mut serve = |client: &OwnedFd| panics::catch_panic(|| store.serve(client)).is_ok();
+        clients.retain(|client| !ready.next().unwrap_or(false) || serve(client));
         shut = false;
         if ready.next() == Some(true) {
             match rustix::net::accept_with(&listener, rustix::net::SocketFlags::CLOEXEC) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What the broker hears of: events, and questions with their answers.
 
-use std::{io, os::fd::OwnedFd};
+use std::{io, os::fd::OwnedFd, time::Duration};
 
 use tokio::sync::oneshot;
 use tombolo_control::{Message, Name};
 
-use crate::host::{memory::Regions, qemu::News};
+use crate::host::{mapped::Mapped, memory::Regions, qemu::News};
 
 /// Most messages that one guest is heard at a time.
 pub(crate) const TURN: usize = 32;
@@ -40,10 +40,28 @@ pub enum Event {
     Reload,
     /// Memory for a link in a generation was made, or is not to be had.
     Made(u32, u32, io::Result<Regions>),
+    /// What the broker writes of a link's region in a generation was mapped: the end whose it is.
+    Mapped((u32, u32, usize), io::Result<Mapped>),
     /// A region of a link in a generation was sealed: the end whose it is.
     Sealed(u32, u32, usize, io::Result<()>),
+    /// Who watched over a QEMU does so no more, by a fault of the broker's own.
+    Faulty(String, u64),
+    /// The same of what all need.
+    Broken(&'static str),
     /// Something was heard while consequences were drawn: it has some, too.
     Unsettled,
+}
+
+impl Event {
+    /// Whether there may be consequences to be drawn from it. To draw them is to look at all that there is, which nobody who only
+    /// knocks or asks makes the broker do.
+    pub(crate) fn has_consequences(&self) -> bool {
+        match self {
+            Self::Knocked(..) | Self::Entered(..) => false,
+            Self::Asked(question) => matches!(question.message, Message::AddLink { .. } | Message::RemoveLink { .. }),
+            _ => true,
+        }
+    }
 }
 
 /// A question from the socket.
@@ -53,11 +71,41 @@ pub struct Question {
     pub message: Message,
     /// The user who asks.
     pub user: u32,
-    /// Where the answers go.
-    pub answer: oneshot::Sender<Vec<Message>>,
+    /// Where the answers go, and how long it took to find them.
+    pub answer: oneshot::Sender<(Vec<Message>, Duration)>,
 }
 
 /// An answer that says no.
 pub(crate) fn refuse(code: u16, reason: impl Into<String>) -> Vec<Message> {
     vec![Message::Refuse { code, reason: reason.into().into() }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b15_who_only_knocks_or_asks_has_no_consequences_and_who_changes_something_has() {
+        let asked = |message| Event::Asked(Question { message, user: 7, answer: oneshot::channel().0 });
+        let (a, b): (Name, Name) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let socket = || super::super::eventfd::event().unwrap();
+        for event in [
+            Event::Knocked(socket(), 7),
+            Event::Entered(socket(), a.clone()),
+            asked(Message::List { what: tombolo_control::What::Links }),
+            asked(Message::Who { number: 1 }),
+        ] {
+            assert!(!event.has_consequences(), "{event:?}");
+        }
+        for event in [
+            asked(Message::AddLink { a: a.clone(), b: b.clone(), size: 0 }),
+            asked(Message::RemoveLink { a, b }),
+            Event::Joined("a".into(), socket()),
+            Event::Rang("a".into(), 1),
+            Event::Reload,
+            Event::Unsettled,
+        ] {
+            assert!(event.has_consequences(), "{event:?}");
+        }
+    }
 }

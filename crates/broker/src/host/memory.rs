@@ -9,6 +9,8 @@ use std::{
 
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals};
 
+use crate::host::mapped::Mapped;
+
 /// A link's memory: a region for each end, and what rings an end that is on the host.
 #[derive(Debug)]
 pub struct Regions {
@@ -18,6 +20,8 @@ pub struct Regions {
     pub readonly: [Arc<OwnedFd>; 2],
     /// Rung by a machine for programs of the host.
     pub bell: Option<Arc<OwnedFd>>,
+    /// What this broker writes of it, by the side whose it is, once that is mapped: it takes long where there is much of it.
+    pub mapped: [Option<Mapped>; 2],
     /// No program of the host has it but those that this broker knows of; once it is out of use and they let go, none has.
     pub is_known: bool,
 }
@@ -33,6 +37,7 @@ impl Regions {
             own: own.map(Arc::new),
             readonly: [Arc::new(a), Arc::new(b)],
             bell: bell.map(Arc::new),
+            mapped: [None, None],
             is_known: true,
         })
     }

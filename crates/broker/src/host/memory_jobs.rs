@@ -13,13 +13,14 @@ use std::{
     str::FromStr,
     sync::{
         Arc,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
 };
 
 use tokio::sync::mpsc;
 
 use super::{event::Event, memory};
+use crate::panics;
 
 /// Most that wait for one domain.
 const MOST: usize = 32;
@@ -91,8 +92,14 @@ impl Chores {
 
     /// Has something done to memory of `domain`; false if too much waits there.
     pub fn ask(&mut self, domain: &str, chore: Chore) -> bool {
+        let mut chore = chore;
         if let Some(queue) = self.queues.get(domain) {
-            return queue.try_send(chore).is_ok();
+            match queue.try_send(chore) {
+                Ok(()) => return true,
+                Err(TrySendError::Full(_)) => return false,
+                // Whoever did it is gone: somebody else begins.
+                Err(TrySendError::Disconnected(it)) => chore = it,
+            }
         }
         let ((queue, chores), events) = (sync_channel(MOST), self.events.clone());
         // It waits for a process, and ends with this one.
@@ -112,7 +119,7 @@ impl Chores {
 
 fn work(chores: &Receiver<Chore>, events: &mpsc::Sender<Event>) {
     while let Ok(Chore { what, memory, region }) = chores.recv() {
-        let done = run(what, &memory);
+        let done = panics::catch_panic(|| run(what, &memory));
         drop(memory);
         if let Some((link, generation, side)) = region {
             let _ = events.blocking_send(Event::Sealed(link, generation, side, done));
@@ -152,5 +159,16 @@ mod tests {
             assert_eq!((name.parse(), what.name()), (Ok(what), name));
         }
         assert!("other".parse::<What>().is_err());
+    }
+
+    #[test]
+    fn b10_where_nobody_does_what_is_asked_somebody_else_begins() {
+        let (events, mut heard) = mpsc::channel(4);
+        let mut chores = Chores::new(events);
+        // Whoever had this queue is gone.
+        chores.queues.insert("a".into(), sync_channel(MOST).0);
+        let memory = Arc::new(memory::create("test", 4096).unwrap());
+        assert!(chores.ask("a", Chore { what: What::Seal, memory, region: Some((1, 2, 0)) }));
+        assert!(matches!(heard.blocking_recv(), Some(Event::Sealed(1, 2, 0, Ok(())))));
     }
 }

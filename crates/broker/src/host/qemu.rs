@@ -53,7 +53,7 @@ pub struct Plug {
 /// What a guest should have. The number grows with each change.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Which list this is.
+    /// Which list this is; 0: none yet.
     pub version: u64,
     /// The regions.
     pub plugs: Arc<[Plug]>,
@@ -186,8 +186,15 @@ impl Session {
         loop {
             self.qmp.check_user(*user.borrow_and_update())?;
             let now = wanted.borrow_and_update().clone();
-            let (news, again) = self.meet(&now).await?;
-            tell(news).await;
+            // Before the broker has said what it should have it keeps what it has.
+            let again = match now.version {
+                0 => false,
+                _ => {
+                    let (news, again) = self.meet(&now).await?;
+                    tell(news).await;
+                    again
+                }
+            };
             let deadline = Instant::now() + if again { self.ask_again } else { Duration::from_secs(3600) };
             loop {
                 tokio::select! {

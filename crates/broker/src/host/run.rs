@@ -27,6 +27,7 @@ use crate::{
         descriptor_store::DescriptorStore,
         event::Event,
         paths::{control_socket as control_path, device_socket, program_socket},
+        tasks,
     },
     sd_notify::notify,
     startup::{self, open_folder, raise_limit},
@@ -35,6 +36,9 @@ use crate::{
 
 /// Most events that wait for the broker.
 const EVENTS_MAX: usize = 1024;
+
+/// How long after a QEMU the next one of the same domain is let in: each has a device made, kept and written down.
+const GAP: Duration = Duration::from_millis(10);
 
 /// Serves until a signal says to end. A QEMU is asked after `ask_again` for what it tells of by no event.
 ///
@@ -75,10 +79,12 @@ async fn serve(
     doors.reconcile_sockets(&broker, folder, &events)?;
     let mode = if group.is_some() { 0o660 } else { 0o600 };
     let control = fd_passing::listen(&control_path(folder), SocketType::SEQPACKET, mode, None, group)?;
-    let control = tokio::spawn(control_socket::serve(control, host, events.clone()));
+    let serves = control_socket::serve(async_fd::watch(control)?, host, events.clone());
+    let control = tasks::begin_watched(&events, Event::Broken("what serves tools"), serves);
     // Everybody may knock: who it is says the kernel, and who is served the configuration.
     let programs = fd_passing::listen(&program_socket(folder), SocketType::SEQPACKET, 0o666, None, None)?;
-    let programs = tokio::spawn(welcome(async_fd::watch(programs)?, events.clone()));
+    let welcomes = welcome(async_fd::watch(programs)?, events.clone());
+    let programs = tasks::begin_watched(&events, Event::Broken("what lets programs in"), welcomes);
     tracing::info!("ready in {}", folder.display());
     notify("READY=1");
     loop {
@@ -89,14 +95,19 @@ async fn serve(
             _ = interrupt.recv() => None,
         };
         let Some(event) = event else { break };
-        let reload = matches!(event, Event::Reload);
-        broker.handle_event(event)?;
+        let (mut reload, mut has_consequences) = (false, false);
         // What came meanwhile has the same consequences.
-        for _ in 0..EVENTS_MAX {
-            let Ok(event) = heard.try_recv() else { break };
+        let (mut next, mut left) = (Some(event), EVENTS_MAX);
+        while let Some(event) = next {
+            reload |= matches!(event, Event::Reload);
+            has_consequences |= event.has_consequences();
             broker.handle_event(event)?;
+            next = if left == 0 { None } else { heard.try_recv().ok() };
+            left = left.saturating_sub(1);
         }
-        broker.reconcile()?;
+        if has_consequences {
+            broker.reconcile()?;
+        }
         if reload {
             let met = herald.reconcile(broker.config()).and(doors.reconcile_sockets(&broker, folder, &events));
             if let Err(error) = met {
@@ -138,7 +149,8 @@ impl DeviceSockets {
                 match listener.and_then(async_fd::watch) {
                     Ok(listener) => {
                         let door = attend(name.clone(), listener, domain.user, events.clone());
-                        self.0.insert(name.clone(), (domain.user, tokio::spawn(door)));
+                        let door = tasks::begin_watched(events, Event::Broken("what lets a QEMU in"), door);
+                        self.0.insert(name.clone(), (domain.user, door));
                     }
                     Err(error) => done = Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
                 }
@@ -183,6 +195,7 @@ async fn attend(name: String, listener: AsyncFd<OwnedFd>, user: Option<u32>, eve
                 if events.send(Event::Joined(name.clone(), client)).await.is_err() {
                     return;
                 }
+                tokio::time::sleep(GAP).await;
             }
             Ok(who) => {
                 tracing::warn!(

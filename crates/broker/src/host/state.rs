@@ -10,7 +10,7 @@ use std::{
     fs::{File, Permissions},
     io::{self, Write},
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,9 @@ pub struct BrokerState {
     pub links: BTreeMap<u32, Link>,
     /// Memory that is out of use and not given back.
     pub quarantine: Vec<Quarantined>,
+    /// B-7. The accounts that are served, and whose they are.
+    #[serde(default)]
+    pub accounts: BTreeMap<String, u32>,
 }
 
 /// A connected QEMU.
@@ -51,6 +54,20 @@ pub struct Machine {
     pub bells: BTreeMap<u16, Bell>,
     /// B-17. Numbers that each peer used up.
     pub spent: BTreeMap<String, u16>,
+}
+
+/// Why the book is not saved. A broker goes on then, and nothing that is to be in the book first is done before it is.
+#[derive(Debug, thiserror::Error)]
+#[error("the broker's state cannot be saved in {folder}: {why}")]
+struct Unsaved {
+    folder: PathBuf,
+    why: io::Error,
+}
+
+/// Whether an error is that the book could not be saved.
+#[must_use]
+pub fn is_unsaved(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<Unsaved>())
 }
 
 /// B-8. How many numbers are looked at for a link: all pairs of vectors of two devices, in nearly all cases.
@@ -195,8 +212,12 @@ impl BrokerState {
     /// Replaces the book in `folder`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// What the file system says; then the old one is still there, and [`is_unsaved`] knows the error.
     pub fn save(&self, folder: &Path) -> io::Result<()> {
+        self.write(folder).map_err(|why| io::Error::new(why.kind(), Unsaved { folder: folder.into(), why }))
+    }
+
+    fn write(&self, folder: &Path) -> io::Result<()> {
         let new = folder.join("state.json.new");
         // It says who has links with whom: for this user alone, also where one of before was for others.
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;

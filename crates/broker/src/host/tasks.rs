@@ -7,7 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    runtime::Handle,
+    sync::mpsc::{self, error::TrySendError},
+    task::JoinHandle,
+};
 
 use crate::host::{async_fd, event::Event, eventfd};
 
@@ -35,6 +39,37 @@ impl Drop for Tasks {
     }
 }
 
+/// Starts a task without which somebody is not served. If it panics the broker hears of `loss`, as nobody does its work any more.
+pub(crate) fn begin_watched(
+    events: &mpsc::Sender<Event>,
+    loss: Event,
+    work: impl Future<Output = ()> + Send + 'static,
+) -> JoinHandle<()> {
+    let alarm = Alarm { events: events.clone(), loss: Some(loss) };
+    tokio::spawn(async move {
+        let _alarm = alarm;
+        work.await;
+    })
+}
+
+/// Tells of a loss if it goes because of a panic.
+struct Alarm {
+    events: mpsc::Sender<Event>,
+    loss: Option<Event>,
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        let Some(loss) = self.loss.take().filter(|_| std::thread::panicking()) else { return };
+        if let Err(TrySendError::Full(loss)) = self.events.try_send(loss)
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let events = self.events.clone();
+            runtime.spawn(async move { events.send(loss).await });
+        }
+    }
+}
+
 /// Tells whenever a bell rang, at a rate that the broker can bear.
 pub(crate) fn listen(
     name: &str,
@@ -43,7 +78,8 @@ pub(crate) fn listen(
     events: &mpsc::Sender<Event>,
 ) -> io::Result<JoinHandle<()>> {
     let (owner, sender, bell) = (name.to_owned(), events.clone(), async_fd::watch(bell)?);
-    Ok(tokio::spawn(async move {
+    let loss = Event::Faulty(owner.clone(), process);
+    Ok(begin_watched(events, loss, async move {
         let (mut since, mut rings) = (Instant::now(), 0u64);
         loop {
             let Ok(mut ready) = bell.readable().await else { return };
@@ -63,4 +99,35 @@ pub(crate) fn listen(
             tokio::time::sleep(if loud { LOUD_PAUSE } else { PAUSE }).await;
         }
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b16_task_that_panics_is_missed_though_many_events_wait_and_one_that_ends_is_not() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (events, mut heard) = mpsc::channel(1);
+            events.send(Event::Unsettled).await.unwrap();
+            begin_watched(&events, Event::Broken("what ends"), async {}).await.unwrap();
+            let ended = begin_watched(&events, Event::Broken("what is ended"), std::future::pending());
+            ended.abort();
+            assert!(ended.await.unwrap_err().is_cancelled());
+            for nth in 0..2 {
+                let loss = Event::Broken("what panics");
+                assert!(
+                    begin_watched(&events, loss, async { panic!("as it is to") }).await.unwrap_err().is_panic(),
+                    "{nth}"
+                );
+            }
+            assert!(matches!(heard.recv().await, Some(Event::Unsettled)));
+            for nth in 0..2 {
+                let said = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await;
+                assert!(matches!(said, Ok(Some(Event::Broken("what panics")))), "{nth}");
+            }
+            assert!(heard.try_recv().is_err());
+        });
+    }
 }

@@ -20,7 +20,7 @@ use crate::{
         paths::qmp_socket,
         qemu::{self, News, Wanted},
         state::Machine,
-        tasks::{Tasks, listen},
+        tasks::{self, Tasks, listen},
     },
 };
 
@@ -68,9 +68,10 @@ pub(crate) fn start(
     let (wanted, watched) = watch::channel(Wanted::default());
     let mut tasks = Tasks::default();
 
+    let loss = || Event::Faulty(name.to_owned(), process);
     let (owner, sender, socket) =
         (name.to_owned(), events.clone(), crate::host::async_fd::watch(device.socket.try_clone()?)?);
-    tasks.push(tokio::spawn(async move {
+    tasks.push(tasks::begin_watched(events, loss(), async move {
         // QEMU has nothing to say: whatever comes ends it.
         let _ = socket.readable().await;
         let _ = sender.send(Event::Left(owner, process)).await;
@@ -82,15 +83,17 @@ pub(crate) fn start(
     let (user, users) = watch::channel(config.domains[name].user);
     let board = config.domains[name].machine;
     let target = qemu::Target { path: qmp_socket(folder, config, name), board, user: users, ask_again };
-    tasks.push(tokio::spawn(qemu::supervise(target, watched, async move |news| {
+    let supervised = qemu::supervise(target, watched, async move |news| {
         let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
-    })));
+    });
+    tasks.push(tasks::begin_watched(events, loss(), supervised));
 
     if let Some(pid) = crate::fd_passing::process_of(&device.socket) {
         let (owner, sender) = (name.to_owned(), events.clone());
-        tasks.push(tokio::spawn(qemu::watch_process(pid, async move |is_stopped| {
+        let watched = qemu::watch_process(pid, async move |is_stopped| {
             let _ = sender.send(Event::Told(owner.clone(), process, News::Stopped(is_stopped))).await;
-        })));
+        });
+        tasks.push(tasks::begin_watched(events, loss(), watched));
     }
 
     let (running, is_stopped, has, trouble, stormed_by, loud, booted) =

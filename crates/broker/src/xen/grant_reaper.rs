@@ -13,7 +13,7 @@ use std::{
 use rustix::{event::EventfdFlags, net::SocketType};
 use tombolo_domain_xen::GrantReaper;
 
-use crate::{fd_passing, startup::raise_limit};
+use crate::{fd_passing, panics, startup::raise_limit};
 
 /// The socket for programs that grant pages, in the broker's folder.
 const SOCKET: &str = "keeper.sock";
@@ -47,10 +47,15 @@ impl ReaperThread {
         let listener = fd_passing::listen(&path, SocketType::SEQPACKET, mode, None, group)?;
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stops = Arc::clone(&stop);
+        let mut first = Some(keeper);
         let serve = move || {
-            if let Err(error) = keeper.serve(&listener, &stops) {
-                tracing::error!("pages of programs that die are no longer kept: {error}");
-            }
+            // One that failed keeps nothing any more; the next one serves who comes then.
+            let keeps = || match first.take() {
+                Some(keeper) => keeper.serve(&listener, &stops),
+                None => GrantReaper::new().map_err(io::Error::other)?.serve(&listener, &stops),
+            };
+            let is_over = |rest| panics::is_stopped_within(&stops, rest);
+            panics::work_until_done("pages of programs that die are not kept", is_over, keeps);
         };
         let thread = Some(thread::Builder::new().name("tombolod-keep".into()).spawn(serve)?);
         tracing::info!("keeps pages of programs that die, see tombolo ls: {}", path.display());

@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use tombolo_control::Name;
 use tombolo_domain_xen::{State, View, Views, XenHost};
 
-use crate::config::Config;
+use crate::{config::Config, panics};
 
 /// Between two questions who is paused, as long as somebody may want to know.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -184,10 +184,14 @@ impl Drop for XenThread {
 fn run<E: std::error::Error>(orders: &Orders, begin: impl Fn() -> Result<XenHost, E>) {
     let mut trouble = String::new();
     loop {
-        let served = begin().map_err(|error| why(&error));
-        let why = match served.and_then(|mut host| serve(orders, &mut host).map_err(|error| why(&*error))) {
-            Ok(()) => return,
-            Err(why) => why,
+        let serves = || {
+            let served = begin().map_err(|error| why(&error));
+            Ok(served.and_then(|mut host| serve(orders, &mut host).map_err(|error| why(&*error))))
+        };
+        let why = match panics::catch_panic(serves) {
+            Ok(Ok(())) => return,
+            Ok(Err(why)) => why,
+            Err(panic) => panic.to_string(),
         };
         // Said once, however often it is tried.
         if why != trouble {

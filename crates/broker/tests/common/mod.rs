@@ -48,6 +48,8 @@ pub struct Daemon {
     child: Option<Child>,
     /// What else the broker is started with.
     pub options: Vec<&'static str>,
+    /// A command that becomes the broker.
+    pub under: Vec<&'static str>,
 }
 
 impl Daemon {
@@ -59,7 +61,7 @@ impl Daemon {
 
     /// One that is still to be started.
     pub fn new(config: &str) -> Self {
-        let daemon = Self { folder: tempfile::tempdir().unwrap(), child: None, options: Vec::new() };
+        let daemon = Self { folder: tempfile::tempdir().unwrap(), child: None, options: Vec::new(), under: Vec::new() };
         daemon.configure(config);
         daemon
     }
@@ -79,7 +81,9 @@ impl Daemon {
     /// Starts the broker, which is not running.
     pub fn restart(&mut self) {
         let errors = fs::OpenOptions::new().create(true).append(true).open(self.file("log")).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_tombolod"))
+        let whole = [&self.under[..], &[env!("CARGO_BIN_EXE_tombolod")]].concat();
+        let child = Command::new(whole[0])
+            .args(&whole[1..])
             .arg("--config")
             .arg(self.file("tombolod.toml"))
             .arg("--state")
@@ -97,6 +101,10 @@ impl Daemon {
             }
             Client::try_connect(self.path())
         });
+    }
+
+    pub fn pid(&self) -> i32 {
+        Pid::from_child(self.child.as_ref().unwrap()).as_raw_nonzero().get()
     }
 
     pub fn signal(&self, signal: Signal) {

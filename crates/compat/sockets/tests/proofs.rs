@@ -194,6 +194,30 @@ fn s6_folder_may_ask_for_sequence_numbers() {
 }
 
 #[test]
+fn s7_ends_whose_addresses_are_translated_meet_by_sequence_numbers_only_where_the_folder_says_so() {
+    // Either is the end that waits.
+    for [own, peer] in [[7, 9], [9, 7]] {
+        let numbers = Some([own, peer]);
+        let play = |configuration, sequences| Play { configuration, sequences, ..Play::new(true) };
+        let met = Tuple::of_sequences([own, peer]);
+        let mut victim = Victim::playing(play("translated = yes", numbers));
+        victim.tuple = met;
+        assert!(convince(&victim, Some([peer, own]), honest), "{own} and {peer}");
+        // They say that they know the numbers; that is to be proved.
+        let mut victim = Victim::playing(play("translated = yes", numbers));
+        victim.tuple = met;
+        assert!(!convince(&victim, None, honest), "{own} and {peer}");
+        for (configuration, sequences) in [("translated = no", numbers), ("", numbers), ("translated = yes", None)] {
+            let mut victim = Victim::playing(play(configuration, sequences));
+            victim.call();
+            assert!(victim.claim_file("waiting").exists(), "{configuration:?}: by its own addresses");
+            victim.tuple = met;
+            assert!(!victim.claim_file("waiting").exists(), "{configuration:?}");
+        }
+    }
+}
+
+#[test]
 fn s6_proof_over_less_than_was_counted_is_refused() {
     for waits in BOTH {
         for known in [[0, 0], [0, SENT.len() as u16], [RECEIVED.len() as u16, 0], [8, 7]] {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! B-20. What programs of this kernel have, for tools: calls and listeners, to each user its own.
 
-use std::io;
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io,
+};
 
 use tombolo_control::{CallEnd, Message, NOBODY, Progress, Seen};
 use tombolo_domain_ivshmem::outline::{OUTLINE, outline};
@@ -20,8 +23,23 @@ const ROWS: usize = 16;
 const UNKNOWN: u64 = u64::MAX;
 
 impl<D: Devices> Broker<D> {
+    /// Answers those who want to see something: of each user the one who asked first. The others have their turn after all who
+    /// want something else: to look costs much more than to ask, and a user may ask on many connections at once.
+    pub(crate) fn show_in_turn(&mut self) {
+        let (mut users, mut later) = (BTreeSet::new(), VecDeque::new());
+        for (id, at, after) in std::mem::take(&mut self.looks) {
+            let Some(user) = self.programs.get(&id).map(|program| program.user) else { continue };
+            if !users.insert(user) {
+                later.push_back((id, at, after));
+            } else if self.show(id, at, after).is_err() {
+                self.programs.remove(&id);
+            }
+        }
+        self.looks = later;
+    }
+
     /// Answers the program `id`, which wants to see what comes behind `after`.
-    pub(crate) fn show(&mut self, id: u64, at: Seen, after: u64) -> io::Result<()> {
+    fn show(&mut self, id: u64, at: Seen, after: u64) -> io::Result<()> {
         let Some(user) = self.programs.get(&id).map(|program| program.user) else { return Ok(()) };
         let all = user == 0 || user == rustix::process::geteuid().as_raw();
         let rows = match at {

@@ -17,10 +17,13 @@ use std::{
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use tombolo_control::{BOX_LEN, CALL_CHANNELS, CHANNELS, MARKS_AT};
 
-use crate::host::{
-    eventfd::{drain, event, notify_event},
-    mapped::Mapped,
-    notifier::Lane,
+use crate::{
+    host::{
+        eventfd::{drain, event, notify_event},
+        mapped::Mapped,
+        notifier::Lane,
+    },
+    panics,
 };
 
 /// B-8. What a machine may spend on rings in each [`WINDOW`]: one for a ring that wakes somebody, [`WASTE`] for another.
@@ -105,7 +108,12 @@ impl Relay {
         let (seen, marks) = (marks(&shared.line.peer)?, marks(&shared.line.own)?);
         let (account, shares) = (Account::new(), Arc::clone(&shared));
         let mut thread = Thread { shared: shares, broker, programs, seen, marks, account, storm };
-        std::thread::Builder::new().name("tombolo-relay".into()).spawn(move || thread.run())?;
+        let what = "rings of a link are not carried";
+        std::thread::Builder::new().name("tombolo-relay".into()).spawn(move || {
+            let shared = Arc::clone(&thread.shared);
+            let is_over = |rest| panics::is_stopped_within(&shared.wake, rest) && shared.orders().over;
+            panics::work_until_done(what, is_over, || thread.run());
+        })?;
         Ok(Self(shared))
     }
 
@@ -230,14 +238,14 @@ struct Thread<S> {
 }
 
 impl<S: Fn()> Thread<S> {
-    fn run(&mut self) {
+    fn run(&mut self) -> io::Result<()> {
         loop {
             let mut events = [MaybeUninit::uninit(); 32];
             let timeout = self.account.stormed.map(|_| &PATROL);
             let events: Vec<u64> = match epoll::wait(&self.shared.epoll, &mut events, timeout) {
                 Ok((events, _)) => events.iter().map(|event| event.data.u64()).collect(),
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return tracing::error!("rings of a link are not carried any more: {error}"),
+                Err(error) => return Err(error.into()),
             };
             if events.is_empty() {
                 self.forward_notifications(0);
@@ -252,7 +260,7 @@ impl<S: Fn()> Thread<S> {
                         drain(&self.shared.wake);
                         let mut orders = self.shared.orders();
                         if orders.over {
-                            return;
+                            return Ok(());
                         }
                         let pending = std::mem::take(&mut orders.pending);
                         drop(orders);

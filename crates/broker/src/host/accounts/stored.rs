@@ -9,8 +9,14 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use tombolo_control::Message;
+
 use super::relay::ConnectionEvents;
-use crate::{endpoint::connections::Agreement, host::descriptor_store::DescriptorStore};
+use crate::{
+    discard,
+    endpoint::{connections::Agreement, program},
+    host::{descriptor_store::DescriptorStore, eventfd::drain},
+};
 
 const PREFIX: &str = "call/";
 
@@ -48,6 +54,24 @@ impl StoredConnections {
         self.left.lock().unwrap_or_else(PoisonError::into_inner).remove(&link).unwrap_or_default()
     }
 
+    /// Says something of the other end to the programs of all calls that nobody took up yet, of links that `are_meant`.
+    pub fn tell_programs(&self, message: &Message, are_meant: impl Fn(Key) -> bool) {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = left.iter().filter(|(link, _)| are_meant(**link)).flat_map(|(_, calls)| calls);
+        calls.for_each(|call| _ = program::send(call.socket.as_fd(), 0, message.clone(), &[]));
+    }
+
+    /// Ends the calls of a link that nobody took up yet, and never will.
+    pub fn end_calls(&self, link: Key) {
+        end_calls(self.holder.as_deref(), link, self.take_stored(link));
+    }
+
+    /// The same for those of all links.
+    pub fn end_all(&self) {
+        let left = std::mem::take(&mut *self.left.lock().unwrap_or_else(PoisonError::into_inner));
+        left.into_iter().for_each(|(link, calls)| end_calls(self.holder.as_deref(), link, calls));
+    }
+
     /// Keeps a call. When this returns it is safe.
     ///
     /// # Errors
@@ -67,11 +91,25 @@ impl StoredConnections {
 
     /// The call is over.
     pub fn forget(&self, link: Key, made: &Agreement) {
-        if let Some(holder) = &self.holder
-            && let Err(error) = holder.forget(&name(link, made))
-        {
-            tracing::warn!("a call that is over stays with the holder: {error}");
-        }
+        forget(self.holder.as_deref(), link, made);
+    }
+}
+
+fn forget(holder: Option<&DescriptorStore>, link: Key, made: &Agreement) {
+    if let Some(Err(error)) = holder.map(|holder| holder.forget(&name(link, made))) {
+        tracing::warn!("a call that is over stays with the holder: {error}");
+    }
+}
+
+/// V-7. Ends calls that an earlier broker left and that no account takes up: their programs hear that they are over, and nothing is
+/// kept of them.
+pub(crate) fn end_calls(holder: Option<&DescriptorStore>, link: Key, calls: Vec<StoredConnection>) {
+    for StoredConnection { made, socket, wire } in calls {
+        let _ = program::send(socket.as_fd(), 0, Message::Close {}, &[]);
+        discard::end(socket.as_fd());
+        // A write that the program made wait would wait for ever, as nobody reads any more.
+        wire.to.iter().for_each(|to| _ = drain(to));
+        forget(holder, link, &made);
     }
 }
 

@@ -3,14 +3,14 @@
 
 use std::{io, os::fd::OwnedFd, sync::Arc};
 
-use tombolo_control::{Name, code};
+use tombolo_control::{Life, Message, Name, code};
 
 use crate::{
     config::checked_name,
     host::{
         accounts::{
             Local,
-            stored::{Key, StoredConnections},
+            stored::{self, Key, StoredConnections},
         },
         broker::Broker,
         control_socket::turn_away,
@@ -21,11 +21,17 @@ use crate::{
 impl Broker {
     /// Serves the accounts that are configured, and no others.
     pub(crate) fn settle_accounts(&mut self) -> io::Result<()> {
-        let gone = self.locals.extract_if(.., |name, _| !self.config.is_local(name));
-        for (name, _) in gone.collect::<Vec<_>>() {
-            // Nobody would say that its programs let go. What they map is theirs.
-            self.book.quarantine.iter_mut().for_each(|old| _ = old.held_by.remove(&name));
+        let gone: Vec<_> = self.locals.keys().filter(|name| !self.config.is_local(name)).cloned().collect();
+        gone.iter().for_each(|name| self.dismiss(name));
+        let given = self.book.accounts.iter().filter(|(name, user)| self.config.accounts.get(*name) != Some(*user));
+        for name in given.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.dismiss(&name);
+            // What programs of another user have of it, also from before this broker, is not for those that come now.
+            let links: Vec<_> = self.book.links_of(&name).map(|(number, _)| number).collect();
+            links.into_iter().for_each(|number| self.retire(number));
         }
+        self.book.accounts.clone_from(&self.config.accounts);
+        self.end_orphans();
         for name in self.config.accounts.keys().map(String::as_str).chain([self.config.host.as_str()]) {
             if !self.locals.contains_key(name) {
                 let mine = |key: &Key| self.book.links.get(&key.0).is_some_and(|link| link.side(name).is_some());
@@ -38,6 +44,37 @@ impl Broker {
             }
         }
         Ok(())
+    }
+
+    /// Ends what programs have of a domain that is no account any more, or another user's.
+    fn dismiss(&mut self, name: &str) {
+        if let Some(local) = self.locals.remove(name) {
+            local.dismiss();
+        }
+        // Nobody would say that its programs let go. What they map is theirs.
+        self.book.quarantine.iter_mut().for_each(|old| _ = old.held_by.remove(name));
+    }
+
+    /// Ends calls that an earlier broker left and no account will take up: it is none any more, or the memory is not that of its link.
+    fn end_orphans(&mut self) {
+        let (book, config) = (&self.book, &self.config);
+        let has_account = |key: &Key| book.links[&key.0].ends.iter().any(|end| config.is_local(end));
+        let orphans = self.calls.extract_if(.., |key, _| !book.has(*key) || !has_account(key));
+        for (link, calls) in orphans.collect::<Vec<_>>() {
+            stored::end_calls(Some(&self.holder), link, calls);
+        }
+    }
+
+    /// V-7. Programs hear of a machine that went while no broker was there: their accounts are not told of a link with it.
+    pub(crate) fn tell_of_the_lost(&self) {
+        for (account, local) in &self.locals {
+            let is_lost = |(number, generation): Key| {
+                let link = self.book.links.get(&number).filter(|_| self.book.has((number, generation)));
+                link.is_some_and(|link| link.ends.iter().any(|end| end != account && self.is_gone(end)))
+            };
+            let (link, generation, life) = (0, 0, Life::DomainGone);
+            local.kept.tell_programs(&Message::Life { link, generation, life }, is_lost);
+        }
     }
 
     /// The same as [`converse`](Self::converse) with the broker of an account. It is this process, so it is believed.

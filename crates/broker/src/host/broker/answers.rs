@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Questions from the socket and their answers (B-15, B-17).
 
-use std::io;
+use std::{io, time::Instant};
 
 use tombolo_control::{Life, LinkState, Message, NO_BELL, Name, Stage, What, code};
 
@@ -13,7 +13,7 @@ use crate::{
         broker::Broker,
         event::{Question, refuse},
         snippet,
-        state::Link,
+        state::{Link, is_unsaved},
         units::bytes,
     },
 };
@@ -27,8 +27,20 @@ pub(crate) type Refusal = (u16, String);
 impl Broker {
     pub(crate) fn asked(&mut self, question: Question) -> io::Result<()> {
         let Question { message, user, answer } = question;
+        let began = Instant::now();
+        let answers = match self.answers_to(message, user) {
+            // It is done, and may be undone by a broker that begins before it is written down.
+            Err(error) if is_unsaved(&error) => refuse(code::FAILED, format!("{error}; this is tried again")),
+            answers => answers?,
+        };
+        // Who does not wait for the answer does not get it.
+        let _ = answer.send((answers, began.elapsed()));
+        Ok(())
+    }
+
+    fn answers_to(&mut self, message: Message, user: u32) -> io::Result<Vec<Message>> {
         let own = user == 0 || user == rustix::process::geteuid().as_raw();
-        let answers = match message {
+        Ok(match message {
             Message::List { what: What::Links } => self.list_links(),
             Message::List { what: What::Domains } => self.list_domains(),
             Message::AddLink { .. } | Message::RemoveLink { .. } | Message::Snippet { .. } if !own => {
@@ -52,10 +64,7 @@ impl Broker {
                 let programs = crate::host::paths::program_socket(&self.folder);
                 refuse(code::UNSUPPORTED, format!("this socket is for tools; programs use {}", programs.display()))
             }
-        };
-        // Who does not wait for the answer does not get it.
-        let _ = answer.send(answers);
-        Ok(())
+        })
     }
 
     fn unknown(&self, domain: &Name) -> Vec<Message> {
@@ -106,8 +115,13 @@ impl Broker {
         let ends = ends.map(|name| name.as_str().to_owned());
         let (has_memory, generation, sealed, up, lives) = (false, 0, [false; 2], false, [0; 2]);
         self.book.links.insert(number, Link { ends, size, configured, has_memory, generation, sealed, up, lives });
-        self.save()?;
-        Ok(None)
+        match self.save() {
+            Err(error) if is_unsaved(&error) => {
+                self.book.links.remove(&number);
+                Ok(Some((code::FAILED, error.to_string())))
+            }
+            saved => saved.map(|()| None),
+        }
     }
 
     /// B-17. Why a domain may not have one more link.

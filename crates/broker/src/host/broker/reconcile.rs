@@ -3,10 +3,10 @@
 //! with the book, and does nothing where it does already.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     io,
     os::fd::OwnedFd,
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -15,24 +15,20 @@ use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place
 use crate::{
     config::checked_name,
     host::{
-        accounts::relay::RelayedLink,
-        broker::Broker,
+        broker::{Broker, SHORT},
         event::Event,
         guard::{self, Guard},
         guest::LinkNews,
-        mapped::Mapped,
         memory::{self, Regions},
         memory_jobs::{Chore, What},
         qemu::{Plug, Wanted},
         state::{Bell, Link, Quarantined, memory_key},
     },
+    panics,
 };
 
 /// B-17. Most memories of a link that wait to be given back, before it gets another.
 const OLD_MAX: usize = 2;
-
-/// How long a link for which there was no memory waits before that is tried again.
-const SHORT: Duration = Duration::from_secs(1);
 
 /// Seconds since this kernel began: brokers come and go meanwhile, and people set clocks.
 fn now() -> u64 {
@@ -48,8 +44,13 @@ impl Broker {
     /// Draws the consequences of all that was heard.
     ///
     /// # Errors
-    /// The holder is gone, or the book cannot be saved.
+    /// The holder is gone.
     pub fn reconcile(&mut self) -> io::Result<()> {
+        let settled = self.settle_all();
+        self.bear(settled)
+    }
+
+    fn settle_all(&mut self) -> io::Result<()> {
         self.settle_rules()?;
         self.settle_leaving()?;
         for link in self.book.links.keys().copied().collect::<Vec<_>>() {
@@ -165,7 +166,7 @@ impl Broker {
         self.making.insert(number);
         let events = self.events.clone();
         tokio::task::spawn_blocking(move || {
-            let made = memory::create_pair(number, &ends, size, local);
+            let made = panics::catch_panic(|| memory::create_pair(number, &ends, size, local));
             let _ = events.blocking_send(Event::Made(number, generation, made));
         });
     }
@@ -177,10 +178,15 @@ impl Broker {
             return;
         }
         self.reminder = Some(at);
+        self.tell_after(wait, Event::Unsettled);
+    }
+
+    /// Has the broker hear of something after a while.
+    pub(crate) fn tell_after(&self, wait: Duration, event: Event) {
         let events = self.events.clone();
         tokio::spawn(async move {
             tokio::time::sleep(wait).await;
-            let _ = events.send(Event::Unsettled).await;
+            let _ = events.send(event).await;
         });
     }
 
@@ -337,7 +343,7 @@ impl Broker {
     }
 
     /// Links that are up, as one end sees them: number and peer.
-    fn up_links(&self, domain: &str) -> Vec<(u32, String)> {
+    pub(super) fn up_links(&self, domain: &str) -> Vec<(u32, String)> {
         let up = self.book.links_of(domain).filter(|(number, _)| self.link_state(*number) == LinkState::Up);
         up.filter_map(|(number, link)| Some((number, link.ends[1 - link.side(domain)?].clone()))).collect()
     }
@@ -379,7 +385,14 @@ impl Broker {
             None => self.memory.get(&link).and_then(|memory| memory.bell.as_deref()),
         };
         // Without a descriptor there is a doorbell later.
-        let Some(Ok(rings)) = rings.map(OwnedFd::try_clone) else { return Ok(()) };
+        let rings = match rings.map(OwnedFd::try_clone) {
+            Some(Ok(rings)) => rings,
+            Some(Err(_)) => {
+                self.settle_after(SHORT);
+                return Ok(());
+            }
+            None => return Ok(()),
+        };
         let most = self.config.domains.get(viewer).map_or(0, |domain| usize::from(domain.bells));
         let Some(machine) = self.book.machines.get_mut(viewer) else { return Ok(()) };
         let number = if machine.bells.len() < most { machine.number_for(&peer) } else { None };
@@ -390,7 +403,11 @@ impl Broker {
             return Ok(());
         };
         machine.bells.insert(number, bell);
-        self.save()?;
+        if let Err(error) = self.save() {
+            // It was not given.
+            self.book.machines.get_mut(viewer).map(|machine| machine.bells.remove(&number));
+            return Err(error);
+        }
         self.send(viewer, vec![(number.into(), Some(rings))])
     }
 
@@ -417,40 +434,6 @@ impl Broker {
             self.flush(viewer);
         }
         Ok(())
-    }
-
-    /// What the links of accounts are made of.
-    fn settle_lines(&mut self) {
-        for (account, local) in &self.locals {
-            let mut lines = local.lines.lock().unwrap_or_else(PoisonError::into_inner);
-            let links: BTreeMap<u32, u32> =
-                self.book.links_of(account).map(|(number, link)| (number, link.generation)).collect();
-            lines.retain(|(number, generation), _| links.get(number) == Some(generation));
-            for (number, peer) in self.up_links(account) {
-                let link = &self.book.links[&number];
-                let (Some(side), Some(memory), Some(vm)) =
-                    (link.side(account), self.memory.get(&number), self.vms.get(&peer))
-                else {
-                    continue;
-                };
-                if let (Entry::Vacant(line), Some(bell)) = (lines.entry((number, link.generation)), &memory.bell) {
-                    let copies = || -> io::Result<_> {
-                        Ok(RelayedLink {
-                            own: memory.own[side].try_clone()?,
-                            own_memory: Mapped::new(&memory.own[side])?,
-                            peer: memory.readonly[1 - side].try_clone()?,
-                            rings: Arc::clone(vm.device.bell(number)),
-                            lane: vm.device.lane(number).clone(),
-                            heard: bell.try_clone()?,
-                        })
-                    };
-                    // Without descriptors there are some later.
-                    if let Ok(made) = copies() {
-                        line.insert(Arc::new(made));
-                    }
-                }
-            }
-        }
     }
 
     /// B-7. Tells each guest, and each account, of its links what it does not know. What they say meanwhile counts as ever; its
@@ -544,7 +527,7 @@ impl Broker {
     }
 
     /// B-11. A link's memory goes out of use.
-    fn retire(&mut self, number: u32) {
+    pub(crate) fn retire(&mut self, number: u32) {
         let Some(link) = self.book.links.get_mut(&number).filter(|link| link.has_memory) else { return };
         (link.has_memory, link.sealed, link.up, link.lives) = (false, [false; 2], false, [0; 2]);
         let process = |end: &String| Some((end.clone(), self.book.machines.get(end)?.process));
@@ -561,10 +544,16 @@ impl Broker {
             held_by: link.ends.iter().filter_map(process).chain(local).collect(),
             since: now(),
         });
-        let generation = link.generation;
+        let (generation, ends) = (link.generation, link.ends.clone());
         self.unsealed.retain(|(link, ..)| *link != number);
-        if let Some(memory) = self.memory.remove(&number) {
+        self.mapping.retain(|(link, ..), failed| *link != number || failed.is_none());
+        if let Some(mut memory) = self.memory.remove(&number) {
+            memory::drop_aside(std::mem::take(&mut memory.mapped));
             self.retired.insert((number, generation), memory);
+        }
+        // Of calls that an earlier broker left, and that its account has not taken up, nobody else hears.
+        for local in ends.iter().filter_map(|end| self.locals.get(end)) {
+            local.kept.end_calls((number, generation));
         }
     }
 
@@ -596,8 +585,12 @@ impl Broker {
     /// B-11. What everybody gave back is freed.
     fn release(&mut self) -> io::Result<()> {
         let free: Vec<_> = self.book.quarantine.extract_if(.., |old| old.held_by.is_empty()).collect();
-        if !free.is_empty() {
-            self.save()?;
+        if free.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = self.save() {
+            self.book.quarantine.extend(free);
+            return Err(error);
         }
         for old in free {
             self.cut.remove(&(old.link, old.generation));

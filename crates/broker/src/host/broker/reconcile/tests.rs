@@ -20,6 +20,7 @@ use crate::{
         event::Event,
         guard::Process,
         qemu::{self, News},
+        state::is_unsaved,
     },
 };
 
@@ -461,5 +462,36 @@ fn b17_memory_that_is_not_wanted_any_more_is_dropped_beside_the_thread_that_serv
             assert!(began.elapsed() < Duration::from_secs(20), "it is never dropped");
             tokio::task::yield_now().await;
         }
+    });
+}
+
+#[test]
+fn b16_machine_whose_task_fails_is_lost_and_no_other_and_what_all_need_ends_the_broker() {
+    play(|world| {
+        let process = world.broker.book.machines["a"].process;
+        world.handle_event(Event::Faulty("a".into(), process - 1));
+        assert!(world.broker.vms.contains_key("a"), "that was another QEMU");
+        world.handle_event(Event::Faulty("a".into(), process));
+        assert!(!world.broker.vms.contains_key("a") && world.broker.vms.contains_key("b"));
+        assert!(world.broker.handle_event(Event::Faulty("host".into(), 0)).is_err());
+        assert!(world.broker.handle_event(Event::Broken("what all need")).is_err());
+    });
+}
+
+#[test]
+fn b8_b16_bell_that_is_not_written_down_is_not_given_and_is_given_later() {
+    play(|world| {
+        let (number, bell) = world.broker.book.machines["a"].bells.first_key_value().expect("it may ring the host");
+        let (number, bell) = (*number, bell.clone());
+        let blocked = world.folder.path().join("state.json.new");
+        std::fs::create_dir(&blocked).unwrap();
+        world.broker.book.machines.get_mut("a").unwrap().bells.remove(&number);
+        assert!(is_unsaved(&world.broker.give_bell("a", bell).unwrap_err()));
+        assert!(world.broker.book.machines["a"].bells.is_empty());
+        // What is wanted stays wanted.
+        world.broker.reconcile().unwrap();
+        assert!(world.broker.book.machines["a"].bells.is_empty());
+        std::fs::remove_dir(&blocked).unwrap();
+        world.until("it may ring again", |world| !world.broker.book.machines["a"].bells.is_empty());
     });
 }
