@@ -24,10 +24,21 @@ const OVERDUE: u64 = 10;
 /// Why something is not done: for programs, and for people.
 pub(crate) type Refusal = (u16, String);
 
+/// Whether a user may change something: root and the broker's own may.
+fn may_change(user: u32) -> bool {
+    user == 0 || user == rustix::process::geteuid().as_raw()
+}
+
 impl Broker {
     pub(crate) fn asked(&mut self, question: Question) -> io::Result<()> {
         let Question { message, user, answer } = question;
         let began = Instant::now();
+        if let (Message::RemoveLink { a, b }, true) = (&message, may_change(user))
+            && let Ok(link) = self.link_to_take(a, b)
+        {
+            // Who asked hears of it once it is done.
+            return self.leave_link(link, "it is removed", Some(answer));
+        }
         let answers = match self.answers_to(message, user) {
             // It is done, and may be undone by a broker that begins before it is written down.
             Err(error) if is_unsaved(&error) => refuse(code::FAILED, format!("{error}; this is tried again")),
@@ -39,7 +50,7 @@ impl Broker {
     }
 
     fn answers_to(&mut self, message: Message, user: u32) -> io::Result<Vec<Message>> {
-        let own = user == 0 || user == rustix::process::geteuid().as_raw();
+        let own = may_change(user);
         Ok(match message {
             Message::List { what: What::Links } => self.list_links(),
             Message::List { what: What::Domains } => self.list_domains(),
@@ -47,11 +58,7 @@ impl Broker {
                 refuse(code::DENIED, format!("user {user} may look, and change nothing: ask root"))
             }
             Message::AddLink { a, b, size } => self.add_link(&a, &b, size)?,
-            Message::RemoveLink { a, b } => match self.link_to_take(&a, &b) {
-                // Who asked hears of it once it is done.
-                Ok(link) => return self.leave_link(link, "it is removed", Some(answer)),
-                Err(refused) => refused,
-            },
+            Message::RemoveLink { a, b } => self.link_to_take(&a, &b).err().unwrap_or_default(),
             Message::Snippet { form, domain } => match self.config.domains.get(domain.as_str()) {
                 Some(found) => {
                     let lines = snippet::lines(form, &domain, found, &self.folder, &self.config);

@@ -8,13 +8,17 @@ use std::{
 };
 
 use tokio::sync::oneshot;
-use tombolo_control::{Life, Message};
+use tombolo_control::{Life, Message, code};
 
 use crate::host::{
     broker::Broker,
+    event::refuse,
     guest::Guest,
     state::{Link, Quarantined},
 };
+
+/// Where the answer goes, with the time that it took to find it.
+type Asker = oneshot::Sender<(Vec<Message>, Duration)>;
 
 /// A link that is taken away soon.
 #[derive(Debug)]
@@ -24,7 +28,7 @@ pub(crate) struct LeavingLink {
     /// Why, for people.
     why: &'static str,
     /// Who asked for it, and is to hear once it is done.
-    askers: Vec<oneshot::Sender<Vec<Message>>>,
+    askers: Vec<Asker>,
 }
 
 impl Broker {
@@ -33,7 +37,7 @@ impl Broker {
         &mut self,
         number: u32,
         why: &'static str,
-        asker: Option<oneshot::Sender<Vec<Message>>>,
+        asker: Option<Asker>,
     ) -> io::Result<()> {
         let until = Instant::now() + self.config.leave;
         // Who asks again for what was begun hears of the same end.
@@ -56,11 +60,15 @@ impl Broker {
             }
             let Some(leaving) = self.leaving.remove(&number) else { continue };
             self.report_cut(number, leaving.why, &open);
-            if self.book.links.contains_key(&number) {
-                self.remove_link(number)?;
-            }
-            // Who does not wait for the answer does not get it.
-            leaving.askers.into_iter().for_each(|asker| _ = asker.send(vec![Message::Done {}]));
+            let removed = if self.book.links.contains_key(&number) { self.remove_link(number) } else { Ok(()) };
+            let answer = || match &removed {
+                // It goes, and may be there again for a broker that begins before that is written down.
+                Err(error) => refuse(code::FAILED, format!("{error}; this is tried again")),
+                Ok(()) => vec![Message::Done {}],
+            };
+            // Who does not wait for the answer does not get it. To wait took nobody's time.
+            leaving.askers.into_iter().for_each(|asker| _ = asker.send((answer(), Duration::ZERO)));
+            removed?;
         }
         Ok(())
     }
