@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{growth::RingReason, pressure::MemoryWatch};
+use crate::pressure::MemoryWatch;
 
 /// What the budget of a process allows, unless told otherwise.
 const OF_PROCESS: u64 = 64 << 20;
@@ -49,6 +49,15 @@ struct Account {
 pub(crate) struct Share {
     budget: RingBudget,
     bytes: u64,
+}
+
+/// What there is too little of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lacking {
+    /// The budget's own bytes.
+    Budget,
+    /// Memory of the control group or the machine.
+    Memory,
 }
 
 impl RingBudget {
@@ -91,15 +100,15 @@ impl RingBudget {
     }
 
     /// Takes `bytes`, if they are there; else says what there is too little of.
-    pub(crate) fn take_share(&self, bytes: u64, now: Duration) -> Result<Share, RingReason> {
+    pub(crate) fn take_share(&self, bytes: u64, now: Duration) -> Result<Share, Lacking> {
         let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.0.limit);
         // ORDER: Relaxed, here and below; each number stands for itself.
         if self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_err() {
-            return Err(RingReason::Budget);
+            return Err(Lacking::Budget);
         }
         let share = Share { budget: self.clone(), bytes };
         if self.0.memory.as_ref().is_some_and(|memory| !memory.take_room(bytes, now)) {
-            return Err(RingReason::Pressure);
+            return Err(Lacking::Memory);
         }
         self.0.wanted.store(false, Ordering::Relaxed);
         Ok(share)
@@ -163,7 +172,7 @@ mod tests {
         let budget = RingBudget::unwatched(100);
         let first = budget.take_share(60, NOW).unwrap();
         for more in [41, u64::MAX] {
-            assert_eq!(budget.take_share(more, NOW).unwrap_err(), RingReason::Budget);
+            assert_eq!(budget.take_share(more, NOW).unwrap_err(), Lacking::Budget);
         }
         let second = budget.take_share(40, NOW).unwrap();
         budget.note_want();
@@ -181,7 +190,7 @@ mod tests {
         let tree = Tree::new("short");
         let budget = RingBudget::watching(u64::MAX, Some(Arc::new(MemoryWatch::new(&tree.machine(65).0))));
         let first = budget.take_share(1 << 20, NOW).unwrap();
-        assert_eq!(budget.take_share(1, NOW).unwrap_err(), RingReason::Pressure);
+        assert_eq!(budget.take_share(1, NOW).unwrap_err(), Lacking::Memory);
         assert_eq!(budget.used(), 1 << 20, "what was not given is not counted");
         assert!(!budget.is_wanted());
         budget.check_memory(NOW);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tombolo_layout::limits::{self, CONTROL_LEN};
 
-use crate::budget::{RingBudget, Share};
+use crate::budget::{Lacking, RingBudget, Share};
 
 /// A stream that grows begins with a ring of this size: with both directions, and what comes beside a first ring once each
 /// was busy, an idle channel has at most 48 KiB.
@@ -142,7 +142,8 @@ impl Growth {
                     self.reason = RingReason::Offered;
                     return Some(size);
                 }
-                Err(reason) => why = reason,
+                Err(Lacking::Budget) => why = RingReason::Budget,
+                Err(Lacking::Memory) => why = RingReason::Pressure,
             }
             size /= 2;
         }

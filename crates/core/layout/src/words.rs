@@ -3,7 +3,7 @@
 //! segment's owner only and read by the peer; hot words are 128 bytes apart, so that neither the
 //! line nor its prefetched neighbour is shared by two of them.
 
-use crate::private::COUNTERS;
+use crate::{limits, private::COUNTERS};
 
 /// Position after the last byte published. Owner: writer.
 pub const TAIL: usize = 0x080;
@@ -32,12 +32,11 @@ pub const PEER_EPOCH: usize = 0xf00;
 
 const LINE: usize = 128;
 const _: () = assert!(WRITER_COUNTERS % LINE == 0 && READER_COUNTERS % LINE == 0 && PEER_EPOCH % LINE == 0);
-const _: () =
-    assert!(RESERVED < WRITER_COUNTERS && 8 * COUNTERS <= LINE && (PEER_EPOCH as u64) < crate::limits::CONTROL_LEN);
+const _: () = assert!(RESERVED < WRITER_COUNTERS && 8 * COUNTERS <= LINE && (PEER_EPOCH as u64) < limits::CONTROL_LEN);
 const _: () = assert!(crate::header::LEN <= TAIL);
 const _: () = assert!(TAIL % LINE == 0 && HEAD % LINE == 0 && WANT_DATA % LINE == 0 && WANT_SPACE % LINE == 0);
 const _: () = assert!(READER_STATE == WANT_DATA + 8 && WRITER_STATE == WANT_SPACE + 8 && CPU % LINE == 0);
-const _: () = assert!((RESERVED as u64) < crate::limits::CONTROL_LEN);
+const _: () = assert!((RESERVED as u64) < limits::CONTROL_LEN);
 
 const _: () = assert!(RING_GROWTH == WRITER_COUNTERS + 8 * COUNTERS && RING_GROWTH < READER_COUNTERS);
 
@@ -56,8 +55,7 @@ pub const fn encode_growth(target: u64, reason: u8) -> u64 {
 #[must_use]
 pub fn decode_growth(word: u64) -> Option<(u64, &'static str)> {
     let target = word & !0xff;
-    let sound =
-        target.is_power_of_two() && target >= crate::limits::CAPACITY_MIN && target <= crate::limits::CAPACITY_MAX;
+    let sound = target.is_power_of_two() && (limits::CAPACITY_MIN..=limits::CAPACITY_MAX).contains(&target);
     let reason = RING_REASONS.get((word & 0xff) as usize).unwrap_or(&RING_REASONS[0]);
     sound.then_some((target, *reason))
 }
