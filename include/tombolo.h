@@ -61,6 +61,12 @@
 #define TOMBOLO_NO_MEMBARRIER 2
 
 /**
+ * A flag of tombolo_options: the ring of a stream begins with 8 KiB and follows its load, up to ring_size or, if that is 0,
+ * to what the caches of this machine favour. All of a process grow by 64 MiB at most, and not where memory is short.
+ */
+#define TOMBOLO_RING_GROWTH 4
+
+/**
  * As a choice of a half: the one that reads or receives.
  */
 #define TOMBOLO_READ 1
@@ -134,6 +140,46 @@
  * The memory over which it came was taken back.
  */
 #define TOMBOLO_ENDING_REVOKED 5
+
+/**
+ * Why a ring is as large as it is: the stream was never busy.
+ */
+#define TOMBOLO_RING_FIRST 1
+
+/**
+ * Another ring was offered to the peer, who has not gone to it yet.
+ */
+#define TOMBOLO_RING_OFFERED 2
+
+/**
+ * The stream is busy.
+ */
+#define TOMBOLO_RING_BULK 3
+
+/**
+ * The stream was busy and became idle.
+ */
+#define TOMBOLO_RING_IDLE 4
+
+/**
+ * The budget has no room for a larger ring.
+ */
+#define TOMBOLO_RING_BUDGET 5
+
+/**
+ * There was no memory for a larger ring, or no way to offer it.
+ */
+#define TOMBOLO_RING_MEMORY 6
+
+/**
+ * The peer follows to no other ring, or maps none that is larger.
+ */
+#define TOMBOLO_RING_PEER 7
+
+/**
+ * Memory is short in the control group or the machine.
+ */
+#define TOMBOLO_RING_PRESSURE 8
 
 /**
  * One end of a channel: bytes both ways, or messages both ways. One thread may read while another writes.
@@ -233,6 +279,14 @@ typedef struct tombolo_statistics {
    * Bytes written and not yet read, as last seen.
    */
   uint64_t in_flight;
+  /**
+   * Bytes of the ring that bulk grows to; 0 where the ring does not follow its load.
+   */
+  uint64_t ring_target;
+  /**
+   * Why the ring is as large as it is: TOMBOLO_RING_FIRST and so on, 0 where it does not follow its load.
+   */
+  uint64_t ring_reason;
 } tombolo_statistics;
 
 /**
@@ -248,7 +302,7 @@ typedef struct tombolo_options {
    */
   uint32_t size;
   /**
-   * TOMBOLO_NO_SPIN, TOMBOLO_NO_MEMBARRIER.
+   * TOMBOLO_NO_SPIN, TOMBOLO_NO_MEMBARRIER, TOMBOLO_RING_GROWTH.
    */
   uint32_t flags;
   /**
@@ -280,6 +334,11 @@ typedef struct tombolo_options {
    * How long connect waits for a listener to come. Default 0: it fails with -ENOENT at once where nobody listens.
    */
   int64_t wait_for_listener_ns;
+  /**
+   * How long a stream is idle before a ring that grew shrinks. Default 1 s. Only calls on the channel shrink it; a read that
+   * waits is one.
+   */
+  int64_t ring_idle_ns;
 } tombolo_options;
 
 #ifdef __cplusplus

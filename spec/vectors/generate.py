@@ -93,7 +93,7 @@ def word_offsets():
     """M-5."""
     return {"tail": h(0x080), "head": h(0x100), "want_data": h(0x180), "reader_state": h(0x188), "want_space": h(0x200),
             "writer_state": h(0x208), "cpu": h(0x280), "reserved": h(0x300),
-            "writer_counters": h(0xE00), "reader_counters": h(0xE80), "peer_epoch": h(0xF00), "smallest data_offset": h(0x1000)}
+            "writer_counters": h(0xE00), "ring_growth": h(0xE48), "reader_counters": h(0xE80), "peer_epoch": h(0xF00), "smallest data_offset": h(0x1000)}
 
 
 # 3-channel.md --------------------------------------------------------------------------------------------------------

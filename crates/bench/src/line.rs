@@ -22,7 +22,9 @@ const PROBE: (usize, u32) = (60, 200);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// Both probes below 190 ns: the CPUs share a cache.
+    /// Both probes below 70 ns: two threads of one core, which share all caches.
+    Core,
+    /// Both probes from there on and below 190 ns: the CPUs share a cache.
     Near,
     /// Both probes from 190 ns on: they do not, or only one that is slow to reach.
     Far,
@@ -37,11 +39,15 @@ pub enum Placement {
 impl Placement {
     /// Judges the round trips, in nanoseconds, measured before and after a sample.
     pub fn of(before_ns: f64, after_ns: f64) -> Self {
-        match (before_ns.min(after_ns), before_ns.max(after_ns)) {
-            (_, slower) if slower < 190.0 => Self::Near,
-            (faster, _) if faster >= 190.0 => Self::Far,
+        let class = |ns: f64| match ns {
+            ns if ns < 70.0 => Self::Core,
+            ns if ns < 190.0 => Self::Near,
+            // No number is no class.
+            ns if ns >= 190.0 => Self::Far,
             _ => Self::Mixed,
-        }
+        };
+        let (before, after) = (class(before_ns), class(after_ns));
+        if before == after { before } else { Self::Mixed }
     }
 }
 
@@ -169,9 +175,11 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn placement_needs_both_probes_on_one_side() {
+    fn placement_needs_both_probes_in_one_class() {
         assert_eq!(Placement::of(100.0, 189.0), Placement::Near);
         assert_eq!(Placement::of(301.0, 510.0), Placement::Far);
+        assert_eq!(Placement::of(51.0, 55.0), Placement::Core);
+        assert_eq!(Placement::of(51.0, 105.0), Placement::Mixed);
         assert_eq!(Placement::of(100.0, 510.0), Placement::Mixed);
         // An Intel CPU with one slow L3 cache has 245 to 370 ns.
         assert_eq!(Placement::of(250.0, 370.0), Placement::Far);

@@ -293,7 +293,7 @@ fn majority<'a>(samples: impl IntoIterator<Item = &'a Sample>) -> Placement {
     for sample in samples {
         *counts.entry(sample.placement).or_insert(0usize) += 1;
     }
-    let clear = [Placement::Near, Placement::Far, Placement::Same, Placement::Unknown];
+    let clear = [Placement::Near, Placement::Core, Placement::Far, Placement::Same, Placement::Unknown];
     let most = clear.into_iter().rev().max_by_key(|p| counts.get(p).copied().unwrap_or(0));
     most.filter(|p| counts.contains_key(p)).unwrap_or(Placement::Mixed)
 }

@@ -21,7 +21,7 @@ pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
             format!("{}{elsewhere}{dozed}", human(m.median, m.test))
         };
         table.draw(&mut text, &heading(group[0], &table), cell);
-        if let Some(yardstick) = against {
+        if let Some(yardstick) = against.filter(|name| *name != LIMIT) {
             let Some(column) = table.columns.iter().position(|(name, _)| name == yardstick) else { continue };
             let title = format!("{}: times better than {yardstick}", title(group[0]));
             let ratio = |m: &Measurement, row: &Row| {
@@ -29,8 +29,26 @@ pub fn render(measurements: &[Measurement], against: Option<&str>) -> String {
             };
             table.draw_by_row(&mut text, &title, ratio);
         }
+        if let Some(limit) = table.columns.iter().position(|(name, _)| name == LIMIT) {
+            let title = format!("{}: share of {LIMIT}, the limit of such a ring here", title(group[0]));
+            table.draw_by_row(&mut text, &title, |m, row| row.get(&limit).map_or("-".into(), |limit| share(m, limit)));
+        }
     }
     text
+}
+
+/// What two pinned processes copy through a ring with next to no protocol: every table that has it shows shares of it.
+const LIMIT: &str = "raw-copy";
+
+/// The share of the limit that a measurement reached. There is none of a limit of another ring, or where the CPUs were
+/// elsewhere: then one of the two says nothing of the other.
+fn share(m: &Measurement, limit: &Measurement) -> String {
+    let comparable = m.placement == limit.placement && m.placement != Placement::Mixed;
+    match (comparable, m.ring) {
+        (false, _) => "void".into(),
+        (true, Some(ring)) if Some(ring) != limit.ring => "-".into(),
+        _ => format!("{:.2}", m.times_better_than(limit)),
+    }
 }
 
 /// Measurements that answer one question, and so share a table or a chart, in the order in which they come.
@@ -83,6 +101,7 @@ fn heading(first: &Measurement, table: &Table<'_>) -> String {
     let dozed = any(&|m| m.dozed());
     let placement = match table.placement {
         Placement::Near => "; CPUs near",
+        Placement::Core => "; two threads of one core",
         Placement::Far => "; CPUs far apart",
         Placement::Mixed => "; the host moved the CPUs: treat as noise",
         Placement::Same | Placement::Unknown => "",
@@ -237,6 +256,33 @@ round trip, spinning: times better than line
 4KiB  0.00  1.00
 ";
         assert_eq!(text, want);
+    }
+
+    #[test]
+    fn table_with_the_limit_shows_shares_of_it_where_they_mean_something() {
+        let of = |transport: &str, size, median, ring| Measurement {
+            test: Test::Throughput,
+            wait: None,
+            ring,
+            ..m(transport, size, median)
+        };
+        let (ring, other) = (Some(1 << 20), Some(4 << 20));
+        let far = Measurement { placement: Placement::Far, ..of("tombolo", 4096, 4e9, ring) };
+        let all = [
+            of("tombolo", 64, 9e9, ring),
+            of("tcp", 64, 1e9, None),
+            of("raw-copy", 64, 10e9, ring),
+            far,
+            of("tcp", 4096, 2e9, None),
+            of("raw-copy", 4096, 20e9, ring),
+        ];
+        let text = render(&all, None);
+        let shares = text.split("share of raw-copy").nth(1).expect(&text);
+        let rows: Vec<Vec<&str>> = shares.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows, [vec!["64", "0.90", "0.10", "1.00"], vec!["4KiB", "void", "0.10", "1.00"]], "{text}");
+        assert_eq!(share(&of("tombolo", 64, 1.0, other), &of("raw-copy", 64, 2.0, ring)), "-");
+        assert_eq!(render(&all, Some("raw-copy")), text, "it is said once");
+        assert!(!render(&all[..2], None).contains("share"));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The two halves behind a handle, and what is done with them whatever the channel carries.
 
-use std::os::fd::AsRawFd;
+use std::{os::fd::AsRawFd, time::Duration};
 
 use libc::c_int;
-use tombolo::{Deadline, Mode, Reserved, Rx, Tx, Watch};
+use tombolo::{Deadline, Error, Mode, ReadHalf, Reserved, Rx, StreamMode, Tx, Watch};
 
 use crate::{
     border::{Fault, Outcome, deadline},
@@ -29,6 +29,8 @@ pub struct Halves<M: Mode> {
     pub reader: Half<Rx<M>>,
     pub writer: Half<Tx<M>>,
     watch: Watch,
+    /// Whether the ring of the writing half does, or did at first.
+    follows_load: bool,
 }
 
 fn no_such_half() -> Fault {
@@ -47,9 +49,37 @@ impl<M: Mode> Inside<Rx<M>> {
     }
 }
 
+impl Halves<StreamMode> {
+    /// Waits with `read` until `deadline`. What the peer may be waiting for goes first, and meanwhile the ring of the writing
+    /// half follows its load, unless another thread has that half.
+    pub fn wait_to_read(
+        &self,
+        reader: &mut ReadHalf,
+        deadline: Deadline,
+        mut read: impl FnMut(&mut ReadHalf, Deadline) -> tombolo::Result<usize>,
+    ) -> tombolo::Result<usize> {
+        self.flush_first();
+        let mut look = if self.follows_load { self.follow_load() } else { None };
+        loop {
+            let until = look.map_or(deadline, |time| deadline.min(Deadline::after(time)));
+            match read(reader, until) {
+                Err(Error::TimedOut) if look.is_some() && !deadline.expired() => look = self.follow_load(),
+                done => return done,
+            }
+        }
+    }
+
+    fn follow_load(&self) -> Option<Duration> {
+        let mut writer = self.writer.help()?;
+        // What is wrong there is for who writes.
+        writer.half.follow_load().unwrap_or_default()
+    }
+}
+
 impl<M: Mode> Halves<M> {
     pub fn new(reader: Rx<M>, writer: Tx<M>, watch: Watch) -> Self {
-        Self { reader: Half::new(reader), writer: Half::new(writer), watch }
+        let follows_load = writer.statistics().ring_growth.is_some();
+        Self { reader: Half::new(reader), writer: Half::new(writer), watch, follows_load }
     }
 
     /// Before the reading half waits: what the peer may be waiting for in turn, unless another thread has that half.
@@ -112,7 +142,7 @@ impl<M: Mode> Halves<M> {
         let mut writer = self.writer.enter()?;
         self.release_first();
         match (writer.half.drained_until(deadline(timeout_ns).unwrap_or(Deadline::NOW)), timeout_ns) {
-            (Err(tombolo::Error::TimedOut), 0) => Err(Fault::WOULD_BLOCK),
+            (Err(Error::TimedOut), 0) => Err(Fault::WOULD_BLOCK),
             (drained, _) => Ok(drained?),
         }
     }

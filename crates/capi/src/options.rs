@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tombolo::{FlushPolicy, Options as Knobs};
+use tombolo::{FlushPolicy, Options as Knobs, RingBudget};
 
 use crate::border::{Fault, Outcome};
 
@@ -11,6 +11,9 @@ use crate::border::{Fault, Outcome};
 pub const TOMBOLO_NO_SPIN: u32 = 1;
 /// A flag of tombolo_options: both ends fence at each write; sleeping gets cheaper, small writes dearer.
 pub const TOMBOLO_NO_MEMBARRIER: u32 = 2;
+/// A flag of tombolo_options: the ring of a stream begins with 8 KiB and follows its load, up to ring_size or, if that is 0,
+/// to what the caches of this machine favour. All of a process grow by 64 MiB at most, and not where memory is short.
+pub const TOMBOLO_RING_GROWTH: u32 = 4;
 
 /// How a channel is set up and how this end behaves; each end chooses for itself.
 ///
@@ -22,7 +25,7 @@ pub const TOMBOLO_NO_MEMBARRIER: u32 = 2;
 pub struct Options {
     /// sizeof(struct tombolo_options), so that the struct can grow.
     pub size: u32,
-    /// TOMBOLO_NO_SPIN, TOMBOLO_NO_MEMBARRIER.
+    /// TOMBOLO_NO_SPIN, TOMBOLO_NO_MEMBARRIER, TOMBOLO_RING_GROWTH.
     pub flags: u32,
     /// Bytes of the ring this end writes into: rounded up to a power of two, 4 KiB to 1 GiB. Default 1 MiB.
     pub ring_size: u64,
@@ -39,6 +42,9 @@ pub struct Options {
     pub handshake_timeout_ns: i64,
     /// How long connect waits for a listener to come. Default 0: it fails with -ENOENT at once where nobody listens.
     pub wait_for_listener_ns: i64,
+    /// How long a stream is idle before a ring that grew shrinks. Default 1 s. Only calls on the channel shrink it; a read that
+    /// waits is one.
+    pub ring_idle_ns: i64,
 }
 
 /// A time; longer than anybody waits if there is no end.
@@ -56,12 +62,18 @@ pub fn flush_policy(bytes: u64, ns: u64) -> FlushPolicy {
 
 impl Options {
     pub fn knobs(&self) -> Outcome<Knobs> {
-        if self.flags & !(TOMBOLO_NO_SPIN | TOMBOLO_NO_MEMBARRIER) != 0 {
-            return Err(Fault::with(libc::EINVAL, &format!("flags {:#x}: there are 0x1 and 0x2", self.flags)));
+        if self.flags & !(TOMBOLO_NO_SPIN | TOMBOLO_NO_MEMBARRIER | TOMBOLO_RING_GROWTH) != 0 {
+            return Err(Fault::with(libc::EINVAL, &format!("flags {:#x}: there are 0x1, 0x2 and 0x4", self.flags)));
         }
         let mut knobs = Knobs::new().membarrier(self.flags & TOMBOLO_NO_MEMBARRIER == 0);
         if self.ring_size != 0 {
             knobs = knobs.ring_size(self.ring_size);
+        }
+        if self.flags & TOMBOLO_RING_GROWTH != 0 {
+            knobs = knobs.ring_growth(RingBudget::of_process());
+        }
+        if self.ring_idle_ns != 0 {
+            knobs = knobs.ring_idle_time(duration(self.ring_idle_ns));
         }
         if self.largest_peer_ring != 0 {
             knobs = knobs.largest_peer_ring(self.largest_peer_ring);

@@ -54,8 +54,7 @@ pub extern "C" fn tombolo_stream_read(
             return Ok(read);
         }
         let deadline = deadline(timeout_ns)?;
-        stream.flush_first();
-        Ok(reader.half.read_until(buffer, deadline)?)
+        Ok(stream.wait_to_read(&mut reader.half, deadline, |half, until| half.read_until(buffer, until))?)
     })
 }
 
@@ -74,8 +73,8 @@ pub extern "C" fn tombolo_stream_readv(
             return Ok(read);
         }
         let deadline = deadline(timeout_ns)?;
-        stream.flush_first();
-        Ok(reader.half.read_vectored_until(&mut parts, deadline)?)
+        Ok(stream
+            .wait_to_read(&mut reader.half, deadline, |half, until| half.read_vectored_until(&mut parts, until))?)
     })
 }
 
@@ -95,12 +94,13 @@ pub extern "C" fn tombolo_stream_read_all(
         while done < len {
             let rest = &mut buffer[done..];
             let read = match until {
-                Some(until) => reader.half.read_until(rest, until)?,
+                Some(until) => {
+                    stream.wait_to_read(&mut reader.half, until, |half, until| half.read_until(rest, until))?
+                }
                 None => match reader.half.try_read(rest)? {
                     Some(read) => read,
                     None => {
                         until = Some(deadline(timeout_ns)?);
-                        stream.flush_first();
                         continue;
                     }
                 },

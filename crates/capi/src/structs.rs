@@ -2,7 +2,7 @@
 //! What a handle tells of itself and of its peer.
 
 use libc::{c_char, c_int};
-use tombolo::{Ending, Liveness, PipeStatistics};
+use tombolo::{Ending, Liveness, PipeStatistics, RingReason};
 
 /// The peer runs, as far as can be known.
 pub const TOMBOLO_LIFE_RUNNING: c_int = 0;
@@ -86,10 +86,46 @@ pub struct Statistics {
     pub ring_size: u64,
     /// Bytes written and not yet read, as last seen.
     pub in_flight: u64,
+    /// Bytes of the ring that bulk grows to; 0 where the ring does not follow its load.
+    pub ring_target: u64,
+    /// Why the ring is as large as it is: TOMBOLO_RING_FIRST and so on, 0 where it does not follow its load.
+    pub ring_reason: u64,
+}
+
+/// Why a ring is as large as it is: the stream was never busy.
+pub const TOMBOLO_RING_FIRST: u64 = 1;
+/// Another ring was offered to the peer, who has not gone to it yet.
+pub const TOMBOLO_RING_OFFERED: u64 = 2;
+/// The stream is busy.
+pub const TOMBOLO_RING_BULK: u64 = 3;
+/// The stream was busy and became idle.
+pub const TOMBOLO_RING_IDLE: u64 = 4;
+/// The budget has no room for a larger ring.
+pub const TOMBOLO_RING_BUDGET: u64 = 5;
+/// There was no memory for a larger ring, or no way to offer it.
+pub const TOMBOLO_RING_MEMORY: u64 = 6;
+/// The peer follows to no other ring, or maps none that is larger.
+pub const TOMBOLO_RING_PEER: u64 = 7;
+/// Memory is short in the control group or the machine.
+pub const TOMBOLO_RING_PRESSURE: u64 = 8;
+
+fn reason(reason: RingReason) -> u64 {
+    match reason {
+        RingReason::First => TOMBOLO_RING_FIRST,
+        RingReason::Offered => TOMBOLO_RING_OFFERED,
+        RingReason::Bulk => TOMBOLO_RING_BULK,
+        RingReason::Idle => TOMBOLO_RING_IDLE,
+        RingReason::Budget => TOMBOLO_RING_BUDGET,
+        RingReason::Memory => TOMBOLO_RING_MEMORY,
+        RingReason::Peer => TOMBOLO_RING_PEER,
+        RingReason::Pressure => TOMBOLO_RING_PRESSURE,
+        // One of a later version.
+        _ => 0,
+    }
 }
 
 impl From<PipeStatistics> for Statistics {
-    fn from(PipeStatistics { counters, ring_size, in_flight, .. }: PipeStatistics) -> Self {
+    fn from(PipeStatistics { counters, ring_size, in_flight, ring_growth, .. }: PipeStatistics) -> Self {
         Self {
             size: 0,
             reserved: 0,
@@ -105,6 +141,8 @@ impl From<PipeStatistics> for Statistics {
             stalls: counters.stalls,
             ring_size,
             in_flight,
+            ring_target: ring_growth.map_or(0, |growth| growth.target),
+            ring_reason: ring_growth.map_or(0, |growth| reason(growth.reason)),
         }
     }
 }

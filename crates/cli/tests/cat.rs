@@ -54,6 +54,19 @@ fn pipes_both_ways_through_the_smallest_ring_arrive_whole() {
 }
 
 #[test]
+fn bytes_through_rings_that_follow_their_load_arrive_whole() {
+    let place = Place::new();
+    let (left, right) = (noise(24 * MIB + 7), noise(9 * MIB - 9));
+    for checksum in ["", "--checksum "] {
+        let listener = place.listen(&format!("{checksum}--ring auto")).feed(right.clone()).heard();
+        let connector = place.connect(&format!("{checksum}--ring auto")).feed(left.clone());
+        let connector = connector.end_with_open_input().expect(0);
+        let listener = listener.end_with_open_input().expect(0);
+        assert!(connector.out == right && listener.out == left);
+    }
+}
+
+#[test]
 fn empty_input_is_a_complete_transfer() {
     let place = Place::new();
     let listener = place.listen("--checksum").hush();

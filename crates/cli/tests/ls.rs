@@ -85,6 +85,27 @@ fn channel_is_shown_with_both_ends_and_what_they_counted() {
 }
 
 #[test]
+fn c12_ring_that_follows_its_load_is_shown_with_its_target_and_why() {
+    let place = Place::new();
+    let mut listener = place.listen("");
+    let mut connector = place.connect("--ring auto");
+    connector.child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+    listener.child.stdout.as_mut().unwrap().read_exact(&mut [0; 1]).unwrap();
+    let channel = channel(&place, "a channel with both ends", |channel| channel["state"] == "open");
+    let [there, back] = [0, 1].map(|pipe| &channel["pipes"][pipe]);
+    assert!(there["growth"].is_null(), "{there}");
+    assert_eq!((&back["ring"], &back["growth"]["reason"]), (&(8 << 10).into(), &"first".into()), "{back}");
+    let target = back["growth"]["target"].as_u64().unwrap();
+    assert!(target >= 1 << 20, "{back}");
+    let text = String::from_utf8(Running::start(&["ls"], |_| {}).end().expect(0).out).unwrap();
+    let shown = format!("ring 8.00 KiB of {}.00 MiB (first)  fill", target >> 20);
+    assert!(text.contains(&shown), "{text}");
+    let text = Running::start(&["top", "--once"], |_| {}).end().expect(0).out;
+    let shown = format!("8KiB/{}MiB first", target >> 20);
+    assert!(String::from_utf8(text).unwrap().contains(&shown));
+}
+
+#[test]
 fn states_are_told_apart() {
     let place = Place::new();
     let mut listener = place.listen("");

@@ -194,7 +194,7 @@ fn series<'a>(group: &[&'a Measurement]) -> Vec<(String, usize, Vec<&'a Measurem
 /// Where the CPUs were in most of the results.
 fn usual(group: &[&Measurement]) -> Placement {
     let of = |placement| group.iter().filter(|m| m.placement == placement).count();
-    let all = [Placement::Unknown, Placement::Mixed, Placement::Same, Placement::Far, Placement::Near];
+    let all = [Placement::Unknown, Placement::Mixed, Placement::Same, Placement::Far, Placement::Core, Placement::Near];
     all.into_iter().max_by_key(|placement| of(*placement)).unwrap_or(Placement::Unknown)
 }
 
@@ -202,6 +202,7 @@ fn point(m: &Measurement, name: &str, x: f64, usual: Placement) -> Point {
     let show = |value| table::human(value, m.test);
     let placement = match m.placement {
         Placement::Near => ", CPUs near",
+        Placement::Core => ", two threads of one core",
         Placement::Far => ", CPUs far apart",
         Placement::Mixed => ", CPUs moved meanwhile",
         Placement::Same | Placement::Unknown => "",

@@ -78,6 +78,7 @@ fn placement(results: &[&Measurement]) -> String {
     let of = |wanted: Placement| results.iter().filter(|m| m.placement == wanted).count();
     let counts = [
         (of(Placement::Near), "with near CPUs"),
+        (of(Placement::Core), "on two threads of one core"),
         (of(Placement::Far), "with CPUs far apart"),
         (of(Placement::Mixed), "while the host moved a CPU"),
         (of(Placement::Same), "on one CPU"),

@@ -318,6 +318,41 @@ static void knobs_under_way(const char *address)
     CLAIM(tombolo_channel_close(pair[0]) == 0 && tombolo_channel_close(pair[1]) == 0);
 }
 
+/* A ring that follows its load begins small, grows in bulk, and shrinks while its owner waits to read. */
+static void growth(const char *address)
+{
+    struct tombolo_options options = {
+        .size = sizeof options, .flags = TOMBOLO_RING_GROWTH, .ring_size = 1 << 16, .ring_idle_ns = SECONDS / 50};
+    struct tombolo_statistics sent = {.size = sizeof sent};
+    static char out[100000], in[100000];
+    tombolo_channel *ends[2];
+    ssize_t moved;
+
+    stream_pair(address, &options, ends);
+    CLAIM(tombolo_channel_statistics(ends[0], TOMBOLO_WRITE, &sent) == 0 && sent.ring_size == 8 << 10);
+    CLAIM(sent.ring_target == 1 << 16 && sent.ring_reason == TOMBOLO_RING_FIRST);
+    for (int steps = 0; sent.ring_reason != TOMBOLO_RING_BULK; steps++) {
+        CLAIM(steps < 100000 && sent.ring_reason != TOMBOLO_RING_BUDGET);
+        while (tombolo_stream_write(ends[0], out, sizeof out, 0) > 0)
+            ;
+        while ((moved = tombolo_stream_read(ends[1], in, sizeof in, 0)) > 0)
+            ;
+        CLAIM(moved == -EAGAIN && tombolo_channel_statistics(ends[0], TOMBOLO_WRITE, &sent) == 0);
+        if (sent.ring_reason == TOMBOLO_RING_PRESSURE)
+            break; /* this machine has no memory to spare */
+    }
+    CLAIM(sent.ring_size == 1 << 16 || sent.ring_reason == TOMBOLO_RING_PRESSURE);
+    for (int steps = 0; sent.ring_size == 1 << 16; steps++) {
+        CLAIM(steps < 1000);
+        REFUSES(ETIMEDOUT, "timed out", tombolo_stream_read(ends[0], in, 1, SECONDS / 20));
+        REFUSES(EAGAIN, "not now", tombolo_stream_read(ends[1], in, 1, 0)); /* by which it follows */
+        CLAIM(tombolo_channel_statistics(ends[0], TOMBOLO_WRITE, &sent) == 0);
+    }
+    CLAIM(tombolo_channel_close(ends[0]) == 0 && tombolo_channel_close(ends[1]) == 0);
+    options.flags = 8;
+    REFUSES(EINVAL, "flags 0x8", tombolo_stream_connect(address, &options, &ends[0]));
+}
+
 static void what_it_tells(const char *address)
 {
     struct tombolo_statistics sent = {.size = sizeof sent}, short_ = {.size = 16, .messages = 77};
@@ -356,5 +391,6 @@ int main(int argc, char **argv)
     messages(argv[1]);
     nothing_is_held_back_by_who_waits(argv[1]);
     knobs_under_way(argv[1]);
+    growth(argv[1]);
     what_it_tells(argv[1]);
 }

@@ -9,8 +9,8 @@ use crate::{
     failure::Result,
     human,
     inspect::{
-        self, Bytes, Carried, Channel, Counted, End, Half, Listener, Machine, Mode, OrphanedGrants, Pulse, Socket,
-        State, Summary, View,
+        self, Bytes, Carried, Channel, Counted, End, Growth, Half, Listener, Machine, Mode, OrphanedGrants, Pulse,
+        Socket, State, Summary, View,
     },
     output,
 };
@@ -145,11 +145,17 @@ fn channel(channel: &Channel) -> Vec<String> {
         let [from, to] = [from, 1 - from].map(|end| whom(channel.ends[end].as_ref(), channel));
         let size = |bytes: Option<u64>| bytes.map_or("?".into(), human::bytes);
         let (ring, fill, bytes) = (size(pipe.ring), size(pipe.fill), size(pipe.bytes));
-        lines.push(format!("  {from} -> {to}  ring {ring}  fill {fill}  written {bytes}"));
+        let growth = pipe.growth.as_ref().map_or(String::new(), growth);
+        lines.push(format!("  {from} -> {to}  ring {ring}{growth}  fill {fill}  written {bytes}"));
         lines.extend(pipe.writer.map(|half| self::half("writer", &half)));
         lines.extend(pipe.reader.map(|half| self::half("reader", &half)));
     }
     lines
+}
+
+/// How a ring follows its load: ` of 2.00 MiB (bulk)`.
+fn growth(Growth { target, reason }: &Growth) -> String {
+    format!(" of {} ({reason})", human::bytes(*target))
 }
 
 /// The link that a channel is on, and how the machine at its other end fares.
@@ -253,6 +259,12 @@ mod tests {
         assert!(lines[2].starts_with("2 TCP connections"));
         assert!(lines[3].ends_with("not told: no") && lines[4].starts_with("4 pages"));
         assert!(remarks(&Summary { hidden: 0, broken: 0, unlisted: 0, let_go: 0, broker: None, ..summary }).is_empty());
+    }
+
+    #[test]
+    fn ring_that_follows_its_load_says_how_far_and_why() {
+        let growth = growth(&Growth { target: 2 << 20, reason: "bulk" });
+        assert_eq!(growth, format!(" of {} (bulk)", human::bytes(2 << 20)));
     }
 
     #[test]

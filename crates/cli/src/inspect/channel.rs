@@ -98,12 +98,23 @@ pub struct End {
 pub struct Pipe {
     /// Bytes of the ring; `null` where its writer cannot be seen.
     pub ring: Option<u64>,
+    /// How the ring follows its load; `null` for one that does not.
+    pub growth: Option<Growth>,
     /// Bytes written and not handed back.
     pub fill: Option<u64>,
     /// Bytes written in all.
     pub bytes: Option<u64>,
     pub writer: Option<Half>,
     pub reader: Option<Half>,
+}
+
+/// How a ring follows its load (C-12).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Growth {
+    /// Bytes of the ring that bulk grows to.
+    pub target: u64,
+    /// Why the ring has the size that it has.
+    pub reason: &'static str,
 }
 
 /// What one end says of its half of a pipe.
@@ -396,6 +407,7 @@ fn pipe(from: Option<&Side<'_>>, to: Option<&Side<'_>>) -> Pipe {
     let room: u64 = from.map_or(0, |side| side.rings().map(|segment| segment.header.capacity).sum());
     Pipe {
         ring: current.map(|ring| ring.header.capacity),
+        growth: from.and_then(|side| side.first.growth()).map(|(target, reason)| Growth { target, reason }),
         fill: tail.zip(head).map(|(tail, head)| fill(tail, head, room)),
         bytes: tail.zip(from).map(|(tail, side)| tail.wrapping_sub(side.first.header.start)),
         writer: from.map(|side| {
@@ -474,7 +486,7 @@ mod tests {
 
     fn pipe(writer: &'static str, reader: &'static str) -> Pipe {
         let half = |phase| Some(Half { phase, asleep: false, counters: None });
-        Pipe { ring: None, fill: None, bytes: None, writer: half(writer), reader: half(reader) }
+        Pipe { ring: None, growth: None, fill: None, bytes: None, writer: half(writer), reader: half(reader) }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use serde::Serialize;
 use tombolo_layout::xen::PAGE;
 
 pub use call::Machine;
-pub use channel::{Channel, Counted, End, Half, Mode, Pipe, State};
+pub use channel::{Channel, Counted, End, Growth, Half, Mode, Pipe, State};
 pub use listener::{Listener, Pulse, known_folders};
 pub use process::{known_groups, known_users, name_of};
 pub use socket::{Bytes, Carried, Socket};

@@ -120,6 +120,12 @@ impl Segment {
             peer_epoch: self.word(words::PEER_EPOCH),
         })
     }
+
+    /// C-12. How the ring that this end writes follows its load: what it grows to, and why it is as large as it is.
+    pub fn growth(&self) -> Option<(u64, &'static str)> {
+        let told = self.header.features.has(Features::STATISTICS);
+        told.then(|| self.word(words::RING_GROWTH)).and_then(words::decode_growth)
+    }
 }
 
 /// The word at `at` of a page that was read.
@@ -150,6 +156,7 @@ mod tests {
         control.write_header(&SegmentHeader::new(4096, 0, 7, features, 5).encode());
         control.word(words::TAIL).store_relaxed(9);
         control.word(words::READER_COUNTERS + 56).store_relaxed(3);
+        control.word(words::RING_GROWTH).store_relaxed(words::encode_growth(1 << 20, 3));
         fd
     }
 
@@ -157,14 +164,15 @@ mod tests {
     fn c12_segment_is_read_as_it_stands_there() {
         let seen = Segment::map(&memory(Features::STATISTICS)).unwrap();
         assert_eq!((seen.header.start, seen.header.epoch, seen.word(words::TAIL)), (7, 5, 9));
-        assert_eq!(seen.board().unwrap().reader[7], 3);
+        assert_eq!((seen.board().unwrap().reader[7], seen.growth()), (3, Some((1 << 20, "bulk"))));
         let age = seen.made.unwrap().elapsed().unwrap();
         assert!(age < Duration::from_secs(60), "{age:?}");
     }
 
     #[test]
     fn c12_board_that_was_not_offered_is_not_shown() {
-        assert!(Segment::map(&memory(Features::NONE)).unwrap().board().is_none());
+        let seen = Segment::map(&memory(Features::NONE)).unwrap();
+        assert!(seen.board().is_none() && seen.growth().is_none());
     }
 
     #[test]

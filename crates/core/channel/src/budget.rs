@@ -5,9 +5,12 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
+
+use crate::pressure::MemoryWatch;
 
 /// What the budget of a process allows, unless told otherwise.
 const OF_PROCESS: u64 = 64 << 20;
@@ -16,6 +19,9 @@ const OF_PROCESS: u64 = 64 << 20;
 ///
 /// A channel takes from it what its grown ring costs, and returns that when the ring shrinks or the channel is dropped. Its
 /// first, small ring is not counted. Make one budget for each group of channels that is to be bounded: a link, a customer.
+///
+/// No ring grows where memory is short, whatever the budget has: for the process's control groups, for the machine, or for
+/// tasks that wait for it. Idle rings shrink sooner then, and where memory becomes scarce busy ones do, too.
 ///
 /// # Example
 /// ```
@@ -32,6 +38,10 @@ pub struct RingBudget(Arc<Account>);
 struct Account {
     limit: u64,
     used: AtomicU64,
+    /// Where memory is looked at.
+    memory: Option<Arc<MemoryWatch>>,
+    /// The last ring that wanted to grow could not: idle ones shrink sooner.
+    wanted: AtomicBool,
 }
 
 /// Bytes taken from a budget, until dropped.
@@ -41,11 +51,33 @@ pub(crate) struct Share {
     bytes: u64,
 }
 
+/// What there is too little of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lacking {
+    /// The budget's own bytes.
+    Budget,
+    /// Memory of the control group or the machine.
+    Memory,
+}
+
 impl RingBudget {
     /// Makes a budget of `bytes` bytes.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
-        Self(Arc::new(Account { limit: bytes, used: AtomicU64::new(0) }))
+        Self::watching(bytes, Some(MemoryWatch::of_process()))
+    }
+
+    /// Makes a budget of `bytes` bytes for rings that grow however short the machine's memory is.
+    ///
+    /// For a program that looks after its memory by itself.
+    #[must_use]
+    pub fn unwatched(bytes: u64) -> Self {
+        Self::watching(bytes, None)
+    }
+
+    pub(crate) fn watching(bytes: u64, memory: Option<Arc<MemoryWatch>>) -> Self {
+        let (used, wanted) = Default::default();
+        Self(Arc::new(Account { limit: bytes, used, memory, wanted }))
     }
 
     /// Returns the budget of this process: 64 MiB for all channels that use it.
@@ -67,19 +99,49 @@ impl RingBudget {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// Takes `bytes`, if they are there.
-    pub(crate) fn take_share(&self, bytes: u64) -> Option<Share> {
+    /// Takes `bytes`, if they are there; else says what there is too little of.
+    pub(crate) fn take_share(&self, bytes: u64, now: Duration) -> Result<Share, Lacking> {
         let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.0.limit);
-        // ORDER: Relaxed; the number stands for itself.
-        self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
-        Some(Share { budget: self.clone(), bytes })
+        // ORDER: Relaxed, here and below; each number stands for itself.
+        if self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_err() {
+            return Err(Lacking::Budget);
+        }
+        let share = Share { budget: self.clone(), bytes };
+        if self.0.memory.as_ref().is_some_and(|memory| !memory.take_room(bytes, now)) {
+            return Err(Lacking::Memory);
+        }
+        self.0.wanted.store(false, Ordering::Relaxed);
+        Ok(share)
+    }
+
+    /// Notes that a ring could not grow: others that are idle make room.
+    pub(crate) fn note_want(&self) {
+        self.0.wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether idle rings shrink sooner.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.0.wanted.load(Ordering::Relaxed)
+    }
+
+    /// Looks now and then whether memory is short, and has idle rings shrink sooner then.
+    pub(crate) fn check_memory(&self, now: Duration) {
+        if self.0.memory.as_ref().is_some_and(|memory| memory.is_short(now)) {
+            self.note_want();
+        }
+    }
+
+    /// Whether memory is so scarce that busy rings shrink as well.
+    pub(crate) fn is_scarce(&self, now: Duration) -> bool {
+        self.0.memory.as_ref().is_some_and(|memory| memory.is_scarce(now))
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
+        let account = &self.budget.0;
         // ORDER: Relaxed; the number stands for itself.
-        self.budget.0.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        account.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -101,17 +163,38 @@ impl Eq for RingBudget {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pressure::tests::Tree;
+
+    const NOW: Duration = Duration::ZERO;
 
     #[test]
     fn budget_gives_no_more_than_it_has_and_takes_back_all() {
-        let budget = RingBudget::new(100);
-        let first = budget.take_share(60).unwrap();
-        assert!(budget.take_share(41).is_none() && budget.take_share(u64::MAX).is_none());
-        let second = budget.take_share(40).unwrap();
+        let budget = RingBudget::unwatched(100);
+        let first = budget.take_share(60, NOW).unwrap();
+        for more in [41, u64::MAX] {
+            assert_eq!(budget.take_share(more, NOW).unwrap_err(), Lacking::Budget);
+        }
+        let second = budget.take_share(40, NOW).unwrap();
+        budget.note_want();
         assert_eq!(budget.used(), 100);
         drop(first);
-        assert_eq!(budget.used(), 40);
+        assert_eq!((budget.used(), budget.is_wanted()), (40, true));
         drop(second);
         assert_eq!(budget.used(), 0);
+        drop(budget.take_share(1, NOW));
+        assert!(!budget.is_wanted(), "one could grow");
+    }
+
+    #[test]
+    fn budget_gives_nothing_where_memory_is_short() {
+        let tree = Tree::new("short");
+        let budget = RingBudget::watching(u64::MAX, Some(Arc::new(MemoryWatch::new(&tree.machine(65).0))));
+        let first = budget.take_share(1 << 20, NOW).unwrap();
+        assert_eq!(budget.take_share(1, NOW).unwrap_err(), Lacking::Memory);
+        assert_eq!(budget.used(), 1 << 20, "what was not given is not counted");
+        assert!(!budget.is_wanted());
+        budget.check_memory(NOW);
+        assert!(budget.is_wanted(), "nothing is left");
+        drop(first);
     }
 }

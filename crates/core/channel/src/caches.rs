@@ -7,8 +7,9 @@
 
 use std::{fmt, path::Path, sync::OnceLock};
 
-use rustix::fs::{Mode, OFlags};
 use tombolo_layout::limits::CAPACITY_DEFAULT;
+
+use crate::os;
 
 /// No more than this: no larger ring was seen to be worth its memory.
 const MOST: u64 = 2 * CAPACITY_DEFAULT;
@@ -92,18 +93,16 @@ fn read_size(of_cpu: &Path, index: u32, level: &str, plausible: &std::ops::Range
     kib.checked_mul(1 << 10).filter(|bytes| plausible.contains(bytes))
 }
 
-/// The one short line of a file. Somebody may have put something else there, in a container: it is neither waited for nor
-/// read at length.
+/// The one short line of a file.
 fn read_line(path: &Path) -> Option<String> {
-    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let mut buffer = [0; 32];
-    let len = rustix::io::read(&fd, &mut buffer[..]).ok()?;
-    Some(std::str::from_utf8(&buffer[..len]).ok()?.trim_end().to_owned())
+    os::read_text(path, 32).map(|text| text.trim_end().to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use std::{fs, path::PathBuf};
+
+    use rustix::fs::Mode;
 
     use super::*;
 

@@ -18,6 +18,7 @@ use crate::{
     control::without_bell,
     end::{Agreement, End},
     growth::Growth,
+    moves::RingMoves,
     os,
     receiving::Receiving,
     sending::Sending,
@@ -154,7 +155,7 @@ impl Agreed {
     /// The two ends become a channel.
     fn join(self, link: Box<dyn Endpoint>, options: &Options) -> Result<Parts> {
         let Self { halves, offer, agreement } = self;
-        let Halves { mut writer, reader, own_cpu, peer_cpu, boards } = halves;
+        let Halves { mut writer, reader, own_cpu, peer_cpu, boards, growth: board } = halves;
         let bell =
             link.doorbell().ok_or(Error::Malformed { clause: "C-3", what: "a greeting without a doorbell".into() })?;
         writer.set_flush_policy(options.flush);
@@ -167,7 +168,7 @@ impl Agreed {
         let waiter = |slot, board| Waiter::new(Arc::clone(&bell), slot, Arc::clone(&end), spin, board);
         let (sending, receiving) = boards.unzip();
         Ok(Parts {
-            sending: Sending::new(writer, waiter(Slot::Space, sending), growth),
+            sending: Sending::new(writer, waiter(Slot::Space, sending), RingMoves::new(growth, board)),
             receiving: Receiving::new(reader, waiter(Slot::Data, receiving)),
         })
     }

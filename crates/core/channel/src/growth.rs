@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tombolo_layout::limits::{self, CONTROL_LEN};
 
-use crate::budget::{RingBudget, Share};
+use crate::budget::{Lacking, RingBudget, Share};
 
-/// A stream that grows begins with a ring of this size.
-pub(crate) const FIRST: u64 = 16 << 10;
+/// A stream that grows begins with a ring of this size: with both directions, and what comes beside a first ring once each
+/// was busy, an idle channel has at most 48 KiB.
+pub(crate) const FIRST: u64 = 8 << 10;
 /// An idle ring shrinks to this. The first segment stays for its words (H-7), so what comes beside it had better be small.
 const LEAST: u64 = limits::CAPACITY_MIN;
 /// Bulk: the writer found the ring full so often, and moved so many times its size, within the window.
@@ -17,6 +18,8 @@ const ROUNDS: u64 = 8;
 const WINDOW: Duration = Duration::from_millis(100);
 /// Idle: the writer moved less than the first ring holds in so much time.
 pub(crate) const IDLE_TIME: Duration = Duration::from_secs(1);
+/// This part of it is enough where a ring could not grow: idle rings make room first.
+const SOONER: u32 = 4;
 /// No other try so soon after one that failed.
 const HOLD: Duration = Duration::from_secs(1);
 
@@ -28,7 +31,7 @@ const HOLD: Duration = Duration::from_secs(1);
 #[non_exhaustive]
 pub enum RingReason {
     /// The stream is new, and was never busy.
-    First,
+    First = 1,
     /// Another ring was offered to the peer, who has not gone to it yet.
     Offered,
     /// The stream is busy.
@@ -41,6 +44,8 @@ pub enum RingReason {
     Memory,
     /// The peer follows to no other ring, or maps none that is larger.
     Peer,
+    /// Memory is short in this process's control group or in the machine: the ring did not grow, or was given up.
+    Pressure,
 }
 
 /// Where the ring of a growing stream stands.
@@ -58,7 +63,7 @@ pub enum RingReason {
 /// # let stream = client.join().unwrap()?;
 /// let sent = stream.statistics().sent;
 /// let growth = sent.ring_growth.expect("it was asked for");
-/// assert_eq!((sent.ring_size, growth.reason), (16 << 10, RingReason::First));
+/// assert_eq!((sent.ring_size, growth.reason), (8 << 10, RingReason::First));
 /// assert!(growth.target >= 1 << 20);
 /// # Ok::<(), tombolo::Error>(())
 /// ```
@@ -95,7 +100,7 @@ impl Growth {
     pub(crate) fn new(budget: RingBudget, idle_time: Duration, most: u64, peer_maps: u64, now: Duration) -> Self {
         let mapped = peer_maps.saturating_sub(CONTROL_LEN).checked_ilog2().map_or(0, |bits| 1 << bits);
         let reason = if mapped.min(most) > FIRST { RingReason::First } else { RingReason::Peer };
-        let most = most.min(mapped);
+        let most = most.min(mapped).max(LEAST);
         Self {
             most,
             budget,
@@ -107,10 +112,6 @@ impl Growth {
             held: None,
             offered: None,
         }
-    }
-
-    pub(crate) fn idle_time(&self) -> Duration {
-        self.idle_time
     }
 
     pub(crate) fn state(&self) -> RingGrowth {
@@ -131,19 +132,33 @@ impl Growth {
         full + 1 >= FULL && moved.wrapping_sub(from) >= ROUNDS * capacity
     }
 
-    /// The ring to grow to from `capacity`: the target, or what the budget has. What it costs is taken.
-    pub(crate) fn choose_ring(&mut self, capacity: u64, now: Duration) -> Option<u64> {
-        let mut size = self.most;
+    /// The ring to grow to from `capacity`: the target, but at most `most`, or what budget and memory have. It is taken there.
+    pub(crate) fn choose_ring(&mut self, capacity: u64, most: u64, now: Duration) -> Option<u64> {
+        let (mut size, mut why) = (self.most.min(most), RingReason::Budget);
         while size > capacity {
-            if let Some(share) = self.budget.take_share(CONTROL_LEN + size) {
-                self.offered = Some((Some(share), RingReason::Bulk));
-                self.reason = RingReason::Offered;
-                return Some(size);
+            match self.budget.take_share(CONTROL_LEN + size, now) {
+                Ok(share) => {
+                    self.offered = Some((Some(share), RingReason::Bulk));
+                    self.reason = RingReason::Offered;
+                    return Some(size);
+                }
+                Err(Lacking::Budget) => why = RingReason::Budget,
+                Err(Lacking::Memory) => why = RingReason::Pressure,
             }
             size /= 2;
         }
-        self.fail(RingReason::Budget, now);
+        self.fail(why, now);
         None
+    }
+
+    /// Whether memory is so scarce that a ring of `capacity` bytes shrinks although it is busy: then to what.
+    pub(crate) fn yields_to(&mut self, capacity: u64, now: Duration) -> Option<u64> {
+        if capacity <= FIRST || self.offered.is_some() || now < self.hold || !self.budget.is_scarce(now) {
+            return None;
+        }
+        self.offered = Some((None, RingReason::Pressure));
+        self.reason = RingReason::Offered;
+        Some(FIRST)
     }
 
     /// Whether the writer, at byte `moved`, has been idle with a ring of `capacity` bytes: then the ring to shrink to.
@@ -151,8 +166,9 @@ impl Growth {
         if capacity <= FIRST || self.offered.is_some() {
             return None;
         }
+        self.budget.check_memory(now);
         let (since, from) = self.quiet;
-        if now.saturating_sub(since) < self.idle_time {
+        if now.saturating_sub(since) < self.look_time() {
             return None;
         }
         self.quiet = (now, moved);
@@ -162,6 +178,11 @@ impl Growth {
         self.offered = Some((None, RingReason::Idle));
         self.reason = RingReason::Offered;
         Some(LEAST)
+    }
+
+    /// After which time without data a large ring shrinks: less where memory or budget is wanted elsewhere.
+    pub(crate) fn look_time(&self) -> Duration {
+        if self.budget.is_wanted() { self.idle_time / SOONER } else { self.idle_time }
     }
 
     /// Whether a ring of `capacity` bytes shrinks once it is idle.
@@ -175,6 +196,7 @@ impl Growth {
         self.busy = (now, 0, 0);
         self.hold = now + HOLD;
         self.reason = reason;
+        self.budget.note_want();
     }
 
     /// The move is over: the old ring is free, the new one is what is held.
@@ -182,18 +204,30 @@ impl Growth {
         if let Some((share, reason)) = self.offered.take() {
             (self.held, self.reason) = (share, reason);
             (self.busy, self.quiet) = ((now, moved, 0), (now, moved));
+            if reason == RingReason::Pressure {
+                self.hold = now + HOLD;
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{path::Path, sync::Arc};
+
     use super::*;
+    use crate::pressure::{MemoryWatch, tests::Tree};
 
     const MS: Duration = Duration::from_millis(1);
 
+    /// One whose machine says nothing of its memory.
     fn growth(budget: u64, most: u64) -> Growth {
-        Growth::new(RingBudget::new(budget), IDLE_TIME, most, 1 << 31, Duration::ZERO)
+        growth_in("/nowhere", budget, most)
+    }
+
+    fn growth_in(root: impl AsRef<Path>, budget: u64, most: u64) -> Growth {
+        let budget = RingBudget::watching(budget, Some(Arc::new(MemoryWatch::new(root.as_ref()))));
+        Growth::new(budget, IDLE_TIME, most, 1 << 31, Duration::ZERO)
     }
 
     #[test]
@@ -216,11 +250,11 @@ mod tests {
     #[test]
     fn budget_below_one_ring_gives_the_largest_that_it_has_room_for_or_none_for_a_while() {
         let mut policy = growth((64 << 10) + CONTROL_LEN, 1 << 20);
-        assert_eq!(policy.choose_ring(FIRST, MS), Some(64 << 10));
+        assert_eq!(policy.choose_ring(FIRST, u64::MAX, MS), Some(64 << 10));
         policy.settle_move(0, MS);
         assert_eq!((policy.state().reason, policy.budget.used()), (RingReason::Bulk, policy.budget.limit()));
         let mut policy = growth(FIRST, 1 << 20);
-        assert_eq!((policy.choose_ring(FIRST, MS), policy.state().reason), (None, RingReason::Budget));
+        assert_eq!((policy.choose_ring(FIRST, u64::MAX, MS), policy.state().reason), (None, RingReason::Budget));
         assert!(!(0..100).any(|at| policy.is_bulk(FIRST, at << 20, 500 * MS)), "not so soon");
         assert!((0..100).any(|at| policy.is_bulk(FIRST, at << 20, 1500 * MS)), "but later");
         assert_eq!(policy.budget.used(), 0);
@@ -229,7 +263,7 @@ mod tests {
     #[test]
     fn ring_shrinks_once_idle_for_its_time_and_returns_its_share() {
         let mut policy = growth(1 << 30, 1 << 20);
-        assert_eq!(policy.choose_ring(FIRST, MS), Some(1 << 20));
+        assert_eq!(policy.choose_ring(FIRST, u64::MAX, MS), Some(1 << 20));
         policy.settle_move(0, MS);
         assert!(policy.budget.used() > 1 << 20);
         assert_eq!(policy.shrinks_to(1 << 20, 10, 500 * MS), None, "not yet");
@@ -239,6 +273,42 @@ mod tests {
         policy.settle_move(FIRST + 10, 2200 * MS);
         assert_eq!((policy.state().reason, policy.budget.used()), (RingReason::Idle, 0));
         assert_eq!(policy.shrinks_to(LEAST, FIRST + 10, 9000 * MS), None, "it is small");
+    }
+
+    #[test]
+    fn idle_ring_goes_sooner_where_another_could_not_grow() {
+        let mut policy = growth((1 << 20) + CONTROL_LEN, 1 << 20);
+        assert_eq!(policy.choose_ring(FIRST, u64::MAX, MS), Some(1 << 20));
+        policy.settle_move(0, MS);
+        let mut other = Growth::new(policy.budget.clone(), IDLE_TIME, 1 << 20, 1 << 31, MS);
+        assert_eq!((policy.look_time(), policy.shrinks_to(1 << 20, 0, 300 * MS)), (IDLE_TIME, None));
+        assert_eq!((other.choose_ring(FIRST, u64::MAX, MS), other.state().reason), (None, RingReason::Budget));
+        assert_eq!((policy.look_time(), policy.shrinks_to(1 << 20, 0, 300 * MS)), (IDLE_TIME / 4, Some(LEAST)));
+        policy.settle_move(0, 300 * MS);
+        assert_eq!(other.choose_ring(FIRST, u64::MAX, 2000 * MS), Some(1 << 20), "what the idle one left");
+    }
+
+    #[test]
+    fn pressure_stops_growth_takes_from_the_idle_and_once_it_lasts_from_the_busy() {
+        let tree = Tree::new("policy");
+        let mut policy = growth_in(&tree.machine(66).0, 1 << 30, 1 << 20);
+        assert_eq!(policy.choose_ring(FIRST, u64::MAX, MS), Some(1 << 20));
+        policy.settle_move(0, MS);
+        let mut other = Growth::new(policy.budget.clone(), IDLE_TIME, 1 << 20, 1 << 31, MS);
+        assert_eq!(other.choose_ring(FIRST, u64::MAX, MS), Some(512 << 10), "half of it has room");
+        tree.machine(2);
+        let mut third = Growth::new(policy.budget.clone(), IDLE_TIME, 1 << 20, 1 << 31, MS);
+        assert_eq!((third.choose_ring(FIRST, u64::MAX, 400 * MS), third.state().reason), (None, RingReason::Pressure));
+        assert_eq!(policy.yields_to(1 << 20, 800 * MS), None, "the idle come first");
+        assert_eq!(policy.yields_to(FIRST, 2400 * MS), None, "it is small");
+        assert_eq!(policy.yields_to(1 << 20, 2400 * MS), Some(FIRST));
+        policy.settle_move(9, 2500 * MS);
+        assert_eq!(policy.state().reason, RingReason::Pressure);
+        let bulk = |policy: &mut Growth, now| (0..100).any(|at| policy.is_bulk(FIRST, at << 20, now));
+        assert!(!bulk(&mut policy, 3000 * MS), "it does not grow at once again");
+        tree.machine(512);
+        assert!(bulk(&mut policy, 4000 * MS));
+        assert_eq!(policy.choose_ring(FIRST, u64::MAX, 4000 * MS), Some(1 << 20));
     }
 
     #[test]

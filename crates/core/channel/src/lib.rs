@@ -25,6 +25,7 @@ mod moves;
 mod options;
 mod os;
 mod pollable;
+mod pressure;
 mod receiving;
 mod sending;
 mod signalled;

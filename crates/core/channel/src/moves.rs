@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
-use tombolo_mem::Mapped;
+use tombolo_domain::Error as DomainError;
+use tombolo_layout::words;
+use tombolo_mem::{Mapped, MappedOwnWord, OwnWord};
 use tombolo_ring::Writer;
 
 use crate::{
-    Result,
-    growth::{Growth, RingReason},
+    Error, Result,
+    growth::{Growth, RingGrowth, RingReason},
     handover::Outgoing,
     os,
     signalled::SignalledRing,
@@ -28,15 +30,41 @@ pub(crate) struct RingMoves {
     outgoing: Outgoing,
     /// Where the ring follows its load.
     growth: Option<Box<Growth>>,
+    /// Where it is published how (C-12).
+    board: Option<MappedOwnWord>,
     /// Looks whether an idle peer has taken its part of a move, since somebody wrote.
     looks: u32,
     /// Who is idle may write now and then: it is time to look whether the ring is too large.
     may_be_idle: bool,
 }
 
+/// What came of an offer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    Offered,
+    /// A smaller one may do.
+    NoMemory,
+    Impossible,
+}
+
 impl RingMoves {
-    pub(crate) fn new(growth: Option<Growth>) -> Self {
-        Self { outgoing: Outgoing::default(), growth: growth.map(Box::new), looks: 0, may_be_idle: false }
+    pub(crate) fn new(growth: Option<Growth>, board: Option<MappedOwnWord>) -> Self {
+        let growth = growth.map(Box::new);
+        let moves = Self { outgoing: Outgoing::default(), growth, board, looks: 0, may_be_idle: false };
+        moves.publish_growth();
+        moves
+    }
+
+    /// C-12. Says for tools how the ring follows its load.
+    fn publish_growth(&self) {
+        if let Some(board) = &self.board {
+            let word = self.growth.as_ref().map_or(0, |growth| {
+                let RingGrowth { target, reason } = growth.state();
+                words::encode_growth(target, reason as u8)
+            });
+            // ORDER C-12: Relaxed; the word stands for itself.
+            board.store_relaxed(word);
+        }
     }
 
     #[inline]
@@ -63,6 +91,7 @@ impl RingMoves {
             self.outgoing.go_on(&mut ring.half, ring.waiter.end())?;
             if let (Some(growth), false) = (&mut self.growth, self.outgoing.is_under_way()) {
                 growth.settle_move(ring.half.position(), os::coarse_time());
+                self.publish_growth();
             }
             self.looks = 0;
         }
@@ -72,53 +101,70 @@ impl RingMoves {
         Ok(())
     }
 
-    /// The peer was notified: one who trickles may be idle.
+    /// The peer was notified, or it was time to look whether it lives: one who trickles may be idle, and memory scarce.
     #[inline]
-    pub(crate) fn note_notified(&mut self, ring: &Ring) {
+    pub(crate) fn note_look(&mut self, ring: &Ring) {
         self.may_be_idle = self.growth.as_ref().is_some_and(|growth| growth.is_large(ring.half.capacity()));
     }
 
     fn shrink_if_idle(&mut self, ring: &mut Ring) -> Result<()> {
         let Some(growth) = &mut self.growth else { return Ok(()) };
-        if self.outgoing.is_under_way() || !ring.half.check_drained()? {
+        if self.outgoing.is_under_way() {
             return Ok(());
         }
-        let (capacity, moved) = (ring.half.capacity(), ring.half.position());
-        match growth.shrinks_to(capacity, moved, os::coarse_time()) {
+        let (capacity, moved, now) = (ring.half.capacity(), ring.half.position(), os::coarse_time());
+        let drained = ring.half.check_drained()?;
+        let idle = if drained { growth.shrinks_to(capacity, moved, now) } else { None };
+        match idle.or_else(|| growth.yields_to(capacity, now)) {
             Some(size) => self.offer(size, ring).map(drop),
             None => Ok(()),
         }
     }
 
-    /// The ring was found full: if bulk fills it, a larger one is offered. Says whether.
+    /// The ring was found full: if bulk fills it, a larger one is offered, and where memory is scarce a small one. Says whether.
     #[cold]
     #[inline(never)]
     pub(crate) fn grow_for_bulk(&mut self, ring: &mut Ring) -> Result<bool> {
         let Some(growth) = &mut self.growth else { return Ok(false) };
         let (capacity, now) = (ring.half.capacity(), os::coarse_time());
-        if self.outgoing.is_under_way() || !growth.is_bulk(capacity, ring.half.position(), now) {
+        if self.outgoing.is_under_way() {
             return Ok(false);
         }
-        match growth.choose_ring(capacity, now) {
-            Some(size) => self.offer(size, ring),
-            None => Ok(false),
+        if let Some(size) = growth.yields_to(capacity, now) {
+            return Ok(self.offer(size, ring)? == Attempt::Offered);
         }
+        if !growth.is_bulk(capacity, ring.half.position(), now) {
+            return Ok(false);
+        }
+        let mut most = u64::MAX;
+        while let Some(size) = self.growth.as_mut().and_then(|growth| growth.choose_ring(capacity, most, now)) {
+            match self.offer(size, ring)? {
+                Attempt::NoMemory if size / 2 > capacity => most = size / 2,
+                attempt => return Ok(attempt == Attempt::Offered),
+            }
+        }
+        self.publish_growth();
+        Ok(false)
     }
 
-    /// Offers a ring of `size` bytes; says whether. Where that cannot be, the pipe stays where it is for now.
-    fn offer(&mut self, size: u64, ring: &mut Ring) -> Result<bool> {
-        match self.outgoing.begin(size, &mut ring.half, ring.waiter.end()) {
+    /// Offers a ring of `size` bytes. Where that cannot be, the pipe stays where it is for now.
+    fn offer(&mut self, size: u64, ring: &mut Ring) -> Result<Attempt> {
+        let begun = self.outgoing.begin(size, &mut ring.half, ring.waiter.end());
+        let attempt = match begun {
             Ok(()) => {
                 self.looks = 0;
-                Ok(true)
+                Attempt::Offered
             }
-            Err(error) if error.is_peers_lie() => Err(error),
-            Err(_) => {
+            Err(error) if error.is_peers_lie() => return Err(error),
+            Err(error) => {
                 let growth = self.growth.as_mut().expect("whose ring follows its load");
                 growth.fail(RingReason::Memory, os::coarse_time());
-                Ok(false)
+                let full = matches!(error, Error::Domain(DomainError::Limit { .. } | DomainError::Os { .. }));
+                if full { Attempt::NoMemory } else { Attempt::Impossible }
             }
-        }
+        };
+        self.publish_growth();
+        Ok(attempt)
     }
 
     /// Offers a ring of `capacity` bytes, as the program wants: it answers for the ring from now on.
@@ -129,6 +175,7 @@ impl RingMoves {
     /// No ring follows its load any more.
     pub(crate) fn end_growth(&mut self) {
         self.growth = None;
+        self.publish_growth();
     }
 
     /// It is time to look whether the ring is too large.
@@ -152,7 +199,7 @@ impl RingMoves {
         if self.is_under_way() {
             return Some(LOOK);
         }
-        growth.is_large(ring.half.capacity()).then(|| growth.idle_time())
+        growth.is_large(ring.half.capacity()).then(|| growth.look_time())
     }
 
     /// What was counted, and how the ring follows its load.

@@ -83,9 +83,9 @@ impl Options {
 
     /// Lets the ring that this end of a stream writes into follow its load, within `budget`. Off by default.
     ///
-    /// The ring begins with 16 KiB. It grows while bulk data fills it, to the [ring size](Self::ring_size) where that was
+    /// The ring begins with 8 KiB. It grows while bulk data fills it, to the [ring size](Self::ring_size) where that was
     /// set, else to the [size by caches](Self::ring_size_by_caches). It shrinks to 4 KiB after a second in which less than
-    /// 16 KiB were written, or another [time](Self::ring_idle_time). It changes only in calls of this end: a blocking read of a [`Stream`](crate::Stream) is
+    /// 8 KiB were written, or another [time](Self::ring_idle_time); sooner where another could not grow. It changes only in calls of this end: a blocking read of a [`Stream`](crate::Stream) is
     /// one, and whoever has the halves apart calls [`follow_load`](crate::WriteHalf::follow_load).
     ///
     /// A piece that is [reserved](crate::Tx::reserve_until) must fit the ring of the moment, as must what a peer

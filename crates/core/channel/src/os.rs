@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The few things a channel asks of the kernel.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{path::Path, sync::LazyLock, time::Duration};
 
 use rustix::{
+    fs::{Mode, OFlags},
     thread::{MembarrierCommand, membarrier},
     time::{ClockId, clock_gettime},
 };
@@ -40,4 +41,20 @@ pub(crate) fn epoch() -> u64 {
     // 8 bytes come whole and without waiting once the system is up.
     while !matches!(rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()), Ok(8)) {}
     u64::from_ne_bytes(bytes).max(1)
+}
+
+/// What a file of the kernel's says, at most `most` bytes of it. Somebody may have put something else there, in a container:
+/// it is neither waited for nor read at length.
+pub(crate) fn read_text(path: &Path, most: usize) -> Option<String> {
+    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = vec![0; most];
+    let mut len = 0;
+    while len < most {
+        match rustix::io::read(&fd, &mut text[len..]).ok()? {
+            0 => break,
+            read => len += read,
+        }
+    }
+    text.truncate(len);
+    String::from_utf8(text).ok()
 }

@@ -9,7 +9,6 @@ use tombolo_ring::{Deadline, Error as RingError, Waited, Writer};
 
 use crate::{
     Error, Result,
-    growth::Growth,
     moves::RingMoves,
     signalled::SignalledRing,
     waiter::{Armed, Waiter},
@@ -30,9 +29,8 @@ pub(crate) struct Sending {
 }
 
 impl Sending {
-    pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter, growth: Option<Growth>) -> Self {
-        let ring = SignalledRing { half: writer, waiter };
-        Self { ring, moves: RingMoves::new(growth), gone: false, sealed: false }
+    pub(crate) fn new(writer: Writer<Mapped>, waiter: Waiter, moves: RingMoves) -> Self {
+        Self { ring: SignalledRing { half: writer, waiter }, moves, gone: false, sealed: false }
     }
 
     /// Does `call` if there is room; `None` where there is not.
@@ -164,9 +162,10 @@ impl Sending {
     fn after(&mut self) {
         if self.ring.half.take_ring() {
             self.ring.notify_peer();
-            self.moves.note_notified(&self.ring);
+            self.moves.note_look(&self.ring);
             self.gone |= self.ring.waiter.gone_since_last_ring() || self.seal_if_leaving();
         } else if self.ring.waiter.is_time_to_look() {
+            self.moves.note_look(&self.ring);
             self.gone |= self.ring.check_peer() || self.seal_if_leaving() || self.ring.waiter.end().is_caught();
         }
         self.ring.waiter.rearm_poll_fd();

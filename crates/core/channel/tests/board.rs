@@ -6,7 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{SOON, World, raw};
-use tombolo_channel::{Counters, Deadline, Error, Stream};
+use tombolo_channel::{Counters, Deadline, Error, Options, RingBudget, Stream};
 use tombolo_domain::{Endpoint, Offer, wait_readable};
 use tombolo_layout::{Features, SegmentHeader, handshake::Message, words};
 use tombolo_mem::{OwnControl, OwnWord, PeerSegment, PeerWord};
@@ -81,6 +81,34 @@ fn c12_board_is_never_more_than_1024_calls_behind() {
         }
         stream.split().1.close();
         assert_eq!(board(&segment, words::WRITER_COUNTERS), stream.statistics().sent.counters.listed());
+    }
+}
+
+#[test]
+fn c12_board_says_how_a_ring_follows_its_load() {
+    for world in worlds() {
+        let growth = |segment: &PeerSegment| segment.word(words::RING_GROWTH).load_relaxed().hint();
+        let Watched { segment, link: _link, stream: _stream, .. } = watched(&world);
+        assert_eq!(growth(&segment), 0, "it does not");
+        let world = World::local();
+        let options = Options::new().ring_size(64 << 10).ring_growth(&RingBudget::unwatched(5000));
+        let mut listener = world.listening.listen::<Stream>(&world.address, &options).unwrap();
+        let mut link = world.knock();
+        let (own, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
+        let mut stream = listener.accept_until(Deadline::after(SOON)).unwrap();
+        let segment = link.recv(1 << 31).unwrap().unwrap().segment.unwrap();
+        let told = || words::decode_growth(growth(&segment));
+        assert_eq!(told(), Some((64 << 10, "first")));
+        while told() != Some((64 << 10, "budget")) {
+            let tail = segment.word(words::TAIL).load_acquire().hint();
+            own.word(words::HEAD).store_release(tail);
+            assert!(tail < 64 << 20, "it never wants to grow");
+            while stream.split().1.try_write(&[3; 3000]).unwrap().is_some() {}
+        }
+        let growth = stream.statistics().sent.ring_growth.unwrap();
+        assert_eq!(words::RING_REASONS[growth.reason as usize], "budget");
+        let _ = stream.split().1.resize(4096);
+        assert_eq!(told(), None, "its program answers for it from now on");
     }
 }
 

@@ -17,7 +17,7 @@ use tombolo_channel::{Deadline, Error, Messages, Options, RingBudget, RingReason
 use tombolo_layout::{Features, handshake::Greeting, handshake::Message, limits::CONTROL_LEN, words};
 use tombolo_mem::{OwnWord, PeerWord};
 
-const FIRST: u64 = 16 << 10;
+const FIRST: u64 = 8 << 10;
 const MOST: u64 = 256 << 10;
 
 fn growing(budget: &RingBudget) -> Options {
@@ -63,7 +63,7 @@ fn shrink(writer: &mut Stream, reader: &mut Stream) {
 
 on_every_backend! {
     fn h1_ring_grows_in_bulk_shrinks_when_idle_and_grows_again(world) {
-        let budget = RingBudget::new(1 << 30);
+        let budget = RingBudget::unwatched(1 << 30);
         let options = growing(&budget).ring_idle_time(Duration::from_millis(20));
         let (mut server, mut client) = world.pair_with::<Stream>(&options);
         for round in 0..5 {
@@ -80,7 +80,7 @@ on_every_backend! {
     }
 
     fn h3_bulk_across_threads_grows_in_the_middle_of_a_write_and_stays_whole(world) {
-        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::new(1 << 30)));
+        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::unwatched(1 << 30)));
         let data = &noise(16 << 20, 7)[..];
         thread::scope(|scope| {
             // How much goes before the ring has grown is a matter of speed: once at least, and until it has.
@@ -105,7 +105,7 @@ on_every_backend! {
     }
 
     fn h3_blocked_read_of_a_stream_lets_the_ring_shrink(world) {
-        let budget = RingBudget::new(1 << 30);
+        let budget = RingBudget::unwatched(1 << 30);
         let (mut server, mut client) = world.pair_with::<Stream>(&growing(&budget).ring_idle_time(Duration::from_millis(10)));
         grow(&mut client, &mut server);
         let client = &mut client;
@@ -125,7 +125,7 @@ on_every_backend! {
     }
 
     fn writes_that_are_done_in_part_are_bulk_too(world) {
-        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::new(1 << 30)));
+        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::unwatched(1 << 30)));
         let mut buffer = vec![0; MOST as usize];
         eventually("the ring grows", || {
             // There is room each time, for less than this.
@@ -136,7 +136,7 @@ on_every_backend! {
     }
 
     fn h3_trickle_lets_the_ring_shrink(world) {
-        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::new(1 << 30)).ring_idle_time(Duration::from_millis(10)));
+        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::unwatched(1 << 30)).ring_idle_time(Duration::from_millis(10)));
         grow(&mut client, &mut server);
         thread::scope(|scope| {
             let reading = scope.spawn(move || std::io::copy(&mut server, &mut std::io::sink()).unwrap());
@@ -152,7 +152,7 @@ on_every_backend! {
     }
 
     fn h2_reader_that_sleeps_through_the_offer_follows_when_it_reads(world) {
-        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::new(1 << 30)));
+        let (mut server, mut client) = world.pair_with::<Stream>(&growing(&RingBudget::unwatched(1 << 30)));
         let mut buffer = vec![0; FIRST as usize];
         loop {
             while client.split().1.try_write(&[7; 1000]).unwrap().is_some() {}
@@ -172,7 +172,7 @@ on_every_backend! {
     }
 
     fn c2_ring_never_grows_beyond_what_the_peer_maps(world) {
-        let budget = RingBudget::new(1 << 30);
+        let budget = RingBudget::unwatched(1 << 30);
         for (maps, reason) in [(FIRST, RingReason::Peer), (64 << 10, RingReason::Bulk)] {
             let options = growing(&budget).largest_peer_ring(maps);
             let (mut server, mut client) = world.pair_with::<Stream>(&options);
@@ -190,7 +190,7 @@ on_every_backend! {
     }
 
     fn budget_below_one_ring_leaves_the_stream_as_it_is(world) {
-        let budget = RingBudget::new(FIRST);
+        let budget = RingBudget::unwatched(FIRST);
         let (mut server, mut client) = world.pair_with::<Stream>(&growing(&budget));
         turns(&mut client, &mut server, |writer| ring(writer).1 == RingReason::Budget);
         let data = &noise(8 << 20, 11)[..];
@@ -204,7 +204,7 @@ on_every_backend! {
     }
 
     fn budget_is_shared_and_the_second_stream_has_what_the_first_left(world) {
-        let budget = RingBudget::new(MOST + CONTROL_LEN + (MOST / 2));
+        let budget = RingBudget::unwatched(MOST + CONTROL_LEN + (MOST / 2));
         let (mut server, mut client) = world.pair_with::<Stream>(&growing(&budget));
         grow(&mut client, &mut server);
         turns(&mut server, &mut client, |writer| ring(writer) == (MOST / 4, RingReason::Bulk));
@@ -212,7 +212,7 @@ on_every_backend! {
     }
 
     fn h2_peer_that_refuses_every_growth_costs_one_ring_and_loses_nothing(world) {
-        let budget = RingBudget::new(1 << 30);
+        let budget = RingBudget::unwatched(1 << 30);
         let mut listener = world.listening.listen::<Stream>(&world.address, &growing(&budget)).unwrap();
         let mut link = world.knock();
         let (control, _offer) = raw::send_with_segment(&mut *link, &Message::Hello(raw::greeting()).encode(), 0);
@@ -240,7 +240,7 @@ on_every_backend! {
     }
 
     fn c4_peer_without_hand_over_keeps_the_first_ring(world) {
-        let budget = RingBudget::new(1 << 30);
+        let budget = RingBudget::unwatched(1 << 30);
         let mut listener = world.listening.listen::<Stream>(&world.address, &growing(&budget)).unwrap();
         let mut link = world.knock();
         let plain = Greeting { offered: Features::NONE, ..raw::greeting() };
@@ -255,8 +255,41 @@ on_every_backend! {
         assert_eq!((ring(&stream), budget.used()), ((FIRST, RingReason::Peer), 0));
     }
 
+    fn budget_that_was_full_is_the_next_streams_once_the_first_is_idle(world) {
+        let budget = RingBudget::unwatched(MOST + CONTROL_LEN);
+        // Of an idle time so long a quarter is enough once another stream could not grow.
+        let options = growing(&budget).ring_idle_time(Duration::from_millis(400));
+        let (mut server, mut client) = world.pair_with::<Stream>(&options);
+        grow(&mut client, &mut server);
+        turns(&mut server, &mut client, |writer| ring(writer).1 == RingReason::Budget);
+        shrink(&mut client, &mut server);
+        grow(&mut server, &mut client);
+        assert_eq!(budget.used(), budget.limit());
+    }
+
+    fn requests_and_responses_keep_their_ring_while_another_stream_grows_and_shrinks(world) {
+        let budget = RingBudget::unwatched(1 << 30);
+        let options = growing(&budget).ring_idle_time(Duration::from_millis(5));
+        let (mut server, mut client) = world.pair_with::<Stream>(&options);
+        let (mut far, mut near) = World::local().pair_with::<Stream>(&options);
+        for _ in 0..5 {
+            grow(&mut near, &mut far);
+            for _ in 0..200 {
+                client.write_all(&[1; 64]).unwrap();
+                server.read_exact(&mut [0; 64]).unwrap();
+                server.write_all(&[2; 64]).unwrap();
+                client.read_exact(&mut [0; 64]).unwrap();
+            }
+            shrink(&mut near, &mut far);
+        }
+        for end in [&server, &client] {
+            assert_eq!(ring(end), (FIRST, RingReason::First));
+            assert_eq!(end.statistics().sent.counters.stalls, 0, "it never waited for room");
+        }
+    }
+
     fn messages_keep_their_ring(world) {
-        let budget = RingBudget::new(1 << 30);
+        let budget = RingBudget::unwatched(1 << 30);
         let (_server, client) = world.pair_with::<Messages>(&growing(&budget));
         let sent = client.statistics().sent;
         assert_eq!((sent.ring_size, sent.ring_growth), (MOST, None));
@@ -304,9 +337,9 @@ fn h5_peer_that_grows_without_end_makes_nobody_map_more_than_three_rings() {
 }
 
 #[test]
-fn h7_shrunk_ring_leaves_at_most_48_kib_where_one_direction_was_busy() {
+fn h7_shrunk_rings_leave_at_most_48_kib_where_both_directions_were_busy() {
     let world = World::local();
-    let budget = RingBudget::new(1 << 30);
+    let budget = RingBudget::unwatched(1 << 30);
     let (mut server, mut client) =
         world.pair_with::<Stream>(&growing(&budget).ring_idle_time(Duration::from_millis(20)));
     let place = world.address.service().to_owned();
@@ -315,13 +348,13 @@ fn h7_shrunk_ring_leaves_at_most_48_kib_where_one_direction_was_busy() {
     grow(&mut server, &mut client);
     assert_eq!(mapped(&place), 2 * (FIRST + CONTROL_LEN + MOST + CONTROL_LEN));
     shrink(&mut server, &mut client);
+    let one = FIRST + CONTROL_LEN + 4096 + CONTROL_LEN;
     eventually("the peer lets the old ring go, too", || {
         server.write_all(b"x").unwrap();
         client.read_exact(&mut [0; 1]).unwrap();
-        mapped(&place) == 2 * (FIRST + CONTROL_LEN + 4096 + CONTROL_LEN)
+        mapped(&place) == 2 * one
     });
-    let both = 2 * (FIRST + CONTROL_LEN) + 4096 + CONTROL_LEN;
-    assert!(both <= 48 << 10, "{both}");
+    assert!(2 * one <= 48 << 10, "{one}");
 }
 
 /// What one of two ends does next.
@@ -351,7 +384,7 @@ proptest! {
     #[test]
     fn h3_h4_stream_is_what_the_model_says_across_growth_and_shrink(steps in proptest::collection::vec(step(), 1..60)) {
         let world = World::local();
-        let budget = RingBudget::new(1 << 30);
+        let budget = RingBudget::unwatched(1 << 30);
         let options = growing(&budget).ring_size(64 << 10).ring_idle_time(Duration::from_millis(2));
         let (mut server, mut client) = world.pair_with::<Stream>(&options);
         let (mut model, mut next) = (VecDeque::new(), 0u32);
@@ -409,7 +442,7 @@ fn figures() {
             .parse()
             .unwrap()
     };
-    let budget = RingBudget::new(1 << 30);
+    let budget = RingBudget::unwatched(1 << 30);
     let options = Options::new().ring_growth(&budget).ring_idle_time(Duration::from_millis(20));
     for (name, options) in [("default", Options::new()), ("growing", options)] {
         let worlds: Vec<World> = (0..200).map(|_| World::local()).collect();

@@ -3,7 +3,7 @@
 //! segment's owner only and read by the peer; hot words are 128 bytes apart, so that neither the
 //! line nor its prefetched neighbour is shared by two of them.
 
-use crate::private::COUNTERS;
+use crate::{limits, private::COUNTERS};
 
 /// Position after the last byte published. Owner: writer.
 pub const TAIL: usize = 0x080;
@@ -23,6 +23,8 @@ pub const CPU: usize = 0x280;
 pub const RESERVED: usize = 0x300;
 /// C-12. The board: what this end counted as a writer, [`COUNTERS`] words in the order of R-26. Nobody reads it but tools.
 pub const WRITER_COUNTERS: usize = 0xe00;
+/// C-12. The board: how the ring that this end writes follows its load, as [`encode_growth`] says.
+pub const RING_GROWTH: usize = 0xe48;
 /// C-12. The board: what this end counted as a reader.
 pub const READER_COUNTERS: usize = 0xe80;
 /// C-12. The board: the epoch of this end's peer, which says whose peer this end is.
@@ -30,12 +32,33 @@ pub const PEER_EPOCH: usize = 0xf00;
 
 const LINE: usize = 128;
 const _: () = assert!(WRITER_COUNTERS % LINE == 0 && READER_COUNTERS % LINE == 0 && PEER_EPOCH % LINE == 0);
-const _: () =
-    assert!(RESERVED < WRITER_COUNTERS && 8 * COUNTERS <= LINE && (PEER_EPOCH as u64) < crate::limits::CONTROL_LEN);
+const _: () = assert!(RESERVED < WRITER_COUNTERS && 8 * COUNTERS <= LINE && (PEER_EPOCH as u64) < limits::CONTROL_LEN);
 const _: () = assert!(crate::header::LEN <= TAIL);
 const _: () = assert!(TAIL % LINE == 0 && HEAD % LINE == 0 && WANT_DATA % LINE == 0 && WANT_SPACE % LINE == 0);
 const _: () = assert!(READER_STATE == WANT_DATA + 8 && WRITER_STATE == WANT_SPACE + 8 && CPU % LINE == 0);
-const _: () = assert!((RESERVED as u64) < crate::limits::CONTROL_LEN);
+const _: () = assert!((RESERVED as u64) < limits::CONTROL_LEN);
+
+const _: () = assert!(RING_GROWTH == WRITER_COUNTERS + 8 * COUNTERS && RING_GROWTH < READER_COUNTERS);
+
+/// C-12. Why a ring has the size that it has, by the code that stands on the board.
+pub const RING_REASONS: [&str; 9] =
+    ["unknown", "first", "offered", "bulk", "idle", "budget", "memory", "peer", "pressure"];
+
+/// C-12. How a ring follows its load: the size that it grows to, a power of two, and the code of its reason. 0 stands
+/// for a ring that does not.
+#[must_use]
+pub const fn encode_growth(target: u64, reason: u8) -> u64 {
+    target | reason as u64
+}
+
+/// C-12. What [`encode_growth`] gave. `None` where a ring does not follow its load, or something else stands there.
+#[must_use]
+pub fn decode_growth(word: u64) -> Option<(u64, &'static str)> {
+    let target = word & !0xff;
+    let sound = target.is_power_of_two() && (limits::CAPACITY_MIN..=limits::CAPACITY_MAX).contains(&target);
+    let reason = RING_REASONS.get((word & 0xff) as usize).unwrap_or(&RING_REASONS[0]);
+    sound.then_some((target, *reason))
+}
 
 /// The CPU hint as it stands in memory: 0 while unknown, else the CPU's number plus one.
 #[must_use]
@@ -67,6 +90,17 @@ mod tests {
     fn r10_armed_word_is_never_awake() {
         for target in [0, 1, 7, 1 << 31, u64::MAX >> 1, u64::MAX] {
             assert_ne!(armed(target), AWAKE);
+        }
+    }
+
+    #[test]
+    fn c12_growth_comes_back_and_nonsense_is_none() {
+        for (code, reason) in (0u8..).zip(RING_REASONS) {
+            assert_eq!(decode_growth(encode_growth(1 << 21, code)), Some((1 << 21, reason)));
+        }
+        assert_eq!(decode_growth((1 << 21) | 0xff), Some((1 << 21, "unknown")));
+        for nonsense in [0, 3, u64::MAX, (1 << 21) + (1 << 20), 2048, 1 << 40, (1 << 63) | 2] {
+            assert_eq!(decode_growth(nonsense), None, "{nonsense:#x}");
         }
     }
 

@@ -73,6 +73,7 @@ fn m5_c12_words_stand_where_the_vectors_say() {
         ("cpu", words::CPU),
         ("reserved", words::RESERVED),
         ("writer_counters", words::WRITER_COUNTERS),
+        ("ring_growth", words::RING_GROWTH),
         ("reader_counters", words::READER_COUNTERS),
         ("peer_epoch", words::PEER_EPOCH),
         ("smallest data_offset", limits::CONTROL_LEN as usize),

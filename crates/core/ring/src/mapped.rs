@@ -72,6 +72,8 @@ pub struct Halves {
     pub peer_cpu: MappedPeerWord,
     /// C-12. Where the writer and the reader publish what they count, if that was offered.
     pub boards: Option<(StatsPage, StatsPage)>,
+    /// C-12. Where it stands how the ring of the writer follows its load, likewise.
+    pub growth: Option<MappedOwnWord>,
 }
 
 /// Joins the own segment and the peer's into two pipes.
@@ -90,6 +92,7 @@ pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, Seg
         let board = |at| StatsPage::new(&control, at);
         (board(words::WRITER_COUNTERS), board(words::READER_COUNTERS))
     });
+    let growth = own.has_board.then(|| control.word(words::RING_GROWTH));
     let writer = Writer::new(WriterParts {
         carrier: own.carrier,
         want_space: control.word(words::WANT_SPACE),
@@ -113,7 +116,7 @@ pub fn halves(own: Fresh, peer: &PeerSegment, mode: Mode) -> Result<(Halves, Seg
         ordering: mode.ordering,
     });
     let (own_cpu, peer_cpu) = (control.word(words::CPU), peer.word(words::CPU));
-    Ok((Halves { writer, reader, own_cpu, peer_cpu, boards }, theirs))
+    Ok((Halves { writer, reader, own_cpu, peer_cpu, boards, growth }, theirs))
 }
 
 /// The ring that the peer's pipe moves to (H-1).

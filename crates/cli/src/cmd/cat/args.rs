@@ -46,9 +46,9 @@ pub struct Args {
     /// Give up when nothing has moved in either direction for so many seconds [default: never]
     #[arg(short, long, value_name = "SECONDS", value_parser = some_seconds)]
     pub timeout: Option<Duration>,
-    /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two [default: 1MiB, less where memory to share is scarce]
-    #[arg(long, value_name = "SIZE", value_parser = ring)]
-    pub ring: Option<u64>,
+    /// Bytes of the ring this side writes into, 4KiB to 1GiB, rounded up to a power of two; or "auto": 8KiB that follow the load [default: 1MiB, less where memory to share is scarce]
+    #[arg(long, value_name = "SIZE", value_parser = ring_or_auto)]
+    pub ring: Option<Ring>,
     /// Largest ring of the peer that this side maps, 4KiB to 1GiB [default: 16MiB of one who connects, or four times --ring]
     #[arg(long, value_name = "SIZE", value_parser = ring)]
     pub peer_ring: Option<u64>,
@@ -67,6 +67,15 @@ pub struct Args {
     /// End when the process of this number, which started this one, ends
     #[arg(long, value_name = "PID", hide = true)]
     pub parent: Option<u32>,
+}
+
+/// How large the ring is that this side writes into.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ring {
+    /// So many bytes.
+    Bytes(u64),
+    /// As large as the load asks for.
+    Auto,
 }
 
 /// Where the two sides meet.
@@ -104,6 +113,10 @@ fn micros(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_micros(number.into()))
 }
 
+fn ring_or_auto(text: &str) -> Result<Ring, String> {
+    if text == "auto" { Ok(Ring::Auto) } else { ring(text).map(Ring::Bytes) }
+}
+
 pub fn ring(text: &str) -> Result<u64, String> {
     match size::parse(text)? {
         bytes @ 0x1000..=0x4000_0000 => Ok(bytes as u64),
@@ -119,6 +132,8 @@ mod tests {
     fn times_and_sizes_in_bounds_are_taken_and_others_refused() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(ring("4KiB"), Ok(4096));
+        assert_eq!((ring_or_auto("auto"), ring_or_auto("4KiB")), (Ok(Ring::Auto), Ok(Ring::Bytes(4096))));
+        assert!(ring_or_auto("automatic").is_err());
         assert_eq!(micros("0"), Ok(Duration::ZERO));
         for bad in ["", "-1", "x", "nan", "inf", "1e300"] {
             assert!(seconds(bad).is_err(), "{bad}");

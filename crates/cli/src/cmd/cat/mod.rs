@@ -12,7 +12,7 @@ mod session;
 
 use std::{os::fd::AsFd, sync::Arc, time::Duration};
 
-use tombolo::{Deadline, Error, Listener, Options, Stream};
+use tombolo::{Deadline, Error, Listener, Options, RingBudget, Stream};
 
 use crate::{
     failure::{Failure, Os, Result, print_line},
@@ -20,7 +20,7 @@ use crate::{
 };
 
 pub use args::Args;
-use args::CONNECT_WAIT;
+use args::{CONNECT_WAIT, Ring};
 pub use args::{HANDSHAKE_LEAST, ring, seconds};
 use files::{Input, Output};
 pub use report::Report;
@@ -38,8 +38,10 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(most) = args.spin {
         options = options.spin(most);
     }
-    if let Some(ring) = args.ring {
-        options = options.ring_size(ring);
+    match args.ring {
+        Some(Ring::Bytes(bytes)) => options = options.ring_size(bytes),
+        Some(Ring::Auto) => options = options.ring_growth(RingBudget::of_process()),
+        None => {}
     }
     if let Some(most) = args.peer_ring {
         options = options.largest_peer_ring(most);

@@ -64,17 +64,21 @@ impl Sender {
 
     /// Says whether the peer wants to read the rest.
     fn send(&mut self) -> Result<bool, Trouble> {
-        // A quarter of the ring: this end fills one part while the peer empties others.
-        let chunk = (self.half.statistics().ring_size / 4).min(CHUNK_MOST) as usize;
         loop {
             match self.await_input()? {
                 Next::Read => {}
                 Next::Close => return Ok(true),
                 Next::Leave => return Ok(false),
             }
-            let more = if self.digest.is_some() { self.send_hashed(chunk)? } else { self.send_in_place(chunk)? };
-            if !more {
-                return Ok(true);
+            // A quarter of the ring, which may follow its load: this end fills one part while the peer empties others.
+            let chunk = (self.half.statistics().ring_size / 4).min(CHUNK_MOST) as usize;
+            let sent = if self.digest.is_some() { self.send_hashed(chunk) } else { self.send_in_place(chunk) };
+            match sent {
+                Ok(true) => {}
+                // The ring became a smaller one meanwhile. Nothing was read yet.
+                Err(Trouble::Channel(Error::TooLarge { .. })) => {}
+                Ok(false) => return Ok(true),
+                Err(trouble) => return Err(trouble),
             }
         }
     }

@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
+use tombolo_bench::size;
 
 use super::{Look, rates::Rates, screen::Key};
 use crate::{
     cmd::ls,
     human,
-    inspect::{Channel, End},
+    inspect::{Channel, End, Pipe},
 };
 
 /// What to sort by.
@@ -53,7 +54,7 @@ impl Sort {
 }
 
 /// The columns: what stands above them, how wide they are, and what they are sorted by. The address has what is left.
-const COLUMNS: [(&str, usize, Option<Sort>); 9] = [
+const COLUMNS: [(&str, usize, Option<Sort>); 10] = [
     ("PIPE", 15, Some(Sort::Id)),
     ("STATE", 11, None),
     ("RATE", 9, Some(Sort::Rate)),
@@ -63,6 +64,7 @@ const COLUMNS: [(&str, usize, Option<Sort>); 9] = [
     ("SENT/s", 6, Some(Sort::Sent)),
     ("UNNEED", 6, Some(Sort::Unneeded)),
     ("SPIN/s", 6, Some(Sort::Spins)),
+    ("RING", 20, None),
 ];
 /// Where numbers begin: they stand at the right of their columns.
 const NUMBERS: usize = 2;
@@ -211,6 +213,7 @@ impl Row<'_> {
             number(|rates| rates.rings_sent),
             number(|rates| rates.rings_suppressed),
             number(|rates| rates.spins_paid),
+            ring(&self.channel.pipes[from]),
         ];
         let cells = cells.iter().zip(COLUMNS).enumerate().map(|(at, (cell, (_, width, _)))| align(at, cell, width));
         let age = self.channel.age.map_or("-".into(), |age| human::clock(Duration::from_secs_f64(age)));
@@ -220,6 +223,14 @@ impl Row<'_> {
         let text = format!("{} {age:8} {address}  {commands}", cells.collect::<Vec<_>>().join(" "));
         text.chars().take(width).collect()
     }
+}
+
+/// `1MiB`, or `8KiB/2MiB first` for a ring that follows its load.
+fn ring(pipe: &Pipe) -> String {
+    let size = pipe.ring.map_or("-".into(), |bytes| size::show(bytes as usize));
+    let growth =
+        pipe.growth.as_ref().map(|growth| format!("/{} {}", size::show(growth.target as usize), growth.reason));
+    size + &growth.unwrap_or_default()
 }
 
 fn align(at: usize, text: &str, width: usize) -> String {
@@ -244,10 +255,11 @@ fn compact(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::{Mode, Pipe, State, Summary};
+    use crate::inspect::{Growth, Mode, State, Summary};
 
     fn channel(id: u64, fill: u64) -> Channel {
-        let pipe = || Pipe { ring: Some(4096), fill: Some(fill), bytes: Some(0), writer: None, reader: None };
+        let pipe =
+            || Pipe { ring: Some(4096), growth: None, fill: Some(fill), bytes: Some(0), writer: None, reader: None };
         let (ends, pipes) = ([None, None], [pipe(), pipe()]);
         let (mode, state) = (Mode::Stream, State::Open);
         Channel {
@@ -289,6 +301,16 @@ mod tests {
         assert!(table.press(Key::Char('x')) && table.press(Key::Char('i')));
         assert_eq!(order(&table), [3, 3, 2, 2, 1, 1]);
         assert!(!table.press(Key::Char('q')));
+    }
+
+    #[test]
+    fn ring_shows_its_size_its_target_and_why() {
+        let mut pipe = channel(1, 0).pipes[0].clone();
+        assert_eq!(ring(&pipe), "4KiB");
+        pipe.growth = Some(Growth { target: 2 << 20, reason: "pressure" });
+        assert_eq!(ring(&pipe), "4KiB/2MiB pressure");
+        (pipe.ring, pipe.growth) = (None, None);
+        assert_eq!(ring(&pipe), "-");
     }
 
     #[test]

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Whether memory is short for this process: what its control groups, the machine and the kernel's stall figures leave to rings
+//! that follow load (ADR 0065).
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::os;
+
+/// What was seen counts for so long.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Of each limit this part is left to everybody else.
+const LEFT_ALONE: u64 = 16;
+/// Where less than this part of a limit is free, memory is scarce.
+const SCARCE: u64 = 64;
+/// Memory is short where so many percent of the time some task waited for it, and scarce where all did.
+const STALLED: f64 = 10.0;
+/// Scarcity takes from busy rings once it has lasted so long: idle ones have gone by then.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// Limits from here on are none.
+const UNLIMITED: u64 = 1 << 60;
+/// A control group is at most so deep.
+const DEEPEST: usize = 32;
+/// Bytes of the longest file that is looked at.
+const LONGEST: usize = 16 << 10;
+
+/// Looks at memory now and then, and remembers what it saw.
+#[derive(Debug)]
+pub(crate) struct MemoryWatch {
+    /// Where the file system begins; another place in tests.
+    root: PathBuf,
+    /// When the last look was, in nanoseconds of the coarse clock plus one; 0 before the first.
+    looked: AtomicU64,
+    /// Bytes that rings may still grow by.
+    room: AtomicU64,
+    /// Since when memory has been scarce, likewise; 0 while it is not.
+    scarce_since: AtomicU64,
+}
+
+/// What one look came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Seen {
+    room: u64,
+    scarce: bool,
+}
+
+impl MemoryWatch {
+    pub(crate) fn new(root: &Path) -> Self {
+        let (looked, room, scarce_since) = Default::default();
+        Self { root: root.into(), looked, room, scarce_since }
+    }
+
+    /// That of this process.
+    pub(crate) fn of_process() -> Arc<Self> {
+        static WATCH: OnceLock<Arc<MemoryWatch>> = OnceLock::new();
+        Arc::clone(WATCH.get_or_init(|| Arc::new(Self::new(Path::new("/")))))
+    }
+
+    /// Takes `bytes` of what rings may grow by; says whether there were so many. The next look counts anew.
+    pub(crate) fn take_room(&self, bytes: u64, now: Duration) -> bool {
+        self.refresh(now);
+        // ORDER: Relaxed, here and below; each number stands for itself.
+        self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(bytes)).is_ok()
+    }
+
+    /// Whether nothing is left to grow by.
+    pub(crate) fn is_short(&self, now: Duration) -> bool {
+        self.refresh(now);
+        self.room.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether memory has been scarce for so long that busy rings have to give some back, too.
+    pub(crate) fn is_scarce(&self, now: Duration) -> bool {
+        self.refresh(now);
+        let since = self.scarce_since.load(Ordering::Relaxed);
+        since != 0 && stamp(now).saturating_sub(since) >= PATIENCE.as_nanos() as u64
+    }
+
+    /// Looks anew if the last look is a while ago. Of several threads one looks, the others go by what was seen before.
+    fn refresh(&self, now: Duration) {
+        let (looked, at) = (self.looked.load(Ordering::Relaxed), stamp(now));
+        if looked != 0 && at.saturating_sub(looked) < LOOK_EVERY.as_nanos() as u64 {
+            return;
+        }
+        if self.looked.compare_exchange(looked, at, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let Seen { room, scarce } = look_at(&self.root);
+        self.room.store(room, Ordering::Relaxed);
+        let since = self.scarce_since.load(Ordering::Relaxed);
+        self.scarce_since.store(if scarce { if since == 0 { at } else { since } } else { 0 }, Ordering::Relaxed);
+    }
+}
+
+/// A time as it is stored: never 0.
+fn stamp(time: Duration) -> u64 {
+    time.as_nanos() as u64 + 1
+}
+
+impl Seen {
+    /// Notes that of `limit` bytes there are `free`.
+    fn note_limit(&mut self, limit: u64, free: u64) {
+        self.room = self.room.min(free.saturating_sub(limit / LEFT_ALONE));
+        self.scarce |= free < limit / SCARCE;
+    }
+
+    /// Notes what the kernel says of tasks that wait for memory.
+    fn note_stalls(&mut self, file: &Path) {
+        let Some(text) = os::read_text(file, LONGEST) else { return };
+        let percent = |kind: &str| -> Option<f64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
+            line.split_whitespace().find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
+        };
+        if percent("some ").is_some_and(|percent| percent >= STALLED) {
+            self.room = 0;
+        }
+        self.scarce |= percent("full ").is_some_and(|percent| percent >= STALLED);
+    }
+}
+
+fn look_at(root: &Path) -> Seen {
+    let mut seen = Seen { room: u64::MAX, scarce: false };
+    if let Some(text) = os::read_text(&root.join("proc/meminfo"), LONGEST) {
+        let bytes = |name| number_after(&text, name).map(|kib| kib.saturating_mul(1 << 10));
+        if let (Some(total), Some(available)) = (bytes("MemTotal:"), bytes("MemAvailable:")) {
+            seen.note_limit(total, available);
+        }
+    }
+    seen.note_stalls(&root.join("proc/pressure/memory"));
+    let groups = os::read_text(&root.join("proc/self/cgroup"), LONGEST).unwrap_or_default();
+    for (mounts, path, names) in groups.lines().filter_map(hierarchy) {
+        for mount in mounts {
+            let mount = root.join(mount);
+            let own = mount.join(path);
+            seen.note_stalls(&own.join("memory.pressure"));
+            let levels = own.ancestors().take_while(|level| level.starts_with(&mount)).take(DEEPEST);
+            levels.for_each(|level| note_group(&mut seen, level, names));
+        }
+    }
+    seen
+}
+
+/// How files of a control group are called.
+#[derive(Clone, Copy)]
+struct Names {
+    limits: &'static [&'static str],
+    usage: &'static str,
+    /// Of what is used, the fields that the kernel can drop.
+    droppable: [&'static str; 2],
+}
+
+const NAMES: Names = Names {
+    limits: &["memory.max", "memory.high"],
+    usage: "memory.current",
+    droppable: ["inactive_file ", "active_file "],
+};
+/// Those of the first version.
+const NAMES_V1: Names = Names {
+    limits: &["memory.limit_in_bytes"],
+    usage: "memory.usage_in_bytes",
+    droppable: ["total_inactive_file ", "total_active_file "],
+};
+
+/// Where a line of `/proc/self/cgroup` leads to: where such groups are mounted, and the path below. A path that leads out of
+/// what can be seen here is that of the mount itself.
+fn hierarchy(line: &str) -> Option<(&'static [&'static str], &str, Names)> {
+    let (_, rest) = line.split_once(':')?;
+    let (controllers, path) = rest.split_once(':')?;
+    let path = if path.contains("..") { "" } else { path.trim_start_matches('/') };
+    if controllers.is_empty() {
+        Some((&["sys/fs/cgroup", "sys/fs/cgroup/unified"], path, NAMES))
+    } else {
+        let memory = controllers.split(',').any(|name| name == "memory");
+        memory.then_some((&["sys/fs/cgroup/memory"][..], path, NAMES_V1))
+    }
+}
+
+/// What one group and those below it may use.
+fn note_group(seen: &mut Seen, group: &Path, names: Names) {
+    let read = |name: &str| os::read_text(&group.join(name), LONGEST);
+    let limit_of = |name: &&str| read(name)?.trim().parse().ok().filter(|limit| *limit < UNLIMITED);
+    let Some(limit) = names.limits.iter().filter_map(limit_of).min() else { return };
+    let Some(used) = read(names.usage).and_then(|text| text.trim().parse::<u64>().ok()) else { return };
+    let details = read("memory.stat").unwrap_or_default();
+    let droppable = names.droppable.iter().filter_map(|name| number_after(&details, name)).fold(0, u64::saturating_add);
+    seen.note_limit(limit, limit.saturating_sub(used.saturating_sub(droppable)));
+}
+
+/// The number in the line that begins with `name`.
+fn number_after(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const NOTHING: Seen = Seen { room: u64::MAX, scarce: false };
+
+    /// A file system of its own, gone in the end.
+    pub(crate) struct Tree(pub PathBuf);
+
+    impl Tree {
+        pub(crate) fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("tombolo-memory-{name}-{}", std::process::id()));
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        pub(crate) fn write(&self, file: &str, text: &str) -> &Self {
+            let path = self.0.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+            self
+        }
+
+        /// A machine of 1024 MiB with so many free.
+        pub(crate) fn machine(&self, free: u64) -> &Self {
+            self.write(
+                "proc/meminfo",
+                &format!("MemTotal:  1048576 kB\nMemFree: 7 kB\nMemAvailable: {} kB\n", free << 10),
+            )
+        }
+
+        /// The group `path` of the second version.
+        fn group(&self, path: &str, limit: &str, used: u64) -> &Self {
+            let place = format!("sys/fs/cgroup/{path}");
+            self.write(&format!("{place}/memory.max"), limit)
+                .write(&format!("{place}/memory.current"), &used.to_string())
+        }
+
+        fn seen(&self) -> Seen {
+            look_at(&self.0)
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[test]
+    fn machine_that_hides_everything_limits_nothing() {
+        assert_eq!(Tree::new("hidden").seen(), NOTHING);
+        let tree = Tree::new("nonsense");
+        tree.write("proc/meminfo", "MemTotal: much\nMemAvailable:\n")
+            .write("proc/pressure/memory", "some avg10=x\nfull");
+        tree.write("proc/self/cgroup", "0:\n::\nx\n0::/a\n").group("a", "-5\n", 7);
+        assert_eq!(tree.seen(), NOTHING);
+        // A pipe that nobody writes is not waited for.
+        let fifo = tree.0.join("sys/fs/cgroup/memory.max");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        assert_eq!(tree.seen(), NOTHING);
+    }
+
+    #[test]
+    fn a_part_of_the_machine_is_left_alone_and_less_is_scarce() {
+        let tree = Tree::new("machine");
+        assert_eq!(tree.machine(512).seen(), Seen { room: 448 * MIB, scarce: false });
+        assert_eq!(tree.machine(64).seen(), Seen { room: 0, scarce: false });
+        assert_eq!(tree.machine(15).seen(), Seen { room: 0, scarce: true });
+    }
+
+    #[test]
+    fn group_and_those_above_it_limit_and_what_can_be_dropped_is_free() {
+        let tree = Tree::new("groups");
+        tree.machine(1024).write("proc/self/cgroup", "1:name=systemd:/\n0::/a/b\n");
+        assert_eq!(tree.group("a/b", "max\n", 5 * MIB).seen().room, 960 * MIB);
+        tree.group("a/b", &(64 * MIB).to_string(), 16 * MIB);
+        assert_eq!(tree.seen(), Seen { room: 44 * MIB, scarce: false });
+        tree.group("a", &(32 * MIB).to_string(), 28 * MIB);
+        assert_eq!(tree.seen(), Seen { room: 2 * MIB, scarce: false }, "the group above has less");
+        tree.write("sys/fs/cgroup/a/memory.stat", &format!("anon 9\ninactive_file {}\nactive_file {MIB}\n", 3 * MIB));
+        assert_eq!(tree.seen(), Seen { room: 6 * MIB, scarce: false });
+        tree.group("a", &(32 * MIB).to_string(), 36 * MIB);
+        assert_eq!(tree.seen(), Seen { room: 0, scarce: true }, "it was made smaller than what it has");
+        tree.write("sys/fs/cgroup/a/memory.stat", "").group("a", "max", 1);
+        tree.write("sys/fs/cgroup/a/b/memory.high", &(20 * MIB).to_string());
+        assert_eq!(tree.seen().room, (4 * MIB) - (20 * MIB) / 16, "it is slowed down from there on");
+    }
+
+    #[test]
+    fn group_of_the_first_version_limits_as_well() {
+        let tree = Tree::new("first");
+        tree.machine(1024).write("proc/self/cgroup", "4:cpu,memory:/x/y\n0::/\n");
+        let group = |path: &str, limit: u64, used: u64| {
+            let place = format!("sys/fs/cgroup/memory/{path}");
+            tree.write(&format!("{place}/memory.limit_in_bytes"), &limit.to_string());
+            tree.write(&format!("{place}/memory.usage_in_bytes"), &used.to_string());
+            tree.write(&format!("{place}/memory.stat"), &format!("inactive_file 1\ntotal_inactive_file {MIB}\n"));
+        };
+        group("", 9_223_372_036_854_771_712, 5);
+        assert_eq!(tree.seen().room, 960 * MIB);
+        group("x/y", 16 * MIB, 12 * MIB);
+        assert_eq!(tree.seen(), Seen { room: 4 * MIB, scarce: false });
+        // One whose path cannot be seen here is known by its mount alone.
+        tree.write("proc/self/cgroup", "4:memory:/../y\n");
+        assert_eq!(tree.seen().room, 960 * MIB);
+    }
+
+    #[test]
+    fn stalls_of_some_make_memory_short_and_of_all_scarce() {
+        let tree = Tree::new("stalls");
+        let say = |some: &str, full: &str| {
+            let text = format!("some avg10={some} avg60=0.00 avg300=0.00 total=1\nfull avg10={full} avg60=0 total=0\n");
+            tree.machine(1024).write("proc/pressure/memory", &text).seen()
+        };
+        assert_eq!(say("9.99", "0.00"), Seen { room: 960 * MIB, scarce: false });
+        assert_eq!(say("10.00", "2.00"), Seen { room: 0, scarce: false });
+        assert_eq!(say("55.10", "12.00"), Seen { room: 0, scarce: true });
+        say("0.00", "0.00");
+        tree.write("proc/self/cgroup", "0::/a\n")
+            .write("sys/fs/cgroup/a/memory.pressure", "some avg10=11.00 avg60=0\n");
+        assert_eq!(tree.seen().room, 0);
+    }
+
+    #[test]
+    fn watch_looks_now_and_then_and_scarcity_has_to_last() {
+        let tree = Tree::new("watch");
+        let (watch, ms) = (MemoryWatch::new(&tree.machine(80).0), Duration::from_millis);
+        assert!(watch.take_room(16 * MIB, ms(0)), "all that there is");
+        assert!(!watch.take_room(1, ms(100)) && watch.is_short(ms(100)), "it was not looked at anew");
+        assert!(watch.take_room(1, ms(260)) && !watch.is_short(ms(260)));
+        tree.machine(1);
+        assert!(watch.is_short(ms(600)) && !watch.is_scarce(ms(600)) && !watch.is_scarce(ms(1900)));
+        assert!(watch.is_scarce(ms(2200)));
+        tree.machine(512);
+        assert!(!watch.is_scarce(ms(2500)) && !watch.is_short(ms(2500)));
+        tree.machine(1);
+        assert!(!watch.is_scarce(ms(3000)) && !watch.is_scarce(ms(4400)), "it begins anew");
+        assert!(watch.is_scarce(ms(4600)));
+    }
+}
