@@ -94,7 +94,12 @@ fn run_tier(tier: &Tier, long: bool, limit: Duration, required: &Required, root:
     let start = Instant::now();
     if limit.is_zero() {
         let why = format!("not begun: the whole run took {} minutes", WHOLE_RUN.as_secs() / 60);
-        return Ok(Row { name: tier.name, verdict: Verdict::Failed(why), took: Duration::ZERO, tally: Tally::default() });
+        return Ok(Row {
+            name: tier.name,
+            verdict: Verdict::Failed(why),
+            took: Duration::ZERO,
+            tally: Tally::default(),
+        });
     }
     if let Some((need, why)) = tier.needs.and_then(|need| Some((need.name(), need.missing()?))) {
         println!("SKIP {} (needs {need}): {why}", tier.name);

@@ -33,12 +33,7 @@ pub(crate) struct LeavingLink {
 
 impl Broker {
     /// Begins to take a link away; `asker` hears once it is gone. Where nobody is to be told it goes at once.
-    pub(crate) fn leave_link(
-        &mut self,
-        number: u32,
-        why: &'static str,
-        asker: Option<Asker>,
-    ) -> io::Result<()> {
+    pub(crate) fn leave_link(&mut self, number: u32, why: &'static str, asker: Option<Asker>) -> io::Result<()> {
         let until = Instant::now() + self.config.leave;
         // Who asks again for what was begun hears of the same end.
         let fresh = || LeavingLink { until, why, askers: Vec::new() };
