@@ -301,8 +301,8 @@ mod tests {
 
     #[test]
     fn structs_have_no_padding_and_keep_their_first_layout() {
-        assert_eq!(Options::SIZE, 2 * 4 + 7 * 8);
-        assert_eq!(Statistics::SIZE, 2 * 4 + 12 * 8);
+        assert_eq!(Options::SIZE, 2 * 4 + 8 * 8);
+        assert_eq!(Statistics::SIZE, 2 * 4 + 14 * 8);
         assert_eq!(Peer::SIZE, 2 * 4 + 2 * 8 + 64);
         assert_eq!(mem::offset_of!(Options, wait_for_listener_ns), 56);
         assert_eq!(mem::offset_of!(Statistics, in_flight), 96);
