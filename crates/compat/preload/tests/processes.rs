@@ -164,8 +164,8 @@ fn crowd(part: &str, count: u64, seed: u64) -> (u64, u64) {
 fn thousand_connections_at_once_are_joined_and_leave_nothing_behind() {
     if has("thousand_connections_at_once_are_joined_and_leave_nothing_behind", &["python3"]) {
         let (tcp, shared) = crowd("many", 1000, 0);
-        // Both ways, in each turn; the first turns find the other end.
-        assert!(shared > 8 * tcp, "{shared} bytes shared, {tcp} over TCP");
+        // Both ways, in each turn; the first turns, two or three of twenty, find the other end.
+        assert!(shared > 5 * tcp, "{shared} bytes shared, {tcp} over TCP");
     }
 }
 
