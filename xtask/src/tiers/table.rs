@@ -75,7 +75,12 @@ pub const TIERS: &[Tier] = &[
     },
     Tier { name: "rules", command: "cargo run --quiet --package xtask -- check", gate: Gate::ExitCode, ..BASE },
     Tier { name: "features", command: "cargo run --quiet --package xtask -- features", gate: Gate::ExitCode, ..BASE },
-    Tier { name: "unit", command: "cargo test --workspace --all-features --no-fail-fast --lib --bins", long: Some(20), ..BASE },
+    Tier {
+        name: "unit",
+        command: "cargo test --workspace --all-features --no-fail-fast --lib --bins",
+        long: Some(20),
+        ..BASE
+    },
     Tier {
         name: "doc",
         command: "cargo doc --workspace --all-features --no-deps",

@@ -161,14 +161,26 @@ impl Sending {
     #[inline]
     fn after(&mut self) {
         if self.ring.half.take_ring() {
-            self.ring.notify_peer();
-            self.moves.note_look(&self.ring);
-            self.gone |= self.ring.waiter.gone_since_last_ring() || self.seal_if_leaving();
+            self.notify_and_look();
         } else if self.ring.waiter.is_time_to_look() {
-            self.moves.note_look(&self.ring);
-            self.gone |= self.ring.check_peer() || self.seal_if_leaving() || self.ring.waiter.end().is_caught();
+            self.look_around();
         }
         self.ring.waiter.rearm_poll_fd();
+    }
+
+    /// Apart, as what is seldom done makes what is often done slower: 64 bytes cross in five nanoseconds.
+    #[inline(never)]
+    fn notify_and_look(&mut self) {
+        self.ring.notify_peer();
+        self.moves.note_look(&self.ring);
+        self.gone |= self.ring.waiter.gone_since_last_ring() || self.seal_if_leaving();
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_around(&mut self) {
+        self.moves.note_look(&self.ring);
+        self.gone |= self.ring.check_peer() || self.seal_if_leaving() || self.ring.waiter.end().is_caught();
     }
 
     /// Whether the link is taken away (V-9). Then this half has published all that it ever will, and the peer is told.
