@@ -22,7 +22,8 @@ const WAKES: u32 = 400;
 #[test]
 fn r25_x8_reader_that_polls_does_not_nap_for_what_its_writer_is_rung_for() {
     let xen = FakeXen::new();
-    let options = Options::new().ring_size(4096);
+    // Who does not spin sleeps whenever its ring is full, and is rung for each time.
+    let options = Options::new().ring_size(4096).spin(Duration::ZERO);
     let address = |text: &str| text.parse::<Address>().unwrap();
     let mut listener: Listener<Stream> =
         Backends::new().with(xen.domain(5)).listen(&address("xen:7/service"), &options).unwrap();
