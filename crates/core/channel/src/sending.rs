@@ -160,27 +160,11 @@ impl Sending {
     /// written is written: a peer may have read it, answered and gone in the meantime.
     #[inline]
     fn after(&mut self) {
-        if self.ring.half.take_ring() {
-            self.notify_and_look();
-        } else if self.ring.waiter.is_time_to_look() {
-            self.look_around();
+        let rings = self.ring.half.take_ring();
+        if rings || self.ring.waiter.is_time_to_look() {
+            look_around(self, rings);
         }
         self.ring.waiter.rearm_poll_fd();
-    }
-
-    /// Apart, as what is seldom done makes what is often done slower: 64 bytes cross in five nanoseconds.
-    #[inline(never)]
-    fn notify_and_look(&mut self) {
-        self.ring.notify_peer();
-        self.moves.note_look(&self.ring);
-        self.gone |= self.ring.waiter.gone_since_last_ring() || self.seal_if_leaving();
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn look_around(&mut self) {
-        self.moves.note_look(&self.ring);
-        self.gone |= self.ring.check_peer() || self.seal_if_leaving() || self.ring.waiter.end().is_caught();
     }
 
     /// Whether the link is taken away (V-9). Then this half has published all that it ever will, and the peer is told.
@@ -363,6 +347,19 @@ impl Sending {
             self.ring.close();
         }
     }
+}
+
+/// Notifies the peer if it asked for that, and looks whether it lives. Apart from [`Sending::after`]: within it, what is seldom
+/// done made what is always done slower.
+#[inline(never)]
+fn look_around(sending: &mut Sending, rings: bool) {
+    let Sending { ring, moves, .. } = sending;
+    if rings {
+        ring.notify_peer();
+    }
+    moves.note_look(ring);
+    let is_gone = if rings { ring.waiter.gone_since_last_ring() } else { ring.check_peer() };
+    sending.gone |= is_gone || sending.seal_if_leaving() || (!rings && sending.ring.waiter.end().is_caught());
 }
 
 impl Drop for Sending {
