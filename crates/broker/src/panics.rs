@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-16. A panic is a fault of the broker's own. It costs whom the part that panicked worked for, and nobody else.
+//! A panic is a fault of the broker's own. It costs whom the part that panicked worked for, and nobody else (B-16).
 //!
 //! A job for which somebody waits has failed then, as jobs do. A thread that serves for long goes on after a rest. Tasks of the
 //! runtime are watched by the host's broker.

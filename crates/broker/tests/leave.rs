@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-21, V-9. A link is left before it is taken away: no byte that was taken is lost, and nobody waits longer than was said.
+//! A link is left before it is taken away: no byte that was taken is lost, and nobody waits longer than was said (B-21, V-9).
 
 mod common;
 

@@ -52,24 +52,24 @@ impl ByHand {
     fn listen(socket: &File, service: &str) -> Self {
         let program = Self(fd_passing::connect(socket, SocketType::SEQPACKET).unwrap());
         sockopt::set_socket_timeout(&program.0, sockopt::Timeout::Recv, Some(common::LIMIT)).unwrap();
-        program.say(0, common::hello());
-        assert!(matches!(program.hear(), Some((Message::Hello { .. }, _))));
-        program.say(1, Message::Listen { service: service.parse().unwrap() });
-        assert!(matches!(program.hear(), Some((Message::Done {}, _))));
+        program.send_message(0, common::hello());
+        assert!(matches!(program.receive_message(), Some((Message::Hello { .. }, _))));
+        program.send_message(1, Message::Listen { service: service.parse().unwrap() });
+        assert!(matches!(program.receive_message(), Some((Message::Done {}, _))));
         program
     }
 
-    fn say(&self, serial: u32, message: Message) {
+    fn send_message(&self, serial: u32, message: Message) {
         assert!(fd_passing::send(&self.0, &Envelope { serial, message }.encode(), &[]).unwrap());
     }
 
-    fn hear(&self) -> Option<(Message, Vec<OwnedFd>)> {
-        hear(&self.0)
+    fn receive_message(&self) -> Option<(Message, Vec<OwnedFd>)> {
+        receive_message(&self.0)
     }
 }
 
 /// The next message; none at the end.
-fn hear(socket: &OwnedFd) -> Option<(Message, Vec<OwnedFd>)> {
+fn receive_message(socket: &OwnedFd) -> Option<(Message, Vec<OwnedFd>)> {
     let mut buffer = [0; MESSAGE_MAX];
     rustix::io::ioctl_fionbio(socket, false).unwrap();
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(common::LIMIT)).unwrap();
@@ -159,7 +159,7 @@ fn v7_programs_of_the_host_hear_of_a_machine_that_went_while_no_broker_was_there
     let calling = guest.connect::<Messages>(&address, &options).unwrap();
     let by_hand = ByHand::listen(&world.socket(), "kept");
     let _called = world.guest.domain.connect("host/kept", patience()).unwrap();
-    let (stated, descriptors) = by_hand.hear().unwrap();
+    let (stated, descriptors) = by_hand.receive_message().unwrap();
     assert!(matches!(stated, Message::Connect { .. }), "{stated:?}");
     world.daemon.kill();
     world.guest.forget();
@@ -173,8 +173,8 @@ fn v7_programs_of_the_host_hear_of_a_machine_that_went_while_no_broker_was_there
     // One who keeps it until the machine is there again hears that this is another life.
     world.vm = Vm::start(&world.daemon, "a");
     world.vm.qmp.state().unsealed = true;
-    while !matches!(hear(&descriptors[0]).expect("it hears").0, Message::Close {}) {}
-    assert!(hear(&descriptors[0]).is_none(), "and that is the end");
+    while !matches!(receive_message(&descriptors[0]).expect("it hears").0, Message::Close {}) {}
+    assert!(receive_message(&descriptors[0]).is_none(), "and that is the end");
     until("nothing is kept", || (!world.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(()));
 }
 
@@ -213,7 +213,7 @@ impl Alice {
         };
         let program = thread::scope(|scope| scope.spawn(listens).join().unwrap());
         let called = until("the brokers meet", || guest.domain.connect("alice/hers", patience()).ok());
-        let (stated, call) = program.hear().unwrap();
+        let (stated, call) = program.receive_message().unwrap();
         assert!(matches!(stated, Message::Connect { .. }) && call.len() == 8, "{stated:?}");
         drop(called);
         assert!(daemon.kept().iter().any(|key| key.starts_with("call/")));
@@ -222,8 +222,8 @@ impl Alice {
 
     /// What she has of it ends, and no broker keeps it.
     fn has_nothing(&self) {
-        while hear(&self.call[0]).is_some() {}
-        while self.program.hear().is_some() {}
+        while receive_message(&self.call[0]).is_some() {}
+        while self.program.receive_message().is_some() {}
         until("nothing is kept", || (!self.daemon.kept().iter().any(|key| key.starts_with("call/"))).then_some(()));
     }
 
@@ -328,7 +328,7 @@ fn b15_users_without_a_number_are_nobodys_account() {
         let program = fd_passing::connect(&socket, SocketType::SEQPACKET).unwrap();
         let said = Envelope { serial: 0, message: common::hello() }.encode();
         fd_passing::send(&program, &said, &[]).unwrap();
-        hear(&program).map(|(message, _)| message)
+        receive_message(&program).map(|(message, _)| message)
     };
     let answer = thread::scope(|scope| scope.spawn(asks).join().unwrap());
     assert!(matches!(answer, Some(Message::Refuse { code: code::DENIED, .. })), "{answer:?}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! N-4. What an end takes beyond plain frames.
+//! What an end takes beyond plain frames (N-4).
 
 /// What an end takes: bits of its hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

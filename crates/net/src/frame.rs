@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! N-7, N-8. What stands before a frame, and what of it is believed.
+//! What stands before a frame, and what of it is believed (N-7, N-8).
 
 use serde::Serialize;
 

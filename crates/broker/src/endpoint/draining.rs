@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-21. A link that is left before it is taken away: who is told, and whether all have left.
+//! A link that is left before it is taken away: who is told, and whether all have left (B-21).
 
 use std::{
     collections::BTreeSet,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-4. Paths that are full and links that take their time: a call waits for neither, and nothing stays on TCP for that.
+//! Paths that are full and links that take their time: a call waits for neither, and nothing stays on TCP for that (S-4).
 
 mod victim;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-21. A link is left before it is taken away: both ends are told, and have a bounded time to end what they have on it.
+//! A link is left before it is taken away: both ends are told, and have a bounded time to end what they have on it (B-21).
 
 use std::{
     collections::BTreeMap,

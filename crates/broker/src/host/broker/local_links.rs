@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-2. Memory of links with the host: what this broker writes of it, and what accounts get of it.
+//! Memory of links with the host: what this broker writes of it, and what accounts get of it (V-2).
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-4. Links to other processes that are being made. No call of the program waits for any; a later one asks again.
+//! Links to other processes that are being made. No call of the program waits for any; a later one asks again (S-4).
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-4. What is to be sent over a session whose path has no room for now. A full path means *later*: the peer's program makes no
-//! calls, or has more to hear than it took yet.
+//! What is to be sent over a session whose path has no room for now. A full path means *later*: the peer's program makes no
+//! calls, or has more to hear than it took yet (S-4).
 //!
 //! A message that brings nothing waits here. One that brings memory does not, since its descriptors would stand among the
 //! program's: who has one to send asks again in a later call.

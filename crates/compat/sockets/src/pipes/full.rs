@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-16. A pipe that stays full. A ring holds less than the buffers of TCP do, and programs that send much before they read count
-//! on those: what such a program sends goes over TCP until its peer has read what is in the pipe.
+//! A pipe that stays full. A ring holds less than the buffers of TCP do, and programs that send much before they read count
+//! on those: what such a program sends goes over TCP until its peer has read what is in the pipe (S-16).
 
 use std::{os::fd::RawFd, sync::atomic::Ordering, time::Instant};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-16. What is known of a pipe that was found full, and how long it may stay so.
+//! What is known of a pipe that was found full, and how long it may stay so (S-16).
 
 use std::time::{Duration, Instant};
 
