@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 3. Uses: layout, mem, os, ring, domain.
+//! Layer 3. Uses: layout, mem, os, ring, growth, domain.
 //!
 //! TCP connections whose bytes go through shared memory where both ends are neighbours, and over TCP as ever where they
 //! are not. This is everything but the interception. How two ends find each other ([`claim`]) and prove that they are

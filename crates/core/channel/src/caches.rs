@@ -9,7 +9,7 @@ use std::{fmt, path::Path, sync::OnceLock};
 
 use tombolo_layout::limits::CAPACITY_DEFAULT;
 
-use crate::os;
+use tombolo_os::files::read_text;
 
 /// No more than this: no larger ring was seen to be worth its memory.
 const MOST: u64 = 2 * CAPACITY_DEFAULT;
@@ -95,7 +95,7 @@ fn read_size(of_cpu: &Path, index: u32, level: &str, plausible: &std::ops::Range
 
 /// The one short line of a file.
 fn read_line(path: &Path) -> Option<String> {
-    os::read_text(path, 32).map(|text| text.trim_end().to_owned())
+    read_text(path, 32).map(|text| text.trim_end().to_owned())
 }
 
 #[cfg(test)]

@@ -5,19 +5,20 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use tombolo_domain::{Deadline, Endpoint, Error as DomainError, Liveness, Offer, Received, Slot};
+use tombolo_growth::{Growth, GrowthRule};
 use tombolo_layout::{
     Features, SegmentHeader, VERSION,
     handshake::{Greeting, Message, Refusal, versions},
     limits,
 };
 use tombolo_mem::PeerSegment;
+use tombolo_os::clock::coarse_time;
 use tombolo_ring::{FenceMode, Fresh, Halves, Mode, halves};
 
 use crate::{
     Error, Options, Result,
     control::without_bell,
     end::{Agreement, End},
-    growth::Growth,
     moves::RingMoves,
     os,
     receiving::Receiving,
@@ -161,7 +162,8 @@ impl Agreed {
         writer.set_flush_policy(options.flush);
         let growth = options.growth.as_ref().filter(|_| !agreement.features.has(Features::MESSAGES)).map(|budget| {
             let peer_maps = if agreement.features.has(Features::HANDOVER) { agreement.peer_map_limit } else { 0 };
-            Growth::new(budget.clone(), options.idle_time, options.growth_target(), peer_maps, os::coarse_time())
+            let rule = GrowthRule { idle: options.idle_time, ..GrowthRule::STREAM };
+            Growth::new(rule, budget.clone(), options.growth_target(), peer_maps, coarse_time())
         });
         let end = Arc::new(End::new(link, offer, (own_cpu, peer_cpu), agreement));
         let spin = options.spin.unwrap_or_else(|| bell.worth_spinning());

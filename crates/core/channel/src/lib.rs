@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 3. Uses: layout, mem, ring, domain.
+//! Layer 3. Uses: layout, mem, os, ring, growth, domain.
 //!
 //! A channel: two pipes between two ends that met through some backend, behind one interface. This crate knows the
 //! traits of `domain`, never a backend; the facade tells it which there are.
@@ -7,7 +7,6 @@
 
 mod address;
 mod backends;
-mod budget;
 mod caches;
 mod connect;
 mod control;
@@ -15,7 +14,6 @@ mod end;
 mod error;
 #[doc(hidden)]
 pub mod fast;
-mod growth;
 mod half;
 mod handover;
 mod listen;
@@ -25,7 +23,6 @@ mod moves;
 mod options;
 mod os;
 mod pollable;
-mod pressure;
 mod receiving;
 mod sending;
 mod signalled;
@@ -38,12 +35,10 @@ mod watch;
 
 pub use address::{Address, AddressError};
 pub use backends::Backends;
-pub use budget::RingBudget;
 pub use caches::RingChoice;
 pub use connect::Channel;
 pub use end::Ending;
 pub use error::Error;
-pub use growth::{RingGrowth, RingReason};
 pub use half::{MessageReceiver, MessageSender, ReadHalf, Rx, Tx, WriteHalf};
 pub use listen::Listener;
 pub use messages::Messages;
@@ -52,6 +47,7 @@ pub use options::Options;
 pub use stats::{PipeStatistics, Statistics};
 pub use stream::Stream;
 pub use tombolo_domain::{Deadline, Error as BackendError, Liveness, Peer};
+pub use tombolo_growth::{RingBudget, RingGrowth, RingReason};
 pub use tombolo_layout::handshake::Refusal;
 pub use tombolo_mem::SharedSlice;
 pub use tombolo_ring::{Corrupt, Counters, FlushPolicy, Peeked, Reserved};

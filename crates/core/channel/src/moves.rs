@@ -4,18 +4,13 @@
 use std::time::Duration;
 
 use tombolo_domain::Error as DomainError;
+use tombolo_growth::{Growth, RingGrowth, RingReason};
 use tombolo_layout::words;
 use tombolo_mem::{Mapped, MappedOwnWord, OwnWord};
+use tombolo_os::clock::coarse_time;
 use tombolo_ring::Writer;
 
-use crate::{
-    Error, Result,
-    growth::{Growth, RingGrowth, RingReason},
-    handover::Outgoing,
-    os,
-    signalled::SignalledRing,
-    stats::PipeStatistics,
-};
+use crate::{Error, Result, handover::Outgoing, signalled::SignalledRing, stats::PipeStatistics};
 
 /// So often an end looks first whether its peer goes along with a move.
 const LOOK: Duration = Duration::from_millis(1);
@@ -59,7 +54,7 @@ impl RingMoves {
     fn publish_growth(&self) {
         if let Some(board) = &self.board {
             let word = self.growth.as_ref().map_or(0, |growth| {
-                let RingGrowth { target, reason } = growth.state();
+                let RingGrowth { target, reason, .. } = growth.state();
                 words::encode_growth(target, reason as u8)
             });
             // ORDER C-12: Relaxed; the word stands for itself.
@@ -90,7 +85,7 @@ impl RingMoves {
             ring.waiter.forget_armed();
             self.outgoing.go_on(&mut ring.half, ring.waiter.end())?;
             if let (Some(growth), false) = (&mut self.growth, self.outgoing.is_under_way()) {
-                growth.settle_move(ring.half.position(), os::coarse_time());
+                growth.settle_move(ring.half.position(), coarse_time());
                 self.publish_growth();
             }
             self.looks = 0;
@@ -112,7 +107,7 @@ impl RingMoves {
         if self.outgoing.is_under_way() {
             return Ok(());
         }
-        let (capacity, moved, now) = (ring.half.capacity(), ring.half.position(), os::coarse_time());
+        let (capacity, moved, now) = (ring.half.capacity(), ring.half.position(), coarse_time());
         let drained = ring.half.check_drained()?;
         let idle = if drained { growth.shrinks_to(capacity, moved, now) } else { None };
         match idle.or_else(|| growth.yields_to(capacity, now)) {
@@ -126,7 +121,7 @@ impl RingMoves {
     #[inline(never)]
     pub(crate) fn grow_for_bulk(&mut self, ring: &mut Ring) -> Result<bool> {
         let Some(growth) = &mut self.growth else { return Ok(false) };
-        let (capacity, now) = (ring.half.capacity(), os::coarse_time());
+        let (capacity, now) = (ring.half.capacity(), coarse_time());
         if self.outgoing.is_under_way() {
             return Ok(false);
         }
@@ -158,7 +153,7 @@ impl RingMoves {
             Err(error) if error.is_peers_lie() => return Err(error),
             Err(error) => {
                 let growth = self.growth.as_mut().expect("whose ring follows its load");
-                growth.fail(RingReason::Memory, os::coarse_time());
+                growth.fail(RingReason::Memory, coarse_time());
                 let full = matches!(error, Error::Domain(DomainError::Limit { .. } | DomainError::Os { .. }));
                 if full { Attempt::NoMemory } else { Attempt::Impossible }
             }

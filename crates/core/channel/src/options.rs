@@ -6,7 +6,9 @@ use std::time::Duration;
 use tombolo_layout::limits;
 use tombolo_ring::FlushPolicy;
 
-use crate::{RingBudget, RingChoice, growth};
+use tombolo_growth::GrowthRule;
+
+use crate::{RingBudget, RingChoice};
 
 /// How a channel is set up and how this end of it behaves. Each end chooses for itself.
 ///
@@ -43,7 +45,7 @@ impl Default for Options {
         Self {
             capacity: None,
             growth: None,
-            idle_time: growth::IDLE_TIME,
+            idle_time: GrowthRule::STREAM.idle,
             map_limit: None,
             spin: None,
             flush: FlushPolicy::Immediate,
@@ -114,7 +116,7 @@ impl Options {
     /// The first ring of this end: what was asked for. None: as much as the backend can afford, up to the default.
     pub(crate) fn first_ring(&self, messages: bool) -> Option<u64> {
         match self.growth {
-            Some(_) if !messages => Some(self.growth_target().min(growth::FIRST)),
+            Some(_) if !messages => Some(self.growth_target().min(GrowthRule::STREAM.first)),
             _ => self.capacity,
         }
     }

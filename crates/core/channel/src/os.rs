@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! The few things a channel asks of the kernel.
 
-use std::{path::Path, sync::LazyLock, time::Duration};
+use std::sync::LazyLock;
 
-use rustix::{
-    fs::{Mode, OFlags},
-    thread::{MembarrierCommand, membarrier},
-    time::{ClockId, clock_gettime},
-};
+use rustix::thread::{MembarrierCommand, membarrier};
 
 /// Whether this process is registered for the kernel's global expedited barrier, so that its CPUs take part when a peer
 /// on the same kernel issues one.
@@ -28,33 +24,10 @@ pub(crate) fn current_cpu() -> u32 {
     rustix::thread::sched_getcpu() as u32
 }
 
-/// What time it was at the clock's last tick, which is up to 10 ms ago. To ask enters no kernel, where any other clock may be a
-/// call of it (in Xen's PV domains).
-pub(crate) fn coarse_time() -> Duration {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
-
 /// A number that no other channel of this host is likely to have, never 0 (M-3).
 pub(crate) fn epoch() -> u64 {
     let mut bytes = [0; 8];
     // 8 bytes come whole and without waiting once the system is up.
     while !matches!(rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()), Ok(8)) {}
     u64::from_ne_bytes(bytes).max(1)
-}
-
-/// What a file of the kernel's says, at most `most` bytes of it. Somebody may have put something else there, in a container:
-/// it is neither waited for nor read at length.
-pub(crate) fn read_text(path: &Path, most: usize) -> Option<String> {
-    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    let mut text = vec![0; most];
-    let mut len = 0;
-    while len < most {
-        match rustix::io::read(&fd, &mut text[len..]).ok()? {
-            0 => break,
-            read => len += read,
-        }
-    }
-    text.truncate(len);
-    String::from_utf8(text).ok()
 }

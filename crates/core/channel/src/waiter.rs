@@ -12,6 +12,7 @@ use std::{
 use tombolo_domain::{Doorbell, Slot, Woken as Bell};
 use tombolo_layout::words;
 use tombolo_mem::{OwnWord, PeerWord};
+use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Counters, Deadline, Side, Spin, StatsPage, WaitContext, Waited, Woken, wait};
 
 pub(crate) use self::poll::Armed;
@@ -78,7 +79,7 @@ impl Waiter {
             fruitless: Fruitless::default(),
             rings: 0,
             calls: 0,
-            looked: os::coarse_time(),
+            looked: coarse_time(),
             pollable,
             unsure: false,
             promised: false,
@@ -156,14 +157,14 @@ impl Waiter {
 
     /// Whether the last look at the peer's life was a while ago.
     pub(crate) fn look_is_due(&self) -> bool {
-        os::coarse_time().saturating_sub(self.looked) >= LOOK_EVERY
+        coarse_time().saturating_sub(self.looked) >= LOOK_EVERY
     }
 
     /// Whether the peer is gone, looked at now.
     #[cold]
     pub(crate) fn gone_now(&mut self) -> bool {
         self.calls = 0;
-        self.looked = os::coarse_time();
+        self.looked = coarse_time();
         if self.end.gone() {
             return true;
         }

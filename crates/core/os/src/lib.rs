@@ -3,14 +3,17 @@
 //!
 //! What every crate asks of Linux, once. There are descriptors that come over sockets ([`passing`]), sleeping on
 //! descriptors ([`poll`]), eventfds ([`event`]), locks ([`lock`]) and random bytes ([`random`]). Then there are what `/proc` shows of a
-//! process ([`process`]), who is at the other end of a socket ([`credentials`]), and descriptors out of a
-//! program's way ([`reserved`]).
+//! process ([`process`]) and small files of the kernel's say ([`files`]), who is at the other end of a socket
+//! ([`credentials`]), a clock that costs nothing ([`clock`]), and descriptors out of a program's way
+//! ([`reserved`]).
 //!
 //! Errors are [`std::io::Error`]: who calls says what the call was for.
 #![forbid(unsafe_code)]
 
+pub mod clock;
 pub mod credentials;
 pub mod event;
+pub mod files;
 pub mod lock;
 pub mod passing;
 pub mod poll;

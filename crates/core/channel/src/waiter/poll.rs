@@ -5,10 +5,11 @@
 use std::{os::fd::BorrowedFd, time::Instant};
 
 use tombolo_domain::Woken as Bell;
+use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Deadline, Side, arm};
 
 use super::{STORM, UNSURE, Waiter, nap_after};
-use crate::{Result, os, pollable::Pollable};
+use crate::{Result, pollable::Pollable};
 
 /// What arming for one who polls came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -173,7 +174,7 @@ impl Waiter {
     /// Empties the bell, and says whether it was rung; or that the peer is gone.
     fn take_rings(&mut self) -> Result<Bell> {
         self.calls = 0;
-        self.looked = os::coarse_time();
+        self.looked = coarse_time();
         if self.end.gone() {
             return Ok(Bell::PeerGone);
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! When the ring of a stream grows and shrinks (ADR 0055). Decides only; [`Sending`](crate::sending::Sending) moves.
+//! When the ring of a stream grows and shrinks (ADR 0055). Decides only: who has the ring moves it.
 
 use std::time::Duration;
 
@@ -7,21 +7,38 @@ use tombolo_layout::limits::{self, CONTROL_LEN};
 
 use crate::budget::{Lacking, RingBudget, Share};
 
-/// A stream that grows begins with a ring of this size: with both directions, and what comes beside a first ring once each
-/// was busy, an idle channel has at most 48 KiB.
-pub(crate) const FIRST: u64 = 8 << 10;
-/// An idle ring shrinks to this. The first segment stays for its words (H-7), so what comes beside it had better be small.
-const LEAST: u64 = limits::CAPACITY_MIN;
-/// Bulk: the writer found the ring full so often, and moved so many times its size, within the window.
-const FULL: u32 = 8;
-const ROUNDS: u64 = 8;
+/// Bulk is looked for within so much time.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Idle: the writer moved less than the first ring holds in so much time.
-pub(crate) const IDLE_TIME: Duration = Duration::from_secs(1);
-/// This part of it is enough where a ring could not grow: idle rings make room first.
+/// This part of the idle time is enough where a ring could not grow: idle rings make room first.
 const SOONER: u32 = 4;
 /// No other try so soon after one that failed.
 const HOLD: Duration = Duration::from_secs(1);
+
+/// What a kind of directions begins with, and when its ring counts as busy and as idle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GrowthRule {
+    /// Bytes of the first ring.
+    pub first: u64,
+    /// Bytes that an idle ring shrinks to. The first segment stays for its words (H-7), so this comes beside the first ring.
+    pub least: u64,
+    /// Bulk: the writer found the ring full so often within 100 ms.
+    pub full: u32,
+    /// Bulk: meanwhile it moved so many times the ring's size.
+    pub rounds: u64,
+    /// Idle: the writer moved less than the first ring holds in so much time.
+    pub idle: Duration,
+}
+
+impl GrowthRule {
+    /// For a stream of a channel. With both directions, and what comes beside a first ring once each was busy, an idle channel has
+    /// at most 48 KiB.
+    pub const STREAM: Self =
+        Self { first: 8 << 10, least: limits::CAPACITY_MIN, full: 8, rounds: 8, idle: Duration::from_secs(1) };
+    /// For a connection beside TCP. Less than 16 KiB is slower than TCP; and its programs, which know nothing of rings, wait
+    /// sooner where one is small.
+    pub const CONNECTION: Self =
+        Self { first: 16 << 10, least: 16 << 10, full: 3, rounds: 2, idle: Duration::from_secs(2) };
+}
 
 /// Why a ring has the size that it has.
 ///
@@ -78,10 +95,10 @@ pub struct RingGrowth {
 
 /// The policy of one direction, and what it holds of the budget.
 #[derive(Debug)]
-pub(crate) struct Growth {
+pub struct Growth {
+    rule: GrowthRule,
     most: u64,
     budget: RingBudget,
-    idle_time: Duration,
     reason: RingReason,
     /// Where bulk is looked for: since when, from which byte, and how often the ring was full.
     busy: (Duration, u64, u32),
@@ -96,30 +113,23 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// A policy for a stream that may have up to `most` bytes, of which the peer maps segments of `peer_maps`.
-    pub(crate) fn new(budget: RingBudget, idle_time: Duration, most: u64, peer_maps: u64, now: Duration) -> Self {
+    /// Makes a policy for a direction whose ring may have up to `most` bytes, of which the peer maps segments of `peer_maps`.
+    #[must_use]
+    pub fn new(rule: GrowthRule, budget: RingBudget, most: u64, peer_maps: u64, now: Duration) -> Self {
         let mapped = peer_maps.saturating_sub(CONTROL_LEN).checked_ilog2().map_or(0, |bits| 1 << bits);
-        let reason = if mapped.min(most) > FIRST { RingReason::First } else { RingReason::Peer };
-        let most = most.min(mapped).max(LEAST);
-        Self {
-            most,
-            budget,
-            idle_time,
-            reason,
-            busy: (now, 0, 0),
-            quiet: (now, 0),
-            hold: now,
-            held: None,
-            offered: None,
-        }
+        let reason = if mapped.min(most) > rule.first { RingReason::First } else { RingReason::Peer };
+        let most = most.min(mapped).max(rule.least);
+        Self { rule, most, budget, reason, busy: (now, 0, 0), quiet: (now, 0), hold: now, held: None, offered: None }
     }
 
-    pub(crate) fn state(&self) -> RingGrowth {
+    /// Where the ring stands, and why.
+    #[must_use]
+    pub fn state(&self) -> RingGrowth {
         RingGrowth { target: self.most, reason: self.reason }
     }
 
     /// The writer, at byte `moved`, found its ring of `capacity` bytes full: whether that is bulk, and the ring too small.
-    pub(crate) fn is_bulk(&mut self, capacity: u64, moved: u64, now: Duration) -> bool {
+    pub fn is_bulk(&mut self, capacity: u64, moved: u64, now: Duration) -> bool {
         if capacity >= self.most || now < self.hold || self.offered.is_some() {
             return false;
         }
@@ -129,11 +139,11 @@ impl Growth {
             return false;
         }
         self.busy.2 = full + 1;
-        full + 1 >= FULL && moved.wrapping_sub(from) >= ROUNDS * capacity
+        full + 1 >= self.rule.full && moved.wrapping_sub(from) >= self.rule.rounds * capacity
     }
 
     /// The ring to grow to from `capacity`: the target, but at most `most`, or what budget and memory have. It is taken there.
-    pub(crate) fn choose_ring(&mut self, capacity: u64, most: u64, now: Duration) -> Option<u64> {
+    pub fn choose_ring(&mut self, capacity: u64, most: u64, now: Duration) -> Option<u64> {
         let (mut size, mut why) = (self.most.min(most), RingReason::Budget);
         while size > capacity {
             match self.budget.take_share(CONTROL_LEN + size, now) {
@@ -152,18 +162,18 @@ impl Growth {
     }
 
     /// Whether memory is so scarce that a ring of `capacity` bytes shrinks although it is busy: then to what.
-    pub(crate) fn yields_to(&mut self, capacity: u64, now: Duration) -> Option<u64> {
-        if capacity <= FIRST || self.offered.is_some() || now < self.hold || !self.budget.is_scarce(now) {
+    pub fn yields_to(&mut self, capacity: u64, now: Duration) -> Option<u64> {
+        if capacity <= self.rule.first || self.offered.is_some() || now < self.hold || !self.budget.is_scarce(now) {
             return None;
         }
         self.offered = Some((None, RingReason::Pressure));
         self.reason = RingReason::Offered;
-        Some(FIRST)
+        Some(self.rule.first)
     }
 
     /// Whether the writer, at byte `moved`, has been idle with a ring of `capacity` bytes: then the ring to shrink to.
-    pub(crate) fn shrinks_to(&mut self, capacity: u64, moved: u64, now: Duration) -> Option<u64> {
-        if capacity <= FIRST || self.offered.is_some() {
+    pub fn shrinks_to(&mut self, capacity: u64, moved: u64, now: Duration) -> Option<u64> {
+        if capacity <= self.rule.first || self.offered.is_some() {
             return None;
         }
         self.budget.check_memory(now);
@@ -172,26 +182,28 @@ impl Growth {
             return None;
         }
         self.quiet = (now, moved);
-        if moved.wrapping_sub(from) >= FIRST {
+        if moved.wrapping_sub(from) >= self.rule.first {
             return None;
         }
         self.offered = Some((None, RingReason::Idle));
         self.reason = RingReason::Offered;
-        Some(LEAST)
+        Some(self.rule.least)
     }
 
     /// After which time without data a large ring shrinks: less where memory or budget is wanted elsewhere.
-    pub(crate) fn look_time(&self) -> Duration {
-        if self.budget.is_wanted() { self.idle_time / SOONER } else { self.idle_time }
+    #[must_use]
+    pub fn look_time(&self) -> Duration {
+        if self.budget.is_wanted() { self.rule.idle / SOONER } else { self.rule.idle }
     }
 
     /// Whether a ring of `capacity` bytes shrinks once it is idle.
-    pub(crate) fn is_large(&self, capacity: u64) -> bool {
-        capacity > FIRST
+    #[must_use]
+    pub fn is_large(&self, capacity: u64) -> bool {
+        capacity > self.rule.first
     }
 
     /// The ring could not be offered.
-    pub(crate) fn fail(&mut self, reason: RingReason, now: Duration) {
+    pub fn fail(&mut self, reason: RingReason, now: Duration) {
         self.offered = None;
         self.busy = (now, 0, 0);
         self.hold = now + HOLD;
@@ -200,7 +212,7 @@ impl Growth {
     }
 
     /// The move is over: the old ring is free, the new one is what is held.
-    pub(crate) fn settle_move(&mut self, moved: u64, now: Duration) {
+    pub fn settle_move(&mut self, moved: u64, now: Duration) {
         if let Some((share, reason)) = self.offered.take() {
             (self.held, self.reason) = (share, reason);
             (self.busy, self.quiet) = ((now, moved, 0), (now, moved));
@@ -218,6 +230,7 @@ mod tests {
     use super::*;
     use crate::pressure::{MemoryWatch, tests::Tree};
 
+    const STREAM: GrowthRule = GrowthRule::STREAM;
     const MS: Duration = Duration::from_millis(1);
 
     /// One whose machine says nothing of its memory.
@@ -227,21 +240,21 @@ mod tests {
 
     fn growth_in(root: impl AsRef<Path>, budget: u64, most: u64) -> Growth {
         let budget = RingBudget::watching(budget, Some(Arc::new(MemoryWatch::new(root.as_ref()))));
-        Growth::new(budget, IDLE_TIME, most, 1 << 31, Duration::ZERO)
+        Growth::new(STREAM, budget, most, 1 << 31, Duration::ZERO)
     }
 
     #[test]
     fn ring_grows_for_bulk_alone() {
         let mut policy = growth(1 << 30, 1 << 20);
         // Full and moving: the eighth look within the window says so.
-        let looks: Vec<bool> = (0..8).map(|at| policy.is_bulk(FIRST, at * 2 * FIRST, MS)).collect();
+        let looks: Vec<bool> = (0..8).map(|at| policy.is_bulk(STREAM.first, at * 2 * STREAM.first, MS)).collect();
         assert_eq!(looks, [[false; 7].as_slice(), &[true]].concat());
         // Full, and hardly moving.
         let mut policy = growth(1 << 30, 1 << 20);
-        assert!(!(0..100).any(|at| policy.is_bulk(FIRST, at, MS)));
+        assert!(!(0..100).any(|at| policy.is_bulk(STREAM.first, at, MS)));
         // Moving, and full seldom.
         let mut policy = growth(1 << 30, 1 << 20);
-        assert!(!(0..100u32).any(|at| policy.is_bulk(FIRST, u64::from(at) << 20, MS * 60 * at)));
+        assert!(!(0..100u32).any(|at| policy.is_bulk(STREAM.first, u64::from(at) << 20, MS * 60 * at)));
         // As large as it may be.
         let mut policy = growth(1 << 30, 1 << 20);
         assert!(!(0..100).any(|at| policy.is_bulk(1 << 20, at << 22, MS)));
@@ -250,73 +263,79 @@ mod tests {
     #[test]
     fn budget_below_one_ring_gives_the_largest_that_it_has_room_for_or_none_for_a_while() {
         let mut policy = growth((64 << 10) + CONTROL_LEN, 1 << 20);
-        assert_eq!(policy.choose_ring(FIRST, u64::MAX, MS), Some(64 << 10));
+        assert_eq!(policy.choose_ring(STREAM.first, u64::MAX, MS), Some(64 << 10));
         policy.settle_move(0, MS);
         assert_eq!((policy.state().reason, policy.budget.used()), (RingReason::Bulk, policy.budget.limit()));
-        let mut policy = growth(FIRST, 1 << 20);
-        assert_eq!((policy.choose_ring(FIRST, u64::MAX, MS), policy.state().reason), (None, RingReason::Budget));
-        assert!(!(0..100).any(|at| policy.is_bulk(FIRST, at << 20, 500 * MS)), "not so soon");
-        assert!((0..100).any(|at| policy.is_bulk(FIRST, at << 20, 1500 * MS)), "but later");
+        let mut policy = growth(STREAM.first, 1 << 20);
+        assert_eq!((policy.choose_ring(STREAM.first, u64::MAX, MS), policy.state().reason), (None, RingReason::Budget));
+        assert!(!(0..100).any(|at| policy.is_bulk(STREAM.first, at << 20, 500 * MS)), "not so soon");
+        assert!((0..100).any(|at| policy.is_bulk(STREAM.first, at << 20, 1500 * MS)), "but later");
         assert_eq!(policy.budget.used(), 0);
     }
 
     #[test]
     fn ring_shrinks_once_idle_for_its_time_and_returns_its_share() {
         let mut policy = growth(1 << 30, 1 << 20);
-        assert_eq!(policy.choose_ring(FIRST, u64::MAX, MS), Some(1 << 20));
+        assert_eq!(policy.choose_ring(STREAM.first, u64::MAX, MS), Some(1 << 20));
         policy.settle_move(0, MS);
         assert!(policy.budget.used() > 1 << 20);
         assert_eq!(policy.shrinks_to(1 << 20, 10, 500 * MS), None, "not yet");
-        assert_eq!(policy.shrinks_to(1 << 20, FIRST, 1100 * MS), None, "it was not idle");
-        assert_eq!(policy.shrinks_to(1 << 20, FIRST + 10, 2200 * MS), Some(LEAST));
+        assert_eq!(policy.shrinks_to(1 << 20, STREAM.first, 1100 * MS), None, "it was not idle");
+        assert_eq!(policy.shrinks_to(1 << 20, STREAM.first + 10, 2200 * MS), Some(STREAM.least));
         assert!(policy.budget.used() > 1 << 20, "the peer may still read there");
-        policy.settle_move(FIRST + 10, 2200 * MS);
+        policy.settle_move(STREAM.first + 10, 2200 * MS);
         assert_eq!((policy.state().reason, policy.budget.used()), (RingReason::Idle, 0));
-        assert_eq!(policy.shrinks_to(LEAST, FIRST + 10, 9000 * MS), None, "it is small");
+        assert_eq!(policy.shrinks_to(STREAM.least, STREAM.first + 10, 9000 * MS), None, "it is small");
     }
 
     #[test]
     fn idle_ring_goes_sooner_where_another_could_not_grow() {
         let mut policy = growth((1 << 20) + CONTROL_LEN, 1 << 20);
-        assert_eq!(policy.choose_ring(FIRST, u64::MAX, MS), Some(1 << 20));
+        assert_eq!(policy.choose_ring(STREAM.first, u64::MAX, MS), Some(1 << 20));
         policy.settle_move(0, MS);
-        let mut other = Growth::new(policy.budget.clone(), IDLE_TIME, 1 << 20, 1 << 31, MS);
-        assert_eq!((policy.look_time(), policy.shrinks_to(1 << 20, 0, 300 * MS)), (IDLE_TIME, None));
-        assert_eq!((other.choose_ring(FIRST, u64::MAX, MS), other.state().reason), (None, RingReason::Budget));
-        assert_eq!((policy.look_time(), policy.shrinks_to(1 << 20, 0, 300 * MS)), (IDLE_TIME / 4, Some(LEAST)));
+        let mut other = Growth::new(STREAM, policy.budget.clone(), 1 << 20, 1 << 31, MS);
+        assert_eq!((policy.look_time(), policy.shrinks_to(1 << 20, 0, 300 * MS)), (STREAM.idle, None));
+        assert_eq!((other.choose_ring(STREAM.first, u64::MAX, MS), other.state().reason), (None, RingReason::Budget));
+        assert_eq!(
+            (policy.look_time(), policy.shrinks_to(1 << 20, 0, 300 * MS)),
+            (STREAM.idle / 4, Some(STREAM.least))
+        );
         policy.settle_move(0, 300 * MS);
-        assert_eq!(other.choose_ring(FIRST, u64::MAX, 2000 * MS), Some(1 << 20), "what the idle one left");
+        assert_eq!(other.choose_ring(STREAM.first, u64::MAX, 2000 * MS), Some(1 << 20), "what the idle one left");
     }
 
     #[test]
     fn pressure_stops_growth_takes_from_the_idle_and_once_it_lasts_from_the_busy() {
         let tree = Tree::new("policy");
         let mut policy = growth_in(&tree.machine(66).0, 1 << 30, 1 << 20);
-        assert_eq!(policy.choose_ring(FIRST, u64::MAX, MS), Some(1 << 20));
+        assert_eq!(policy.choose_ring(STREAM.first, u64::MAX, MS), Some(1 << 20));
         policy.settle_move(0, MS);
-        let mut other = Growth::new(policy.budget.clone(), IDLE_TIME, 1 << 20, 1 << 31, MS);
-        assert_eq!(other.choose_ring(FIRST, u64::MAX, MS), Some(512 << 10), "half of it has room");
+        let mut other = Growth::new(STREAM, policy.budget.clone(), 1 << 20, 1 << 31, MS);
+        assert_eq!(other.choose_ring(STREAM.first, u64::MAX, MS), Some(512 << 10), "half of it has room");
         tree.machine(2);
-        let mut third = Growth::new(policy.budget.clone(), IDLE_TIME, 1 << 20, 1 << 31, MS);
-        assert_eq!((third.choose_ring(FIRST, u64::MAX, 400 * MS), third.state().reason), (None, RingReason::Pressure));
+        let mut third = Growth::new(STREAM, policy.budget.clone(), 1 << 20, 1 << 31, MS);
+        assert_eq!(
+            (third.choose_ring(STREAM.first, u64::MAX, 400 * MS), third.state().reason),
+            (None, RingReason::Pressure)
+        );
         assert_eq!(policy.yields_to(1 << 20, 800 * MS), None, "the idle come first");
-        assert_eq!(policy.yields_to(FIRST, 2400 * MS), None, "it is small");
-        assert_eq!(policy.yields_to(1 << 20, 2400 * MS), Some(FIRST));
+        assert_eq!(policy.yields_to(STREAM.first, 2400 * MS), None, "it is small");
+        assert_eq!(policy.yields_to(1 << 20, 2400 * MS), Some(STREAM.first));
         policy.settle_move(9, 2500 * MS);
         assert_eq!(policy.state().reason, RingReason::Pressure);
-        let bulk = |policy: &mut Growth, now| (0..100).any(|at| policy.is_bulk(FIRST, at << 20, now));
+        let bulk = |policy: &mut Growth, now| (0..100).any(|at| policy.is_bulk(STREAM.first, at << 20, now));
         assert!(!bulk(&mut policy, 3000 * MS), "it does not grow at once again");
         tree.machine(512);
         assert!(bulk(&mut policy, 4000 * MS));
-        assert_eq!(policy.choose_ring(FIRST, u64::MAX, 4000 * MS), Some(1 << 20));
+        assert_eq!(policy.choose_ring(STREAM.first, u64::MAX, 4000 * MS), Some(1 << 20));
     }
 
     #[test]
     fn ring_never_grows_beyond_what_the_peer_maps() {
         let budget = RingBudget::new(1 << 30);
-        let of = |maps| Growth::new(budget.clone(), IDLE_TIME, 1 << 20, maps, MS).state();
+        let of = |maps| Growth::new(STREAM, budget.clone(), 1 << 20, maps, MS).state();
         assert_eq!(of(CONTROL_LEN + (64 << 10) + 1).target, 64 << 10);
-        assert_eq!((of(CONTROL_LEN + FIRST).reason, of(0).reason), (RingReason::Peer, RingReason::Peer));
+        assert_eq!((of(CONTROL_LEN + STREAM.first).reason, of(0).reason), (RingReason::Peer, RingReason::Peer));
         assert_eq!(of(u64::MAX), RingGrowth { target: 1 << 20, reason: RingReason::First });
     }
 }

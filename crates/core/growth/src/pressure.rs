@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use crate::os;
+use tombolo_os::files::read_text;
 
 /// What was seen counts for so long.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -112,7 +112,7 @@ impl Seen {
 
     /// Notes what the kernel says of tasks that wait for memory.
     fn note_stalls(&mut self, file: &Path) {
-        let Some(text) = os::read_text(file, LONGEST) else { return };
+        let Some(text) = read_text(file, LONGEST) else { return };
         let percent = |kind: &str| -> Option<f64> {
             let line = text.lines().find_map(|line| line.strip_prefix(kind))?;
             line.split_whitespace().find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
@@ -126,14 +126,14 @@ impl Seen {
 
 fn look_at(root: &Path) -> Seen {
     let mut seen = Seen { room: u64::MAX, scarce: false };
-    if let Some(text) = os::read_text(&root.join("proc/meminfo"), LONGEST) {
+    if let Some(text) = read_text(&root.join("proc/meminfo"), LONGEST) {
         let bytes = |name| number_after(&text, name).map(|kib| kib.saturating_mul(1 << 10));
         if let (Some(total), Some(available)) = (bytes("MemTotal:"), bytes("MemAvailable:")) {
             seen.note_limit(total, available);
         }
     }
     seen.note_stalls(&root.join("proc/pressure/memory"));
-    let groups = os::read_text(&root.join("proc/self/cgroup"), LONGEST).unwrap_or_default();
+    let groups = read_text(&root.join("proc/self/cgroup"), LONGEST).unwrap_or_default();
     for (mounts, path, names) in groups.lines().filter_map(hierarchy) {
         for mount in mounts {
             let mount = root.join(mount);
@@ -183,7 +183,7 @@ fn hierarchy(line: &str) -> Option<(&'static [&'static str], &str, Names)> {
 
 /// What one group and those below it may use.
 fn note_group(seen: &mut Seen, group: &Path, names: Names) {
-    let read = |name: &str| os::read_text(&group.join(name), LONGEST);
+    let read = |name: &str| read_text(&group.join(name), LONGEST);
     let limit_of = |name: &&str| read(name)?.trim().parse().ok().filter(|limit| *limit < UNLIMITED);
     let Some(limit) = names.limits.iter().filter_map(limit_of).min() else { return };
     let Some(used) = read(names.usage).and_then(|text| text.trim().parse::<u64>().ok()) else { return };
