@@ -118,7 +118,8 @@ fn settings() -> Option<Settings> {
     let ring = number("TOMBOLO_SOCKETS_RING").filter(|ring| ring.is_power_of_two() && (4096..=1 << 30).contains(ring));
     Some(Settings {
         folder: path("TOMBOLO_SOCKETS")?,
-        ring: ring.unwrap_or(256 << 10),
+        ring: ring.unwrap_or(1 << 20),
+        ring_growth: env::var_os("TOMBOLO_SOCKETS_RING_GROWTH").is_none_or(|value| value != "off"),
         after: number("TOMBOLO_SOCKETS_AFTER").unwrap_or(16 << 10),
         memory: number("TOMBOLO_SOCKETS_MEMORY").unwrap_or(u64::MAX),
         loopback: env::var_os("TOMBOLO_SOCKETS_LOOPBACK").is_none_or(|value| value != "off"),

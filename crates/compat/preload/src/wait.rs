@@ -100,7 +100,7 @@ fn seated(
     let Some(seat) = errno::kept(|| connection.seat(kernel::borrow(fd))) else { return Ok(None) };
     errno::kept(|| process.before_sleep());
     // what came before this is seen now, and what comes after it rings.
-    connection.arm(reads, !reads);
+    connection.arm(process, reads, !reads);
     if reads && connection.arrived() != before || !reads && connection.is_writable() != Some(false) {
         return Ok(Some(true));
     }
@@ -204,7 +204,7 @@ fn wait_for(
         }
         errno::kept(|| process.before_sleep());
         for (at, connection) in joined {
-            connection.arm(fds[*at].events & READ != 0, fds[*at].events & WRITE != 0);
+            connection.arm(process, fds[*at].events & READ != 0, fds[*at].events & WRITE != 0);
         }
         if stirs(fds, joined, &seen) {
             continue;

@@ -15,7 +15,7 @@ use std::{
     io,
     os::fd::RawFd,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering},
     },
 };
@@ -78,6 +78,8 @@ pub struct Connection {
     /// How many descriptors there are.
     descriptors: AtomicU32,
     pub(crate) pipes: OnceLock<Pipes>,
+    /// Itself, once it has pipes.
+    pub(crate) own: OnceLock<Weak<Connection>>,
     pub(crate) talk: Mutex<NegotiationStage>,
     /// The front has made its preparations for readiness that the kernel does not know of.
     wired: AtomicBool,
@@ -123,6 +125,7 @@ impl Connection {
             fd: AtomicI32::new(fd),
             descriptors: AtomicU32::new(1),
             pipes: OnceLock::new(),
+            own: OnceLock::new(),
             talk: Mutex::new(NegotiationStage::default()),
             wired: AtomicBool::new(false),
             leaves: AtomicBool::new(false),

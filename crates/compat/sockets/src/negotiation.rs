@@ -16,6 +16,7 @@
 mod dials;
 mod outbox;
 mod peer_process;
+mod rings;
 mod sessions;
 mod stage;
 mod table;
@@ -115,6 +116,7 @@ impl Process {
         if self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst) {
             lock(&self.exchange).receive_messages(self);
         }
+        self.shrink_idle_rings();
     }
 
     /// The process ends: takes back its claims and its service, so that nothing is left behind.
@@ -579,7 +581,7 @@ fn wait_to_be_alone(connection: &Connection, call: u64) {
 fn join(
     process: &Process,
     neighbour: &mut PeerProcess,
-    connection: &Connection,
+    connection: &Arc<Connection>,
     own: OwnResources,
     peer: PeerResources,
 ) -> Result<(), Reason> {
@@ -588,6 +590,7 @@ fn join(
     }
     let line = neighbour.line.clone().ok_or(Reason::PeerGone)?;
     let pipes = Pipes::new(own, peer, line).map_err(|_| Reason::Corrupt)?;
+    let _ = connection.own.set(Arc::downgrade(connection));
     connection.join(pipes);
     neighbour.proven = true;
     process.counters.joined.fetch_add(1, Ordering::Relaxed);

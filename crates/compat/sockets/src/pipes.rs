@@ -7,19 +7,22 @@ mod full_pipe;
 mod half;
 mod io;
 mod readiness;
+mod rings;
 mod steer;
 mod supply;
 mod transfer;
 mod turn;
 
 use std::sync::{
-    Arc, Mutex, MutexGuard,
+    Arc, Mutex, MutexGuard, RwLock, RwLockWriteGuard,
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use rustix::{event::PollFlags, io::Errno};
 use tombolo_domain::{SingleDoorbell, SingleNotifier};
+use tombolo_growth::RingBudget;
 use tombolo_layout::{
+    Features,
     sockets::{BOUNDARY, FOLLOWED, Followed, MOVES},
     words,
 };
@@ -32,6 +35,9 @@ use crate::{
     session::Session,
     switch::{Fault, Receiver, Sender},
 };
+use rings::RingMoves;
+
+pub(crate) use rings::OfferedRing;
 
 /// What one end brings to a connection: its segment, and the bell at which it waits.
 #[derive(Debug)]
@@ -39,6 +45,10 @@ pub(crate) struct OwnResources {
     pub fresh: Fresh,
     pub lease: Lease,
     pub bell: Arc<SingleDoorbell>,
+    /// The number of this end.
+    pub id: u64,
+    /// How the ring may grow, if the peer follows (S-17).
+    pub growth: Option<(RingBudget, u64)>,
 }
 
 /// What the peer brought.
@@ -46,6 +56,13 @@ pub(crate) struct OwnResources {
 pub(crate) struct PeerResources {
     pub segment: PeerSegment,
     pub ringer: SingleNotifier,
+}
+
+impl PeerResources {
+    /// Both, if both came.
+    pub fn pair(segment: Option<PeerSegment>, ringer: Option<SingleNotifier>) -> Option<Self> {
+        segment.zip(ringer).map(|(segment, ringer)| Self { segment, ringer })
+    }
 }
 
 /// Both directions.
@@ -62,6 +79,14 @@ pub(crate) struct Pipes {
     followed: MappedPeerWord,
     /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
     tail: MappedPeerWord,
+    /// The same of the ring that this end has followed to, if it has (S-17).
+    later_tail: RwLock<Option<MappedPeerWord>>,
+    has_followed: AtomicBool,
+    /// A ring that the peer offered: that it says so, and what came of it.
+    ring_announced: AtomicBool,
+    pub offered: Arc<OfferedRing>,
+    /// M-3. The numbers of both ends.
+    pub epochs: Epochs,
     read_to: AtomicU64,
     /// The peer's moves; and how many there were when nothing but the pipe was expected to have more, or [`ASTIR`].
     moves: MappedPeerWord,
@@ -85,6 +110,15 @@ const ASTIR: u64 = u64::MAX;
 pub(crate) struct FrozenPipes<'a> {
     tx: MutexGuard<'a, Tx>,
     rx: MutexGuard<'a, Rx>,
+    /// So that nobody is at it in a child's copy. One who was interrupted there, and forks, has it itself.
+    _tail: Option<RwLockWriteGuard<'a, Option<MappedPeerWord>>>,
+}
+
+/// M-3. What names the two ends of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Epochs {
+    pub own: u64,
+    pub peer: u64,
 }
 
 #[derive(Debug)]
@@ -103,6 +137,8 @@ struct Tx {
     /// S-16. The pipe was full when it was last looked at; and how often it was left for that, while this end did not read either.
     full: Option<full_pipe::FullPipe>,
     left: u32,
+    /// S-17. How its ring follows its load, if it does.
+    rings: Option<Box<RingMoves>>,
     /// Another process of this end may have used it since.
     behind: bool,
 }
@@ -123,6 +159,10 @@ struct Rx {
     behind: bool,
     /// S-12. All that ever comes was read.
     over: bool,
+    /// S-17. The ring that those know of who look without a turn, the one that was asked for last, and the tails of those to come.
+    ring: u16,
+    asked_ring: Option<u16>,
+    next_tails: Vec<(u16, MappedPeerWord)>,
 }
 
 /// Why a direction cannot go on.
@@ -188,12 +228,15 @@ impl Pipes {
     /// # Errors
     /// Where the peer's is none.
     pub fn new(own: OwnResources, peer: PeerResources, line: Arc<Session>) -> Result<Self, Corrupt> {
-        let (OwnResources { fresh: own, lease, bell }, PeerResources { segment, ringer }) = (own, peer);
+        let (OwnResources { fresh: own, lease, bell, id, growth }, PeerResources { segment, ringer }) = (own, peer);
         let peer = &segment;
         let word = |at| own.spare_word(at);
         let (moves, boundary, followed) = (word(MOVES), word(BOUNDARY), word(FOLLOWED));
         let mode = Mode { messages: false, ordering: tombolo_ring::FenceMode::Fences };
-        let (halves, _) = tombolo_ring::halves(own, peer, mode)?;
+        let (halves, theirs) = tombolo_ring::halves(own, peer, mode)?;
+        let growth =
+            growth.filter(|(_, most)| theirs.features.has(Features::HANDOVER) && *most > halves.writer.capacity());
+        let rings = growth.map(|(budget, most)| Box::new(RingMoves::new(budget, most)));
         let tx = Tx {
             sender: Sender::default(),
             writer: halves.writer,
@@ -205,6 +248,7 @@ impl Pipes {
             armed: None,
             full: None,
             left: 0,
+            rings,
             behind: false,
         };
         let rx = Rx {
@@ -218,11 +262,13 @@ impl Pipes {
             armed: None,
             behind: false,
             over: false,
+            ring: 0,
+            asked_ring: None,
+            next_tails: Vec::new(),
         };
         let read_to = AtomicU64::new(rx.reader.position());
         let (followed, tail, moves) = (peer.word(FOLLOWED), peer.word(words::TAIL), peer.word(MOVES));
-        line.carries(&bell);
-        Ok(Self {
+        let pipes = Self {
             tx: Mutex::new(tx),
             rx: Mutex::new(rx),
             line,
@@ -230,17 +276,25 @@ impl Pipes {
             ringer,
             followed,
             tail,
+            later_tail: RwLock::default(),
+            has_followed: AtomicBool::new(false),
+            ring_announced: AtomicBool::new(false),
+            offered: Arc::default(),
+            epochs: Epochs { own: id, peer: theirs.epoch },
             read_to,
             moves,
             settled: AtomicU64::new(ASTIR),
             crossing: AtomicBool::new(false),
             _lease: lease,
-        })
+        };
+        pipes.line.carries(&pipes.bell, id, &pipes.offered);
+        Ok(pipes)
     }
 
     /// Nobody of this process uses either direction while this is held.
     pub fn still(&self) -> FrozenPipes<'_> {
-        FrozenPipes { tx: lock(&self.tx), rx: lock(&self.rx) }
+        let (tx, rx) = (lock(&self.tx), lock(&self.rx));
+        FrozenPipes { tx, rx, _tail: self.hold_tail() }
     }
 
     /// The program was not told of this error after all: its next read is.
@@ -280,6 +334,9 @@ impl Pipes {
     /// Position after the last byte in the pipe, as the peer says.
     #[inline]
     pub fn arrived(&self) -> u64 {
+        if self.has_followed.load(Ordering::Relaxed) {
+            return self.arrived_later();
+        }
         self.tail.load_acquire().hint()
     }
 

@@ -16,6 +16,7 @@ use std::{
 };
 
 use tombolo_domain::Rendezvous;
+use tombolo_growth::RingBudget;
 use tombolo_os::lock::lock;
 
 use crate::{
@@ -38,6 +39,8 @@ pub struct Settings {
     pub folder: PathBuf,
     /// Bytes of each direction's ring, a power of two.
     pub ring: u64,
+    /// Whether a ring begins small and follows its load, up to that many bytes.
+    pub ring_growth: bool,
     /// Bytes after which a connection is worth it; two requests and answers are as well.
     pub after: u64,
     /// Bytes of shared memory that this process makes at most, for all its connections.
@@ -61,6 +64,11 @@ pub struct Process {
     pub(crate) rendezvous: Box<dyn Rendezvous>,
     pub(crate) exchange: Mutex<Negotiations>,
     pub(crate) quota: Quota,
+    /// S-17. What rings that follow their load know of the machine's memory; whether there are large ones, and when they are looked
+    /// at again, in milliseconds.
+    pub(crate) rings: RingBudget,
+    pub(crate) has_large_rings: AtomicBool,
+    pub(crate) rings_due: AtomicU64,
     pub(crate) roster: ConnectionTable,
     pub(crate) waiters: Mutex<Vec<Instance>>,
     /// Somebody heard that a path has ended, or that messages are left.
@@ -97,6 +105,9 @@ impl Process {
     pub fn new(settings: Settings, kernel: Box<dyn Kernel>, rendezvous: Box<dyn Rendezvous>) -> Self {
         Self {
             quota: Quota::new(settings.memory),
+            rings: RingBudget::new(u64::MAX),
+            has_large_rings: AtomicBool::new(false),
+            rings_due: AtomicU64::new(0),
             roster: ConnectionTable::default(),
             settings,
             kernel,

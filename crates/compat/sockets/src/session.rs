@@ -2,6 +2,7 @@
 //! What the connections between two processes have in common: the path from one to the other, and its end.
 
 use std::{
+    collections::HashMap,
     os::fd::BorrowedFd,
     sync::{
         Arc, Mutex, Weak,
@@ -14,7 +15,10 @@ use tombolo_domain::{
     Endpoint, SingleDoorbell,
     aside::{self, ReservedFd},
 };
+use tombolo_mem::PeerSegment;
 use tombolo_os::lock::lock;
+
+use crate::pipes::OfferedRing;
 
 /// A child's copy of its parent's link, and what of it is watched for its end.
 #[derive(Debug)]
@@ -30,6 +34,8 @@ pub(crate) struct Session {
     pub path: Weak<ReservedFd>,
     /// Of the connections that go over it. Only used while the links are held.
     pub bells: Mutex<Vec<Weak<SingleDoorbell>>>,
+    /// S-17. Where rings go that the peer offers to these, by the number of this end. Likewise.
+    pub rings: Mutex<HashMap<u64, Weak<OfferedRing>>>,
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
     /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
@@ -39,7 +45,8 @@ pub(crate) struct Session {
 impl Session {
     pub fn new(path: &Arc<ReservedFd>) -> Self {
         let path = Arc::downgrade(path);
-        Self { path, bells: Mutex::default(), gone: AtomicBool::new(false), inherited: Mutex::default() }
+        let (bells, rings, inherited) = Default::default();
+        Self { path, bells, rings, gone: AtomicBool::new(false), inherited }
     }
 
     /// The peer's process, or the path to it, is gone.
@@ -60,8 +67,24 @@ impl Session {
         }
     }
 
-    /// A connection goes over it from now on, whose bell this is. While the links are held.
-    pub fn carries(&self, bell: &Arc<SingleDoorbell>) {
+    /// A ring came for the end with this number.
+    pub fn deliver_ring(&self, to: u64, generation: u16, segment: PeerSegment) {
+        if let Some(offered) = lock(&self.rings).get(&to).and_then(Weak::upgrade) {
+            offered.put(generation, segment);
+        }
+    }
+
+    /// A connection goes over it from now on: where it is woken, its number here, and where rings for it go. While the links are
+    /// held.
+    pub fn carries(&self, bell: &Arc<SingleDoorbell>, id: u64, offered: &Arc<OfferedRing>) {
+        let mut rings = lock(&self.rings);
+        if rings.len() == rings.capacity() {
+            rings.retain(|_, ring| ring.strong_count() > 0);
+            let more = rings.len() + 1;
+            rings.reserve(more);
+        }
+        rings.insert(id, Arc::downgrade(offered));
+        drop(rings);
         let mut bells = lock(&self.bells);
         if bells.len() == bells.capacity() {
             bells.retain(|bell| bell.strong_count() > 0);

@@ -178,7 +178,7 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
                 1 => connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut room)], Read::Peek),
                 2 => connection.send(&victim.process, -1, &[IoSlice::new(&room)]),
                 3 => {
-                    connection.arm(true, true);
+                    connection.arm(&victim.process, true, true);
                     victim.process.before_sleep();
                     Ok(connection.unread() as usize)
                 }
@@ -242,7 +242,7 @@ fn bells_that_a_liar_fills_and_empties_block_nobody_and_silence_no_other() {
         let since = Instant::now();
         let waiter = victim.process.waiter([&first, &victim.connection].into_iter()).unwrap();
         for one in [&first, &victim.connection] {
-            one.arm(true, true);
+            one.arm(&victim.process, true, true);
             let _ = one.send(&victim.process, -1, &[IoSlice::new(&[0; 100])]);
         }
         let rung = |patience| {

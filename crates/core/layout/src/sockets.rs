@@ -140,12 +140,20 @@ pub enum Message {
         /// The reason's number (S-8).
         reason: u16,
     },
+    /// The sender offers the ring that comes with this (S-17).
+    Ring {
+        /// The receiving end's number.
+        to: u64,
+        /// The ring's (H-1).
+        generation: u16,
+    },
 }
 
 const PROPOSE: u16 = 1;
 const ANSWER: u16 = 2;
 const CONFIRM: u16 = 3;
 const REFUSE: u16 = 4;
+const RING: u16 = 5;
 /// The version of these messages.
 const VERSION: u16 = 2;
 
@@ -186,16 +194,24 @@ impl Message {
                 put(&mut bytes, AT_REASON, &reason.to_le_bytes());
                 (REFUSE, *to)
             }
+            Self::Ring { to, generation } => {
+                put(&mut bytes, AT_REASON, &generation.to_le_bytes());
+                (RING, *to)
+            }
         };
         put(&mut bytes, AT_KIND, &kind.to_le_bytes());
         put(&mut bytes, AT_TO, &to.to_le_bytes());
         bytes
     }
 
-    /// Whether a segment and a bell come with it.
+    /// Whether a segment comes with it, and whether a bell.
     #[must_use]
-    pub const fn carries_memory(&self) -> bool {
-        matches!(self, Self::Answer { .. } | Self::Confirm { .. })
+    pub const fn carries(&self) -> (bool, bool) {
+        match self {
+            Self::Answer { .. } | Self::Confirm { .. } => (true, true),
+            Self::Ring { .. } => (true, false),
+            Self::Propose(_) | Self::Refuse { .. } => (false, false),
+        }
     }
 
     /// The message, or what is wrong with it; the clause is always S-4.
@@ -213,6 +229,7 @@ impl Message {
             ANSWER => Self::Answer { to, claim: claim(bytes), proof: proof(bytes) },
             CONFIRM => Self::Confirm { to, proof: proof(bytes) },
             REFUSE => Self::Refuse { to, reason: u16_at(bytes, AT_REASON) },
+            RING => Self::Ring { to, generation: u16_at(bytes, AT_REASON) },
             _ => return Err("message of an unknown kind"),
         };
         // One encoding for each message: what has no meaning is zero.
@@ -292,13 +309,14 @@ mod tests {
         }
     }
 
-    fn all() -> [Message; 4] {
+    fn all() -> [Message; 5] {
         let proof = Proof { proposer: 100, answerer: 1024, tag: [0x5a; 32] };
         [
             Message::Propose(sample()),
             Message::Answer { to: 5, claim: sample(), proof: proof.shortened() },
             Message::Confirm { to: 6, proof },
             Message::Refuse { to: 7, reason: 12 },
+            Message::Ring { to: 8, generation: 0x0203 },
         ]
     }
 
@@ -318,7 +336,8 @@ mod tests {
         for message in all() {
             assert_eq!(Message::decode(&message.encode()), Ok(message));
         }
-        assert_eq!(all().map(|message| message.carries_memory()), [false, true, true, false]);
+        let carried = all().map(|message| message.carries());
+        assert_eq!(carried, [(false, false), (true, true), (true, true), (false, false), (true, false)]);
         let bytes = all()[0].encode();
         assert_eq!((u16_at(&bytes, 8), u16_at(&bytes, 10), u64_at(&bytes, 0x18)), (1, 2, 0x0102_0304_0506_0708));
         assert_eq!(&bytes[0x38..0x3a], [0x1f, 0x90], "ports are in network order");
@@ -342,5 +361,9 @@ mod tests {
         let mut refuse = all()[3].encode();
         refuse[AT_PROOF] = 1;
         assert!(Message::decode(&refuse).is_err(), "a refusal has no proof");
+        let mut ring = all()[4].encode();
+        assert_eq!((u16_at(&ring, AT_KIND), u16_at(&ring, AT_REASON)), (5, 0x0203));
+        ring[AT_CLAIM] = 1;
+        assert!(Message::decode(&ring).is_err(), "a ring has no claim");
     }
 }

@@ -64,9 +64,12 @@ pub struct Args {
     /// Bytes after which a connection is worth joining; two requests with answers are as well
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10)]
     after: u64,
-    /// Bytes of shared memory for each direction of a connection: a power of two, from 4096 to 1 GiB
-    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10)]
+    /// Bytes of shared memory for each direction of a busy connection: a power of two, from 4096 to 1 GiB
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     ring: u64,
+    /// Have so much memory from the beginning, where a connection has 16 KiB until it is busy, and once it is idle
+    #[arg(long)]
+    no_ring_growth: bool,
     /// Bytes of shared memory that a process makes at most for all its connections [default: no limit but the cgroup's]
     #[arg(long, value_name = "BYTES")]
     memory: Option<u64>,
@@ -114,6 +117,7 @@ pub fn run(args: &Args) -> Result<()> {
     command.env("TOMBOLO_SOCKETS", folder);
     command.env("TOMBOLO_SOCKETS_AFTER", args.after.to_string());
     command.env("TOMBOLO_SOCKETS_RING", args.ring.to_string());
+    command.env("TOMBOLO_SOCKETS_RING_GROWTH", if args.no_ring_growth { "off" } else { "on" });
     command.env("TOMBOLO_SOCKETS_LOOPBACK", if args.no_loopback { "off" } else { "on" });
     if let Some(memory) = args.memory {
         command.env("TOMBOLO_SOCKETS_MEMORY", memory.to_string());

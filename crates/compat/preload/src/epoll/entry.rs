@@ -171,7 +171,7 @@ impl Entry {
             if self.writes() && self.connection.is_writable() != Some(true) {
                 return false;
             }
-            self.connection.arm(self.reads(), false);
+            self.connection.arm(process, self.reads(), false);
             self.rung = false;
         }
         // What came before the peer could know is seen now.
@@ -199,7 +199,7 @@ impl Entry {
         // Where there is room already, somebody who waits for an edge has had it.
         let full = self.is_full();
         if self.is_watched() {
-            self.connection.arm(self.reads(), full);
+            self.connection.arm(process, self.reads(), full);
         }
         Unheard { owes: self.wired && self.connection.owes(process, self.connection.fd()), full }
     }

@@ -94,6 +94,7 @@ impl Connection {
     fn stalled(&self, process: &Process) {
         self.stalls.fetch_add(1, Ordering::SeqCst);
         process.stalls.fetch_add(1, Ordering::SeqCst);
+        process.grow_ring(self);
     }
 
     /// So many bytes went by one of the two ways; those over TCP were counted when they went.
@@ -121,7 +122,12 @@ impl Connection {
                 }
                 Ok(n)
             }
-            Err(Failed::Os(errno)) => Err(errno),
+            Err(Failed::Os(errno)) => {
+                if errno == Errno::AGAIN {
+                    process.follow_ring(self);
+                }
+                Err(errno)
+            }
             Err(Failed::Broken(broken)) => Err(process.broken(self, broken)),
         }
     }
@@ -156,9 +162,10 @@ impl Connection {
     }
 
     /// Asks the peer to ring for what is waited for. Look again before you sleep.
-    pub fn arm(&self, data: bool, space: bool) {
+    pub fn arm(&self, process: &Process, data: bool, space: bool) {
         if let Some(pipes) = self.pipes.get() {
             pipes.arm(self, data, space);
+            process.follow_ring(self);
         }
     }
 

@@ -4,6 +4,7 @@
 use std::sync::{Arc, Weak};
 
 use tombolo_domain::{Endpoint, Error, SingleDoorbell, aside};
+use tombolo_growth::GrowthRule;
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
@@ -142,17 +143,28 @@ impl Negotiations {
             let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
             let is_proposal = matches!(message, Message::Propose(_));
             let ringer = neighbour.link.take_notifier();
-            if !message.carries_memory() && (received.segment.is_some() || ringer.is_some()) {
+            let segment = received.segment;
+            let (may_bring, may_ring) = message.carries();
+            if segment.is_some() && !may_bring || ringer.is_some() && !may_ring {
                 let what = "a segment or a bell with a message that carries none".into();
                 return Err(Error::Malformed { clause: "S-4", what });
             }
-            let brought = received.segment.zip(ringer).map(|(segment, ringer)| PeerResources { segment, ringer });
             let answered = match message {
                 Message::Propose(claim) => self.proposed(process, neighbour, claim),
-                Message::Answer { to, claim, proof } => self.answered(process, neighbour, to, claim, &proof, brought),
-                Message::Confirm { to, proof } => self.confirmed(process, neighbour, to, &proof, brought),
+                Message::Answer { to, claim, proof } => {
+                    self.answered(process, neighbour, to, claim, &proof, PeerResources::pair(segment, ringer))
+                }
+                Message::Confirm { to, proof } => {
+                    self.confirmed(process, neighbour, to, &proof, PeerResources::pair(segment, ringer))
+                }
                 Message::Refuse { to, reason } => {
                     self.refused(process, to, Reason::from_number(reason));
+                    Ok(())
+                }
+                Message::Ring { to, generation } => {
+                    if let (Some(line), Some(segment)) = (&neighbour.line, segment) {
+                        line.deliver_ring(to, generation, segment);
+                    }
                     Ok(())
                 }
             };
@@ -188,8 +200,10 @@ impl PeerProcess {
         // A program that wants little to be under way gets a small ring.
         let holds = process.kernel().holds(connection.fd());
         let most = process.settings.ring;
-        let ring = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
-        let header = SegmentHeader::new(ring, 0, 0, Features::NONE, id);
+        let most = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
+        let growth = process.settings.ring_growth.then(|| (process.rings.clone(), most));
+        let ring = if growth.is_some() { most.min(GrowthRule::CONNECTION.first) } else { most };
+        let header = SegmentHeader::new(ring, 0, 0, Features::HANDOVER, id);
         let lease = process.quota.reserve_bytes(header.segment_len).ok_or(Reason::Resources)?;
         // The segment has a descriptor until the peer has been sent one.
         aside::lifted(|| {
@@ -199,7 +213,7 @@ impl PeerProcess {
             let sent = self.outbox.try_send(|| self.link.send_with_bell(&message.encode(), Some(&offer), &bell));
             self.link.retire(None, offer);
             let sent = sent.map_err(|_| Reason::PeerGone)?;
-            Ok(sent.then(|| OwnResources { fresh, lease, bell: Arc::new(bell) }))
+            Ok(sent.then(|| OwnResources { fresh, lease, bell: Arc::new(bell), id, growth }))
         })
     }
 }

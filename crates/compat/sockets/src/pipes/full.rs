@@ -4,8 +4,6 @@
 
 use std::{os::fd::RawFd, sync::atomic::Ordering, time::Instant};
 
-use tombolo_ring::Side;
-
 use super::{Pipes, Read, full_pipe::FullPipe};
 use crate::{connection::Connection, kernel::Kernel, switch::Transport};
 
@@ -18,7 +16,7 @@ impl Pipes {
         let read_to = self.read_to.load(Ordering::Relaxed);
         let both_ways = self.arrived() != read_to;
         let left = self.turn(connection, &self.tx, |tx| {
-            let is_full = !tx.ended && tx.sender.carrier() == Transport::Pipe && !tx.writer.ready(1).unwrap_or(true);
+            let is_full = !tx.ended && tx.sender.carrier() == Transport::Pipe && !tx.has_room(connection, 1);
             if !is_full {
                 tx.full = None;
                 return false;

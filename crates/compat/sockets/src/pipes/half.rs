@@ -5,7 +5,7 @@ use tombolo_layout::sockets::Followed;
 use tombolo_mem::OwnWord;
 use tombolo_ring::{Error, Record};
 
-use super::{Rx, Tx};
+use super::{Pipes, Rx, Tx};
 use crate::{
     direction::Direction,
     family::ForkGroup,
@@ -20,6 +20,8 @@ pub(super) trait Half {
     fn resume(&mut self, family: &ForkGroup, record: Option<&Record>) -> Result<(), Error>;
     fn save(&mut self) -> Record;
     fn take_ring(&mut self) -> bool;
+    /// After a turn: says to those who look without one what has changed.
+    fn publish_hints(&mut self, _: &Pipes) {}
 }
 
 impl Half for Tx {
@@ -68,6 +70,11 @@ impl Half for Rx {
 
     fn take_ring(&mut self) -> bool {
         self.reader.take_ring()
+    }
+
+    #[inline]
+    fn publish_hints(&mut self, pipes: &Pipes) {
+        pipes.note_ring(self);
     }
 }
 

@@ -5,7 +5,7 @@ use std::{os::fd::RawFd, sync::atomic::Ordering};
 
 use rustix::event::PollFlags;
 use tombolo_mem::PeerWord;
-use tombolo_ring::Side;
+use tombolo_ring::{Error, Side};
 
 use super::{ENDED, Pipes, Rx, Tx};
 use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch::Transport};
@@ -32,7 +32,7 @@ impl Pipes {
             let need = tx.writer.capacity() / 4;
             // Where the path is gone the next send goes over TCP, as soon as that can be.
             let moves = self.line.is_gone() && tx.sender.may_move(tx.followed.load_acquire().hint());
-            Some(moves || tx.writer.ready(need).unwrap_or(true))
+            Some(moves || tx.has_room(connection, need))
         });
         room.unwrap_or(Some(true))
     }
@@ -71,6 +71,7 @@ impl Pipes {
         if others {
             self.bell.notify();
         }
+        self.look_for_ring(connection);
     }
 
     /// What carries the two directions: sending, receiving.
@@ -107,6 +108,16 @@ impl Rx {
 }
 
 impl Tx {
+    /// Whether there is room for `need` bytes, or a send hears why not.
+    pub(super) fn has_room(&mut self, connection: &Connection, need: u64) -> bool {
+        let room = (|| {
+            self.advance_ring(connection)?;
+            // A peer that is ready for another ring is no room, where this end may not go there.
+            Ok::<_, Error>(self.writer.ready(need)? && (self.writer.room() >= need || self.writer.reader_closed()?))
+        })();
+        room.unwrap_or(true)
+    }
+
     /// Says whether others of this end sleep on another target.
     fn arm(&mut self, connection: &Connection) -> bool {
         let need = self.writer.capacity() / 4;

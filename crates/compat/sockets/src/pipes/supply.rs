@@ -32,6 +32,7 @@ impl Pipes {
             }
             tx.ended |= connection.is_over();
             if !tx.ended && carrier == Transport::Pipe {
+                tx.advance_ring(connection)?;
                 // A peer that reads no more shows before anything is taken.
                 let most_there = (most as u64).min(tx.writer.capacity());
                 match tx.writer.write(&[]).and_then(|_| tx.writer.ready(most_there)) {

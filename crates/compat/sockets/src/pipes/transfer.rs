@@ -37,6 +37,7 @@ impl Pipes {
             }
             tx.ended |= connection.is_over();
             if !tx.ended && carrier == Transport::Pipe {
+                tx.advance_ring(connection)?;
                 match tx.writer.write_vectored(from) {
                     Ok(Some(n)) => return Ok((n, Transport::Pipe)),
                     Ok(None) if !self.is_over(connection, kernel, fd) => return Err(Failed::Os(Errno::AGAIN)),
@@ -97,6 +98,9 @@ impl Pipes {
             }
             if read != Read::Look && matches!(found, Ok(Found::End) | Err(Failed::Os(_))) {
                 self.end_reading(rx, connection, kernel, fd);
+            }
+            if read == Read::Take && matches!(found, Ok(Found::Nothing)) && rx.look_for_ring() {
+                self.ring_announced.store(true, Ordering::Relaxed);
             }
             match found {
                 Ok(Found::Bytes(n)) => Ok((n, carrier)),

@@ -23,6 +23,7 @@ impl Pipes {
             Some(family) if !family.is_alone() || *half.behind() => self.shared_turn(connection, family, &mut *half, f),
             _ => {
                 let result = f(&mut half);
+                half.publish_hints(self);
                 self.notify_if(half.take_ring());
                 Ok(result)
             }
@@ -45,6 +46,7 @@ impl Pipes {
         let turn = family.turn(H::DIRECTION).map_err(|_| Failed::Os(Errno::CONNRESET))?;
         half.resume(family, turn.record().as_ref())?;
         let result = f(half);
+        half.publish_hints(self);
         let record = half.save();
         self.notify_if(half.take_ring());
         turn.leave(&record);

@@ -166,6 +166,7 @@ impl Victim {
         let settings = Settings {
             folder: folder.path().into(),
             ring: RING,
+            ring_growth: false,
             after: 0,
             memory: u64::MAX,
             loopback: true,

@@ -36,6 +36,12 @@ impl<M: Mem> Reader<M> {
         Ok(())
     }
 
+    /// Returns the number of the ring that is being read; the next one may be mapped already.
+    #[must_use]
+    pub fn ring_number(&self) -> u16 {
+        self.state.ready.wrapping_sub(self.next.is_some().into())
+    }
+
     /// H-4. Goes on in the next ring if the writer has, and everything in this one was read.
     pub(super) fn follow(&mut self) -> Result<bool, Error> {
         if self.next.is_none() {

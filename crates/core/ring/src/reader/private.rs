@@ -29,7 +29,7 @@ impl<M: Mem> Reader<M> {
             bound: self.released,
             rung: self.ringer.rung,
             peer_state: self.writer,
-            ring: self.ring(),
+            ring: self.ring_number(),
             told: self.told,
             counters: self.counters().listed(),
         }
@@ -48,7 +48,7 @@ impl<M: Mem> Reader<M> {
         {
             self.enter(next);
         }
-        check_ring(record.ring, self.ring())?;
+        check_ring(record.ring, self.ring_number())?;
         check_fits(record.peer_position.wrapping_sub(record.position), self.carrier.capacity)?;
         self.state = record.state;
         self.head = record.position;
@@ -84,10 +84,5 @@ impl<M: Mem> Reader<M> {
         self.ringer.restart(self.head, self.ordering);
         self.look_at_writer()?;
         self.load_tail()
-    }
-
-    /// The ring that is being read; the next one may be mapped already.
-    fn ring(&self) -> u16 {
-        self.state.ready.wrapping_sub(self.next.is_some().into())
     }
 }

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-17. Rings that follow their load: what goes over the session between the two processes, and when idle ones are looked at.
+
+use std::{
+    sync::{Arc, Weak, atomic::Ordering},
+    time::Duration,
+};
+
+use tombolo_domain::aside;
+use tombolo_layout::{SegmentHeader, sockets::Message};
+use tombolo_mem::Mapped;
+use tombolo_os::clock::coarse_time;
+use tombolo_ring::{Fresh, OwnCarrier};
+
+use super::{peer_process::PeerProcess, table::Negotiations};
+use crate::{connection::Connection, pipes::Pipes, process::Process, quota::Lease};
+
+/// So often large rings are looked at, whether they are idle.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+impl Process {
+    /// A send found its ring full: where that is bulk, a larger one is offered.
+    #[cold]
+    pub(crate) fn grow_ring(&self, connection: &Connection) {
+        let Some(pipes) = connection.pipes.get().filter(|pipes| pipes.is_bulk(connection)) else { return };
+        // Bulk is found again, in this call or a later one.
+        let Ok(mut exchange) = self.exchange.try_lock() else { return };
+        exchange.offer_to(self, pipes, |offer| pipes.grow(connection, offer));
+        if let Some(connection) = connection.own.get() {
+            exchange.with_large_rings.retain(|other| !Weak::ptr_eq(other, connection));
+            exchange.with_large_rings.push(Weak::clone(connection));
+        }
+        self.has_large_rings.store(true, Ordering::Relaxed);
+    }
+
+    /// There was nothing to read: where the peer has offered a ring, this end takes it.
+    #[inline]
+    pub(crate) fn follow_ring(&self, connection: &Connection) {
+        if let Some(pipes) = connection.pipes.get().filter(|pipes| pipes.has_ring_offered()) {
+            self.take_ring(connection, pipes);
+        }
+    }
+
+    #[cold]
+    fn take_ring(&self, connection: &Connection, pipes: &Pipes) {
+        // Where somebody has the links, that one hears what came, or whoever sleeps next.
+        match self.exchange.try_lock() {
+            Ok(mut exchange) => exchange.receive_messages(self),
+            Err(_) => self.rang(),
+        }
+        pipes.take_offered_ring(connection);
+    }
+
+    /// Before a sleep: large rings that are idle give way to small ones.
+    pub(super) fn shrink_idle_rings(&self) {
+        if !self.has_large_rings.load(Ordering::Relaxed) {
+            return;
+        }
+        let (now, due) = (coarse_time().as_millis() as u64, self.rings_due.load(Ordering::Relaxed));
+        if now < due {
+            return;
+        }
+        self.rings_due.store(now + LOOK_EVERY.as_millis() as u64, Ordering::Relaxed);
+        let Ok(mut exchange) = self.exchange.try_lock() else { return };
+        let all = std::mem::take(&mut exchange.with_large_rings);
+        let kept = all.into_iter().filter(|connection| {
+            let Some(connection) = connection.upgrade() else { return false };
+            let Some(pipes) = connection.pipes.get() else { return false };
+            let mut done = true;
+            exchange.offer_to(self, pipes, |offer| done = pipes.shrink_if_idle(&connection, offer));
+            !done
+        });
+        let kept: Vec<_> = kept.collect();
+        self.has_large_rings.store(!kept.is_empty(), Ordering::Relaxed);
+        exchange.with_large_rings = kept;
+    }
+}
+
+impl Negotiations {
+    /// Has `offer` offer a ring over the session that `pipes` belong to, if there is one.
+    fn offer_to(
+        &mut self,
+        process: &Process,
+        pipes: &Pipes,
+        offer: impl FnOnce(&mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>),
+    ) {
+        let is_its = |peer: &&mut PeerProcess| peer.line.as_ref().is_some_and(|line| Arc::ptr_eq(line, &pipes.line));
+        let mut peer = self.neighbours.iter_mut().find(is_its);
+        offer(&mut |header| peer.as_mut()?.send_ring(process, header, pipes.epochs.peer));
+    }
+}
+
+impl PeerProcess {
+    /// Makes a ring and sends it to the peer's end with the number `to`. None where there is no room for it now.
+    fn send_ring(&mut self, process: &Process, header: &SegmentHeader, to: u64) -> Option<(OwnCarrier<Mapped>, Lease)> {
+        self.send_waiting().ok()?;
+        if !self.outbox.is_empty() || !self.outbox.is_open() {
+            return None;
+        }
+        let lease = process.quota.reserve_bytes(header.segment_len)?;
+        // The segment has a descriptor until the peer has been sent one.
+        aside::lifted(|| {
+            let (segment, offer) = self.link.allocate(header.segment_len as usize).ok()?;
+            let next = Fresh::new(segment, header).into_carrier();
+            let message = Message::Ring { to, generation: header.generation };
+            let sent = self.outbox.try_send(|| self.link.send(&message.encode(), Some(&offer)));
+            self.link.retire(None, offer);
+            matches!(sent, Ok(true)).then_some((next, lease))
+        })
+    }
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-17. The ring of a direction follows its load: the sender offers another and goes there, the receiver follows.
+//!
+//! While an end is several processes it neither offers a ring nor takes one: the others could not map it.
+
+use std::sync::{
+    Mutex, RwLockWriteGuard,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tombolo_growth::{Growth, GrowthRule, RingBudget, RingReason};
+use tombolo_layout::{Features, SegmentHeader, limits, words};
+use tombolo_mem::{Mapped, MappedPeerWord, PeerSegment, PeerWord};
+use tombolo_os::{clock::coarse_time, lock::lock};
+use tombolo_ring::{Error, OwnCarrier, PeerCarrier, Writer, follow};
+
+use super::{Pipes, Rx, Tx};
+use crate::{connection::Connection, quota::Lease};
+
+/// S-17. A larger segment is not offered: no end has to map it.
+const PEER_MAPS: u64 = limits::CONTROL_LEN + (64 << 20);
+
+/// A position at which no sender is.
+const UNKNOWN: u64 = u64::MAX - 1;
+
+/// A ring that the peer offered, until it is looked at.
+#[derive(Debug, Default)]
+pub(crate) struct OfferedRing {
+    is_there: AtomicBool,
+    ring: Mutex<Option<(u16, PeerSegment)>>,
+}
+
+impl OfferedRing {
+    /// Puts a ring there. One that was not looked at is replaced: an honest peer offers one at a time (H-5).
+    pub fn put(&self, generation: u16, segment: PeerSegment) {
+        *lock(&self.ring) = Some((generation, segment));
+        // ORDER Release: pairs with the Acquire in `is_there`.
+        self.is_there.store(true, Ordering::Release);
+    }
+
+    #[inline]
+    fn is_there(&self) -> bool {
+        self.is_there.load(Ordering::Acquire)
+    }
+
+    fn take_ring(&self) -> Option<(u16, PeerSegment)> {
+        let ring = lock(&self.ring).take();
+        self.is_there.store(false, Ordering::Relaxed);
+        ring
+    }
+}
+
+/// How the ring that this end sends by follows its load.
+#[derive(Debug)]
+pub(super) struct RingMoves {
+    policy: Growth,
+    stage: MoveStage,
+    /// What the present ring costs, if it is not the first.
+    held: Option<Lease>,
+}
+
+/// How far a move is.
+#[derive(Debug)]
+enum MoveStage {
+    None,
+    /// It was offered, and the peer is not ready.
+    Offered(OwnCarrier<Mapped>, Lease),
+    /// This end has moved, and the peer may still read in the ring before, which costs this.
+    Moved {
+        _costs: Option<Lease>,
+    },
+}
+
+/// Makes a segment as its header says and sends it with its number, if there is room for that now.
+pub(crate) type RingOffer<'a> = &'a mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>;
+
+impl RingMoves {
+    pub(super) fn new(budget: RingBudget, most: u64) -> Self {
+        let policy = Growth::new(GrowthRule::CONNECTION, budget, most, PEER_MAPS, coarse_time());
+        Self { policy, stage: MoveStage::None, held: None }
+    }
+
+    #[inline]
+    fn is_under_way(&self) -> bool {
+        !matches!(self.stage, MoveStage::None)
+    }
+
+    /// Goes one step on, if the peer has. Says whether this end writes into another ring now.
+    #[cold]
+    fn advance(&mut self, writer: &mut Writer<Mapped>) -> Result<bool, Error> {
+        match std::mem::replace(&mut self.stage, MoveStage::None) {
+            MoveStage::Offered(next, lease) if writer.reader_ready()? => {
+                writer.switch_to(next);
+                self.stage = MoveStage::Moved { _costs: self.held.replace(lease) };
+                return Ok(true);
+            }
+            MoveStage::Moved { .. } if writer.can_offer()? => self.policy.settle_move(writer.position(), coarse_time()),
+            other => self.stage = other,
+        }
+        Ok(false)
+    }
+}
+
+impl Tx {
+    /// S-17. Goes on with a move of the ring, if one is under way.
+    #[inline]
+    pub(super) fn advance_ring(&mut self, connection: &Connection) -> Result<(), Error> {
+        if let Some(rings) = self.rings.as_mut().filter(|rings| rings.is_under_way())
+            && connection.is_alone()
+            && rings.advance(&mut self.writer)?
+        {
+            // There is room at another position.
+            self.armed = None;
+        }
+        Ok(())
+    }
+
+    /// Offers a ring of `size` bytes. Where that cannot be, the direction stays where it is for now.
+    fn offer_ring(&mut self, size: u64, epoch: u64, offer: RingOffer<'_>) {
+        let Some(rings) = &mut self.rings else { return };
+        let header = SegmentHeader::new(size, self.writer.next_generation(), 0, Features::HANDOVER, epoch);
+        match offer(&header) {
+            Some((next, lease)) => {
+                self.writer.announce();
+                rings.stage = MoveStage::Offered(next, lease);
+            }
+            None => rings.policy.fail(RingReason::Memory, coarse_time()),
+        }
+    }
+
+    /// Whether a ring may be offered now; and goes on with the last.
+    fn may_offer(&mut self, connection: &Connection) -> bool {
+        let settled = self.advance_ring(connection).is_ok() && self.rings.as_ref().is_some_and(|it| !it.is_under_way());
+        settled && !self.ended && connection.is_alone() && self.writer.can_offer().unwrap_or(false)
+    }
+}
+
+impl Rx {
+    /// Notes whether the peer has offered a ring that was not asked for yet.
+    pub(super) fn look_for_ring(&mut self) -> bool {
+        match self.reader.announced() {
+            Ok(Some(generation)) if self.asked_ring != Some(generation) => {
+                self.asked_ring = Some(generation);
+                true
+            }
+            // A lie is met by the next read.
+            _ => false,
+        }
+    }
+}
+
+impl Pipes {
+    /// The ring that this end sends by was found full. Says whether to offer a larger one.
+    pub fn is_bulk(&self, connection: &Connection) -> bool {
+        let bulk = self.turn(connection, &self.tx, |tx| {
+            let (capacity, moved) = (tx.writer.capacity(), tx.writer.position());
+            let Some(rings) = tx.rings.as_mut().filter(|rings| !rings.is_under_way()) else { return false };
+            rings.policy.is_bulk(capacity, moved, coarse_time())
+        });
+        bulk.unwrap_or(false)
+    }
+
+    /// Offers the ring that bulk wants.
+    pub fn grow(&self, connection: &Connection, offer: RingOffer<'_>) {
+        let _ = self.turn(connection, &self.tx, |tx| {
+            if !tx.may_offer(connection) {
+                return;
+            }
+            let capacity = tx.writer.capacity();
+            let size = tx.rings.as_mut().and_then(|it| it.policy.choose_ring(capacity, u64::MAX, coarse_time()));
+            if let Some(size) = size {
+                tx.offer_ring(size, self.epochs.own, offer);
+            }
+        });
+    }
+
+    /// Offers a small ring, if this one is large and idle, or memory scarce. Says whether there is nothing to look after any more.
+    pub fn shrink_if_idle(&self, connection: &Connection, offer: RingOffer<'_>) -> bool {
+        let done = self.turn(connection, &self.tx, |tx| {
+            let drained = tx.writer.is_drained().unwrap_or(false);
+            if !tx.may_offer(connection) {
+                return tx.ended;
+            }
+            let (capacity, moved, now) = (tx.writer.capacity(), tx.writer.position(), coarse_time());
+            let Some(rings) = &mut tx.rings else { return true };
+            let idle = if drained { rings.policy.shrinks_to(capacity, moved, now) } else { None };
+            match idle.or_else(|| rings.policy.yields_to(capacity, now)) {
+                Some(size) => tx.offer_ring(size, self.epochs.own, offer),
+                None => return !rings.policy.is_large(capacity),
+            }
+            false
+        });
+        done.unwrap_or(true)
+    }
+
+    /// Whether the peer has offered a ring: to be asked after a look in vain, and before a sleep.
+    #[inline]
+    pub fn has_ring_offered(&self) -> bool {
+        self.ring_announced.load(Ordering::Relaxed) || self.offered.is_there()
+    }
+
+    /// Looks whether the peer has offered a ring, for one who waits for something else than bytes.
+    pub(super) fn look_for_ring(&self, connection: &Connection) {
+        if self.turn(connection, &self.rx, Rx::look_for_ring).unwrap_or(false) {
+            self.ring_announced.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the ring that came, and is ready for it (H-2). One that is none makes the pipe corrupt.
+    pub fn take_offered_ring(&self, connection: &Connection) {
+        self.ring_announced.store(false, Ordering::Relaxed);
+        let Some((generation, segment)) = self.offered.take_ring() else { return };
+        let _ = self.turn(connection, &self.rx, |rx| {
+            if !connection.is_alone() || rx.over || rx.broken.is_some() {
+                return;
+            }
+            let Some((next, tail)) = self.checked_ring(generation, &segment) else { return };
+            // It says what was announced: a ring out of turn is a lie, which the next read meets.
+            if rx.reader.prepare(generation, next).is_ok() {
+                rx.next_tails.push((generation, tail));
+            }
+        });
+    }
+
+    /// A ring as it was offered, if it is one of this connection's.
+    fn checked_ring(&self, generation: u16, segment: &PeerSegment) -> Option<(PeerCarrier<Mapped>, MappedPeerWord)> {
+        let (next, header) = follow(segment, generation).ok()?;
+        (header.epoch == self.epochs.peer).then(|| (next, segment.word(words::TAIL)))
+    }
+
+    /// The receiver may have gone on in another ring within this turn: from now on that tells what arrives.
+    #[inline]
+    pub(super) fn note_ring(&self, rx: &mut Rx) {
+        let ring = rx.reader.ring_number();
+        if ring != rx.ring && !rx.next_tails.is_empty() {
+            self.turn_to_ring(rx, ring);
+        }
+    }
+
+    /// Where somebody is at the word now, it is tried again in the next turn: until then the old one has those look who ask.
+    #[cold]
+    fn turn_to_ring(&self, rx: &mut Rx, ring: u16) {
+        if let Ok(mut tail) = self.later_tail.try_write() {
+            rx.next_tails.retain(|(number, _)| number.wrapping_sub(ring) < 1 << 15);
+            if rx.next_tails.first().is_some_and(|(number, _)| *number == ring) {
+                *tail = Some(rx.next_tails.remove(0).1);
+            }
+            rx.ring = ring;
+            self.has_followed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Keeps everybody from that word, for a fork.
+    pub(super) fn hold_tail(&self) -> Option<RwLockWriteGuard<'_, Option<MappedPeerWord>>> {
+        (0..1 << 12).find_map(|_| {
+            std::hint::spin_loop();
+            self.later_tail.try_write().ok()
+        })
+    }
+
+    /// What the sender says of a ring that is not the first. Nobody waits for who changes it: there may be something.
+    #[inline(never)]
+    pub(super) fn arrived_later(&self) -> u64 {
+        let tail = self.later_tail.try_read().ok();
+        tail.and_then(|tail| tail.as_ref().map(|tail| tail.load_acquire().hint())).unwrap_or(UNKNOWN)
+    }
+}
