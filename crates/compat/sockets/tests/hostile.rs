@@ -22,12 +22,13 @@ use rustix::{
 use tombolo_domain::Rendezvous;
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
+    Features, SegmentHeader,
     sockets::{BOUNDARY, FOLLOWED, MOVES, Message},
     words,
 };
 use tombolo_mem::OwnWord;
 use tombolo_sockets::{Instances, Read, Reason, connection::Stage, switched};
-use victim::{Liar, Random, SOON, Victim, go_on, talk};
+use victim::{Liar, Play, RING, Random, SOON, Victim, go_on, talk};
 
 fn runs(short: u64, long: u64) -> u64 {
     if std::env::var_os("TOMBOLO_LONG").is_some() { long } else { short }
@@ -197,6 +198,78 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
         victim.connection.finish();
     }
     assert!(bytes > 0 && errors > 0, "{bytes} bytes, {errors} streams ended: the lies did not reach anything");
+}
+
+#[test]
+fn s17_rings_that_lie_end_the_stream_and_nothing_else() {
+    let (mut grown, mut followed, mut errors) = (0_u32, 0_u32, 0_u32);
+    for seed in 0..runs(300, 100_000) {
+        let mut play = Play::new(seed % 2 == 0);
+        play.grows_to = Some(64 << 10);
+        let waits = play.waits;
+        let victim = Victim::playing(play);
+        let (mut liar, joined) = talk(&victim, waits, true, None);
+        assert!(joined);
+        let (connection, mut random) = (&victim.connection, Random(seed));
+        // What an honest end would say, most of the time: it gets further.
+        let mut ready = 0_u64;
+        for _ in 0..80 {
+            let control = liar.control.as_ref().unwrap();
+            let near = |random: &mut Random, value: u64| if random.below(5) == 0 { random.word() } else { value };
+            match random.below(8) {
+                0 => {
+                    let generation = near(&mut random, ready + 1) as u16;
+                    let capacity = 4096 << random.below(3);
+                    let mut header = SegmentHeader::new(capacity, generation, 0, Features::HANDOVER, liar.claim.id);
+                    if random.below(5) == 0 {
+                        header.epoch = random.next().max(1);
+                    }
+                    let to = near(&mut random, liar.to);
+                    let message = Message::Ring { to, generation: near(&mut random, ready + 1) as u16 };
+                    let mut lie = (random.below(6) == 0).then(|| Random(random.next()));
+                    let bell = liar.bell.take_if(|_| random.below(9) > 0);
+                    liar.say(&message, Some(header), &mut lie);
+                    liar.bell = bell.or(liar.bell.take());
+                }
+                1 => {
+                    ready += u64::from(random.below(2) == 0);
+                    control.word(words::WRITER_STATE).store_release(near(&mut random, 1 | ready << 16));
+                }
+                2 => control.word(words::WRITER_STATE).store_release(near(&mut random, 1 | ready << 16 | ready << 32)),
+                3 => control.word(words::READER_STATE).store_release(near(&mut random, 1 | 1 << 16)),
+                4 => control.word(words::HEAD).store_release(near(&mut random, 16 << 10)),
+                5 => {
+                    let state = [1, 4][random.below(2)];
+                    control.word(FOLLOWED).store_release(near(&mut random, state));
+                }
+                _ => {}
+            }
+            let since = Instant::now();
+            let mut room = vec![0; 40 << 10];
+            let got = match random.below(4) {
+                0 => connection.recv(&victim.process, -1, &mut [IoSliceMut::new(&mut room)], Read::Take),
+                1..=2 => connection.send(&victim.process, -1, &[IoSlice::new(&room)]),
+                _ => {
+                    victim.process.before_sleep();
+                    connection.arm(&victim.process, true, true);
+                    Ok(0)
+                }
+            };
+            assert!(since.elapsed() < SOON, "seed {seed}: a call waited for a liar");
+            if let Err(errno) = got {
+                assert!([Errno::AGAIN, Errno::CONNRESET].contains(&errno), "seed {seed}: {errno:?}");
+                errors += u32::from(errno == Errno::CONNRESET);
+            }
+            let [sends, reads] = connection.ring_sizes().unwrap();
+            grown += u32::from(sends != 16 << 10);
+            followed += u32::from(reads != RING);
+        }
+        connection.finish();
+    }
+    assert!(
+        grown > 0 && followed > 0 && errors > 0,
+        "{grown} grown, {followed} followed, {errors} ended: nothing was reached"
+    );
 }
 
 /// Copies of the bells in this process that another has as well.

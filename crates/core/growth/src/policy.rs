@@ -25,6 +25,9 @@ pub struct GrowthRule {
     pub full: u32,
     /// Bulk: meanwhile it moved so many times the ring's size.
     pub rounds: u64,
+    /// Bulk as well: it was full so often for so long, whether it moved or not. A program that knows nothing of rings counts on
+    /// the room that TCP has.
+    pub stuck: Option<Duration>,
     /// Idle: the writer moved less than the first ring holds in so much time.
     pub idle: Duration,
 }
@@ -32,12 +35,24 @@ pub struct GrowthRule {
 impl GrowthRule {
     /// For a stream of a channel. With both directions, and what comes beside a first ring once each was busy, an idle channel has
     /// at most 48 KiB.
-    pub const STREAM: Self =
-        Self { first: 8 << 10, least: limits::CAPACITY_MIN, full: 8, rounds: 8, idle: Duration::from_secs(1) };
+    pub const STREAM: Self = Self {
+        first: 8 << 10,
+        least: limits::CAPACITY_MIN,
+        full: 8,
+        rounds: 8,
+        stuck: None,
+        idle: Duration::from_secs(1),
+    };
     /// For a connection beside TCP. Less than 16 KiB is slower than TCP; and its programs, which know nothing of rings, wait
     /// sooner where one is small.
-    pub const CONNECTION: Self =
-        Self { first: 16 << 10, least: 16 << 10, full: 3, rounds: 2, idle: Duration::from_secs(2) };
+    pub const CONNECTION: Self = Self {
+        first: 16 << 10,
+        least: 16 << 10,
+        full: 3,
+        rounds: 2,
+        stuck: Some(Duration::from_millis(8)),
+        idle: Duration::from_secs(2),
+    };
 }
 
 /// Why a ring has the size that it has.
@@ -139,7 +154,8 @@ impl Growth {
             return false;
         }
         self.busy.2 = full + 1;
-        full + 1 >= self.rule.full && moved.wrapping_sub(from) >= self.rule.rounds * capacity
+        let is_stuck = self.rule.stuck.is_some_and(|time| now.saturating_sub(since) >= time);
+        full + 1 >= self.rule.full && (moved.wrapping_sub(from) >= self.rule.rounds * capacity || is_stuck)
     }
 
     /// The ring to grow to from `capacity`: the target, but at most `most`, or what budget and memory have. It is taken there.
@@ -255,6 +271,10 @@ mod tests {
         // Moving, and full seldom.
         let mut policy = growth(1 << 30, 1 << 20);
         assert!(!(0..100u32).any(|at| policy.is_bulk(STREAM.first, u64::from(at) << 20, MS * 60 * at)));
+        // Full, and hardly moving, where somebody counts on room.
+        let budget = RingBudget::unwatched(1 << 30);
+        let mut policy = Growth::new(GrowthRule::CONNECTION, budget, 1 << 20, 1 << 31, Duration::ZERO);
+        assert!(!(0..100).any(|_| policy.is_bulk(16 << 10, 5, MS)) && policy.is_bulk(16 << 10, 5, 9 * MS));
         // As large as it may be.
         let mut policy = growth(1 << 30, 1 << 20);
         assert!(!(0..100).any(|at| policy.is_bulk(1 << 20, at << 22, MS)));

@@ -198,6 +198,12 @@ impl Connection {
         self.moved(process, Direction::In, Transport::Tcp, bytes);
     }
 
+    /// Bytes of the rings of the two directions, sending and receiving, once it has any.
+    #[must_use]
+    pub fn ring_sizes(&self) -> Option<[u64; 2]> {
+        self.pipes.get().map(|pipes| pipes.ring_sizes(self))
+    }
+
     /// What carries the two directions: sending, receiving.
     #[must_use]
     pub fn carriers(&self) -> [Transport; 2] {

@@ -74,6 +74,13 @@ impl Pipes {
         self.look_for_ring(connection);
     }
 
+    /// Bytes of the rings of the two directions: sending, receiving.
+    pub fn ring_sizes(&self, connection: &Connection) -> [u64; 2] {
+        let tx = self.turn(connection, &self.tx, |tx| tx.writer.capacity());
+        let rx = self.turn(connection, &self.rx, |rx| rx.reader.capacity());
+        [tx, rx].map(|size| size.unwrap_or(0))
+    }
+
     /// What carries the two directions: sending, receiving.
     pub fn carriers(&self, connection: &Connection) -> [Transport; 2] {
         let tx = self.turn(connection, &self.tx, |tx| tx.sender.carrier());

@@ -64,6 +64,8 @@ pub struct Play {
     pub peer: Option<(Option<u32>, Option<u32>)>,
     /// What the folder's configuration says.
     pub configuration: &'static str,
+    /// To which size the victim's rings may grow, if they may.
+    pub grows_to: Option<u64>,
     /// Whether the paths of the victim's links have no room for what it says.
     pub full: Arc<AtomicBool>,
     /// How often there was none.
@@ -81,6 +83,7 @@ impl Play {
             addresses: ["10.0.0.1:80", "10.0.0.2:4000"],
             peer: None,
             configuration: "",
+            grows_to: None,
             full: Arc::default(),
             refused: Arc::default(),
             slow: Arc::default(),
@@ -165,8 +168,8 @@ impl Victim {
         let folder = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
         let settings = Settings {
             folder: folder.path().into(),
-            ring: RING,
-            ring_growth: false,
+            ring: play.grows_to.unwrap_or(RING),
+            ring_growth: play.grows_to.is_some(),
             after: 0,
             memory: u64::MAX,
             loopback: true,
@@ -219,6 +222,8 @@ impl Victim {
 pub struct Liar {
     pub link: Box<dyn Endpoint>,
     pub claim: Claim,
+    /// The victim's number, once that has said it.
+    pub to: u64,
     /// What it says to have seen.
     pub history: History,
     pub control: Option<OwnControl>,
@@ -259,7 +264,7 @@ impl Liar {
             counts: counts(RECEIVED, SENT),
             nonce: [9; 16],
         };
-        Self { link, claim, history, control: None, ringer: None, bell: SingleDoorbell::new().ok(), listener }
+        Self { link, claim, to: 0, history, control: None, ringer: None, bell: SingleDoorbell::new().ok(), listener }
     }
 
     /// Whether nobody called it again.
@@ -271,7 +276,11 @@ impl Liar {
     pub fn hear(&mut self) -> Option<Message> {
         let received = self.link.recv(1 << 20).ok()??;
         self.ringer = self.link.take_notifier().or(self.ringer.take());
-        Some(Message::decode(&received.message).expect("the victim speaks well"))
+        let message = Message::decode(&received.message).expect("the victim speaks well");
+        if let Message::Propose(claim) | Message::Answer { claim, .. } = &message {
+            self.to = claim.id;
+        }
+        Some(message)
     }
 
     /// What an honest end says to that, if anything.
@@ -322,7 +331,10 @@ impl Liar {
                 encoded[random.below(tombolo_layout::header::LEN)] = random.next() as u8;
             }
             control.write_header(&encoded);
-            self.control = Some(control);
+            // The words of a connection stay where they were first.
+            if header.generation == 0 {
+                self.control = Some(control);
+            }
             Some(offer)
         });
         let _ = match self.bell.as_ref().filter(|_| offer.is_some()) {
@@ -333,7 +345,7 @@ impl Liar {
 }
 
 pub fn header(epoch: u64) -> SegmentHeader {
-    SegmentHeader::new(RING, 0, 0, Features::NONE, epoch.max(1))
+    SegmentHeader::new(RING, 0, 0, Features::HANDOVER, epoch.max(1))
 }
 
 /// A proof of nothing.

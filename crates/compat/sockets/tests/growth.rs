@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-17. The ring of a connection follows its load, and no byte is lost, comes twice or changes places meanwhile.
+
+mod pair;
+
+use std::time::{Duration, Instant};
+
+use pair::{End, SOON, joined};
+use tombolo_sockets::Read;
+
+const FIRST: u64 = 16 << 10;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % bound
+    }
+}
+
+/// The byte at `position` of a stream that never repeats itself soon.
+fn byte(position: u64) -> u8 {
+    (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8
+}
+
+/// One direction of a stream: what was sent, and what was received.
+#[derive(Default)]
+struct Flow {
+    sent: u64,
+    received: u64,
+}
+
+impl Flow {
+    fn send(&mut self, by: &End, most: usize) -> usize {
+        let bytes: Vec<u8> = (0..most as u64).map(|at| byte(self.sent + at)).collect();
+        let n = by.send(&bytes);
+        self.sent += n as u64;
+        n
+    }
+
+    fn receive(&mut self, by: &End, most: usize, read: Read) -> usize {
+        let mut to = vec![0; most];
+        let n = by.receive(&mut to, read);
+        for (at, found) in to[..n].iter().enumerate() {
+            assert_eq!(*found, byte(self.received + at as u64), "byte {} of the stream", self.received + at as u64);
+        }
+        if read == Read::Take {
+            self.received += n as u64;
+        }
+        n
+    }
+}
+
+/// Bulk, until the ring of who sends has `size` bytes.
+fn be_busy(ends: &[End; 2], flow: &mut Flow, size: u64) {
+    let deadline = Instant::now() + SOON;
+    while ends[0].sends_by() != size || ends[1].connection.ring_sizes().unwrap()[1] != size {
+        flow.send(&ends[0], 64 << 10);
+        while flow.receive(&ends[1], 64 << 10, Read::Take) > 0 {}
+        assert!(Instant::now() < deadline, "{:?}", ends.each_ref().map(|end| end.connection.ring_sizes()));
+    }
+}
+
+#[test]
+fn s17_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
+    let (ends, _folder) = joined(|_| {});
+    assert_eq!(ends[0].connection.ring_sizes(), Some([FIRST; 2]));
+    let mut flow = Flow::default();
+    be_busy(&ends, &mut flow, 1 << 20);
+    assert_eq!(ends[1].sends_by(), FIRST, "the other direction has nothing to carry");
+    // One who sleeps looks after what is idle, and the peer follows in its own calls.
+    let (idle, deadline) = (Instant::now(), Instant::now() + SOON);
+    while ends.each_ref().map(|end| end.connection.ring_sizes()) != [Some([FIRST; 2]); 2] {
+        ends.iter().for_each(|end| end.prepare_sleep(true, false));
+        assert!(Instant::now() < deadline, "{:?}", ends.each_ref().map(|end| end.connection.ring_sizes()));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(idle.elapsed() >= Duration::from_millis(1500), "after {:?}", idle.elapsed());
+    // And again.
+    be_busy(&ends, &mut flow, 1 << 20);
+}
+
+#[test]
+fn s17_nothing_grows_where_it_is_switched_off_or_too_little() {
+    let (ends, _folder) = joined(|settings| settings.ring_growth = false);
+    assert_eq!(ends[0].connection.ring_sizes(), Some([1 << 20; 2]));
+    let (ends, _folder) = joined(|settings| settings.ring = FIRST);
+    let mut flow = Flow::default();
+    for _ in 0..1000 {
+        flow.send(&ends[0], 64 << 10);
+        flow.receive(&ends[1], 64 << 10, Read::Take);
+    }
+    assert_eq!(ends[0].connection.ring_sizes(), Some([FIRST; 2]));
+}
+
+#[test]
+fn s17_quota_without_room_for_a_large_ring_leaves_the_small_one() {
+    // The first rings and their pages, and a little.
+    let (ends, _folder) = joined(|settings| settings.memory = 100 << 10);
+    let mut flow = Flow::default();
+    for _ in 0..1000 {
+        flow.send(&ends[0], 64 << 10);
+        flow.receive(&ends[1], 64 << 10, Read::Take);
+    }
+    assert_eq!(ends[0].sends_by(), FIRST);
+    flow.send(&ends[0], 99);
+    while flow.received < flow.sent {
+        flow.receive(&ends[1], 1 << 10, Read::Take);
+    }
+}
+
+/// Calls of both ends in any order, and moves to TCP and back amid them.
+#[test]
+fn s17_every_byte_arrives_in_order_whatever_both_do_meanwhile() {
+    for seed in 0..if std::env::var_os("TOMBOLO_LONG").is_some() { 400 } else { 12 } {
+        let mut random = Random(seed);
+        let flips = seed % 3 == 0;
+        let (ends, _folder) = joined(|settings| settings.flip = flips.then_some(Duration::from_micros(300)));
+        let mut flows = [Flow::default(), Flow::default()];
+        let largest = [1 << 10, 30 << 10, 300 << 10][seed as usize % 3];
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(120) {
+            let at = random.below(2);
+            let (own, peer) = (&ends[at], 1 - at);
+            match random.below(6) {
+                0..=1 => drop(flows[at].send(own, 1 + random.below(largest))),
+                2..=3 => drop(flows[peer].receive(own, 1 + random.below(2 * largest), Read::Take)),
+                4 => drop(flows[peer].receive(own, 1 + random.below(largest), Read::Peek)),
+                _ => own.prepare_sleep(random.below(2) == 0, random.below(2) == 0),
+            }
+        }
+        let deadline = Instant::now() + SOON;
+        while flows.iter().any(|flow| flow.received < flow.sent) {
+            for at in 0..2 {
+                flows[1 - at].receive(&ends[at], 64 << 10, Read::Take);
+                // What was recalled is paid by calls of who sent it.
+                ends[at].connection.owes(&ends[at].process, -1);
+            }
+            assert!(Instant::now() < deadline, "seed {seed}: bytes are missing");
+        }
+    }
+}
+
+/// Both send much before either reads: an end that waits for room takes the ring that it is offered.
+#[test]
+fn s17_ends_that_both_wait_for_room_get_it() {
+    let (ends, _folder) = joined(|_| {});
+    let mut flows = [Flow::default(), Flow::default()];
+    for (end, at) in [(1, 1), (0, 0)] {
+        // So that both directions are in the pipe.
+        let deadline = Instant::now() + SOON;
+        let before = flows[at].sent;
+        while ends[end].connection.carriers()[0] != tombolo_sockets::switch::Transport::Pipe {
+            flows[at].send(&ends[end], 1);
+            flows[at].receive(&ends[1 - end], 1, Read::Take);
+            assert!(Instant::now() < deadline && flows[at].sent < before + 10_000);
+        }
+    }
+    let deadline = Instant::now() + SOON;
+    let begun = flows.each_ref().map(|flow| flow.sent);
+    while (0..2).any(|at| flows[at].sent - begun[at] < 200 << 10) {
+        for at in 0..2 {
+            flows[at].send(&ends[at], 8 << 10);
+            ends[at].prepare_sleep(false, true);
+        }
+        assert!(Instant::now() < deadline, "{:?}", ends.each_ref().map(|end| end.connection.ring_sizes()));
+    }
+}
