@@ -16,11 +16,10 @@ use place::{Place, has, output, python};
 
 const COUNT: u64 = 200;
 
-/// Many connections at once, whose rings would take 100 MiB if they were large from the beginning; gives how many were joined and how many were not for want of
+/// Many connections at once, whose rings would take 100 MiB; gives how many were joined and how many were not for want of
 /// memory.
 fn many(mut command: Command, place: &Place) -> (usize, usize) {
     command.args(["many", &COUNT.to_string()]).env("TOMBOLO_SOCKETS_AFTER", "0");
-    command.env("TOMBOLO_SOCKETS_RING", (256 << 10).to_string());
     place.dress(&mut command);
     let said = output(&mut command, &place.path("out"));
     assert!(said.contains("done"), "{said}{}", place.log());
@@ -36,14 +35,14 @@ fn connections_beyond_the_quota_stay_on_tcp() {
     }
     let place = Place::new();
     let mut command = python("crowd.py");
-    command.env("TOMBOLO_SOCKETS_MEMORY", (4 << 20).to_string()).env("TOMBOLO_SOCKETS_RING_GROWTH", "off");
+    command.env("TOMBOLO_SOCKETS_MEMORY", (4 << 20).to_string());
     let (joined, refused) = many(command, &place);
     // A ring of 256 KiB and a page: fifteen in 4 MiB, at each end.
     assert_eq!(joined, 2 * 15, "{}", place.log());
     assert!(refused > 0 && joined < COUNT as usize, "{joined} joined, {refused} refused");
 }
 
-/// The same quota, where rings begin small: all fit, and a busy one grows into what is left.
+/// The same quota, where rings begin small: all fit.
 #[test]
 fn small_rings_leave_room_for_all() {
     if !has("small_rings_leave_room_for_all", &["python3"]) {
@@ -51,7 +50,8 @@ fn small_rings_leave_room_for_all() {
     }
     let place = Place::new();
     let mut command = python("crowd.py");
-    command.env("TOMBOLO_SOCKETS_MEMORY", ((4 << 20) + (256 << 10)).to_string());
+    command.env("TOMBOLO_SOCKETS_MEMORY", (4 << 20).to_string());
+    command.env("TOMBOLO_SOCKETS_FIRST_RING", (16 << 10).to_string());
     let (joined, refused) = many(command, &place);
     assert_eq!((joined, refused), (2 * COUNT as usize, 0), "{}", place.log());
 }
@@ -128,7 +128,7 @@ fn memory_cgroup_that_is_full_leaves_connections_on_tcp_and_kills_nobody() {
     let place = Place::new();
     let python = python("crowd.py");
     let mut command = group.command();
-    command.arg(python.get_program()).args(python.get_args()).env("TOMBOLO_SOCKETS_RING_GROWTH", "off");
+    command.arg(python.get_program()).args(python.get_args());
     let (joined, refused) = many(command, &place);
     assert!(joined > 0 && refused > 0, "{joined} joined, {refused} refused; the log:\n{}", place.log());
     assert_eq!(group.kills(), 0);

@@ -33,6 +33,7 @@ pub mod hook;
 mod journal;
 pub mod kernel;
 mod negotiation;
+mod offered_ring;
 mod outcome;
 mod pipes;
 pub mod ports;

@@ -31,13 +31,12 @@ use tombolo_os::lock::lock;
 use tombolo_ring::{Corrupt, Error, Fresh, Mode, Reader, Writer};
 
 use crate::{
+    offered_ring::OfferedRing,
     quota::Lease,
     session::Session,
     switch::{Fault, Receiver, Sender},
 };
 use rings::RingMoves;
-
-pub(crate) use rings::OfferedRing;
 
 /// What one end brings to a connection: its segment, and the bell at which it waits.
 #[derive(Debug)]
@@ -234,9 +233,9 @@ impl Pipes {
         let (moves, boundary, followed) = (word(MOVES), word(BOUNDARY), word(FOLLOWED));
         let mode = Mode { messages: false, ordering: tombolo_ring::FenceMode::Fences };
         let (halves, theirs) = tombolo_ring::halves(own, peer, mode)?;
-        let growth =
-            growth.filter(|(_, most)| theirs.features.has(Features::HANDOVER) && *most > halves.writer.capacity());
-        let rings = growth.map(|(budget, most)| Box::new(RingMoves::new(budget, most)));
+        let growth = growth.filter(|_| theirs.features.has(Features::HANDOVER));
+        let first = halves.writer.capacity();
+        let rings = growth.map(|(budget, most)| Box::new(RingMoves::new(budget, first, most)));
         let tx = Tx {
             sender: Sender::default(),
             writer: halves.writer,

@@ -37,10 +37,10 @@ use crate::{
 pub struct Settings {
     /// Where ends meet: a folder that both can write to, and whose members trust each other.
     pub folder: PathBuf,
-    /// Bytes of each direction's ring, a power of two.
+    /// Bytes of each direction's ring while it is busy, a power of two.
     pub ring: u64,
-    /// Whether a ring begins small and follows its load, up to that many bytes.
-    pub ring_growth: bool,
+    /// Bytes that it begins with and has once it is idle, likewise; no more than that.
+    pub first_ring: u64,
     /// Bytes after which a connection is worth it; two requests and answers are as well.
     pub after: u64,
     /// Bytes of shared memory that this process makes at most, for all its connections.

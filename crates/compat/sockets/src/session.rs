@@ -18,7 +18,7 @@ use tombolo_domain::{
 use tombolo_mem::PeerSegment;
 use tombolo_os::lock::lock;
 
-use crate::pipes::OfferedRing;
+use crate::offered_ring::OfferedRing;
 
 /// A child's copy of its parent's link, and what of it is watched for its end.
 #[derive(Debug)]

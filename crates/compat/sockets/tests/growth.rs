@@ -5,10 +5,8 @@ mod pair;
 
 use std::time::{Duration, Instant};
 
-use pair::{End, SOON, joined};
+use pair::{End, FIRST, SOON, joined};
 use tombolo_sockets::Read;
-
-const FIRST: u64 = 16 << 10;
 
 struct Random(u64);
 
@@ -74,7 +72,7 @@ fn s17_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
     while ends.each_ref().map(|end| end.connection.ring_sizes()) != [Some([FIRST; 2]); 2] {
         ends.iter().for_each(|end| end.prepare_sleep(true, false));
         assert!(Instant::now() < deadline, "{:?}", ends.each_ref().map(|end| end.connection.ring_sizes()));
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::yield_now();
     }
     assert!(idle.elapsed() >= Duration::from_millis(1500), "after {:?}", idle.elapsed());
     // And again.
@@ -83,7 +81,7 @@ fn s17_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
 
 #[test]
 fn s17_nothing_grows_where_it_is_switched_off_or_too_little() {
-    let (ends, _folder) = joined(|settings| settings.ring_growth = false);
+    let (ends, _folder) = joined(|settings| settings.first_ring = 1 << 20);
     assert_eq!(ends[0].connection.ring_sizes(), Some([1 << 20; 2]));
     let (ends, _folder) = joined(|settings| settings.ring = FIRST);
     let mut flow = Flow::default();

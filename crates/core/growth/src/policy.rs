@@ -43,16 +43,13 @@ impl GrowthRule {
         stuck: None,
         idle: Duration::from_secs(1),
     };
-    /// For a connection beside TCP. Less than 16 KiB is slower than TCP; and its programs, which know nothing of rings, wait
-    /// sooner where one is small.
-    pub const CONNECTION: Self = Self {
-        first: 16 << 10,
-        least: 16 << 10,
-        full: 3,
-        rounds: 2,
-        stuck: Some(Duration::from_millis(8)),
-        idle: Duration::from_secs(2),
-    };
+    /// For a connection beside TCP, whose programs know nothing of rings: they count on room, so it grows sooner, and an idle one
+    /// keeps as much room as it began with.
+    #[must_use]
+    pub const fn connection(first: u64) -> Self {
+        let (stuck, idle) = (Some(Duration::from_millis(8)), Duration::from_secs(2));
+        Self { first, least: first, full: 3, rounds: 2, stuck, idle }
+    }
 }
 
 /// Why a ring has the size that it has.
@@ -273,7 +270,7 @@ mod tests {
         assert!(!(0..100u32).any(|at| policy.is_bulk(STREAM.first, u64::from(at) << 20, MS * 60 * at)));
         // Full, and hardly moving, where somebody counts on room.
         let budget = RingBudget::unwatched(1 << 30);
-        let mut policy = Growth::new(GrowthRule::CONNECTION, budget, 1 << 20, 1 << 31, Duration::ZERO);
+        let mut policy = Growth::new(GrowthRule::connection(16 << 10), budget, 1 << 20, 1 << 31, Duration::ZERO);
         assert!(!(0..100).any(|_| policy.is_bulk(16 << 10, 5, MS)) && policy.is_bulk(16 << 10, 5, 9 * MS));
         // As large as it may be.
         let mut policy = growth(1 << 30, 1 << 20);

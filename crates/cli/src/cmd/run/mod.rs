@@ -67,9 +67,9 @@ pub struct Args {
     /// Bytes of shared memory for each direction of a busy connection: a power of two, from 4096 to 1 GiB
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20)]
     ring: u64,
-    /// Have so much memory from the beginning, where a connection has 16 KiB until it is busy, and once it is idle
-    #[arg(long)]
-    no_ring_growth: bool,
+    /// Of these, bytes that a connection begins with and has when it is not busy
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10)]
+    first_ring: u64,
     /// Bytes of shared memory that a process makes at most for all its connections [default: no limit but the cgroup's]
     #[arg(long, value_name = "BYTES")]
     memory: Option<u64>,
@@ -96,8 +96,10 @@ pub fn run(args: &Args) -> Result<()> {
             return Err(Failure::Usage(format!("{option}: {error}")));
         }
     }
-    if !args.ring.is_power_of_two() || !(4096..=1 << 30).contains(&args.ring) {
-        return Err(Failure::Usage(format!("--ring {}: a power of two from 4096 to {} is needed", args.ring, 1 << 30)));
+    for (name, bytes) in [("ring", args.ring), ("first-ring", args.first_ring)] {
+        if !bytes.is_power_of_two() || !(4096..=1 << 30).contains(&bytes) {
+            return Err(Failure::Usage(format!("--{name} {bytes}: a power of two from 4096 to {} is needed", 1 << 30)));
+        }
     }
     if args.check {
         return check::check(&args.command[0], args.folder.as_deref(), args.library.as_deref());
@@ -117,7 +119,7 @@ pub fn run(args: &Args) -> Result<()> {
     command.env("TOMBOLO_SOCKETS", folder);
     command.env("TOMBOLO_SOCKETS_AFTER", args.after.to_string());
     command.env("TOMBOLO_SOCKETS_RING", args.ring.to_string());
-    command.env("TOMBOLO_SOCKETS_RING_GROWTH", if args.no_ring_growth { "off" } else { "on" });
+    command.env("TOMBOLO_SOCKETS_FIRST_RING", args.first_ring.to_string());
     command.env("TOMBOLO_SOCKETS_LOOPBACK", if args.no_loopback { "off" } else { "on" });
     if let Some(memory) = args.memory {
         command.env("TOMBOLO_SOCKETS_MEMORY", memory.to_string());

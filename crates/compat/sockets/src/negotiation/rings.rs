@@ -12,7 +12,7 @@ use tombolo_mem::Mapped;
 use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Fresh, OwnCarrier};
 
-use super::{peer_process::PeerProcess, table::Negotiations};
+use super::peer_process::PeerProcess;
 use crate::{connection::Connection, pipes::Pipes, process::Process, quota::Lease};
 
 /// So often large rings are looked at, whether they are idle.
@@ -25,7 +25,7 @@ impl Process {
         let Some(pipes) = connection.pipes.get().filter(|pipes| pipes.is_bulk(connection)) else { return };
         // Bulk is found again, in this call or a later one.
         let Ok(mut exchange) = self.exchange.try_lock() else { return };
-        exchange.offer_to(self, pipes, |offer| pipes.grow(connection, offer));
+        offer_over(&mut exchange.neighbours, self, pipes, |offer| pipes.grow(connection, offer));
         if let Some(connection) = connection.own.get() {
             exchange.with_large_rings.retain(|other| !Weak::ptr_eq(other, connection));
             exchange.with_large_rings.push(Weak::clone(connection));
@@ -67,7 +67,7 @@ impl Process {
             let Some(connection) = connection.upgrade() else { return false };
             let Some(pipes) = connection.pipes.get() else { return false };
             let mut done = true;
-            exchange.offer_to(self, pipes, |offer| done = pipes.shrink_if_idle(&connection, offer));
+            offer_over(&mut exchange.neighbours, self, pipes, |offer| done = pipes.shrink_if_idle(&connection, offer));
             !done
         });
         let kept: Vec<_> = kept.collect();
@@ -76,18 +76,16 @@ impl Process {
     }
 }
 
-impl Negotiations {
-    /// Has `offer` offer a ring over the session that `pipes` belong to, if there is one.
-    fn offer_to(
-        &mut self,
-        process: &Process,
-        pipes: &Pipes,
-        offer: impl FnOnce(&mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>),
-    ) {
-        let is_its = |peer: &&mut PeerProcess| peer.line.as_ref().is_some_and(|line| Arc::ptr_eq(line, &pipes.line));
-        let mut peer = self.neighbours.iter_mut().find(is_its);
-        offer(&mut |header| peer.as_mut()?.send_ring(process, header, pipes.epochs.peer));
-    }
+/// Has `offer` offer a ring over the session that `pipes` belong to, if there is one.
+fn offer_over(
+    neighbours: &mut [PeerProcess],
+    process: &Process,
+    pipes: &Pipes,
+    offer: impl FnOnce(&mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>),
+) {
+    let is_its = |peer: &&mut PeerProcess| peer.line.as_ref().is_some_and(|line| Arc::ptr_eq(line, &pipes.line));
+    let mut peer = neighbours.iter_mut().find(is_its);
+    offer(&mut |header| peer.as_mut()?.send_ring(process, header, pipes.epochs.peer));
 }
 
 impl PeerProcess {

@@ -4,7 +4,6 @@
 use std::sync::{Arc, Weak};
 
 use tombolo_domain::{Endpoint, Error, SingleDoorbell, aside};
-use tombolo_growth::GrowthRule;
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
@@ -201,8 +200,8 @@ impl PeerProcess {
         let holds = process.kernel().holds(connection.fd());
         let most = process.settings.ring;
         let most = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
-        let growth = process.settings.ring_growth.then(|| (process.rings.clone(), most));
-        let ring = if growth.is_some() { most.min(GrowthRule::CONNECTION.first) } else { most };
+        let ring = most.min(process.settings.first_ring);
+        let growth = (ring < most).then(|| (process.rings.clone(), most));
         let header = SegmentHeader::new(ring, 0, 0, Features::HANDOVER, id);
         let lease = process.quota.reserve_bytes(header.segment_len).ok_or(Reason::Resources)?;
         // The segment has a descriptor until the peer has been sent one.

@@ -3,15 +3,12 @@
 //!
 //! While an end is several processes it neither offers a ring nor takes one: the others could not map it.
 
-use std::sync::{
-    Mutex, RwLockWriteGuard,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{RwLockWriteGuard, atomic::Ordering};
 
 use tombolo_growth::{Growth, GrowthRule, RingBudget, RingReason};
 use tombolo_layout::{Features, SegmentHeader, limits, words};
 use tombolo_mem::{Mapped, MappedPeerWord, PeerSegment, PeerWord};
-use tombolo_os::{clock::coarse_time, lock::lock};
+use tombolo_os::clock::coarse_time;
 use tombolo_ring::{Error, OwnCarrier, PeerCarrier, Writer, follow};
 
 use super::{Pipes, Rx, Tx};
@@ -22,33 +19,6 @@ const PEER_MAPS: u64 = limits::CONTROL_LEN + (64 << 20);
 
 /// A position at which no sender is.
 const UNKNOWN: u64 = u64::MAX - 1;
-
-/// A ring that the peer offered, until it is looked at.
-#[derive(Debug, Default)]
-pub(crate) struct OfferedRing {
-    is_there: AtomicBool,
-    ring: Mutex<Option<(u16, PeerSegment)>>,
-}
-
-impl OfferedRing {
-    /// Puts a ring there. One that was not looked at is replaced: an honest peer offers one at a time (H-5).
-    pub fn put(&self, generation: u16, segment: PeerSegment) {
-        *lock(&self.ring) = Some((generation, segment));
-        // ORDER Release: pairs with the Acquire in `is_there`.
-        self.is_there.store(true, Ordering::Release);
-    }
-
-    #[inline]
-    fn is_there(&self) -> bool {
-        self.is_there.load(Ordering::Acquire)
-    }
-
-    fn take_ring(&self) -> Option<(u16, PeerSegment)> {
-        let ring = lock(&self.ring).take();
-        self.is_there.store(false, Ordering::Relaxed);
-        ring
-    }
-}
 
 /// How the ring that this end sends by follows its load.
 #[derive(Debug)]
@@ -75,8 +45,9 @@ enum MoveStage {
 pub(crate) type RingOffer<'a> = &'a mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>;
 
 impl RingMoves {
-    pub(super) fn new(budget: RingBudget, most: u64) -> Self {
-        let policy = Growth::new(GrowthRule::CONNECTION, budget, most, PEER_MAPS, coarse_time());
+    /// For a ring that begins with `first` bytes and may have `most`.
+    pub(super) fn new(budget: RingBudget, first: u64, most: u64) -> Self {
+        let policy = Growth::new(GrowthRule::connection(first), budget, most, PEER_MAPS, coarse_time());
         Self { policy, stage: MoveStage::None, held: None }
     }
 

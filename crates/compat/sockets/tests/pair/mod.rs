@@ -19,6 +19,8 @@ use tombolo_sockets::{
     tuple::Tuple,
 };
 
+/// Bytes of a first ring.
+pub const FIRST: u64 = 16 << 10;
 /// What may take at most, however busy the machine is.
 pub const SOON: Duration = Duration::from_secs(60);
 
@@ -128,7 +130,7 @@ pub fn joined(change: impl Fn(&mut Settings)) -> ([End; 2], tempfile::TempDir) {
         let mut settings = Settings {
             folder: folder.path().into(),
             ring: 1 << 20,
-            ring_growth: true,
+            first_ring: FIRST,
             after: 0,
             memory: u64::MAX,
             loopback: true,

@@ -169,7 +169,7 @@ impl Victim {
         let settings = Settings {
             folder: folder.path().into(),
             ring: play.grows_to.unwrap_or(RING),
-            ring_growth: play.grows_to.is_some(),
+            first_ring: play.grows_to.map_or(RING, |_| 16 << 10),
             after: 0,
             memory: u64::MAX,
             loopback: true,

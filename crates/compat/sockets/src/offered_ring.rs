@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-17. A ring on its way from the session over which it came to the connection that it is for.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tombolo_mem::PeerSegment;
+use tombolo_os::lock::lock;
+
+/// A ring that the peer offered, until it is looked at.
+#[derive(Debug, Default)]
+pub(crate) struct OfferedRing {
+    is_there: AtomicBool,
+    ring: Mutex<Option<(u16, PeerSegment)>>,
+}
+
+impl OfferedRing {
+    /// Puts a ring there. One that was not looked at is replaced: an honest peer offers one at a time (H-5).
+    pub fn put(&self, generation: u16, segment: PeerSegment) {
+        *lock(&self.ring) = Some((generation, segment));
+        // ORDER Release: pairs with the Acquire in `is_there`.
+        self.is_there.store(true, Ordering::Release);
+    }
+
+    /// Whether there is one.
+    #[inline]
+    pub fn is_there(&self) -> bool {
+        self.is_there.load(Ordering::Acquire)
+    }
+
+    /// Takes it, with its number.
+    pub fn take_ring(&self) -> Option<(u16, PeerSegment)> {
+        let ring = lock(&self.ring).take();
+        self.is_there.store(false, Ordering::Relaxed);
+        ring
+    }
+}
