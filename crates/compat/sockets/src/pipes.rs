@@ -7,6 +7,7 @@ mod full_pipe;
 mod half;
 mod io;
 mod readiness;
+mod ring_moves;
 mod rings;
 mod steer;
 mod supply;
@@ -36,7 +37,7 @@ use crate::{
     session::Session,
     switch::{Fault, Receiver, Sender},
 };
-use rings::RingMoves;
+use ring_moves::RingMoves;
 
 /// What one end brings to a connection: its segment, and the bell at which it waits.
 #[derive(Debug)]

@@ -2,9 +2,9 @@
 //! Layer 0. Uses: nothing of ours.
 //!
 //! What every crate asks of Linux, once. There are descriptors that come over sockets ([`passing`]), sleeping on
-//! descriptors ([`poll`]), eventfds ([`event`]), locks ([`lock`]) and random bytes ([`random`]). Then there are what `/proc` shows of a
-//! process ([`process`]) and small files of the kernel's say ([`files`]), who is at the other end of a socket
-//! ([`credentials`]), a clock that costs nothing ([`clock`]), and descriptors out of a program's way
+//! descriptors ([`poll`]), eventfds ([`event`]), locks ([`lock`]) and random bytes ([`random`]). Then there is what `/proc` shows of a
+//! process ([`process`]), what small files of the kernel's say ([`files`]), and a clock that costs nothing ([`clock`]).
+//! Last are who is at the other end of a socket ([`credentials`]), and descriptors out of a program's way
 //! ([`reserved`]).
 //!
 //! Errors are [`std::io::Error`]: who calls says what the call was for.

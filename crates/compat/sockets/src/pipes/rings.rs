@@ -5,72 +5,20 @@
 
 use std::sync::{RwLockWriteGuard, atomic::Ordering};
 
-use tombolo_growth::{Growth, GrowthRule, RingBudget, RingReason};
-use tombolo_layout::{Features, SegmentHeader, limits, words};
+use tombolo_growth::RingReason;
+use tombolo_layout::{Features, SegmentHeader, words};
 use tombolo_mem::{Mapped, MappedPeerWord, PeerSegment, PeerWord};
 use tombolo_os::clock::coarse_time;
-use tombolo_ring::{Error, OwnCarrier, PeerCarrier, Writer, follow};
+use tombolo_ring::{Error, OwnCarrier, PeerCarrier, follow};
 
-use super::{Pipes, Rx, Tx};
+use super::{Pipes, Rx, Tx, ring_moves::MoveStage};
 use crate::{connection::Connection, quota::Lease};
-
-/// S-17. A larger segment is not offered: no end has to map it.
-const PEER_MAPS: u64 = limits::CONTROL_LEN + (64 << 20);
 
 /// A position at which no sender is.
 const UNKNOWN: u64 = u64::MAX - 1;
 
-/// How the ring that this end sends by follows its load.
-#[derive(Debug)]
-pub(super) struct RingMoves {
-    policy: Growth,
-    stage: MoveStage,
-    /// What the present ring costs, if it is not the first.
-    held: Option<Lease>,
-}
-
-/// How far a move is.
-#[derive(Debug)]
-enum MoveStage {
-    None,
-    /// It was offered, and the peer is not ready.
-    Offered(OwnCarrier<Mapped>, Lease),
-    /// This end has moved, and the peer may still read in the ring before, which costs this.
-    Moved {
-        _costs: Option<Lease>,
-    },
-}
-
 /// Makes a segment as its header says and sends it with its number, if there is room for that now.
 pub(crate) type RingOffer<'a> = &'a mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>;
-
-impl RingMoves {
-    /// For a ring that begins with `first` bytes and may have `most`.
-    pub(super) fn new(budget: RingBudget, first: u64, most: u64) -> Self {
-        let policy = Growth::new(GrowthRule::connection(first), budget, most, PEER_MAPS, coarse_time());
-        Self { policy, stage: MoveStage::None, held: None }
-    }
-
-    #[inline]
-    fn is_under_way(&self) -> bool {
-        !matches!(self.stage, MoveStage::None)
-    }
-
-    /// Goes one step on, if the peer has. Says whether this end writes into another ring now.
-    #[cold]
-    fn advance(&mut self, writer: &mut Writer<Mapped>) -> Result<bool, Error> {
-        match std::mem::replace(&mut self.stage, MoveStage::None) {
-            MoveStage::Offered(next, lease) if writer.reader_ready()? => {
-                writer.switch_to(next);
-                self.stage = MoveStage::Moved { _costs: self.held.replace(lease) };
-                return Ok(true);
-            }
-            MoveStage::Moved { .. } if writer.can_offer()? => self.policy.settle_move(writer.position(), coarse_time()),
-            other => self.stage = other,
-        }
-        Ok(false)
-    }
-}
 
 impl Tx {
     /// S-17. Goes on with a move of the ring, if one is under way.

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-17. A move of the ring that this end sends by, and the policy that begins moves.
+
+use tombolo_growth::{Growth, GrowthRule, RingBudget};
+use tombolo_layout::limits;
+use tombolo_mem::Mapped;
+use tombolo_os::clock::coarse_time;
+use tombolo_ring::{Error, OwnCarrier, Writer};
+
+use crate::quota::Lease;
+
+/// S-17. A larger segment is not offered: no end has to map it.
+const PEER_MAPS: u64 = limits::CONTROL_LEN + (64 << 20);
+
+/// How the ring that this end sends by follows its load.
+#[derive(Debug)]
+pub(super) struct RingMoves {
+    pub policy: Growth,
+    pub stage: MoveStage,
+    /// What the present ring costs, if it is not the first.
+    held: Option<Lease>,
+}
+
+/// How far a move is.
+#[derive(Debug)]
+pub(super) enum MoveStage {
+    None,
+    /// It was offered, and the peer is not ready.
+    Offered(OwnCarrier<Mapped>, Lease),
+    /// This end has moved, and the peer may still read in the ring before, which costs this.
+    Moved {
+        _costs: Option<Lease>,
+    },
+}
+
+impl RingMoves {
+    /// For a ring that begins with `first` bytes and may have `most`.
+    pub fn new(budget: RingBudget, first: u64, most: u64) -> Self {
+        let policy = Growth::new(GrowthRule::connection(first), budget, most, PEER_MAPS, coarse_time());
+        Self { policy, stage: MoveStage::None, held: None }
+    }
+
+    #[inline]
+    pub fn is_under_way(&self) -> bool {
+        !matches!(self.stage, MoveStage::None)
+    }
+
+    /// Goes one step on, if the peer has. Says whether this end writes into another ring now.
+    #[cold]
+    pub fn advance(&mut self, writer: &mut Writer<Mapped>) -> Result<bool, Error> {
+        match std::mem::replace(&mut self.stage, MoveStage::None) {
+            MoveStage::Offered(next, lease) if writer.reader_ready()? => {
+                writer.switch_to(next);
+                self.stage = MoveStage::Moved { _costs: self.held.replace(lease) };
+                return Ok(true);
+            }
+            MoveStage::Moved { .. } if writer.can_offer()? => self.policy.settle_move(writer.position(), coarse_time()),
+            other => self.stage = other,
+        }
+        Ok(false)
+    }
+}
