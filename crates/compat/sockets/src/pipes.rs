@@ -47,7 +47,7 @@ pub(crate) struct OwnResources {
     pub bell: Arc<SingleDoorbell>,
     /// The number of this end.
     pub id: u64,
-    /// How the ring may grow, if the peer follows (S-17).
+    /// How the ring may grow, if the peer follows (S-20).
     pub growth: Option<(RingBudget, u64)>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Pipes {
     followed: MappedPeerWord,
     /// The peer's tail, and how far this end has read: what makes a read worth a try, without a lock.
     tail: MappedPeerWord,
-    /// The same of the ring that this end has followed to, if it has (S-17).
+    /// The same of the ring that this end has followed to, if it has (S-20).
     later_tail: RwLock<Option<MappedPeerWord>>,
     has_followed: AtomicBool,
     /// A ring that the peer offered: that it says so, and what came of it.
@@ -137,7 +137,7 @@ struct Tx {
     /// S-16. The pipe was full when it was last looked at; and how often it was left for that, while this end did not read either.
     full: Option<full_pipe::FullPipe>,
     left: u32,
-    /// S-17. How its ring follows its load, if it does.
+    /// S-20. How its ring follows its load, if it does.
     rings: Option<Box<RingMoves>>,
     /// Another process of this end may have used it since.
     behind: bool,
@@ -159,7 +159,7 @@ struct Rx {
     behind: bool,
     /// S-12. All that ever comes was read.
     over: bool,
-    /// S-17. The ring that those know of who look without a turn, the one that was asked for last, and the tails of those to come.
+    /// S-20. The ring that those know of who look without a turn, the one that was asked for last, and the tails of those to come.
     ring: u16,
     asked_ring: Option<u16>,
     next_tails: Vec<(u16, MappedPeerWord)>,

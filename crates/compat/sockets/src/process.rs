@@ -64,7 +64,7 @@ pub struct Process {
     pub(crate) rendezvous: Box<dyn Rendezvous>,
     pub(crate) exchange: Mutex<Negotiations>,
     pub(crate) quota: Quota,
-    /// S-17. What rings that follow their load know of the machine's memory; whether there are large ones, and when they are looked
+    /// S-20. What rings that follow their load know of the machine's memory; whether there are large ones, and when they are looked
     /// at again, in milliseconds.
     pub(crate) rings: RingBudget,
     pub(crate) has_large_rings: AtomicBool,

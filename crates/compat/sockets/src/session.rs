@@ -34,7 +34,7 @@ pub(crate) struct Session {
     pub path: Weak<ReservedFd>,
     /// Of the connections that go over it. Only used while the links are held.
     pub bells: Mutex<Vec<Weak<SingleDoorbell>>>,
-    /// S-17. Where rings go that the peer offers to these, by the number of this end. Likewise.
+    /// S-20. Where rings go that the peer offers to these, by the number of this end. Likewise.
     pub rings: Mutex<HashMap<u64, Weak<OfferedRing>>>,
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,

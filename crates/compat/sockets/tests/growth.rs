@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-17. The ring of a connection follows its load, and no byte is lost, comes twice or changes places meanwhile.
+//! S-20. The ring of a connection follows its load, and no byte is lost, comes twice or changes places meanwhile.
 
 mod pair;
 
@@ -61,7 +61,7 @@ fn be_busy(ends: &[End; 2], flow: &mut Flow, size: u64) {
 }
 
 #[test]
-fn s17_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
+fn s20_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
     let (ends, _folder) = joined(|_| {});
     assert_eq!(ends[0].connection.ring_sizes(), Some([FIRST; 2]));
     let mut flow = Flow::default();
@@ -80,7 +80,7 @@ fn s17_ring_begins_small_grows_for_bulk_and_shrinks_once_idle() {
 }
 
 #[test]
-fn s17_nothing_grows_where_it_is_switched_off_or_too_little() {
+fn s20_nothing_grows_where_it_is_switched_off_or_too_little() {
     let (ends, _folder) = joined(|settings| settings.first_ring = 1 << 20);
     assert_eq!(ends[0].connection.ring_sizes(), Some([1 << 20; 2]));
     let (ends, _folder) = joined(|settings| settings.ring = FIRST);
@@ -93,7 +93,7 @@ fn s17_nothing_grows_where_it_is_switched_off_or_too_little() {
 }
 
 #[test]
-fn s17_quota_without_room_for_a_large_ring_leaves_the_small_one() {
+fn s20_quota_without_room_for_a_large_ring_leaves_the_small_one() {
     // The first rings and their pages, and a little.
     let (ends, _folder) = joined(|settings| settings.memory = 100 << 10);
     let mut flow = Flow::default();
@@ -110,7 +110,7 @@ fn s17_quota_without_room_for_a_large_ring_leaves_the_small_one() {
 
 /// Calls of both ends in any order, and moves to TCP and back amid them.
 #[test]
-fn s17_every_byte_arrives_in_order_whatever_both_do_meanwhile() {
+fn s20_every_byte_arrives_in_order_whatever_both_do_meanwhile() {
     for seed in 0..if std::env::var_os("TOMBOLO_LONG").is_some() { 400 } else { 12 } {
         let mut random = Random(seed);
         let flips = seed % 3 == 0;
@@ -142,7 +142,7 @@ fn s17_every_byte_arrives_in_order_whatever_both_do_meanwhile() {
 
 /// Both send much before either reads: an end that waits for room takes the ring that it is offered.
 #[test]
-fn s17_ends_that_both_wait_for_room_get_it() {
+fn s20_ends_that_both_wait_for_room_get_it() {
     let (ends, _folder) = joined(|_| {});
     let mut flows = [Flow::default(), Flow::default()];
     for (end, at) in [(1, 1), (0, 0)] {

@@ -201,7 +201,7 @@ fn s2_s3_words_that_lie_after_joining_end_the_stream_and_nothing_else() {
 }
 
 #[test]
-fn s17_rings_that_lie_end_the_stream_and_nothing_else() {
+fn s20_rings_that_lie_end_the_stream_and_nothing_else() {
     let (mut grown, mut followed, mut errors) = (0_u32, 0_u32, 0_u32);
     for seed in 0..runs(300, 100_000) {
         let mut play = Play::new(seed % 2 == 0);

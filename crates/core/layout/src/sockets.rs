@@ -140,7 +140,7 @@ pub enum Message {
         /// The reason's number (S-8).
         reason: u16,
     },
-    /// The sender offers the ring that comes with this (S-17).
+    /// The sender offers the ring that comes with this (S-20).
     Ring {
         /// The receiving end's number.
         to: u64,

@@ -21,7 +21,7 @@ pub(crate) struct Negotiations {
     pub(super) dials: Dials,
     pub(super) by_tuple: HashMap<Tuple, Weak<Connection>>,
     pub(super) by_id: HashMap<u64, Weak<Connection>>,
-    /// S-17. Connections whose ring has grown, and may be idle.
+    /// S-20. Connections whose ring has grown, and may be idle.
     pub(super) with_large_rings: Vec<Weak<Connection>>,
     /// In a child made by fork: its parent's lines that its connections go over.
     pub(crate) inherited: Vec<Weak<Session>>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-17. A move of the ring that this end sends by, and the policy that begins moves.
+//! S-20. A move of the ring that this end sends by, and the policy that begins moves.
 
 use tombolo_growth::{Growth, GrowthRule, RingBudget};
 use tombolo_layout::limits;
@@ -9,7 +9,7 @@ use tombolo_ring::{Error, OwnCarrier, Writer};
 
 use crate::quota::Lease;
 
-/// S-17. A larger segment is not offered: no end has to map it.
+/// S-20. A larger segment is not offered: no end has to map it.
 const PEER_MAPS: u64 = limits::CONTROL_LEN + (64 << 20);
 
 /// How the ring that this end sends by follows its load.

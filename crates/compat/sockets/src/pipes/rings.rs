@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! S-17. The ring of a direction follows its load: the sender offers another and goes there, the receiver follows.
+//! S-20. The ring of a direction follows its load: the sender offers another and goes there, the receiver follows.
 //!
 //! While an end is several processes it neither offers a ring nor takes one: the others could not map it.
 
@@ -21,7 +21,7 @@ const UNKNOWN: u64 = u64::MAX - 1;
 pub(crate) type RingOffer<'a> = &'a mut dyn FnMut(&SegmentHeader) -> Option<(OwnCarrier<Mapped>, Lease)>;
 
 impl Tx {
-    /// S-17. Goes on with a move of the ring, if one is under way.
+    /// S-20. Goes on with a move of the ring, if one is under way.
     #[inline]
     pub(super) fn advance_ring(&mut self, connection: &Connection) -> Result<(), Error> {
         if let Some(rings) = self.rings.as_mut().filter(|rings| rings.is_under_way())
