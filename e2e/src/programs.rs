@@ -50,6 +50,17 @@ impl Programs {
         found.ok_or_else(|| Error::new(format!("{package} has no {name}")))
     }
 
+    /// Builds a library that programs load, and says where it is.
+    ///
+    /// # Errors
+    /// It does not build, or is called otherwise.
+    pub fn shared(package: &str, name: &str) -> Result<PathBuf> {
+        let lines = cargo(&[package], &["--lib"])?;
+        let files = lines.iter().filter_map(|line| line["filenames"].as_array()).flatten();
+        let found = files.filter_map(Value::as_str).map(PathBuf::from).find(|path| path.ends_with(name));
+        stripped(&found.ok_or_else(|| Error::new(format!("{package} has no {name}")))?)
+    }
+
     /// Where a program is.
     ///
     /// # Errors

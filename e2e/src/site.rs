@@ -8,7 +8,7 @@ use tombolo_e2e::broker::Broker;
 use tombolo_e2e::control::Job;
 use tombolo_e2e::error::{Context, Error, Result};
 use tombolo_e2e::guest::{Ends, until};
-use tombolo_e2e::image::Image;
+use tombolo_e2e::image::{Extra, Image};
 use tombolo_e2e::lines::within;
 use tombolo_e2e::modules;
 use tombolo_e2e::network::{Network, Place};
@@ -30,6 +30,8 @@ service = \"*\"
 pub enum Purpose {
     /// Kernels that check what they do, and no network.
     Cases,
+    /// The same, and a network between all.
+    Networked,
     /// Kernels as they are, and a network between all.
     Measuring,
 }
@@ -43,6 +45,8 @@ pub struct Plan<'a> {
     pub config: &'a str,
     /// Modules of the kernel that are in the machines; `/modules/order` names their files.
     pub modules: &'a [&'a str],
+    /// Programs of this host that are in the machines besides.
+    pub programs: &'a [Extra],
 }
 
 /// One of the two machines.
@@ -73,7 +77,7 @@ pub struct Site {
 impl Site {
     /// Boots all of it, without links.
     pub fn boot(parts: &Parts, purpose: Purpose) -> Result<Self> {
-        Self::boot_with(parts, &Plan { purpose, config: CONFIG, modules: &[] }, |_| Ok(()))
+        Self::boot_with(parts, &Plan { purpose, config: CONFIG, modules: &[], programs: &[] }, |_| Ok(()))
     }
 
     /// The same by a plan, with machines as `adjust` makes them.
@@ -81,14 +85,15 @@ impl Site {
         let purpose = plan.purpose;
         let broker = Broker::start(parts.programs()?, plan.config)?;
         let mut network = match purpose {
-            Purpose::Measuring => Network::open(),
+            Purpose::Networked | Purpose::Measuring => Network::open(),
             Purpose::Cases => Err(Error::new("not wanted")),
         };
         let logs = Scratch::new("logs")?;
+        let plan_programs = plan.programs;
         let mut plan = |name: &str| -> Result<(Spec, String)> {
             let place = network.as_mut().map_err(|why| why.clone()).and_then(Network::tap);
             let modules = if place.is_ok() { modules::NETWORK } else { plan.modules };
-            let mut spec = spec(parts, name, purpose, modules)?;
+            let mut spec = spec(parts, name, purpose, (modules, plan_programs))?;
             spec.args.extend(broker.snippet(name)?);
             adjust(&mut spec)?;
             if purpose == Purpose::Measuring {
@@ -130,6 +135,7 @@ impl Site {
         if !address.is_empty() {
             vm.sh("/agent insmod $(cat /modules/order)", within(60))?;
             vm.sh(&Network::set_up(&Place { address, args: Vec::new() }), within(60))?;
+            vm.sh("mount -t cgroup2 none /sys/fs/cgroup", within(60))?;
         }
         self.start_broker(at)
     }
@@ -264,7 +270,7 @@ pub fn line(vm: &mut Vm, job: Job, word: &str, deadline: Instant) -> Result<Stri
 }
 
 /// A machine with everything in it that a user would install.
-fn spec(parts: &Parts, name: &str, purpose: Purpose, modules: &[&str]) -> Result<Spec> {
+fn spec(parts: &Parts, name: &str, purpose: Purpose, (modules, programs): (&[&str], &[Extra])) -> Result<Spec> {
     let mut spec = parts.spec_with(name, |image| {
         for program in ["tombolo", "tombolod"] {
             image.add_program(&format!("bin/{program}"), parts.programs()?.path(program)?)?;
@@ -273,6 +279,9 @@ fn spec(parts: &Parts, name: &str, purpose: Purpose, modules: &[&str]) -> Result
             image.add_program(name, from)?;
         }
         image.add_busybox(&parts.archive.file("busybox-static", "bin/busybox")?)?;
+        for (name, from) in programs {
+            image.add_program(name, from)?;
+        }
         add_modules(parts, image, modules)
     })?;
     (spec.cpus, spec.reboots) = (Cpus::One, true);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Two machines and their links for somebody who types.
 
+use crate::cases::sockets;
 use crate::parts::Parts;
-use crate::site::{Purpose, Site};
+use crate::site::Site;
 use std::path::Path;
 use tombolo_e2e::control::Control;
 use tombolo_e2e::ensure;
@@ -21,7 +22,7 @@ pub fn up() -> Result<()> {
         Lacking::Need(why) => Error::new(format!("not to be had here: {why}")),
         Lacking::Fault(why) => why,
     })?;
-    let mut site = Site::boot(&parts, Purpose::Cases)?;
+    let mut site = sockets::boot(&parts)?;
     for (one, other) in [("a", "b"), ("a", "host"), ("b", "host")] {
         site.link(one, other)?;
     }

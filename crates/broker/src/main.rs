@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: mem, os, control, domain-ivshmem, domain-xen.
+//! Layer 4. Uses: mem, os, control, domain-ivshmem, domain-xen, sockets.
 //!
 //! The command `tombolod`.
 //!
@@ -45,6 +45,9 @@ struct Cli {
     /// With --guest: what each end of a channel may use of a link's memory, a multiple of 4096
     #[arg(long, value_name = "BYTES", requires = "guest", default_value_t = SLICE, value_parser = slice)]
     slice: u64,
+    /// With --guest: do not attach the program that tells TCP connections' sequence numbers (`tombolo hook`)
+    #[arg(long, requires = "guest")]
+    no_hook: bool,
     /// Look through a configuration, say what is wrong with it, and end
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
@@ -83,7 +86,7 @@ fn main() -> ExitCode {
         Some(Role::Hold) => descriptor_store::serve(&line.state).map_err(Into::into),
         Some(Role::Memory { what }) => what.perform(std::io::stdin()).map_err(Into::into),
         None if line.guest && xen::grant_reaper::is_domain() => xen::run::run_in_domain(&line.state),
-        None if line.guest => endpoint::run::run(&line.state, line.slice).map_err(Into::into),
+        None if line.guest => endpoint::run::run(&line.state, line.slice, !line.no_hook).map_err(Into::into),
         None => match Config::read(&line.config) {
             Ok(_) => run::run(&line.config, &line.state, !line.no_holder, Duration::from_millis(line.ask_again)),
             Err(error) => return usage(&error),

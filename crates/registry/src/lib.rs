@@ -52,6 +52,18 @@ pub fn rendezvous_in(folder: &Path) -> Box<dyn Rendezvous> {
     Box::new(LocalDomain::in_folder(folder).with_unique_names())
 }
 
+/// Meets processes of neighbouring virtual machines by the broker of this kernel, if there is one now: for the same fronts.
+#[must_use]
+pub fn machines() -> Option<Box<dyn Rendezvous>> {
+    #[cfg(feature = "vm")]
+    {
+        let domain = VmDomain::new();
+        domain.is_there().then(|| Box::new(domain) as Box<dyn Rendezvous>)
+    }
+    #[cfg(not(feature = "vm"))]
+    None
+}
+
 /// This domain of Xen's, for tools that look what works.
 #[cfg(feature = "xen")]
 pub mod xen {

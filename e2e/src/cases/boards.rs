@@ -34,7 +34,7 @@ fn q35(rig: &mut Rig) -> Result<Verdict> {
     rig.rest()?;
     let config = CONFIG.replace("[domain.a]", "[domain.a]\nmachine = \"q35\"");
     let config = config.replace("[domain.b]", "[domain.b]\nmachine = \"q35\"");
-    let plan = Plan { purpose: Purpose::Cases, config: &config, modules: &[] };
+    let plan = Plan { purpose: Purpose::Cases, config: &config, modules: &[], programs: &[] };
     let mut site = Site::boot_with(&rig.parts, &plan, |spec| {
         spec.board = "q35";
         Ok(())
@@ -125,7 +125,7 @@ fn with_virtiofsd(rig: &mut Rig, users: [u32; 2]) -> Result<(Site, Vec<Shown>, S
     };
     let config = CONFIG.replace("[domain.a]", &domain("a", users[0])).replace("[domain.b]", &domain("b", users[1]));
     let mut shown = Vec::new();
-    let plan = Plan { purpose: Purpose::Cases, config: &config, modules: &["virtio_pci", "virtiofs"] };
+    let plan = Plan { purpose: Purpose::Cases, config: &config, modules: &["virtio_pci", "virtiofs"], programs: &[] };
     let mut site = Site::boot_with(&rig.parts, &plan, |spec| {
         let user = users[usize::from(spec.name == "b")];
         shown.push(Shown::start(spec, user)?);

@@ -9,6 +9,7 @@ use std::{
 use rustix::fs::OFlags;
 use tombolo_control::{BOX_LEN, Boxes};
 use tombolo_mem::{OwnBytes, OwnControl, OwnData, OwnWord, PeerData, PeerSegment, PeerWord};
+use tombolo_os::reserved::ReservedFd;
 
 use crate::{
     module::ModuleLink,
@@ -43,7 +44,7 @@ impl ModuleBoxes {
         rustix::fs::fcntl_setfl(&own, OFlags::NONBLOCK)?;
         let theirs = link.slice(SliceArgs { length: PAGE, flags: SLICE_PEER, ..SliceArgs::default() })?;
         let peer = PeerSegment::map_revocable(theirs.as_fd(), 0, PAGE as usize, ())?;
-        let part = OwnMemory::new(own, 0, PAGE);
+        let part = OwnMemory::new(ReservedFd::new(own)?, 0, PAGE);
         let (own, message) = part.map(0, PAGE as usize)?.split(WORDS);
         Ok(Self { part, own, message, peer })
     }

@@ -14,14 +14,18 @@ use rustix::{
     net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
     process::{Gid, Pid, Uid},
 };
-use tombolo_control::{Envelope, Message, Name, VERSION, VERSION_LEAVE, channel_is_sound};
+use tombolo_control::{Envelope, Message, Name, VERSION, VERSION_FIND, channel_is_sound};
 use tombolo_domain::{Connecting, Deadline, Endpoint, Error, Result, wait_readable};
-use tombolo_os::{lock::lock, passing};
+use tombolo_os::{
+    lock::lock,
+    passing,
+    reserved::{ReservedFd, lifted},
+};
 
 use crate::{
     link::VmEndpoint,
     mailbox::malformed,
-    port::Port,
+    port::{Port, reserve},
     socket::{receive, refused},
 };
 
@@ -53,7 +57,7 @@ impl Idle {
 /// A conversation with the broker.
 #[derive(Debug)]
 pub(crate) struct Client {
-    socket: OwnedFd,
+    socket: ReservedFd,
     /// That of the last question; 0 was Hello.
     serial: u32,
     /// Whether the last call was not answered yet.
@@ -65,7 +69,7 @@ pub(crate) struct Client {
 impl Client {
     /// Reaches the broker and says Hello. What it answers is to be heard ([`greeted`](Self::greeted)) before any other
     /// answer, but a question may be asked before.
-    fn reach(path: &Path) -> Result<Self> {
+    pub(crate) fn reach(path: &Path) -> Result<Self> {
         let absent = |error: Errno| Error::Os {
             call: "connect",
             path: Some(path.display().to_string()),
@@ -82,8 +86,9 @@ impl Client {
             },
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(|error| Error::os("socket", error))?;
+        let make =
+            || ReservedFd::new(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?);
+        let socket = lifted(make).map_err(|error| Error::os("socket", error))?;
         let address = SocketAddrUnix::new(path).map_err(absent)?;
         rustix::net::connect(&socket, &address).map_err(absent)?;
 
@@ -92,7 +97,7 @@ impl Client {
         let client = Self { socket, serial: 0, calling: false, domain };
         let (boot, epoch) = ([0; 16], 0);
         client
-            .send_message(0, Message::Hello { version_min: VERSION, version_max: VERSION_LEAVE, epoch, boot, name })?;
+            .send_message(0, Message::Hello { version_min: VERSION, version_max: VERSION_FIND, epoch, boot, name })?;
         Ok(client)
     }
 
@@ -116,7 +121,7 @@ impl Client {
         &self.domain
     }
 
-    fn send_message(&self, serial: u32, message: Message) -> Result<()> {
+    pub(crate) fn send_message(&self, serial: u32, message: Message) -> Result<()> {
         let bytes = Envelope { serial, message }.encode();
         passing::send(&self.socket, &[IoSlice::new(&bytes)], &[], SendFlags::DONTWAIT)
             .map(drop)
@@ -300,7 +305,7 @@ impl Connecting for PendingCall {
 }
 
 /// V-2. A call that the broker stated, with this end's side of it.
-fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint> {
+pub(crate) fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint> {
     let Message::Connect { peer, service, offset, len, channel } = statement else {
         return Err(malformed("V-2", "a call is stated by Connect"));
     };
@@ -312,7 +317,7 @@ fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint
     }
     let socket = descriptors.remove(0);
     let address = format!("vm:{peer}/{service}");
-    VmEndpoint::new(Port::new(descriptors, (offset, len))?, socket, peer.as_str().into(), address)
+    VmEndpoint::new(Port::new(descriptors, (offset, len))?, reserve(socket)?, peer.as_str().into(), address)
 }
 
 #[cfg(test)]
@@ -380,7 +385,7 @@ mod tests {
         let client = |who| {
             let (socket, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
             let domain = "a".parse().unwrap();
-            let client = Client { socket: socket.into(), serial: 0, calling: false, domain };
+            let client = Client { socket: ReservedFd::new(socket.into()).unwrap(), serial: 0, calling: false, domain };
             *idle.0.lock().unwrap() = Some((path.clone(), who, client));
         };
         let (process, user, group) = myself();

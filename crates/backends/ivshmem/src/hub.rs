@@ -22,7 +22,11 @@ use rustix::{
 };
 use tombolo_control::Message;
 use tombolo_domain::{Deadline, Doorbell, Error, Liveness, Result, Slot, Spin, Woken};
-use tombolo_os::{lock::lock, poll::polls_as};
+use tombolo_os::{
+    lock::lock,
+    poll::polls_as,
+    reserved::{ReservedFd, lifted},
+};
 
 use crate::{
     mailbox::{self, OwnPage, PeerPage},
@@ -40,9 +44,9 @@ pub(crate) struct Hub {
     port: Arc<Port>,
     own: OwnPage,
     peer: PeerPage,
-    waits: [OnceLock<OwnedFd>; BELLS],
+    waits: [OnceLock<ReservedFd>; BELLS],
     /// Readable for good once nothing more comes, or nobody is to wait for more.
-    over: OnceLock<OwnedFd>,
+    over: OnceLock<ReservedFd>,
     is_over: AtomicBool,
     /// V-9. The broker said that the link will be taken away.
     leaving: AtomicBool,
@@ -58,14 +62,14 @@ struct Known {
     /// How it ended is known: nothing that comes later changes that.
     ended: bool,
     /// None once the broker is gone, or has nothing more to say.
-    socket: Option<OwnedFd>,
+    socket: Option<ReservedFd>,
     hangs_up: bool,
     /// Why there is no peer, until that was asked for.
     refused: Option<Error>,
 }
 
 impl Hub {
-    pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: OwnedFd, address: String) -> Self {
+    pub(crate) fn new(port: Arc<Port>, own: OwnPage, peer: PeerPage, socket: ReservedFd, address: String) -> Self {
         let hangs_up = port.hang_up().is_some();
         let known =
             Mutex::new(Known { life: Liveness::Running, ended: false, socket: Some(socket), hangs_up, refused: None });
@@ -89,8 +93,8 @@ impl Hub {
         if is_over {
             self.port.notify_own(bell);
         }
-        let make = || -> rustix::io::Result<OwnedFd> {
-            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let make = || -> std::io::Result<ReservedFd> {
+            let epoll = ReservedFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
             let watch =
                 |fd: BorrowedFd<'_>, about, flags| epoll::add(&epoll, fd, epoll::EventData::new_u64(about), flags);
             watch(self.port.bell(bell), RUNG, epoll::EventFlags::IN)?;
@@ -103,7 +107,7 @@ impl Hub {
             }
             Ok(epoll)
         };
-        let epoll = make().map_err(|error| Error::os("epoll_ctl", error))?;
+        let epoll = lifted(make).map_err(|error| Error::os("epoll_ctl", error))?;
         let _ = self.waits[bell].set(epoll);
         Ok(self.fd(bell))
     }
@@ -147,7 +151,12 @@ impl Hub {
 
     /// This end gave the link up: nobody waits for it any more.
     pub(crate) fn give_up(&self) {
-        self.end(&mut self.known(), Liveness::ProcessGone);
+        let mut known = self.known();
+        self.end(&mut known, Liveness::ProcessGone);
+        // Who has the doorbell still (S-17) keeps nobody else from hearing of it.
+        if let Some(socket) = known.socket.take() {
+            self.unwatch(socket.as_fd());
+        }
     }
 
     fn unwatch(&self, fd: BorrowedFd<'_>) {

@@ -24,6 +24,8 @@
 
 mod boxes;
 mod client;
+mod finder;
+mod forks;
 mod hub;
 mod link;
 mod mailbox;
@@ -37,7 +39,7 @@ pub mod uapi;
 use std::{env, os::fd::BorrowedFd, path::PathBuf, sync::Arc};
 
 use tombolo_control::{NO_NUMBER, Name};
-use tombolo_domain::{Connecting, Deadline, Endpoint, Error, Listener, Rendezvous, Result};
+use tombolo_domain::{Connecting, Deadline, Endpoint, Error, Held, Listener, PeerFinder, Rendezvous, Result};
 
 pub use tombolo_layout::outline;
 
@@ -48,6 +50,7 @@ pub use crate::{
 };
 use crate::{
     client::{Client, Idle, PendingCall},
+    finder::VmFinder,
     link::VmEndpoint,
 };
 
@@ -155,6 +158,15 @@ impl Rendezvous for VmDomain {
     /// V-2. What this end says at once is there when the peer looks first.
     fn knock(&self, service: &str, deadline: Deadline) -> Result<Box<dyn Endpoint>> {
         Ok(Box::new(self.call(service, deadline)?))
+    }
+
+    fn peer_finder(&self, service: &str) -> Option<Box<dyn PeerFinder>> {
+        Some(Box::new(VmFinder::new(self.broker(), service.parse().ok()?)))
+    }
+
+    fn hold_for_fork(&self) -> Held {
+        forks::note_fork();
+        Held::default()
     }
 
     fn begin_connect(&self, service: &str) -> Result<Box<dyn Connecting>> {

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! One end of a call: its slice, its mailbox, its bells.
 
-use std::{
-    io,
-    os::fd::{BorrowedFd, OwnedFd},
-    sync::Arc,
-};
+use std::{io, os::fd::BorrowedFd, sync::Arc};
 
 use rustix::io::Errno;
 use tombolo_domain::{
-    Deadline, Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, wait_readable,
+    Deadline, Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, SingleDoorbell,
+    SingleNotifier, wait_readable,
 };
 use tombolo_layout::limits::{CONTROL_MESSAGE_MAX, PAGE};
 use tombolo_mem::OwnSegment;
+use tombolo_os::reserved::{ReservedFd, lifted};
 
 use crate::{
     hub::{Hub, VmBell},
     mailbox::{self, Mailbox, Mapped, PeerPage},
     pool::{Pool, Token},
-    port::{CONTROL, Port},
+    port::{CONTROL, DATA, Port},
 };
 
 #[derive(Debug)]
@@ -30,15 +28,19 @@ pub(crate) struct VmEndpoint {
     peer: String,
     /// Whether a message came in, which is when there is a doorbell.
     heard: bool,
+    /// The process whose it is: a copy in a child made by fork ends nothing.
+    process: u32,
 }
 
 impl VmEndpoint {
     /// Begins a call of `address` that the broker stated, with its socket for it.
-    pub(crate) fn new(port: Port, socket: OwnedFd, peer: String, address: String) -> Result<Self> {
+    pub(crate) fn new(port: Port, socket: ReservedFd, peer: String, address: String) -> Result<Self> {
         let page = usize::try_from(mailbox::LEN).expect("a page");
         let mailbox = Mailbox::new(port.map_own(0, page)?, PeerPage::default());
         let hub = Hub::new(Arc::new(port), mailbox.own().clone(), mailbox.peer().clone(), socket, address);
-        Ok(Self { hub: Arc::new(hub), mailbox, pool: Pool::default(), mapped: Mapped::default(), peer, heard: false })
+        let (hub, process) = (Arc::new(hub), std::process::id());
+        let (pool, mapped, heard) = (Pool::default(), Mapped::default(), false);
+        Ok(Self { hub, mailbox, pool, mapped, peer, heard, process })
     }
 
     /// What is read from memory that was taken away makes no sense, and that is not the peer's fault.
@@ -161,6 +163,14 @@ impl Endpoint for VmEndpoint {
         ready.then(|| Arc::new(VmBell(Arc::clone(&self.hub))) as Arc<dyn Doorbell>)
     }
 
+    /// S-17. Rings for connections come on the channel of data, whose eventfd nobody reads then.
+    fn shared_bells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
+        let notifier = SingleNotifier::of_session(self.doorbell().ok_or(Error::PeerGone)?);
+        let copy = || SingleDoorbell::of_session(rustix::io::fcntl_dupfd_cloexec(self.hub.port().bell(DATA), 0)?);
+        let bell = lifted(copy).map_err(|error| Error::os("fcntl", error))?;
+        Ok(Some((bell, notifier)))
+    }
+
     fn leave(&mut self) {
         self.hub.leave();
     }
@@ -180,6 +190,9 @@ impl Endpoint for VmEndpoint {
 
 impl Drop for VmEndpoint {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         self.mailbox.own().close();
         self.hub.port().notify_all();
         self.hub.give_up();

@@ -13,6 +13,8 @@ use tombolo_mem::{
 };
 use tombolo_os::lock::lock;
 
+use crate::forks::Mapping;
+
 /// V-4. The version of the page.
 const VERSION: u64 = 1;
 /// V-4. Bytes of the page.
@@ -230,7 +232,7 @@ impl Mapped {
         let bad =
             |why: &str| Err(malformed("V-6", format!("segment of {:#x} bytes at {:#x}: {why}", new.len, new.offset)));
         // Whatever becomes of it, its owner may have it again when this is dropped.
-        let mut let_go = SegmentRelease { passed: new, page: page.clone(), mapped: None };
+        let mut let_go = SegmentRelease { passed: new, page: page.clone(), mapped: None, since: Mapping::now() };
         let end = match new.offset.checked_add(new.len) {
             Some(end) if new.offset >= LEN && end <= slice => end,
             _ => return bad("not within the slice"),
@@ -259,6 +261,7 @@ pub(crate) struct SegmentRelease {
     passed: Passed,
     page: OwnPage,
     mapped: Option<Mapped>,
+    since: Mapping,
 }
 
 impl Drop for SegmentRelease {
@@ -266,6 +269,8 @@ impl Drop for SegmentRelease {
         if let Some(Mapped(mapped)) = &self.mapped {
             lock(mapped).retain(|it| *it != self.passed);
         }
-        self.page.let_go(self.passed.handle, self.passed.serial);
+        if !self.since.may_be_shared() {
+            self.page.let_go(self.passed.handle, self.passed.serial);
+        }
     }
 }

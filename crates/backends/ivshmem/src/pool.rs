@@ -10,6 +10,7 @@ use tombolo_domain::{Error, Result};
 use tombolo_mem::OwnSegment;
 
 use crate::{
+    forks::Mapping,
     mailbox::{self, HANDLES, Passed, PeerPage},
     port::Port,
 };
@@ -22,6 +23,7 @@ pub(crate) struct Extent {
     handle: usize,
     /// Under which number it was passed to the peer; 0: not yet.
     serial: AtomicU64,
+    since: Mapping,
 }
 
 impl Extent {
@@ -49,8 +51,12 @@ impl Pool {
     /// Takes back what neither side has any more.
     fn reap(&mut self, port: &Port, peer: &PeerPage) {
         for place in &mut self.extents {
-            let has =
-                |it: &Arc<Extent>| Arc::strong_count(it) > 1 || port.own().is_mapped(it.offset) || it.is_out(peer);
+            let has = |it: &Arc<Extent>| {
+                Arc::strong_count(it) > 1
+                    || port.own().is_mapped(it.offset)
+                    || it.is_out(peer)
+                    || it.since.may_be_shared()
+            };
             if !place.as_ref().is_some_and(has) {
                 *place = None;
             }
@@ -76,7 +82,7 @@ impl Pool {
         }
         let segment = port.map_own(offset, len)?;
         self.used = self.used.max(end);
-        let extent = Arc::new(Extent { offset, len: wanted, handle, serial: 0.into() });
+        let extent = Arc::new(Extent { offset, len: wanted, handle, serial: 0.into(), since: Mapping::now() });
         self.extents[handle] = Some(Arc::clone(&extent));
         Ok((segment, Token(extent)))
     }

@@ -11,6 +11,7 @@ use std::{
 
 use tombolo_domain::{Error, Result};
 use tombolo_mem::{OwnSegment, PeerSegment};
+use tombolo_os::reserved::{ReservedFd, lifted};
 
 use crate::{
     mailbox::malformed,
@@ -21,23 +22,30 @@ use crate::{
 pub const BELLS: usize = 3;
 /// The bell of the control path; the first two are those of [`Slot`](tombolo_domain::Slot).
 pub(crate) const CONTROL: usize = 2;
+/// The bell of who reads.
+pub(crate) const DATA: usize = 0;
 
 /// A slice as offset and length within its memfd.
 pub(crate) type Range = (u64, u64);
 
 /// An eventfd that was rung so often.
-pub(crate) fn event(rung: u32) -> Result<OwnedFd> {
-    tombolo_os::event::eventfd(rung).map_err(|error| Error::os("eventfd", error))
+pub(crate) fn event(rung: u32) -> Result<ReservedFd> {
+    lifted(|| ReservedFd::new(tombolo_os::event::eventfd(rung)?)).map_err(|error| Error::os("eventfd", error))
+}
+
+/// Out of the way of the program, where that knows nothing of this.
+pub(crate) fn reserve(fd: OwnedFd) -> Result<ReservedFd> {
+    ReservedFd::new(fd).map_err(|error| Error::os("fcntl", error))
 }
 
 #[derive(Debug)]
 pub(crate) struct Port {
     own: OwnMemory,
     /// The peer's slice, once it accepted.
-    peer: OnceLock<(OwnedFd, Range)>,
+    peer: OnceLock<(ReservedFd, Range)>,
     ring: Ring,
     /// Eventfds on which this end is rung. The module keeps rings for those that are not made yet.
-    heard: [OnceLock<OwnedFd>; BELLS],
+    heard: [OnceLock<ReservedFd>; BELLS],
 }
 
 #[derive(Debug)]
@@ -45,7 +53,7 @@ enum Ring {
     /// Written to the own slice, as bits.
     Module,
     /// An eventfd for each bell.
-    Events([OwnedFd; BELLS]),
+    Events([ReservedFd; BELLS]),
 }
 
 impl Port {
@@ -53,21 +61,21 @@ impl Port {
     /// what they are, so they begin at 0.
     pub(crate) fn new(descriptors: Vec<OwnedFd>, own: Range) -> Result<Self> {
         let count = descriptors.len();
-        let mut all = descriptors.into_iter();
+        let mut all = descriptors.into_iter().map(reserve).collect::<Result<Vec<_>>>()?.into_iter();
         let wrong = || malformed("V-2", format!("a call with {count} descriptors beside its socket"));
         let own_fd = all.next().ok_or_else(wrong)?;
         let rest: Vec<_> = all.collect();
         if rest.is_empty() {
             return Ok(Self::of_module(own_fd, own.1));
         }
-        let events = <[OwnedFd; 2 * BELLS]>::try_from(rest);
+        let events = <[ReservedFd; 2 * BELLS]>::try_from(rest);
         let [a, b, c, d, e, f] = events.map_err(|_| wrong())?;
         let own = OwnMemory::new(own_fd, own.0, own.1);
         let heard = [d, e, f].map(OnceLock::from);
         Ok(Self { own, peer: OnceLock::new(), ring: Ring::Events([a, b, c]), heard })
     }
 
-    fn of_module(own: OwnedFd, own_len: u64) -> Self {
+    fn of_module(own: ReservedFd, own_len: u64) -> Self {
         let own = OwnMemory::new(own, 0, own_len);
         Self { own, peer: OnceLock::new(), ring: Ring::Module, heard: Default::default() }
     }
@@ -89,7 +97,7 @@ impl Port {
         let peer = descriptors.pop().filter(|_| count == 1);
         let peer = peer.ok_or_else(|| malformed("V-2", format!("{count} descriptors for the peer's slice")))?;
         let offset = if matches!(self.ring, Ring::Module) { 0 } else { offset };
-        self.peer.set((peer, (offset, len))).map_err(|_| malformed("V-2", "a call was accepted twice"))
+        self.peer.set((reserve(peer)?, (offset, len))).map_err(|_| malformed("V-2", "a call was accepted twice"))
     }
 
     pub(crate) fn own(&self) -> &OwnMemory {

@@ -9,14 +9,17 @@ use std::{
 use rustix::{io::Errno, net::RecvFlags};
 use tombolo_control::{Envelope, MESSAGE_MAX, Path as Way, code};
 use tombolo_domain::{Error, Result};
-use tombolo_os::passing::{self, SCM_MAX_FD};
+use tombolo_os::{
+    passing::{self, SCM_MAX_FD},
+    reserved::lifted,
+};
 
 use crate::mailbox::malformed;
 
 /// The next message and what came with it; none while there is none.
 pub(crate) fn receive(socket: BorrowedFd<'_>) -> Result<Option<(Envelope, Vec<OwnedFd>)>> {
     let mut buffer = [0; MESSAGE_MAX];
-    let received = match passing::receive(socket, &mut buffer, SCM_MAX_FD, RecvFlags::DONTWAIT) {
+    let received = match lifted(|| passing::receive(socket, &mut buffer, SCM_MAX_FD, RecvFlags::DONTWAIT)) {
         Ok(received) => received,
         Err(error) => {
             return match Errno::from_io_error(&error) {

@@ -19,7 +19,7 @@ use rustix::{
     ioctl::{Ioctl, IoctlOutput, Opcode, ioctl},
 };
 use tombolo_mem::OwnSegment;
-use tombolo_os::lock::lock;
+use tombolo_os::{lock::lock, reserved::ReservedFd};
 
 use crate::uapi::{self, EventfdArgs, Info, LinkArgs, RangeArgs, RingArgs, SliceArgs, SlicesArgs};
 
@@ -99,7 +99,7 @@ pub(crate) fn eventfd(slice: BorrowedFd<'_>, channel: u32, event: BorrowedFd<'_>
 /// A range of shared memory that this program alone writes: a slice of the module's, or a range of a memfd.
 #[derive(Debug)]
 pub(crate) struct OwnMemory {
-    fd: OwnedFd,
+    fd: ReservedFd,
     at: u64,
     len: u64,
     /// What is mapped, as offset and length.
@@ -108,7 +108,7 @@ pub(crate) struct OwnMemory {
 
 impl OwnMemory {
     /// Takes over what the broker gave.
-    pub(crate) fn new(fd: OwnedFd, at: u64, len: u64) -> Self {
+    pub(crate) fn new(fd: ReservedFd, at: u64, len: u64) -> Self {
         Self { fd, at, len, mapped: Arc::default() }
     }
 
@@ -166,7 +166,7 @@ mod tests {
     fn range_is_mapped_once_at_a_time_and_within_its_slice() {
         let memory = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memory, 5 * 4096).unwrap();
-        let own = OwnMemory::new(memory, 4096, 4 * 4096);
+        let own = OwnMemory::new(ReservedFd::new(memory).unwrap(), 4096, 4 * 4096);
         let first = own.map(0, 8192).unwrap();
         for (offset, len) in [(0, 4096), (4096, 4096), (4096, 8192), (4 * 4096, 4096), (8192, 3 * 4096), (u64::MAX, 1)]
         {

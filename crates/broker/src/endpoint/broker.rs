@@ -14,16 +14,18 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
 };
-use tombolo_control::{Life, Message, NO_NUMBER, Name, Seen, VERSION, VERSION_LEAVE, Way, code};
+use tombolo_control::{Life, Message, NO_NUMBER, Name, Seen, VERSION, VERSION_FIND, VERSION_LEAVE, Way, code};
 
 use crate::{
     discard,
     endpoint::{
+        addresses::{self, AddressWatch},
         connections::Refusal,
         devices::{Devices, Pages, Region},
+        finding::Finding,
         host_session::{Host, LinkNews, News},
         link::{self, Link},
-        peer_session::Peer,
+        peer_session::{Inquiry, Peer, PeerRequest},
         program::{Program, ProgramSocket, ProgramState},
     },
 };
@@ -66,6 +68,8 @@ pub struct Settings {
 enum Source {
     Stop,
     Door,
+    /// The addresses of this kernel may have changed.
+    Addresses,
     /// The host's broker rang.
     Host,
     /// The peer's broker rang, of which link.
@@ -101,6 +105,10 @@ pub struct Broker<D: Devices> {
     shut: Option<Instant>,
     /// How much of a link is in use is to be said in a while.
     usage_later: bool,
+    /// B-22. Who is where, and what tells that this kernel's addresses changed.
+    finding: Finding,
+    addresses: Vec<[u8; 16]>,
+    watch: Option<AddressWatch>,
 }
 
 impl<D: Devices> Broker<D> {
@@ -128,7 +136,23 @@ impl<D: Devices> Broker<D> {
             number,
             shut,
             usage_later,
+            finding: Finding::default(),
+            addresses: Vec::new(),
+            watch: None,
         })
+    }
+
+    /// B-22. Tells the host where this kernel may be reached, now and whenever that changes.
+    #[must_use]
+    pub fn with_addresses(mut self) -> Self {
+        self.watch = AddressWatch::new().inspect_err(|error| tracing::warn!("addresses: {error}")).ok();
+        self.look_at_addresses();
+        self
+    }
+
+    fn look_at_addresses(&mut self) {
+        self.addresses = addresses::own_addresses();
+        self.finding.set_own(self.addresses.clone());
     }
 
     /// Serves until `stop` is readable.
@@ -151,6 +175,7 @@ impl<D: Devices> Broker<D> {
                 self.receive_from(who);
             }
             self.show_in_turn();
+            self.finding.give_up(Instant::now(), &self.programs);
             self.send_away();
         }
     }
@@ -205,6 +230,7 @@ impl<D: Devices> Broker<D> {
             fds.extend(heard.map(|(id, program)| (Source::Program(*id), program.fd())));
         }
         fds.push((Source::Host, self.devices.fd()));
+        fds.extend(self.watch.as_ref().map(|watch| (Source::Addresses, watch.fd())));
         let absent = self.links.values().any(|link| link.memory.is_none());
         if absent {
             fds.extend(self.devices.arrivals().map(|fd| (Source::Devices, fd)));
@@ -219,7 +245,8 @@ impl<D: Devices> Broker<D> {
         let (late, now) = (self.programs.values().filter_map(Program::late_at).min(), self.now());
         let late = late.map(|at| at.saturating_duration_since(now));
         let usage = self.usage_later.then_some(USAGE_LATER);
-        let timeout = [busy.then_some(BREATH), again, late, shut, usage].into_iter().flatten().min();
+        let sought = self.finding.late_at().map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = [busy.then_some(BREATH), again, late, shut, usage, sought].into_iter().flatten().min();
         let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         let mut polled: Vec<_> = fds.iter().map(|(_, fd)| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
         match poll(&mut polled, timeout.as_ref()) {
@@ -235,6 +262,10 @@ impl<D: Devices> Broker<D> {
     fn receive_from(&mut self, who: Source) {
         match who {
             Source::Stop | Source::Devices => {}
+            Source::Addresses => {
+                self.watch.iter().for_each(AddressWatch::drain);
+                self.look_at_addresses();
+            }
             // What they rang for is looked for in any case.
             Source::Host => self.devices.host().drain(),
             Source::Peer(number) => {
@@ -291,6 +322,9 @@ impl<D: Devices> Broker<D> {
             let (calls, used) = link.usage();
             later |= self.host.usage(link.told.link, link.told.generation, calls, used, now);
         }
+        if self.watch.is_some() {
+            later |= self.host.send_addresses(&self.addresses);
+        }
         self.usage_later = later;
         for link in self.links.values_mut() {
             if link::take_drained(link) {
@@ -337,7 +371,9 @@ impl<D: Devices> Broker<D> {
                     self.old.push(old);
                 }
             }
+            News::Addresses(number, addresses) => self.finding.learn(number, addresses),
             News::Unlink(number, generation) => {
+                self.finding.forget_link(number);
                 if let Some(link) = self.links.get_mut(&number).filter(|link| link.told.generation == generation) {
                     link.leave(&mut self.programs);
                 }
@@ -398,13 +434,21 @@ impl<D: Devices> Broker<D> {
 
     /// Hears the broker at the other end of a link. True if there may be more.
     fn hear_peer(&mut self, number: u32) -> bool {
-        let Self { links, programs, .. } = self;
+        let Self { links, programs, finding, name, .. } = self;
         let Some(link) = links.get_mut(&number).filter(|link| !link.leaving) else { return false };
-        let more = Self::converse(link, programs);
+        let mut inquiries = Vec::new();
+        let mut more = Self::converse(link, programs, &mut inquiries);
+        for inquiry in inquiries {
+            more |= name.as_ref().is_some_and(|own| finding.hear_inquiry(inquiry, own, link, programs));
+        }
         link.tell_programs(programs) | more
     }
 
-    fn converse(link: &mut Link<D::Region>, programs: &mut BTreeMap<u64, Program>) -> bool {
+    fn converse(
+        link: &mut Link<D::Region>,
+        programs: &mut BTreeMap<u64, Program>,
+        inquiries: &mut Vec<Inquiry>,
+    ) -> bool {
         let _in = link.span.clone().entered();
         let (mut changed, mut busy) = (false, true);
         for _ in 0..TURN {
@@ -419,6 +463,9 @@ impl<D: Devices> Broker<D> {
                 }
             };
             changed |= ring;
+            if let Some(PeerRequest::Inquire(inquiry)) = &heard {
+                inquiries.push(inquiry.clone());
+            }
             if let Some(Err(Refusal(_, why))) = heard.map(|heard| link.understand(heard, programs))
                 && let Some((_, peer)) = &mut link.memory
             {
@@ -503,7 +550,7 @@ impl<D: Devices> Broker<D> {
                 program.doing = ProgramState::Greeted;
                 program.hears_leave = version_max >= VERSION_LEAVE;
                 let (epoch, boot) = (0, [0; 16]);
-                program.answer(Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name })
+                program.answer(Message::Hello { version_min: VERSION, version_max: VERSION_FIND, epoch, boot, name })
             }
             (ProgramState::Greeted | ProgramState::Idle, Message::Listen { service }) => {
                 let taken = self.programs.values().any(|it| it.doing == ProgramState::Listening(service.clone()));
@@ -513,6 +560,24 @@ impl<D: Devices> Broker<D> {
                 }
                 program.doing = ProgramState::Listening(service);
                 program.answer(Message::Done {})
+            }
+            (ProgramState::Listening(_), Message::Locate { address }) => {
+                program.answer(Message::Near { domains: self.finding.locate(address) })
+            }
+            (ProgramState::Listening(_), Message::Claim { key }) => {
+                self.finding.claim(id, key, &self.programs);
+                Ok(())
+            }
+            (ProgramState::Listening(_), Message::Unclaim { key }) => {
+                self.finding.unclaim(id, key);
+                Ok(())
+            }
+            (ProgramState::Listening(_), Message::Find { key, address }) => {
+                let asked = program.asked;
+                match self.finding.find((id, asked), (key, address), &mut self.links) {
+                    Ok(()) => Ok(()),
+                    Err(no) => program.answer(refuse(no)),
+                }
             }
             (ProgramState::Greeted | ProgramState::Idle, Message::Connect { peer, service, .. }) => {
                 let called = self.call(id, &peer, service);

@@ -10,7 +10,7 @@ use std::{
 
 use tombolo_control::{
     Boxes, Envelope, Event, Life, Message, NO_NUMBER, NUMBERS, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION,
-    VERSION_LEAVE, Way,
+    VERSION_FIND, Way,
 };
 
 use crate::endpoint::program;
@@ -80,6 +80,8 @@ pub enum News {
     Life(u32, Life),
     /// A peer is rung otherwise.
     Bell(u32, u16),
+    /// B-22. A peer may be reached at these addresses.
+    Addresses(u32, Vec<[u8; 16]>),
 }
 
 /// The conversation with the host.
@@ -90,6 +92,9 @@ pub struct Host {
     greeted: bool,
     /// You was said.
     named: bool,
+    /// It understands Addresses; and what it was told.
+    finds: bool,
+    addresses: Option<Vec<[u8; 16]>>,
     links: BTreeMap<u32, LinkNews>,
     /// What was said of links: generation, calls, bytes, and when.
     usage: BTreeMap<u32, (u32, u16, u64, Instant)>,
@@ -109,6 +114,8 @@ impl Host {
             boot,
             greeted: false,
             named: false,
+            finds: false,
+            addresses: None,
             links: BTreeMap::new(),
             usage: BTreeMap::new(),
             half: None,
@@ -129,11 +136,12 @@ impl Host {
                 // Links stay as they were until they are told of anew (B-7).
                 Some(Event::Began) => {
                     (self.greeted, self.named, self.half) = (false, false, None);
+                    (self.finds, self.addresses) = (false, None);
                     self.usage.clear();
                     let (name, boot, epoch) = ("guest".parse().expect("a name"), self.boot, self.session.epoch());
                     self.send_message(Message::Hello {
                         version_min: VERSION,
-                        version_max: VERSION_LEAVE,
+                        version_max: VERSION_FIND,
                         epoch,
                         boot,
                         name,
@@ -181,6 +189,19 @@ impl Host {
         true
     }
 
+    /// B-22. Says where this kernel may be reached, if that is news. True if it is to be said and there is no room yet.
+    pub fn send_addresses(&mut self, addresses: &[[u8; 16]]) -> bool {
+        if !self.finds || !self.named || self.addresses.as_deref() == Some(addresses) {
+            return false;
+        }
+        if self.session.room() < QUEUE_MAX {
+            return true;
+        }
+        self.addresses = Some(addresses.to_vec());
+        self.send_message(Message::Addresses { link: 0, addresses: addresses.to_vec() });
+        true
+    }
+
     /// B-8. A peer rings without end. A host that has not heard the last of it yet is not told once more.
     pub fn storm(&mut self, link: u32) {
         if self.session.room() > QUEUE_MAX / 2 {
@@ -193,6 +214,7 @@ impl Host {
         if !self.greeted {
             self.greeted = matches!(message, Message::Hello { version_min, version_max, .. }
                 if version_min <= VERSION && version_max >= VERSION);
+            self.finds = matches!(message, Message::Hello { version_max, .. } if version_max >= VERSION_FIND);
             return self.greeted.then_some(None);
         }
         match (self.half.take(), message) {
@@ -235,6 +257,9 @@ impl Host {
                 told.bell = bell;
                 News::Bell(link, bell)
             })),
+            (None, Message::Addresses { link, addresses }) => {
+                Some(self.links.contains_key(&link).then_some(News::Addresses(link, addresses)))
+            }
             (None, Message::You { name }) if !self.named => {
                 self.named = true;
                 Some(Some(News::You(name)))

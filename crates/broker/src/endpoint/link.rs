@@ -127,7 +127,8 @@ impl<R: Region> Link<R> {
         programs: &mut BTreeMap<u64, Program>,
     ) -> Result<(), Refusal> {
         match heard {
-            PeerRequest::Hello => {}
+            // The broker of programs answers these itself.
+            PeerRequest::Hello | PeerRequest::Inquire(_) => {}
             PeerRequest::Began => {
                 for serial in self.calls.forgotten() {
                     self.refuse(serial, Refusal(code::NOT_FOUND, "its broker began anew".into()), programs);

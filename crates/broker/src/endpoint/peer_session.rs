@@ -3,7 +3,9 @@
 
 use std::io;
 
-use tombolo_control::{Boxes, Envelope, Event, Message, Name, Path, Reason, Session, Side, VERSION, code};
+use tombolo_control::{
+    Boxes, Envelope, Event, Message, Name, Path, Reason, Session, Side, VERSION, VERSION_FIND, code,
+};
 
 use crate::endpoint::connections::{Agreement, CALLS_MAX, Refusal};
 
@@ -24,6 +26,19 @@ pub enum PeerRequest {
     Refuse(u32, u16, Reason),
     /// Its side of a call is over.
     Close(u32),
+    /// B-23. It asks who waits, or answers that.
+    Inquire(Inquiry),
+}
+
+/// What brokers at the two ends of a link say to each other about it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Inquiry {
+    /// Who waits for this key? By serial.
+    Seek(u32, u32),
+    /// A process with this service does.
+    Found(u32, Name),
+    /// Nobody does.
+    Nobody(u32),
 }
 
 /// How often a peer is complained of in the log: it may begin anew as often as it likes.
@@ -37,6 +52,8 @@ pub struct Peer {
     peer: Name,
     boot: [u8; 16],
     greeted: bool,
+    /// It understands Seek.
+    finds: bool,
     /// B-18. Of how many calls it is still to tell; none: it has not said how many there are.
     untold: Option<u16>,
     complaints: u32,
@@ -49,7 +66,7 @@ impl Peer {
     /// The memory cannot be reached.
     pub fn begin(epoch: u64, own: Name, peer: Name, boot: [u8; 16], boxes: &mut impl Boxes) -> io::Result<Self> {
         let session = Session::begin(Path::Link, epoch, boxes)?;
-        Ok(Self { session, own, peer, boot, greeted: false, untold: None, complaints: 0 })
+        Ok(Self { session, own, peer, boot, greeted: false, finds: false, untold: None, complaints: 0 })
     }
 
     /// Hears at most one message, and says at most one. Whether the peer is to be rung, and whether there may be more.
@@ -60,9 +77,10 @@ impl Peer {
         let (event, changed) = self.session.turn(boxes)?;
         let heard = match event {
             Some(Event::Began) => {
-                (self.greeted, self.untold) = (false, None);
+                (self.greeted, self.finds, self.untold) = (false, false, None);
                 let (name, boot, epoch) = (self.own.clone(), self.boot, self.session.epoch());
-                self.queue_message(0, Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name });
+                let (version_min, version_max) = (VERSION, VERSION_FIND);
+                self.queue_message(0, Message::Hello { version_min, version_max, epoch, boot, name });
                 Some(PeerRequest::Began)
             }
             Some(Event::Said(said)) => {
@@ -106,6 +124,12 @@ impl Peer {
         self.untold == Some(0) && !self.is_broken()
     }
 
+    /// B-23. Whether it understands Seek.
+    #[must_use]
+    pub fn finds(&self) -> bool {
+        self.finds
+    }
+
     /// A message that goes when there is room; false if there are too many before it.
     pub fn queue_message(&mut self, serial: u32, message: Message) -> bool {
         self.session.queue_message(&Envelope { serial, message })
@@ -142,6 +166,7 @@ impl Peer {
         match message {
             Message::Hello { version_min, version_max, name, .. } if !self.greeted => {
                 self.greeted = name == self.peer && version_min <= VERSION && version_max >= VERSION;
+                self.finds = version_max >= VERSION_FIND;
                 if !self.greeted {
                     let why = format!("this is the link with {}, and version {VERSION}", self.peer);
                     self.refuse(0, Refusal(code::VERSION, why));
@@ -166,6 +191,11 @@ impl Peer {
             }
             Message::Accept { offset, len } => Some(PeerRequest::Accept(serial, (offset, len))),
             Message::Close {} => Some(PeerRequest::Close(serial)),
+            Message::Seek { key } => Some(PeerRequest::Inquire(Inquiry::Seek(serial, key))),
+            Message::Found { peer, service } if peer == self.peer => {
+                Some(PeerRequest::Inquire(Inquiry::Found(serial, service)))
+            }
+            Message::Nobody {} => Some(PeerRequest::Inquire(Inquiry::Nobody(serial))),
             _ => None,
         }
     }

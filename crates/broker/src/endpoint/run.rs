@@ -15,6 +15,7 @@ use nix::sys::{
     signalfd::{SfdFlags, SignalFd},
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tombolo_sockets::hook;
 
 use crate::{
     endpoint::{
@@ -31,11 +32,12 @@ pub const SLICE: u64 = 2 << 20;
 /// Programs that connect while the broker is busy.
 const BACKLOG: i32 = 128;
 
-/// Serves programs at [`SOCKET`] in `folder` until a signal says to end. `slice` is what a program gets for a call.
+/// Serves programs at [`SOCKET`] in `folder` until a signal says to end. `slice` is what a program gets for a call. With `hook` the
+/// kernel tells programs the sequence numbers of their connections, by which those prove themselves to other machines' (S-6).
 ///
 /// # Errors
 /// It cannot begin, or what it depends on is gone.
-pub fn run(folder: &Path, slice: u64) -> io::Result<()> {
+pub fn run(folder: &Path, slice: u64, hook: bool) -> io::Result<()> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block()?;
     let stop = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
@@ -44,11 +46,27 @@ pub fn run(folder: &Path, slice: u64) -> io::Result<()> {
     let machine = Machine::begin()?;
     open_folder(folder)?;
     let path = folder.join(SOCKET);
-    let broker = Broker::begin(Settings { boot: boot()?, slice }, machine, open_door(&path)?)?;
+    let broker = Broker::begin(Settings { boot: boot()?, slice }, machine, open_door(&path)?)?.with_addresses();
+    if hook {
+        attach_hook();
+    }
     tracing::info!("serves programs at {}", path.display());
     let ended = broker.run(stop.as_fd());
     let _ = std::fs::remove_file(&path);
     ended
+}
+
+/// Without it programs go on over TCP, as they did before. It outlives this broker, for those that it serves do.
+fn attach_hook() {
+    let attached =
+        hook::find_root().ok_or_else(|| io::Error::other("no cgroup version 2")).and_then(|it| hook::attach(&it));
+    match attached {
+        Ok(true) => tracing::info!("attached what tells programs their connections' sequence numbers"),
+        Ok(false) => {}
+        Err(error) => {
+            tracing::warn!("programs' TCP connections with other machines stay on TCP: no sequence numbers: {error}");
+        }
+    }
 }
 
 /// The listening socket. All users of the machine may connect; what the kernel says of them is what counts (B-15).

@@ -2,6 +2,7 @@
 //! The broker: one loop that hears of everything, changes its book, and then makes the world agree with it.
 
 mod accounts;
+mod addresses;
 mod answers;
 mod leaving;
 mod local_links;
@@ -410,7 +411,7 @@ impl Broker {
                 GuestRequest::Hello(boot) => self.hello(name, boot),
                 GuestRequest::Storm(link) => self.storm(name, link),
                 // What follows is drawn with all the rest.
-                GuestRequest::Left => {}
+                GuestRequest::Left | GuestRequest::Moved => {}
                 // What it has QEMU knows better.
                 GuestRequest::Released(..) => {}
             }

@@ -7,11 +7,11 @@ use std::{
 };
 
 use tombolo_control::{
-    Boxes, Envelope, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION, VERSION_LEAVE,
-    Way,
+    Boxes, Envelope, Life, Message, NO_NUMBER, Name, Path, Pattern, Place, QUEUE_MAX, Session, VERSION, VERSION_FIND,
+    VERSION_LEAVE, Way,
 };
 
-use crate::host::mapped::Mapped;
+use crate::{endpoint::addresses::is_told, host::mapped::Mapped};
 
 /// Where the guest's page is in the device's memory.
 const GUEST_AT: u64 = 4096;
@@ -69,6 +69,10 @@ pub struct Guest {
     usage: BTreeMap<(u32, u32), (u16, u64)>,
     /// B-21. It understands Leave.
     hears_leave: bool,
+    /// B-22. It understands Addresses; its own, as it says; and those of its peers that it was told, by link.
+    finds: bool,
+    addresses: Vec<[u8; 16]>,
+    told_addresses: BTreeMap<u32, Vec<[u8; 16]>>,
     /// B-21. Links that it was told to leave, by number and generation, and whether it has.
     leaving: BTreeMap<(u32, u32), bool>,
 }
@@ -82,6 +86,8 @@ pub enum GuestRequest {
     Storm(u32),
     /// B-21. Nobody there has a connection any more on a link that it was told to leave.
     Left,
+    /// B-22. It may be reached at other addresses now.
+    Moved,
     /// It let go of a link's memory.
     Released(u32, u32),
 }
@@ -95,7 +101,22 @@ impl Guest {
         let session = Session::begin(Path::Host, random()?, &mut DeviceBoxes(memory))?;
         let (told, waiting, numbers, usage) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new(), BTreeMap::new());
         let (hears_leave, leaving) = (false, BTreeMap::new());
-        Ok(Self { session, name, greeted: false, told, waiting, numbers, usage, hears_leave, leaving })
+        let (finds, addresses, told_addresses) = (false, Vec::new(), BTreeMap::new());
+        let greeted = false;
+        Ok(Self {
+            session,
+            name,
+            greeted,
+            told,
+            waiting,
+            numbers,
+            usage,
+            hears_leave,
+            finds,
+            addresses,
+            told_addresses,
+            leaving,
+        })
     }
 
     /// Hears what the guest said, at most `limit` messages, and sends what there is room for. True if the guest is to be
@@ -121,6 +142,7 @@ impl Guest {
                     self.numbers.clear();
                     self.usage.clear();
                     self.leaving.clear();
+                    (self.addresses, self.told_addresses) = (Vec::new(), BTreeMap::new());
                     self.send_message(hello(self.session.epoch(), host));
                     self.send_message(Message::You { name: self.name.clone() });
                 }
@@ -140,6 +162,7 @@ impl Guest {
             {
                 self.greeted = true;
                 self.hears_leave = version_max >= VERSION_LEAVE;
+                self.finds = version_max >= VERSION_FIND;
                 Some(GuestRequest::Hello(boot))
             }
             Message::Storm { link } if self.greeted => Some(GuestRequest::Storm(link)),
@@ -157,6 +180,13 @@ impl Guest {
                     self.usage.insert((link, generation), (calls, used));
                 }
                 None
+            }
+            Message::Addresses { link: 0, mut addresses } if self.greeted => {
+                // Of those that each kernel has it says nothing to others, whatever they do with it.
+                addresses.retain(is_told);
+                let moved = self.addresses != addresses;
+                self.addresses = addresses;
+                moved.then_some(GuestRequest::Moved)
             }
             Message::Refuse { .. } if self.greeted => None,
             _ => {
@@ -180,6 +210,26 @@ impl Guest {
     #[must_use]
     pub fn usage(&self, link: u32, generation: u32) -> Option<(u16, u64)> {
         self.usage.get(&(link, generation)).copied()
+    }
+
+    /// B-22. Where it may be reached, as it says: a hint.
+    #[must_use]
+    pub fn addresses(&self) -> &[[u8; 16]] {
+        &self.addresses
+    }
+
+    /// B-22. Says where the peers of its links may be reached, as far as that is news. True if something was said.
+    pub fn send_addresses(&mut self, peers: BTreeMap<u32, Vec<[u8; 16]>>) -> bool {
+        if !self.finds || !self.is_there() || !self.has_sent_all() {
+            return false;
+        }
+        let known = |link: &u32| self.told_addresses.get(link).map_or(&[][..], Vec::as_slice);
+        let news = peers.iter().filter(|(link, now)| self.told.contains_key(link) && known(link) != now.as_slice());
+        let messages: Vec<_> = news.map(|(&link, now)| Message::Addresses { link, addresses: now.clone() }).collect();
+        self.told_addresses = peers;
+        let any = !messages.is_empty();
+        self.waiting.extend(messages);
+        any
     }
 
     /// The links that it was told of.
@@ -272,7 +322,7 @@ impl LinkNews {
 }
 
 fn hello(epoch: u64, host: &Name) -> Message {
-    let (version_min, version_max) = (VERSION, VERSION_LEAVE);
+    let (version_min, version_max) = (VERSION, VERSION_FIND);
     Message::Hello { version_min, version_max, epoch, boot: boot(), name: host.clone() }
 }
 

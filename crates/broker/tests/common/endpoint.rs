@@ -25,7 +25,7 @@ use tombolo_broker::endpoint::{
     devices::{Devices, Pages, Part, Region},
     host_session::LinkNews,
 };
-use tombolo_control::{BOX_LEN, Boxes, Envelope, Event, Life, Message, Name, Path, Session, VERSION, Way};
+use tombolo_control::{BOX_LEN, Boxes, Envelope, Event, Life, Message, Name, Path, SLICES_AT, Session, VERSION, Way};
 use tombolo_domain::{Deadline, Endpoint, Listener, Rendezvous, wait_readable};
 use tombolo_domain_ivshmem::{BELLS, CLOSED, STATE_AT, VmDomain};
 use tombolo_testing::conformance::{self, Actor, eventually};
@@ -383,6 +383,8 @@ pub const ALL: [(Way, &str); 2] = [(Way::In, "*"), (Way::Out, "*")];
 pub struct World {
     pub a: Machine,
     pub b: Machine,
+    /// The two regions of the link.
+    memory: [Arc<OwnedFd>; 2],
     made: AtomicU32,
     _folder: tempfile::TempDir,
 }
@@ -391,9 +393,10 @@ impl World {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().expect("there is a place for temporary files");
         let [to_b, to_a] = FakeRegion::pair();
+        let memory = [to_b.pages.own.clone(), to_a.pages.own.clone()];
         let a = Machine::new(folder.path(), "a", ("b", 0), to_b, &ALL);
         let b = Machine::new(folder.path(), "b", ("a", 1), to_a, &ALL);
-        let world = Self { a, b, made: 0.into(), _folder: folder };
+        let world = Self { a, b, memory, made: 0.into(), _folder: folder };
         world.meet();
         world
     }
@@ -409,6 +412,14 @@ impl World {
 
     pub fn service(&self) -> String {
         format!("a/service{}", self.made.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// What programs have of the link reads as zeros from now on, as that of a device that was unplugged.
+    pub fn take_memory(&self) {
+        let zeros = vec![0; 16 << 20];
+        for memory in &self.memory {
+            rustix::io::pwrite(memory, &zeros, SLICES_AT).expect("memory");
+        }
     }
 
     /// The host says how a machine fares, to the other.

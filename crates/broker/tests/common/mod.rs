@@ -339,6 +339,8 @@ pub struct Vm {
     pub guest: Option<Session>,
     /// What the host said.
     pub heard: Vec<Message>,
+    /// The newest version that its broker speaks.
+    pub version: u16,
 }
 
 pub const VECTORS: usize = 8;
@@ -359,7 +361,7 @@ impl Vm {
         });
         let own = own.collect();
         let (memory, host) = (memory.unwrap(), host.unwrap());
-        Self { name: name.into(), device, memory, host, own, qmp, guest: None, heard: Vec::new() }
+        Self { name: name.into(), device, memory, host, own, qmp, guest: None, heard: Vec::new(), version: 1 }
     }
 
     /// A broker begins in the guest and says Hello.
@@ -376,7 +378,7 @@ impl Vm {
         let (name, boot) = (self.name.parse().unwrap(), [boot; 16]);
         session.queue_message(&Envelope::statement(Message::Hello {
             version_min: 1,
-            version_max: 1,
+            version_max: self.version,
             epoch,
             boot,
             name,

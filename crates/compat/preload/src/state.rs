@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use tombolo_backends::rendezvous_in;
+use tombolo_backends::{machines, rendezvous_in};
 use tombolo_sockets::{
     Process, Settings, aside,
     connection::{Connection, Stage},
@@ -91,7 +91,9 @@ pub(crate) fn process() -> Option<&'static Process> {
             set_owner();
             aside::reserve_descriptors();
             let rendezvous = rendezvous_in(&settings.folder);
-            Some(Process::new(settings, Box::new(kernel::Linux), rendezvous))
+            // Where a broker is, connections may be with other machines too.
+            let machines = env::var_os("TOMBOLO_SOCKETS_VM").is_none_or(|value| value != "off").then(machines);
+            Some(Process::new(settings, Box::new(kernel::Linux), rendezvous).with_machines(machines.flatten()))
         };
         PROCESS.get_or_init(first).as_ref()
     })

@@ -12,6 +12,7 @@ use std::{
         unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     },
     path::PathBuf,
+    sync::{Arc, Mutex},
 };
 
 use rustix::{
@@ -19,6 +20,7 @@ use rustix::{
     io::{Errno, ReadWriteFlags},
 };
 use tombolo_domain::aside;
+use tombolo_os::lock::lock;
 
 use crate::{
     folder::{self, Folder},
@@ -47,9 +49,34 @@ type Stamp = (u64, u64, u32, u32);
 /// A claim of this process; dropping it takes it back.
 #[derive(Debug)]
 pub struct Claimed {
-    file: PathBuf,
-    contest: PathBuf,
+    place: Place,
     process: u32,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Nowhere: nobody else can claim it.
+    Nowhere,
+    /// S-7. A file, and that which says that another claimed the same.
+    Folder { file: PathBuf, contest: PathBuf },
+    /// S-18. At the broker, which is told that it is over once somebody looks here.
+    Broker { key: u32, withdrawn: Arc<Mutex<Vec<u32>>> },
+}
+
+impl Claimed {
+    /// What is sought by the broker's word takes no claim.
+    pub(crate) fn nowhere() -> Self {
+        Self { place: Place::Nowhere, process: std::process::id() }
+    }
+
+    pub(crate) fn of_key(key: u32, withdrawn: Arc<Mutex<Vec<u32>>>) -> Self {
+        Self { place: Place::Broker { key, withdrawn }, process: std::process::id() }
+    }
+
+    /// Whether it is at the broker.
+    pub(crate) fn is_at_broker(&self) -> bool {
+        matches!(self.place, Place::Broker { .. })
+    }
 }
 
 /// Why there is no claim.
@@ -184,7 +211,8 @@ impl Claims {
                 }
                 Err(error) => return Err(NotClaimed::Io(error)),
             };
-            let claimed = Claimed { file, contest: self.contest(tuple), process: std::process::id() };
+            let place = Place::Folder { file, contest: self.contest(tuple) };
+            let claimed = Claimed { place, process: std::process::id() };
             open.write_all(service.as_bytes()).map_err(NotClaimed::Io)?;
             Ok(claimed)
         })
@@ -249,9 +277,16 @@ impl Claims {
 impl Drop for Claimed {
     /// A child made by fork leaves its parent's claims alone.
     fn drop(&mut self) {
-        if self.process == std::process::id() {
-            let _ = fs::remove_file(&self.file);
-            let _ = fs::remove_file(&self.contest);
+        if self.process != std::process::id() {
+            return;
+        }
+        match &self.place {
+            Place::Nowhere => {}
+            Place::Folder { file, contest } => {
+                let _ = fs::remove_file(file);
+                let _ = fs::remove_file(contest);
+            }
+            Place::Broker { key, withdrawn } => lock(withdrawn).push(*key),
         }
     }
 }

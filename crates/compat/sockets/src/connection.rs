@@ -232,13 +232,21 @@ impl Connection {
     }
 
     pub(crate) fn leaves(&self) -> bool {
-        self.leaves.load(Ordering::Relaxed) || self.family().is_some_and(ForkGroup::leaves) || self.is_cut_off()
+        self.leaves.load(Ordering::Relaxed)
+            || self.family().is_some_and(ForkGroup::leaves)
+            || self.is_cut_off()
+            || self.is_to_leave()
     }
 
     /// The way to the peer's process is gone, perhaps with it: there will be no more rings, and no end is told but by TCP.
     #[must_use]
     pub fn is_cut_off(&self) -> bool {
         self.pipes.get().is_some_and(|pipes| pipes.line.is_gone())
+    }
+
+    /// V-9. Its memory will be taken away.
+    fn is_to_leave(&self) -> bool {
+        self.pipes.get().is_some_and(|pipes| pipes.line.is_leaving())
     }
 
     /// Why it is on TCP, if it was said to stay there.

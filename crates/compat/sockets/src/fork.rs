@@ -37,7 +37,7 @@ pub struct Forking<'a> {
     instances: HeldInstances<'a>,
     /// The child's limit is what the program set. Taken last, as everywhere, but for what the backend locks by itself.
     limit: MutexGuard<'static, ()>,
-    backend: Held,
+    backend: [Option<Held>; 2],
 }
 
 struct Member<'a> {
@@ -100,7 +100,8 @@ impl Process {
         set_anew();
         let instances = instances.hold();
         let limit = aside::hold();
-        let backend = self.rendezvous.hold_for_fork();
+        let machines = self.machines.as_ref().map(|machines| machines.hold_for_fork());
+        let backend = [Some(self.rendezvous.hold_for_fork()), machines];
         Ok(Forking { process: self, all, members, exchange, waiting, instances, limit, backend })
     }
 }

@@ -56,5 +56,6 @@ pub use outcome::RESET_LINE;
 pub use pipes::{Broken, Read, Source};
 pub use process::{Process, Settings};
 pub use reason::Reason;
+pub use session::SessionPath;
 pub use tombolo_domain::{Rendezvous, SingleDoorbell, aside};
 pub use waiting::{Instances, Seat, Waiter};

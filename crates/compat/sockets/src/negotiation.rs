@@ -14,12 +14,15 @@
 //! Every step happens inside a call of the program on this or another connection; none waits.
 
 mod dials;
+mod leaving;
+mod machines;
 mod outbox;
 mod peer_process;
 mod rings;
 mod sessions;
 mod stage;
 mod table;
+mod way;
 
 use std::{
     io,
@@ -49,6 +52,7 @@ use peer_process::PeerProcess;
 use sessions::Dialled;
 use stage::{Answered, Confirming, Waiting};
 use table::remember;
+use way::Way;
 
 pub(crate) use stage::NegotiationStage;
 pub(crate) use table::Negotiations;
@@ -233,10 +237,20 @@ impl Negotiations {
 
     fn advance(&mut self, process: &Process, connection: &Arc<Connection>) -> Result<(), Reason> {
         let (tuple, id) = connection.identity(process.kernel()).ok_or(Reason::Usage)?;
+        let peer = tuple.peer.host;
+        let Some(way) = way::find_way(&mut self.machines, process, connection, tuple) else { return Ok(()) };
         let tuple = self.meeting(process, connection, tuple)?;
         let mut talk = lock(&connection.talk);
-        match (&*talk, tuple.role()) {
+        match (&*talk, way.role(connection, tuple)) {
             (_, None) => Err(Reason::Usage),
+            (NegotiationStage::Silent, Some(Role::Waiting)) if let Way::Broker(key) = way => {
+                self.claims_now(process)?;
+                let before = process.describe(connection)?;
+                let claimed = self.machines.claim(process.machines.as_deref(), key).ok_or(Reason::Unreachable)?;
+                remember(&mut self.by_tuple, tuple, connection);
+                *talk = NegotiationStage::Claimed(Box::new(Waiting { before, proposal: None, tries: 0, claimed }));
+                Ok(())
+            }
             (NegotiationStage::Silent, Some(Role::Waiting)) => {
                 // What was looked at before is of another moment: this may be a second claim, after a fork.
                 let claims = self.claims_now(process)?;
@@ -256,7 +270,15 @@ impl Negotiations {
                 let NegotiationStage::Confirming(confirming) = taken else { return Ok(()) };
                 self.confirm_again(process, connection, (id, *confirming))
             }
-            (NegotiationStage::Silent, Some(Role::Seeking)) => self.seek(process, connection, (tuple, id), &mut talk),
+            (NegotiationStage::Silent, Some(Role::Seeking)) => match way {
+                Way::Folder => self.seek(process, connection, (tuple, id), &mut talk),
+                Way::Broker(key) => way::seek_by_broker(self, process, connection, (key, peer), id, &mut talk),
+            },
+            // The broker has heard of its peer's machine since.
+            (NegotiationStage::Claimed(waiting), _) if way != Way::Folder && !waiting.claimed.is_at_broker() => {
+                self.withdraw(connection, &mut talk);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -323,7 +345,7 @@ impl Negotiations {
             return Ok(());
         }
         let own_service = self.service(process, &claims)?;
-        let index = match self.dial(process, &claims, &service)? {
+        let index = match self.dial(&*process.rendezvous, &claims, &service)? {
             Dialled::Is(index) => index,
             Dialled::Later => return Ok(()),
             Dialled::Dead => {
@@ -427,10 +449,12 @@ impl Negotiations {
             return Err(Reason::Off);
         }
         let secret = process.secret(connection, &claims, &*neighbour.link)?;
-        proof::compare(&own, &proposal, secret.is_some() || neighbour.is_near())?;
+        proof::compare(&own, &proposal, neighbour.may_be_local(secret))?;
         proof::counts_fit(&before, &proposal)?;
         proof::counts_fit(&proposal, &own)?;
-        if !process.settings.loopback && proof::same_namespace(&own, &proposal) {
+        // A cookie counts within one kernel alone.
+        let one_namespace = neighbour.link.same_kernel() && proof::same_namespace(&own, &proposal);
+        if !process.settings.loopback && one_namespace {
             return Err(Reason::Loopback);
         }
         if connection.meeting().is_none_or(|tuple| claims.is_contested(tuple)) {
@@ -469,7 +493,7 @@ impl Negotiations {
             let now = process.describe(&connection)?;
             let claims = self.claims(process)?;
             let secret = process.secret(&connection, &claims, &*neighbour.link)?;
-            proof::compare(&claim, &peer, secret.is_some() || neighbour.is_near())?;
+            proof::compare(&claim, &peer, neighbour.may_be_local(secret))?;
             proof::counts_fit(&claim, &peer)?;
             proof::counts_fit(&peer, &now)?;
             let proof = connection.with_history(|history| proof::confirm(history, secret, &claim, &peer, proof))?;
@@ -592,8 +616,15 @@ fn join(
     let pipes = Pipes::new(own, peer, line).map_err(|_| Reason::Corrupt)?;
     let _ = connection.own.set(Arc::downgrade(connection));
     connection.join(pipes);
+    neighbour.keep_joined(connection);
     neighbour.proven = true;
     process.counters.joined.fetch_add(1, Ordering::Relaxed);
-    process.log(connection, "joined: shared memory beside TCP");
+    match neighbour.link.same_kernel() {
+        true => process.log(connection, "joined: shared memory beside TCP"),
+        false => {
+            let domain = neighbour.link.peer().domain;
+            process.log(connection, &format!("joined: shared memory with the machine {domain} beside TCP"));
+        }
+    }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! The two directions of a connection that has shared memory beside TCP.
 
 mod back;
+mod detached;
 mod full;
 mod full_pipe;
 mod half;
@@ -93,6 +94,8 @@ pub(crate) struct Pipes {
     settled: AtomicU64,
     /// The last read ended where the sender has left a carrier: there may be more on the other one.
     crossing: AtomicBool,
+    /// V-9. Both directions are on TCP, and neither end looks at the memory any more: what stands there is nobody's word.
+    detached: AtomicBool,
     /// Of this end's segment.
     _lease: Lease,
 }
@@ -285,6 +288,7 @@ impl Pipes {
             moves,
             settled: AtomicU64::new(ASTIR),
             crossing: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
             _lease: lease,
         };
         pipes.line.carries(&pipes.bell, id, &pipes.offered);
@@ -307,7 +311,7 @@ impl Pipes {
     /// Whether the peer asks for TCP.
     #[inline]
     pub fn is_asked(&self) -> bool {
-        Followed::decode(self.followed.load_acquire().hint()).leave
+        Followed::decode(self.followed.load_acquire().hint()).leave && !self.is_detached()
     }
 
     /// Whether all that comes is expected in the pipe, and nothing has: a hint that costs no call and no lock.
@@ -328,7 +332,7 @@ impl Pipes {
     /// has read, finds out when it looks.
     #[inline]
     pub fn stirs(&self) -> bool {
-        self.arrived() != self.read_to.load(Ordering::Relaxed)
+        self.arrived() != self.read_to.load(Ordering::Relaxed) && !self.is_detached()
     }
 
     /// Position after the last byte in the pipe, as the peer says.

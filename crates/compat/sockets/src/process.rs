@@ -62,6 +62,8 @@ pub struct Process {
     pub(crate) settings: Settings,
     kernel: Box<dyn Kernel>,
     pub(crate) rendezvous: Box<dyn Rendezvous>,
+    /// How processes in neighbouring machines are found, if they are.
+    pub(crate) machines: Option<Box<dyn Rendezvous>>,
     pub(crate) exchange: Mutex<Negotiations>,
     pub(crate) quota: Quota,
     /// S-20. What rings that follow their load know of the machine's memory; whether there are large ones, and when they are looked
@@ -112,6 +114,7 @@ impl Process {
             settings,
             kernel,
             rendezvous,
+            machines: None,
             exchange: Mutex::default(),
             waiters: Mutex::default(),
             rung: AtomicBool::new(false),
@@ -122,6 +125,13 @@ impl Process {
             begun: Instant::now(),
             heard: AtomicU64::new(0),
         }
+    }
+
+    /// The same, for a process whose connections may be with neighbouring machines too: by the broker of this kernel (S-18).
+    #[must_use]
+    pub fn with_machines(mut self, machines: Option<Box<dyn Rendezvous>>) -> Self {
+        self.machines = machines;
+        self
     }
 
     /// How many connections have been decided upon, one way or the other: grows when there is a reason to look again.

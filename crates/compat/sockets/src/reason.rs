@@ -47,11 +47,13 @@ pub enum Reason {
     Port = 19,
     /// It ended before enough had passed to look for the other end.
     Brief = 20,
+    /// The memory between the two machines is taken away (B-21).
+    TakenAway = 21,
 }
 
 impl Reason {
     /// How many there are.
-    pub const COUNT: usize = 21;
+    pub const COUNT: usize = 22;
 
     const ALL: [Self; Self::COUNT] = [
         Self::Unknown,
@@ -75,6 +77,7 @@ impl Reason {
         Self::Off,
         Self::Port,
         Self::Brief,
+        Self::TakenAway,
     ];
 
     /// The reason with this number; a number of a later version is [`Reason::Unknown`].
@@ -110,6 +113,7 @@ impl Reason {
             Self::Off => "`tombolo run --off` holds for this process",
             Self::Port => "its port is left alone (--only, --not)",
             Self::Brief => "it ended before enough had passed to look for the other end",
+            Self::TakenAway => "the link between the two machines is taken away",
         }
     }
 }

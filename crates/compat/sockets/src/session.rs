@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    os::fd::BorrowedFd,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     sync::{
         Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
@@ -12,7 +12,7 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo_domain::{
-    Endpoint, SingleDoorbell,
+    Endpoint, Liveness, SingleDoorbell,
     aside::{self, ReservedFd},
 };
 use tombolo_mem::PeerSegment;
@@ -20,33 +20,65 @@ use tombolo_os::lock::lock;
 
 use crate::offered_ring::OfferedRing;
 
+/// What tells of the end of a session.
+#[derive(Debug)]
+pub struct SessionPath {
+    fd: ReservedFd,
+    /// S-17. It becomes readable, at the end as for messages; else it hangs up.
+    is_readable_at_end: bool,
+}
+
+impl SessionPath {
+    /// Whether it tells by being readable (`EPOLLIN`), and not by a hang-up (`EPOLLRDHUP`).
+    #[must_use]
+    pub fn is_readable_at_end(&self) -> bool {
+        self.is_readable_at_end
+    }
+}
+
+impl AsFd for SessionPath {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for SessionPath {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
 /// A child's copy of its parent's link, and what of it is watched for its end.
 #[derive(Debug)]
 pub(crate) struct Inherited {
     pub link: Box<dyn Endpoint>,
-    pub _path: Arc<ReservedFd>,
+    pub _path: Arc<SessionPath>,
 }
 
 /// What the connections between two processes have in common.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// The path to the peer's process, which tells when that is gone. Its owner is who has the link.
-    pub path: Weak<ReservedFd>,
+    pub path: Weak<SessionPath>,
     /// Of the connections that go over it. Only used while the links are held.
     pub bells: Mutex<Vec<Weak<SingleDoorbell>>>,
     /// S-20. Where rings go that the peer offers to these, by the number of this end. Likewise.
     pub rings: Mutex<HashMap<u64, Weak<OfferedRing>>>,
     /// The peer's process, or the path to it, is gone.
     pub gone: AtomicBool,
+    /// V-9. Its memory may be taken away; and it will be.
+    is_revocable: bool,
+    pub leaving: AtomicBool,
     /// In a child made by fork: its copy of the link, which tells of the peer's life as long as anybody here has it.
     pub inherited: Mutex<Option<Inherited>>,
 }
 
 impl Session {
-    pub fn new(path: &Arc<ReservedFd>) -> Self {
-        let path = Arc::downgrade(path);
+    pub fn new(path: &Arc<SessionPath>) -> Self {
+        let (is_revocable, path) = (path.is_readable_at_end, Arc::downgrade(path));
         let (bells, rings, inherited) = Default::default();
-        Self { path, bells, rings, gone: AtomicBool::new(false), inherited }
+        let (gone, leaving) = Default::default();
+        Self { path, bells, rings, gone, is_revocable, leaving, inherited }
     }
 
     /// The peer's process, or the path to it, is gone.
@@ -56,7 +88,7 @@ impl Session {
     }
 
     /// The path to the peer's process, while it is there.
-    pub fn path(&self) -> Option<Arc<ReservedFd>> {
+    pub fn path(&self) -> Option<Arc<SessionPath>> {
         self.path.upgrade()
     }
 
@@ -64,6 +96,24 @@ impl Session {
     pub fn end(&self) {
         if !self.gone.swap(true, Ordering::SeqCst) {
             lock(&self.bells).drain(..).filter_map(|bell| bell.upgrade()).for_each(|bell| bell.notify());
+        }
+    }
+
+    /// V-9. Whether what goes over it is in memory that may be taken away.
+    pub fn is_revocable(&self) -> bool {
+        self.is_revocable
+    }
+
+    /// V-9. Its memory will be taken away, and its connections go back to TCP.
+    #[inline]
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// Its memory will be taken away: all who wait for a connection over it look again. While the links are held.
+    pub fn begin_to_leave(&self) {
+        if !self.leaving.swap(true, Ordering::SeqCst) {
+            lock(&self.bells).iter().filter_map(Weak::upgrade).for_each(|bell| bell.notify());
         }
     }
 
@@ -98,10 +148,12 @@ impl Session {
     pub(crate) fn peer_is_gone(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         if let Some(Inherited { link, .. }) = &*lock(&self.inherited) {
-            let mut one = [PollFd::from_borrowed_fd(link.fd(), PollFlags::RDHUP)];
+            let tells = if link.same_kernel() { PollFlags::RDHUP } else { PollFlags::IN };
+            let mut one = [PollFd::from_borrowed_fd(link.fd(), tells)];
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
             let hung_up = matches!(poll(&mut one, Some(&now)), Ok(1));
-            if hung_up && link.liveness().is_gone() {
+            let is_over = |life: Liveness| life.is_gone() || life == Liveness::Revoked;
+            if hung_up && is_over(link.liveness()) {
                 self.end();
             }
         }
@@ -109,9 +161,11 @@ impl Session {
     }
 }
 
-/// A descriptor of our own for the path that `fd` is.
-pub(crate) fn path_of(fd: BorrowedFd<'_>) -> Result<Arc<ReservedFd>, Errno> {
-    let copy = || ReservedFd::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?);
+/// A descriptor of our own for the path of `link`.
+pub(crate) fn path_of(link: &dyn Endpoint) -> Result<Arc<SessionPath>, Errno> {
+    let copy = || ReservedFd::new(rustix::io::fcntl_dupfd_cloexec(link.fd(), 0)?);
     let made = aside::lifted(copy);
-    made.map(Arc::new).map_err(|error| error.raw_os_error().map_or(Errno::MFILE, Errno::from_raw_os_error))
+    let is_readable_at_end = !link.same_kernel();
+    made.map(|fd| Arc::new(SessionPath { fd, is_readable_at_end }))
+        .map_err(|error| error.raw_os_error().map_or(Errno::MFILE, Errno::from_raw_os_error))
 }

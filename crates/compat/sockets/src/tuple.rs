@@ -98,6 +98,18 @@ impl Tuple {
     }
 }
 
+/// S-18. The key under which the two ends of a connection between two kernels find each other; none where they cannot be told apart.
+/// It is short on purpose: who is asked for it learns 32 of the 64 bits that prove the connection, and nothing to search by.
+#[must_use]
+pub fn key_of_sequences([own, peer]: [u32; 2]) -> Option<u32> {
+    let mut hash = Sha256::new();
+    hash.update(b"tombolo key");
+    hash.update(own.min(peer).to_le_bytes());
+    hash.update(own.max(peer).to_le_bytes());
+    let hash: [u8; 32] = hash.finalize().into();
+    (own != peer).then(|| u32::from_le_bytes([hash[0], hash[1], hash[2], hash[3]]))
+}
+
 impl std::fmt::Display for Tuple {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let show = |address: Address| SocketAddr::new(Ipv6Addr::from(address.host).to_canonical(), address.port);
@@ -138,6 +150,15 @@ mod tests {
             assert_ne!(one.key(), Tuple::of_sequences(other).key(), "{other:?}");
         }
         assert_eq!(Tuple::of_sequences([7, 7]).role(), None, "which end is which cannot be told");
+    }
+
+    #[test]
+    fn s18_both_ends_make_one_key_of_their_numbers_and_other_numbers_another() {
+        // SHA-256 of "tombolo key" and the words 7 and 9, its first four bytes.
+        assert_eq!(key_of_sequences([7, 9]), Some(0x4f19_f9d7));
+        assert_eq!(key_of_sequences([7, 9]), key_of_sequences([9, 7]));
+        assert_ne!(key_of_sequences([7, 9]), key_of_sequences([7, 8]));
+        assert_eq!(key_of_sequences([7, 7]), None);
     }
 
     #[test]

@@ -14,10 +14,9 @@ use std::{
 };
 
 use rustix::event::epoll;
-use tombolo_domain::aside::ReservedFd;
 use tombolo_os::lock::lock;
 
-use crate::{connection::Connection, process::Process};
+use crate::{connection::Connection, process::Process, session::SessionPath};
 use instance::{PATH, SOCKET};
 
 pub use instance::Instances;
@@ -117,7 +116,7 @@ impl Connection {
 
     /// The path to the peer's process, while it is there: to be watched for its end (`EPOLLRDHUP`) and for nothing else.
     #[must_use]
-    pub fn path(&self) -> Option<Arc<ReservedFd>> {
+    pub fn path(&self) -> Option<Arc<SessionPath>> {
         self.pipes.get()?.line.path()
     }
 }

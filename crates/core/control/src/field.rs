@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! B-2. The fields of a body, one after the other.
 
+/// B-22. Addresses in one message.
+pub const ADDRESSES_MAX: usize = 60;
+
 /// What is wrong with a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} ({clause})")]
@@ -64,5 +67,21 @@ impl<const N: usize> Field for Box<[u64; N]> {
             *word = u64::decode_from(body)?;
         }
         Ok(Box::new(words))
+    }
+}
+
+/// A `u16` that says how many, and those addresses.
+impl Field for Vec<[u8; 16]> {
+    fn encode_into(&self, body: &mut Vec<u8>) {
+        let kept = &self[..self.len().min(ADDRESSES_MAX)];
+        (kept.len() as u16).encode_into(body);
+        kept.iter().for_each(|address| body.extend_from_slice(address));
+    }
+    fn decode_from(body: &mut &[u8]) -> Result<Self, Fault> {
+        let count = usize::from(u16::decode_from(body)?);
+        if count > ADDRESSES_MAX {
+            return Err(Fault::new("B-2", "too many addresses"));
+        }
+        (0..count).map(|_| chunk(body)).collect()
     }
 }

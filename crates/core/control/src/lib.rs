@@ -12,7 +12,7 @@ mod message;
 mod outbox;
 mod text;
 
-pub use field::Fault;
+pub use field::{ADDRESSES_MAX, Fault};
 pub use message::{
     CallEnd, Envelope, Form, HEAD_LEN, Head, Life, LinkState, MAGIC, MESSAGE_MAX, Message, NOBODY, Path, Progress,
     ROW_WORDS, Seen, Side, Stage, Way, What,
@@ -22,8 +22,11 @@ pub use text::{Line, Name, Pattern, Place, Reason};
 
 /// B-3, B-6. The version that this code speaks.
 pub const VERSION: u16 = 1;
-/// B-6, B-21. The newest version that this code speaks: the first one with Leave and Left. Who says less in Hello is told neither.
+/// B-6, B-21. The first version with Leave and Left. Who says less in Hello is told neither.
 pub const VERSION_LEAVE: u16 = 2;
+/// B-6, B-22. The newest version that this code speaks: the first one with [`Message::Addresses`], [`Message::Seek`] and what programs
+/// ask to find each other. Who says less in Hello is told none of them.
+pub const VERSION_FIND: u16 = 3;
 /// B-3. Bytes of the doorbell device's memory.
 pub const DEVICE_LEN: u64 = 64 << 10;
 /// B-7. Smallest region.

@@ -269,6 +269,13 @@ messages! {
         /// Which memory.
         generation: u32,
     }
+    /// B-22. The addresses at which a domain may be reached: hints, which replace those that were said before.
+    15 Addresses (Host) {
+        /// From the host: of the peer on which link. From a guest 0: its own.
+        link: u32,
+        /// At most [`ADDRESSES_MAX`](crate::ADDRESSES_MAX), as IPv6.
+        addresses: Vec<[u8; 16]>,
+    }
     /// B-14. A program wants a channel.
     16 Connect (Link Socket) {
         /// The domain at the other end; on a link the caller's.
@@ -318,6 +325,20 @@ messages! {
         /// Whether a program still has it.
         side: Side,
     }
+    /// B-23. Who waits for the other end of a TCP connection? Found answers, or Refuse.
+    24 Seek (Link) {
+        /// The connection's key (S-18).
+        key: u32,
+    }
+    /// B-23. Where the other end waits.
+    25 Found (Link Socket) {
+        /// The domain in which it is; on a link who answers.
+        peer: Name,
+        /// The service of its process.
+        service: Name,
+    }
+    /// B-23. Nobody waits for it here.
+    26 Nobody (Link) {}
     /// B-15. A service is to be reached here.
     32 Listen (Socket) {
         /// Its name.
@@ -477,6 +498,33 @@ messages! {
     46 Enter (Socket) {
         /// The account.
         account: Name,
+    }
+    /// B-22. How many neighbouring domains may have an address? Near answers.
+    50 Locate (Socket) {
+        /// As IPv6.
+        address: [u8; 16],
+    }
+    /// B-22. So many may.
+    51 Near (Socket) {
+        /// How many.
+        domains: u8,
+    }
+    /// B-23. Who listens here waits for the other end of a TCP connection.
+    52 Claim (Socket) {
+        /// The connection's key (S-18).
+        key: u32,
+    }
+    /// B-23. It does no longer.
+    53 Unclaim (Socket) {
+        /// The connection's key.
+        key: u32,
+    }
+    /// B-23. In which neighbouring domain does the other end wait? Found answers, or Refuse.
+    54 Find (Socket) {
+        /// The connection's key.
+        key: u32,
+        /// The other end's address, as IPv6.
+        address: [u8; 16],
     }
 }
 

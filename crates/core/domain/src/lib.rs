@@ -11,6 +11,7 @@
 
 mod doorbell;
 mod error;
+mod finding;
 mod link;
 mod poll;
 mod rendezvous;
@@ -18,6 +19,7 @@ mod single;
 
 pub use doorbell::{Doorbell, Slot, Woken};
 pub use error::Error;
+pub use finding::{PeerFinder, Sought};
 pub use link::{Endpoint, Liveness, Memory, Offer, Peer, Received};
 pub use poll::wait_readable;
 pub use rendezvous::{Connecting, Held, Listener, Rendezvous};

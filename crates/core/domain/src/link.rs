@@ -154,6 +154,15 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
         None
     }
 
+    /// What stands in for a bell of each connection where the path carries no descriptors (S-17): one that rings when this end's
+    /// [`Slot::Data`](crate::Slot::Data) does, made anew for each caller, and what rings the peer's.
+    ///
+    /// # Errors
+    /// There is no descriptor for it, or the peer has not been heard yet.
+    fn shared_bells(&self) -> Result<Option<(SingleDoorbell, SingleNotifier)>> {
+        Ok(None)
+    }
+
     /// The next control message, or `None` while there is none. Never blocks. A segment that comes with it is checked
     /// (it cannot shrink, this end cannot write it, it is all there, it has at most `max_segment` bytes) and mapped.
     ///

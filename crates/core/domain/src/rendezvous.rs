@@ -3,7 +3,7 @@
 
 use std::{any::Any, fmt, os::fd::BorrowedFd, time::Duration};
 
-use crate::{Deadline, Endpoint, Result};
+use crate::{Deadline, Endpoint, PeerFinder, Result};
 
 /// One way for domains to find each other: a folder of sockets, XenStore, a broker.
 pub trait Rendezvous: Send + Sync + std::fmt::Debug {
@@ -42,6 +42,12 @@ pub trait Rendezvous: Send + Sync + std::fmt::Debug {
     /// As [`connect`](Self::connect); [`TimedOut`](crate::Error::TimedOut) where a later try may do.
     fn begin_connect(&self, service: &str) -> Result<Box<dyn Connecting>> {
         Ok(Box::new(Connected(Some(self.connect(service, Deadline::after(Duration::ZERO))?))))
+    }
+
+    /// How ends in other kernels are found (S-18), for a process that can be reached at `service`. None where this backend joins
+    /// processes of one kernel.
+    fn peer_finder(&self, _service: &str) -> Option<Box<dyn PeerFinder>> {
+        None
     }
 
     /// Holds all that this process's threads share in this backend, until the result is dropped: for who makes a copy of the

@@ -7,20 +7,34 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
 };
 
 use tombolo_os::{
-    event::{full_eventfd, raise_full},
+    event::{full_eventfd, raise, raise_full},
     reserved::ReservedFd,
 };
 
+use crate::{Doorbell, Slot};
+
 /// A bell that this end waits at.
 #[derive(Debug)]
-pub struct SingleDoorbell(ReservedFd);
+pub struct SingleDoorbell {
+    event: ReservedFd,
+    is_shared: bool,
+}
 
 /// A bell that the peer waits at.
 #[derive(Debug)]
-pub struct SingleNotifier(ReservedFd);
+pub struct SingleNotifier(Way);
+
+#[derive(Debug)]
+enum Way {
+    /// A full eventfd that the peer has sent.
+    Event(ReservedFd),
+    /// S-17. The doorbell of the session, for all connections that go over it.
+    Session(Arc<dyn Doorbell>),
+}
 
 impl SingleDoorbell {
     /// A silent bell.
@@ -28,19 +42,38 @@ impl SingleDoorbell {
     /// # Errors
     /// Where there is no descriptor for it.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(ReservedFd::new(full_eventfd()?)?))
+        Ok(Self { event: ReservedFd::new(full_eventfd()?)?, is_shared: false })
+    }
+
+    /// S-17. A bell that rings with those of all connections of a session: a copy of the eventfd that the session's doorbell
+    /// raises. Nobody ever reads that, so nobody takes a ring from another.
+    ///
+    /// # Errors
+    /// Where there is no number to spare.
+    pub fn of_session(event: OwnedFd) -> io::Result<Self> {
+        Ok(Self { event: ReservedFd::new(event)?, is_shared: true })
+    }
+
+    /// Whether it rings for other connections as well: it is watched for edges of `EPOLLIN` then, and of `EPOLLOUT` otherwise.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
     }
 
     /// Wakes all who wait at it, as the peer would.
     pub fn notify(&self) {
-        raise_full(self);
+        if self.is_shared {
+            raise(&self.event);
+        } else {
+            raise_full(&self.event);
+        }
     }
 }
 
-/// To be watched for `EPOLLOUT` with `EPOLLET`, and never to be read or written.
+/// To be watched with `EPOLLET`, as [`SingleDoorbell::is_shared`] says, and never to be read or written.
 impl AsFd for SingleDoorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.event.as_fd()
     }
 }
 
@@ -50,11 +83,20 @@ impl SingleNotifier {
     /// # Errors
     /// Where there is no number to spare.
     pub fn new(event: OwnedFd) -> io::Result<Self> {
-        Ok(Self(ReservedFd::new(event)?))
+        Ok(Self(Way::Event(ReservedFd::new(event)?)))
+    }
+
+    /// S-17. Of a session whose path carries no descriptors.
+    #[must_use]
+    pub fn of_session(doorbell: Arc<dyn Doorbell>) -> Self {
+        Self(Way::Session(doorbell))
     }
 
     /// Wakes all who wait at it. Never blocks.
     pub fn notify(&self) {
-        raise_full(&self.0);
+        match &self.0 {
+            Way::Event(event) => raise_full(event),
+            Way::Session(doorbell) => doorbell.notify(Slot::Data),
+        }
     }
 }

@@ -63,6 +63,14 @@ impl MappedPeerWord {
     }
 }
 
+impl MappedOwnWord {
+    /// Whether the memory was taken away by the time of the last access, so that what this end finds there may not be its own.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.0.mapping.is_lost()
+    }
+}
+
 impl OwnWord for MappedOwnWord {
     #[inline]
     fn store_release(&self, value: u64) {

@@ -97,7 +97,7 @@ impl Broker {
             match heard {
                 GuestRequest::Storm(link) => self.storm(name, link),
                 GuestRequest::Released(link, generation) => self.released(name, link, generation),
-                GuestRequest::Hello(_) | GuestRequest::Left => {}
+                GuestRequest::Hello(_) | GuestRequest::Left | GuestRequest::Moved => {}
             }
         }
         any

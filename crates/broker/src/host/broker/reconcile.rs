@@ -446,7 +446,8 @@ impl Broker {
             };
             let Some(vm) = self.vms.get_mut(&domain) else { continue };
             let numbers = self.config.numbers(&domain, told.values().map(|link| link.peer.clone()));
-            if vm.guest.send_changes(&told, numbers, &leaving) {
+            let said = vm.guest.send_changes(&told, numbers, &leaving);
+            if said | self.tell_addresses(&domain, &told) {
                 heard |= self.converse(&domain, 1);
             }
         }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use libc::epoll_event;
-use tombolo_sockets::{Process, aside::ReservedFd, connection::Connection};
+use tombolo_sockets::{Process, SessionPath, connection::Connection};
 
 use super::entry::{Entry, Unheard};
 use crate::kernel;
@@ -42,22 +42,22 @@ pub(super) struct Registry {
 
 /// The paths to peers that are in the set.
 #[derive(Default)]
-pub(super) struct Paths(Vec<Weak<ReservedFd>>);
+pub(super) struct Paths(Vec<Weak<SessionPath>>);
 
 impl Paths {
-    pub fn has(&self, path: &Arc<ReservedFd>) -> bool {
+    pub fn has(&self, path: &Arc<SessionPath>) -> bool {
         let one = Arc::downgrade(path);
         self.0.iter().any(|other| other.ptr_eq(&one))
     }
 
     /// One that the kernel has taken into the set.
-    pub fn add(&mut self, path: &Arc<ReservedFd>) {
+    pub fn add(&mut self, path: &Arc<SessionPath>) {
         self.0.retain(|path| path.strong_count() > 0);
         self.0.push(Arc::downgrade(path));
     }
 
     /// Those that have not ended, which are to be taken out of the set.
-    pub fn take_live(&mut self) -> Vec<Arc<ReservedFd>> {
+    pub fn take_live(&mut self) -> Vec<Arc<SessionPath>> {
         std::mem::take(&mut self.0).iter().filter_map(Weak::upgrade).collect()
     }
 }

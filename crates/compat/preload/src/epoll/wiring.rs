@@ -128,7 +128,8 @@ pub(super) fn token(entry: &Entry) -> epoll_event {
 /// Adds the bell of a joined connection to a set.
 pub(super) fn add_bell(epfd: RawFd, entry: &Entry) -> Result<(), Errno> {
     let bell = entry.connection.bell().ok_or(Errno::NOTCONN)?;
-    let event = epoll_event { events: OUT | EDGE, u64: entry.token | BELL };
+    let rung = if bell.is_shared() { IN } else { OUT };
+    let event = epoll_event { events: rung | EDGE, u64: entry.token | BELL };
     match kernel::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, bell.as_fd().as_raw_fd(), event) {
         // By another descriptor of the same connection.
         Err(Errno::EXIST) => Ok(()),
@@ -175,7 +176,8 @@ pub(super) fn add_path(epfd: RawFd, entry: &Entry, paths: &mut Paths) -> Result<
     if paths.has(&path_to_peer) {
         return Ok(());
     }
-    add(epfd, path_to_peer.as_raw_fd(), RDHUP, path())?;
+    let told = if path_to_peer.is_readable_at_end() { IN } else { RDHUP };
+    add(epfd, path_to_peer.as_raw_fd(), told, path())?;
     paths.add(&path_to_peer);
     Ok(())
 }

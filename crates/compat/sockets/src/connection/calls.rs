@@ -181,6 +181,29 @@ impl Connection {
         self.pipes.get().map_or(ReturnStage::Done, |pipes| pipes.retreat(self, kernel, fd))
     }
 
+    /// V-9. Its memory will be taken away: moves back to TCP as far as that can be done now. Says whether it needs that memory no
+    /// more.
+    pub(crate) fn leave_memory(&self, process: &Process) -> bool {
+        if self.is_closed() {
+            return true;
+        }
+        self.retreat(process.kernel(), self.fd(), Reason::TakenAway);
+        self.has_left_memory()
+    }
+
+    /// V-9. Whether it needs its memory no more.
+    pub(crate) fn has_left_memory(&self) -> bool {
+        self.is_closed() || self.pipes.get().is_none_or(|pipes| pipes.detach(self))
+    }
+
+    /// V-9. Its memory was taken away: what was in it is lost, unless nothing was.
+    pub(crate) fn lose_memory(&self, process: &Process) {
+        let needs_it = self.pipes.get().is_some_and(|pipes| !pipes.is_detached());
+        if needs_it && !self.is_closed() && process.gives_up(self) {
+            process.kernel().reset(self.fd());
+        }
+    }
+
     /// This process's last descriptor is about to be closed. Says whether TCP would reset, because bytes were left unread.
     pub fn finish(&self) -> bool {
         self.depart() && self.pipes.get().is_some_and(|pipes| pipes.close(self))

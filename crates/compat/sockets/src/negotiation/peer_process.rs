@@ -3,16 +3,18 @@
 
 use std::{
     os::unix::fs::MetadataExt,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, Weak},
 };
 
-use tombolo_domain::{Endpoint, Error, aside::ReservedFd};
+use tombolo_domain::{Endpoint, Error};
 use tombolo_layout::sockets::Message;
 
 use super::outbox::Outbox;
 use crate::{
+    connection::Connection,
+    proof::Secret,
     random::random_id,
-    session::{Inherited, Session, path_of},
+    session::{Inherited, Session, SessionPath, path_of},
 };
 
 /// A link to another process.
@@ -25,11 +27,17 @@ pub(crate) struct PeerProcess {
     pub(super) outbox: Outbox,
     pub(super) line: Option<Arc<Session>>,
     /// What of the link is watched for its end.
-    pub(super) path: Option<Arc<ReservedFd>>,
+    pub(super) path: Option<Arc<SessionPath>>,
     /// A connection was joined over it.
     pub(super) proven: bool,
     /// Messages that led to nothing.
     pub(super) useless: u32,
+    /// It has ended, and is kept for its memory alone.
+    pub(super) over: bool,
+    /// What was joined over it.
+    pub(super) joined: Vec<Weak<Connection>>,
+    /// Segments that were offered over it.
+    pub(super) offered: u32,
     /// Whether its process is in this one's network namespace, by this kernel's word; once it was asked.
     pub(super) near: Option<bool>,
 }
@@ -37,7 +45,20 @@ pub(crate) struct PeerProcess {
 impl PeerProcess {
     pub(super) fn new(service: Option<String>, link: Box<dyn Endpoint>) -> Self {
         let (number, outbox) = (random_id(), Outbox::default());
-        Self { number, service, link, outbox, line: None, path: None, proven: false, useless: 0, near: None }
+        Self {
+            number,
+            service,
+            link,
+            outbox,
+            line: None,
+            path: None,
+            proven: false,
+            useless: 0,
+            offered: 0,
+            near: None,
+            over: false,
+            joined: Vec::new(),
+        }
     }
 
     /// Sends a message that brings nothing, now or later.
@@ -48,6 +69,12 @@ impl PeerProcess {
     /// Sends what waits, as far as there is room.
     pub(super) fn send_waiting(&mut self) -> Result<(), Error> {
         self.outbox.send_waiting(&mut *self.link)
+    }
+
+    /// Whether addresses that each namespace has may be those of a connection with it: where numbers prove that, or the kernel says
+    /// so, and never in another kernel. S-5
+    pub(super) fn may_be_local(&mut self, secret: Secret) -> bool {
+        self.link.same_kernel() && (secret.is_some() || self.is_near())
     }
 
     /// Whether its process is in this one's network namespace, by what this kernel says of it. S-5
@@ -69,8 +96,9 @@ impl PeerProcess {
         (self.line, self.path.map(|path| Inherited { link, _path: path }))
     }
 
-    pub(super) fn is_gone(&self) -> bool {
-        self.line.as_ref().is_some_and(|line| line.gone.load(Ordering::Relaxed))
+    /// Whether connections may be talked about over it.
+    pub(super) fn is_open(&self) -> bool {
+        self.line.as_ref().is_none_or(|line| !line.is_gone() && !line.is_leaving())
     }
 
     /// The first message came: from now on connections may go over it.
@@ -78,10 +106,26 @@ impl PeerProcess {
         if self.line.is_some() {
             return Ok(());
         }
-        let path = path_of(self.link.fd()).map_err(|errno| Error::os("fcntl", errno))?;
+        let path = path_of(&*self.link).map_err(|errno| Error::os("fcntl", errno))?;
         self.line = Some(Arc::new(Session::new(&path)));
         self.path = Some(path);
         Ok(())
+    }
+
+    /// It has ended. Says whether nothing needs its memory any more: as long as something does, the call must not be given back.
+    pub(super) fn has_left_memory(&mut self) -> bool {
+        self.over = true;
+        self.joined.retain(|connection| connection.strong_count() > 0);
+        let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| it.has_left_memory());
+        self.link.same_kernel() || self.joined.iter().map(left).fold(true, |all, one| all & one)
+    }
+
+    /// A connection was joined over it.
+    pub(super) fn keep_joined(&mut self, connection: &Arc<Connection>) {
+        if self.joined.len() == self.joined.capacity() {
+            self.joined.retain(|connection| connection.strong_count() > 0);
+        }
+        self.joined.push(Arc::downgrade(connection));
     }
 
     pub(super) fn lost(&self) {

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
-use tombolo_domain::{Endpoint, Error, SingleDoorbell, aside};
+use tombolo_domain::{Endpoint, Error, Rendezvous, SingleDoorbell, aside};
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
@@ -40,20 +40,25 @@ pub(super) enum Dialled {
 }
 
 impl Negotiations {
-    pub(super) fn dial(&mut self, process: &Process, claims: &Claims, service: &str) -> Result<Dialled, Reason> {
-        let known = |neighbour: &PeerProcess| neighbour.service.as_deref() == Some(service) && !neighbour.is_gone();
+    pub(super) fn dial(
+        &mut self,
+        rendezvous: &dyn Rendezvous,
+        claims: &Claims,
+        service: &str,
+    ) -> Result<Dialled, Reason> {
+        let known = |neighbour: &PeerProcess| neighbour.service.as_deref() == Some(service) && neighbour.is_open();
         if let Some(index) = self.neighbours.iter().position(known) {
             return Ok(Dialled::Is(index));
         }
         if self.neighbours.len() >= NEIGHBOURS {
             return Err(Reason::Resources);
         }
-        if process.rendezvous.scheme() == "local" && !claims.has_socket(service) {
+        if rendezvous.scheme() == "local" && !claims.has_socket(service) {
             return Ok(Dialled::Dead);
         }
-        match self.dials.try_dial(&*process.rendezvous, service) {
+        match self.dials.try_dial(rendezvous, service) {
             Ok(None) | Err(Error::TimedOut) => Ok(Dialled::Later),
-            Ok(Some(link)) if !claims.admits(link.peer().uid) => Err(Reason::User),
+            Ok(Some(link)) if !may_be_peer(claims, &*link) => Err(Reason::User),
             Ok(Some(link)) => {
                 self.neighbours.push(PeerProcess::new(Some(service.to_owned()), link));
                 Ok(Dialled::Is(self.neighbours.len() - 1))
@@ -66,7 +71,7 @@ impl Negotiations {
 
     /// Lets in who knocked, if it is a user's of the folder. One that nothing came of yet makes room for those that come.
     fn let_in(&mut self, process: &Process, link: Box<dyn Endpoint>) {
-        if !self.claims(process).is_ok_and(|claims| claims.admits(link.peer().uid)) {
+        if !self.claims(process).is_ok_and(|claims| may_be_peer(&claims, &*link)) {
             return;
         }
         let is_unproven = |neighbour: &PeerProcess| neighbour.service.is_none() && !neighbour.proven;
@@ -89,14 +94,22 @@ impl Negotiations {
             let Ok(Some(link)) = listener.accept() else { break };
             self.let_in(process, link);
         }
+        for _ in 0..KNOCKS {
+            let Some(link) = self.machines.accept_peer() else { break };
+            self.let_in(process, link);
+        }
         let mut neighbours = std::mem::take(&mut self.neighbours);
-        neighbours.retain_mut(|neighbour| match self.hear_one(process, neighbour) {
-            Ok(()) => true,
-            Err(_) => {
+        neighbours.retain_mut(|neighbour| {
+            if neighbour.over {
+                neighbour.lose_memory(process);
+            } else if self.hear_one(process, neighbour).is_ok() {
+                return true;
+            } else {
+                neighbour.lose_memory(process);
                 neighbour.lost();
                 self.abandon(process, neighbour.number);
-                false
             }
+            !neighbour.has_left_memory()
         });
         neighbours.append(&mut self.neighbours);
         self.neighbours = neighbours;
@@ -141,12 +154,15 @@ impl Negotiations {
             neighbour.meet()?;
             let Ok(message) = Message::decode(&received.message) else { return Err(Error::PeerGone) };
             let is_proposal = matches!(message, Message::Propose(_));
-            let ringer = neighbour.link.take_notifier();
+            let mut ringer = neighbour.link.take_notifier();
             let segment = received.segment;
             let (may_bring, may_ring) = message.carries();
             if segment.is_some() && !may_bring || ringer.is_some() && !may_ring {
                 let what = "a segment or a bell with a message that carries none".into();
                 return Err(Error::Malformed { clause: "S-4", what });
+            }
+            if segment.is_some() && may_ring && ringer.is_none() && !neighbour.link.same_kernel() {
+                ringer = neighbour.link.shared_bells()?.map(|(_, ringer)| ringer);
             }
             let answered = match message {
                 Message::Propose(claim) => self.proposed(process, neighbour, claim),
@@ -176,14 +192,31 @@ impl Negotiations {
                 neighbour.send_message(&Message::Refuse { to, reason: reason as u16 })?;
             }
         }
-        Ok(())
+        if neighbour.leave_memory(process) { Err(Error::Revoked) } else { Ok(()) }
     }
+}
+
+/// Who a peer may be by its backend's word. Of another kernel that word is the domain, and users there mean nothing here: the
+/// connection's own numbers say who has it (S-18).
+fn may_be_peer(claims: &Claims, link: &dyn Endpoint) -> bool {
+    !link.same_kernel() || claims.admits(link.peer().uid)
 }
 
 /// The smallest ring that a program can ask for by its buffer.
 const LEAST_RING: u64 = 4096;
 
+/// S-18. Between two kernels all rings of a session share the memory that brokers gave it. So that many find room, each second
+/// one is half as large, and none smaller than this because of that.
+const LEAST_SHARED_RING: u64 = 16 << 10;
+
 impl PeerProcess {
+    fn largest_ring(&self, wished: u64) -> u64 {
+        if self.link.same_kernel() {
+            return wished;
+        }
+        (wished >> (self.offered / 2).min(16)).max(LEAST_SHARED_RING).min(wished)
+    }
+
     /// Makes a segment and a bell, and sends both with `message`. None where there is no room for it now.
     pub(super) fn offer(
         &mut self,
@@ -198,20 +231,33 @@ impl PeerProcess {
         }
         // A program that wants little to be under way gets a small ring.
         let holds = process.kernel().holds(connection.fd());
-        let most = process.settings.ring;
+        // Between two kernels all connections share what there is, and their rings stay as they are.
+        let (settings, grows) = (&process.settings, self.link.same_kernel());
+        let most = if grows { settings.ring } else { self.largest_ring(settings.first_ring.min(settings.ring)) };
         let most = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
-        let ring = most.min(process.settings.first_ring);
-        let growth = (ring < most).then(|| (process.rings.clone(), most));
-        let header = SegmentHeader::new(ring, 0, 0, Features::HANDOVER, id);
+        let ring = most.min(settings.first_ring);
+        let growth = (grows && ring < most).then(|| (process.rings.clone(), most));
+        let features = if grows { Features::HANDOVER } else { Features::NONE };
+        let header = SegmentHeader::new(ring, 0, 0, features, id);
         let lease = process.quota.reserve_bytes(header.segment_len).ok_or(Reason::Resources)?;
         // The segment has a descriptor until the peer has been sent one.
         aside::lifted(|| {
             let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
             let fresh = Fresh::new(segment, &header);
-            let bell = SingleDoorbell::new().map_err(|_| Reason::Resources)?;
-            let sent = self.outbox.try_send(|| self.link.send_with_bell(&message.encode(), Some(&offer), &bell));
+            let shared = self.link.shared_bells().map_err(|_| Reason::Resources)?;
+            let bell = match shared {
+                Some((bell, _)) => Ok(bell),
+                None => SingleDoorbell::new(),
+            };
+            let bell = bell.map_err(|_| Reason::Resources)?;
+            // What rings for all of a session is the peer's already.
+            let sent = self.outbox.try_send(|| match bell.is_shared() {
+                true => self.link.send(&message.encode(), Some(&offer)),
+                false => self.link.send_with_bell(&message.encode(), Some(&offer), &bell),
+            });
             self.link.retire(None, offer);
             let sent = sent.map_err(|_| Reason::PeerGone)?;
+            self.offered += u32::from(sent);
             Ok(sent.then(|| OwnResources { fresh, lease, bell: Arc::new(bell), id, growth }))
         })
     }

@@ -9,7 +9,7 @@ use std::{
 
 use tombolo_domain::Listener;
 
-use super::{dials::Dials, peer_process::PeerProcess};
+use super::{dials::Dials, machines::Machines, peer_process::PeerProcess};
 use crate::{claim::Claims, connection::Connection, session::Session, stage::Stage, tuple::Tuple};
 
 /// All links of a process, and the connections that are talked about.
@@ -19,6 +19,7 @@ pub(crate) struct Negotiations {
     pub(super) listener: Option<(String, Box<dyn Listener>)>,
     pub(crate) neighbours: Vec<PeerProcess>,
     pub(super) dials: Dials,
+    pub(super) machines: Machines,
     pub(super) by_tuple: HashMap<Tuple, Weak<Connection>>,
     pub(super) by_id: HashMap<u64, Weak<Connection>>,
     /// S-20. Connections whose ring has grown, and may be idle.

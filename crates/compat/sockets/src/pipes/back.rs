@@ -11,6 +11,9 @@ use crate::{connection::Connection, kernel::Kernel, stage::ReturnStage, switch::
 impl Pipes {
     /// Moves what this end sends to TCP if that can be done now, and asks for the same the other way.
     pub fn retreat(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> ReturnStage {
+        if self.is_detached() {
+            return ReturnStage::Done;
+        }
         let owes = self.turn(connection, &self.tx, |tx| {
             let _ = self.steer(tx, connection, kernel, fd, Transport::Tcp);
             tx.pay(connection, kernel, fd).unwrap_or(false)
@@ -42,8 +45,13 @@ impl Pipes {
 
     /// S-2. Sends over TCP what the peer recalled from the pipe, as far as there is room. Says whether something is left.
     pub fn owes(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        if self.is_detached() {
+            return false;
+        }
         if self.line.is_gone() {
-            return self.turn_back(connection, kernel, fd);
+            let left = self.turn_back(connection, kernel, fd);
+            let detached = self.line.is_revocable() && self.detach(connection);
+            return left && !detached;
         }
         if !self.is_asked() {
             return false;

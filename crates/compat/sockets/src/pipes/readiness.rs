@@ -13,6 +13,9 @@ use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch
 impl Pipes {
     /// Bytes in the pipe and not read, for `FIONREAD`.
     pub fn unread(&self, connection: &Connection) -> u64 {
+        if self.is_detached() {
+            return 0;
+        }
         let unread = self.turn(connection, &self.rx, |rx| {
             rx.load_tail();
             // What was recalled comes over TCP, and is counted there.
@@ -40,8 +43,11 @@ impl Pipes {
     /// Whether a peek may show more later: the end is not there, the ring is not full, and nothing comes the other way, of
     /// which only a read that takes gets to the rest.
     pub fn may_show_more(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        let detached = self.is_detached();
         let in_pipe = self.turn(connection, &self.rx, |rx| {
-            rx.load_tail();
+            if !detached {
+                rx.load_tail();
+            }
             rx.receiver.reads_pipe().then(|| rx.reader.available() < rx.reader.capacity())
         });
         let said = |events: PollFlags| kernel.poll(fd, events.bits() as i16);
@@ -61,6 +67,9 @@ impl Pipes {
     /// R-12, A1 to A3: asks the peer to ring for bytes, for room, or both. Whoever called must look again before it
     /// sleeps.
     pub fn arm(&self, connection: &Connection, data: bool, space: bool) {
+        if self.is_detached() {
+            return;
+        }
         let mut others = false;
         if data {
             others |= self.turn(connection, &self.rx, |rx| rx.arm(connection)).unwrap_or(false);

@@ -130,7 +130,7 @@ impl Pipes {
         self.ring_announced.store(false, Ordering::Relaxed);
         let Some((generation, segment)) = self.offered.take_ring() else { return };
         let _ = self.turn(connection, &self.rx, |rx| {
-            if !connection.is_alone() || rx.over || rx.broken.is_some() {
+            if !connection.is_alone() || self.line.is_revocable() || rx.over || rx.broken.is_some() {
                 return;
             }
             let Some((next, tail)) = self.checked_ring(generation, &segment) else { return };

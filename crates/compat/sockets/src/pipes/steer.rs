@@ -71,6 +71,9 @@ impl Tx {
             }
             let mut bytes = Vec::new();
             self.writer.unread_from(from, &mut bytes)?;
+            if self.moves.is_lost() {
+                return Err(tombolo_ring::Error::Revoked.into()); // D-3. These are zeros, and nobody's bytes.
+            }
             match kernel.send(fd, &[IoSlice::new(&bytes)]) {
                 Ok(n) => connection.count(Direction::Out, n),
                 Err(Errno::AGAIN) => return Ok(true),

@@ -26,6 +26,11 @@ impl Pipes {
     ) -> Result<(usize, Transport, bool), Failed> {
         self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
             connection.recount(kernel, fd, Direction::Out);
+            if self.is_detached() {
+                let n = source.pass_on(most).map_err(Failed::Os)?;
+                connection.count(Direction::Out, n);
+                return Ok((n, Transport::Tcp, n < most));
+            }
             let carrier = self.steer(tx, connection, kernel, fd, wanted)?;
             if tx.pay(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));

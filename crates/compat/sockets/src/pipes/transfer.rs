@@ -31,6 +31,9 @@ impl Pipes {
     ) -> Result<(usize, Transport), Failed> {
         self.turn(connection, &self.tx, |tx| -> Result<_, Failed> {
             connection.recount(kernel, fd, Direction::Out);
+            if self.is_detached() {
+                return self.send_detached(connection, kernel, fd, from);
+            }
             let carrier = self.steer(tx, connection, kernel, fd, wanted)?;
             if tx.pay(connection, kernel, fd)? {
                 return Err(Failed::Os(Errno::AGAIN));
@@ -73,6 +76,9 @@ impl Pipes {
                 return Ok((n, Transport::Tcp));
             }
             connection.recount(kernel, fd, Direction::In);
+            if self.is_detached() {
+                return self.recv_detached(rx, connection, (kernel, fd), to, read);
+            }
             let mut io = Reading {
                 connection,
                 kernel,

@@ -14,6 +14,8 @@ use tombolo_domain::{
 };
 use tombolo_os::lock::lock;
 
+use crate::session::SessionPath;
+
 /// What the events of an instance are about.
 pub(super) const PATH: u64 = 0;
 const BELL: u64 = 1;
@@ -58,13 +60,18 @@ impl HeldInstances<'_> {
     }
 }
 
-fn watch(epoll: &ReservedFd, fd: BorrowedFd<'_>, about: u64) -> rustix::io::Result<()> {
-    let events = match about {
-        SOCKET => epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
-        BELL => epoll::EventFlags::OUT | epoll::EventFlags::ET,
-        // What comes over it is for those who negotiate. Its end wakes all.
-        _ => epoll::EventFlags::RDHUP | epoll::EventFlags::ET,
-    };
+fn watch_bell(epoll: &ReservedFd, bell: &SingleDoorbell) -> rustix::io::Result<()> {
+    let rung = if bell.is_shared() { epoll::EventFlags::IN } else { epoll::EventFlags::OUT };
+    watch(epoll, bell.as_fd(), BELL, rung | epoll::EventFlags::ET)
+}
+
+/// What comes over it is for those who negotiate. Its end wakes all.
+fn watch_path(epoll: &ReservedFd, path: &SessionPath) -> rustix::io::Result<()> {
+    let told = if path.is_readable_at_end() { epoll::EventFlags::IN } else { epoll::EventFlags::RDHUP };
+    watch(epoll, path.as_fd(), PATH, told | epoll::EventFlags::ET)
+}
+
+fn watch(epoll: &ReservedFd, fd: BorrowedFd<'_>, about: u64, events: epoll::EventFlags) -> rustix::io::Result<()> {
     epoll::add(epoll, fd, epoll::EventData::new_u64(about), events)
 }
 
@@ -76,7 +83,7 @@ pub(crate) struct Instance {
     /// In the order of their addresses.
     bells: Vec<Arc<SingleDoorbell>>,
     /// Paths, as long as they are there: nothing is kept open by being watched.
-    paths: Vec<Weak<ReservedFd>>,
+    paths: Vec<Weak<SessionPath>>,
 }
 
 impl Instance {
@@ -100,25 +107,30 @@ impl Instance {
     }
 
     pub(super) fn watch_socket(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
-        watch(lock(&self.epoll.0).as_ref().ok_or(Errno::BADF)?, fd, SOCKET)
+        watch(
+            lock(&self.epoll.0).as_ref().ok_or(Errno::BADF)?,
+            fd,
+            SOCKET,
+            epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
+        )
     }
 
     /// Watches these and no others.
     pub(super) fn turn_to(
         &mut self,
         bells: Vec<Arc<SingleDoorbell>>,
-        paths: Vec<Arc<ReservedFd>>,
+        paths: Vec<Arc<SessionPath>>,
     ) -> rustix::io::Result<()> {
         let epoll = lock(&self.epoll.0);
         let epoll = epoll.as_ref().ok_or(Errno::BADF)?;
         let before = std::mem::take(&mut self.bells);
         before.iter().filter(|bell| !has(&bells, bell)).try_for_each(|bell| epoll::delete(epoll, bell.as_fd()))?;
-        bells.iter().filter(|bell| !has(&before, bell)).try_for_each(|bell| watch(epoll, bell.as_fd(), BELL))?;
+        bells.iter().filter(|bell| !has(&before, bell)).try_for_each(|bell| watch_bell(epoll, bell))?;
         self.bells = bells;
         let before: Vec<_> = std::mem::take(&mut self.paths).iter().filter_map(Weak::upgrade).collect();
-        let has = |all: &[Arc<ReservedFd>], path: &Arc<ReservedFd>| all.iter().any(|other| Arc::ptr_eq(other, path));
+        let has = |all: &[Arc<SessionPath>], path: &Arc<SessionPath>| all.iter().any(|other| Arc::ptr_eq(other, path));
         before.iter().filter(|path| !has(&paths, path)).try_for_each(|path| epoll::delete(epoll, path.as_fd()))?;
-        paths.iter().filter(|path| !has(&before, path)).try_for_each(|path| watch(epoll, path.as_fd(), PATH))?;
+        paths.iter().filter(|path| !has(&before, path)).try_for_each(|path| watch_path(epoll, path))?;
         self.paths = paths.iter().map(Arc::downgrade).collect();
         Ok(())
     }

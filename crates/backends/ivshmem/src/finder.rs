@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-22, B-23. One process's conversation with the broker of its kernel about connections that may be with another machine's
+//! programs: it listens, says what it waits for, and asks who waits elsewhere.
+//!
+//! The process is a program that knows nothing of this, so nothing here waits: each call hears what came and says the next thing.
+//! A broker that is not there, or does not answer, is as good as one that knows nobody.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use tombolo_control::{Message, Name, VERSION_FIND};
+use tombolo_domain::{Endpoint, Error, PeerFinder, Result, Sought};
+
+use crate::{
+    client::{self, Client},
+    link::VmEndpoint,
+    mailbox::malformed,
+    socket::receive,
+};
+
+/// How long an answer is believed: who has an address, and where an end waits.
+const FRESH: Duration = Duration::from_secs(10);
+/// The same of an address that no neighbour has: one may have begun since.
+const FAR: Duration = Duration::from_secs(2);
+/// How long the broker may take to answer, before it is as good as none.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a broker that is not there, or says nonsense, is left alone.
+const REST: Duration = Duration::from_secs(5);
+/// How long an end that nobody waited for is not asked for again: at first, and at most.
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
+/// Addresses and keys that are remembered, and questions that wait.
+const KEPT: usize = 4096;
+/// Messages that are heard at once: a program's call is not to be long.
+const HEARD: usize = 16;
+
+/// A question.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Question {
+    Locate([u8; 16]),
+    Find(u32, [u8; 16]),
+}
+
+/// What is known of a key.
+#[derive(Debug)]
+struct Known {
+    /// None: nobody waited there.
+    at: Option<String>,
+    /// Until when that is believed.
+    until: Instant,
+    /// How long it was, where nobody waited.
+    pause: Duration,
+}
+
+/// How far the conversation is.
+#[derive(Debug)]
+enum Talk {
+    /// There is none, until then.
+    Absent(Instant),
+    /// Hello and Listen were said, and not answered since then; whether Hello was.
+    Begun { client: Client, since: Instant, greeted: bool },
+    /// Questions are answered.
+    Open(Client),
+}
+
+#[derive(Debug)]
+pub(crate) struct VmFinder {
+    broker: PathBuf,
+    service: Name,
+    talk: Talk,
+    /// What this process claims, and what of that the broker was not told yet.
+    claims: BTreeSet<u32>,
+    news: VecDeque<Message>,
+    /// The question that is under way, by its serial, and since when.
+    asked: Option<(u32, Question, Instant)>,
+    serial: u32,
+    waiting: VecDeque<Question>,
+    near: HashMap<[u8; 16], (bool, Instant)>,
+    found: BTreeMap<u32, Known>,
+    arrived: VecDeque<VmEndpoint>,
+}
+
+impl VmFinder {
+    pub(crate) fn new(broker: PathBuf, service: Name) -> Self {
+        Self {
+            broker,
+            service,
+            talk: Talk::Absent(Instant::now()),
+            claims: BTreeSet::new(),
+            news: VecDeque::new(),
+            asked: None,
+            serial: 1,
+            waiting: VecDeque::new(),
+            near: HashMap::new(),
+            found: BTreeMap::new(),
+            arrived: VecDeque::new(),
+        }
+    }
+
+    /// Hears what the broker said, and says the next thing.
+    fn get_on(&mut self) {
+        let now = Instant::now();
+        if self.try_to_get_on(now).is_err() {
+            self.rest(now);
+        }
+    }
+
+    /// There is nobody to talk to for now.
+    fn rest(&mut self, now: Instant) {
+        self.talk = Talk::Absent(now + REST);
+        self.asked = None;
+        self.waiting.clear();
+        self.news.clear();
+    }
+
+    fn try_to_get_on(&mut self, now: Instant) -> Result<()> {
+        match &mut self.talk {
+            Talk::Absent(until) if now < *until => return Ok(()),
+            Talk::Absent(_) => {
+                let client = Client::reach(&self.broker)?;
+                client.send_message(1, Message::Listen { service: self.service.clone() })?;
+                self.talk = Talk::Begun { client, since: now, greeted: false };
+                self.news = self.claims.iter().map(|&key| Message::Claim { key }).collect();
+            }
+            Talk::Begun { since, .. } if now.duration_since(*since) > PATIENCE => return Err(Error::TimedOut),
+            Talk::Begun { .. } | Talk::Open(_) => {}
+        }
+        for _ in 0..HEARD {
+            let (Talk::Begun { client, .. } | Talk::Open(client)) = &self.talk else { return Ok(()) };
+            let Some((said, descriptors)) = receive(client.fd())? else { break };
+            if matches!(said.message, Message::Connect { .. }) {
+                // One that cannot be taken is over for its caller, and no other.
+                self.arrived.extend(client::begin(said.message, descriptors));
+            } else {
+                self.hear_answer(said.serial, said.message, now)?;
+            }
+        }
+        self.speak(now)
+    }
+
+    fn hear_answer(&mut self, serial: u32, message: Message, now: Instant) -> Result<()> {
+        match (&mut self.talk, serial, message) {
+            (Talk::Begun { greeted, .. }, 0, Message::Hello { version_max, .. }) if version_max >= VERSION_FIND => {
+                *greeted = true;
+                Ok(())
+            }
+            (Talk::Begun { greeted: true, .. }, 1, Message::Done {}) => {
+                if let Talk::Begun { client, .. } = std::mem::replace(&mut self.talk, Talk::Absent(now)) {
+                    self.talk = Talk::Open(client);
+                }
+                Ok(())
+            }
+            (Talk::Open(_), _, message) => {
+                let Some((_, question, _)) = self.asked.take_if(|asked| asked.0 == serial) else {
+                    return Err(malformed("B-23", "an answer to nothing"));
+                };
+                self.learn(question, message, now)
+            }
+            _ => Err(malformed("B-15", "the broker does not know how to find anybody")),
+        }
+    }
+
+    fn learn(&mut self, question: Question, message: Message, now: Instant) -> Result<()> {
+        match (question, message) {
+            (Question::Locate(address), Message::Near { domains }) => {
+                let lasts = if domains == 0 { FAR } else { FRESH };
+                self.near.insert(address, (domains != 0, now + lasts));
+            }
+            (Question::Find(key, _), Message::Found { peer, service }) => {
+                let at = Some(format!("{peer}/{service}"));
+                self.found.insert(key, Known { at, until: now + FRESH, pause: PAUSES[0] });
+            }
+            (Question::Find(key, _), Message::Refuse { .. }) => {
+                let pause = self.found.get(&key).map_or(PAUSES[0], |known| PAUSES[1].min(2 * known.pause));
+                self.found.insert(key, Known { at: None, until: now + pause, pause });
+            }
+            _ => return Err(malformed("B-23", "an answer to another question")),
+        }
+        Ok(())
+    }
+
+    /// Says what is to be said, as far as there is room.
+    fn speak(&mut self, now: Instant) -> Result<()> {
+        if let Some((_, question, since)) = self.asked
+            && now.duration_since(since) > PATIENCE
+        {
+            // It answers each question sooner than that, whatever its neighbours do.
+            return Err(match question {
+                Question::Locate(_) | Question::Find(..) => Error::TimedOut,
+            });
+        }
+        let Talk::Open(client) = &self.talk else { return Ok(()) };
+        while let Some(message) = self.news.front() {
+            match client.send_message(0, message.clone()) {
+                Ok(()) => drop(self.news.pop_front()),
+                Err(error) if is_full(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        if self.asked.is_some() {
+            return Ok(());
+        }
+        let Some(question) = self.waiting.pop_front() else { return Ok(()) };
+        self.serial = self.serial.wrapping_add(1).max(2);
+        let message = match question {
+            Question::Locate(address) => Message::Locate { address },
+            Question::Find(key, address) => Message::Find { key, address },
+        };
+        match client.send_message(self.serial, message) {
+            Ok(()) => self.asked = Some((self.serial, question, now)),
+            Err(error) if is_full(&error) => self.waiting.push_front(question),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Asks, unless that was asked already.
+    fn ask(&mut self, question: Question) {
+        let is_asked = self.asked.is_some_and(|(_, asked, _)| asked == question) || self.waiting.contains(&question);
+        if !is_asked && self.waiting.len() < KEPT {
+            self.waiting.push_back(question);
+        }
+        self.get_on();
+    }
+
+    fn is_absent(&self) -> bool {
+        matches!(self.talk, Talk::Absent(until) if Instant::now() < until)
+    }
+
+    fn tell_broker(&mut self, message: Message) {
+        if matches!(self.talk, Talk::Open(_) | Talk::Begun { .. }) {
+            self.news.push_back(message);
+        }
+        if self.news.len() > KEPT {
+            // It hears nothing.
+            self.rest(Instant::now());
+        }
+        self.get_on();
+    }
+}
+
+fn is_full(error: &Error) -> bool {
+    matches!(error, Error::Os { source, .. } if source.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+/// Makes room for one more, of those that count for nothing any more or of all.
+fn make_room<K: Copy + Eq + std::hash::Hash>(all: &mut HashMap<K, (bool, Instant)>, now: Instant) {
+    if all.len() >= KEPT {
+        all.retain(|_, (_, until)| now < *until);
+    }
+    if all.len() >= KEPT {
+        all.clear();
+    }
+}
+
+impl PeerFinder for VmFinder {
+    fn is_near(&mut self, address: [u8; 16]) -> Option<bool> {
+        let now = Instant::now();
+        let known = self.near.get(&address).copied();
+        if let Some((near, until)) = known
+            && now < until
+        {
+            return Some(near);
+        }
+        if self.is_absent() {
+            return Some(false);
+        }
+        make_room(&mut self.near, now);
+        self.ask(Question::Locate(address));
+        match self.near.get(&address) {
+            Some((near, until)) if now < *until => Some(*near),
+            // What it was is better than to wait for what it is.
+            _ if self.is_absent() => Some(false),
+            _ => known.map(|(near, _)| near),
+        }
+    }
+
+    fn claim_key(&mut self, key: u32) {
+        if self.claims.insert(key) {
+            self.tell_broker(Message::Claim { key });
+        }
+    }
+
+    fn withdraw_key(&mut self, key: u32) {
+        if self.claims.remove(&key) {
+            self.tell_broker(Message::Unclaim { key });
+        }
+    }
+
+    fn seek_key(&mut self, key: u32, address: [u8; 16]) -> Sought {
+        let now = Instant::now();
+        if let Some(known) = self.found.get(&key).filter(|known| now < known.until) {
+            return known.at.clone().map_or(Sought::Nobody, Sought::At);
+        }
+        if self.is_absent() {
+            return Sought::Nobody;
+        }
+        if self.found.len() >= KEPT {
+            self.found.retain(|_, known| now < known.until);
+        }
+        if self.found.len() >= KEPT {
+            return Sought::Later;
+        }
+        self.ask(Question::Find(key, address));
+        let known = self.found.get(&key).filter(|known| now < known.until);
+        known.map_or(Sought::Later, |known| known.at.clone().map_or(Sought::Nobody, Sought::At))
+    }
+
+    fn forget_key(&mut self, key: u32) {
+        self.found.remove(&key);
+    }
+
+    fn accept_peer(&mut self) -> Option<Box<dyn Endpoint>> {
+        if self.arrived.is_empty() {
+            self.get_on();
+        }
+        self.arrived.pop_front().map(|endpoint| Box::new(endpoint) as Box<dyn Endpoint>)
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-22. The addresses of this kernel, as it says, and that they have changed.
+//!
+//! They are read from `/proc/net`, which is a list of the kernel's own. A netlink socket tells that it may have changed; what comes
+//! over it is not looked at.
+
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, netlink};
+use tombolo_control::ADDRESSES_MAX;
+
+/// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`.
+const GROUPS: u32 = 0x10 | 0x100;
+/// Bytes of a list that are looked at.
+const READ_MAX: u64 = 1 << 20;
+
+/// What tells that addresses changed.
+#[derive(Debug)]
+pub struct AddressWatch(OwnedFd);
+
+impl AddressWatch {
+    /// Begins to be told.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn new() -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let kind = SocketType::RAW;
+        let socket = rustix::net::socket_with(AddressFamily::NETLINK, kind, flags, None)?;
+        rustix::net::bind(&socket, &netlink::SocketAddrNetlink::new(0, GROUPS))?;
+        Ok(Self(socket))
+    }
+
+    /// Polls readable once they may have changed.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Forgets what was told before.
+    pub fn drain(&self) {
+        let mut room = [0; 64];
+        // What does not fit the kernel throws away; and that there was more than it could keep it says once.
+        for _ in 0..1024 {
+            if let Err(error) = rustix::net::recv(&self.0, &mut room, RecvFlags::DONTWAIT | RecvFlags::TRUNC)
+                && error != rustix::io::Errno::NOBUFS
+            {
+                break;
+            }
+        }
+    }
+}
+
+/// The addresses of this network namespace that another machine could know, in order, as IPv6.
+#[must_use]
+pub fn own_addresses() -> Vec<[u8; 16]> {
+    let read = |path| {
+        let mut text = String::new();
+        let file = fs::File::open(path).ok()?;
+        io::Read::read_to_string(&mut io::Read::take(file, READ_MAX), &mut text).ok()?;
+        Some(text)
+    };
+    let v4 = read("/proc/net/fib_trie").map(|text| v4_of(&text)).unwrap_or_default();
+    let v6 = read("/proc/net/if_inet6").map(|text| v6_of(&text)).unwrap_or_default();
+    let mut all: Vec<_> = v4.into_iter().map(|it| it.to_ipv6_mapped().octets()).collect();
+    all.extend(v6.into_iter().map(|it| it.octets()));
+    all.retain(is_told);
+    all.sort_unstable();
+    all.dedup();
+    all.truncate(ADDRESSES_MAX);
+    all
+}
+
+/// B-22. Whether an address means the same to a neighbour: those that each kernel has do not.
+#[must_use]
+pub fn is_told(address: &[u8; 16]) -> bool {
+    match Ipv6Addr::from(*address).to_canonical() {
+        IpAddr::V4(v4) => {
+            !v4.is_loopback() && !v4.is_link_local() && !v4.is_unspecified() && !v4.is_multicast() && !v4.is_broadcast()
+        }
+        IpAddr::V6(v6) => {
+            !v6.is_loopback() && !v6.is_unicast_link_local() && !v6.is_unspecified() && !v6.is_multicast()
+        }
+    }
+}
+
+/// The local ones of the kernel's routes: an address stands in one line, what it is in those below.
+fn v4_of(text: &str) -> Vec<Ipv4Addr> {
+    let (mut all, mut last) = (Vec::new(), None);
+    for line in text.lines().map(str::trim) {
+        if let Some(address) = line.strip_prefix("|-- ") {
+            last = address.parse::<Ipv4Addr>().ok();
+        } else if line == "/32 host LOCAL" {
+            all.extend(last);
+        }
+    }
+    all
+}
+
+/// A line for each: 32 hexadecimal digits, and more about it.
+fn v6_of(text: &str) -> Vec<Ipv6Addr> {
+    let address = |line: &str| u128::from_str_radix(line.split_whitespace().next()?, 16).ok().map(Ipv6Addr::from);
+    text.lines().filter_map(address).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b22_addresses_are_what_the_kernel_lists_as_local_and_others_can_know() {
+        let trie = "Main:\n  +-- 0.0.0.0/0 3 0 5\n     |-- 0.0.0.0\n        /0 universe UNICAST\n     |-- 10.9.0.0\n        \
+                    /24 link UNICAST\nLocal:\n     |-- 10.9.0.2\n        /32 host LOCAL\n     |-- 10.9.0.255\n        \
+                    /32 link BROADCAST\n     |-- 127.0.0.1\n        /32 host LOCAL\n";
+        assert_eq!(v4_of(trie), ["10.9.0.2", "127.0.0.1"].map(|it| it.parse::<Ipv4Addr>().unwrap()));
+        let inet6 = "00000000000000000000000000000001 01 80 10 80       lo\nfd000000000000000000000000000002 02 40 00 80     eth0\n";
+        assert_eq!(v6_of(inet6), ["::1", "fd00::2"].map(|it| it.parse::<Ipv6Addr>().unwrap()));
+        let told = |text: &str| {
+            let address: IpAddr = text.parse().unwrap();
+            let v6 = match address {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => v6,
+            };
+            is_told(&v6.octets())
+        };
+        assert!(["10.9.0.2", "192.0.2.1", "fd00::2", "2001:db8::1"].into_iter().all(told));
+        assert!(!["127.0.0.1", "169.254.0.1", "0.0.0.0", "224.0.0.1", "::1", "fe80::1", "::"].into_iter().any(told));
+    }
+
+    #[test]
+    fn b22_own_addresses_are_in_order_and_few() {
+        let own = own_addresses();
+        assert!(own.is_sorted() && own.len() <= ADDRESSES_MAX && own.iter().all(is_told));
+        let watch = AddressWatch::new().unwrap();
+        watch.drain();
+        assert!(!tombolo_os::poll::polls_as(watch.fd(), rustix::event::PollFlags::IN));
+    }
+}

@@ -1,0 +1,559 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! TCP connections of programs in two machines: found by the brokers, proved by the connection's own numbers, woken by the
+//! session's doorbell (S-17, S-18, B-22, B-23). The machines are in this process; kernel and network of the programs are played.
+
+mod common;
+
+use std::{
+    collections::VecDeque,
+    io::{IoSlice, IoSliceMut},
+    os::{
+        fd::{AsFd, OwnedFd, RawFd},
+        unix::fs::PermissionsExt,
+    },
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use common::{
+    Daemon, Vm,
+    endpoint::{LINK, World, accept, patience, play},
+};
+use rustix::{
+    event::{PollFlags, Timespec, epoll},
+    io::Errno,
+};
+use tombolo_control::Message as Said;
+use tombolo_domain::{Rendezvous, SingleDoorbell, Sought, wait_readable};
+use tombolo_domain_ivshmem::VmDomain;
+use tombolo_domain_local::LocalDomain;
+use tombolo_layout::sockets::{Counts, Message};
+use tombolo_sockets::{
+    Process, Read, Reason, Settings,
+    connection::{Connection, Direction, Stage},
+    kernel::{Kernel, Sample},
+    ports::Ports,
+    tuple::{Tuple, key_of_sequences},
+};
+
+const SOON: Duration = Duration::from_secs(20);
+const OF_A: &str = "10.0.0.1";
+const OF_B: &str = "10.0.0.2";
+const NUMBERS: [u32; 2] = [0x1234_5678, 0x9abc_def0];
+
+#[test]
+fn child_process() {
+    play();
+}
+
+fn address(text: &str) -> [u8; 16] {
+    text.parse::<std::net::Ipv4Addr>().unwrap().to_ipv6_mapped().octets()
+}
+
+/// One direction of a TCP connection that is played.
+#[derive(Debug, Default)]
+struct Wire {
+    bytes: VecDeque<u8>,
+    sent: u64,
+}
+
+/// One end of it, as its kernel sees it.
+struct End {
+    tuple: Tuple,
+    out: Arc<Mutex<Wire>>,
+    into: Arc<Mutex<Wire>>,
+    numbers: Option<[u32; 2]>,
+}
+
+impl Kernel for End {
+    fn tuple(&self, _: RawFd) -> Option<Tuple> {
+        Some(self.tuple)
+    }
+    fn cookie(&self, _: RawFd) -> u64 {
+        // Each kernel counts from 1.
+        1
+    }
+    fn counts(&self, _: RawFd, _: bool) -> Option<Sample> {
+        let (out, into) = (self.out.lock().unwrap().sent, self.into.lock().unwrap());
+        let counts = Counts { written: out, acked: out, received: into.sent };
+        Some(Sample { counts, unread: into.bytes.len() as u64 })
+    }
+    fn sequences(&self, _: RawFd, _: bool) -> Option<[u32; 2]> {
+        self.numbers
+    }
+    fn push(&self, _: RawFd) {}
+    fn recv(&self, _: RawFd, to: &mut [IoSliceMut<'_>], peek: bool) -> Result<usize, Errno> {
+        let mut into = self.into.lock().unwrap();
+        let n = into.bytes.len().min(to[0].len());
+        to[0][..n].iter_mut().zip(into.bytes.iter()).for_each(|(to, byte)| *to = *byte);
+        if !peek {
+            into.bytes.drain(..n);
+        }
+        if n == 0 { Err(Errno::AGAIN) } else { Ok(n) }
+    }
+    fn send(&self, _: RawFd, from: &[IoSlice<'_>]) -> Result<usize, Errno> {
+        let mut out = self.out.lock().unwrap();
+        out.bytes.extend(from[0].iter());
+        out.sent += from[0].len() as u64;
+        Ok(from[0].len())
+    }
+    fn poll(&self, _: RawFd, events: i16) -> i16 {
+        let there = !self.into.lock().unwrap().bytes.is_empty();
+        let ready = PollFlags::OUT | if there { PollFlags::IN } else { PollFlags::empty() };
+        events & ready.bits() as i16
+    }
+    fn reset(&self, _: RawFd) {}
+}
+
+/// A program that knows nothing of all this.
+struct Program {
+    process: Process,
+    connection: Arc<Connection>,
+    _folder: tempfile::TempDir,
+}
+
+impl Program {
+    fn new(end: End, dialled: bool, machines: Option<VmDomain>) -> Self {
+        let folder = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+        let settings = Settings {
+            folder: folder.path().into(),
+            ring: 64 << 10,
+            after: 0,
+            memory: u64::MAX,
+            // What is in one network namespace stays on TCP; two kernels' are never one.
+            loopback: false,
+            flip: None,
+            log: None,
+            report: None,
+            ports: Ports::default(),
+        };
+        let local = LocalDomain::in_folder(folder.path()).with_unique_names();
+        let machines = machines.map(|it| Box::new(it) as Box<dyn Rendezvous>);
+        let process = Process::new(settings, Box::new(end), Box::new(local)).with_machines(machines);
+        let connection = Arc::new(process.track(dialled, -1));
+        connection.set_wired();
+        Self { process, connection, _folder: folder }
+    }
+
+    fn kernel(&self) -> &dyn Kernel {
+        self.process.kernel()
+    }
+
+    /// A call that sends.
+    fn send(&mut self, bytes: &[u8]) -> usize {
+        self.process.advance(&self.connection);
+        if let Some(plain) = self.connection.plain(Direction::Out) {
+            let n = self.kernel().send(-1, &[IoSlice::new(bytes)]).unwrap();
+            plain.moved(n, [&bytes[..n]].into_iter());
+            return n;
+        }
+        match self.connection.send(&self.process, -1, &[IoSlice::new(bytes)]) {
+            Ok(n) => n,
+            Err(Errno::AGAIN) => 0,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A call that receives.
+    fn receive(&mut self, to: &mut [u8]) -> usize {
+        self.process.advance(&self.connection);
+        if let Some(plain) = self.connection.plain(Direction::In) {
+            let n = self.kernel().recv(-1, &mut [IoSliceMut::new(to)], false).unwrap_or(0);
+            plain.moved(n, [&to[..n]].into_iter());
+            return n;
+        }
+        match self.connection.recv(&self.process, -1, &mut [IoSliceMut::new(to)], Read::Take) {
+            Ok(n) => n,
+            Err(Errno::AGAIN) => 0,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// It is about to sleep, after the path to its peer became readable.
+    fn sleep(&self) {
+        self.process.rang();
+        self.process.before_sleep();
+    }
+
+    fn is_joined(&self) -> bool {
+        self.connection.stage() == Stage::Joined
+    }
+}
+
+/// A client in a and a server in b.
+fn pair(world: &World, numbers: [Option<[u32; 2]>; 2], addresses: [&str; 2]) -> (Program, Program) {
+    let (there, back) = (Arc::<Mutex<Wire>>::default(), Arc::<Mutex<Wire>>::default());
+    let [own, peer] = [format!("{}:40000", addresses[0]), format!("{}:80", addresses[1])].map(|it| it.parse().unwrap());
+    let client = End { tuple: Tuple::new(own, peer), out: there.clone(), into: back.clone(), numbers: numbers[0] };
+    let server = End { tuple: Tuple::new(peer, own), out: back, into: there, numbers: numbers[1] };
+    let client = Program::new(client, true, Some(world.a.domain.clone()));
+    (client, Program::new(server, false, Some(world.b.domain.clone())))
+}
+
+fn mirrored([own, peer]: [u32; 2]) -> [Option<[u32; 2]>; 2] {
+    [Some([own, peer]), Some([peer, own])]
+}
+
+/// The host tells each machine where the other may be reached.
+fn tell_addresses(world: &World, of_a: &[&str], of_b: &[&str]) {
+    let list = |all: &[&str]| all.iter().map(|it| address(it)).collect();
+    world.a.host.say(Said::Addresses { link: LINK, addresses: list(of_b) });
+    world.b.host.say(Said::Addresses { link: LINK, addresses: list(of_a) });
+    for (machine, all) in [(&world.a, of_b), (&world.b, of_a)] {
+        all.iter().for_each(|it| until_near(&machine.domain, address(it)));
+    }
+}
+
+/// Waits until a broker knows that a neighbour may have an address. What was answered before is believed for a while, so each time
+/// somebody else asks.
+fn until_near(domain: &VmDomain, address: [u8; 16]) {
+    let deadline = Instant::now() + SOON;
+    loop {
+        let mut asks = domain.peer_finder("sockets-000000000000a5c5").unwrap();
+        let near = loop {
+            if let Some(near) = asks.is_near(address) {
+                break near;
+            }
+            assert!(Instant::now() < deadline, "no answer");
+        };
+        if near {
+            return;
+        }
+        assert!(Instant::now() < deadline, "it is not told");
+    }
+}
+
+fn byte_at(position: u64) -> u8 {
+    (position.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// Questions and answers of 100 bytes, each checked, until `done` or so many of them.
+fn talk(
+    client: &mut Program,
+    server: &mut Program,
+    at: &mut u64,
+    most: u32,
+    done: impl Fn(&Program, &Program) -> bool,
+) {
+    let deadline = Instant::now() + SOON;
+    for _ in 0..most {
+        for way in 0..2 {
+            let (from, to) = if way == 0 { (&mut *client, &mut *server) } else { (&mut *server, &mut *client) };
+            let bytes: Vec<u8> = (*at..*at + 100).map(byte_at).collect();
+            let (mut sent, mut came) = (0, Vec::<u8>::new());
+            while came.len() < 100 {
+                sent += if sent < 100 { from.send(&bytes[sent..]) } else { 0 };
+                let mut room = [0; 64];
+                let n = to.receive(&mut room);
+                came.extend(&room[..n]);
+                // Who sent looks for what the other end asks.
+                from.connection.owes(&from.process, -1);
+                assert!(Instant::now() < deadline, "{} of 100 bytes came", came.len());
+            }
+            assert_eq!(came, bytes, "at {at}");
+            *at += 100;
+        }
+        if done(client, server) {
+            return;
+        }
+    }
+}
+
+fn both_joined(client: &Program, server: &Program) -> bool {
+    client.is_joined() && server.is_joined()
+}
+
+fn until_joined(client: &mut Program, server: &mut Program, at: &mut u64) {
+    talk(client, server, at, u32::MAX, both_joined);
+}
+
+#[test]
+fn s18_b22_b23_programs_in_two_machines_are_joined_and_every_byte_arrives_once() {
+    let world = World::new();
+    tell_addresses(&world, &[OF_A], &[OF_B]);
+    let (mut client, mut server) = pair(&world, mirrored(NUMBERS), [OF_A, OF_B]);
+    let mut at = 0;
+    until_joined(&mut client, &mut server, &mut at);
+    talk(&mut client, &mut server, &mut at, 200, |_, _| false);
+    let tcp = client.kernel().counts(-1, true).unwrap().counts;
+    assert!(tcp.written + tcp.received < at, "all of {at} bytes went over TCP");
+    let before = tcp.written;
+    talk(&mut client, &mut server, &mut at, 200, |_, _| false);
+    assert_eq!(client.kernel().counts(-1, true).unwrap().counts.written, before, "TCP carries some of it still");
+}
+
+/// An epoll instance of somebody who waits for one connection, as the library makes them.
+fn waiting_at(bell: &SingleDoorbell) -> OwnedFd {
+    assert!(bell.is_shared());
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&epoll, bell, epoll::EventData::new_u64(1), edges).unwrap();
+    // What rang before is reported once.
+    while is_rung(&epoll) {}
+    epoll
+}
+
+/// Whether it rang since; takes that.
+fn is_rung(epoll: &OwnedFd) -> bool {
+    let (mut room, now) = ([std::mem::MaybeUninit::uninit(); 4], Timespec { tv_sec: 0, tv_nsec: 0 });
+    !epoll::wait(epoll, &mut room, Some(&now)).unwrap().0.is_empty()
+}
+
+#[test]
+fn s17_ring_of_a_session_wakes_all_who_wait_for_its_connections_and_none_takes_it_from_another() {
+    let world = World::new();
+    let service = world.service();
+    let mut listener = world.a.domain.listen(&service).unwrap();
+    let mut caller = world.b.domain.connect(&service, patience()).unwrap();
+    let mut called = accept(&mut *listener);
+    caller.send(b"hello", None).unwrap();
+    called.send(b"hello", None).unwrap();
+    let deadline = Instant::now() + SOON;
+    for link in [&mut caller, &mut called] {
+        while link.recv(0).unwrap().is_none() {
+            assert!(Instant::now() < deadline, "no greeting");
+        }
+    }
+    let own: Vec<_> = (0..3).map(|_| called.shared_bells().unwrap().unwrap().0).collect();
+    let waiting: Vec<_> = own.iter().map(waiting_at).collect();
+    let (theirs, notifier) = caller.shared_bells().unwrap().unwrap();
+    let other = waiting_at(&theirs);
+    for round in 0..100 {
+        notifier.notify();
+        for (number, epoll) in waiting.iter().enumerate() {
+            assert!(wait_readable(epoll.as_fd(), patience()).unwrap(), "round {round}: {number} sleeps on");
+            assert!(is_rung(epoll) && !is_rung(epoll), "round {round}: {number}");
+        }
+        // Messages have a bell of their own, and hearing them takes no ring.
+        caller.send(b"more", None).unwrap();
+        notifier.notify();
+        while called.recv(0).unwrap().is_none() {}
+        assert!(waiting.iter().all(is_rung), "round {round}: a message was heard, and a ring is gone");
+    }
+    assert!(!is_rung(&other), "who rings wakes the peer");
+    own[0].notify();
+    assert!(waiting.iter().all(is_rung), "this end wakes its own");
+}
+
+/// A pair that is joined, and as many bytes as went between them.
+fn joined(world: &World) -> (Program, Program, u64) {
+    tell_addresses(world, &[OF_A], &[OF_B]);
+    let (mut client, mut server) = pair(world, mirrored(NUMBERS), [OF_A, OF_B]);
+    let mut at = 0;
+    until_joined(&mut client, &mut server, &mut at);
+    talk(&mut client, &mut server, &mut at, 50, |_, _| false);
+    (client, server, at)
+}
+
+#[test]
+fn s19_connections_of_a_link_that_is_left_go_on_over_tcp_and_look_at_its_memory_no_more() {
+    let world = World::new();
+    let (mut client, mut server, mut at) = joined(&world);
+    // What is in the pipe and not read when the link is left comes over TCP.
+    let unread: Vec<u8> = (0..3000).map(byte_at).collect();
+    assert_eq!(client.send(&unread), 3000);
+    let leave = Said::Leave { link: LINK, generation: 1, wait: 60_000 };
+    world.a.host.say(leave.clone());
+    world.b.host.say(leave);
+    let (mut came, deadline) = (Vec::<u8>::new(), Instant::now() + SOON);
+    while came.len() < 3000 {
+        let mut room = [0; 500];
+        [&client, &server].iter().for_each(|it| it.sleep());
+        client.connection.owes(&client.process, -1);
+        let n = server.receive(&mut room);
+        came.extend(&room[..n]);
+        assert!(Instant::now() < deadline, "{} of 3000 bytes came", came.len());
+    }
+    assert_eq!(came, unread);
+    let left = Said::Left { link: LINK, generation: 1 };
+    while !(world.a.host.heard(&left) && world.b.host.heard(&left)) {
+        talk(&mut client, &mut server, &mut at, 1, |_, _| false);
+        [&client, &server].iter().for_each(|it| it.sleep());
+        let on = [&client, &server].map(|it| (it.connection.carriers(), it.connection.reason()));
+        let heard = [&world.a, &world.b].map(|it| it.host.heard(&left));
+        assert!(Instant::now() < deadline, "the link is not left: {on:?}, {heard:?}");
+    }
+    world.take_memory();
+    talk(&mut client, &mut server, &mut at, 200, |_, _| false);
+    for end in [&client, &server] {
+        assert!(end.connection.is_back_on_tcp() && end.connection.unread() == 0);
+        assert!(!end.connection.is_readable(&end.process, -1), "there is nothing to read");
+    }
+}
+
+#[test]
+#[should_panic(expected = "os error 104")]
+fn s19_canary_memory_that_goes_before_a_connection_has_left_it_ends_the_connection() {
+    let world = World::new();
+    let (mut client, mut server, mut at) = joined(&world);
+    world.take_memory();
+    talk(&mut client, &mut server, &mut at, 200, |_, _| false);
+}
+
+#[test]
+fn b22_connection_whose_peer_no_neighbour_may_be_is_sought_in_the_folder_alone() {
+    let world = World::new();
+    // b is said to be somewhere else.
+    tell_addresses(&world, &[OF_A], &["10.0.0.3"]);
+    let (mut client, mut server) = pair(&world, mirrored(NUMBERS), [OF_A, OF_B]);
+    talk(&mut client, &mut server, &mut 0, 300, |_, _| false);
+    assert!(!client.is_joined() && !server.is_joined());
+    assert_eq!(client.connection.stage(), Stage::Candidate);
+}
+
+#[test]
+fn s6_ends_with_other_numbers_or_none_never_join_over_a_link() {
+    for numbers in [[Some([1, 2]), Some([3, 1])], [None, Some(NUMBERS)], [Some(NUMBERS), None], [None, None]] {
+        let world = World::new();
+        tell_addresses(&world, &[OF_A], &[OF_B]);
+        let (mut client, mut server) = pair(&world, numbers, [OF_A, OF_B]);
+        talk(&mut client, &mut server, &mut 0, 300, |_, _| false);
+        assert!(!client.is_joined() && !server.is_joined(), "{numbers:?}");
+    }
+}
+
+/// Two machines in which programs talk over loopback have the same four addresses, and by chance the same numbers.
+#[test]
+fn s18_twin_connections_over_loopback_in_two_machines_are_not_each_others() {
+    let world = World::new();
+    tell_addresses(&world, &["127.0.0.1"], &["127.0.0.1"]);
+    let (mut client, mut server) = pair(&world, mirrored(NUMBERS), ["127.0.0.1", "127.0.0.1"]);
+    talk(&mut client, &mut server, &mut 0, 300, |_, _| false);
+    assert!(!client.is_joined() && !server.is_joined());
+}
+
+/// A neighbour claims every address and the key, which it may have guessed, and answers whatever it is asked.
+#[test]
+fn s6_s18_neighbour_that_claims_the_key_and_cannot_prove_costs_the_memory_alone() {
+    let world = World::new();
+    tell_addresses(&world, &[OF_A], &[OF_B]);
+    let (mut client, mut server) = pair(&world, mirrored(NUMBERS), [OF_A, OF_B]);
+    // The server's own broker is not asked: it knows nothing of neighbours.
+    world.b.host.say(Said::Addresses { link: LINK, addresses: Vec::new() });
+    let mut liar = world.b.domain.peer_finder("sockets-0123456789abcdef").unwrap();
+    let key = key_of_sequences(NUMBERS).unwrap();
+    liar.claim_key(key);
+    let (mut at, mut links, mut asked) = (0, Vec::new(), 0);
+    let deadline = Instant::now() + SOON;
+    while client.connection.stage() == Stage::Candidate {
+        talk(&mut client, &mut server, &mut at, 1, |_, _| false);
+        links.extend(liar.accept_peer());
+        for link in &mut links {
+            let Ok(Some(said)) = link.recv(1 << 20) else { continue };
+            match Message::decode(&said.message).unwrap() {
+                Message::Propose(proposal) => {
+                    asked += 1;
+                    answer_wrongly(&mut **link, &proposal);
+                }
+                said => assert!(matches!(said, Message::Refuse { .. }), "{said:?}"),
+            }
+        }
+        assert!(Instant::now() < deadline, "it was asked {asked} times");
+    }
+    let said = (client.connection.stage(), client.connection.reason());
+    let other = (server.connection.stage(), server.connection.reason());
+    assert_eq!(
+        (asked, said),
+        (1, (Stage::Plain, Some(Reason::Hash))),
+        "there is one try; {other:?}, {} links",
+        links.len()
+    );
+    talk(&mut client, &mut server, &mut at, 100, |_, _| false);
+    assert!(!server.is_joined());
+}
+
+/// All that a liar can know, a segment and a tag of its own.
+fn answer_wrongly(link: &mut dyn tombolo_domain::Endpoint, proposal: &tombolo_layout::sockets::Claim) {
+    use tombolo_layout::{Features, SegmentHeader, sockets::Proof};
+    let claim = tombolo_layout::sockets::Claim {
+        id: 0x4321,
+        addresses: [proposal.addresses[1], proposal.addresses[0]],
+        known: [proposal.known[1], proposal.known[0]],
+        counts: Counts {
+            written: proposal.counts.received,
+            acked: proposal.counts.received,
+            received: proposal.counts.written,
+        },
+        ..*proposal
+    };
+    let header = SegmentHeader::new(16 << 10, 0, 0, Features::NONE, claim.id);
+    let (segment, offer) = link.allocate(header.segment_len as usize).unwrap();
+    let (control, _data) = segment.split(header.geometry().data_offset);
+    control.write_header(&header.encode());
+    let proof = Proof { proposer: u32::from(proposal.known[0]), answerer: u32::from(proposal.known[1]), tag: [7; 32] };
+    link.send(&Message::Answer { to: proposal.id, claim, proof }.encode(), Some(&offer)).unwrap();
+}
+
+#[test]
+fn b23_key_is_told_while_its_process_waits_and_of_no_one_else_than_who_claims_it_alone() {
+    let world = World::new();
+    tell_addresses(&world, &[OF_A], &[OF_B]);
+    let finder = |domain: &VmDomain, service: &str| domain.peer_finder(service).unwrap();
+    let mut seeker = finder(&world.a.domain, "sockets-00000000000000aa");
+    let mut one = finder(&world.b.domain, "sockets-00000000000000b1");
+    let mut two = finder(&world.b.domain, "sockets-00000000000000b2");
+    let mut until = |wanted: Sought, one: &mut dyn FnMut()| {
+        let deadline = Instant::now() + SOON;
+        loop {
+            one();
+            seeker.forget_key(5);
+            let mut sought = Sought::Later;
+            while sought == Sought::Later && Instant::now() < deadline {
+                sought = seeker.seek_key(5, address(OF_B));
+            }
+            if sought == wanted {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{sought:?}, and not {wanted:?}");
+        }
+    };
+    let at_one = Sought::At("b/sockets-00000000000000b1".into());
+    until(Sought::Nobody, &mut || ());
+    one.claim_key(5);
+    until(at_one.clone(), &mut || drop(one.accept_peer()));
+    two.claim_key(5);
+    until(Sought::Nobody, &mut || drop(two.accept_peer()));
+    one.withdraw_key(5);
+    one.claim_key(5);
+    until(at_one, &mut || drop(one.accept_peer()));
+    drop(one);
+    until(Sought::Nobody, &mut || ());
+}
+
+#[test]
+fn b22_host_tells_a_machines_neighbours_where_it_is_and_nobody_else_and_nothing_that_each_kernel_has() {
+    let domains: String = ["a", "b", "c", "d"].map(|it| format!("[domain.{it}]\n")).concat();
+    let daemon = Daemon::start(&format!(
+        "[host]\nregion = \"1MiB\"\n{domains}[[allow]]\nfrom = \"*\"\nto = \"*\"\nservice = \"*\"\n"
+    ));
+    let [mut a, mut old, mut near, mut far] = ["a", "b", "c", "d"].map(|it| Vm::start(&daemon, it));
+    for peer in ["b", "c"] {
+        daemon.client().link("a", peer);
+    }
+    for (vm, version) in [(&mut a, 3), (&mut old, 2), (&mut near, 3), (&mut far, 3)] {
+        vm.version = version;
+        vm.boot(3, 1);
+    }
+    for vm in [&mut a, &mut old, &mut near] {
+        vm.listen_until("the link", |said| matches!(said, Said::Link { .. }));
+    }
+    let is_address = |said: &Said| matches!(said, Said::Addresses { .. });
+    let own = |all: &[&str]| Said::Addresses { link: 0, addresses: all.iter().map(|it| address(it)).collect() };
+    for (says, is_told) in
+        [(&[OF_A, "127.0.0.1", "169.254.0.9", OF_B][..], &[OF_A, OF_B][..]), (&[OF_B], &[OF_B]), (&[], &[])]
+    {
+        a.say(own(says));
+        let heard = near.listen_until("the addresses", is_address);
+        let Said::Addresses { addresses, .. } = &heard else { unreachable!() };
+        assert_eq!(*addresses, is_told.iter().map(|it| address(it)).collect::<Vec<_>>(), "of {says:?}");
+    }
+    // They were told in the same turn, or not at all.
+    for vm in [&mut old, &mut far] {
+        (0..50).for_each(|_| vm.listen_once());
+        assert!(!vm.heard.iter().any(is_address), "{} was told", vm.name);
+    }
+    // One that says where another is makes no sense.
+    a.say(Said::Addresses { link: 1, addresses: vec![address(OF_B)] });
+    a.boot(5, 1);
+    a.listen_until("the link, anew", |said| matches!(said, Said::Link { .. }));
+}

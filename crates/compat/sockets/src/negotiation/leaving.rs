@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-19. A session whose memory will be taken away, or was.
+
+use std::sync::Weak;
+
+use tombolo_domain::Liveness;
+
+use super::peer_process::PeerProcess;
+use crate::{connection::Connection, process::Process};
+
+impl PeerProcess {
+    /// V-9. Where its memory will be taken away, its connections go back to TCP. Says whether it is left, and all of them are.
+    pub(super) fn leave_memory(&mut self, process: &Process) -> bool {
+        if self.link.same_kernel() || !self.link.doorbell().is_some_and(|bell| bell.is_leaving()) {
+            return false;
+        }
+        if let Some(line) = &self.line {
+            line.begin_to_leave();
+        }
+        self.joined.retain(|connection| connection.strong_count() > 0);
+        let left = |connection: &Weak<Connection>| connection.upgrade().is_none_or(|it| it.leave_memory(process));
+        let all_left = self.joined.iter().map(left).fold(true, |all, one| all & one);
+        if !all_left {
+            // Whoever sleeps next looks first.
+            process.rang();
+        }
+        all_left
+    }
+
+    /// The memory was taken away.
+    pub(super) fn lose_memory(&self, process: &Process) {
+        if !self.link.same_kernel() && self.link.liveness() == Liveness::Revoked {
+            self.joined.iter().filter_map(Weak::upgrade).for_each(|connection| connection.lose_memory(process));
+        }
+    }
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! S-18. By which way the other end of a connection is looked for: in the folder, where it is on this kernel, or by the broker, where
+//! it may be in a neighbouring machine.
+
+use std::sync::Arc;
+
+use tombolo_domain::Sought;
+use tombolo_layout::sockets::Message;
+
+use super::{
+    machines::Machines,
+    sessions::Dialled,
+    stage::NegotiationStage,
+    table::{Negotiations, remember},
+};
+use crate::{
+    Reason,
+    claim::Claimed,
+    connection::Connection,
+    process::Process,
+    proof,
+    tuple::{Role, Tuple, key_of_sequences},
+};
+
+/// By which way the other end is looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// In the folder.
+    Folder,
+    /// By the broker, under this key.
+    Broker(u32),
+}
+
+impl Way {
+    /// Which of the two ends this one is. Where brokers find it, who connected seeks: so the hosts' rules mean for this what they
+    /// mean for all that connects.
+    pub(super) fn role(self, connection: &Connection, tuple: Tuple) -> Option<Role> {
+        match self {
+            Self::Folder => tuple.role(),
+            Self::Broker(_) if connection.dialled => Some(Role::Seeking),
+            Self::Broker(_) => Some(Role::Waiting),
+        }
+    }
+}
+
+/// The way of a connection; none while that is not known.
+pub(super) fn find_way(all: &mut Machines, process: &Process, connection: &Connection, tuple: Tuple) -> Option<Way> {
+    // An address that each kernel has is no neighbour's.
+    if process.machines.is_none() || tuple.is_local() {
+        return Some(Way::Folder);
+    }
+    if !all.finder(process.machines.as_deref())?.is_near(tuple.peer.host)? {
+        return Some(Way::Folder);
+    }
+    let numbers = process.kernel().sequences(connection.fd(), connection.dialled);
+    Some(numbers.and_then(key_of_sequences).map_or(Way::Folder, Way::Broker))
+}
+
+/// S-18. Seeks an end in another kernel.
+pub(super) fn seek_by_broker(
+    all: &mut Negotiations,
+    process: &Process,
+    connection: &Arc<Connection>,
+    (key, address): (u32, [u8; 16]),
+    id: u64,
+    talk: &mut NegotiationStage,
+) -> Result<(), Reason> {
+    let Sought::At(service) = all.machines.seek(process.machines.as_deref(), key, address) else { return Ok(()) };
+    let claims = all.claims(process)?;
+    if process.is_off(&claims) {
+        return Err(Reason::Off);
+    }
+    let claim = process.describe(connection)?;
+    if !proof::is_ready(&claim) {
+        return Ok(());
+    }
+    let machines = process.machines.as_deref().ok_or(Reason::Unreachable)?;
+    let index = match all.dial(machines, &claims, &service)? {
+        Dialled::Is(index) => index,
+        Dialled::Later => return Ok(()),
+        Dialled::Dead => {
+            all.machines.forget_key(key);
+            return Ok(());
+        }
+    };
+    let neighbour = &mut all.neighbours[index];
+    if !neighbour.outbox.has_room() {
+        return Ok(());
+    }
+    neighbour.send_message(&Message::Propose(claim)).map_err(|_| Reason::PeerGone)?;
+    remember(&mut all.by_id, id, connection);
+    *talk = NegotiationStage::Proposed { claim, link: neighbour.number, _claimed: Claimed::nowhere() };
+    Ok(())
+}

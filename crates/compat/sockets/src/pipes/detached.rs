@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! V-9. A connection that has left its memory: both directions are on TCP, each end has followed the other, and from then on nobody
+//! looks at what stands in the segments, which are taken away.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    os::fd::RawFd,
+    sync::atomic::Ordering,
+};
+
+use rustix::io::Errno;
+use tombolo_mem::PeerWord;
+
+use super::{ASTIR, Failed, Pipes, Read, Rx, io::Reading};
+use crate::{
+    connection::Connection,
+    direction::Direction,
+    kernel::Kernel,
+    switch::{Found, Incoming, Transport},
+};
+
+impl Pipes {
+    /// Whether nobody looks at the memory any more.
+    #[inline]
+    pub fn is_detached(&self) -> bool {
+        self.detached.load(Ordering::Acquire)
+    }
+
+    /// Lets go of the memory, if both directions are on TCP and the peer needs nothing of it either. Says whether that is so.
+    pub fn detach(&self, connection: &Connection) -> bool {
+        if self.is_detached() {
+            return true;
+        }
+        let sends_over_tcp = self.turn(connection, &self.tx, |tx| {
+            let followed = tx.followed.load_acquire().hint();
+            let owes = tx.recalled.is_some_and(|base| {
+                let from = connection.counted(Direction::Out).wrapping_sub(base);
+                tx.writer.position().wrapping_sub(from) as i64 > 0
+            });
+            // Zeros say that nothing was ever followed: memory that is gone is not left in order.
+            let moved = tx.sender.carrier() == Transport::Tcp && tx.sender.may_move(followed) && !tx.followed.is_lost();
+            moved && !owes
+        });
+        let reads_tcp = self.turn(connection, &self.rx, |rx| {
+            let moves = rx.moves.load_acquire().hint();
+            rx.receiver.carrier() == Transport::Tcp && !rx.receiver.is_behind(moves) && rx.broken.is_none()
+        });
+        let done = matches!((sends_over_tcp, reads_tcp), (Ok(true), Ok(true)));
+        if done {
+            self.settled.store(ASTIR, Ordering::Relaxed);
+            self.detached.store(true, Ordering::Release);
+        }
+        done
+    }
+
+    pub(super) fn send_detached(
+        &self,
+        connection: &Connection,
+        kernel: &dyn Kernel,
+        fd: RawFd,
+        from: &[IoSlice<'_>],
+    ) -> Result<(usize, Transport), Failed> {
+        let n = kernel.send(fd, from).map_err(Failed::Os)?;
+        connection.count(Direction::Out, n);
+        Ok((n, Transport::Tcp))
+    }
+
+    pub(super) fn recv_detached(
+        &self,
+        rx: &mut Rx,
+        connection: &Connection,
+        (kernel, fd): (&dyn Kernel, RawFd),
+        to: &mut [IoSliceMut<'_>],
+        read: Read,
+    ) -> Result<(usize, Transport), Failed> {
+        let mut io = Reading {
+            connection,
+            kernel,
+            fd,
+            to,
+            read,
+            reader: &mut rx.reader,
+            moves: &rx.moves,
+            boundary: &rx.boundary,
+            followed: &rx.followed,
+            error: &mut rx.error,
+        };
+        match io.read_tcp() {
+            Ok(Found::Bytes(n)) => Ok((n, Transport::Tcp)),
+            Ok(Found::End) => Ok((0, Transport::Tcp)),
+            Ok(Found::Nothing) => Err(Failed::Os(Errno::AGAIN)),
+            Err(failed) => {
+                rx.error = None; // The program hears it.
+                Err(failed)
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! Unmodified programs in two machines, started by `tombolo run`: their TCP connections go through memory. They find each other by
+//! their brokers, and prove themselves by what their kernels know; nobody gives them a folder, a name or a right.
+
+use super::{Case, Half, Verdict};
+use crate::parts::Parts;
+use crate::rig::Rig;
+use crate::site::{At, CONFIG, Plan, Purpose, Site, line};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tombolo_e2e::control::Job;
+use tombolo_e2e::ensure;
+use tombolo_e2e::error::{Context, Error, Result};
+use tombolo_e2e::image::Extra;
+use tombolo_e2e::lines::within;
+use tombolo_e2e::network::Network;
+use tombolo_e2e::programs::Programs;
+
+pub const CASES: &[Case] =
+    &[Case { name: "s17_s18_s19_programs_in_two_machines_talk_through_memory_until_the_link_goes", run: talk }];
+
+pub const HALVES: &[Half] = &[("sockets::send", send), ("sockets::receive", receive)];
+
+const IPERF: &str = "/usr/bin/iperf3";
+const REDIS: [&str; 2] = ["/usr/bin/redis-server", "/usr/bin/redis-benchmark"];
+
+/// The library, and the programs that this host has.
+pub fn programs() -> Result<Vec<Extra>> {
+    let library = Programs::shared("tombolo-preload", "libtombolo_preload.so")?;
+    let there = [IPERF].into_iter().chain(REDIS).filter(|program| Path::new(program).exists());
+    let named = there.map(|program| (program.trim_start_matches("/usr/").to_owned(), program.into()));
+    Ok(named.chain([("bin/libtombolo_preload.so".to_owned(), library)]).collect())
+}
+
+/// Two machines with a network, and programs in them that know nothing of each other.
+pub fn boot(parts: &Parts) -> Result<Site> {
+    let plan = Plan { purpose: Purpose::Networked, config: CONFIG, modules: &[], programs: &programs()? };
+    let mut site = Site::boot_with(parts, &plan, |_| Ok(()))?;
+    site.link("a", "b")?;
+    Ok(site)
+}
+
+/// Bytes without a pattern, the same each time.
+struct Stream(u64);
+
+impl Stream {
+    fn fill(&mut self, room: &mut [u8]) {
+        for chunk in room.chunks_mut(8) {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            chunk.copy_from_slice(&self.0.to_le_bytes()[..chunk.len()]);
+        }
+    }
+}
+
+const SEED: u64 = 88_172_645_463_325_252;
+const CHUNK: usize = 32 << 10;
+
+/// Sends for so many milliseconds, and hears then how much came.
+fn send(args: &[String]) -> Result<()> {
+    let [address, millis] = args else { return Err(Error::new("ADDRESS MILLISECONDS")) };
+    let mut stream = TcpStream::connect((address.as_str(), 9))?;
+    stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let (until, mut bytes, mut sent) = (within(0) + Duration::from_millis(millis.parse()?), Stream(SEED), 0_u64);
+    let mut room = vec![0; CHUNK];
+    while Instant::now() < until {
+        bytes.fill(&mut room);
+        stream.write_all(&room)?;
+        sent += CHUNK as u64;
+    }
+    stream.shutdown(Shutdown::Write)?;
+    let mut came = [0; 8];
+    stream.read_exact(&mut came)?;
+    ensure!(u64::from_le_bytes(came) == sent, "{} of {sent} bytes came", u64::from_le_bytes(came));
+    println!("sent {sent}");
+    Ok(())
+}
+
+fn receive(_: &[String]) -> Result<()> {
+    let listener = TcpListener::bind(("0.0.0.0", 9))?;
+    println!("listens");
+    let mut stream = listener.accept()?.0;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let (mut bytes, mut came, mut wanted, mut room) = (Stream(SEED), 0_u64, vec![0; CHUNK], vec![0; CHUNK]);
+    loop {
+        let mut filled = 0;
+        while filled < CHUNK {
+            match stream.read(&mut room[filled..])? {
+                0 => break,
+                n => filled += n,
+            }
+        }
+        came += filled as u64;
+        if filled < CHUNK {
+            break;
+        }
+        bytes.fill(&mut wanted);
+        ensure!(room == wanted, "other bytes came, up to {came}");
+    }
+    Ok(stream.write_all(&came.to_le_bytes())?)
+}
+
+/// Bytes over TCP and through memory, of all processes whose counts are in a folder of a machine.
+fn counted(site: &mut Site, at: At, folder: &str) -> Result<[u64; 2]> {
+    let reports = site.vm(at).sh(&format!("for it in {folder}/*; do cat $it; echo; done"), within(60))?;
+    let mut all = [0; 2];
+    for report in reports.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let report: Value = serde_json::from_str(report).context(report)?;
+        let count = |key: &str| report[key].as_u64().unwrap_or_default();
+        all[0] += count("sent_tcp") + count("received_tcp");
+        all[1] += count("sent_shared") + count("received_shared");
+    }
+    Ok(all)
+}
+
+/// The words that start a program in a machine, which counts into a folder of its own.
+fn started<'a>(name: &'a str, program: &[&'a str]) -> Vec<String> {
+    let words = ["tombolo", "run", "--report", name, "--"];
+    words.iter().chain(program).map(|word| (*word).to_owned()).collect()
+}
+
+fn start(site: &mut Site, at: At, name: &str, program: &[&str]) -> Result<Job> {
+    let words = started(name, program);
+    site.vm(at).start(&words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn run(site: &mut Site, name: &str, program: &[&str]) -> Result<String> {
+    let job = start(site, At::A, name, program)?;
+    site.a.wait(job, within(180))?.success().context(program.join(" "))
+}
+
+/// At least 95 % of what both ends counted went through memory.
+fn ensure_through_memory(site: &mut Site, what: &str, folders: [&str; 2]) -> Result<()> {
+    let (a, b) = (counted(site, At::A, folders[0])?, counted(site, At::B, folders[1])?);
+    let (tcp, memory) = (a[0] + b[0], a[1] + b[1]);
+    ensure!(memory > 0 && memory / 19 >= tcp, "{what}: {tcp} bytes over TCP, {memory} through memory");
+    Ok(())
+}
+
+fn iperf(site: &mut Site, address: &str) -> Result<()> {
+    let server = start(site, At::B, "/tmp/iperf", &["iperf3", "-s", "-1", "--forceflush"])?;
+    line(&mut site.b, server, "Server listening", within(60))?;
+    run(site, "/tmp/iperf", &["iperf3", "-c", address, "-n", "600M"])?;
+    site.b.wait(server, within(60))?.success().context("iperf3 -s")?;
+    ensure_through_memory(site, "iperf3", ["/tmp/iperf", "/tmp/iperf"])
+}
+
+fn redis(site: &mut Site, address: &str) -> Result<()> {
+    let words = ["redis-server", "--protected-mode", "no", "--save", "", "--port", "6379"];
+    let server = start(site, At::B, "/tmp/redis", &words)?;
+    let ready = format!("echo PING | nc -w 2 {address} 6379 | grep -q PONG");
+    site.a.sh(&format!("until {ready}; do usleep 100000; done"), within(60)).context("redis-server")?;
+    for clients in ["1", "8"] {
+        let folder = format!("/tmp/redis{clients}");
+        let words = ["redis-benchmark", "-h", address, "-n", "6000", "-c", clients, "-t", "set,get", "-d", "500", "-q"];
+        run(site, &folder, &words)?;
+        let counts = counted(site, At::A, &folder)?;
+        ensure!(counts[1] / 19 >= counts[0], "{clients} clients: {} bytes over TCP, {} not", counts[0], counts[1]);
+    }
+    site.b.kill(server)?;
+    site.b.wait(server, within(60)).map(drop)
+}
+
+/// A stream that is checked, during which `meanwhile` happens once it flows. How much of it went over TCP and through memory.
+fn transfer(
+    site: &mut Site,
+    (address, millis, name): (&str, &str, &str),
+    meanwhile: impl FnOnce(&mut Site) -> Result<()>,
+) -> Result<[u64; 2]> {
+    let receiver = start(site, At::B, name, &["/agent", "guest", "sockets::receive"])?;
+    line(&mut site.b, receiver, "listens", within(60))?;
+    let sender = start(site, At::A, name, &["/agent", "guest", "sockets::send", address, millis])?;
+    meanwhile(site)?;
+    site.a.wait(sender, within(120))?.success().context("who sends")?;
+    site.b.wait(receiver, within(60))?.success().context("who receives")?;
+    let (a, b) = (counted(site, At::A, name)?, counted(site, At::B, name)?);
+    ensure!(a == b, "{name}: who sends counts {a:?}, who receives {b:?}");
+    Ok(a)
+}
+
+/// Waits until somebody in a uses shared memory: the report is renewed as bytes go.
+fn until_in_memory(site: &mut Site, folder: &str) -> Result<()> {
+    let has = format!("until grep -q '\"joined\":1' {folder}/* 2>/dev/null; do usleep 50000; done");
+    site.a.sh(&has, within(60)).context("nothing is joined").map(drop)
+}
+
+fn talk(rig: &mut Rig) -> Result<Verdict> {
+    if let Some(missing) = [IPERF].into_iter().chain(REDIS).find(|program| !Path::new(program).exists()) {
+        return Ok(Verdict::Skip { need: "iperf3", why: format!("no {missing}") });
+    }
+    if let Err(why) = Network::open() {
+        return Ok(Verdict::Skip { need: "netns", why: why.to_string() });
+    }
+    rig.rest()?;
+    let mut site = boot(&rig.parts)?;
+    match through_it(&mut site) {
+        Ok(()) => site.finish().map(|()| Verdict::Done),
+        Err(why) => Err(Error::new(format!("{why}\n{}", site.report()))),
+    }
+}
+
+fn through_it(site: &mut Site) -> Result<()> {
+    let address = site.addresses[1].clone();
+    iperf(site, &address)?;
+    redis(site, &address)?;
+    // Canary: who is told no numbers proves nothing, and all goes over TCP.
+    site.b.sh("tombolo hook detach", within(60))?;
+    let canary = transfer(site, (&address, "1000", "/tmp/canary"), |_| Ok(()))?;
+    ensure!(canary[0] > 0 && canary[1] == 0, "without numbers {} bytes went through memory", canary[1]);
+    site.b.sh("tombolo hook attach", within(60))?;
+    // The link goes under load: every byte arrives, the rest over TCP.
+    let both = transfer(site, (&address, "8000", "/tmp/leave"), |site| {
+        until_in_memory(site, "/tmp/leave")?;
+        site.broker.link(&["rm", "a", "b"]).map(drop)
+    })?;
+    ensure!(both[0] > 0 && both[1] > 0, "{} bytes over TCP, {} through memory", both[0], both[1]);
+    Ok(())
+}
