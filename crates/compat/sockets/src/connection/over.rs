@@ -6,7 +6,7 @@ use std::{os::fd::RawFd, sync::atomic::Ordering};
 use rustix::event::PollFlags;
 
 use super::Connection;
-use crate::kernel::Kernel;
+use crate::{kernel::Kernel, process::Process};
 
 impl Connection {
     /// Says whether this is news.
@@ -34,6 +34,15 @@ impl Connection {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
+    }
+
+    /// S-12. The program has shut the socket down. Where that was both ways and nothing is left to read, TCP refuses what comes.
+    pub fn has_shut(&self, process: &Process, fd: RawFd) {
+        if let Some(pipes) = self.pipes.get()
+            && self.ask_whether_over(process.kernel(), fd)
+        {
+            pipes.end_reading_if_empty(self, process.kernel(), fd);
+        }
     }
 
     /// Asks the kernel.
