@@ -126,7 +126,7 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     // SAFETY: (contract) the caller's promise.
     let done = unsafe { real::shutdown(fd, how) };
     if let (0, Some(connection), Some(process)) = (done, &known, state::busy()) {
-        errno::kept(|| connection.has_shut(process, fd));
+        errno::kept(|| connection.has_shut(process, fd, how != libc::SHUT_WR));
     }
     // Another thread may wait for room: it has none any more, and TCP tells only who asks.
     if let Some(bell) = ends.and_then(|connection| connection.bell()) {

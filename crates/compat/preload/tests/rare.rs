@@ -84,5 +84,11 @@ fn s12_who_sends_to_an_end_that_has_shut_down_both_ways_is_told() {
 
 #[test]
 fn arguments_that_the_kernel_refuses_are_refused_before_anything_is_touched() {
-    same("refused", &[]);
+    let Some(place) = same("refused", &[]) else { return };
+    assert!(!place.log().contains("goes back"), "{}", place.log());
+}
+
+#[test]
+fn s2_end_that_has_shut_down_its_receiving_goes_back_to_tcp_with_what_is_unread() {
+    same("deaf", &[]);
 }

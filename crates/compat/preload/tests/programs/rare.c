@@ -307,6 +307,22 @@ static void both_ways(void) {
     printf("with %x\n", (unsigned)one.revents & (POLLHUP | POLLERR));
 }
 
+/* An end that receives no more by its own word is not one whose peer has ended: it goes back to TCP with all that is unread. */
+static void deaf(void) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE};
+    int set = epoll_create1(0);
+    pair();
+    check(shutdown(ends[0], SHUT_RD) == 0 && send(ends[1], "unread", 6, 0) == 6, "unread");
+    there(ends[0], 6);
+    say("a way that needs the kernel", epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event));
+    say("the other end goes on", send(ends[1], " and more", 9, MSG_NOSIGNAL));
+    there(ends[0], 15);
+    say("all of it", recv(ends[0], room, 100, 0));
+    say("and no more", recv(ends[0], room, 100, 0));
+    say("the other way", send(ends[0], "back", 4, MSG_NOSIGNAL));
+    say("recv", recv(ends[1], room, 100, 0));
+}
+
 /* Arguments that the kernel refuses before it looks at anything else. */
 static void refuses(void) {
     char control[CMSG_SPACE(sizeof(int))] = {0};
@@ -325,6 +341,8 @@ static void refuses(void) {
     say("ppoll of too many", ppoll(&one, many, NULL, NULL));
     check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "epoll_ctl");
     say("epoll_wait for too many", epoll_wait(set, &event, most, 0));
+    event.events = EPOLLIN | EPOLLEXCLUSIVE;
+    say("what is in the set already", epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event));
     *first = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = 99, .cmsg_len = CMSG_LEN(sizeof(int))};
     say("a control message of no kind", sendmsg(ends[0], &message, 0));
     *first = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = 3};
@@ -365,6 +383,8 @@ int main(int count, char **words) {
         watched();
     } else if (strcmp(word, "both") == 0) {
         both_ways();
+    } else if (strcmp(word, "deaf") == 0) {
+        deaf();
     } else if (strcmp(word, "refused") == 0) {
         refuses();
     } else if (strcmp(word, "short") == 0) {

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
-use tombolo_domain::{Endpoint, Error, SingleDoorbell, aside};
+use tombolo_domain::{Endpoint, Error, aside};
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
@@ -15,6 +15,7 @@ use crate::{
     connection::Connection,
     pipes::{OwnResources, PeerResources},
     process::Process,
+    spare::{Resources, Spare},
     stage::Stage,
 };
 
@@ -190,16 +191,33 @@ impl PeerProcess {
         let most = process.settings.ring;
         let ring = holds.map_or(most, |bytes| bytes.next_power_of_two().max(LEAST_RING).min(most));
         let header = SegmentHeader::new(ring, 0, 0, Features::NONE, id);
-        let lease = process.quota.reserve_bytes(header.segment_len).ok_or(Reason::Resources)?;
+        let spare = std::mem::take(&mut *lock(&connection.spare));
+        let made = match spare {
+            Spare::Made(made) if made.len == header.segment_len => Some(made),
+            Spare::Made(_) | Spare::None => None,
+            Spare::Failed => return Err(Reason::Resources),
+            unfinished => {
+                *lock(&connection.spare) = unfinished;
+                return Ok(None);
+            }
+        };
+        if made.is_none()
+            && process.is_crowded()
+            && let Some(allocator) = self.link.allocator()
+        {
+            *lock(&connection.spare) = Spare::Wanted(allocator, header.segment_len);
+            connection.try_next_at(0);
+            return Ok(None);
+        }
         // The segment has a descriptor until the peer has been sent one.
         aside::lifted(|| {
-            let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
+            let make = || Resources::new(&process.quota, header.segment_len, |len| self.link.allocate(len));
+            let Resources { segment, offer, lease, bell, .. } = made.map_or_else(make, Ok)?;
             let fresh = Fresh::new(segment, &header);
-            let bell = SingleDoorbell::new().map_err(|_| Reason::Resources)?;
             let sent = self.outbox.try_send(|| self.link.send_with_bell(&message.encode(), Some(&offer), &bell));
             self.link.retire(None, offer);
             let sent = sent.map_err(|_| Reason::PeerGone)?;
-            Ok(sent.then(|| OwnResources { fresh, lease, bell: Arc::new(bell) }))
+            Ok(sent.then(|| OwnResources { fresh, lease, bell }))
         })
     }
 }
