@@ -8,12 +8,9 @@ use std::sync::Arc;
 
 use tombolo_domain::{Allocator, Offer, SingleDoorbell, aside};
 use tombolo_mem::OwnSegment;
-use tombolo_os::lock::lock;
 
 use crate::{
     Reason,
-    connection::Connection,
-    process::Process,
     quota::{Lease, Quota},
 };
 
@@ -65,19 +62,5 @@ impl Spare {
                 None
             }
         }
-    }
-}
-
-impl Process {
-    /// Makes what is wanted for `connection`, and says whether it did. Nothing is held meanwhile.
-    pub(crate) fn make_spare(&self, connection: &Connection) -> bool {
-        let Some((allocator, len)) = lock(&connection.spare).begin() else { return false };
-        let made = Resources::new(&self.quota, len, |len| allocator.allocate(len));
-        let mut spare = lock(&connection.spare);
-        // Else it is not wanted any more.
-        if matches!(*spare, Spare::Begun) {
-            *spare = made.map_or(Spare::Failed, Spare::Made);
-        }
-        true
     }
 }

@@ -170,6 +170,20 @@ impl Negotiations {
     }
 }
 
+impl Process {
+    /// Makes what is wanted for `connection`, and says whether it did. Nothing is held meanwhile.
+    pub(super) fn make_spare(&self, connection: &Connection) -> bool {
+        let Some((allocator, len)) = lock(&connection.spare).begin() else { return false };
+        let made = Resources::new(&self.quota, len, |len| allocator.allocate(len));
+        let mut spare = lock(&connection.spare);
+        // Else it is not wanted any more.
+        if matches!(*spare, Spare::Begun) {
+            *spare = made.map_or(Spare::Failed, Spare::Made);
+        }
+        true
+    }
+}
+
 /// The smallest ring that a program can ask for by its buffer.
 const LEAST_RING: u64 = 4096;
 
