@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// So long after threads got into each other's way they may do so again.
-const CROWD: Duration = Duration::from_millis(100);
+const CROWD: Duration = Duration::from_secs(1);
 
 /// What a user can set.
 #[derive(Clone, Debug)]
