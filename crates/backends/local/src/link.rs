@@ -7,7 +7,8 @@ use std::{
 };
 
 use tombolo_domain::{
-    Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, SingleDoorbell, SingleNotifier, Slot,
+    Allocator, Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, SingleDoorbell,
+    SingleNotifier, Slot,
     aside::{self, ReservedFd},
 };
 use tombolo_layout::{
@@ -83,14 +84,14 @@ impl LocalEndpoint {
             Ok(len) if message.len() <= CONTROL_MESSAGE_MAX => len,
             _ => return Err(Error::Limit { what: "length of a control message", remedy: "send at most 256 bytes" }),
         };
-        let segment: Option<&OwnedFd> = offer.map(|offer| offer.token().expect("an offer made by this backend"));
+        let segment = offer.map(|offer| descriptor(offer).expect("an offer made by this backend"));
         let own = self.own_bells()?;
         let mut descriptors = Vec::with_capacity(DESCRIPTORS_MAX);
         if !self.introduced {
             descriptors.extend(Slot::ALL.map(|slot| own[slot.index()].to_ring()));
         }
         descriptors.extend(bell.map(AsFd::as_fd));
-        descriptors.extend(segment.map(AsFd::as_fd));
+        descriptors.extend(segment);
         let head = Head { bells: !self.introduced, single: bell.is_some(), segment: segment.is_some(), len };
         frame::send(self.socket(), head, message, &descriptors)?;
         self.introduced = true;
@@ -172,6 +173,12 @@ pub(crate) fn is_harmless(file: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok() || matches!(bell::is_eventfd(file), Ok(true))
 }
 
+/// Of memory that was made with a link at hand, or apart from it.
+fn descriptor(offer: &Offer) -> Option<BorrowedFd<'_>> {
+    let own = offer.token::<OwnedFd>().map(AsFd::as_fd);
+    own.or_else(|| offer.token::<ReservedFd>().map(AsFd::as_fd))
+}
+
 /// L-6. Maps what the peer offers, if it is what it should be.
 fn map(descriptors: &[OwnedFd], max: u64) -> Result<Option<PeerSegment>> {
     let [fd] = descriptors else { return Ok(None) };
@@ -201,6 +208,16 @@ impl Memory for LocalEndpoint {
         let (segment, fd) =
             tombolo_mem::create_sealed(&self.name, len).map_err(|error| Error::os("memfd_create", error))?;
         Ok((segment, Offer::new(fd)))
+    }
+
+    fn allocator(&self) -> Option<Allocator> {
+        let name = self.name.clone();
+        Some(Allocator::new(move |len| {
+            // The limit is held by one thread at a time, and zeroing takes long: it is lifted for the descriptor alone.
+            let made = tombolo_mem::create_sealed_kept(&name, len, |make| aside::lifted(|| ReservedFd::new(make()?)));
+            let (segment, fd) = made.map_err(|error| Error::os("memfd_create", error))?;
+            Ok((segment, Offer::new(fd)))
+        }))
     }
 
     /// L-11. Nothing to wait for: the kernel counts the mappings and descriptors of a memfd and frees its pages after

@@ -26,6 +26,8 @@ use crate::{
     state::{self, Watched},
 };
 
+/// What the kernel refuses to give more events than (`EP_MAX_EVENTS`).
+const MOST_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
 /// `asm-generic/sockios.h`: whether the next byte is the urgent one.
 const SIOCATMARK: c_ulong = 0x8905;
 
@@ -113,8 +115,9 @@ pub unsafe extern "C-unwind" fn accept4(fd: c_int, address: *mut sockaddr, len: 
 /// As `shutdown(2)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let ends = state::connection(fd).filter(|_| how != libc::SHUT_RD && !inside::has_interrupted());
-    if let Some(connection) = &ends {
+    let known = state::connection(fd).filter(|_| !inside::has_interrupted());
+    let ends = known.as_ref().filter(|_| how != libc::SHUT_RD);
+    if let Some(connection) = ends {
         errno::kept(|| {
             handback::drain_before_close(fd, connection);
             connection.end_sending();
@@ -122,8 +125,11 @@ pub unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     }
     // SAFETY: (contract) the caller's promise.
     let done = unsafe { real::shutdown(fd, how) };
+    if let (0, Some(connection), Some(process)) = (done, &known, state::busy()) {
+        errno::kept(|| connection.has_shut(process, fd, how != libc::SHUT_WR));
+    }
     // Another thread may wait for room: it has none any more, and TCP tells only who asks.
-    if let Some(bell) = ends.as_ref().and_then(|connection| connection.bell()) {
+    if let Some(bell) = ends.and_then(|connection| connection.bell()) {
         errno::kept(|| bell.notify());
     }
     done
@@ -530,7 +536,7 @@ unsafe fn wait(
         return poll::interrupted();
     }
     let Some(set) = state::set(epfd) else { return real() };
-    if events.is_null() || max <= 0 {
+    if events.is_null() || !(1..=MOST_EVENTS).contains(&max) {
         return real();
     }
     waiting::begin(process, &set);

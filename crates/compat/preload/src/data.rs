@@ -7,7 +7,7 @@
 use std::{
     ffi::{c_int, c_void},
     io::{IoSlice, IoSliceMut},
-    slice,
+    ptr, slice,
     sync::Arc,
 };
 
@@ -15,7 +15,7 @@ use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use tombolo_sockets::{
     Process, Reason,
-    connection::{Connection, Direction, Plain},
+    connection::{Connection, Direction, Plain, Stage},
     proof::HISTORY,
 };
 
@@ -296,6 +296,15 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const msghdr, flags
         unsafe { given_away(header) };
     }
     let (process, connection) = watched!(fd, else real());
+    if header.msg_controllen > 0 && connection.stage() == Stage::Joined {
+        // The kernel looks at these before anything else, also where there is nothing to send.
+        let alone = msghdr { msg_iov: ptr::null_mut(), msg_iovlen: 0, ..*header };
+        // SAFETY: (contract) the caller's promise, for a message with no parts.
+        let answer = unsafe { real::sendmsg(fd, &raw const alone, flags | libc::MSG_NOSIGNAL) };
+        if answer < 0 && errno::get() == libc::EINVAL {
+            return answer;
+        }
+    }
     // SAFETY: (valid) the caller's promise.
     let from = unsafe { parts(header.msg_iov, header.msg_iovlen, Errno::MSGSIZE) };
     flow::send(process, &connection, fd, from, flags, real)
@@ -364,6 +373,15 @@ pub unsafe extern "C-unwind" fn sendfile(to: c_int, from: c_int, offset: *mut of
         None => unsafe { libc::lseek(from, 0, libc::SEEK_CUR) },
     };
     let sent = copy_file(process, &connection, to, from, begin, count);
+    if sent <= 0 {
+        // The kernel knows why, where it is the arguments: it looks at them also where nothing is to be sent.
+        // SAFETY: (contract) the caller's promise.
+        let answer = errno::kept(|| errno::result(unsafe { real::sendfile(to, from, offset, 0) }));
+        if let Err(error) = answer {
+            errno::set(error.raw_os_error());
+            return -1;
+        }
+    }
     if sent > 0 {
         // SAFETY: (contract) null or an offset of the caller's.
         match unsafe { offset.as_mut() } {

@@ -12,7 +12,10 @@ use std::{
 };
 
 use libc::{fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
-use rustix::io::Errno;
+use rustix::{
+    io::Errno,
+    process::{Resource, getrlimit},
+};
 use tombolo_sockets::{
     Process, aside,
     connection::{Direction, Plain, Stage},
@@ -99,10 +102,13 @@ fn poll_any(fds: &mut [pollfd], timeout: Option<Duration>, mask: Mask, real: imp
     answer
 }
 
+/// The entries of a call; none where the kernel refuses the call for how many they are, before it looks at any.
+///
 /// # Safety
 /// As `poll(2)`.
 unsafe fn entries<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
-    if fds.is_null() || count == 0 {
+    let too_many = |most: u64| count > libc::FD_SETSIZE as nfds_t && count > most;
+    if fds.is_null() || count == 0 || getrlimit(Resource::Nofile).current.is_some_and(too_many) {
         return &mut [];
     }
     // SAFETY: (valid) the caller of `poll` promises `count` entries that are its own for the call.

@@ -76,3 +76,19 @@ fn end_that_was_joined_after_it_had_ended_its_sending_sends_nothing() {
 fn thread_that_polls_a_joined_connection_and_one_that_others_join_hears_of_both() {
     same("watched", &[]);
 }
+
+#[test]
+fn s12_who_sends_to_an_end_that_has_shut_down_both_ways_is_told() {
+    same("both", &[]);
+}
+
+#[test]
+fn arguments_that_the_kernel_refuses_are_refused_before_anything_is_touched() {
+    let Some(place) = same("refused", &[]) else { return };
+    assert!(!place.log().contains("goes back"), "{}", place.log());
+}
+
+#[test]
+fn s2_end_that_has_shut_down_its_receiving_goes_back_to_tcp_with_what_is_unread() {
+    same("deaf", &[]);
+}

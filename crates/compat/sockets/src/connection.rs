@@ -33,6 +33,7 @@ use crate::{
     proof::{ENOUGH, History},
     random::random_id,
     roster::Row,
+    spare::Spare,
     switch::Transport,
     tuple::Tuple,
     waiting::Instance,
@@ -81,6 +82,8 @@ pub struct Connection {
     /// Itself, once it has pipes.
     pub(crate) own: OnceLock<Weak<Connection>>,
     pub(crate) talk: Mutex<NegotiationStage>,
+    /// What it brings to its peer, where that is made ahead.
+    pub(crate) spare: Mutex<Spare>,
     /// The front has made its preparations for readiness that the kernel does not know of.
     wired: AtomicBool,
     leaves: AtomicBool,
@@ -97,8 +100,9 @@ pub struct Connection {
     departed: AtomicBool,
     /// It was ended, because it had to be on TCP and could not.
     given_up: AtomicBool,
-    /// The program has ended its sending.
+    /// The program has ended its sending; and its receiving.
     shut: AtomicBool,
+    deaf: AtomicBool,
     /// S-12. The kernel has ended it both ways; and when who only sends last asked for that.
     over: AtomicBool,
     asked: AtomicI64,
@@ -127,6 +131,7 @@ impl Connection {
             pipes: OnceLock::new(),
             own: OnceLock::new(),
             talk: Mutex::new(NegotiationStage::default()),
+            spare: Mutex::default(),
             wired: AtomicBool::new(false),
             leaves: AtomicBool::new(false),
             quiet: AtomicBool::new(false),
@@ -137,6 +142,7 @@ impl Connection {
             departed: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
             shut: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
             over: AtomicBool::new(false),
             asked: AtomicI64::new(0),
         }
@@ -193,6 +199,7 @@ impl Connection {
             self.family().inspect(|family| family.crowd());
             self.reason.store(reason as u16, Ordering::Relaxed);
             *lock(&self.history) = None;
+            *lock(&self.spare) = Spare::None;
             self.remembers.iter().for_each(|wanted| wanted.store(false, Ordering::Relaxed));
             self.publish_stage();
         }

@@ -21,6 +21,7 @@ use crate::{
     process::{Process, Waiting},
     proof::History,
     session::Session,
+    spare::Spare,
     spin,
     stage::Stage,
     tuple::Tuple,
@@ -46,6 +47,7 @@ struct Member<'a> {
     place: Option<ChildSlot>,
     talk: MutexGuard<'a, NegotiationStage>,
     _history: MutexGuard<'a, Option<Box<History>>>,
+    _spare: MutexGuard<'a, Spare>,
     _identity: MutexGuard<'a, Option<(Tuple, u64)>>,
     seats: MutexGuard<'a, Vec<Instance>>,
     _still: Option<FrozenPipes<'a>>,
@@ -70,6 +72,9 @@ impl Process {
         for connection in all {
             let mut talk = lock(&connection.talk);
             let history = lock(&connection.history);
+            // The child would have the same memory.
+            let mut spare = lock(&connection.spare);
+            *spare = Spare::None;
             // Before the family takes over what was counted: what is read meanwhile would be missing there.
             let mut still = connection.pipes.get().map(Pipes::still);
             let mut place = None;
@@ -91,6 +96,7 @@ impl Process {
                 place,
                 talk,
                 _history: history,
+                _spare: spare,
                 _identity: identity,
                 seats,
                 _still: still,

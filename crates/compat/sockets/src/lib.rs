@@ -44,6 +44,7 @@ mod random;
 mod reason;
 mod roster;
 mod session;
+mod spare;
 pub mod spin;
 mod stage;
 pub mod switch;

@@ -75,8 +75,16 @@ impl Process {
         if connection.is_before_next_try(call) {
             return;
         }
+        if self.make_spare(connection) {
+            return;
+        }
+        // By calls of its own, which no other waits for.
+        let identity = connection.identity(self.kernel());
         // Where many begin at once, one may be stopped while it has this. The next call tries again, whichever that is.
-        let Ok(mut exchange) = self.exchange.try_lock() else { return };
+        let Ok(mut exchange) = self.exchange.try_lock() else {
+            self.met_others();
+            return;
+        };
         // Less and less often: a peer that is not there costs next to nothing.
         let pause = match call {
             ..=64 => 1,
@@ -84,7 +92,7 @@ impl Process {
             _ => 64,
         };
         connection.try_next_at(call + pause);
-        let Some((tuple, _)) = connection.identity(self.kernel()) else {
+        let Some((tuple, _)) = identity else {
             self.stays(connection, Reason::Usage);
             return;
         };
@@ -106,7 +114,10 @@ impl Process {
         if call <= 64 || self.has_not_heard_for(PAUSE) {
             exchange.receive_messages(self);
         }
+        let finished = std::mem::take(&mut exchange.finished);
         drop(exchange);
+        drop(finished);
+        self.make_spare(connection);
         if let Err(reason) = said {
             self.stays(connection, reason);
             *lock(&connection.talk) = NegotiationStage::Done;
@@ -520,6 +531,7 @@ impl Negotiations {
             *lock(&connection.talk) = NegotiationStage::Confirming(Box::new(confirming));
             return Ok(());
         };
+        self.finished.push(confirming._claimed);
         join(process, neighbour, connection, fresh, confirming.brought)?;
         self.forget(connection, own);
         Ok(())
@@ -563,7 +575,8 @@ impl Negotiations {
         };
         drop(talk);
         self.forget(&connection, to);
-        let Answered { proposal, own, proof: given, fresh, .. } = answered;
+        let Answered { proposal, own, proof: given, fresh, _claimed, .. } = answered;
+        self.finished.push(_claimed);
         let joined = self
             .claims(process)
             .and_then(|claims| process.secret(&connection, &claims, &*neighbour.link))

@@ -20,7 +20,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use rustix::{event::PollFlags, io::Errno};
+use rustix::io::Errno;
 use tombolo_domain::{SingleDoorbell, SingleNotifier};
 use tombolo_growth::RingBudget;
 use tombolo_layout::{
@@ -99,9 +99,6 @@ pub(crate) struct Pipes {
     /// Of this end's segment.
     _lease: Lease,
 }
-
-/// What the kernel says of a peer that sends no more, or is gone.
-const ENDED: i16 = PollFlags::RDHUP.union(PollFlags::HUP).union(PollFlags::ERR).bits() as i16;
 
 /// How far one has read who will never be done: the program must hear of what is broken.
 const BROKEN: u64 = u64::MAX;

@@ -32,6 +32,9 @@ use crate::{
     waiting::Instance,
 };
 
+/// So long after threads got into each other's way they may do so again.
+const CROWD: Duration = Duration::from_secs(1);
+
 /// What a user can set.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -83,6 +86,8 @@ pub struct Process {
     begun: Instant,
     /// When the links were last listened to, in microseconds since then.
     heard: AtomicU64,
+    /// When somebody last found that others were at it, likewise; 0 if never.
+    crowded: AtomicU64,
 }
 
 /// What those who wait use, held still while the process forks.
@@ -124,6 +129,7 @@ impl Process {
             stalls: AtomicU64::new(0),
             begun: Instant::now(),
             heard: AtomicU64::new(0),
+            crowded: AtomicU64::new(0),
         }
     }
 
@@ -189,6 +195,17 @@ impl Process {
     /// A path has ended, perhaps, or messages are left. Whoever sleeps next looks first.
     pub fn rang(&self) {
         self.rung.store(true, Ordering::SeqCst);
+    }
+
+    /// Another thread is just finding out who is at the other end of a connection.
+    pub(crate) fn met_others(&self) {
+        self.crowded.store(self.begun.elapsed().as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// Whether that was so a moment ago.
+    pub(crate) fn is_crowded(&self) -> bool {
+        let last = self.crowded.load(Ordering::Relaxed);
+        last != 0 && (self.begun.elapsed().as_micros() as u64).saturating_sub(last) < CROWD.as_micros() as u64
     }
 
     /// Whether the links were left alone for so long; who is told so listens.

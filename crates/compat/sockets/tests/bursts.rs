@@ -127,3 +127,32 @@ fn s4_link_that_takes_its_time_is_asked_for_in_later_calls_and_made_once() {
     assert_eq!(victim.connection.stage(), Stage::Joined);
     assert!(liar.is_called_once(), "a second link was made");
 }
+
+/// Where threads get into each other's way no memory is made by who holds what all have in common; alone nothing is put off.
+#[test]
+fn s4_memory_is_made_apart_where_other_threads_begin_too() {
+    for (waits, crowded) in [(true, true), (false, true), (true, false), (false, false)] {
+        let play = Play::new(waits);
+        let (crowd, made) = (Arc::clone(&play.crowd), Arc::clone(&play.made));
+        let victim = Victim::playing(play);
+        let mut liar = Liar::meet(&victim, waits, true);
+        if crowded {
+            let other = Victim::begun(&victim.process, !waits, -3);
+            crowd.set((Arc::downgrade(&victim.process), other)).unwrap();
+        }
+        if waits {
+            liar.say(&Message::Propose(liar.claim), None, &mut None);
+        }
+        let heard = hear_soon(&victim, &mut liar);
+        let reply = liar.reply(&heard).expect("a proposal or an answer");
+        liar.say(&reply, liar.brings(&reply), &mut None);
+        let deadline = Instant::now() + SOON;
+        while victim.connection.stage() == Stage::Candidate {
+            victim.call();
+            assert!(Instant::now() < deadline, "waits: {waits}, crowded: {crowded}: it does not join");
+        }
+        assert_eq!(victim.connection.stage(), Stage::Joined, "waits: {waits}, crowded: {crowded}");
+        let made = [0, 1].map(|how| made[how].load(Ordering::SeqCst));
+        assert_eq!(made, if crowded { [0, 1] } else { [1, 0] }, "waits: {waits}, crowded: {crowded}");
+    }
+}

@@ -36,6 +36,33 @@ impl fmt::Debug for Offer {
     }
 }
 
+/// Allocates memory that a link can offer, apart from the link ([`Memory::allocator`]).
+#[derive(Clone)]
+pub struct Allocator(Arc<AllocateFn>);
+
+type AllocateFn = dyn Fn(usize) -> Result<(OwnSegment, Offer)> + Send + Sync;
+
+impl Allocator {
+    /// One that does `allocate`.
+    pub fn new(allocate: impl Fn(usize) -> Result<(OwnSegment, Offer)> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(allocate))
+    }
+
+    /// As [`Memory::allocate`].
+    ///
+    /// # Errors
+    /// As [`Memory::allocate`].
+    pub fn allocate(&self, len: usize) -> Result<(OwnSegment, Offer)> {
+        (self.0)(len)
+    }
+}
+
+impl fmt::Debug for Allocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Allocator")
+    }
+}
+
 /// Where shared memory comes from.
 pub trait Memory {
     /// Allocates `len` bytes (a multiple of 4096), zeroed, present, writable by this mapping alone, and the offer by
@@ -44,6 +71,12 @@ pub trait Memory {
     /// # Errors
     /// [`Error::Limit`](crate::Error::Limit) names what ran out.
     fn allocate(&mut self, len: usize) -> Result<(OwnSegment, Offer)>;
+
+    /// What allocates as this does, for whoever does not hold the link meanwhile; its descriptors are put aside. None where
+    /// that takes the link.
+    fn allocator(&self) -> Option<Allocator> {
+        None
+    }
 
     /// Takes a segment back: the mapping goes now, the memory itself as soon as the peer can no longer reach it. Until
     /// then it waits in quarantine, where nobody reuses it. A peer that has not mapped it yet may never do so.

@@ -33,7 +33,7 @@ pub use copy::CopyMethod;
 pub use data::{OwnBytes, PeerBytes, SharedSlice};
 #[cfg(feature = "testing")]
 pub use memfd::create_forgeable;
-pub use memfd::{SealError, check_sealed, counts_pages, create_sealed};
+pub use memfd::{SealError, check_sealed, counts_pages, create_sealed, create_sealed_kept};
 pub use mutual::CommonSegment;
 #[cfg(miri)]
 pub use segment::create_alone;

@@ -32,7 +32,20 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// # Errors
 /// What the kernel says: no memory, a full quota, too many descriptors.
 pub fn create_sealed(name: &str, len: usize) -> io::Result<(OwnSegment, OwnedFd)> {
-    create(name, len, SEALS)
+    create(name, len, SEALS, |make| make())
+}
+
+/// As [`create_sealed`]. What `keep` gives is what is held of the descriptor, which it is to make by the call that it is given; only
+/// then there is memory, which is what takes time.
+///
+/// # Errors
+/// As [`create_sealed`], or what `keep` says.
+pub fn create_sealed_kept<F: AsFd>(
+    name: &str,
+    len: usize,
+    keep: impl FnOnce(&dyn Fn() -> io::Result<OwnedFd>) -> io::Result<F>,
+) -> io::Result<(OwnSegment, F)> {
+    create(name, len, SEALS, keep)
 }
 
 /// As [`create_sealed`], but `write(2)` to the descriptor is not sealed off: whoever holds it can change the bytes as
@@ -45,16 +58,22 @@ pub fn create_sealed(name: &str, len: usize) -> io::Result<(OwnSegment, OwnedFd)
 /// As [`create_sealed`].
 #[cfg(feature = "testing")]
 pub fn create_forgeable(name: &str, len: usize) -> io::Result<(OwnSegment, OwnedFd)> {
-    create(name, len, SEALS.difference(SealFlags::FUTURE_WRITE))
+    create(name, len, SEALS.difference(SealFlags::FUTURE_WRITE), |make| make())
 }
 
-fn create(name: &str, len: usize, seals: SealFlags) -> io::Result<(OwnSegment, OwnedFd)> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL)
-        .or_else(|error| match error {
-            // Kernels before 6.3 do not know NOEXEC_SEAL.
-            rustix::io::Errno::INVAL => rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING),
-            other => Err(other),
-        })?;
+fn create<F: AsFd>(
+    name: &str,
+    len: usize,
+    seals: SealFlags,
+    keep: impl FnOnce(&dyn Fn() -> io::Result<OwnedFd>) -> io::Result<F>,
+) -> io::Result<(OwnSegment, F)> {
+    let known = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let make = || match rustix::fs::memfd_create(name, known | MemfdFlags::NOEXEC_SEAL) {
+        // Kernels before 6.3 do not know NOEXEC_SEAL.
+        Err(rustix::io::Errno::INVAL) => Ok(rustix::fs::memfd_create(name, known)?),
+        made => Ok(made?),
+    };
+    let fd = keep(&make)?;
     // One beyond the process's limit for files would cost it a signal that ends it, be it in memory.
     if getrlimit(Resource::Fsize).current.is_some_and(|most| len as u64 > most) {
         return Err(rustix::io::Errno::FBIG.into());

@@ -60,8 +60,11 @@ pub(crate) fn change(
     {
         // The kernel lets nobody change such a registration: it is the program's own. One that was taken out is still there.
         let mut inner = set.lock();
-        let absent = inner.find(fd, connection).filter(|at| inner.all()[*at].absent);
-        if let Some(at) = absent {
+        let found = inner.find(fd, connection);
+        if found.is_some_and(|at| !inner.all()[at].absent) {
+            return real(); // It is there already, and stays as it is.
+        }
+        if let Some(at) = found {
             let none = epoll_event { events: 0, u64: 0 };
             let _ = errno::kept(|| kernel::epoll_ctl(request.epfd, libc::EPOLL_CTL_DEL, fd, none));
             inner.remove(at);

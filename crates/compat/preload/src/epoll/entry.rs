@@ -51,7 +51,7 @@ pub(super) struct Entry {
     stalls: u64,
     /// The look in which it was last told, and what.
     told: (u64, u32),
-    /// Its bell's ring was taken, and it was not armed since.
+    /// Its bell's ring was taken, or an edge of its socket, and it was not armed since.
     pub rung: bool,
     /// How often it was not wired because a thread was waiting.
     postponed: u8,
@@ -155,6 +155,8 @@ impl Entry {
         // What was told in this look is no news for the next one.
         let told = if self.told.0 == round { self.told.1 } else { 0 };
         self.edge |= events & (self.events | ALWAYS) & !told != 0;
+        // As a ring, this has woken one thread; where the program asks for levels, others are to be told of it too.
+        self.rung = true;
     }
 
     /// Whether nothing has come since this was last asked, nothing is to be told, and a bell will tell when that changes.

@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/select.h>
+#include <sys/sendfile.h>
 #include <sys/time.h>
 #include <time.h>
 
@@ -276,6 +278,89 @@ static void shorts(void) {
     puts("all messages");
 }
 
+/* An end that has shut down both ways hears no more, and who still sends to it is told so. */
+static void both_ways(void) {
+    struct timespec moment = {.tv_nsec = 1000000};
+    pair();
+    check(send(ends[1], "before", 6, 0) == 6, "send");
+    there(ends[0], 6);
+    say("shut down both ways", shutdown(ends[0], SHUT_RDWR));
+    say("what was there", recv(ends[0], room, 10, 0));
+    say("no more", recv(ends[0], room, 10, 0));
+    say("the other end", recv(ends[1], room, 10, 0));
+    for (int at = 0; at < 5000 && send(ends[1], "after", 5, MSG_NOSIGNAL) == 5; at++) {
+        nanosleep(&moment, NULL);
+    }
+    say("it sends", send(ends[1], "after", 5, MSG_NOSIGNAL));
+    say("none of it", recv(ends[0], room, 10, 0));
+    /* The same where nothing was there, by two calls. */
+    struct pollfd one;
+    pair();
+    check(shutdown(ends[0], SHUT_RD) == 0 && shutdown(ends[0], SHUT_WR) == 0, "shutdown");
+    one = (struct pollfd){.fd = ends[1], .events = POLLRDHUP};
+    say("told", poll(&one, 1, 5000));
+    for (int at = 0; at < 5000 && send(ends[1], "after", 5, MSG_NOSIGNAL) == 5; at++) {
+        nanosleep(&moment, NULL);
+    }
+    one = (struct pollfd){.fd = ends[1]};
+    say("hangs up", poll(&one, 1, 5000));
+    printf("with %x\n", (unsigned)one.revents & (POLLHUP | POLLERR));
+}
+
+/* An end that receives no more by its own word is not one whose peer has ended: it goes back to TCP with all that is unread. */
+static void deaf(void) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLEXCLUSIVE};
+    int set = epoll_create1(0);
+    pair();
+    check(shutdown(ends[0], SHUT_RD) == 0 && send(ends[1], "unread", 6, 0) == 6, "unread");
+    there(ends[0], 6);
+    say("a way that needs the kernel", epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event));
+    say("the other end goes on", send(ends[1], " and more", 9, MSG_NOSIGNAL));
+    there(ends[0], 15);
+    say("all of it", recv(ends[0], room, 100, 0));
+    say("and no more", recv(ends[0], room, 100, 0));
+    say("the other way", send(ends[0], "back", 4, MSG_NOSIGNAL));
+    say("recv", recv(ends[1], room, 100, 0));
+}
+
+/* Arguments that the kernel refuses before it looks at anything else. */
+static void refuses(void) {
+    char control[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec part = {"x", 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *first = CMSG_FIRSTHDR(&message);
+    struct epoll_event event = {.events = EPOLLIN};
+    int set = epoll_create1(0), pipes[2], file = memfd_create("file", 0);
+    /* The compiler is not to see that these are too many. */
+    volatile nfds_t many = 2000000;
+    volatile int most = 0x7fffffff;
+    off_t at = 0;
+    pair();
+    struct pollfd one = {.fd = ends[0], .events = POLLIN};
+    say("poll of too many", poll(&one, many, 0));
+    say("ppoll of too many", ppoll(&one, many, NULL, NULL));
+    check(epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event) == 0, "epoll_ctl");
+    say("epoll_wait for too many", epoll_wait(set, &event, most, 0));
+    event.events = EPOLLIN | EPOLLEXCLUSIVE;
+    say("what is in the set already", epoll_ctl(set, EPOLL_CTL_ADD, ends[0], &event));
+    *first = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = 99, .cmsg_len = CMSG_LEN(sizeof(int))};
+    say("a control message of no kind", sendmsg(ends[0], &message, 0));
+    *first = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = 3};
+    say("one that is too short", sendmsg(ends[0], &message, 0));
+    *first = (struct cmsghdr){.cmsg_level = IPPROTO_TCP, .cmsg_type = 99, .cmsg_len = CMSG_LEN(sizeof(int))};
+    say("one for somebody else", sendmsg(ends[0], &message, 0));
+    say("recv", recv(ends[1], room, 10, 0));
+    check(pipe(pipes) == 0 && write(file, "0123456789", 10) == 10, "files");
+    say("sendfile of nothing from a pipe", sendfile(ends[0], pipes[0], NULL, 0));
+    say("from a pipe", sendfile(ends[0], pipes[0], NULL, 10));
+    say("from no file", sendfile(ends[0], 888, NULL, 10));
+    say("from before its beginning", (at = -5, sendfile(ends[0], file, &at, 10)));
+    say("of nothing", (at = 2, sendfile(ends[0], file, &at, 0)));
+    say("of the rest", sendfile(ends[0], file, &at, 100));
+    say("at its end", sendfile(ends[0], file, &at, 100));
+    say("recv", recv(ends[1], room, 10, 0));
+}
+
 int main(int count, char **words) {
     const char *word = count > 1 ? words[1] : "";
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -296,6 +381,12 @@ int main(int count, char **words) {
         shut();
     } else if (strcmp(word, "watched") == 0) {
         watched();
+    } else if (strcmp(word, "both") == 0) {
+        both_ways();
+    } else if (strcmp(word, "deaf") == 0) {
+        deaf();
+    } else if (strcmp(word, "refused") == 0) {
+        refuses();
     } else if (strcmp(word, "short") == 0) {
         shorts();
     } else {

@@ -7,7 +7,9 @@
  * Each episode has its own sockets and sets, and its number is its seed. The steps named are left out, to find out which matter.
  * One line for each call: episode, step, call, result. What an edge repeats is not compared: with EPOLLET only news of bytes that
  * came, of an end or an error count, as the kernel reports room again with each of them. With the library an end is told once all
- * before it was read, so it does not count while something is unread. */
+ * before it was read, so it does not count while something is unread. That the peer's kernel knows of an own end is an edge, too,
+ * at any time. Of several threads that wait in one set each is told of one
+ * edge. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +21,9 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/select.h>
 #include <sys/time.h>
+#include <time.h>
 
 #include "ends.h"
 
@@ -29,12 +33,13 @@
 #define EXCLUSIVE EPOLLEXCLUSIVE
 #endif
 
-enum { SLOTS = 3, SETS = 3, STEPS = 40, MOST = 16 };
+enum { SLOTS = 3, SETS = 3, STEPS = 40, MOST = 16, WAITERS = 3 };
 
-/* One end that is waited for, by up to two numbers, and its peer. */
+/* One end that is waited for, by up to two numbers, and its peer. Its peer has ended its sending; it has ended its own receiving,
+ * or sending. */
 struct slot {
     int fd, copy, peer;
-    int connected, ended, nonblocking;
+    int connected, ended, deaf, mute, nonblocking;
 };
 
 static struct slot slots[SLOTS];
@@ -42,7 +47,7 @@ static int sets[SETS];
 /* What was asked for by each number of each slot in each set, if it was: for what may be waited without a limit. */
 static uint32_t asked[SETS][SLOTS][2];
 static uint64_t seed;
-static char line[800], room[1 << 16];
+static char line[1600], room[1 << 16];
 static int left_out[STEPS];
 
 static unsigned below(unsigned n) {
@@ -94,12 +99,12 @@ static int compare(const void *a, const void *b) {
 static int tell(char *to, size_t len, struct epoll_event *events, int n) {
     int kept = 0;
     for (int at = 0; at < n; at++) {
-        if (events[at].data.u64 & EPOLLET) {
-            events[at].events &= EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR;
-        }
         struct slot *slot = &slots[events[at].data.u64 >> 4 & 0xf];
+        if (events[at].data.u64 & EPOLLET) {
+            events[at].events &= slot->mute ? 0 : EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR;
+        }
         if (unread(slot->fd >= 0 ? slot->fd : slot->copy) > 0) {
-            events[at].events &= ~(uint32_t)EPOLLRDHUP;
+            events[at].events &= ~(uint32_t)(EPOLLRDHUP | EPOLLHUP);
         }
         if (events[at].events) {
             events[kept++] = events[at];
@@ -119,13 +124,25 @@ static int tell(char *to, size_t len, struct epoll_event *events, int n) {
 
 struct waiter {
     int fd, set;
-    char said[300];
+    char said[320];
 };
+
+/* Threads that have come back from a wait. */
+static int back;
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t counted = PTHREAD_COND_INITIALIZER;
 
 static void *wait_in_set(void *argument) {
     struct waiter *waiter = argument;
     struct epoll_event events[MOST];
-    tell(waiter->said, sizeof waiter->said, events, epoll_wait(waiter->set, events, MOST, 20000));
+    time_t begun = time(NULL);
+    tell(waiter->said, sizeof waiter->said - 10, events, epoll_wait(waiter->set, events, MOST, 20000));
+    /* Who is not woken finds out at the end of its time. */
+    strcat(waiter->said, time(NULL) - begun > 15 ? " late" : "");
+    pthread_mutex_lock(&counting);
+    back++;
+    pthread_cond_signal(&counted);
+    pthread_mutex_unlock(&counting);
     return NULL;
 }
 
@@ -133,6 +150,17 @@ static void *wait_in_recv(void *argument) {
     struct waiter *waiter = argument;
     char bytes[200];
     snprintf(waiter->said, sizeof waiter->said, "%s", answer(recv(waiter->fd, bytes, sizeof bytes, 0)));
+    return NULL;
+}
+
+static void *wait_in_select(void *argument) {
+    struct waiter *waiter = argument;
+    struct timeval limit = {.tv_sec = 20};
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(waiter->fd, &set);
+    int n = select(waiter->fd + 1, &set, NULL, NULL, &limit);
+    snprintf(waiter->said, sizeof waiter->said, "%d %d", n, FD_ISSET(waiter->fd, &set));
     return NULL;
 }
 
@@ -154,6 +182,38 @@ static void sleeping(void *(*how)(void *), struct waiter *waiter, int peer) {
     }
     check(send(peer, "waited", 6, MSG_NOSIGNAL) == 6, "news");
     pthread_join(thread, NULL);
+}
+
+/* Several threads wait in one set while bytes come, of which each is told: once where that is by an edge or for one event. */
+static void several(struct waiter *first, struct slot *slot, uint32_t how, uint64_t data, char *said, size_t len) {
+    struct waiter all[WAITERS];
+    pthread_t threads[WAITERS];
+    struct epoll_event event = {.events = how, .data.u64 = data};
+    int count = 2 + (int)below(WAITERS - 1), news = 0, used = 0;
+    back = 0;
+    for (int at = 0; at < count; at++) {
+        all[at] = *first;
+        check(pthread_create(&threads[at], NULL, wait_in_set, &all[at]) == 0, "thread");
+    }
+    for (unsigned turns = below(4); turns > 0; turns--) {
+        sched_yield();
+    }
+    while (news < count) {
+        check(send(slot->peer, "waited", 6, MSG_NOSIGNAL) == 6, "news");
+        news = how & (EPOLLET | EPOLLONESHOT) ? news + 1 : count;
+        struct timespec end = {.tv_sec = time(NULL) + 30};
+        pthread_mutex_lock(&counting);
+        while (back < news && pthread_cond_timedwait(&counted, &counting, &end) == 0) {
+        }
+        pthread_mutex_unlock(&counting);
+        if (how & EPOLLONESHOT && news < count) {
+            check(epoll_ctl(first->set, EPOLL_CTL_MOD, first->fd, &event) == 0, "asked for again");
+        }
+    }
+    for (int at = 0; at < count; at++) {
+        pthread_join(threads[at], NULL);
+        used += snprintf(said + used, len - (size_t)used, " %s", all[at].said);
+    }
 }
 
 static void join(struct slot *slot, int fd) {
@@ -182,14 +242,18 @@ static void join(struct slot *slot, int fd) {
 static void step(void) {
     static const uint32_t kinds[] = {EPOLLIN, EPOLLIN | EPOLLOUT, EPOLLOUT, EPOLLIN | EPOLLRDHUP};
     static const uint32_t ways[] = {0, 0, EPOLLET, EPOLLONESHOT, EPOLLET | EPOLLONESHOT};
-    unsigned what = below(20), which = below(SLOTS), set = below(SETS), copy = below(2), more = below(100);
+    unsigned what = below(24), which = below(SLOTS), set = below(SETS), copy = below(2), more = below(100);
     uint32_t kind = kinds[below(4)], way = ways[below(5)];
     struct slot *slot = &slots[which];
     struct epoll_event events[MOST];
     int fd = copy && slot->copy >= 0 ? slot->copy : slot->fd >= 0 ? slot->fd : slot->copy;
     copy = fd == slot->copy;
     struct waiter waiter = {.fd = fd, .set = sets[set]};
-    char said[300] = "";
+    char said[1000] = "";
+    uint32_t once = 0;
+    for (int at = 0; at < 2 * SETS; at++) {
+        once |= asked[at / 2][which][at % 2];
+    }
     line[0] = 0;
     if (fd < 0) {
         closed(slot);
@@ -201,7 +265,7 @@ static void step(void) {
         snprintf(line, sizeof line, "join %u", which);
     } else if (what < 6) {
         int operation = more < 55 ? EPOLL_CTL_ADD : more < 85 ? EPOLL_CTL_MOD : EPOLL_CTL_DEL;
-        way = operation == EPOLL_CTL_ADD && EXCLUSIVE && more == 7 && !slot->ended ? EXCLUSIVE : way;
+        way = operation == EPOLL_CTL_ADD && EXCLUSIVE && more == 7 && !slot->ended && !(slot->deaf && slot->mute) ? EXCLUSIVE : way;
         kind = way == EPOLLEXCLUSIVE ? EPOLLIN : kind;
         struct epoll_event event = {.events = kind | way, .data.u64 = (way & EPOLLET) | which << 4 | copy};
         int n = epoll_ctl(sets[set], operation, fd, &event);
@@ -212,7 +276,7 @@ static void step(void) {
     } else if (what < 9) {
         tell(said, sizeof said, events, epoll_wait(sets[set], events, MOST, 0));
         snprintf(line, sizeof line, "wait in %u: %s", set, said);
-    } else if (what < 11 && slot->connected && !slot->ended) {
+    } else if (what < 11 && slot->connected && !slot->ended && !(slot->deaf && slot->mute)) {
         int n = 1 + (int)below(100);
         snprintf(line, sizeof line, "send %d to %u: %s", n, which, answer(send(slot->peer, room, (size_t)n, MSG_NOSIGNAL)));
     } else if (what < 13) {
@@ -224,10 +288,13 @@ static void step(void) {
     } else if (what == 13) {
         struct pollfd all[SLOTS];
         for (int at = 0; at < SLOTS; at++) {
-            int end = slots[at].fd >= 0 && unread(slots[at].fd) <= 0 ? POLLRDHUP : 0;
+            int end = slots[at].fd >= 0 && slots[at].connected && unread(slots[at].fd) <= 0 ? POLLRDHUP : 0;
             all[at] = (struct pollfd){.fd = slots[at].fd, .events = (short)(more & 1 ? POLLIN : POLLIN | POLLOUT | end)};
         }
         int n = poll(all, SLOTS, 0);
+        for (int at = 0; at < SLOTS; at++) {
+            all[at].revents &= slots[at].fd >= 0 && unread(slots[at].fd) > 0 ? ~POLLHUP : -1;
+        }
         snprintf(line, sizeof line, "poll: %d %x %x %x", n, all[0].revents, all[1].revents, all[2].revents);
     } else if (what == 14 && more < 40) {
         if (slot->copy < 0) {
@@ -269,14 +336,65 @@ static void step(void) {
         setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
         snprintf(line, sizeof line, "recv with a limit of %u: %s", which, answer(recv(fd, room, 10, 0)));
         setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
-    } else if (what == 18 && slot->connected && !slot->ended && unread(fd) == 0) {
-        if (!slot->nonblocking && more & 1) {
+    } else if (what == 18 && slot->connected && !slot->ended && !slot->deaf && unread(fd) == 0) {
+        if (!slot->nonblocking && more % 3 == 0) {
             sleeping(wait_in_recv, &waiter, slot->peer);
         } else {
-            sleeping(wait_in_poll, &waiter, slot->peer);
+            sleeping(more % 3 == 1 ? wait_in_poll : wait_in_select, &waiter, slot->peer);
         }
         snprintf(line, sizeof line, "asleep at %u.%u: %s", which, copy, waiter.said);
-    } else if (what == 19 && slot->connected && !slot->ended && asked[set][which][copy] & EPOLLIN &&
+    } else if (what == 20) {
+        fd_set bits[3];
+        struct timeval none = {0};
+        int n, used = 0;
+        for (int at = 0; at < 3; at++) {
+            FD_ZERO(&bits[at]);
+            for (int one = 0; one < SLOTS; one++) {
+                if (slots[one].fd >= 0 && (at != 1 || more & 1)) {
+                    FD_SET(slots[one].fd, &bits[at]);
+                }
+            }
+        }
+        n = select(FD_SETSIZE, &bits[0], &bits[1], &bits[2], &none);
+        for (int at = 0; at < 3 * SLOTS; at++) {
+            int one = slots[at % SLOTS].fd;
+            used += snprintf(said + used, sizeof said - (size_t)used, " %d", one >= 0 && FD_ISSET(one, &bits[at / SLOTS]));
+        }
+        snprintf(line, sizeof line, "select: %d%s", n, said);
+    } else if (what == 21 && slot->connected && more < 40 && !(once & EPOLLET && once & EPOLLONESHOT)) {
+        /* A change of state is an edge that repeats what was told before. */
+        int how = more % 5 == 0 ? SHUT_RDWR : more & 1 ? SHUT_RD : SHUT_WR;
+        snprintf(line, sizeof line, "shut %u.%u, %d: %s", which, copy, how, answer(shutdown(fd, how)));
+        slot->deaf |= how != SHUT_WR;
+        slot->mute |= how != SHUT_RD;
+        for (int at = 0; at < 2 * SETS; at++) {
+            epoll_wait(sets[at % SETS], events, MOST, 0);
+        }
+    } else if (what == 22 && slot->connected) {
+        long n = slot->mute ? send(fd, "back", 4, MSG_NOSIGNAL) : recv(slot->peer, room, 10, MSG_DONTWAIT);
+        snprintf(line, sizeof line, "the other way of %u: %s", which, answer(n));
+    } else if (what == 23 && slot->connected && !slot->ended && !slot->deaf && unread(fd) == 0 && more & 1) {
+        /* A set of its own, in which there is nothing else. */
+        struct epoll_event event = {.events = (kind & ~(uint32_t)EPOLLOUT) | EPOLLIN | way, .data.u64 = (way & EPOLLET) | which << 4 | copy};
+        waiter.set = epoll_create1(0);
+        check(epoll_ctl(waiter.set, EPOLL_CTL_ADD, fd, &event) == 0, "a set of its own");
+        several(&waiter, slot, event.events, event.data.u64, said, sizeof said);
+        close(waiter.set);
+        snprintf(line, sizeof line, "several by %x:%s", event.events, said);
+    } else if (what == 23 && slot->connected && !slot->ended && !slot->deaf && asked[set][which][copy] & EPOLLIN) {
+        int n, kept;
+        uint64_t data = (asked[set][which][copy] & EPOLLET) | which << 4 | copy;
+        do {
+            n = epoll_wait(sets[set], events, MOST, 0);
+            kept = tell(said, sizeof said, events, n);
+        } while (n > 0 && kept == 0);
+        struct epoll_event event = {.events = asked[set][which][copy], .data.u64 = data};
+        if (n == 0 && unread(fd) == 0 && epoll_ctl(sets[set], EPOLL_CTL_MOD, fd, &event) == 0 &&
+            epoll_wait(sets[set], events, MOST, 0) == 0) {
+            several(&waiter, slot, asked[set][which][copy], data, said, sizeof said);
+        }
+        snprintf(line, sizeof line, "several in %u: %s", set, said);
+    } else if (what == 19 && slot->connected && !slot->ended && !slot->deaf && asked[set][which][copy] & EPOLLIN &&
                !(asked[set][which][copy] & EPOLLONESHOT)) {
         int n, kept;
         do {

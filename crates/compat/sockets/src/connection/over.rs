@@ -6,7 +6,7 @@ use std::{os::fd::RawFd, sync::atomic::Ordering};
 use rustix::event::PollFlags;
 
 use super::Connection;
-use crate::kernel::Kernel;
+use crate::{kernel::Kernel, process::Process};
 
 impl Connection {
     /// Says whether this is news.
@@ -34,6 +34,24 @@ impl Connection {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
+    }
+
+    /// S-12. The program has shut the socket down, for what it `receives` too where that is so. Where that was both ways and nothing
+    /// is left to read, TCP refuses what comes.
+    pub fn has_shut(&self, process: &Process, fd: RawFd, receives: bool) {
+        self.deaf.fetch_or(receives, Ordering::SeqCst);
+        if let Some(pipes) = self.pipes.get()
+            && self.ask_whether_over(process.kernel(), fd)
+        {
+            pipes.end_reading_if_empty(self, process.kernel(), fd);
+        }
+    }
+
+    /// Whether the kernel says that the peer sends no more, or is gone. Of an own end it says the same, which is no word of the peer.
+    pub(crate) fn has_peer_ended(&self, kernel: &dyn Kernel, fd: RawFd) -> bool {
+        let end = if self.deaf.load(Ordering::SeqCst) { PollFlags::empty() } else { PollFlags::RDHUP };
+        let ended = end.union(PollFlags::HUP).union(PollFlags::ERR).bits() as i16;
+        kernel.poll(fd, ended) & ended != 0
     }
 
     /// Asks the kernel.

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
-use tombolo_domain::{Endpoint, Error, Rendezvous, SingleDoorbell, aside};
+use tombolo_domain::{Endpoint, Error, Rendezvous, aside};
 use tombolo_layout::{Features, SegmentHeader, limits, sockets::Message};
 use tombolo_os::lock::lock;
 use tombolo_ring::Fresh;
@@ -15,6 +15,7 @@ use crate::{
     connection::Connection,
     pipes::{OwnResources, PeerResources},
     process::Process,
+    spare::{Resources, Spare},
     stage::Stage,
 };
 
@@ -202,6 +203,20 @@ fn may_be_peer(claims: &Claims, link: &dyn Endpoint) -> bool {
     !link.same_kernel() || claims.admits(link.peer().uid)
 }
 
+impl Process {
+    /// Makes what is wanted for `connection`, and says whether it did. Nothing is held meanwhile.
+    pub(super) fn make_spare(&self, connection: &Connection) -> bool {
+        let Some((allocator, len)) = lock(&connection.spare).begin() else { return false };
+        let made = Resources::new(&self.quota, len, |len| allocator.allocate(len));
+        let mut spare = lock(&connection.spare);
+        // Else it is not wanted any more.
+        if matches!(*spare, Spare::Begun) {
+            *spare = made.map_or(Spare::Failed, Spare::Made);
+        }
+        true
+    }
+}
+
 /// The smallest ring that a program can ask for by its buffer.
 const LEAST_RING: u64 = 4096;
 
@@ -239,18 +254,32 @@ impl PeerProcess {
         let growth = (grows && ring < most).then(|| (process.rings.clone(), most));
         let features = if grows { Features::HANDOVER } else { Features::NONE };
         let header = SegmentHeader::new(ring, 0, 0, features, id);
-        let lease = process.quota.reserve_bytes(header.segment_len).ok_or(Reason::Resources)?;
+        let spare = std::mem::take(&mut *lock(&connection.spare));
+        let made = match spare {
+            Spare::Made(made) if made.len == header.segment_len => Some(made),
+            Spare::Made(_) | Spare::None => None,
+            Spare::Failed => return Err(Reason::Resources),
+            unfinished => {
+                *lock(&connection.spare) = unfinished;
+                return Ok(None);
+            }
+        };
+        if made.is_none()
+            && process.is_crowded()
+            && let Some(allocator) = self.link.allocator()
+        {
+            *lock(&connection.spare) = Spare::Wanted(allocator, header.segment_len);
+            connection.try_next_at(0);
+            return Ok(None);
+        }
         // The segment has a descriptor until the peer has been sent one.
         aside::lifted(|| {
-            let (segment, offer) = self.link.allocate(header.segment_len as usize).map_err(|_| Reason::Resources)?;
+            let make = || Resources::new(&process.quota, header.segment_len, |len| self.link.allocate(len));
+            let Resources { segment, offer, lease, bell, .. } = made.map_or_else(make, Ok)?;
             let fresh = Fresh::new(segment, &header);
-            let shared = self.link.shared_bells().map_err(|_| Reason::Resources)?;
-            let bell = match shared {
-                Some((bell, _)) => Ok(bell),
-                None => SingleDoorbell::new(),
-            };
-            let bell = bell.map_err(|_| Reason::Resources)?;
             // What rings for all of a session is the peer's already.
+            let shared = self.link.shared_bells().map_err(|_| Reason::Resources)?;
+            let bell = shared.map_or(bell, |(shared, _)| Arc::new(shared));
             let sent = self.outbox.try_send(|| match bell.is_shared() {
                 true => self.link.send(&message.encode(), Some(&offer)),
                 false => self.link.send_with_bell(&message.encode(), Some(&offer), &bell),
@@ -258,7 +287,7 @@ impl PeerProcess {
             self.link.retire(None, offer);
             let sent = sent.map_err(|_| Reason::PeerGone)?;
             self.offered += u32::from(sent);
-            Ok(sent.then(|| OwnResources { fresh, lease, bell: Arc::new(bell), id, growth }))
+            Ok(sent.then(|| OwnResources { fresh, lease, bell, id, growth }))
         })
     }
 }

@@ -10,7 +10,13 @@ use std::{
 use tombolo_domain::Listener;
 
 use super::{dials::Dials, machines::Machines, peer_process::PeerProcess};
-use crate::{claim::Claims, connection::Connection, session::Session, stage::Stage, tuple::Tuple};
+use crate::{
+    claim::{Claimed, Claims},
+    connection::Connection,
+    session::Session,
+    stage::Stage,
+    tuple::Tuple,
+};
 
 /// All links of a process, and the connections that are talked about.
 #[derive(Debug, Default)]
@@ -20,6 +26,8 @@ pub(crate) struct Negotiations {
     pub(crate) neighbours: Vec<PeerProcess>,
     pub(super) dials: Dials,
     pub(super) machines: Machines,
+    /// Claims of connections that were joined, to be taken back when nobody waits for that.
+    pub(super) finished: Vec<Claimed>,
     pub(super) by_tuple: HashMap<Tuple, Weak<Connection>>,
     pub(super) by_id: HashMap<u64, Weak<Connection>>,
     /// S-20. Connections whose ring has grown, and may be idle.

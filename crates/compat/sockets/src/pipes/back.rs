@@ -5,7 +5,7 @@ use std::{os::fd::RawFd, sync::atomic::Ordering};
 
 use tombolo_mem::OwnWord;
 
-use super::{ENDED, Pipes, Read};
+use super::{Pipes, Read};
 use crate::{connection::Connection, kernel::Kernel, stage::ReturnStage, switch::Transport};
 
 impl Pipes {
@@ -26,7 +26,7 @@ impl Pipes {
             }
         });
         // In this order: who has ended its sending moves no more.
-        let ended = kernel.poll(fd, ENDED) & ENDED != 0;
+        let ended = connection.has_peer_ended(kernel, fd);
         let _ = self.recv(connection, kernel, fd, &mut [], Read::Look);
         let way = match self.carriers(connection) {
             [_, Transport::Pipe] if ended && self.unread(connection) > 0 => ReturnStage::Lost,

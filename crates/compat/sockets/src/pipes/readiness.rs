@@ -7,7 +7,7 @@ use rustix::event::PollFlags;
 use tombolo_mem::PeerWord;
 use tombolo_ring::{Error, Side};
 
-use super::{ENDED, Pipes, Rx, Tx};
+use super::{Pipes, Rx, Tx};
 use crate::{connection::Connection, direction::Direction, kernel::Kernel, switch::Transport};
 
 impl Pipes {
@@ -61,7 +61,7 @@ impl Pipes {
     /// Whether nobody will ever read what is in the pipe: TCP is over, or it says that the peer is gone, and the path to the
     /// peer is too.
     pub(super) fn is_over(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) -> bool {
-        connection.is_over() || self.line.is_gone() && kernel.poll(fd, ENDED) & ENDED != 0
+        connection.is_over() || self.line.is_gone() && connection.has_peer_ended(kernel, fd)
     }
 
     /// R-12, A1 to A3: asks the peer to ring for bytes, for room, or both. Whoever called must look again before it

@@ -139,6 +139,16 @@ impl Pipes {
         }
     }
 
+    /// The same where the program asks for nothing: if nothing is left to read.
+    pub fn end_reading_if_empty(&self, connection: &Connection, kernel: &dyn Kernel, fd: RawFd) {
+        let found = self.recv(connection, kernel, fd, &mut [IoSliceMut::new(&mut [0])], Read::Peek);
+        if let Err(Failed::Os(error)) = found
+            && error != Errno::AGAIN
+        {
+            self.store_error(error); // The program was not told of it.
+        }
+    }
+
     /// The last descriptor of this end is about to be closed. Says whether bytes are left unread: then TCP would reset.
     pub fn close(&self, connection: &Connection) -> bool {
         let _ = self.turn(connection, &self.tx, |tx| tx.writer.close());

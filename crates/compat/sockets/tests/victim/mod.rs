@@ -10,7 +10,7 @@ use std::{
         unix::fs::PermissionsExt,
     },
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -18,8 +18,8 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo_domain::{
-    Connecting, Deadline, Doorbell, Endpoint, Error, Held, Listener, Liveness, Memory, Offer, Peer, Received,
-    Rendezvous, Result as Outcome, SingleDoorbell, SingleNotifier,
+    Allocator, Connecting, Deadline, Doorbell, Endpoint, Error, Held, Listener, Liveness, Memory, Offer, Peer,
+    Received, Rendezvous, Result as Outcome, SingleDoorbell, SingleNotifier,
 };
 use tombolo_domain_local::LocalDomain;
 use tombolo_layout::{
@@ -72,6 +72,10 @@ pub struct Play {
     pub refused: Arc<AtomicU32>,
     /// How often a link that it makes is still not there.
     pub slow: Arc<AtomicU32>,
+    /// A connection of the victim's that another thread is at, whenever the first one is compared with its peer.
+    pub crowd: Arc<OnceLock<(Weak<Process>, Arc<Connection>)>>,
+    /// How often memory was made by a link, and apart from it.
+    pub made: Arc<[AtomicU32; 2]>,
 }
 
 impl Play {
@@ -87,6 +91,8 @@ impl Play {
             full: Arc::default(),
             refused: Arc::default(),
             slow: Arc::default(),
+            crowd: Arc::default(),
+            made: Arc::default(),
         }
     }
 }
@@ -104,7 +110,14 @@ impl Kernel for Calm {
     fn cookie(&self, _: RawFd) -> u64 {
         7
     }
-    fn counts(&self, _: RawFd, _: bool) -> Option<Sample> {
+    fn counts(&self, fd: RawFd, _: bool) -> Option<Sample> {
+        if let Some((process, other)) = self.play.crowd.get().filter(|_| fd == -1)
+            && let Some(process) = process.upgrade()
+        {
+            std::thread::scope(|scope| {
+                scope.spawn(|| process.advance(other));
+            });
+        }
         Some(Sample { counts: *self.play.counts.lock().unwrap(), unread: 0 })
     }
     fn sequences(&self, _: RawFd, _: bool) -> Option<[u32; 2]> {
@@ -153,7 +166,7 @@ impl Random {
 /// An honest process with one connection, and the folder in which it can be found.
 pub struct Victim {
     pub folder: tempfile::TempDir,
-    pub process: Process,
+    pub process: Arc<Process>,
     pub connection: Arc<Connection>,
     pub tuple: Tuple,
 }
@@ -185,7 +198,7 @@ impl Victim {
         let [low, high] = play.addresses.map(|address| address.parse().unwrap());
         let waits = play.waits;
         let tuple = if waits { Tuple::new(low, high) } else { Tuple::new(high, low) };
-        let process = Process::new(settings, Box::new(Calm { tuple, play }), Box::new(domain));
+        let process = Arc::new(Process::new(settings, Box::new(Calm { tuple, play }), Box::new(domain)));
         let connection = Self::begun(&process, !waits, -1);
         Self { folder, process, connection, tuple }
     }
@@ -485,7 +498,15 @@ impl Listener for PosingListener {
 
 impl Memory for PosingLink {
     fn allocate(&mut self, len: usize) -> Outcome<(OwnSegment, Offer)> {
+        self.1.made[0].fetch_add(1, Ordering::SeqCst);
         self.0.allocate(len)
+    }
+    fn allocator(&self) -> Option<Allocator> {
+        let (own, made) = (self.0.allocator()?, Arc::clone(&self.1.made));
+        Some(Allocator::new(move |len| {
+            made[1].fetch_add(1, Ordering::SeqCst);
+            own.allocate(len)
+        }))
     }
     fn retire(&mut self, segment: Option<OwnSegment>, offer: Offer) {
         self.0.retire(segment, offer);
