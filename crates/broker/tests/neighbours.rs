@@ -118,6 +118,7 @@ impl Program {
         let settings = Settings {
             folder: folder.path().into(),
             ring: 64 << 10,
+            first_ring: 64 << 10,
             after: 0,
             memory: u64::MAX,
             // What is in one network namespace stays on TCP; two kernels' are never one.
