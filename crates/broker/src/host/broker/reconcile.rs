@@ -27,6 +27,9 @@ use crate::{
     panics,
 };
 
+/// Nobody is reminded more precisely than this.
+const GRAIN: Duration = Duration::from_millis(1);
+
 /// B-17. Most memories of a link that wait to be given back, before it gets another.
 const OLD_MAX: usize = 2;
 
@@ -46,8 +49,31 @@ impl Broker {
     /// # Errors
     /// The holder is gone.
     pub fn reconcile(&mut self) -> io::Result<()> {
+        let began = Instant::now();
+        self.pace.begin();
         let settled = self.settle_all();
+        self.pace.finish(began, Instant::now());
+        if self.pace.is_due() {
+            // Somebody answered meanwhile.
+            self.settle_after(self.pace.rest(Instant::now()));
+        }
         self.bear(settled)
+    }
+
+    /// B-17. Draws those of what guests and QEMUs said, or has that done once it is their turn.
+    ///
+    /// # Errors
+    /// The holder is gone.
+    pub fn reconcile_in_turn(&mut self) -> io::Result<()> {
+        if !self.pace.is_due() {
+            return Ok(());
+        }
+        let rest = self.pace.rest(Instant::now());
+        if rest.is_zero() {
+            return self.reconcile();
+        }
+        self.settle_after(rest);
+        Ok(())
     }
 
     fn settle_all(&mut self) -> io::Result<()> {
@@ -174,7 +200,7 @@ impl Broker {
     /// Draws consequences again after a while. One reminder at a time: whoever needs a later one asks again then.
     pub(crate) fn settle_after(&mut self, wait: Duration) {
         let (now, at) = (Instant::now(), Instant::now() + wait);
-        if self.reminder.is_some_and(|reminder| now < reminder && reminder <= at) {
+        if self.reminder.is_some_and(|reminder| now < reminder && reminder <= at + GRAIN) {
             return;
         }
         self.reminder = Some(at);
@@ -439,7 +465,7 @@ impl Broker {
     /// B-7. Tells each guest, and each account, of its links what it does not know. What they say meanwhile counts as ever; its
     /// consequences are drawn next.
     fn settle_guests(&mut self) {
-        let (mut heard, leaving) = (false, self.leaving_soon());
+        let leaving = self.leaving_soon();
         for domain in self.vms.keys().cloned().collect::<Vec<_>>() {
             let Some(told) = self.vms.get(&domain).map(|vm| self.to_be_told(&domain, vm.guest.told())) else {
                 continue;
@@ -447,7 +473,7 @@ impl Broker {
             let Some(vm) = self.vms.get_mut(&domain) else { continue };
             let numbers = self.config.numbers(&domain, told.values().map(|link| link.peer.clone()));
             if vm.guest.send_changes(&told, numbers, &leaving) {
-                heard |= self.converse(&domain, 1);
+                self.converse(&domain, 1);
             }
         }
         for account in self.locals.keys().cloned().collect::<Vec<_>>() {
@@ -457,12 +483,8 @@ impl Broker {
             let Some(local) = self.locals.get_mut(&account) else { continue };
             let numbers = self.config.numbers(&account, told.values().map(|link| link.peer.clone()));
             if local.guest.send_changes(&told, numbers, &leaving) {
-                heard |= self.converse_with_account(&account, 1);
+                self.converse_with_account(&account, 1);
             }
-        }
-        if heard {
-            // Where there is no room for it there are other events, with the same consequences.
-            let _ = self.events.try_send(Event::Unsettled);
         }
     }
 
@@ -592,6 +614,8 @@ impl Broker {
             self.book.quarantine.extend(free);
             return Err(error);
         }
+        // Whoever waited for room may have it now, and was looked at before.
+        self.pace.request();
         for old in free {
             self.cut.remove(&(old.link, old.generation));
             self.holder.forget(&memory_key(old.link, old.generation))?;
