@@ -6,6 +6,7 @@ mod answers;
 mod leaving;
 mod local_links;
 mod reconcile;
+mod turns;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

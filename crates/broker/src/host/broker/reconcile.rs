@@ -7,7 +7,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place, Way};
@@ -27,9 +27,6 @@ use crate::{
     panics,
 };
 
-/// Nobody is reminded more precisely than this.
-const GRAIN: Duration = Duration::from_millis(1);
-
 /// B-17. Most memories of a link that wait to be given back, before it gets another.
 const OLD_MAX: usize = 2;
 
@@ -44,39 +41,7 @@ fn plug_name(link: u32, generation: u32, own: bool) -> String {
 }
 
 impl Broker {
-    /// Draws the consequences of all that was heard.
-    ///
-    /// # Errors
-    /// The holder is gone.
-    pub fn reconcile(&mut self) -> io::Result<()> {
-        let began = Instant::now();
-        self.pace.begin();
-        let settled = self.settle_all();
-        self.pace.finish(began, Instant::now());
-        if self.pace.is_due() {
-            // Somebody answered meanwhile.
-            self.settle_after(self.pace.rest(Instant::now()));
-        }
-        self.bear(settled)
-    }
-
-    /// B-17. Draws those of what guests and QEMUs said, or has that done once it is their turn.
-    ///
-    /// # Errors
-    /// The holder is gone.
-    pub fn reconcile_in_turn(&mut self) -> io::Result<()> {
-        if !self.pace.is_due() {
-            return Ok(());
-        }
-        let rest = self.pace.rest(Instant::now());
-        if rest.is_zero() {
-            return self.reconcile();
-        }
-        self.settle_after(rest);
-        Ok(())
-    }
-
-    fn settle_all(&mut self) -> io::Result<()> {
+    pub(super) fn settle_all(&mut self) -> io::Result<()> {
         self.settle_rules()?;
         self.settle_leaving()?;
         for link in self.book.links.keys().copied().collect::<Vec<_>>() {
@@ -194,25 +159,6 @@ impl Broker {
         tokio::task::spawn_blocking(move || {
             let made = panics::catch_panic(|| memory::create_pair(number, &ends, size, local));
             let _ = events.blocking_send(Event::Made(number, generation, made));
-        });
-    }
-
-    /// Draws consequences again after a while. One reminder at a time: whoever needs a later one asks again then.
-    pub(crate) fn settle_after(&mut self, wait: Duration) {
-        let (now, at) = (Instant::now(), Instant::now() + wait);
-        if self.reminder.is_some_and(|reminder| now < reminder && reminder <= at + GRAIN) {
-            return;
-        }
-        self.reminder = Some(at);
-        self.tell_after(wait, Event::Unsettled);
-    }
-
-    /// Has the broker hear of something after a while.
-    pub(crate) fn tell_after(&self, wait: Duration, event: Event) {
-        let events = self.events.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(wait).await;
-            let _ = events.send(event).await;
         });
     }
 
