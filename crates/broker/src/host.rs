@@ -24,6 +24,7 @@ pub mod paths;
 pub mod qemu;
 pub mod qmp;
 pub mod run;
+mod share;
 pub mod snippet;
 pub mod state;
 mod tasks;

@@ -3,16 +3,19 @@
 //!
 //! A line is without what a terminal would act on, and there are so many in a time. An event with the field `stranger`
 //! says what a domain or a user did: each of these has a share of the lines, and takes none of anybody else's. In the
-//! journal a line has a level; the journal adds the time.
+//! journal a line has a level; the journal adds the time. Nobody waits for whoever reads it.
 
 mod budget;
+mod queue;
 
 use std::{
+    backtrace::{Backtrace, BacktraceStatus},
     fmt::{self, Write as _},
     io::{self, Write},
     os::fd::AsFd,
-    sync::{Mutex, PoisonError},
-    time::Instant,
+    panic,
+    sync::{Mutex, OnceLock, PoisonError},
+    time::{Duration, Instant},
 };
 
 use tracing::{
@@ -28,6 +31,12 @@ use tracing_subscriber::{
 };
 
 use budget::LineBudget;
+use queue::LineQueue;
+
+/// How long the end waits for lines that nobody reads.
+const LINGER: Duration = Duration::from_secs(1);
+/// Where lines of this process go.
+static LINES: OnceLock<LineQueue> = OnceLock::new();
 
 /// Where the level stands that is used if the command line has none.
 pub const VARIABLE: &str = "TOMBOLO_LOG";
@@ -51,7 +60,7 @@ pub fn parse_filter(text: &str) -> Result<Targets, String> {
 /// Writes what `filter` lets through from now on: that of [`VARIABLE`] if there is none, or what is worth to be known.
 ///
 /// # Errors
-/// The variable makes no sense.
+/// The variable makes no sense, or there is no thread to write.
 pub fn start(filter: Option<Targets>) -> Result<(), String> {
     let filter = match (filter, std::env::var(VARIABLE)) {
         (Some(filter), _) => filter,
@@ -59,10 +68,24 @@ pub fn start(filter: Option<Targets>) -> Result<(), String> {
         (None, Err(_)) => Targets::new().with_default(LevelFilter::INFO),
     };
     let is_journal = std::env::var(JOURNAL).is_ok_and(|stream| is_stream(io::stderr(), &stream));
-    let layer = LineLayer::new(is_journal, io::stderr);
+    let lines = LineQueue::start(io::stderr()).map_err(|error| format!("no thread writes the log: {error}"))?;
+    let lines = LINES.get_or_init(|| lines);
+    // What Rust says of a panic would be written by the thread that panics.
+    panic::set_hook(Box::new(|panic| {
+        let (trace, thread) = (Backtrace::capture(), std::thread::current());
+        let thread = thread.name().unwrap_or("nameless").to_owned();
+        let trace = if trace.status() == BacktraceStatus::Captured { format!("{trace}\n") } else { String::new() };
+        lines.push(format!("tombolod: thread {thread} {panic}\n{trace}").as_bytes());
+    }));
+    let layer = LineLayer::new(is_journal, || lines.clone());
     // A second one of this process would be an embedder's, which keeps the first.
     let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer.with_filter(filter)));
     Ok(())
+}
+
+/// Waits for a while until what was said is written: the process ends.
+pub fn finish() {
+    LINES.get().into_iter().for_each(|lines| lines.finish(LINGER));
 }
 
 /// Whether a descriptor is the stream that is named: `device:inode`.

@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use tombolo_broker::{
     config::{Config, ConfigError, parse_bytes},
     endpoint::{self, run::SLICE},
-    host::{descriptor_store, memory_jobs::What, qemu::ASK_AGAIN, run},
+    host::{self, descriptor_store, memory_jobs::What, qemu::ASK_AGAIN},
     log, xen,
 };
 use tracing_subscriber::filter::Targets;
@@ -68,7 +68,12 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let mut line = Cli::parse();
+    let code = run(Cli::parse());
+    log::finish();
+    code
+}
+
+fn run(mut line: Cli) -> ExitCode {
     if let Err(why) = log::start(line.log.take()) {
         eprintln!("tombolod: {why}");
         return ExitCode::from(2);
@@ -88,7 +93,7 @@ fn main() -> ExitCode {
         None if line.guest && xen::grant_reaper::is_domain() => xen::run::run_in_domain(&line.state),
         None if line.guest => endpoint::run::run(&line.state, line.slice, !line.no_hook).map_err(Into::into),
         None => match Config::read(&line.config) {
-            Ok(_) => run::run(&line.config, &line.state, !line.no_holder, Duration::from_millis(line.ask_again)),
+            Ok(_) => host::run::run(&line.config, &line.state, !line.no_holder, Duration::from_millis(line.ask_again)),
             Err(error) => return usage(&error),
         },
     };

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What `tombolod` writes to standard error, as a terminal and as the journal has it.
 
+mod common;
+
 use std::{
     fs::{self, File},
     os::unix::fs::MetadataExt,
     path::Path,
     process::Command,
 };
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
+
+use common::{Daemon, until};
 
 /// Looks through a configuration that is sound: the exit code, and what was written to a file.
 fn check(folder: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
@@ -47,4 +53,31 @@ fn log_has_the_level_of_the_command_line_or_else_of_the_environment() {
     let (code, why) = check(folder.path(), &[], &[("TOMBOLO_LOG", "loud")]);
     assert!(code == Some(2) && why.starts_with("tombolod: TOMBOLO_LOG: \"loud\" is no level: `error`"), "{why}");
     assert_eq!(check(folder.path(), &["--log", "loud"], &[]).0, Some(2));
+}
+
+#[test]
+fn log_that_nobody_reads_stops_the_broker_neither_at_its_start_nor_later() {
+    let mut daemon = Daemon::new("[domain.a]\n");
+    let pipe = daemon.file("pipe");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let reader = open(&pipe, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    // It is full before the first line: to write one more takes a reader.
+    let fill = || while rustix::io::write(&reader, &[b'x'; 4096]).is_ok() {};
+    fill();
+    daemon.under = vec!["sh", "-c", "exec \"$0\" \"$@\" 2<>\"${2%/*}/pipe\""];
+    daemon.restart();
+    daemon.client().links();
+    // Read, it has what was said meanwhile.
+    let mut said = Vec::new();
+    until("the lines come", || {
+        let mut some = vec![0; 1 << 16];
+        let read = rustix::io::read(&reader, &mut some).unwrap_or(0);
+        said.extend_from_slice(&some[..read]);
+        String::from_utf8_lossy(&said).contains("ready in").then_some(())
+    });
+    fill();
+    daemon.configure("this is none");
+    daemon.signal(rustix::process::Signal::HUP);
+    daemon.client().links();
+    daemon.stop();
 }

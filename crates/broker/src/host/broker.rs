@@ -7,6 +7,7 @@ mod answers;
 mod leaving;
 mod local_links;
 mod reconcile;
+mod turns;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,6 +38,7 @@ use crate::{
         memory_jobs::Chores,
         memory_rate::Pace,
         qemu::News,
+        share::ReconcilePace,
         state::{BrokerState, Machine, is_unsaved, machine_key, memory_key},
         vm::{Vm, start},
     },
@@ -86,6 +88,8 @@ pub struct Broker {
     pub(crate) paces: BTreeMap<u32, Pace>,
     /// How often an end of a link rang the other without end.
     pub(crate) storms: BTreeMap<(u32, String), u32>,
+    /// When consequences are drawn of what guests and QEMUs say.
+    pub(crate) pace: ReconcilePace,
     /// When consequences are drawn again though nothing happens.
     pub(crate) reminder: Option<Instant>,
     /// Links for which no memory was to be had, and when that was tried.
@@ -134,6 +138,7 @@ impl Broker {
             leaving: BTreeMap::new(),
             cut: BTreeMap::new(),
             paces: BTreeMap::new(),
+            pace: ReconcilePace::default(),
             reminder: None,
             storms: BTreeMap::new(),
             short: BTreeMap::new(),
@@ -255,22 +260,40 @@ impl Broker {
 
     fn handle(&mut self, event: Event) -> io::Result<()> {
         match event {
-            Event::Joined(name, socket) => self.joined(&name, socket)?,
-            Event::Left(name, process) => self.left(&name, process)?,
-            Event::Room(name, process) if self.is_current(&name, process) => self.flush(&name),
-            Event::Rang(name, process) if self.is_current(&name, process) => _ = self.converse(&name, TURN),
-            Event::Rang(name, _) if self.locals.contains_key(&name) => _ = self.converse_with_account(&name, TURN),
+            Event::Joined(name, socket) => {
+                self.pace.request();
+                self.joined(&name, socket)?;
+            }
+            Event::Left(name, process) => {
+                self.pace.request();
+                self.left(&name, process)?;
+            }
+            Event::Room(name, process) if self.is_current(&name, process) => {
+                self.pace.request();
+                self.flush(&name);
+            }
+            Event::Rang(name, process) if self.is_current(&name, process) => self.converse(&name, TURN),
+            Event::Rang(name, _) if self.locals.contains_key(&name) => self.converse_with_account(&name, TURN),
             Event::Loud(name, process) if self.is_current(&name, process) => self.loud(&name),
             Event::Stormed(name, link) => self.storm(&name, link),
             Event::Knocked(program, user) => self.knocked(program, user),
             Event::Entered(client, account) => self.entered(client, &account),
-            Event::Told(name, process, news) if self.is_current(&name, process) => self.told(&name, news),
+            Event::Told(name, process, news) if self.is_current(&name, process) => {
+                self.pace.request();
+                self.told(&name, news);
+            }
             Event::Calm(name, by) => {
                 if let Some(stormed_by) = self.stormed_by(&name) {
                     stormed_by.remove(&by);
                 }
             }
-            Event::Asked(question) => self.asked(question)?,
+            Event::Asked(question) => {
+                if question.changes_something() && self.pace.is_due() {
+                    // It is answered by how things are: what was given back by now is free.
+                    self.reconcile()?;
+                }
+                self.asked(question)?;
+            }
             Event::Reload => self.reload()?,
             Event::Made(link, generation, made) => self.made(link, generation, made)?,
             Event::Mapped(region, mapped) => self.mapped(region, mapped),
@@ -288,8 +311,7 @@ impl Broker {
                 return Err(io::Error::other(format!("{what} has failed: the broker has to begin anew")));
             }
             Event::Sealed(link, generation, side, done) => self.sealed((link, generation, side), done),
-            // What follows from an event is drawn after it.
-            Event::Unsettled => {}
+            Event::Unsettled => self.pace.request(),
             // Of a QEMU that is no more.
             Event::Room(..) | Event::Rang(..) | Event::Loud(..) | Event::Told(..) => {}
         }
@@ -389,12 +411,16 @@ impl Broker {
         }
     }
 
-    /// Exchanges messages with a guest: hears at most `limit`, and sends what there is room for. True if it said something that
-    /// has consequences.
-    pub(crate) fn converse(&mut self, name: &str, limit: usize) -> bool {
-        let Some(vm) = self.vms.get_mut(name) else { return false };
+    /// Exchanges messages with a guest: hears at most `limit`, and sends what there is room for. What it says has consequences, and
+    /// that it can be told more; that it rings has none.
+    pub(crate) fn converse(&mut self, name: &str, limit: usize) {
+        let Some(vm) = self.vms.get_mut(name) else { return };
+        let before = vm.guest.standing();
         let heard = match vm.guest.turn(&vm.device.boxes, &self.config.host, limit) {
             Ok((heard, ring)) => {
+                if !heard.is_empty() || vm.guest.standing() != before {
+                    self.pace.request();
+                }
                 if ring {
                     vm.device.notify();
                 }
@@ -402,10 +428,9 @@ impl Broker {
             }
             Err(error) => {
                 tracing::error!(stranger = name, "{name}: the device's memory cannot be reached: {error}");
-                return false;
+                return;
             }
         };
-        let any = !heard.is_empty();
         for heard in heard {
             match heard {
                 GuestRequest::Hello(boot) => self.hello(name, boot),
@@ -416,7 +441,6 @@ impl Broker {
                 GuestRequest::Released(..) => {}
             }
         }
-        any
     }
 
     /// A guest rings the host without end. That bell it keeps: without it nobody hears of its links.

@@ -23,6 +23,7 @@ use crate::{
     host::{
         async_fd::{accept, watch},
         event::{Event, Question},
+        share::rest_after,
     },
 };
 
@@ -127,10 +128,6 @@ struct QuestionLocks(Arc<Mutex<BTreeMap<u32, Weak<QuestionLock>>>>);
 /// Who asks has it, until the next of the same user may.
 type QuestionLock = tokio::sync::Mutex<()>;
 
-/// A user waits after an answer so many times as long as that took, and at most so long.
-const SHARE: u32 = 9;
-const WAIT_MAX: Duration = Duration::from_secs(1);
-
 impl QuestionLocks {
     /// The turn of a user; none needs it who may change all.
     fn of(&self, user: u32) -> Option<Arc<QuestionLock>> {
@@ -220,7 +217,7 @@ async fn converse(
         if let Some(turn) = turn {
             // Also if this client goes meanwhile.
             tokio::spawn(async move {
-                tokio::time::sleep(WAIT_MAX.min(SHARE * took)).await;
+                tokio::time::sleep(rest_after(took)).await;
                 drop(turn);
             });
         }
@@ -288,7 +285,7 @@ mod tests {
                 let Some(Event::Asked(Question { user, answer, .. })) = next else { panic!("{next:?}") };
                 if user == 71 {
                     let since = last.replace(Instant::now()).map(|last| last.elapsed());
-                    assert!(since.is_none_or(|since| since >= SHARE * TOOK), "{since:?}");
+                    assert!(since.is_none_or(|since| since >= crate::host::share::SHARE * TOOK), "{since:?}");
                 }
                 asked.push(user);
                 let _ = answer.send((vec![Message::Done {}], TOOK));

@@ -48,17 +48,21 @@ pub enum Event {
     Faulty(String, u64),
     /// The same of what all need.
     Broken(&'static str),
-    /// Something was heard while consequences were drawn: it has some, too.
+    /// Consequences are to be drawn again.
     Unsettled,
 }
 
 impl Event {
-    /// Whether there may be consequences to be drawn from it. To draw them is to look at all that there is, which nobody who only
-    /// knocks or asks makes the broker do.
+    /// Whether there are consequences to be drawn from it at once. To draw them is to look at all that there is, which nobody who
+    /// only knocks or asks makes the broker do. What guests and QEMUs say has some in its turn ([`super::share`]).
     pub(crate) fn has_consequences(&self) -> bool {
         match self {
             Self::Knocked(..) | Self::Entered(..) => false,
-            Self::Asked(question) => matches!(question.message, Message::AddLink { .. } | Message::RemoveLink { .. }),
+            Self::Joined(..) | Self::Left(..) | Self::Room(..) | Self::Rang(..) | Self::Loud(..) | Self::Told(..) => {
+                false
+            }
+            Self::Unsettled => false,
+            Self::Asked(question) => question.changes_something(),
             _ => true,
         }
     }
@@ -75,6 +79,13 @@ pub struct Question {
     pub answer: oneshot::Sender<(Vec<Message>, Duration)>,
 }
 
+impl Question {
+    /// Whether there may be other links after it.
+    pub(crate) fn changes_something(&self) -> bool {
+        matches!(self.message, Message::AddLink { .. } | Message::RemoveLink { .. })
+    }
+}
+
 /// An answer that says no.
 pub(crate) fn refuse(code: u16, reason: impl Into<String>) -> Vec<Message> {
     vec![Message::Refuse { code, reason: reason.into().into() }]
@@ -85,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b15_who_only_knocks_or_asks_has_no_consequences_and_who_changes_something_has() {
+    fn b15_b17_who_knocks_asks_or_rings_has_no_consequences_at_once_and_who_changes_something_has() {
         let asked = |message| Event::Asked(Question { message, user: 7, answer: oneshot::channel().0 });
         let (a, b): (Name, Name) = ("a".parse().unwrap(), "b".parse().unwrap());
         let socket = || super::super::eventfd::event().unwrap();
@@ -94,16 +105,21 @@ mod tests {
             Event::Entered(socket(), a.clone()),
             asked(Message::List { what: tombolo_control::What::Links }),
             asked(Message::Who { number: 1 }),
+            Event::Rang("a".into(), 1),
+            Event::Loud("a".into(), 1),
+            Event::Told("a".into(), 1, News::Running(true)),
+            Event::Room("a".into(), 1),
+            Event::Joined("a".into(), socket()),
+            Event::Left("a".into(), 1),
+            Event::Unsettled,
         ] {
             assert!(!event.has_consequences(), "{event:?}");
         }
         for event in [
             asked(Message::AddLink { a: a.clone(), b: b.clone(), size: 0 }),
             asked(Message::RemoveLink { a, b }),
-            Event::Joined("a".into(), socket()),
-            Event::Rang("a".into(), 1),
             Event::Reload,
-            Event::Unsettled,
+            Event::Calm("a".into(), "b".into()),
         ] {
             assert!(event.has_consequences(), "{event:?}");
         }

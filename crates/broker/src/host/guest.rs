@@ -246,6 +246,11 @@ impl Guest {
         self.is_there() && self.hears_leave && has_it && !left
     }
 
+    /// Whether it is there, and whether more can be said to it: from a change of these something follows.
+    pub(crate) fn standing(&self) -> (bool, bool) {
+        (self.is_there(), self.has_sent_all())
+    }
+
     /// Whether nothing waits to be sent.
     pub(crate) fn has_sent_all(&self) -> bool {
         self.waiting.is_empty() && self.session.room() == QUEUE_MAX

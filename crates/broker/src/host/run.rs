@@ -107,6 +107,8 @@ async fn serve(
         }
         if has_consequences {
             broker.reconcile()?;
+        } else {
+            broker.reconcile_in_turn()?;
         }
         if reload {
             let met = herald.reconcile(broker.config()).and(doors.reconcile_sockets(&broker, folder, &events));

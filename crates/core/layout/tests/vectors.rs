@@ -4,7 +4,7 @@
 use serde_json::Value;
 use tombolo_layout::{
     Features, SegmentHeader,
-    handshake::{Greeting, Message, Refusal},
+    handshake::{self, Greeting, Message, Refusal},
     header, limits, record,
     state::{Phase, State},
     words,
@@ -123,6 +123,14 @@ fn c2_c3_c4_c5_h1_control_messages_are_as_the_vectors_say() {
             assert_eq!(expected.encode(), raw, "{vector}");
         }
     }
+}
+
+#[test]
+fn c6_versions_stand_in_the_same_place_of_every_message_that_is_long_enough() {
+    let mut message = [0xff; 14];
+    message[10..].copy_from_slice(&[0x03, 0x01, 0x09, 0x02]);
+    assert_eq!(handshake::versions(&message), Some((0x0103, 0x0209)));
+    assert_eq!(handshake::versions(&message[..13]), None);
 }
 
 #[test]

@@ -78,10 +78,14 @@ impl Broker {
     }
 
     /// The same as [`converse`](Self::converse) with the broker of an account. It is this process, so it is believed.
-    pub(crate) fn converse_with_account(&mut self, name: &str, limit: usize) -> bool {
-        let Some(local) = self.locals.get_mut(name) else { return false };
+    pub(crate) fn converse_with_account(&mut self, name: &str, limit: usize) {
+        let Some(local) = self.locals.get_mut(name) else { return };
+        let before = local.guest.standing();
         let heard = match local.guest.turn(&local.boxes, &self.config.host, limit) {
             Ok((heard, ring)) => {
+                if !heard.is_empty() || local.guest.standing() != before {
+                    self.pace.request();
+                }
                 if ring {
                     local.notify();
                 }
@@ -89,10 +93,9 @@ impl Broker {
             }
             Err(error) => {
                 tracing::error!(stranger = name, "{name}: its boxes cannot be reached: {error}");
-                return false;
+                return;
             }
         };
-        let any = !heard.is_empty();
         for heard in heard {
             match heard {
                 GuestRequest::Storm(link) => self.storm(name, link),
@@ -100,7 +103,6 @@ impl Broker {
                 GuestRequest::Hello(_) | GuestRequest::Left | GuestRequest::Moved => {}
             }
         }
-        any
     }
 
     /// B-20. An administrator sees what the broker of an account tells.

@@ -7,7 +7,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use tombolo_control::{FIRST_BELL, Life, LinkState, NO_BELL, Name, Pattern, Place, Way};
@@ -41,16 +41,7 @@ fn plug_name(link: u32, generation: u32, own: bool) -> String {
 }
 
 impl Broker {
-    /// Draws the consequences of all that was heard.
-    ///
-    /// # Errors
-    /// The holder is gone.
-    pub fn reconcile(&mut self) -> io::Result<()> {
-        let settled = self.settle_all();
-        self.bear(settled)
-    }
-
-    fn settle_all(&mut self) -> io::Result<()> {
+    pub(super) fn settle_all(&mut self) -> io::Result<()> {
         self.settle_rules()?;
         self.settle_leaving()?;
         for link in self.book.links.keys().copied().collect::<Vec<_>>() {
@@ -168,25 +159,6 @@ impl Broker {
         tokio::task::spawn_blocking(move || {
             let made = panics::catch_panic(|| memory::create_pair(number, &ends, size, local));
             let _ = events.blocking_send(Event::Made(number, generation, made));
-        });
-    }
-
-    /// Draws consequences again after a while. One reminder at a time: whoever needs a later one asks again then.
-    pub(crate) fn settle_after(&mut self, wait: Duration) {
-        let (now, at) = (Instant::now(), Instant::now() + wait);
-        if self.reminder.is_some_and(|reminder| now < reminder && reminder <= at) {
-            return;
-        }
-        self.reminder = Some(at);
-        self.tell_after(wait, Event::Unsettled);
-    }
-
-    /// Has the broker hear of something after a while.
-    pub(crate) fn tell_after(&self, wait: Duration, event: Event) {
-        let events = self.events.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(wait).await;
-            let _ = events.send(event).await;
         });
     }
 
@@ -439,7 +411,7 @@ impl Broker {
     /// B-7. Tells each guest, and each account, of its links what it does not know. What they say meanwhile counts as ever; its
     /// consequences are drawn next.
     fn settle_guests(&mut self) {
-        let (mut heard, leaving) = (false, self.leaving_soon());
+        let leaving = self.leaving_soon();
         for domain in self.vms.keys().cloned().collect::<Vec<_>>() {
             let Some(told) = self.vms.get(&domain).map(|vm| self.to_be_told(&domain, vm.guest.told())) else {
                 continue;
@@ -448,7 +420,7 @@ impl Broker {
             let numbers = self.config.numbers(&domain, told.values().map(|link| link.peer.clone()));
             let said = vm.guest.send_changes(&told, numbers, &leaving);
             if said | self.tell_addresses(&domain, &told) {
-                heard |= self.converse(&domain, 1);
+                self.converse(&domain, 1);
             }
         }
         for account in self.locals.keys().cloned().collect::<Vec<_>>() {
@@ -458,12 +430,8 @@ impl Broker {
             let Some(local) = self.locals.get_mut(&account) else { continue };
             let numbers = self.config.numbers(&account, told.values().map(|link| link.peer.clone()));
             if local.guest.send_changes(&told, numbers, &leaving) {
-                heard |= self.converse_with_account(&account, 1);
+                self.converse_with_account(&account, 1);
             }
-        }
-        if heard {
-            // Where there is no room for it there are other events, with the same consequences.
-            let _ = self.events.try_send(Event::Unsettled);
         }
     }
 
@@ -593,6 +561,8 @@ impl Broker {
             self.book.quarantine.extend(free);
             return Err(error);
         }
+        // Whoever waited for room may have it now, and was looked at before.
+        self.pace.request();
         for old in free {
             self.cut.remove(&(old.link, old.generation));
             self.holder.forget(&memory_key(old.link, old.generation))?;

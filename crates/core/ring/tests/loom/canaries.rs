@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! Mutants, made from outside by the memory, the side or the sleeper: the model must refute each.
 
+use std::rc::Rc;
+
 use loom::thread;
 use tombolo_layout::state::Phase;
 use tombolo_mem::Mem;
@@ -9,8 +11,11 @@ use tombolo_ring::{Counters, Error, FenceMode, Reader, Side, Waits, Writer};
 use crate::{
     bell::Bells,
     check,
-    memory::Sound,
-    pipe::{BATCH, Pipe, messages, notify_if_owed, read_two_and_close, recv, send, sleep_until, write_and_drain},
+    memory::{Fault, Sound},
+    pipe::{
+        BATCH, Pipe, messages, notify_if_owed, read, read_two_and_close, recv, send, sleep_until, stream, write_all,
+        write_and_drain,
+    },
 };
 
 const RELAXED: loom::sync::atomic::Ordering = loom::sync::atomic::Ordering::Relaxed;
@@ -86,6 +91,20 @@ fn record_and_close<W: Mem + 'static>(
     });
 }
 
+/// A reader who waits for two bytes at once, which are written one by one, over spoilt views.
+fn two_bytes_for_one_sleep(spoil: fn(&mut Pipe)) {
+    check("canary", 3, move || {
+        let mut pipe = Pipe::new(stream(8));
+        spoil(&mut pipe);
+        let (mut writers, mut readers) = Bells::pair();
+        let (mut writer, mut reader) = (pipe.writer::<true>(), pipe.reader::<true>());
+        let other = thread::spawn(move || (1..=2).for_each(|i| write_all(&mut writer, &mut writers, &[i]).unwrap()));
+        sleep_until(&mut reader, &mut readers, 2).unwrap();
+        assert_eq!(read(&mut reader, &mut readers, 2, 2), Ok((vec![1, 2], None)));
+        other.join().unwrap();
+    });
+}
+
 /// A reader who reads both of two records and closes, over spoilt views.
 fn drained_by_one_who_closes(spoil: fn(&mut Pipe)) {
     check("canary", 3, move || {
@@ -110,6 +129,24 @@ fn control_of_the_canaries_unspoilt_passes() {
     two_records(TIGHT, |_, _| {}, Pipe::writer::<true>, Pipe::reader::<true>);
     room_for_one_more(Pipe::writer::<true>, Pipe::reader::<true>);
     record_and_close(1, true, |_| {}, Pipe::writer::<true>);
+    two_bytes_for_one_sleep(|_| {});
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_ringer_that_remembers_one_ring_for_all_sleeps_is_refuted() {
+    two_records(
+        WIDE,
+        |pipe, _| pipe.want_data.peer.fault = Fault::Sticks(Rc::default()),
+        Pipe::writer::<true>,
+        Pipe::reader::<true>,
+    );
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn canary_r12_ringer_that_remembers_a_target_that_was_not_reached_is_refuted() {
+    two_bytes_for_one_sleep(|pipe| pipe.want_data.peer.fault = Fault::Once(Rc::default()));
 }
 
 #[test]

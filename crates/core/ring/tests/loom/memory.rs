@@ -55,6 +55,8 @@ pub struct Word {
     pub publish: Ordering,
     pub acquire: Ordering,
     pub fault: Fault,
+    /// How often something was stored, through any view.
+    stores: Rc<Cell<u64>>,
 }
 
 /// What a mutant's view of a word does wrong.
@@ -70,12 +72,21 @@ pub enum Fault {
     Blind { told: Rc<Cell<bool>>, last: Rc<Cell<u64>> },
     /// Tells so when it sees that the peer is no longer open.
     Blinds(Rc<Cell<bool>>),
+    /// The first armed wait word that it answered, once there was one: what came later is taken for rung.
+    Sticks(Rc<Cell<u64>>),
+    /// No armed wait word twice: what was seen is taken for rung.
+    Once(Rc<Cell<u64>>),
 }
 
 impl Word {
     pub fn new(value: u64) -> Self {
         let at = Rc::new(AtomicU64::new(value));
-        Self { at, publish: Ordering::Release, acquire: Ordering::Acquire, fault: Fault::None }
+        Self { at, publish: Ordering::Release, acquire: Ordering::Acquire, fault: Fault::None, stores: Rc::default() }
+    }
+
+    /// How often something was stored.
+    pub fn stores(&self) -> u64 {
+        self.stores.get()
     }
 
     /// Makes what is published through `self` visible only after an access through `other`.
@@ -93,6 +104,7 @@ impl Word {
     }
 
     fn store(&self, value: u64, ordering: Ordering) {
+        self.stores.set(self.stores.get() + 1);
         if let Fault::Held(held) = &self.fault {
             held.set(Some(value));
             return;
@@ -109,6 +121,15 @@ impl Word {
             return Untrusted::new(last.get());
         }
         let value = self.at.load(ordering);
+        if let Fault::Sticks(first) = &self.fault {
+            if first.get() & 1 == 0 {
+                first.set(value);
+            }
+            return Untrusted::new(first.get());
+        }
+        if let Fault::Once(last) = &self.fault {
+            return Untrusted::new(if last.replace(value) == value { 0 } else { value });
+        }
         self.free_held();
         if let Fault::Blinds(told) = &self.fault {
             let phase = State::decode(value).map(|state| state.phase);

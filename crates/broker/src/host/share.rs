@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! B-17. Strangers have a share of the one thread that serves all, whatever they ask for and however often.
+
+use std::time::{Duration, Instant};
+
+/// What was done for strangers is followed by a rest so many times as long, and of at most so long.
+pub(crate) const SHARE: u32 = 9;
+const REST_MAX: Duration = Duration::from_secs(1);
+
+/// How long nothing of the kind is done for them after something that took so long.
+pub(crate) fn rest_after(took: Duration) -> Duration {
+    REST_MAX.min(took.saturating_mul(SHARE))
+}
+
+/// When consequences are drawn of what guests and QEMUs say. To draw them is to look at all that there is.
+#[derive(Debug, Default)]
+pub(crate) struct ReconcilePace {
+    is_due: bool,
+    rests_until: Option<Instant>,
+}
+
+impl ReconcilePace {
+    /// Something was said that has consequences.
+    pub(crate) fn request(&mut self) {
+        self.is_due = true;
+    }
+
+    /// Whether something was said of which no consequences were drawn yet.
+    pub(crate) fn is_due(&self) -> bool {
+        self.is_due
+    }
+
+    /// All that was said until now is being looked at.
+    pub(crate) fn begin(&mut self) {
+        self.is_due = false;
+    }
+
+    /// That is done, and took from `began` to `now`.
+    pub(crate) fn finish(&mut self, began: Instant, now: Instant) {
+        self.rests_until = Some(now + rest_after(now.saturating_duration_since(began)));
+    }
+
+    /// How long what is due has to wait.
+    pub(crate) fn rest(&self, now: Instant) -> Duration {
+        self.rests_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b17_consequences_of_what_strangers_say_without_end_take_a_tenth_of_the_time() {
+        let (begun, took) = (Instant::now(), Duration::from_millis(3));
+        let (mut now, mut pace, mut spent) = (begun, ReconcilePace::default(), Duration::ZERO);
+        for _ in 0..1000 {
+            pace.request();
+            assert!(pace.is_due());
+            now += pace.rest(now);
+            pace.begin();
+            assert!(!pace.is_due());
+            pace.finish(now, now + took);
+            (now, spent) = (now + took, spent + took);
+        }
+        assert!(spent * 10 <= now - begun + 10 * took, "{spent:?} of {:?}", now - begun);
+    }
+
+    #[test]
+    fn b17_rest_is_bounded_and_what_comes_after_it_does_not_wait() {
+        let (now, mut pace) = (Instant::now(), ReconcilePace::default());
+        assert_eq!(pace.rest(now), Duration::ZERO);
+        pace.finish(now, now + Duration::from_secs(3600));
+        let now = now + Duration::from_secs(3600);
+        assert_eq!((pace.rest(now), pace.rest(now + REST_MAX)), (REST_MAX, Duration::ZERO));
+    }
+}
