@@ -5,6 +5,7 @@ mod accounts;
 mod answers;
 mod leaving;
 mod local_links;
+mod migration;
 mod reconcile;
 
 use std::{
@@ -41,7 +42,10 @@ use crate::{
     },
 };
 
-use self::leaving::LeavingLink;
+use self::{
+    leaving::LeavingLink,
+    migration::{Departure, LoneVm},
+};
 
 /// How long something that could not be done waits before it is tried again.
 pub(crate) const SHORT: Duration = Duration::from_secs(1);
@@ -79,6 +83,10 @@ pub struct Broker {
     pub(crate) chores: Chores,
     /// B-21. Links that are taken away soon.
     pub(crate) leaving: BTreeMap<u32, LeavingLink>,
+    /// B-26. Machines that are made ready to migrate.
+    pub(crate) departures: BTreeMap<String, Departure>,
+    /// B-27. How each machine is looked for while its QEMU is not connected.
+    pub(crate) alone: BTreeMap<String, LoneVm>,
     /// B-21. Connections that were open when a link was taken away, by the memory that it had.
     pub(crate) cut: BTreeMap<(u32, u32), String>,
     /// How often links got new memory.
@@ -131,6 +139,8 @@ impl Broker {
             unsealed: BTreeSet::new(),
             chores: Chores::new(events.clone()),
             leaving: BTreeMap::new(),
+            departures: BTreeMap::new(),
+            alone: BTreeMap::new(),
             cut: BTreeMap::new(),
             paces: BTreeMap::new(),
             reminder: None,
@@ -264,6 +274,7 @@ impl Broker {
             Event::Knocked(program, user) => self.knocked(program, user),
             Event::Entered(client, account) => self.entered(client, &account),
             Event::Told(name, process, news) if self.is_current(&name, process) => self.told(&name, news),
+            Event::Alone(name, said) => self.heard_alone(&name, said),
             Event::Calm(name, by) => {
                 if let Some(stormed_by) = self.stormed_by(&name) {
                     stormed_by.remove(&by);
@@ -362,6 +373,7 @@ impl Broker {
         for old in &mut self.book.quarantine {
             old.held_by.retain(|holder, held| holder != name || *held != process);
         }
+        self.left_departing(name);
         tracing::info!(stranger = name, "{name}: QEMU is gone");
         self.give_up(machine_key(name, process))
     }
@@ -474,6 +486,7 @@ impl Broker {
     }
 
     fn told(&mut self, name: &str, news: News) {
+        self.told_departure(name, &news);
         let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.book.machines.get_mut(name)) else { return };
         match news {
             News::Running(running) => vm.running = Some(running),
@@ -490,6 +503,7 @@ impl Broker {
                     (vm.has, vm.process) = (Some((places, free)), Some(process));
                 }
             }
+            News::Marked | News::KeepsDoorbell(_) | News::Bare { .. } => {}
             News::Lost(why) => {
                 vm.running = None;
                 vm.trouble = Some(why);
@@ -581,6 +595,7 @@ impl Broker {
     /// The broker ends. What has nothing to keep goes: the book, and the holder if this broker may end it.
     pub fn end(mut self, with_holder: bool) {
         self.vms.clear();
+        self.alone.clear();
         self.locals.clear();
         if self.book.keys().is_empty() {
             if self.book.links.is_empty() {

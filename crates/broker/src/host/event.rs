@@ -6,7 +6,11 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 use tokio::sync::oneshot;
 use tombolo_control::{Message, Name};
 
-use crate::host::{mapped::Mapped, memory::Regions, qemu::News};
+use crate::host::{
+    mapped::Mapped,
+    memory::Regions,
+    qemu::{Alone, News},
+};
 
 /// Most messages that one guest is heard at a time.
 pub(crate) const TURN: usize = 32;
@@ -32,6 +36,8 @@ pub enum Event {
     Entered(OwnedFd, Name),
     /// QEMU told something.
     Told(String, u64, News),
+    /// B-27. What was seen of a machine whose QEMU is not connected.
+    Alone(String, Alone),
     /// A storm is over: the domain that was rung, and who rang.
     Calm(String, String),
     /// Somebody asks on the socket.
@@ -58,10 +64,16 @@ impl Event {
     pub(crate) fn has_consequences(&self) -> bool {
         match self {
             Self::Knocked(..) | Self::Entered(..) => false,
-            Self::Asked(question) => matches!(question.message, Message::AddLink { .. } | Message::RemoveLink { .. }),
+            Self::Asked(question) => changes_something(&question.message),
             _ => true,
         }
     }
+}
+
+/// Whether there are consequences to what is asked.
+fn changes_something(message: &Message) -> bool {
+    use Message::{AddLink, CancelPrepare, Prepare, RemoveLink};
+    matches!(message, AddLink { .. } | RemoveLink { .. } | Prepare { .. } | CancelPrepare { .. })
 }
 
 /// A question from the socket.

@@ -52,6 +52,8 @@ impl Broker {
 
     fn settle_all(&mut self) -> io::Result<()> {
         self.settle_rules()?;
+        self.settle_alone();
+        self.settle_departures()?;
         self.settle_leaving()?;
         for link in self.book.links.keys().copied().collect::<Vec<_>>() {
             if !self.leaving.contains_key(&link) {
@@ -111,6 +113,12 @@ impl Broker {
         self.save()
     }
 
+    /// B-26. Takes a link's memory away; it gets other memory when its ends are there again.
+    pub(crate) fn rest_link(&mut self, number: u32) -> io::Result<()> {
+        self.retire(number);
+        self.save()
+    }
+
     /// The lives of both ends of a link, if both are there.
     fn lives(&self, link: &Link) -> Option<[u64; 2]> {
         let lives = link.ends.each_ref().map(|end| match self.book.machines.get(end) {
@@ -143,7 +151,8 @@ impl Broker {
         let old = self.book.quarantine.iter().filter(|old| old.link == number).count();
         let over =
             |end: &String| self.config.domains.get(end).is_some_and(|domain| self.book.memory_of(end) > domain.memory);
-        old < OLD_MAX && !self.book.links[&number].ends.iter().any(over)
+        let ends = &self.book.links[&number].ends;
+        old < OLD_MAX && !ends.iter().any(over) && ends.iter().all(|end| self.leaves(end).is_none())
     }
 
     /// Has memory made for a link, by a thread beside this one: it takes time, and others are served meanwhile.
@@ -304,11 +313,12 @@ impl Broker {
                     plug(false, &memory.readonly[1 - side]);
                 }
             }
+            let bare = plugs.is_empty() && self.is_to_be_bare(domain);
             vm.wanted.send_if_modified(|wanted| {
                 let same = wanted.plugs.iter().map(|plug| &plug.name).eq(plugs.iter().map(|plug| &plug.name));
-                let changed = wanted.version == 0 || !same;
+                let changed = wanted.version == 0 || !same || wanted.bare != bare;
                 if changed {
-                    *wanted = Wanted { version: wanted.version + 1, plugs: plugs.into() };
+                    *wanted = Wanted { version: wanted.version + 1, plugs: plugs.into(), bare };
                 }
                 changed
             });
