@@ -15,6 +15,7 @@ mod lifetime;
 mod links;
 mod looking;
 mod mapping;
+mod migration;
 mod net;
 mod network;
 mod rage;
@@ -30,7 +31,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 pub type Case = runner::Case<Rig>;
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 19] = [
+const CASES: [&[Case]; 20] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -49,9 +50,10 @@ const CASES: [&[Case]; 19] = [
     life::CASES,
     rage::CASES,
     network::CASES,
+    migration::CASES,
     boards::CASES,
 ];
-const HALVES: [&[Half]; 14] = [
+const HALVES: [&[Half]; 15] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -66,6 +68,7 @@ const HALVES: [&[Half]; 14] = [
     crate::demo::HALVES,
     life::HALVES,
     rage::HALVES,
+    migration::HALVES,
 ];
 
 /// Those that only the long form runs: they need more of this machine than it may have to spare.

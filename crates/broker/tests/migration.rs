@@ -8,9 +8,15 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use common::{Daemon, TRIO, Vm, add, qmp::Fake, until};
+use common::{
+    Daemon, TRIO, Vm, add,
+    host::{PAIR, World, accept, patience},
+    qmp::Fake,
+    until,
+};
 use tombolo_broker::host::eventfd::event;
-use tombolo_control::{Life, LinkState, Message, code};
+use tombolo_control::{Life, LinkState, Message, QUEUE_MAX, code};
+use tombolo_domain::Rendezvous;
 
 /// Which numbers were closed is seen of the whole process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -77,15 +83,16 @@ fn is_ready(said: &[Message]) -> bool {
 }
 
 #[test]
-fn b26_devices_go_in_order_and_the_bell_before_the_doorbell() {
+fn b26_devices_go_in_order_and_no_qemu_is_told_to_forget_a_doorbell() {
     let _alone = alone();
     let daemon = Daemon::start(TRIO);
     let (a, b) = pair(&daemon);
-    let (bell, _) = b.bell();
+    let _ = (a.bell(), b.bell());
     a.qmp.state().done.clear();
     let (said, qmp) = make_ready(&daemon, a);
     assert!(is_ready(&said), "{said:?}");
-    assert_eq!(b.device.must().0, bell, "the bell of a is taken away");
+    let quiet = std::time::Duration::from_millis(100);
+    assert!(b.device.next(quiet).is_none(), "b is to forget a doorbell, and could not migrate afterwards");
     let mut done = std::mem::take(&mut qmp.state().done);
     done[..2].sort();
     done[2..4].sort();
@@ -172,6 +179,49 @@ fn b26_guest_that_does_not_let_go_is_named_and_it_may_be_taken_back() {
 }
 
 #[test]
+fn b26_doorbell_that_is_to_go_is_not_rung() {
+    let _alone = alone();
+    let mut daemon = Daemon::new(TRIO);
+    daemon.options = vec!["--ask-again", "500"];
+    daemon.restart();
+    let (mut a, _b) = pair(&daemon);
+    a.boot(3, 1);
+    a.qmp.state().stubborn = true;
+    assert_eq!(daemon.client().refusal(prepare()).0, code::KEPT);
+    common::rung(&a.own[0]);
+    // What the guest says is heard all the same.
+    a.say(Message::Storm { link: 99 });
+    until("it is heard", || {
+        a.listen_once();
+        (a.guest.as_ref().unwrap().room() == QUEUE_MAX).then_some(())
+    });
+    let _ = daemon.client().links();
+    assert_eq!(common::rung(&a.own[0]), 0);
+    a.qmp.state().stubborn = false;
+    assert_eq!(daemon.client().ask(cancel()), []);
+    until("it is rung again", || (common::rung(&a.own[0]) != 0).then_some(()));
+}
+
+#[test]
+fn b26_connections_that_stay_open_are_counted_and_named() {
+    let _alone = alone();
+    let config = PAIR.replace("[host]\n", "[host]\nleave = \"300ms\"\n");
+    let world = World::start(&config, |_| {});
+    let service = world.service("host");
+    let mut listener = world.host.listen(&service).unwrap();
+    let calling = world.guest.domain.connect(&service, patience()).unwrap();
+    let accepted = accept(&mut *listener);
+    let asking = world.daemon.client();
+    asking.say(7, prepare());
+    until("its chardev goes", || world.vm.qmp.state().chardevs.is_empty().then_some(()));
+    rustix::net::shutdown(&world.vm.device.socket, rustix::net::Shutdown::Both).unwrap();
+    let said = asking.hear().unwrap().message;
+    let Message::PreparedRow { links: 1, cut: 2, took, note, .. } = &said else { panic!("{said:?}") };
+    assert!(*took >= 300 && note.as_str().contains("1 connections of a and 1 connections of host"), "{said:?}");
+    drop((calling, accepted));
+}
+
+#[test]
 fn b26_qemu_that_keeps_its_doorbell_goes_on_with_its_links() {
     let _alone = alone();
     let daemon = Daemon::start(TRIO);
@@ -196,6 +246,50 @@ fn b26_machine_that_is_not_there_or_has_no_control_socket_is_refused_as_such() {
     let of_b = || daemon.client().refusal(Message::Prepare { domain: "b".parse().unwrap() });
     let (refused, why) = until("the broker has looked for it", || Some(of_b()).filter(|(_, why)| why.contains("qmp")));
     assert!(refused == code::NO_QEMU, "{why}");
+}
+
+#[test]
+fn b26_qemu_that_had_to_forget_a_doorbell_keeps_its_own() {
+    let _alone = alone();
+    let mut daemon = Daemon::start(TRIO);
+    let (a, _b) = pair(&daemon);
+    let _ = a.bell();
+    // A guest that is reset gets new memory over the same doorbells.
+    a.qmp.event("RESET");
+    assert_eq!(daemon.client().ask(common::remove("a", "b")), []);
+    assert!(a.device.must().1.is_none(), "the doorbell of b is taken back");
+    for _ in 0..2 {
+        let (refused, why) = until("QEMU was asked", || {
+            Some(daemon.client().refusal(prepare())).filter(|(refused, _)| *refused != code::NO_QEMU)
+        });
+        assert!(refused == code::QEMU_REFUSES && why.contains("forget a doorbell"), "{refused} {why}");
+        daemon.kill();
+        a.qmp.forget_client();
+        daemon.restart();
+    }
+    assert!(a.qmp.state().doorbell.is_some());
+}
+
+#[test]
+fn b26_machine_whose_guest_or_peer_began_anew_can_be_made_ready() {
+    let _alone = alone();
+    let daemon = Daemon::start(TRIO);
+    let (mut a, mut b) = pair(&daemon);
+    (a.boot(3, 1), b.boot(3, 1));
+    let _ = (a.bell(), b.bell());
+    a.qmp.event("RESET");
+    a.boot(4, 2);
+    let generation = || match &daemon.client().links()[..] {
+        [.., Message::LinkRow { generation, state: LinkState::Up, .. }] => Some(*generation),
+        _ => None,
+    };
+    until("it has other memory", || generation().filter(|generation| *generation == 2));
+    drop(b);
+    let _b = Vm::start(&daemon, "b");
+    until("it has other memory", || generation().filter(|generation| *generation == 3));
+    let (number, bell) = a.bell();
+    assert!(number == 3, "{bell:?}");
+    assert!(is_ready(&make_ready(&daemon, a).0));
 }
 
 #[test]

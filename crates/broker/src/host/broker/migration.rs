@@ -105,7 +105,11 @@ impl Broker {
             let why = vm.trouble.clone().unwrap_or_else(|| "it has not answered yet".into());
             return Some(refuse(code::NO_QEMU, format!("{name}: its QEMU takes no commands: {why}")));
         }
-        None
+        // It has freed what it would free once more with its doorbell.
+        self.book.machines.get(name).is_some_and(|machine| machine.is_spent).then(|| {
+            let why = "its QEMU had to forget a doorbell (a link that was removed, a storm): it would end with its own. Start it anew";
+            refuse(code::QEMU_REFUSES, format!("{name}: {why}"))
+        })
     }
 
     /// Takes back that a machine is made ready, or was; `asker` hears what comes of that.
@@ -149,6 +153,11 @@ impl Broker {
         }
     }
 
+    /// Whether a machine's doorbell is on its way out, or to be.
+    pub(crate) fn is_departing(&self, name: &str) -> bool {
+        self.departures.get(name).is_some_and(|departure| !departure.is_cancelled())
+    }
+
     /// What keeps a machine's QEMU from its doorbell.
     pub(crate) fn lone_trouble(&self, name: &str) -> Option<String> {
         match &self.alone.get(name)?.said {
@@ -159,8 +168,17 @@ impl Broker {
 
     /// Whether nothing of a machine's links is left that its QEMU is to have, and its doorbell is to go.
     pub(crate) fn is_to_be_bare(&self, name: &str) -> bool {
-        let departs = self.departures.get(name).is_some_and(|departure| !departure.is_cancelled());
-        departs && self.book.links_of(name).all(|(_, link)| !link.has_memory)
+        self.is_departing(name) && self.book.links_of(name).all(|(_, link)| !link.has_memory)
+    }
+
+    /// A doorbell that is to go is not rung any more.
+    pub(crate) fn mute_departing(&mut self) {
+        for name in self.vms.keys().cloned().collect::<Vec<_>>() {
+            let is_muted = self.is_to_be_bare(&name);
+            if let Some(vm) = self.vms.get_mut(&name) {
+                vm.device.mute(is_muted);
+            }
+        }
     }
 
     /// Connections of a link of this machine were open when it went.

@@ -70,6 +70,7 @@ impl Broker {
         self.settle_bells()?;
         self.settle_lines();
         self.settle_guests();
+        self.mute_departing();
         self.release()?;
         self.save()
     }
@@ -376,16 +377,43 @@ impl Broker {
             for (number, bell) in &self.book.machines[&viewer].bells {
                 if wanted.get(&bell.peer) == Some(&(bell.process, bell.link)) {
                     wanted.remove(&bell.peer);
-                } else {
-                    stale.push(*number);
+                } else if !self.keeps_bell(&viewer, bell) {
+                    stale.push((
+                        *number,
+                        self.book.machines.get(&bell.peer).map(|peer| peer.process) != Some(bell.process),
+                    ));
                 }
             }
-            stale.into_iter().try_for_each(|number| self.withdraw(&viewer, number))?;
+            for (number, is_dead) in stale {
+                let peer = self.book.machines[&viewer].bells[&number].peer.clone();
+                let is_dead = is_dead && !self.config.is_local(&peer);
+                let machine = self.book.machines.get_mut(&viewer);
+                if !(is_dead && machine.is_some_and(|machine| machine.bury_bell(number))) {
+                    self.withdraw(&viewer, number)?;
+                }
+            }
             for (peer, (process, link)) in wanted {
                 self.give_bell(&viewer, Bell { peer, process, link, given: false })?;
             }
         }
         Ok(())
+    }
+
+    /// B-8. Whether a domain keeps a doorbell that it would not be given now: to take one back is what its QEMU does not forget (B-26).
+    fn keeps_bell(&self, viewer: &str, bell: &Bell) -> bool {
+        if self.is_departing(viewer) {
+            return true;
+        }
+        let stormed_by = self.vms.get(&bell.peer).map(|vm| &vm.stormed_by);
+        let stormed_by = stormed_by.or_else(|| self.locals.get(&bell.peer).map(|local| &local.stormed_by));
+        let Some(link) = self.book.links.get(&bell.link).filter(|link| link.side(viewer).is_some()) else {
+            return false;
+        };
+        let is_same = match self.book.machines.get(&bell.peer) {
+            Some(machine) => machine.process == bell.process,
+            None => self.config.is_local(&bell.peer) && u64::from(link.generation) == bell.process,
+        };
+        is_same && stormed_by.is_some_and(|stormed_by| !stormed_by.contains(viewer))
     }
 
     fn give_bell(&mut self, viewer: &str, bell: Bell) -> io::Result<()> {
@@ -426,6 +454,9 @@ impl Broker {
         if let Some(bell) = self.book.machines.get_mut(viewer).and_then(|machine| machine.bells.get_mut(&number)) {
             // Until it is done, a broker that begins does it again.
             bell.given = false;
+            if let Some(machine) = self.book.machines.get_mut(viewer) {
+                machine.is_spent = true;
+            }
             self.save()?;
         }
         self.send(viewer, vec![(number.into(), None)])?;

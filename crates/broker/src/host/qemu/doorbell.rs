@@ -164,9 +164,11 @@ impl Session {
             tell(News::KeepsDoorbell("it has no doorbell that connects to this broker".into())).await;
             return Ok(Doorbell::Stays);
         }
+        if self.open_before.is_none() {
+            self.open_before = self.process.and_then(numbers);
+        }
         let is_first = !self.is_marked;
         if is_first {
-            self.open_before = self.process.and_then(numbers);
             if let Err(error @ Error::Refused { .. }) = self.mark(LEFT).await {
                 tell(News::KeepsDoorbell(error.to_string())).await;
                 return Ok(Doorbell::Stays);
