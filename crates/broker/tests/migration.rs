@@ -275,7 +275,8 @@ fn b26_machine_whose_guest_or_peer_began_anew_can_be_made_ready() {
     let _alone = alone();
     let daemon = Daemon::start(TRIO);
     let (mut a, mut b) = pair(&daemon);
-    (a.boot(3, 1), b.boot(3, 1));
+    a.boot(3, 1);
+    b.boot(3, 1);
     let _ = (a.bell(), b.bell());
     a.qmp.event("RESET");
     a.boot(4, 2);

@@ -13,7 +13,8 @@ impl<D: Devices> Broker<D> {
     /// Hears the host, or looks for one. True if there may be more.
     pub(super) fn hear_host(&mut self) -> io::Result<bool> {
         if self.is_hostless {
-            return self.find_host();
+            let renewed = self.devices.renew();
+            return renewed.map_or(Ok(false), |renewed| begin_anew(self, renewed));
         }
         let mut news = Vec::new();
         let turned = self.host.turn(self.devices.host(), TURN, &mut news);
@@ -31,34 +32,10 @@ impl<D: Devices> Broker<D> {
                     tracing::warn!("{HOSTLESS}");
                     self.is_hostless = true;
                     self.forget_links();
-                    self.begin_with(renewed)
+                    begin_anew(self, renewed)
                 }
             },
             Err(error) => Err(error),
-        }
-    }
-
-    fn find_host(&mut self) -> io::Result<bool> {
-        match self.devices.renew() {
-            Some(renewed) => self.begin_with(renewed),
-            None => Ok(false),
-        }
-    }
-
-    /// There is another device, or not yet.
-    fn begin_with(&mut self, renewed: io::Result<()>) -> io::Result<bool> {
-        match renewed {
-            Ok(()) => {
-                self.host = Host::begin(random()?, self.settings.boot, self.devices.host())?;
-                self.devices.host().notify();
-                self.is_hostless = false;
-                tracing::info!("this machine has a doorbell device again");
-                Ok(true)
-            }
-            Err(error) => match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::ResourceBusy => Ok(false),
-                _ => Err(error),
-            },
         }
     }
 
@@ -71,5 +48,22 @@ impl<D: Devices> Broker<D> {
             self.old.push(link);
         }
         self.old.iter_mut().for_each(|link| link.is_orphan = true);
+    }
+}
+
+/// There is another device, or not yet.
+fn begin_anew<D: Devices>(broker: &mut Broker<D>, renewed: io::Result<()>) -> io::Result<bool> {
+    match renewed {
+        Ok(()) => {
+            broker.host = Host::begin(random()?, broker.settings.boot, broker.devices.host())?;
+            broker.devices.host().notify();
+            broker.is_hostless = false;
+            tracing::info!("this machine has a doorbell device again");
+            Ok(true)
+        }
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::ResourceBusy => Ok(false),
+            _ => Err(error),
+        },
     }
 }

@@ -95,7 +95,7 @@ pub(crate) async fn watch_alone(mut watched: watch::Receiver<Watched>, tell: imp
                 },
             }
         }
-        let seen = match look(&now).await {
+        let seen = match inspect_qemu(&now).await {
             Ok(seen) => seen,
             Err(Error::Lost(error)) if error.kind() != std::io::ErrorKind::PermissionDenied => Alone::Unseen,
             Err(error) => Alone::Trouble(error.to_string()),
@@ -111,7 +111,7 @@ pub(crate) async fn watch_alone(mut watched: watch::Receiver<Watched>, tell: imp
 }
 
 /// Looks once, and does what is to be done.
-async fn look(at: &Watched) -> Result<Alone, Error> {
+async fn inspect_qemu(at: &Watched) -> Result<Alone, Error> {
     let qmp = Qmp::connect(&at.path, at.user).await?;
     let mut session = Session::new(qmp, at.device.clone(), None, at.board, super::ASK_AGAIN);
     let is_left = session.look_for_mark().await?;
