@@ -156,7 +156,7 @@ fn b26_fillers_are_never_readable() {
     a.qmp.state().of_doorbell = fillers();
     let (_, qmp) = make_ready(&daemon, a);
     let fillers = std::mem::take(&mut qmp.state().fillers);
-    assert!(fillers.iter().all(|filler| common::rung(filler) == 0));
+    assert!(fillers.len() >= 3 && fillers.iter().all(|filler| common::rung(filler) == 0), "{fillers:?}");
 }
 
 #[test]
