@@ -94,6 +94,8 @@ fn b26_devices_go_in_order_and_no_qemu_is_told_to_forget_a_doorbell() {
     let quiet = std::time::Duration::from_millis(100);
     assert!(b.device.next(quiet).is_none(), "b is to forget a doorbell, and could not migrate afterwards");
     let mut done = std::mem::take(&mut qmp.state().done);
+    // What others of this process close meanwhile is filled, and taken for what the doorbell left.
+    done.retain(|done| done != "object-add tombolo-filled");
     done[..2].sort();
     done[2..4].sort();
     let regions = ["own", "peer"].map(|side| format!("device_del tombolo-d-1-1-{side}"));
@@ -107,6 +109,7 @@ fn b26_ready_machine_gets_no_device_and_says_so_also_after_the_broker_began_anew
     let _alone = alone();
     let mut daemon = Daemon::start(TRIO);
     let (a, _b) = pair(&daemon);
+    (a.qmp.state().takes_no_fillers, a.qmp.state().of_doorbell) = (true, fillers());
     let (_, qmp) = make_ready(&daemon, a);
     qmp.state().done.clear();
     for begins in ["it was made ready", "the broker began anew"] {
@@ -115,7 +118,7 @@ fn b26_ready_machine_gets_no_device_and_says_so_also_after_the_broker_began_anew
         assert!(state == LinkState::Waiting && why.contains("made ready to migrate"), "{state:?}: {why}");
         assert_eq!(daemon.client().refusal(add("a", "host", 0)).0, code::MIGRATES);
         assert_eq!(daemon.client().refusal(prepare()).0, code::EXISTS);
-        // Which of its numbers were closed nobody could see.
+        // Numbers that were closed are there for whatever comes.
         assert_eq!(daemon.client().refusal(cancel()).0, code::MIGRATES);
         daemon.kill();
         daemon.restart();

@@ -54,6 +54,8 @@ pub struct State {
     pub of_doorbell: Vec<OwnedFd>,
     /// What was passed to fill the numbers that this left.
     pub fillers: Vec<OwnedFd>,
+    /// It takes no descriptor that fills a number.
+    pub takes_no_fillers: bool,
     /// Why it does not take its doorbell away.
     pub keeps_doorbell: Option<&'static str>,
     /// Marks and the like.
@@ -254,6 +256,7 @@ impl State {
                 self.marks.insert(text("id"));
                 Ok(json!({}))
             }
+            "getfd" if self.takes_no_fillers => Err("no such command".into()),
             "getfd" => {
                 self.fillers.push(passed.pop().ok_or("no descriptor was passed")?);
                 Ok(json!({}))
