@@ -346,11 +346,16 @@ impl Broker {
         {
             tracing::warn!(stranger = name, "{name}: it has no doorbell: {why}");
         }
+        if said == Alone::Plugged {
+            // Who asked hears of it once it has connected.
+            lone.said = Alone::Unseen;
+            return;
+        }
         if let Some(restorer) = lone.restorer.take() {
             let no = match &said {
                 Alone::Left { .. } => refuse(code::MIGRATES, spent(name)),
                 Alone::Trouble(why) => refuse(code::QEMU_REFUSES, format!("{name} stays without links: {why}")),
-                Alone::Unseen => refuse(code::NO_QEMU, format!("{name}: its QEMU is gone")),
+                Alone::Unseen | Alone::Plugged => refuse(code::NO_QEMU, format!("{name}: its QEMU is gone")),
             };
             answer([restorer], &no);
             if matches!(said, Alone::Trouble(_)) {

@@ -51,6 +51,8 @@ pub enum Alone {
         /// Nothing is left in it that a new device could wake.
         is_filled: bool,
     },
+    /// B-27. It got a doorbell, which connects.
+    Plugged,
     /// B-27. It cannot get a doorbell, for this reason.
     Trouble(String),
 }
@@ -132,7 +134,7 @@ async fn inspect_qemu(at: &Watched) -> Result<Alone, Error> {
     for mark in [LEFT, FILLED].into_iter().filter(|_| is_left) {
         session.qmp.execute("object-del", json!({ "id": mark }), None).await?;
     }
-    Ok(Alone::Unseen)
+    Ok(Alone::Plugged)
 }
 
 impl Session {
