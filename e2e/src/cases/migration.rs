@@ -64,11 +64,17 @@ fn travel(site: &mut Site) -> Result<()> {
 
     // One that stays after all, in an emulated QEMU that would end at the next device if nothing was done about it.
     tombolo_vm(site, "prepare-migration")?;
-    tombolo_vm(site, "cancel-migration")?;
-    site.link("a", "b")?;
-    site.unlink()?;
-    site.link("a", "b")?;
-    small_file(site)?;
+    match tombolo_vm(site, "cancel-migration") {
+        Ok(_) => {
+            site.link("a", "b")?;
+            site.unlink()?;
+            site.link("a", "b")?;
+            small_file(site)?;
+        }
+        // Something else was opened in the moment in which its numbers were free: it goes on without links.
+        Err(why) if why.to_string().contains("would not survive another device") => println!("no way back: {why}"),
+        Err(why) => return Err(why),
+    }
     ensure!(site.a.ended().is_none(), "its QEMU did not survive");
 
     site.b.sh(&format!("touch {ENOUGH}"), within(60))?;
