@@ -15,6 +15,7 @@ mod lifetime;
 mod links;
 mod looking;
 mod mapping;
+mod migration;
 mod net;
 mod network;
 mod rage;
@@ -31,7 +32,7 @@ pub use tombolo_e2e::runner::{Half, Verdict};
 pub type Case = runner::Case<Rig>;
 
 /// Cheap ones first; those that leave a guest in an odd state last.
-const CASES: [&[Case]; 20] = [
+const CASES: [&[Case]; 21] = [
     build::CASES,
     lifetime::CASES,
     mapping::CASES,
@@ -51,9 +52,10 @@ const CASES: [&[Case]; 20] = [
     rage::CASES,
     network::CASES,
     sockets::CASES,
+    migration::CASES,
     boards::CASES,
 ];
-const HALVES: [&[Half]; 15] = [
+const HALVES: [&[Half]; 16] = [
     lifetime::HALVES,
     mapping::HALVES,
     bells::HALVES,
@@ -69,6 +71,7 @@ const HALVES: [&[Half]; 15] = [
     life::HALVES,
     rage::HALVES,
     sockets::HALVES,
+    migration::HALVES,
 ];
 
 /// Those that only the long form runs: they need more of this machine than it may have to spare.

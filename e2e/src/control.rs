@@ -80,6 +80,13 @@ impl Control {
         }
     }
 
+    /// Goes on with the same agent at the other end of `input` and `out`, where its machine has migrated. What it said before is heard
+    /// to the end.
+    pub fn go_on(&mut self, input: impl Read + Send + 'static, out: impl Write + Send + 'static) {
+        while self.listen(Instant::now()).is_ok() {}
+        (self.lines, self.out) = (LineReader::of(input), Box::new(out));
+    }
+
     /// Runs a command to its end and returns what it printed.
     ///
     /// # Errors

@@ -342,6 +342,37 @@ impl Vm {
         self.process.id()
     }
 
+    /// Has the machine migrate to a QEMU that waits for it by `-incoming` at the socket `path`, and goes on there. How long that took.
+    ///
+    /// # Errors
+    /// A QEMU refuses, or it takes too long.
+    pub fn migrate(&mut self, target: Spec, path: &Path) -> Result<std::time::Duration> {
+        let boot = Boot::start(target)?;
+        // A QEMU that answers listens.
+        let mut qmp = Qmp::open(boot.qmp)?;
+        let (began, deadline) = (Instant::now(), within(PLUG));
+        self.qmp.run("migrate", &json!({ "uri": format!("unix:{}", path.display()) }))?;
+        loop {
+            let now = self.qmp.run("query-migrate", &json!({}))?;
+            match now["status"].as_str() {
+                Some("completed") => break,
+                Some("failed" | "cancelled") => return Err(Error::new(format!("the migration: {now}"))),
+                _ => ensure!(Instant::now() < deadline, "the migration is not over: {now}"),
+            }
+            std::thread::yield_now();
+        }
+        while qmp.run("query-status", &json!({}))?["status"] != "running" {
+            ensure!(Instant::now() < deadline, "the machine does not run where it arrived");
+        }
+        let took = began.elapsed();
+        self.control.go_on(boot.control.try_clone()?, boot.control);
+        self.process.end()?;
+        (self.qmp, self.process, self.stderr) = (qmp, boot.process, boot.stderr);
+        self.console.drain();
+        self.console = boot.console;
+        Ok(took)
+    }
+
     /// Starts a command.
     ///
     /// # Errors

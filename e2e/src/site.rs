@@ -3,6 +3,7 @@
 //! from boot, memory plugged at run time, programs in the machines and on the host.
 
 use crate::parts::{MODULE, Parts};
+use std::path::Path;
 use std::time::Instant;
 use tombolo_e2e::broker::Broker;
 use tombolo_e2e::control::Job;
@@ -174,6 +175,27 @@ impl Site {
         self.set_up(at)
     }
 
+    /// A QEMU to which a machine can migrate: the same board without a doorbell, that waits at the socket `path`. Devices are where
+    /// the first one has them.
+    pub fn target(&mut self, at: At, path: &Path) -> Result<Spec> {
+        let network = self.network.as_mut().map_err(|why| why.clone())?;
+        let Place { args, .. } = network.tap()?;
+        let old = &self.specs[at as usize];
+        let mut spec = old.again()?;
+        spec.args = without_doorbell(&old.args);
+        let tap = args.into_iter().find(|arg| arg.starts_with("tap,")).unwrap_or_default();
+        for arg in &mut spec.args {
+            if arg.starts_with("tap,") {
+                arg.clone_from(&tap);
+            } else if arg.starts_with("virtio-net-pci,") {
+                *arg += ",addr=3";
+            }
+        }
+        spec.args.extend(["-incoming".to_owned(), format!("unix:{}", path.display())]);
+        spec.within = network.enter();
+        Ok(spec)
+    }
+
     /// Ends everything, and fails if a console tells of a fault.
     pub fn finish(self) -> Result<()> {
         self.a.finish()?;
@@ -252,6 +274,21 @@ impl Site {
         };
         Ok([ends(&mut self.a)?, ends(&mut self.b)?])
     }
+}
+
+/// Arguments of a QEMU, less those of its doorbell.
+fn without_doorbell(args: &[String]) -> Vec<String> {
+    let is_its = |arg: &String| arg.starts_with("socket,id=tombolo,") || arg.starts_with("ivshmem-doorbell,");
+    let mut kept: Vec<String> = Vec::new();
+    for arg in args {
+        if is_its(arg) {
+            // And the option that it belongs to.
+            kept.pop();
+        } else {
+            kept.push(arg.clone());
+        }
+    }
+    kept
 }
 
 /// Starts a guest half of a case in a machine.

@@ -12,3 +12,4 @@ pub mod net;
 pub mod proxy;
 pub mod run;
 pub mod top;
+pub mod vm;

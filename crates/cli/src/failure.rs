@@ -44,6 +44,10 @@ pub enum Failure {
     Interrupted { signal: i32, after: String },
     #[error("{0}")]
     Outcome(String),
+    #[error("{why}")]
+    Refused { code: u16, why: String },
+    #[error("{why}")]
+    Machine { exit: u8, why: String },
     #[error("{call} failed")]
     Os { call: &'static str, source: io::Error },
     #[error(transparent)]
@@ -85,6 +89,7 @@ impl Failure {
                 io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied => 2,
                 _ => 1,
             },
+            Self::Machine { exit, .. } => *exit,
             Self::Bench(tombolo_bench::Error::Usage(_)) => 2,
             Self::Net(tombolo_net::Error::Removed(_) | tombolo_net::Error::Os { .. }) => 1,
             Self::Net(_) => 2,

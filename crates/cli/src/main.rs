@@ -44,6 +44,7 @@ enum Verb {
     Proxy(cmd::proxy::Args),
     Run(cmd::run::Args),
     Top(cmd::top::Args),
+    Vm(cmd::vm::Args),
     Doctor(cmd::doctor::Args),
 }
 
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         Verb::Proxy(args) => cmd::proxy::run(&args),
         Verb::Run(args) => cmd::run::run(&args),
         Verb::Top(args) => cmd::top::run(&args),
+        Verb::Vm(args) => cmd::vm::run(&args),
         Verb::Doctor(args) => cmd::doctor::run(&args),
     })
 }

@@ -114,13 +114,13 @@ fn drink(args: &[String]) -> Result<()> {
 }
 
 /// Numbers that flow from a to b.
-struct Flow {
+pub(super) struct Flow {
     pour: Job,
     drink: Job,
 }
 
 impl Flow {
-    fn start(site: &mut Site) -> Result<Self> {
+    pub(super) fn start(site: &mut Site) -> Result<Self> {
         site.link("a", "b")?;
         let drink = start(&mut site.b, "life::drink", &[ADDRESS])?;
         line(&mut site.b, drink, "listening", within(60))?;
@@ -144,6 +144,20 @@ impl Flow {
 
     fn latest(&self, site: &mut Site) -> Result<u64> {
         Ok(line(&mut site.b, self.drink, "read", within(60)).context("nothing flows")?.parse()?)
+    }
+
+    /// Its link was left: nothing that was taken is lost.
+    pub(super) fn was_left(self, site: &mut Site) -> Result<()> {
+        let of_a = line(&mut site.a, self.pour, "ended", within(60)).context("the writer hears nothing")?;
+        let of_b = line(&mut site.b, self.drink, "ended", within(60)).context("the reader hears nothing")?;
+        let count =
+            |ended: &str, word: &str| ended.split("; ").find_map(|it| it.strip_suffix(word)?.parse::<u64>().ok());
+        let (taken, read) = (count(&of_a, " bytes taken"), count(&of_b, " bytes read"));
+        ensure!(taken.is_some() && taken == read, "{of_a}, and {of_b}");
+        ensure!(of_a.contains("is being taken away"), "{of_a}");
+        ensure!(of_b.starts_with("Some(Revoked)"), "{of_b}");
+        site.a.wait(self.pour, within(60))?.success()?;
+        site.b.wait(self.drink, within(60))?.success().map(drop)
     }
 
     /// Ends it in order to go on.
@@ -184,7 +198,7 @@ fn guest_brokers(rig: &mut Rig) -> Result<Verdict> {
 }
 
 /// A word from a to b over a channel of its own.
-fn small_file(site: &mut Site) -> Result<()> {
+pub(super) fn small_file(site: &mut Site) -> Result<()> {
     let listener = site.b.start(&["sh", "-c", "tombolo cat --listen vm:b/word --receive-only"])?;
     site.a.sh("echo word | tombolo cat --connect vm:b/word --wait 60 --send-only", within(90))?;
     let got = site.b.wait(listener, within(60))?.success()?;
@@ -323,17 +337,8 @@ fn left_in_time(site: &mut Site) -> Result<Verdict> {
         let start = Instant::now();
         site.broker.link(&["rm", "a", "b"])?;
         times.push(start.elapsed());
-        let of_a = line(&mut site.a, flow.pour, "ended", within(60)).context("the writer hears nothing")?;
-        let of_b = line(&mut site.b, flow.drink, "ended", within(60)).context("the reader hears nothing")?;
-        let count =
-            |ended: &str, word: &str| ended.split("; ").find_map(|it| it.strip_suffix(word)?.parse::<u64>().ok());
-        let (taken, read) = (count(&of_a, " bytes taken"), count(&of_b, " bytes read"));
-        ensure!(taken.is_some() && taken == read, "round {round}: {of_a}, and {of_b}");
-        ensure!(of_a.contains("is being taken away"), "round {round}: {of_a}");
-        ensure!(of_b.starts_with("Some(Revoked)"), "round {round}: {of_b}");
+        flow.was_left(site).context(format!("round {round}"))?;
         ensure!(times.last() < Some(&Duration::from_secs(30)), "round {round}: nobody left");
-        site.a.wait(flow.pour, within(60))?.success()?;
-        site.b.wait(flow.drink, within(60))?.success()?;
         site.unlink()?;
     }
     site.link("a", "b")?;

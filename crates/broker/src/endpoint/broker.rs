@@ -2,6 +2,7 @@
 //! The loop that hears of everything.
 
 mod listing;
+mod migration;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -49,6 +50,9 @@ const USAGE_LATER: Duration = Duration::from_millis(100);
 
 /// How much earlier programs are sent away that the host keeps waiting: before they lose patience themselves.
 const EARLY: Duration = Duration::from_secs(2);
+
+/// What programs are told then.
+const SILENT: &str = "the host's broker says nothing: is tombolod running there, and has it this machine?";
 
 /// A peer that says more than [`TURN`] messages at once is heard on after this long, so that it does not get a processor
 /// of its own.
@@ -109,6 +113,8 @@ pub struct Broker<D: Devices> {
     finding: Finding,
     addresses: Vec<[u8; 16]>,
     watch: Option<AddressWatch>,
+    /// B-27. The device that is shared with the host was taken away, and there is no other one yet.
+    is_hostless: bool,
 }
 
 impl<D: Devices> Broker<D> {
@@ -121,7 +127,8 @@ impl<D: Devices> Broker<D> {
         devices.host().notify();
         let (links, old, programs) = (BTreeMap::new(), Vec::new(), BTreeMap::new());
         let numbers = BTreeMap::new();
-        let (name, door, looks, number, shut, usage_later) = (None, door.into(), VecDeque::new(), 0, None, false);
+        let (name, door, looks, number, shut) = (None, door.into(), VecDeque::new(), 0, None);
+        let (usage_later, is_hostless) = (false, false);
         Ok(Self {
             settings,
             name,
@@ -139,6 +146,7 @@ impl<D: Devices> Broker<D> {
             finding: Finding::default(),
             addresses: Vec::new(),
             watch: None,
+            is_hostless,
         })
     }
 
@@ -193,8 +201,7 @@ impl<D: Devices> Broker<D> {
         self.programs.retain(|_, program| {
             let late = program.late_at().is_some_and(|at| now >= at);
             if late && unnamed && program.doing != ProgramState::Idle {
-                let reason =
-                    "the host's broker says nothing: is tombolod running there, and has it this machine?".into();
+                let reason = if self.is_hostless { migration::HOSTLESS } else { SILENT }.into();
                 // What it said is taken: what is left unread when a socket closes hides the answer.
                 let _ = program.receive();
                 let _ = program.answer(Message::Refuse { code: code::FAILED, reason });
@@ -229,9 +236,11 @@ impl<D: Devices> Broker<D> {
             let heard = self.programs.iter().filter(|(_, program)| program.doing != ProgramState::Looking);
             fds.extend(heard.map(|(id, program)| (Source::Program(*id), program.fd())));
         }
-        fds.push((Source::Host, self.devices.fd()));
+        if !self.is_hostless {
+            fds.push((Source::Host, self.devices.fd()));
+        }
         fds.extend(self.watch.as_ref().map(|watch| (Source::Addresses, watch.fd())));
-        let absent = self.links.values().any(|link| link.memory.is_none());
+        let absent = self.is_hostless || self.links.values().any(|link| link.memory.is_none());
         if absent {
             fds.extend(self.devices.arrivals().map(|fd| (Source::Devices, fd)));
         }
@@ -302,13 +311,7 @@ impl<D: Devices> Broker<D> {
 
     /// Hears host and peers, opens what is there to open, and forgets what is over. True if there may be more.
     fn reconcile(&mut self) -> io::Result<bool> {
-        let mut news = Vec::new();
-        let (ring, mut busy) = self.host.turn(self.devices.host(), TURN, &mut news)?;
-        if ring {
-            self.devices.host().notify();
-        }
-        news.into_iter().for_each(|news| self.learn(news));
-
+        let mut busy = self.hear_host()?;
         for link in self.links.values_mut().chain(&mut self.old) {
             link.depart();
         }
@@ -335,7 +338,7 @@ impl<D: Devices> Broker<D> {
         let (host, mut said) = (&mut self.host, false);
         let mut keep = |link: &Link<D::Region>| {
             let gone = link.leaving && link.sockets.is_empty() && link.departing.is_empty();
-            if gone {
+            if gone && !link.is_orphan {
                 host.released(link.told.link, link.told.generation);
                 said = true;
             }
@@ -348,6 +351,7 @@ impl<D: Devices> Broker<D> {
 
     fn learn(&mut self, news: News) {
         match news {
+            News::OtherHost => self.forget_links(),
             // What numbers there are is said anew.
             News::You(name) => (self.name, self.numbers) = (Some(name), BTreeMap::new()),
             News::Number(name, number) => {

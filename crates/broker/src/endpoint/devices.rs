@@ -35,6 +35,14 @@ pub trait Devices {
     /// Polls readable when a device came, if anything can tell.
     fn arrivals(&self) -> Option<BorrowedFd<'_>>;
 
+    /// B-27. The device that is shared with the host was taken away: looks for another one. None: there is never another.
+    ///
+    /// # Errors
+    /// `NotFound` and `PermissionDenied` while there is none, or it is not ours yet; what the system says.
+    fn renew(&mut self) -> Option<io::Result<()>> {
+        None
+    }
+
     /// The memory of a link that the host told of.
     ///
     /// # Errors

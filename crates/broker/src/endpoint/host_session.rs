@@ -66,6 +66,8 @@ impl LinkNews {
 /// What changed.
 #[derive(Clone, PartialEq, Debug)]
 pub enum News {
+    /// B-27. Another host speaks than before: whatever was said of links was said by one that is not there.
+    OtherHost,
     /// B-6. What this machine is called.
     You(Name),
     /// B-19. What number a domain has, if it has one.
@@ -89,6 +91,8 @@ pub enum News {
 pub struct Host {
     session: Session,
     boot: [u8; 16],
+    /// B-27. The boot of the host that spoke last, if it said so.
+    host_boot: Option<[u8; 16]>,
     greeted: bool,
     /// You was said.
     named: bool,
@@ -112,6 +116,7 @@ impl Host {
         Ok(Self {
             session,
             boot,
+            host_boot: None,
             greeted: false,
             named: false,
             finds: false,
@@ -212,10 +217,10 @@ impl Host {
     /// What a message changes; none if it breaks the rules.
     fn understand(&mut self, message: Message) -> Option<Option<News>> {
         if !self.greeted {
-            self.greeted = matches!(message, Message::Hello { version_min, version_max, .. }
-                if version_min <= VERSION && version_max >= VERSION);
-            self.finds = matches!(message, Message::Hello { version_max, .. } if version_max >= VERSION_FIND);
-            return self.greeted.then_some(None);
+            let Message::Hello { version_min, version_max, boot, .. } = message else { return None };
+            self.greeted = version_min <= VERSION && version_max >= VERSION;
+            self.finds = version_max >= VERSION_FIND;
+            return self.greeted.then(|| self.meet_host(boot));
         }
         match (self.half.take(), message) {
             (Some((mut told, left)), Message::Allow { link, way, service }) if link == told.link => {
@@ -274,6 +279,17 @@ impl Host {
             }
             _ => None,
         }
+    }
+
+    /// B-27. A host with another boot than before is another host, or has lost all that it knew.
+    fn meet_host(&mut self, boot: [u8; 16]) -> Option<News> {
+        let said = Some(boot).filter(|boot| *boot != [0; 16]);
+        let is_other = self.host_boot.is_some() && said.is_some() && self.host_boot != said;
+        self.host_boot = said.or(self.host_boot);
+        if is_other {
+            self.links.clear();
+        }
+        is_other.then_some(News::OtherHost)
     }
 
     /// B-7. A link and all its rules take effect together.

@@ -60,6 +60,8 @@ pub(crate) struct Link<R> {
     pub storms: u32,
     /// The host took it back.
     pub leaving: bool,
+    /// B-27. That host is not there any more: nobody is to hear of its end.
+    pub is_orphan: bool,
     /// B-21. It will be taken back soon.
     pub draining: Draining,
     /// V-2. Both ends of the next call's socket.
@@ -89,6 +91,7 @@ impl<R: Region> Link<R> {
             stormed: None,
             storms: 0,
             leaving: false,
+            is_orphan: false,
             draining: Draining::default(),
             spare: None,
             complained: false,

@@ -49,15 +49,26 @@ impl Machine {
     /// # Errors
     /// What is missing, and what to do about it.
     pub fn begin() -> io::Result<Self> {
-        let bell = Node::bell()?;
-        let vectors = u16::try_from(bell.info()?.vectors).map_err(io::Error::other)?;
-        let link = bell.link(OWN_PAGE, &bell, HOST_PAGE, &bell, (HOST_BELL, HOST_VECTOR), HOST_VECTOR)?;
-        let host = ModuleBoxes::open(&link)?;
+        let (bell, vectors, host) = open_bell()?;
         let arrivals = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         // A node that udev has not given to the group yet comes a second time.
         inotify::add_watch(&arrivals, NODES, inotify::WatchFlags::CREATE | inotify::WatchFlags::ATTRIB)?;
         Ok(Self { bell, vectors, host, arrivals })
     }
+
+    fn drain_arrivals(&self) {
+        let mut names = [MaybeUninit::uninit(); 4096];
+        while rustix::io::read(&self.arrivals, &mut names).is_ok() {}
+    }
+}
+
+/// The doorbell device, its vectors, and the host's page in it.
+fn open_bell() -> io::Result<(Node, u16, ModuleBoxes)> {
+    let bell = Node::bell()?;
+    let vectors = u16::try_from(bell.info()?.vectors).map_err(io::Error::other)?;
+    let link = bell.link(OWN_PAGE, &bell, HOST_PAGE, &bell, (HOST_BELL, HOST_VECTOR), HOST_VECTOR)?;
+    let host = ModuleBoxes::open(&link)?;
+    Ok((bell, vectors, host))
 }
 
 impl Pages for ModuleBoxes {
@@ -86,9 +97,22 @@ impl Devices for Machine {
         Some(self.arrivals.as_fd())
     }
 
+    fn renew(&mut self) -> Option<io::Result<()>> {
+        self.drain_arrivals();
+        let gone = Some(rustix::io::Errno::NODEV.raw_os_error());
+        Some(match open_bell() {
+            Ok((bell, vectors, host)) => {
+                (self.bell, self.vectors, self.host) = (bell, vectors, host);
+                Ok(())
+            }
+            // One that goes while it is looked at.
+            Err(error) if error.raw_os_error() == gone => Err(io::ErrorKind::NotFound.into()),
+            Err(error) => Err(error),
+        })
+    }
+
     fn open(&mut self, told: &LinkNews) -> io::Result<ModuleRegion> {
-        let mut names = [MaybeUninit::uninit(); 4096];
-        while rustix::io::read(&self.arrivals, &mut names).is_ok() {}
+        self.drain_arrivals();
         let (own, theirs) = (Node::at(told.own.as_str())?, Node::at(told.theirs.as_str())?);
         for node in [&own, &theirs] {
             let size = node.info()?.size;

@@ -6,6 +6,7 @@ mod addresses;
 mod answers;
 mod leaving;
 mod local_links;
+mod migration;
 mod reconcile;
 mod turns;
 
@@ -44,7 +45,10 @@ use crate::{
     },
 };
 
-use self::leaving::LeavingLink;
+use self::{
+    leaving::LeavingLink,
+    migration::{Departure, LoneVm},
+};
 
 /// How long something that could not be done waits before it is tried again.
 pub(crate) const SHORT: Duration = Duration::from_secs(1);
@@ -82,6 +86,10 @@ pub struct Broker {
     pub(crate) chores: Chores,
     /// B-21. Links that are taken away soon.
     pub(crate) leaving: BTreeMap<u32, LeavingLink>,
+    /// B-26. Machines that are made ready to migrate.
+    pub(crate) departures: BTreeMap<String, Departure>,
+    /// B-27. How each machine is looked for while its QEMU is not connected.
+    pub(crate) alone: BTreeMap<String, LoneVm>,
     /// B-21. Connections that were open when a link was taken away, by the memory that it had.
     pub(crate) cut: BTreeMap<(u32, u32), String>,
     /// How often links got new memory.
@@ -136,6 +144,8 @@ impl Broker {
             unsealed: BTreeSet::new(),
             chores: Chores::new(events.clone()),
             leaving: BTreeMap::new(),
+            departures: BTreeMap::new(),
+            alone: BTreeMap::new(),
             cut: BTreeMap::new(),
             paces: BTreeMap::new(),
             pace: ReconcilePace::default(),
@@ -282,6 +292,7 @@ impl Broker {
                 self.pace.request();
                 self.told(&name, news);
             }
+            Event::Alone(name, said) => self.heard_alone(&name, said),
             Event::Calm(name, by) => {
                 if let Some(stormed_by) = self.stormed_by(&name) {
                     stormed_by.remove(&by);
@@ -385,6 +396,7 @@ impl Broker {
         for old in &mut self.book.quarantine {
             old.held_by.retain(|holder, held| holder != name || *held != process);
         }
+        self.left_departing(name);
         tracing::info!(stranger = name, "{name}: QEMU is gone");
         self.give_up(machine_key(name, process))
     }
@@ -499,6 +511,7 @@ impl Broker {
     }
 
     fn told(&mut self, name: &str, news: News) {
+        self.told_departure(name, &news);
         let (Some(vm), Some(machine)) = (self.vms.get_mut(name), self.book.machines.get_mut(name)) else { return };
         match news {
             News::Running(running) => vm.running = Some(running),
@@ -515,6 +528,7 @@ impl Broker {
                     (vm.has, vm.process) = (Some((places, free)), Some(process));
                 }
             }
+            News::Marked | News::KeepsDoorbell(_) | News::Bare { .. } => {}
             News::Lost(why) => {
                 vm.running = None;
                 vm.trouble = Some(why);
@@ -606,6 +620,7 @@ impl Broker {
     /// The broker ends. What has nothing to keep goes: the book, and the holder if this broker may end it.
     pub fn end(mut self, with_holder: bool) {
         self.vms.clear();
+        self.alone.clear();
         self.locals.clear();
         if self.book.keys().is_empty() {
             if self.book.links.is_empty() {

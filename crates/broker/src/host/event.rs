@@ -6,7 +6,11 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 use tokio::sync::oneshot;
 use tombolo_control::{Message, Name};
 
-use crate::host::{mapped::Mapped, memory::Regions, qemu::News};
+use crate::host::{
+    mapped::Mapped,
+    memory::Regions,
+    qemu::{Alone, News},
+};
 
 /// Most messages that one guest is heard at a time.
 pub(crate) const TURN: usize = 32;
@@ -32,6 +36,8 @@ pub enum Event {
     Entered(OwnedFd, Name),
     /// QEMU told something.
     Told(String, u64, News),
+    /// B-27. What was seen of a machine whose QEMU is not connected.
+    Alone(String, Alone),
     /// A storm is over: the domain that was rung, and who rang.
     Calm(String, String),
     /// Somebody asks on the socket.
@@ -82,7 +88,8 @@ pub struct Question {
 impl Question {
     /// Whether there may be other links after it.
     pub(crate) fn changes_something(&self) -> bool {
-        matches!(self.message, Message::AddLink { .. } | Message::RemoveLink { .. })
+        use Message::{AddLink, CancelPrepare, Prepare, RemoveLink};
+        matches!(self.message, AddLink { .. } | RemoveLink { .. } | Prepare { .. } | CancelPrepare { .. })
     }
 }
 

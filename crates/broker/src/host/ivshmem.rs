@@ -48,6 +48,8 @@ pub struct Device {
     lanes: Vec<Lane>,
     /// How often the domain was rung.
     mark: u32,
+    /// B-26. It is rung no more, as it is about to go.
+    is_muted: bool,
 }
 
 impl Device {
@@ -60,7 +62,7 @@ impl Device {
         let own = (0..vectors).map(|_| bell().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
         let (lanes, memory) = (lanes(name, own.len()), memory::create_device("tombolo-device")?);
         let boxes = Mapped::new(&memory)?;
-        Ok(Self { socket, memory, boxes, host: bell()?, own, lanes, mark: 0 })
+        Ok(Self { socket, memory, boxes, host: bell()?, own, lanes, mark: 0, is_muted: false })
     }
 
     /// From safe keeping; none if something is missing.
@@ -78,7 +80,8 @@ impl Device {
         boxes.load(MARKS_AT as u64, &mut mark)?;
         let mark = u32::from_le_bytes(mark);
         let lanes = lanes(name, own.len());
-        Ok((!own.is_empty()).then_some(Self { socket, memory, boxes, host, own, lanes, mark }))
+        let is_muted = false;
+        Ok((!own.is_empty()).then_some(Self { socket, memory, boxes, host, own, lanes, mark, is_muted }))
     }
 
     /// For safe keeping.
@@ -121,9 +124,21 @@ impl Device {
 
     /// B-3. Rings the domain's broker: the mark of channel 0, then the first vector.
     pub fn notify(&mut self) {
+        if self.is_muted {
+            return;
+        }
         self.mark = self.mark.wrapping_add(1);
         let _ = self.boxes.store(MARKS_AT as u64, &self.mark.to_le_bytes());
         self.lanes[0].notify_event(&self.own[0]);
+    }
+
+    /// B-26. Rings the domain no more, or again. A QEMU that has seen an eventfd readable, and in which the device goes before it
+    /// looks at it, calls the device all the same.
+    pub fn mute(&mut self, is_muted: bool) {
+        let is_heard_again = std::mem::replace(&mut self.is_muted, is_muted) && !is_muted;
+        if is_heard_again {
+            self.notify();
+        }
     }
 
     /// Whether QEMU closed the connection.

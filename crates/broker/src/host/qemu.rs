@@ -4,6 +4,11 @@
 //! Nothing is remembered: each time QEMU is asked what is there, and the difference is made up. So it does not matter
 //! where an earlier broker stopped.
 
+mod doorbell;
+
+pub use doorbell::Alone;
+pub(crate) use doorbell::{Watched, watch_alone};
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     os::fd::{AsFd, OwnedFd},
@@ -25,6 +30,8 @@ use crate::{
         qmp::{Error, Event, Qmp},
     },
 };
+
+use self::doorbell::Doorbell;
 
 const PC_FIRST: u64 = 4;
 /// Names of what is ours in QEMU: devices, the memory behind them, root ports.
@@ -57,6 +64,8 @@ pub struct Wanted {
     pub version: u64,
     /// The regions.
     pub plugs: Arc<[Plug]>,
+    /// B-26. The doorbell is to go as well, once nothing else is left.
+    pub bare: bool,
 }
 
 /// What QEMU tells.
@@ -83,6 +92,15 @@ pub enum News {
         /// Who it is.
         process: Process,
     },
+    /// B-26. From now on it gets no device of ours: it has a mark of that, and is asked to take the doorbell away.
+    Marked,
+    /// B-26. Its doorbell stays, as it does not want to take it away, for this reason.
+    KeepsDoorbell(String),
+    /// B-26. It has no device of ours any more.
+    Bare {
+        /// It may get devices again.
+        is_filled: bool,
+    },
     /// QEMU cannot be reached.
     Lost(String),
 }
@@ -92,6 +110,10 @@ pub enum News {
 pub struct Target {
     /// Its control socket.
     pub path: PathBuf,
+    /// Where its doorbell connects to.
+    pub device: PathBuf,
+    /// The process that it is, if that is known.
+    pub process: Option<u32>,
     /// The board that it plays.
     pub board: Board,
     /// The user that it runs as, besides root and the broker's own, as the configuration says now: nobody else gets memory of links.
@@ -127,13 +149,14 @@ fn is_stopped(stat: &str) -> bool {
 /// Keeps a QEMU as it should be until `wanted` is dropped.
 pub async fn supervise(target: Target, mut wanted: watch::Receiver<Wanted>, tell: impl AsyncFn(News)) {
     let (mut pause, mut plugged, mut free) = (TRY_AGAIN[0], BTreeSet::new(), Vec::new());
-    let Target { path, board, mut user, ask_again } = target;
+    let Target { path, device, process, board, mut user, ask_again } = target;
     loop {
         let now = *user.borrow_and_update();
         let error = match Qmp::connect(&path, now).await {
             Ok(qmp) => {
                 pause = TRY_AGAIN[0];
-                let mut session = Session { qmp, board, ask_again, asked: BTreeMap::new(), plugged, free };
+                let mut session =
+                    Session { plugged, free, ..Session::new(qmp, device.clone(), process, board, ask_again) };
                 let ran = session.run(&mut wanted, &mut user, &tell).await;
                 (plugged, free) = (session.plugged, session.free);
                 match ran {
@@ -166,13 +189,27 @@ struct Session {
     plugged: BTreeSet<String>,
     /// Where a device could go, in the order in which these places became free.
     free: Vec<Slot>,
+    /// Where its doorbell connects to.
+    device: PathBuf,
+    /// The process that it is, if that is known.
+    process: Option<u32>,
+    /// B-26. It gets no device of ours any more.
+    is_marked: bool,
+    /// B-26. Numbers of descriptors that it had open before it was asked to take its doorbell away.
+    open_before: Option<BTreeSet<u32>>,
 }
 
 /// The bus and the slot, as `device_add` wants them.
 type Slot = (String, String);
 
 impl Session {
-    /// Until `wanted` is dropped.
+    fn new(qmp: Qmp, device: PathBuf, process: Option<u32>, board: Board, ask_again: Duration) -> Self {
+        let (asked, plugged, free) = (BTreeMap::new(), BTreeSet::new(), Vec::new());
+        let (is_marked, open_before) = (false, None);
+        Self { qmp, board, ask_again, asked, plugged, free, device, process, is_marked, open_before }
+    }
+
+    /// Until `wanted` is dropped, or QEMU has no device of ours and gets none any more.
     async fn run(
         &mut self,
         wanted: &mut watch::Receiver<Wanted>,
@@ -183,15 +220,32 @@ impl Session {
         for news in status_means(&status) {
             tell(news).await;
         }
+        if self.look_for_mark().await? {
+            tell(News::Marked).await;
+        }
+        let mut keeps = false;
         loop {
             self.qmp.check_user(*user.borrow_and_update())?;
-            let now = wanted.borrow_and_update().clone();
+            let mut now = wanted.borrow_and_update().clone();
+            if self.is_marked {
+                // Whatever anybody wants: it would end at the next one.
+                now = Wanted { version: now.version.max(1), plugs: Arc::default(), bare: true };
+            }
             // Before the broker has said what it should have it keeps what it has.
             let again = match now.version {
                 0 => false,
                 _ => {
-                    let (news, again) = self.meet(&now).await?;
+                    let (news, mut again) = self.meet(&now).await?;
+                    let is_empty = matches!(&news, News::Has { holds, .. } if holds.is_empty());
                     tell(news).await;
+                    keeps &= now.bare;
+                    if now.bare && is_empty && !keeps {
+                        match self.give_up_doorbell(tell).await? {
+                            Doorbell::Gone => return Ok(()),
+                            Doorbell::Going => again = true,
+                            Doorbell::Stays => keeps = true,
+                        }
+                    }
                     again
                 }
             };
@@ -286,14 +340,14 @@ impl Session {
         let free = self.free.len() as u16;
         let mut holds = self.names("/objects", MEMORY).await?;
         holds.extend(places.keys().cloned());
-        let process = self.process().await?;
+        let process = self.guest_memory().await?;
         // That a vhost-user device has gone is told by no event if it is a network card's other end.
         let again = trouble.is_some() || holds.len() != wanted.plugs.len() || process.backend.is_some();
         Ok((News::Has { version: wanted.version, places, holds, free, trouble, process }, again))
     }
 
     /// Who it is, and whether other processes have, or may have, the guest's memory.
-    async fn process(&mut self) -> Result<Process, Error> {
+    async fn guest_memory(&mut self) -> Result<Process, Error> {
         let user = self.qmp.user();
         let memories = self.allowed("query-memdev", json!({})).await?;
         let other = |memory: &&Value| !memory["id"].as_str().is_some_and(|id| id.starts_with(MEMORY));

@@ -54,6 +54,12 @@ pub struct Machine {
     pub bells: BTreeMap<u16, Bell>,
     /// B-17. Numbers that each peer used up.
     pub spent: BTreeMap<String, u16>,
+    /// B-8. Doorbells that it has still of peers whose QEMU is gone, of each so many.
+    #[serde(default)]
+    pub dead: BTreeMap<String, u16>,
+    /// B-26. It was told to forget a doorbell: it would not survive to lose its own.
+    #[serde(default)]
+    pub is_spent: bool,
 }
 
 /// Why the book is not saved. A broker goes on then, and nothing that is to be in the book first is done before it is.
@@ -73,6 +79,9 @@ pub fn is_unsaved(error: &io::Error) -> bool {
 /// B-8. How many numbers are looked at for a link: all pairs of vectors of two devices, in nearly all cases.
 const SPREAD: u32 = 255;
 
+/// B-8. Most doorbells of one peer that a QEMU keeps though nobody hears them: each is a descriptor.
+const DEAD_MAX: u16 = 8;
+
 /// B-17. Numbers for doorbells that one peer may use up.
 const SHARE: u16 = 1024;
 
@@ -89,7 +98,20 @@ impl Machine {
             next_bell: FIRST_BELL,
             bells: BTreeMap::new(),
             spent: BTreeMap::new(),
+            dead: BTreeMap::new(),
+            is_spent: false,
         }
+    }
+
+    /// B-8. Leaves it a doorbell of a peer whose QEMU is gone, which rings nobody any more, if there is room for that.
+    pub fn bury_bell(&mut self, number: u16) -> bool {
+        let Some(bell) = self.bells.get(&number) else { return false };
+        let dead = self.dead.entry(bell.peer.clone()).or_default();
+        if *dead >= DEAD_MAX {
+            return false;
+        }
+        *dead += 1;
+        self.bells.remove(&number).is_some()
     }
 
     /// B-8. A number for the doorbell of `peer`, which is never given again; none if it had its share.

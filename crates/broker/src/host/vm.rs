@@ -17,7 +17,7 @@ use crate::{
         guard::Process,
         guest::Guest,
         ivshmem::{Device, Outbound},
-        paths::qmp_socket,
+        paths::{device_socket, qmp_socket},
         qemu::{self, News, Wanted},
         state::Machine,
         tasks::{self, Tasks, listen},
@@ -82,13 +82,15 @@ pub(crate) fn start(
     let (owner, sender) = (name.to_owned(), events.clone());
     let (user, users) = watch::channel(config.domains[name].user);
     let board = config.domains[name].machine;
-    let target = qemu::Target { path: qmp_socket(folder, config, name), board, user: users, ask_again };
+    let (path, door) = (qmp_socket(folder, config, name), device_socket(folder, name));
+    let pid = crate::fd_passing::process_of(&device.socket);
+    let target = qemu::Target { path, device: door, process: pid, board, user: users, ask_again };
     let supervised = qemu::supervise(target, watched, async move |news| {
         let _ = sender.send(Event::Told(owner.clone(), process, news)).await;
     });
     tasks.push(tasks::begin_watched(events, loss(), supervised));
 
-    if let Some(pid) = crate::fd_passing::process_of(&device.socket) {
+    if let Some(pid) = pid {
         let (owner, sender) = (name.to_owned(), events.clone());
         let watched = qemu::watch_process(pid, async move |is_stopped| {
             let _ = sender.send(Event::Told(owner.clone(), process, News::Stopped(is_stopped))).await;

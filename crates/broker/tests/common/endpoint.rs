@@ -9,7 +9,7 @@ use std::{
     path::{Path as File, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     thread::{self, JoinHandle},
 };
@@ -65,18 +65,24 @@ pub struct FakePages {
     pub peer: Arc<OwnedFd>,
     rings: Arc<OwnedFd>,
     pub heard: Arc<OwnedFd>,
+    /// The device was taken away.
+    lost: Arc<AtomicBool>,
 }
 
 impl FakePages {
     fn pair(len: u64) -> [Self; 2] {
         let (a, b, to_a, to_b) = (memory(len), memory(len), event(), event());
-        let first = Self { own: a.clone(), peer: b.clone(), rings: to_b.clone(), heard: to_a.clone() };
-        [first, Self { own: b, peer: a, rings: to_a, heard: to_b }]
+        let lost = Arc::default();
+        let first = Self { own: a.clone(), peer: b.clone(), rings: to_b.clone(), heard: to_a.clone(), lost };
+        [first, Self { own: b, peer: a, rings: to_a, heard: to_b, lost: Arc::default() }]
     }
 }
 
 impl Boxes for FakePages {
     fn load(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        if self.lost.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         rustix::io::pread(&self.peer, bytes, offset as u64)?;
         Ok(())
     }
@@ -210,7 +216,11 @@ impl Region for FakeRegion {
 pub struct FakeDevices {
     host: FakePages,
     link: FakeRegion,
+    next: NextDevices,
 }
+
+/// What is plugged into a machine whose devices were taken away.
+type NextDevices = Arc<Mutex<Option<(FakePages, FakeRegion)>>>;
 
 impl Devices for FakeDevices {
     type Pages = FakePages;
@@ -228,6 +238,14 @@ impl Devices for FakeDevices {
         None
     }
 
+    fn renew(&mut self) -> Option<io::Result<()>> {
+        let next = lock(&self.next).take();
+        Some(next.map_or(Err(io::ErrorKind::NotFound.into()), |(host, link)| {
+            (self.host, self.link) = (host, link);
+            Ok(())
+        }))
+    }
+
     fn open(&mut self, told: &LinkNews) -> io::Result<FakeRegion> {
         if told.link == LINK { Ok(self.link.clone()) } else { Err(io::ErrorKind::NotFound.into()) }
     }
@@ -242,8 +260,15 @@ pub struct FakeHost {
 
 impl FakeHost {
     /// Tells `links` to whoever begins.
-    fn new(mut pages: FakePages, links: Vec<Message>) -> Self {
-        let session = Session::begin(Path::Host, 1, &mut pages).expect("memory");
+    fn new(pages: FakePages, links: Vec<Message>) -> Self {
+        Self::of_boot(pages, links, 0)
+    }
+
+    /// One that is in this boot.
+    fn of_boot(mut pages: FakePages, links: Vec<Message>, boot: u8) -> Self {
+        static EPOCHS: AtomicU32 = AtomicU32::new(1);
+        let epoch = EPOCHS.fetch_add(1, Ordering::Relaxed).into();
+        let session = Session::begin(Path::Host, epoch, &mut pages).expect("memory");
         pages.notify();
         let heard = pages.heard.clone();
         let conversation = Arc::new(Mutex::new((session, pages, Vec::new())));
@@ -251,7 +276,7 @@ impl FakeHost {
         let (shared, ended) = (conversation.clone(), stop.clone());
         let thread = thread::spawn(move || {
             loop {
-                pump(&mut lock(&shared), &links);
+                pump(&mut lock(&shared), &links, boot);
                 let mut polled = [
                     rustix::event::PollFd::new(&*heard, rustix::event::PollFlags::IN),
                     rustix::event::PollFd::new(&*ended, rustix::event::PollFlags::IN),
@@ -269,16 +294,21 @@ impl FakeHost {
     pub fn say(&self, message: Message) {
         let mut conversation = lock(&self.conversation);
         conversation.0.queue_message(&Envelope::statement(message));
-        pump(&mut conversation, &[]);
+        pump(&mut conversation, &[], 0);
     }
 
     /// Whether the machine said this.
     pub fn heard(&self, wanted: &Message) -> bool {
-        lock(&self.conversation).2.contains(wanted)
+        self.heard_like(|said| said == wanted)
+    }
+
+    /// Whether it said something like this.
+    pub fn heard_like(&self, like: impl Fn(&Message) -> bool) -> bool {
+        lock(&self.conversation).2.iter().any(like)
     }
 }
 
-fn pump((session, pages, heard): &mut (Session, FakePages, Vec<Message>), links: &[Message]) {
+fn pump((session, pages, heard): &mut (Session, FakePages, Vec<Message>), links: &[Message], boot: u8) {
     loop {
         let (event, changed) = session.turn(pages).expect("memory");
         if changed {
@@ -286,7 +316,7 @@ fn pump((session, pages, heard): &mut (Session, FakePages, Vec<Message>), links:
         }
         match event {
             Some(Event::Began) => {
-                let (epoch, boot) = (session.epoch(), [0; 16]);
+                let (epoch, boot) = (session.epoch(), [boot; 16]);
                 let hello =
                     Message::Hello { version_min: VERSION, version_max: VERSION, epoch, boot, name: name("host") };
                 session.queue_message(&Envelope::statement(hello));
@@ -333,11 +363,38 @@ pub struct Machine {
     pub host: FakeHost,
     pub domain: VmDomain,
     pub socket: PathBuf,
+    says: Vec<Message>,
+    doorbell: FakePages,
+    /// The host's side of it.
+    hosts: FakePages,
+    next: NextDevices,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<io::Result<()>>>,
 }
 
 impl Machine {
+    /// All its devices are taken away.
+    pub fn lose_devices(&self) {
+        self.doorbell.lost.store(true, Ordering::SeqCst);
+        ring(&self.doorbell.heard);
+    }
+
+    /// Others are plugged, by another host.
+    pub fn plug_devices(&mut self, link: FakeRegion) {
+        let [hosts, host] = FakePages::pair(BOX_LEN as u64);
+        self.host = FakeHost::new(hosts.clone(), self.says.clone());
+        (self.hosts, self.doorbell) = (hosts, host.clone());
+        *lock(&self.next) = Some((host, link));
+    }
+
+    /// The host's broker begins anew, in this boot.
+    pub fn renew_host(&mut self, boot: u8) {
+        let unused = FakePages::pair(BOX_LEN as u64);
+        // The one of before ends first: two would take each other's messages.
+        self.host = FakeHost::new(unused[0].clone(), Vec::new());
+        self.host = FakeHost::of_boot(self.hosts.clone(), self.says.clone(), boot);
+    }
+
     pub fn new(folder: &File, own: &str, (peer, side): (&str, u8), link: FakeRegion, rules: &[(Way, &str)]) -> Self {
         let mut says = vec![Message::You { name: name(own) }];
         says.extend(told(peer, side, 2, rules));
@@ -357,12 +414,15 @@ impl Machine {
         rustix::net::listen(&door, 128).unwrap();
         let [hosts, host] = FakePages::pair(BOX_LEN as u64);
         let settings = Settings { boot: [1; 16], slice: SLICE };
-        let broker = Broker::begin(settings, FakeDevices { host, link }, door).expect("memory");
+        let (doorbell, next) = (host.clone(), NextDevices::default());
+        let devices = FakeDevices { host, link, next: next.clone() };
+        let broker = Broker::begin(settings, devices, door).expect("memory");
         let stop = event();
         let ended = stop.clone();
         let thread = thread::spawn(move || broker.run(ended.as_fd()));
-        let host = FakeHost::new(hosts, says);
-        Self { host, domain: VmDomain::through(&socket), socket, stop, thread: Some(thread) }
+        let host = FakeHost::new(hosts.clone(), says.clone());
+        let domain = VmDomain::through(&socket);
+        Self { host, domain, socket, says, doorbell, hosts, next, stop, thread: Some(thread) }
     }
 }
 

@@ -349,6 +349,19 @@ impl Vm {
     pub fn start(daemon: &Daemon, name: &str) -> Self {
         let qmp = qmp::Fake::start(&daemon.file(&format!("{name}.qmp")));
         let device = Device::connect(daemon.path(), name);
+        Self::with(name, qmp, device)
+    }
+
+    /// One whose doorbell was plugged at run time.
+    pub fn arrived(name: &str, qmp: qmp::Fake) -> Self {
+        let socket = until("a doorbell is plugged", || {
+            let mut state = qmp.state();
+            if state.doorbell.is_some() { state.connected.take() } else { None }
+        });
+        Self::with(name, qmp, Device { socket })
+    }
+
+    fn with(name: &str, qmp: qmp::Fake, device: Device) -> Self {
         assert_eq!(device.must().0, 0, "the version");
         assert_eq!(device.must().0, 1, "the number");
         let (number, memory) = device.must();

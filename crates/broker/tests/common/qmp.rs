@@ -44,6 +44,24 @@ pub struct State {
     /// Memories that got a second device, at which QEMU 7.2 would have ended itself.
     pub plugged_twice: Vec<String>,
     had: BTreeSet<String>,
+    /// Its doorbell, and the chardev of that.
+    pub doorbell: Option<(String, String)>,
+    /// Chardevs, and where they connect to.
+    pub chardevs: BTreeMap<String, String>,
+    /// The connection of a doorbell that was plugged at run time, until a machine takes it.
+    pub connected: Option<OwnedFd>,
+    /// What goes with the doorbell.
+    pub of_doorbell: Vec<OwnedFd>,
+    /// What was passed to fill the numbers that this left.
+    pub fillers: Vec<OwnedFd>,
+    /// It takes no descriptor that fills a number.
+    pub takes_no_fillers: bool,
+    /// Why it does not take its doorbell away.
+    pub keeps_doorbell: Option<&'static str>,
+    /// Marks and the like.
+    pub marks: BTreeSet<String>,
+    /// What it was asked, but for questions.
+    pub done: Vec<String>,
     /// How often somebody came to talk with it.
     pub conversations: u64,
     /// The last command that it answered.
@@ -71,7 +89,10 @@ impl Fake {
     pub fn start(path: &Path) -> Self {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
-        let fake = Self(Arc::new(Mutex::new(State { status: "running", ..State::default() })));
+        let bell = "tombolo".to_owned();
+        let chardevs = BTreeMap::from([(bell.clone(), path.with_extension("ivshmem").display().to_string())]);
+        let doorbell = Some((bell.clone(), bell));
+        let fake = Self(Arc::new(Mutex::new(State { status: "running", doorbell, chardevs, ..State::default() })));
         let weak = Arc::downgrade(&fake.0);
         // The thread ends with the listener's last client; the listener itself is the test's process's.
         thread::spawn(move || {
@@ -122,6 +143,10 @@ impl Fake {
     /// The guest lets go of a device.
     pub fn delete(state: &mut State, id: &str) {
         state.devices.remove(id);
+        if state.doorbell.as_ref().is_some_and(|(name, _)| name == id) {
+            state.doorbell = None;
+            state.of_doorbell.clear();
+        }
         if let Some(mut client) = state.client.as_ref() {
             let event = json!({ "event": "DEVICE_DELETED", "data": { "device": id } });
             let _ = client.write_all(format!("{event}\r\n").as_bytes());
@@ -148,10 +173,11 @@ impl Fake {
                 };
                 drop(state);
                 (&*client).write_all(format!("{answer}\r\n").as_bytes())?;
-                if command["execute"] == "device_del" {
+                if command["execute"] == "device_del" && answer["error"].is_null() {
                     let mut state = self.state();
                     if !state.stubborn {
-                        let id = command["arguments"]["id"].as_str().unwrap_or_default().to_owned();
+                        let id = command["arguments"]["id"].as_str().unwrap_or_default();
+                        let id = id.rsplit('/').next().unwrap_or_default().to_owned();
                         Self::delete(&mut state, &id);
                     }
                 }
@@ -172,6 +198,11 @@ impl State {
         let arguments = &command["arguments"];
         let text = |key: &str| arguments[key].as_str().unwrap_or_default().to_owned();
         self.last = command["execute"].as_str().unwrap_or_default().to_owned();
+        if self.last.contains("add") || self.last.contains("del") || self.last.contains("remove") {
+            let what =
+                if self.last == "object-add" { text("id") } else { text("id").replace("/machine/peripheral/", "") };
+            self.done.push(format!("{} {what}", self.last));
+        }
         match command["execute"].as_str().unwrap_or_default() {
             "qmp_capabilities" => Ok(json!({})),
             "query-memdev" if self.shared => Ok(json!([{ "id": "ram", "share": true }])),
@@ -179,8 +210,20 @@ impl State {
                 Ok(json!(if self.backend { "net0: index=0,type=vhost-user" } else { "net0: index=0,type=nic" }))
             }
             "query-status" => Ok(json!({ "status": self.status })),
-            "qom-list" if text("path") == "/objects" => Ok(named(self.memories.keys())),
-            "qom-list" => Ok(named(self.devices.keys())),
+            "qom-list" if text("path") == "/objects" => {
+                Ok(named(self.memories.keys().chain(&self.marks), "memory").into())
+            }
+            "qom-list" if text("path") == "/chardevs" => Ok(named(self.chardevs.keys(), "chardev-socket").into()),
+            "qom-list" => {
+                let mut all = named(self.devices.keys(), "ivshmem-plain");
+                all.extend(named(self.doorbell.iter().map(|(name, _)| name), "ivshmem-doorbell"));
+                Ok(all.into())
+            }
+            "qom-get" if text("property") == "addr" && text("path").starts_with("/chardevs/") => {
+                let name = text("path").rsplit('/').next().unwrap_or_default().to_owned();
+                Ok(json!({ "type": "unix", "path": self.chardevs.get(&name).ok_or("no such chardev")? }))
+            }
+            "qom-get" if text("property") == "chardev" => Ok(json!(self.doorbell.as_ref().map(|(_, chardev)| chardev))),
             "qom-get" => {
                 let id = text("path").rsplit('/').next().unwrap_or_default().to_owned();
                 if self.shy.take_if(|shy| *shy == id).is_some() {
@@ -209,6 +252,36 @@ impl State {
                 self.passed.remove(&arguments["fdset-id"].as_u64().unwrap_or_default());
                 Ok(json!({}))
             }
+            "object-add" if text("qom-type") == "secret" => {
+                self.marks.insert(text("id"));
+                Ok(json!({}))
+            }
+            "getfd" if self.takes_no_fillers => Err("no such command".into()),
+            "getfd" => {
+                self.fillers.push(passed.pop().ok_or("no descriptor was passed")?);
+                Ok(json!({}))
+            }
+            "chardev-remove" if self.doorbell.as_ref().is_some_and(|(_, chardev)| *chardev == text("id")) => {
+                Err("it is busy".into())
+            }
+            "chardev-remove" => {
+                self.connected = None;
+                self.chardevs.remove(&text("id")).map(|_| json!({})).ok_or("no such chardev".into())
+            }
+            "chardev-add" => {
+                let path = arguments["backend"]["data"]["addr"]["data"]["path"].as_str().unwrap_or_default().to_owned();
+                let kind = rustix::net::SocketType::STREAM;
+                self.connected = Some(fd_passing::connect(Path::new(&path), kind).map_err(|e| e.to_string())?);
+                self.chardevs.insert(text("id"), path);
+                Ok(json!({}))
+            }
+            "device_add" if text("driver") == "ivshmem-doorbell" => {
+                self.doorbell = Some((text("id"), text("chardev")));
+                Ok(json!({}))
+            }
+            "device_del" if self.doorbell.as_ref().is_some_and(|(name, _)| text("id").ends_with(name)) => {
+                self.keeps_doorbell.map_or(Ok(json!({})), |why| Err(why.into()))
+            }
             "object-add" => {
                 let path = text("mem-path");
                 let number = path.rsplit('/').next().and_then(|fd| fd.parse().ok()).ok_or("no such path")?;
@@ -228,6 +301,7 @@ impl State {
                 self.memories.insert(text("id"), Memory { fd, readonly, seals });
                 Ok(json!({}))
             }
+            "object-del" if self.marks.remove(&text("id")) => Ok(json!({})),
             "object-del" => {
                 let id = text("id");
                 if self.devices.values().any(|(memory, _)| *memory == id) {
@@ -248,6 +322,6 @@ impl State {
     }
 }
 
-fn named<'a>(names: impl Iterator<Item = &'a String>) -> Value {
-    names.map(|name| json!({ "name": name })).collect()
+fn named<'a>(names: impl Iterator<Item = &'a String>, kind: &str) -> Vec<Value> {
+    names.map(|name| json!({ "name": name, "type": format!("child<{kind}>") })).collect()
 }

@@ -27,7 +27,7 @@ use crate::{
 /// How long the broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// B-21. The longest that a broker may be configured to give programs to leave a link.
-const LEAVE_MAX: Duration = Duration::from_secs(60);
+pub const LEAVE_MAX: Duration = Duration::from_secs(60);
 
 /// Join virtual machines, take them apart, and show what there is: asks `tombolod` on their host
 #[derive(clap::Args)]
@@ -94,9 +94,11 @@ pub fn run(args: &Args) -> Result<()> {
             broker.ask(Message::RemoveLink { a: a.clone(), b: b.clone() }).map(drop)
         }
         Action::Ls { domains, json } => {
-            let what = if *domains { What::Domains } else { What::Links };
-            let rows = broker.ask(Message::List { what })?;
-            print(&if *json { rows.iter().filter_map(|row| object(row, &rows)).collect() } else { table(what, &rows) })
+            if *domains {
+                list_domains(&broker, *json)
+            } else {
+                list(&broker, What::Links, *json)
+            }
         }
         Action::Snippet { domain, libvirt } => {
             let form = if *libvirt { Form::Libvirt } else { Form::Qemu };
@@ -105,6 +107,16 @@ pub fn run(args: &Args) -> Result<()> {
             print(&lines.iter().filter_map(text).collect::<Vec<_>>())
         }
     }
+}
+
+/// Shows domains.
+pub fn list_domains(broker: &Broker, json: bool) -> Result<()> {
+    list(broker, What::Domains, json)
+}
+
+fn list(broker: &Broker, what: What, json: bool) -> Result<()> {
+    let rows = broker.ask(Message::List { what })?;
+    print(&if json { rows.iter().filter_map(|row| object(row, &rows)).collect() } else { table(what, &rows) })
 }
 
 /// A conversation with the broker.
@@ -137,7 +149,7 @@ impl Broker {
     }
 
     /// The same, who waits so long for an answer.
-    fn with_patience(self, patience: Duration) -> Result<Self> {
+    pub fn with_patience(self, patience: Duration) -> Result<Self> {
         let timeout = sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(patience));
         timeout.map_err(|error| Failure::Outcome(format!("the broker's socket: {error}")))?;
         Ok(Self { patience, ..self })
@@ -149,7 +161,8 @@ impl Broker {
         self.send_message(Message::Hello { version_min: VERSION, version_max: VERSION, epoch: 0, boot: [0; 16], name })
     }
 
-    fn connect(path: &std::path::Path) -> Result<Self> {
+    /// Reaches the broker, and hears who it is.
+    pub fn connect(path: &std::path::Path) -> Result<Self> {
         let broker = Self::reach(path, PATIENCE)?;
         match broker.receive_message()? {
             Message::Hello { name, .. } => Ok(Self { domain: name, ..broker }),
@@ -248,10 +261,10 @@ pub fn rows_of(socket: &std::path::Path) -> Result<Vec<Message>> {
 
 /// What the broker says instead of what was asked.
 fn unexpected(message: &Message) -> Failure {
-    Failure::Outcome(match message {
-        Message::Refuse { reason, .. } => reason.to_string(),
-        other => format!("the broker answers with {other:?}"),
-    })
+    match message {
+        Message::Refuse { code, reason } => Failure::Refused { code: *code, why: reason.to_string() },
+        other => Failure::Outcome(format!("the broker answers with {other:?}")),
+    }
 }
 
 fn table(what: What, rows: &[Message]) -> Vec<String> {

@@ -70,6 +70,14 @@ pub mod code {
     pub const NO_SLOT: u16 = 35;
     /// Something else went wrong; the reason says what.
     pub const FAILED: u16 = 36;
+    /// B-26. The machine's QEMU is not there, or its control socket cannot be reached.
+    pub const NO_QEMU: u16 = 40;
+    /// B-26. The guest did not let go of a device in time.
+    pub const KEPT: u16 = 41;
+    /// B-26. QEMU does not want to.
+    pub const QEMU_REFUSES: u16 = 42;
+    /// B-26. The machine is made ready to migrate, or is.
+    pub const MIGRATES: u16 = 43;
 }
 
 /// B-14. Whether `len` bytes at `offset` may be a slice of a region of `region` bytes.

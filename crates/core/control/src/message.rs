@@ -526,6 +526,29 @@ messages! {
         /// The other end's address, as IPv6.
         address: [u8; 16],
     }
+    /// B-26. Make a machine's QEMU ready to migrate.
+    60 Prepare (Socket) {
+        /// The machine.
+        domain: Name,
+    }
+    /// B-26. Take that back.
+    61 CancelPrepare (Socket) {
+        /// The machine.
+        domain: Name,
+    }
+    /// B-26. A QEMU is ready to migrate, as an answer to Prepare.
+    62 PreparedRow (Socket) {
+        /// The machine.
+        domain: Name,
+        /// Links that were left.
+        links: u16,
+        /// Connections that were still open when their link went.
+        cut: u32,
+        /// Milliseconds that it took.
+        took: u32,
+        /// What there is to know.
+        note: Reason,
+    }
 }
 
 /// B-20. Words of the rings of one end in a row.

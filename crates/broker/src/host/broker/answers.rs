@@ -39,6 +39,14 @@ impl Broker {
             // Who asked hears of it once it is done.
             return self.leave_link(link, "it is removed", Some(answer));
         }
+        match &message {
+            Message::Prepare { domain } if may_change(user) => return self.prepare(domain, answer),
+            Message::CancelPrepare { domain } if may_change(user) => {
+                self.cancel_prepare(domain, answer);
+                return Ok(());
+            }
+            _ => {}
+        }
         let answers = match self.answers_to(message, user) {
             // It is done, and may be undone by a broker that begins before it is written down.
             Err(error) if is_unsaved(&error) => refuse(code::FAILED, format!("{error}; this is tried again")),
@@ -54,7 +62,13 @@ impl Broker {
         Ok(match message {
             Message::List { what: What::Links } => self.list_links(),
             Message::List { what: What::Domains } => self.list_domains(),
-            Message::AddLink { .. } | Message::RemoveLink { .. } | Message::Snippet { .. } if !own => {
+            Message::AddLink { .. }
+            | Message::RemoveLink { .. }
+            | Message::Snippet { .. }
+            | Message::Prepare { .. }
+            | Message::CancelPrepare { .. }
+                if !own =>
+            {
                 refuse(code::DENIED, format!("user {user} may look, and change nothing: ask root"))
             }
             Message::AddLink { a, b, size } => self.add_link(&a, &b, size)?,
@@ -74,7 +88,7 @@ impl Broker {
         })
     }
 
-    fn unknown(&self, domain: &Name) -> Vec<Message> {
+    pub(crate) fn unknown(&self, domain: &Name) -> Vec<Message> {
         let path = self.config_path.display();
         refuse(code::NOT_FOUND, format!("no domain is called {domain}: {path} has a [domain.NAME] for each"))
     }
@@ -94,6 +108,9 @@ impl Broker {
                 code::DENIED,
                 format!("no rule allows {a} and {b} anything: add an [[allow]] to {path}"),
             ));
+        }
+        if let Some(why) = [a, b].into_iter().find_map(|name| self.leaves(name.as_str())) {
+            return Ok(refuse(code::MIGRATES, why));
         }
         if self.link_between(a, b).is_some() {
             return Ok(refuse(code::EXISTS, format!("{a} and {b} have a link already")));
@@ -331,6 +348,9 @@ impl Broker {
         }
         if self.vms.get(name).and_then(|vm| vm.loud).is_some_and(|loud| loud.elapsed() < CALM) {
             return Some(format!("{name} rings the host without end"));
+        }
+        if let Some(why) = self.leaves(name).or_else(|| self.lone_trouble(name)) {
+            return Some(why);
         }
         if let Some(trouble) = self.vms.get(name).and_then(|vm| vm.trouble.clone()) {
             return Some(format!("{name}: {trouble}"));

@@ -18,7 +18,7 @@ use crate::host::{
 };
 
 /// Where the answer goes, with the time that it took to find it.
-type Asker = oneshot::Sender<(Vec<Message>, Duration)>;
+pub(crate) type Asker = oneshot::Sender<(Vec<Message>, Duration)>;
 
 /// A link that is taken away soon.
 #[derive(Debug)]
@@ -26,9 +26,11 @@ pub(crate) struct LeavingLink {
     /// When it goes at the latest.
     until: Instant,
     /// Why, for people.
-    why: &'static str,
+    why: String,
     /// Who asked for it, and is to hear once it is done.
     askers: Vec<Asker>,
+    /// B-26. The link stays, without memory until its machine is there again.
+    stays: bool,
 }
 
 impl Broker {
@@ -36,9 +38,19 @@ impl Broker {
     pub(crate) fn leave_link(&mut self, number: u32, why: &'static str, asker: Option<Asker>) -> io::Result<()> {
         let until = Instant::now() + self.config.leave;
         // Who asks again for what was begun hears of the same end.
-        let fresh = || LeavingLink { until, why, askers: Vec::new() };
-        self.leaving.entry(number).or_insert_with(fresh).askers.extend(asker);
+        let fresh = || LeavingLink { until, why: why.into(), askers: Vec::new(), stays: false };
+        let leaving = self.leaving.entry(number).or_insert_with(fresh);
+        leaving.stays = false;
+        leaving.askers.extend(asker);
         self.settle_leaving()
+    }
+
+    /// B-26. The same of the link's memory alone, unless the link goes already.
+    pub(crate) fn leave_for_now(&mut self, number: u32, domain: &str) {
+        let until = Instant::now() + self.config.leave;
+        let why = format!("{domain} is to migrate");
+        let fresh = || LeavingLink { until, why, askers: Vec::new(), stays: true };
+        self.leaving.entry(number).or_insert_with(fresh);
     }
 
     /// Takes those links away that all ends left, or that they had long enough to leave.
@@ -54,8 +66,14 @@ impl Broker {
                 continue;
             }
             let Some(leaving) = self.leaving.remove(&number) else { continue };
-            self.report_cut(number, leaving.why, &open);
-            let removed = if self.book.links.contains_key(&number) { self.remove_link(number) } else { Ok(()) };
+            self.report_cut(number, &leaving.why, &open);
+            let removed = match self.book.links.get(&number).map(|link| link.ends.clone()) {
+                Some(ends) => {
+                    self.count_departed(&ends, &open);
+                    if leaving.stays { self.rest_link(number) } else { self.remove_link(number) }
+                }
+                None => Ok(()),
+            };
             let answer = || match &removed {
                 // It goes, and may be there again for a broker that begins before that is written down.
                 Err(error) => refuse(code::FAILED, format!("{error}; this is tried again")),

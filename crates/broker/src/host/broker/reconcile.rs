@@ -43,6 +43,8 @@ fn plug_name(link: u32, generation: u32, own: bool) -> String {
 impl Broker {
     pub(super) fn settle_all(&mut self) -> io::Result<()> {
         self.settle_rules()?;
+        self.settle_alone();
+        self.settle_departures()?;
         self.settle_leaving()?;
         for link in self.book.links.keys().copied().collect::<Vec<_>>() {
             if !self.leaving.contains_key(&link) {
@@ -59,6 +61,7 @@ impl Broker {
         self.settle_bells()?;
         self.settle_lines();
         self.settle_guests();
+        self.mute_departing();
         self.release()?;
         self.save()
     }
@@ -102,6 +105,12 @@ impl Broker {
         self.save()
     }
 
+    /// B-26. Takes a link's memory away; it gets other memory when its ends are there again.
+    pub(crate) fn rest_link(&mut self, number: u32) -> io::Result<()> {
+        self.retire(number);
+        self.save()
+    }
+
     /// The lives of both ends of a link, if both are there.
     fn lives(&self, link: &Link) -> Option<[u64; 2]> {
         let lives = link.ends.each_ref().map(|end| match self.book.machines.get(end) {
@@ -134,7 +143,8 @@ impl Broker {
         let old = self.book.quarantine.iter().filter(|old| old.link == number).count();
         let over =
             |end: &String| self.config.domains.get(end).is_some_and(|domain| self.book.memory_of(end) > domain.memory);
-        old < OLD_MAX && !self.book.links[&number].ends.iter().any(over)
+        let ends = &self.book.links[&number].ends;
+        old < OLD_MAX && !ends.iter().any(over) && ends.iter().all(|end| self.leaves(end).is_none())
     }
 
     /// Has memory made for a link, by a thread beside this one: it takes time, and others are served meanwhile.
@@ -276,11 +286,12 @@ impl Broker {
                     plug(false, &memory.readonly[1 - side]);
                 }
             }
+            let bare = plugs.is_empty() && self.is_to_be_bare(domain);
             vm.wanted.send_if_modified(|wanted| {
                 let same = wanted.plugs.iter().map(|plug| &plug.name).eq(plugs.iter().map(|plug| &plug.name));
-                let changed = wanted.version == 0 || !same;
+                let changed = wanted.version == 0 || !same || wanted.bare != bare;
                 if changed {
-                    *wanted = Wanted { version: wanted.version + 1, plugs: plugs.into() };
+                    *wanted = Wanted { version: wanted.version + 1, plugs: plugs.into(), bare };
                 }
                 changed
             });
@@ -338,16 +349,43 @@ impl Broker {
             for (number, bell) in &self.book.machines[&viewer].bells {
                 if wanted.get(&bell.peer) == Some(&(bell.process, bell.link)) {
                     wanted.remove(&bell.peer);
-                } else {
-                    stale.push(*number);
+                } else if !self.keeps_bell(&viewer, bell) {
+                    stale.push((
+                        *number,
+                        self.book.machines.get(&bell.peer).map(|peer| peer.process) != Some(bell.process),
+                    ));
                 }
             }
-            stale.into_iter().try_for_each(|number| self.withdraw(&viewer, number))?;
+            for (number, is_dead) in stale {
+                let peer = self.book.machines[&viewer].bells[&number].peer.clone();
+                let is_dead = is_dead && !self.config.is_local(&peer);
+                let machine = self.book.machines.get_mut(&viewer);
+                if !(is_dead && machine.is_some_and(|machine| machine.bury_bell(number))) {
+                    self.withdraw(&viewer, number)?;
+                }
+            }
             for (peer, (process, link)) in wanted {
                 self.give_bell(&viewer, Bell { peer, process, link, given: false })?;
             }
         }
         Ok(())
+    }
+
+    /// B-8. Whether a domain keeps a doorbell that it would not be given now: to take one back is what its QEMU does not forget (B-26).
+    fn keeps_bell(&self, viewer: &str, bell: &Bell) -> bool {
+        if self.is_departing(viewer) {
+            return true;
+        }
+        let stormed_by = self.vms.get(&bell.peer).map(|vm| &vm.stormed_by);
+        let stormed_by = stormed_by.or_else(|| self.locals.get(&bell.peer).map(|local| &local.stormed_by));
+        let Some(link) = self.book.links.get(&bell.link).filter(|link| link.side(viewer).is_some()) else {
+            return false;
+        };
+        let is_same = match self.book.machines.get(&bell.peer) {
+            Some(machine) => machine.process == bell.process,
+            None => self.config.is_local(&bell.peer) && u64::from(link.generation) == bell.process,
+        };
+        is_same && stormed_by.is_some_and(|stormed_by| !stormed_by.contains(viewer))
     }
 
     fn give_bell(&mut self, viewer: &str, bell: Bell) -> io::Result<()> {
@@ -388,6 +426,9 @@ impl Broker {
         if let Some(bell) = self.book.machines.get_mut(viewer).and_then(|machine| machine.bells.get_mut(&number)) {
             // Until it is done, a broker that begins does it again.
             bell.given = false;
+            if let Some(machine) = self.book.machines.get_mut(viewer) {
+                machine.is_spent = true;
+            }
             self.save()?;
         }
         self.send(viewer, vec![(number.into(), None)])?;

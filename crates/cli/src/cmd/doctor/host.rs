@@ -61,6 +61,10 @@ fn trouble(row: &Message) -> Option<String> {
         Message::DomainRow { life: Life::Running, slots, note, .. } if *slots != 0 && !note.as_str().is_empty() => {
             Some(note.to_string())
         }
+        // One that is ready to migrate has no connection with the broker.
+        Message::DomainRow { life: Life::DomainGone, slots, note, .. } if *slots != 0 && !note.as_str().is_empty() => {
+            Some(note.to_string())
+        }
         Message::LinkRow { link, state: LinkState::Leaving, note, .. } => Some(format!("link {link} is gone: {note}")),
         _ => None,
     }
@@ -96,6 +100,7 @@ mod tests {
             (end("a", Stage::Closed), "the guest a has a broker"),
             (domain("a", Life::Unknown, "no such file"), "the QEMU of a cannot be reached: no such file"),
             (domain("a", Life::Paused, ""), "a is paused"),
+            (domain("a", Life::DomainGone, "a is ready to migrate"), "a is ready to migrate"),
         ] {
             let finding = machines(&Some(Ok(vec![row])));
             assert!(finding.grade == Grade::Warning && finding.says.contains(says), "{}", finding.says);

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A machine is made ready to migrate: its links are left, its devices taken away, and all that is said of that (B-26); and
+//! one that came without a doorbell gets one (B-27).
+
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::watch;
+use tombolo_control::{Message, Name, code};
+
+use crate::host::{
+    broker::{Broker, leaving::Asker},
+    event::{Event, refuse},
+    paths::{device_socket, qmp_socket},
+    qemu::{Alone, News, Watched, watch_alone},
+    tasks::{self, Tasks},
+};
+
+/// A connected machine that is made ready to migrate.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    began: Instant,
+    /// Who asked hears then that it takes longer.
+    until: Instant,
+    /// Who asked for it, and is to hear once it is ready.
+    askers: Vec<Asker>,
+    /// Who asked to take it back.
+    canceller: Option<Asker>,
+    /// Links that were left.
+    links: u16,
+    /// Connections that were open when their link went, of which end.
+    cut: Vec<(String, u16)>,
+    /// QEMU was asked to take the doorbell away: there is no way back before that is done.
+    is_marked: bool,
+    /// It is done, and whether the QEMU may get devices again.
+    is_bare: Option<bool>,
+    /// The last list of regions that QEMU was seen to meet.
+    met: u64,
+}
+
+/// What is looked after of a machine whose QEMU is not connected.
+#[derive(Debug)]
+pub(crate) struct LoneVm {
+    watched: watch::Sender<Watched>,
+    said: Alone,
+    /// Who asked that it gets its devices again.
+    restorer: Option<Asker>,
+    _tasks: Tasks,
+}
+
+/// Why a machine that was made ready gets no device.
+fn spent(name: &str) -> String {
+    format!(
+        "{name} was made ready to migrate, and its QEMU would not survive another device: it goes on without links until it is \
+         migrated or started anew"
+    )
+}
+
+fn answer(askers: impl IntoIterator<Item = Asker>, said: &[Message]) {
+    // Who does not wait for the answer does not get it. To wait took nobody's time.
+    askers.into_iter().for_each(|asker| _ = asker.send((said.to_vec(), Duration::ZERO)));
+}
+
+impl Broker {
+    /// Begins to make a machine ready; `asker` hears once it is.
+    pub(crate) fn prepare(&mut self, domain: &Name, asker: Asker) -> io::Result<()> {
+        let (name, began) = (domain.as_str(), Instant::now());
+        // When the guest would be asked once more to let go of its devices.
+        let until = began + self.config.leave + self.ask_again;
+        if let Some(departure) = self.departures.get_mut(name) {
+            // Who asks again waits on.
+            departure.until = until;
+            departure.askers.push(asker);
+            return Ok(());
+        }
+        if let Some(no) = self.why_not_prepared(domain) {
+            answer([asker], &no);
+            return Ok(());
+        }
+        let (askers, canceller, links, cut) = (vec![asker], None, 0, Vec::new());
+        let (is_marked, is_bare, met) = (false, None, 0);
+        let departure = Departure { began, until, askers, canceller, links, cut, is_marked, is_bare, met };
+        self.departures.insert(name.to_owned(), departure);
+        tracing::info!("{name}: it is made ready to migrate");
+        Ok(())
+    }
+
+    /// Why a machine cannot be made ready.
+    fn why_not_prepared(&self, domain: &Name) -> Option<Vec<Message>> {
+        let name = domain.as_str();
+        if !self.config.domains.contains_key(name) {
+            return Some(self.unknown(domain));
+        }
+        let Some(vm) = self.vms.get(name) else {
+            return Some(match self.alone.get(name).map(|lone| &lone.said) {
+                Some(Alone::Left { .. }) => refuse(code::EXISTS, format!("{name} is ready to migrate already")),
+                _ => {
+                    refuse(code::NO_QEMU, format!("{name}: no QEMU is connected, so nothing of it is to be taken away"))
+                }
+            });
+        };
+        if vm.has.is_none() || vm.running.is_none() {
+            let why = vm.trouble.clone().unwrap_or_else(|| "it has not answered yet".into());
+            return Some(refuse(code::NO_QEMU, format!("{name}: its QEMU takes no commands: {why}")));
+        }
+        // It has freed what it would free once more with its doorbell.
+        self.book.machines.get(name).is_some_and(|machine| machine.is_spent).then(|| {
+            let why = "its QEMU had to forget a doorbell (a link that was removed, a storm): it would end with its own. Start it anew";
+            refuse(code::QEMU_REFUSES, format!("{name}: {why}"))
+        })
+    }
+
+    /// Takes back that a machine is made ready, or was; `asker` hears what comes of that.
+    pub(crate) fn cancel_prepare(&mut self, domain: &Name, asker: Asker) {
+        let name = domain.as_str();
+        if let Some(departure) = self.departures.get_mut(name) {
+            if departure.canceller.is_none() {
+                departure.canceller = Some(asker);
+            } else {
+                answer([asker], &refuse(code::EXISTS, format!("{name}: somebody else takes it back already")));
+            }
+            return;
+        }
+        let no = match self.alone.get_mut(name).map(|lone| (lone.said.clone(), lone)) {
+            Some((Alone::Left { is_filled: true }, lone)) if lone.restorer.is_none() => {
+                lone.restorer = Some(asker);
+                lone.watched.send_modify(|watched| watched.is_restored = true);
+                return;
+            }
+            Some((Alone::Left { is_filled: false }, _)) => refuse(code::MIGRATES, spent(name)),
+            Some((Alone::Left { .. }, _)) => {
+                refuse(code::EXISTS, format!("{name}: somebody else takes it back already"))
+            }
+            _ if !self.config.domains.contains_key(name) => self.unknown(domain),
+            _ => refuse(code::NOT_FOUND, format!("{name} was not made ready to migrate")),
+        };
+        answer([asker], &no);
+    }
+
+    /// Whether a machine is to have no link now, as it is made ready to migrate, or is; and why.
+    pub(crate) fn leaves(&self, name: &str) -> Option<String> {
+        if let Some(departure) = self.departures.get(name) {
+            return (!departure.is_cancelled()).then(|| format!("{name} is made ready to migrate"));
+        }
+        match self.alone.get(name)?.said {
+            Alone::Left { is_filled: true } => Some(format!(
+                "{name} is ready to migrate and has no links; if it stays: tombolo vm cancel-migration {name}"
+            )),
+            Alone::Left { is_filled: false } => Some(spent(name)),
+            _ => None,
+        }
+    }
+
+    /// Whether a machine's doorbell is on its way out, or to be.
+    pub(crate) fn is_departing(&self, name: &str) -> bool {
+        self.departures.get(name).is_some_and(|departure| !departure.is_cancelled())
+    }
+
+    /// What keeps a machine's QEMU from its doorbell.
+    pub(crate) fn lone_trouble(&self, name: &str) -> Option<String> {
+        match &self.alone.get(name)?.said {
+            Alone::Trouble(why) => Some(format!("{name} has no doorbell: {why}")),
+            _ => None,
+        }
+    }
+
+    /// Whether nothing of a machine's links is left that its QEMU is to have, and its doorbell is to go.
+    pub(crate) fn is_to_be_bare(&self, name: &str) -> bool {
+        self.is_departing(name) && self.book.links_of(name).all(|(_, link)| !link.has_memory)
+    }
+
+    /// A doorbell that is to go is not rung any more.
+    pub(crate) fn mute_departing(&mut self) {
+        for name in self.vms.keys().cloned().collect::<Vec<_>>() {
+            let is_muted = self.is_to_be_bare(&name);
+            if let Some(vm) = self.vms.get_mut(&name) {
+                vm.device.mute(is_muted);
+            }
+        }
+    }
+
+    /// Connections of a link of this machine were open when it went.
+    pub(crate) fn count_departed(&mut self, ends: &[String; 2], open: &[(String, u16)]) {
+        for end in ends {
+            if let Some(departure) = self.departures.get_mut(end) {
+                departure.links = departure.links.saturating_add(1);
+                departure.cut.extend(open.iter().cloned());
+            }
+        }
+    }
+
+    /// Draws what follows for machines that are made ready.
+    pub(crate) fn settle_departures(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        for name in self.departures.keys().cloned().collect::<Vec<_>>() {
+            let links: Vec<u32> =
+                self.book.links_of(&name).filter(|(_, link)| link.has_memory).map(|(number, _)| number).collect();
+            let is_asked = self.vms.get(&name).is_some_and(|vm| vm.wanted.borrow().bare);
+            let version = self.vms.get(&name).map_or(0, |vm| vm.wanted.borrow().version);
+            let Some(departure) = self.departures.get_mut(&name) else { continue };
+            if departure.is_marked
+                && let Some(canceller) = departure.canceller.take()
+            {
+                let why = format!("{name}: its doorbell is on its way out; once it is ready, take that back");
+                answer([canceller], &refuse(code::MIGRATES, why));
+            }
+            // While the list that has the doorbell go may be followed nobody knows how that ends.
+            if departure.is_cancelled() && !is_asked && departure.met >= version {
+                tracing::info!("{name}: that it is made ready to migrate was taken back");
+                let Some(departure) = self.departures.remove(&name) else { continue };
+                answer(departure.canceller, &[Message::Done {}]);
+                let why = format!("{name}: it was taken back that it is made ready to migrate");
+                answer(departure.askers, &refuse(code::MIGRATES, why));
+                continue;
+            }
+            if !departure.is_cancelled() {
+                let left = departure.until.saturating_duration_since(now);
+                if left.is_zero() && !departure.askers.is_empty() {
+                    let askers = std::mem::take(&mut departure.askers);
+                    let why = self.why_kept(&name);
+                    tracing::warn!("{why}");
+                    answer(askers, &refuse(code::KEPT, why));
+                } else if !left.is_zero() {
+                    self.settle_after(left);
+                }
+                for link in links {
+                    self.leave_for_now(link, &name);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is still in the way.
+    fn why_kept(&self, name: &str) -> String {
+        let trouble = self.vms.get(name).and_then(|vm| vm.trouble.clone());
+        match trouble {
+            Some(trouble) => format!("{name} is not ready to migrate: {trouble}"),
+            None => format!("{name} is not ready to migrate: its guest has not let go of its devices yet; ask again"),
+        }
+    }
+
+    /// What QEMU tells of a machine that is made ready.
+    pub(crate) fn told_departure(&mut self, name: &str, news: &News) {
+        let is_known = self.departures.contains_key(name);
+        if let (News::Marked, false) = (news, is_known) {
+            // An earlier broker began it, and nobody waits for it any more.
+            let (began, askers, canceller, cut) = (Instant::now(), Vec::new(), None, Vec::new());
+            let (links, is_marked, is_bare, met, until) = (0, true, None, 0, began);
+            let departure = Departure { began, until, askers, canceller, links, cut, is_marked, is_bare, met };
+            self.departures.insert(name.to_owned(), departure);
+            tracing::info!("{name}: it was being made ready to migrate, which goes on");
+        }
+        let Some(departure) = self.departures.get_mut(name) else { return };
+        match news {
+            News::Marked => departure.is_marked = true,
+            News::Bare { is_filled } => departure.is_bare = Some(*is_filled),
+            News::Has { version, .. } => departure.met = *version,
+            News::KeepsDoorbell(why) => {
+                let Some(departure) = self.departures.remove(name) else { return };
+                let why = format!("{name} cannot be made ready to migrate: {why}");
+                tracing::warn!("{why}");
+                answer(departure.askers, &refuse(code::QEMU_REFUSES, why));
+                answer(departure.canceller, &[Message::Done {}]);
+            }
+            _ => {}
+        }
+    }
+
+    /// A QEMU closed its connection: a machine that was made ready has no device any more, or has gone.
+    pub(crate) fn left_departing(&mut self, name: &str) {
+        let Some(departure) = self.departures.remove(name) else { return };
+        answer(departure.canceller, &refuse(code::MIGRATES, format!("{name} is ready to migrate meanwhile")));
+        let Some(is_filled) = departure.is_bare else {
+            answer(departure.askers, &refuse(code::NO_QEMU, format!("{name}: its QEMU is gone")));
+            return;
+        };
+        let took = u32::try_from(departure.began.elapsed().as_millis()).unwrap_or(u32::MAX);
+        let cut = departure.cut.iter().map(|(_, calls)| u32::from(*calls).max(1)).sum();
+        let ends: Vec<String> =
+            departure.cut.iter().map(|(end, calls)| format!("{} connections of {end}", (*calls).max(1))).collect();
+        let mut note = if ends.is_empty() { String::new() } else { format!("{} were cut", ends.join(" and ")) };
+        if !is_filled {
+            note += if note.is_empty() { "" } else { "; " };
+            note += "its QEMU gets no device again";
+        }
+        tracing::info!("{name}: it is ready to migrate after {took} ms, {} links were left; {note}", departure.links);
+        let domain = crate::config::checked_name(name);
+        let row = Message::PreparedRow { domain, links: departure.links, cut, took, note: note.into() };
+        answer(departure.askers, &[row, Message::Done {}]);
+        self.look_after_alone(name);
+        if let Some(lone) = self.alone.get_mut(name) {
+            lone.said = Alone::Left { is_filled };
+        }
+    }
+
+    /// Each machine that is configured is looked for at its control socket while its QEMU is not connected.
+    pub(crate) fn settle_alone(&mut self) {
+        self.alone.retain(|name, _| self.config.domains.contains_key(name));
+        for name in self.config.domains.keys().cloned().collect::<Vec<_>>() {
+            self.look_after_alone(&name);
+        }
+    }
+
+    fn look_after_alone(&mut self, name: &str) {
+        let Some(domain) = self.config.domains.get(name) else { return };
+        let is_served = self.vms.contains_key(name);
+        let now = Watched {
+            is_served,
+            is_restored: !is_served && self.alone.get(name).is_some_and(|lone| lone.restorer.is_some()),
+            path: qmp_socket(&self.folder, &self.config, name),
+            device: device_socket(&self.folder, name),
+            board: domain.machine,
+            user: domain.user,
+            vectors: domain.vectors,
+        };
+        if let Some(lone) = self.alone.get_mut(name) {
+            if is_served {
+                lone.said = Alone::Unseen;
+                answer(lone.restorer.take(), &[Message::Done {}]);
+            }
+            lone.watched.send_if_modified(|old| {
+                let is_new = *old != now;
+                *old = now;
+                is_new
+            });
+            return;
+        }
+        let (watched, watcher) = watch::channel(now);
+        let (owner, sender, mut tasks) = (name.to_owned(), self.events.clone(), Tasks::default());
+        let work = watch_alone(watcher, async move |said| {
+            let _ = sender.send(Event::Alone(owner.clone(), said)).await;
+        });
+        tasks.push(tasks::begin_watched(&self.events, Event::Broken("what looks for machines that arrive"), work));
+        self.alone.insert(name.to_owned(), LoneVm { watched, said: Alone::Unseen, restorer: None, _tasks: tasks });
+    }
+
+    /// What was seen of a QEMU that is not connected.
+    pub(crate) fn heard_alone(&mut self, name: &str, said: Alone) {
+        let is_served = self.vms.contains_key(name);
+        let Some(lone) = self.alone.get_mut(name).filter(|_| !is_served) else { return };
+        if let Alone::Trouble(why) = &said
+            && said != lone.said
+        {
+            tracing::warn!(stranger = name, "{name}: it has no doorbell: {why}");
+        }
+        if said == Alone::Plugged {
+            // Who asked hears of it once it has connected.
+            lone.said = Alone::Unseen;
+            return;
+        }
+        if let Some(restorer) = lone.restorer.take() {
+            let no = match &said {
+                Alone::Left { .. } => refuse(code::MIGRATES, spent(name)),
+                Alone::Trouble(why) => refuse(code::QEMU_REFUSES, format!("{name} stays without links: {why}")),
+                Alone::Unseen | Alone::Plugged => refuse(code::NO_QEMU, format!("{name}: its QEMU is gone")),
+            };
+            answer([restorer], &no);
+            if matches!(said, Alone::Trouble(_)) {
+                // It is as ready as before.
+                return;
+            }
+        }
+        lone.said = said;
+    }
+}
+
+impl Departure {
+    fn is_cancelled(&self) -> bool {
+        self.canceller.is_some() && !self.is_marked
+    }
+}
