@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Network interfaces: what an open file of /dev/tombolo-net has. */
+/* Network interfaces: what an open file of /dev/net/tombolo has. */
 
 #include <linux/etherdevice.h>
 #include <linux/ethtool.h>
@@ -368,7 +368,8 @@ static const struct file_operations file_ops = {
 
 static struct miscdevice file_device = {
 	.minor = MISC_DYNAMIC_MINOR,
-	.name = "tombolo-net",
+	.name = "net_tombolo",
+	.nodename = "net/tombolo",
 	.fops = &file_ops,
 	/* What it does asks for CAP_NET_ADMIN. */
 	.mode = 0666,

@@ -25,6 +25,7 @@
 mod boxes;
 mod client;
 mod hub;
+pub mod interface;
 mod link;
 mod mailbox;
 pub mod module;

@@ -11,6 +11,8 @@ mod budget;
 mod caches;
 mod connect;
 mod control;
+#[doc(hidden)]
+pub mod driver;
 mod end;
 mod error;
 #[doc(hidden)]

@@ -18,7 +18,7 @@ mod single;
 
 pub use doorbell::{Doorbell, Slot, Woken};
 pub use error::Error;
-pub use link::{Endpoint, Liveness, Memory, Offer, Peer, Received};
+pub use link::{DriverParts, Endpoint, Liveness, Memory, Offer, Peer, Received};
 pub use poll::wait_readable;
 pub use rendezvous::{Connecting, Held, Listener, Rendezvous};
 pub use single::{SingleDoorbell, SingleNotifier};
