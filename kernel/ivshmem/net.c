@@ -371,8 +371,8 @@ static struct miscdevice file_device = {
 	.name = "net_tombolo",
 	.nodename = "net/tombolo",
 	.fops = &file_ops,
-	/* What it does asks for CAP_NET_ADMIN. */
-	.mode = 0666,
+	/* What it does asks for CAP_NET_ADMIN as well. */
+	.mode = 0600,
 };
 
 int tombolo_net_start(void)

@@ -51,6 +51,7 @@ struct net_port {
 	/* What sends. */
 	u64 tail;
 	u64 head_seen;
+	u64 completed;		/* the same, but not what user space had sent */
 	u64 rung_data;
 	bool owes_bell;
 

@@ -119,9 +119,12 @@ static bool see_head(struct tombolo_netdev *net)
 		tombolo_port_end(net, TOMBOLO_NET_ENDED_CORRUPT, 8);
 		return false;
 	}
-	/* What is limited is bytes that wait; how many frames they are does not matter. */
-	netdev_tx_completed_queue(only_queue(net), 1, head - port->head_seen);
 	port->head_seen = head;
+	/* What is limited is bytes that wait, of those that we sent; how many frames they are does not matter. */
+	if ((s64)(head - port->completed) > 0) {
+		netdev_tx_completed_queue(only_queue(net), 1, head - port->completed);
+		port->completed = head;
+	}
 	return true;
 }
 

@@ -156,6 +156,7 @@ static int port_fill(struct net_port *port, const struct tombolo_net_link *arg)
 	port->takes_most = arg->takes_most;
 	port->tail = arg->tail;
 	port->head_seen = arg->head_seen;
+	port->completed = arg->tail;
 	port->rung_data = arg->rung_data;
 	port->head = arg->head;
 	port->told_head = arg->head;
