@@ -20,9 +20,9 @@ use crate::{
     frame::Limits,
     handle::Handle,
     hello::{self, FRAME_MOST, Hello, HelloError},
-    pump::{End, Pump},
     kernel::Kernel,
     nic::Nic,
+    pump::{End, Pump},
     status::{PeerStatus, State, Status},
     tap::Tap,
 };

@@ -167,7 +167,8 @@ mod tests {
         let stat = NetStat { sent: std::array::from_fn(|at| at as u64), ..NetStat::default() };
         let [sent, received] = figures(&stat);
         assert_eq!(received, Figures::default());
-        let here = [("FRAMES\t", sent.frames), ("BYTES\t", sent.bytes), ("SEGMENTS\t", sent.segments), ("FULL\t", sent.full)];
+        let here =
+            [("FRAMES\t", sent.frames), ("BYTES\t", sent.bytes), ("SEGMENTS\t", sent.segments), ("FULL\t", sent.full)];
         for (name, value) in here {
             assert_eq!(at(name) as u64, value, "{name}");
         }

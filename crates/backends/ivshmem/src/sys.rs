@@ -22,7 +22,8 @@ use tombolo_mem::OwnSegment;
 use tombolo_os::lock::lock;
 
 use crate::uapi::{
-    self, EventfdArgs, Info, LinkArgs, NetArgs, NetLinkArgs, NetStat, NetTurn, RangeArgs, RingArgs, SliceArgs, SlicesArgs,
+    self, EventfdArgs, Info, LinkArgs, NetArgs, NetLinkArgs, NetStat, NetTurn, RangeArgs, RingArgs, SliceArgs,
+    SlicesArgs,
 };
 
 /// Any call: its number and its argument, which the kernel may read and write.
