@@ -8,11 +8,11 @@ use std::{
 
 use rustix::io::Errno;
 use tombolo::{Ending, Messages};
-use tombolo_channel::driver::{Lend, Lent};
-use tombolo_domain_ivshmem::{
+use tombolo_backends::module::{
     interface::{FrameLimits, Interface},
     uapi::{self, NetStat},
 };
+use tombolo_channel::driver::{Lend, Lent};
 
 use crate::{
     counters::{Dropped, Figures},
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_of_the_module_have_this_crates_names() {
+    fn n12_counters_of_the_module_have_this_crates_names() {
         let header = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kernel/ivshmem/uapi/tombolo_ivshmem.h");
         let header = std::fs::read_to_string(header).expect("the module's header is in the repository");
         let at = |name: &str| {

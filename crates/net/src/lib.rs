@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: os, domain-ivshmem, channel, backends, tombolo.
+//! Layer 4. Uses: os, channel, backends, tombolo.
 //!
 //! A network interface whose frames cross a Tombolo channel: what `tombolo net` runs. `docs/guide/net.md` says how to use
 //! it, `spec/9-net.md` what two ends say to each other.

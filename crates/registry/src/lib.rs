@@ -52,6 +52,12 @@ pub fn rendezvous_in(folder: &Path) -> Box<dyn Rendezvous> {
     Box::new(LocalDomain::in_folder(folder).with_unique_names())
 }
 
+/// The kernel module of a virtual machine, for what it does beside channels.
+#[cfg(feature = "vm")]
+pub mod module {
+    pub use tombolo_domain_ivshmem::{interface, uapi};
+}
+
 /// This domain of Xen's, for tools that look what works.
 #[cfg(feature = "xen")]
 pub mod xen {

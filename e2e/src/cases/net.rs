@@ -15,7 +15,7 @@ use tombolo_e2e::lines::within;
 
 pub const CASES: &[Case] = &[
     Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: cross },
-    Case { name: "n12_n13_the_module_moves_the_frames_and_either_engine_may_be_the_other_end", run: kernel },
+    Case { name: "n12_the_module_moves_the_frames_and_either_engine_may_be_the_other_end", run: kernel },
     Case { name: "n8_the_module_drops_and_counts_each_kind_of_bad_frame", run: hostile },
 ];
 
@@ -214,7 +214,8 @@ fn harass(_: &[String]) -> Result<()> {
         channel.send(&message)?;
     }
     println!("sent");
-    channel.recv(&mut [0; 70_000])?;
+    // What the other stack says to its neighbours, until this is killed.
+    while channel.recv(&mut vec![0; 70_000])?.is_some() {}
     Ok(())
 }
 
