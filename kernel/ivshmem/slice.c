@@ -60,7 +60,9 @@ bool tombolo_slice_look(struct slice *slice, u64 until, unsigned int *woke)
 		if (mark == channel->seen)
 			continue;
 		channel->seen = mark;
-		if (channel->eventfd) {
+		if (slice->net && i < TOMBOLO_NET_CHANNELS) {
+			*woke += tombolo_net_kick(slice->net);
+		} else if (channel->eventfd) {
 			tombolo_signal(channel->eventfd);
 			++*woke;
 			late = ktime_get_ns() >= until;
@@ -83,28 +85,33 @@ void tombolo_slice_hang_up(struct slice *slice)
 	struct vector *vector = slice->link->vector;
 	unsigned int i;
 
+	local_bh_disable();
 	spin_lock_irq(&vector->lock);
 	for (i = 0; i < slice->is.channels; i++)
 		if (slice->channel[i].eventfd)
 			tombolo_signal(slice->channel[i].eventfd);
+	if (slice->net)
+		tombolo_net_kick(slice->net);
 	spin_unlock_irq(&vector->lock);
+	local_bh_enable();
 	wake_up_all(&slice->wq);
 }
 
-static void slice_ring(struct slice *slice, u64 which)
+void tombolo_slice_ring(struct slice *slice, u64 which)
 {
 	struct link *link = slice->link;
 	int idx = srcu_read_lock(&tombolo_life);
+	unsigned long flags;
 	unsigned int i;
 
 	if (tombolo_is_alive(link->own.dev) && tombolo_is_alive(link->bell) &&
 	    !READ_ONCE(link->hung_up)) {
-		spin_lock(&slice->ring_lock);
+		spin_lock_irqsave(&slice->ring_lock, flags);
 		for (i = 0; i < slice->is.channels; i++)
 			if (which & BIT_ULL(i))
 				WRITE_ONCE(*own_mark(slice, i),
 					   cpu_to_le32(++slice->channel[i].rung));
-		spin_unlock(&slice->ring_lock);
+		spin_unlock_irqrestore(&slice->ring_lock, flags);
 		/* With link_ring(): it rings for us, or we ring whom it says. */
 		smp_mb();
 		tombolo_ring(link->bell, READ_ONCE(link->ring));
@@ -125,12 +132,15 @@ static ssize_t slice_read(struct file *file, char __user *buf, size_t count, lof
 	if (count < sizeof(bits) || !slice->is.channels)
 		return -EINVAL;
 	for (;;) {
+		/* What an interface is woken for is done when these are on again. */
+		local_bh_disable();
 		spin_lock_irq(&vector->lock);
 		tombolo_slice_look(slice, U64_MAX, &woke);
 		bits = slice->pending;
 		slice->pending = 0;
 		hung_up = link->hung_up;
 		spin_unlock_irq(&vector->lock);
+		local_bh_enable();
 		if (bits)
 			break;
 		if (hung_up)
@@ -164,7 +174,7 @@ static ssize_t slice_write(struct file *file, const char __user *buf, size_t cou
 	if (bits & ~all_channels(slice))
 		return -EINVAL;
 	if (bits)
-		slice_ring(slice, bits);
+		tombolo_slice_ring(slice, bits);
 	return sizeof(bits);
 }
 
@@ -176,6 +186,7 @@ static __poll_t slice_poll(struct file *file, poll_table *wait)
 	__poll_t events = 0;
 
 	poll_wait(file, &slice->wq, wait);
+	local_bh_disable();
 	spin_lock_irq(&vector->lock);
 	tombolo_slice_look(slice, U64_MAX, &woke);
 	if (slice->pending)
@@ -183,6 +194,7 @@ static __poll_t slice_poll(struct file *file, poll_table *wait)
 	if (slice->link->hung_up)
 		events |= EPOLLIN | EPOLLRDNORM | EPOLLHUP;
 	spin_unlock_irq(&vector->lock);
+	local_bh_enable();
 	return events;
 }
 
@@ -313,7 +325,7 @@ static void slice_bequeath(struct slice *slice)
 	}
 	srcu_read_unlock(&tombolo_life, idx);
 	if (slice->is.channels)
-		slice_ring(slice, all_channels(slice));
+		tombolo_slice_ring(slice, all_channels(slice));
 }
 
 static void slice_free(struct slice *slice)
@@ -361,6 +373,25 @@ static const struct file_operations slice_fops = {
 	.compat_ioctl = compat_ptr_ioctl,
 	.llseek = noop_llseek,
 };
+
+/* A reference to the slice that @fd is, if it is one. */
+struct file *tombolo_get_slice(int fd)
+{
+	struct file *file = fget(fd);
+
+	if (!file)
+		return ERR_PTR(-EBADF);
+	if (file->f_op != &slice_fops) {
+		fput(file);
+		return ERR_PTR(-EINVAL);
+	}
+	return file;
+}
+
+struct slice *tombolo_slice_of(struct file *file)
+{
+	return file->private_data;
+}
 
 static bool slice_is_valid(const struct tombolo_slice *is, const struct part *part)
 {

@@ -6,6 +6,10 @@
  * vector.c	its interrupts, and how many are too many
  * link.c	links
  * slice.c	slices
+ * net.c	network interfaces
+ * port.c	their links
+ * pipe.c	what crosses these
+ * frame.c	what stands before a frame
  *
  * Who keeps whom: a slice holds its link, a link holds the open files of its
  * nodes, and these hold their devices. So nothing goes before its users, and
@@ -15,13 +19,17 @@
  * Who uses a device's memory or registers, or maps them, does so within
  * tombolo_life and only if the device is not dead. Who unplugs it marks it dead
  * and waits for them (SRCU). In interrupts vector->lock and link->hung_up do the
- * same.
+ * same, and while frames are moved RCU and link->hung_up do.
  *
  * Locks, outermost first:
  *
  * tombolo_links_lock	the list of links
  * link->lock		a link's slices and channels
- * vector->lock		the slices that a vector wakes, and their events
+ * vector->lock		the slices that a vector wakes, their events and interfaces
+ *
+ * slice->ring_lock is within all of these and within the lock of a queue of
+ * frames, which soft interrupts take: so these are off under it. rtnl_lock is
+ * outside of vector->lock and never taken together with the two above it.
  */
 #ifndef _TOMBOLO_H
 #define _TOMBOLO_H
@@ -43,6 +51,9 @@
 #include "uapi/tombolo_ivshmem.h"
 
 #define TOMBOLO_VECTORS	32
+
+/* The first channels of a call: for data, and for space. */
+#define TOMBOLO_NET_CHANNELS	2
 
 struct vector {
 	spinlock_t lock;
@@ -113,6 +124,8 @@ struct channel {
 	struct eventfd_ctx *eventfd;
 };
 
+struct tombolo_netdev;
+
 struct slice {
 	struct link *link;
 	struct part *part;
@@ -124,6 +137,7 @@ struct slice {
 	wait_queue_head_t wq;
 	u64 pending;		/* under vector->lock */
 	unsigned int from;	/* likewise: the channel to begin with */
+	struct tombolo_netdev *net;	/* likewise: whom its first two channels wake */
 	struct channel channel[];
 };
 
@@ -158,8 +172,16 @@ void tombolo_link_put(struct link *link);
 void tombolo_links_revoke(struct tombolo *dev);
 
 /* slice.c */
+struct file *tombolo_get_slice(int fd);
+struct slice *tombolo_slice_of(struct file *file);
+void tombolo_slice_ring(struct slice *slice, u64 which);
 long tombolo_slice_open(struct link *link, const struct tombolo_slice __user *arg);
 bool tombolo_slice_look(struct slice *slice, u64 until, unsigned int *woke);
 void tombolo_slice_hang_up(struct slice *slice);
+
+/* net.c and port.c */
+int tombolo_net_start(void);
+void tombolo_net_stop(void);
+bool tombolo_net_kick(struct tombolo_netdev *net);
 
 #endif /* _TOMBOLO_H */

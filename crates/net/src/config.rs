@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What an interface is to be, and where its peer is met.
 
-use crate::tap::TapConfig;
+use crate::handle::NicConfig;
 
 /// Bytes of the ring where nobody says otherwise (N-1).
 pub const RING_DEFAULT: u64 = 1 << 20;
@@ -36,11 +36,25 @@ impl Place {
     }
 }
 
+/// Who moves the frames of an interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum EngineKind {
+    /// This process, through a TAP device.
+    #[default]
+    Tap,
+    /// The kernel's module, in a virtual machine.
+    Kernel,
+    /// The module where it can, else this process.
+    Auto,
+}
+
 /// What an interface is to be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
     /// The interface.
-    pub tap: TapConfig,
+    pub nic: NicConfig,
+    /// Who moves its frames.
+    pub engine: EngineKind,
     /// Its peer.
     pub place: Place,
     /// Whether frames may come from other addresses than the peer's own: it is a bridge's port (N-6).

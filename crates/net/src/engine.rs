@@ -16,9 +16,12 @@ use crate::{
     config::{Config, Place},
     counters::Counters,
     error::{Error, Os, Result},
-    flag::{Flag, wait_any},
+    flag::{Flag, is_ready, wait_any},
     frame::Limits,
+    handle::Handle,
     hello::{self, FRAME_MOST, Hello, HelloError},
+    kernel::Kernel,
+    nic::Nic,
     pump::{End, Pump},
     status::{PeerStatus, State, Status},
     tap::Tap,
@@ -44,6 +47,7 @@ struct Shared {
     stop: Flag,
     ended: Flag,
     counters: Counters,
+    nic: Nic,
     status: Mutex<Status>,
 }
 
@@ -68,20 +72,20 @@ impl Engine {
             Place::Connect(_) => None,
             Place::Listen(_) => Some(tombolo::listen_with::<Messages>(address, &options).map_err(failed)?),
         };
-        let tap = Tap::open(&config.tap)?;
-        let link = tap.link()?;
-        let status = Status::new(&config, link.mac, link.mtu);
+        let nic = Nic::open(&config)?;
+        let link = nic.handle().link()?;
+        let status = Status::new(&config, nic.engine(), link.mac, link.mtu);
         let shared = Arc::new(Shared {
             stop: Flag::new().os("eventfd")?,
             ended: Flag::new().os("eventfd")?,
             counters: Counters::default(),
+            nic,
             status: Mutex::new(status),
         });
         let supervisor = Supervisor {
             shared: Arc::clone(&shared),
             wanted_mtu: link.mtu,
             told: String::new(),
-            tap,
             config,
             options,
             door,
@@ -96,7 +100,7 @@ impl Engine {
     #[must_use]
     pub fn status(&self) -> Status {
         let mut status = lock(&self.shared.status).clone();
-        [status.sent, status.received] = self.shared.counters.figures();
+        [status.sent, status.received] = self.shared.nic.figures(&self.shared.counters);
         status.seconds = status.since.map_or(0, |since| since.elapsed().as_secs());
         status
     }
@@ -176,7 +180,6 @@ impl Failed {
 /// The thread that has the interface.
 struct Supervisor {
     shared: Arc<Shared>,
-    tap: Tap,
     config: Config,
     options: Options,
     door: Option<Listener<Messages>>,
@@ -228,11 +231,11 @@ impl Supervisor {
 
     /// What this end says of itself: the interface is what it is now (N-6).
     fn own_hello(&mut self) -> Result<Hello> {
-        let link = self.tap.link()?;
+        let link = self.shared.nic.handle().link()?;
         self.wanted_mtu = link.mtu.clamp(hello::MTU_LEAST, hello::MTU_MOST);
         let mut status = lock(&self.shared.status);
         (status.mac, status.mtu) = (link.mac, link.mtu);
-        Ok(Hello { features: self.tap.takes(), mtu: self.wanted_mtu, frame_most: FRAME_MOST, mac: link.mac })
+        Ok(Hello { features: self.shared.nic.takes(), mtu: self.wanted_mtu, frame_most: FRAME_MOST, mac: link.mac })
     }
 
     fn meet(&mut self) -> Result<Option<Messages>, Failed> {
@@ -269,16 +272,35 @@ impl Supervisor {
     fn run_link(&mut self, channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
         // N-5. No packet may be longer than either interface wants.
         let mtu = own.mtu.min(peer.mtu);
-        self.tap.set_mtu(mtu)?;
-        self.tap.set_offload(peer.features)?;
+        let shared = Arc::clone(&self.shared);
+        let handle = shared.nic.handle();
+        handle.set_mtu(mtu)?;
+        let end = match &shared.nic {
+            Nic::Tap(tap) => self.run_tap(tap, channel, own, peer)?,
+            Nic::Kernel(kernel) => self.run_kernel(kernel, channel, own, peer)?,
+        };
+        if let End::Interface(error) = &end
+            && Errno::from_io_error(error) == Some(Errno::BADFD)
+        {
+            return Err(Error::Removed(handle.name.clone()));
+        }
+        // N-5. What the link wanted ends with it; what the administrator did meanwhile stays.
+        if handle.link()?.mtu == mtu {
+            handle.set_mtu(self.wanted_mtu)?;
+        }
+        Ok(end)
+    }
+
+    fn run_tap(&mut self, tap: &Tap, channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
+        tap.set_offload(peer.features)?;
         let shared = Arc::clone(&self.shared);
         let counters = &shared.counters;
-        counters.sent.stale.add(self.tap.discard_waiting());
+        counters.sent.stale.add(tap.discard_waiting());
         let over = Flag::new().os("eventfd")?;
         let watch = channel.watch();
         let (mut sender, mut receiver) = channel.into_split();
-        self.tap.set_carrier(true)?;
-        self.report_link(&watch.peer(), mtu, peer);
+        tap.set_carrier(true)?;
+        self.report_link(&watch.peer(), own, peer);
         let to_peer = Limits::new(peer, None);
         let source = Some(peer.mac).filter(|_| !self.config.any_source);
         let from_peer = Limits::new(own, source);
@@ -287,32 +309,51 @@ impl Supervisor {
             lock(&first_end).get_or_insert(end);
             over.raise();
         };
-        let (tap, door) = (&self.tap, &mut self.door);
         let pump = Pump { tap, over: &over };
         let looked = thread::scope(|scope| {
             scope.spawn(|| finish(pump.send(&mut sender, &to_peer, &counters.sent)));
             scope.spawn(|| finish(pump.receive(&mut receiver, &from_peer, &counters.received)));
-            let looked = LinkWatch { tap, over: &over, stop: &shared.stop, watch: &watch, own, mtu }.run(door);
+            let looked = self.watch_link(over.as_fd(), &watch, own, peer);
             let looked = looked.map(|end| end.into_iter().for_each(&finish));
             over.raise();
             // At once, not when both threads have seen it.
             looked.and(tap.set_carrier(false))
         });
         let end = lock(&first_end).take().unwrap_or(End::Stopped).judged_by(&mut receiver);
-        if let End::Interface(error) = &end
-            && Errno::from_io_error(error) == Some(Errno::BADFD)
-        {
-            return Err(Error::Removed(self.tap.name().into()));
+        match end {
+            End::Interface(_) => Ok(end),
+            end => looked.map(|()| end),
         }
-        looked?;
-        // N-5. What the link wanted ends with it; what the administrator did meanwhile stays.
-        if self.tap.link()?.mtu == mtu {
-            self.tap.set_mtu(self.wanted_mtu)?;
-        }
-        Ok(end)
     }
 
-    fn report_link(&mut self, peer: &tombolo::Peer, mtu: u32, hello: &Hello) {
+    /// The module moves the frames; this end looks at the peer, and at the interface.
+    fn run_kernel(&mut self, kernel: &Kernel, mut channel: Messages, own: &Hello, peer: &Hello) -> Result<End> {
+        let watch = channel.watch();
+        let Some(lent) = kernel.begin(&mut channel, own, peer, self.config.any_source)? else {
+            return Ok(End::Peer(Ending::Revoked));
+        };
+        self.report_link(&watch.peer(), own, peer);
+        let looked = self.watch_link(kernel.as_fd(), &watch, own, peer);
+        let ended = kernel.finish(&mut channel, &lent)?;
+        let looked = looked?;
+        let end = ended.or(looked).unwrap_or(End::Stopped);
+        Ok(end.judged_by(channel.split().1))
+    }
+
+    fn watch_link(
+        &mut self,
+        over: BorrowedFd<'_>,
+        watch: &tombolo::Watch,
+        own: &Hello,
+        peer: &Hello,
+    ) -> Result<Option<End>> {
+        let shared = Arc::clone(&self.shared);
+        let mtu = own.mtu.min(peer.mtu);
+        LinkWatch { handle: shared.nic.handle(), over, stop: &shared.stop, watch, own, mtu }.run(&mut self.door)
+    }
+
+    fn report_link(&mut self, peer: &tombolo::Peer, own: &Hello, hello: &Hello) {
+        let mtu = own.mtu.min(hello.mtu);
         let features = hello.features.names().join(" ");
         let line = format!(
             "linked with {} at {}, {}, MTU {mtu}, it takes {}",
@@ -350,6 +391,7 @@ impl Supervisor {
             End::Channel(error) => error.to_string(),
             End::Interface(error) => format!("the interface failed: {error}"),
             End::Changed(what) => (*what).to_owned(),
+            End::Corrupt(clause) => format!("the peer broke the specification: R-{clause}"),
         };
         self.report_line(State::Waiting, &format!("the link ended: {why}"));
     }
@@ -361,7 +403,7 @@ impl Supervisor {
             (status.state, status.reason) = (state, line.into());
         }
         if self.told != line {
-            (self.report)(&format!("{}: {line}", self.tap.name()));
+            (self.report)(&format!("{}: {line}", self.shared.nic.handle().name));
             self.told = line.into();
         }
     }
@@ -369,8 +411,9 @@ impl Supervisor {
 
 /// What is looked at while a link lasts.
 struct LinkWatch<'a> {
-    tap: &'a Tap,
-    over: &'a Flag,
+    handle: &'a Handle,
+    /// Polls readable once the link is over.
+    over: BorrowedFd<'a>,
     stop: &'a Flag,
     watch: &'a tombolo::Watch,
     own: &'a Hello,
@@ -381,8 +424,8 @@ impl LinkWatch<'_> {
     /// Waits until the link is over; an end if this is what ends it.
     fn run(&self, door: &mut Option<Listener<Messages>>) -> Result<Option<End>> {
         for looks in 1_u32.. {
-            wait_any(&[self.over.as_fd(), self.stop.as_fd()], Some(LOOK)).os("poll")?;
-            if self.over.is_raised() || self.stop.is_raised() {
+            wait_any(&[self.over, self.stop.as_fd()], Some(LOOK)).os("poll")?;
+            if self.stop.is_raised() || is_ready(self.over).os("poll")? {
                 break;
             }
             // N-10. A peer that is paused keeps its link.
@@ -397,7 +440,7 @@ impl LinkWatch<'_> {
                 drop(door.try_accept());
             }
             if looks % LOOKS_EACH == 0 {
-                let link = self.tap.link()?;
+                let link = self.handle.link()?;
                 let changes = [
                     (link.mac != self.own.mac, "its address was changed"),
                     (link.mtu != self.mtu, "its MTU was changed"),

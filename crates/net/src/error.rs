@@ -14,6 +14,17 @@ pub enum Error {
         "/dev/net/tun is not there: load the kernel's module with `modprobe tun`, or give this container the device (`--device /dev/net/tun`)"
     )]
     NoTun,
+    /// There is no module, or one that makes no interfaces.
+    #[error(
+        "/dev/net/tombolo is not there: load the module tombolo_ivshmem of this release in this virtual machine, or use `--engine tap`"
+    )]
+    NoModule,
+    /// The module can do nothing for such an address.
+    #[error("the kernel's engine is for addresses `vm:` alone: use `--engine tap` for {0}")]
+    NotForKernel(String),
+    /// The channel is not in memory of the module's.
+    #[error("the channel's memory is not the module's, as on a host: use `--engine tap`")]
+    NotInModule,
     /// Making an interface takes a right.
     #[error(
         "not permitted to make the interface {0}: run this as root or with CAP_NET_ADMIN, or have root make it for you: `ip tuntap add {0} mode tap user NAME; ip link set {0} up`"

@@ -56,3 +56,14 @@ pub fn wait_any(fds: &[BorrowedFd<'_>], most: Option<Duration>) -> io::Result<()
         Err(error) => Err(error.into()),
     }
 }
+
+/// Whether it is readable or broken now.
+pub fn is_ready(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = Duration::ZERO.try_into().ok();
+    match poll(&mut polled, now.as_ref()) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}

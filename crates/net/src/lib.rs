@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! Layer 4. Uses: os, backends, tombolo.
+//! Layer 4. Uses: os, channel, backends, tombolo.
 //!
 //! A network interface whose frames cross a Tombolo channel: what `tombolo net` runs. `docs/guide/net.md` says how to use
 //! it, `spec/9-net.md` what two ends say to each other.
 //!
-//! `hello`, `features`, `mac` and `frame` are the specification's bytes, and touch nothing. `sys`, `netlink` and `tap` are
-//! the interface. `pump` has the two directions of a link, `engine` meets the peer and begins again when a link ends;
+//! `hello`, `features`, `mac` and `frame` are the specification's bytes, and touch nothing. `sys`, `netlink`,
+//! `handle`, `tap` and `kernel` are the interface. `pump` has the two directions of a link, `engine` meets the peer and begins again when a link ends;
 //! `status`, `counters` and `control` tell others.
 #![deny(unsafe_code)]
 
@@ -17,22 +17,25 @@ mod error;
 mod features;
 mod flag;
 mod frame;
+mod handle;
 mod hello;
+mod kernel;
 mod mac;
 mod netlink;
+mod nic;
 mod pump;
 mod status;
 mod sys;
 mod tap;
 
-pub use config::{Config, Place, RING_DEFAULT, RING_LEAST};
+pub use config::{Config, EngineKind, Place, RING_DEFAULT, RING_LEAST};
 pub use control::{Control, Found, Request, find, folder};
 pub use counters::{Dropped, Figures};
 pub use engine::{Engine, Report};
 pub use error::{Error, Result};
 pub use features::Features;
 pub use frame::{DropReason, ETHERNET, Frame, HEAD, HEADER, Limits};
+pub use handle::{NicConfig, namespace_path};
 pub use hello::{FRAME_MOST, Hello, HelloError, LEN as HELLO_LEN, MTU_LEAST, MTU_MOST, VERSION};
 pub use mac::Mac;
 pub use status::{PeerStatus, State, Status};
-pub use tap::{TapConfig, namespace_path};

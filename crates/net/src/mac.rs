@@ -25,8 +25,12 @@ impl Mac {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         }
-        let mut bytes: [u8; 6] = hash.finalize()[..6].try_into().expect("six bytes");
-        // Administered by hand, and one interface's.
+        Self::local(hash.finalize()[..6].try_into().expect("six bytes"))
+    }
+
+    /// Returns the address of one interface, administered by hand, that these bytes make.
+    #[must_use]
+    pub fn local(mut bytes: [u8; 6]) -> Self {
         bytes[0] = bytes[0] & 0xfc | 2;
         Self(bytes)
     }

@@ -37,8 +37,10 @@ pub struct Status {
     pub interface: String,
     /// The network namespace that it was made in, if it was named.
     pub netns: Option<String>,
-    /// The process that moves its frames.
+    /// The process that has it.
     pub pid: u32,
+    /// Who moves its frames: `tap` or `kernel`.
+    pub engine: &'static str,
     /// Where it meets its peer.
     pub address: String,
     /// `connect` or `listen`.
@@ -66,11 +68,12 @@ pub struct Status {
 }
 
 impl Status {
-    pub(crate) fn new(config: &Config, mac: Mac, mtu: u32) -> Self {
+    pub(crate) fn new(config: &Config, engine: &'static str, mac: Mac, mtu: u32) -> Self {
         Self {
-            interface: config.tap.name.clone(),
-            netns: config.tap.netns.clone(),
+            interface: config.nic.name.clone(),
+            netns: config.nic.netns.clone(),
             pid: std::process::id(),
+            engine,
             address: config.place.address().into(),
             role: config.place.role(),
             state: State::Waiting,

@@ -2,25 +2,19 @@
 //! A TAP interface: where frames come from and go to.
 
 use std::{
-    fs::File,
     io::{self, IoSliceMut},
     os::fd::{AsFd, BorrowedFd},
-    path::{Path, PathBuf},
-    thread,
 };
 
-use rustix::{
-    io::Errno,
-    thread::{LinkNameSpaceType, move_into_link_name_space},
-};
+use rustix::io::Errno;
 use tombolo::SharedSlice;
 
 use crate::{
     error::{Error, Os, Result},
     features::Features,
     frame::HEADER,
-    mac::Mac,
-    netlink::{Link, Netlink},
+    handle::{Handle, NicConfig, in_namespace},
+    netlink::Netlink,
     sys::TunFile,
 };
 
@@ -34,49 +28,21 @@ const OFFLOADS: [(Features, u32); 5] = [
     (Features::USO, 0x60),
 ];
 
-/// How an interface is to be.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TapConfig {
-    /// Its name.
-    pub name: String,
-    /// The network namespace that it is to be in: a name as `ip netns` knows it, or a path.
-    pub netns: Option<String>,
-    /// Its address, else what the kernel has chosen.
-    pub mac: Option<Mac>,
-    /// Its address if it is new and none is asked for.
-    pub default_mac: Option<Mac>,
-    /// Its MTU, else 1500 or what it has.
-    pub mtu: Option<u32>,
-}
-
 /// A TAP interface, which goes with this value unless somebody made it to stay.
 #[derive(Debug)]
 pub struct Tap {
     file: TunFile,
-    netlink: Netlink,
-    name: String,
-    index: i32,
+    handle: Handle,
     takes: Features,
 }
 
 impl Tap {
     /// Makes the interface, switched on and without a carrier.
-    pub fn open(config: &TapConfig) -> Result<Self> {
-        check_name(&config.name)?;
-        match &config.netns {
-            None => Self::open_here(config),
-            // A namespace is a thread's: this one ends with it.
-            Some(netns) => thread::scope(|scope| {
-                let opened = scope.spawn(|| {
-                    enter(&namespace_path(netns))?;
-                    Self::open_here(config)
-                });
-                opened.join().expect("the thread that makes an interface does not panic")
-            }),
-        }
+    pub fn open(config: &NicConfig) -> Result<Self> {
+        in_namespace(config, || Self::open_here(config))
     }
 
-    fn open_here(config: &TapConfig) -> Result<Self> {
+    fn open_here(config: &NicConfig) -> Result<Self> {
         let name = config.name.clone();
         let netlink = Netlink::open().os("socket")?;
         let before = netlink.find(&name).os("RTM_GETLINK")?;
@@ -104,22 +70,14 @@ impl Tap {
         if let Some(mac) = config.mac.or(default_mac) {
             netlink.set_mac(index, mac).map_err(|source| Error::Mac { name: name.clone(), mac, source })?;
         }
-        let tap = Self { file, netlink, name, index, takes };
-        if let Some(mtu) = config.mtu {
-            tap.set_mtu(mtu)?;
-        }
-        if !tap.link()?.up {
-            tap.netlink.set_up(index).map_err(|error| match Errno::from_io_error(&error) {
-                Some(Errno::PERM) => Error::NotPermitted(tap.name.clone()),
-                _ => Error::Os { call: "RTM_NEWLINK", source: error },
-            })?;
-        }
-        Ok(tap)
+        let handle = Handle { netlink, name, index };
+        handle.begin(config.mtu)?;
+        Ok(Self { file, handle, takes })
     }
 
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.name
+    /// How it is asked and changed.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// What the kernel can receive from it.
@@ -127,39 +85,14 @@ impl Tap {
         self.takes
     }
 
-    /// What it is like now: its administrator may change that at any time.
-    pub fn link(&self) -> Result<Link> {
-        self.netlink.link(self.index).map_err(|error| self.failed("RTM_GETLINK", error))
-    }
-
-    /// Changes its MTU.
-    pub fn set_mtu(&self, mtu: u32) -> Result<()> {
-        // Who was given an interface by root may not change it, nor need to.
-        if self.link()?.mtu == mtu {
-            return Ok(());
-        }
-        self.netlink.set_mtu(self.index, mtu).map_err(|source| match Errno::from_io_error(&source) {
-            Some(Errno::NODEV) => Error::Removed(self.name.clone()),
-            _ => Error::Mtu { name: self.name.clone(), mtu, source },
-        })
-    }
-
     /// Says what its frames may need done by who receives them.
     pub fn set_offload(&self, features: Features) -> Result<()> {
-        self.file.set_offload(offload_bits(features)).map_err(|error| self.failed("TUNSETOFFLOAD", error))
+        self.file.set_offload(offload_bits(features)).map_err(|error| self.handle.failed("TUNSETOFFLOAD", error))
     }
 
     /// Says whether there is somebody at the other end.
     pub fn set_carrier(&self, on: bool) -> Result<()> {
-        self.file.set_carrier(on).map_err(|error| self.failed("TUNSETCARRIER", error))
-    }
-
-    fn failed(&self, call: &'static str, source: io::Error) -> Error {
-        match Errno::from_io_error(&source) {
-            // The descriptor has no interface any more.
-            Some(Errno::BADFD | Errno::NODEV) => Error::Removed(self.name.clone()),
-            _ => Error::Os { call, source },
-        }
+        self.file.set_carrier(on).map_err(|error| self.handle.failed("TUNSETCARRIER", error))
     }
 
     /// Reads a header and a frame into the two parts; `None` where there is none. Never blocks.
@@ -194,42 +127,9 @@ fn offload_bits(features: Features) -> u32 {
     OFFLOADS.iter().filter(|(feature, _)| features.has(*feature)).map(|(_, bits)| bits).sum()
 }
 
-fn check_name(name: &str) -> Result<()> {
-    let fits = (1..=15).contains(&name.len()) && name != "." && name != "..";
-    let plain = name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
-    if fits && plain { Ok(()) } else { Err(Error::BadName(name.into())) }
-}
-
-/// Where the kernel shows a namespace: a name is one of `ip netns`.
-#[must_use]
-pub fn namespace_path(netns: &str) -> PathBuf {
-    if netns.contains('/') { netns.into() } else { Path::new("/run/netns").join(netns) }
-}
-
-fn enter(path: &Path) -> Result<()> {
-    let file = File::open(path).map_err(|source| Error::NoNamespace { path: path.into(), source })?;
-    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).map_err(|error| {
-        let (path, source) = (path.into(), error.into());
-        if error == Errno::PERM { Error::Namespace { path, source } } else { Error::NoNamespace { path, source } }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_that_no_interface_can_have_are_refused() {
-        for good in ["tmb0", "a", "fifteen-bytes-x", "a.b_c@d"] {
-            assert!(check_name(good).is_ok(), "{good}");
-        }
-        for bad in ["", ".", "..", "a/b", "a:1", "tmb%d", "a b", "a\tb", "sixteen-bytes-xy", "ä"] {
-            let error = check_name(bad).unwrap_err().to_string();
-            assert!(error.contains("is no name of an interface"), "{error}");
-        }
-        assert_eq!(namespace_path("web").to_str(), Some("/run/netns/web"));
-        assert_eq!(namespace_path("/proc/7/ns/net").to_str(), Some("/proc/7/ns/net"));
-    }
 
     #[test]
     fn n4_kernel_is_asked_for_what_the_peer_takes() {

@@ -64,6 +64,12 @@ pub fn machines() -> Option<Box<dyn Rendezvous>> {
     None
 }
 
+/// The kernel module of a virtual machine, for what it does beside channels.
+#[cfg(feature = "vm")]
+pub mod module {
+    pub use tombolo_domain_ivshmem::{interface, uapi};
+}
+
 /// This domain of Xen's, for tools that look what works.
 #[cfg(feature = "xen")]
 pub mod xen {

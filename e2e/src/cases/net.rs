@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! `tombolo net` between two machines: packets cross, the carrier goes with the peer and comes back with it.
+//! `tombolo net` between two machines: packets cross, the carrier goes with the peer and comes back with it. Frames go through a
+//! process on both sides, through the kernel's module on both, or through one of each.
 
 use super::{Case, Half, Verdict};
 use crate::rig::Rig;
@@ -12,8 +13,10 @@ use tombolo_e2e::ensure;
 use tombolo_e2e::error::{Context, Result};
 use tombolo_e2e::lines::within;
 
-pub const CASES: &[Case] =
-    &[Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: cross }];
+pub const CASES: &[Case] = &[
+    Case { name: "n7_n10_n11_packets_cross_between_machines_while_both_are_there", run: cross },
+    Case { name: "n12_the_module_moves_the_frames_and_either_engine_may_be_the_other_end", run: kernel },
+];
 
 pub const HALVES: &[Half] = &[("net::send", send), ("net::receive", receive)];
 
@@ -54,9 +57,9 @@ fn wait_for(site: &mut Site, at: At, what: &str) -> Result<String> {
 }
 
 /// Starts the interface of a machine, and gives it an address once it is there.
-fn up(site: &mut Site, at: At) -> Result<Job> {
+fn up(site: &mut Site, at: At, engine: &str) -> Result<Job> {
     let (how, number) = if at == At::B { ("--listen", 2) } else { ("--connect", 1) };
-    let job = site.vm(at).start(&["tombolo", "net", "up", "tmb0", how, "vm:b/net"])?;
+    let job = site.vm(at).start(&["tombolo", "net", "up", "tmb0", how, "vm:b/net", "--engine", engine])?;
     wait_for(site, at, "test -e /sys/class/net/tmb0")?;
     site.vm(at).sh(&format!("ip addr add 10.9.0.{number}/24 dev tmb0"), within(60))?;
     Ok(job)
@@ -80,22 +83,79 @@ fn check(site: &mut Site) -> Result<()> {
 fn cross(rig: &mut Rig) -> Result<Verdict> {
     let site = rig.site()?;
     site.link("a", "b")?;
+    load_tun(site)?;
+    let (a, b) = (up(site, At::A, "tap")?, up(site, At::B, "tap")?);
+    wait_carrier(site, At::A, 1)?;
+    check(site)?;
+    let b = kill_and_start(site, b, "tap")?;
+    check(site)?;
+    let stat = stat(site, At::A)?;
+    ensure!(stat.contains("\"links\":2") && stat.contains("\"state\":\"linked\""), "{stat}");
+    down(site, At::A, a)?;
+    down(site, At::B, b)?;
+    Ok(Verdict::Done)
+}
+
+fn load_tun(site: &mut Site) -> Result<()> {
     for at in [At::A, At::B] {
         site.vm(at).sh("[ -e /dev/net/tun ] || /agent insmod $(cat /modules/order)", within(60))?;
     }
-    let (a, b) = (up(site, At::A)?, up(site, At::B)?);
-    wait_carrier(site, At::A, 1)?;
-    check(site)?;
-    site.b.kill(b)?;
+    Ok(())
+}
+
+fn stat(site: &mut Site, at: At) -> Result<String> {
+    site.vm(at).sh("tombolo net stat tmb0 --json", within(60))
+}
+
+fn down(site: &mut Site, at: At, job: Job) -> Result<()> {
+    site.vm(at).sh("tombolo net down tmb0", within(60))?;
+    site.vm(at).wait(job, within(60))?.success().context("who was ended in order")?;
+    Ok(())
+}
+
+/// Kills what has B's interface: the carrier of A's goes. Starts it again, by this engine: it comes back.
+fn kill_and_start(site: &mut Site, job: Job, engine: &str) -> Result<Job> {
+    site.b.kill(job)?;
     wait_carrier(site, At::A, 0)?;
-    let b = up(site, At::B)?;
+    wait_for(site, At::B, "[ ! -e /sys/class/net/tmb0 ]")?;
+    let job = up(site, At::B, engine)?;
+    wait_carrier(site, At::A, 1)?;
+    Ok(job)
+}
+
+fn kernel(rig: &mut Rig) -> Result<Verdict> {
+    let site = rig.site()?;
+    site.link("a", "b")?;
+    load_tun(site)?;
+    let (a, b) = (up(site, At::A, "kernel")?, up(site, At::B, "auto")?);
     wait_carrier(site, At::A, 1)?;
     check(site)?;
-    let stat = site.a.sh("tombolo net stat tmb0 --json", within(60))?;
-    ensure!(stat.contains("\"links\":2") && stat.contains("\"state\":\"linked\""), "{stat}");
-    for (at, job) in [(At::A, a), (At::B, b)] {
-        site.vm(at).sh("tombolo net down tmb0", within(60))?;
-        site.vm(at).wait(job, within(60))?.success().context("who was ended in order")?;
+    for at in [At::A, At::B] {
+        let stat = stat(site, at)?;
+        ensure!(stat.contains("\"engine\":\"kernel\""), "{stat}");
+        // Segments crossed whole, and the peer's frames were all taken.
+        ensure!(stat.matches("\"segments\":0,").count() < 2, "{stat}");
+        for why in ["short", "long", "header", "feature", "source", "refused"] {
+            ensure!(stat.matches(&format!("\"{why}\":0")).count() == 2, "{why}: {stat}");
+        }
+    }
+    // What was switched off and on goes on, and another MTU is told to the peer by a new link.
+    site.a.sh("ip link set tmb0 down && ip link set tmb0 up", within(60))?;
+    check(site)?;
+    site.a.sh("ip link set tmb0 mtu 9000", within(60))?;
+    wait_for(site, At::A, "tombolo net stat tmb0 --json | grep -q '\"links\":2'")?;
+    wait_carrier(site, At::A, 1)?;
+    check(site)?;
+    // The other end may be a process, and is looked for again.
+    let b = kill_and_start(site, b, "tap")?;
+    check(site)?;
+    let b = kill_and_start(site, b, "kernel")?;
+    check(site)?;
+    down(site, At::A, a)?;
+    wait_carrier(site, At::B, 0)?;
+    down(site, At::B, b)?;
+    for at in [At::A, At::B] {
+        site.vm(at).sh("[ ! -e /sys/class/net/tmb0 ]", within(60))?;
     }
     Ok(Verdict::Done)
 }

@@ -189,6 +189,94 @@ struct tombolo_eventfd {
 	__s32 fd;
 };
 
+/* An interface. Names and addresses as the network has them. */
+struct tombolo_net {
+	__u8 name[16];		/* may have %d; comes back as it is called */
+	__u8 address[6];
+	__u16 reserved;		/* 0 */
+	__u32 mtu;
+	__u32 index;		/* comes back */
+	__u64 takes;		/* comes back: what it can take, TOMBOLO_NET_* */
+};
+
+/* Frames whose checksum is to be computed. */
+#define TOMBOLO_NET_CHECKSUM	(1U << 0)
+/* Segments of TCP over IPv4, over IPv6. */
+#define TOMBOLO_NET_TSO4	(1U << 1)
+#define TOMBOLO_NET_TSO6	(1U << 2)
+/* The same with congestion marks. */
+#define TOMBOLO_NET_ECN	(1U << 3)
+/* Datagrams of UDP that are to be divided. */
+#define TOMBOLO_NET_USO	(1U << 4)
+
+struct tombolo_net_link {
+	__s32 own_fd;		/* a slice of our part, with our segment */
+	__s32 peer_fd;		/* a slice of the peer's part, with its segment */
+	__u64 own_segment;	/* where in that slice */
+	__u64 peer_segment;
+	__u64 tail;		/* how far we have written */
+	__u64 head_seen;	/* how far the peer has read of that */
+	__u64 rung_data;	/* the wait word that we rang for last */
+	__u64 head;		/* how far we have read */
+	__u64 tail_seen;	/* how far the peer had written */
+	__u64 rung_space;	/* the wait word that we rang for last */
+	__u64 gives;		/* what the peer takes: TOMBOLO_NET_* */
+	__u64 takes;		/* what we said that we take */
+	__u32 gives_most;	/* the longest frame that the peer takes */
+	__u32 takes_most;	/* the longest that we said we take */
+	__u32 life;		/* where in the peer's slice its state byte is */
+	__u32 over;		/* from which state on it is over */
+	__u8 source[6];		/* the peer's address */
+	__u16 flags;		/* TOMBOLO_NET_ANY_SOURCE */
+};
+
+/* Frames may come from other addresses than the peer's. */
+#define TOMBOLO_NET_ANY_SOURCE	(1U << 0)
+
+struct tombolo_net_turn {
+	__u64 tail;		/* as in struct tombolo_net_link */
+	__u64 head_seen;
+	__u64 rung_data;
+	__u64 head;
+	__u64 tail_seen;
+	__u64 rung_space;
+	__u32 ended;		/* TOMBOLO_NET_ENDED_*; 0: it had not */
+	__u32 clause;		/* what a corrupt ring broke: R-... */
+};
+
+#define TOMBOLO_NET_ENDED_CLOSED	1	/* the peer closed */
+#define TOMBOLO_NET_ENDED_ABORTED	2	/* it gave up */
+#define TOMBOLO_NET_ENDED_GONE	3	/* its slice was closed */
+#define TOMBOLO_NET_ENDED_CORRUPT	4	/* its ring is */
+#define TOMBOLO_NET_ENDED_REVOKED	5	/* hung up, or unplugged */
+
+/* Counters of each direction, and of both. Those without a name are 0. */
+#define TOMBOLO_NET_FRAMES	0
+#define TOMBOLO_NET_BYTES	1
+#define TOMBOLO_NET_SEGMENTS	2	/* frames that are still to be divided */
+#define TOMBOLO_NET_FULL	3	/* times that the queue was stopped */
+#define TOMBOLO_NET_SHORT	4	/* dropped: from here on */
+#define TOMBOLO_NET_LONG	5
+#define TOMBOLO_NET_HEADER	6
+#define TOMBOLO_NET_FEATURE	7
+#define TOMBOLO_NET_SOURCE	8
+#define TOMBOLO_NET_STALE	9	/* there was no link any more */
+#define TOMBOLO_NET_REFUSED	10	/* the kernel did not take its header */
+#define TOMBOLO_NET_MEMORY	11
+#define TOMBOLO_NET_BELLS	12	/* that were rung */
+#define TOMBOLO_NET_KICKS	0	/* bells that came */
+#define TOMBOLO_NET_POLLS	1
+#define TOMBOLO_NET_REARMS	2	/* something came just when nobody was to ring */
+#define TOMBOLO_NET_TIMEOUTS	3
+#define TOMBOLO_NET_LINKS	4
+#define TOMBOLO_NET_CORRUPT	5	/* links that ended so */
+
+struct tombolo_net_stat {
+	__u64 sent[16];
+	__u64 received[16];
+	__u64 both[8];
+};
+
 #define TOMBOLO_IOC_MAGIC	0xE7
 #define TOMBOLO_IOC_INFO	_IOR(TOMBOLO_IOC_MAGIC, 0, struct tombolo_info)
 #define TOMBOLO_IOC_LINK	_IOW(TOMBOLO_IOC_MAGIC, 1, struct tombolo_link)
@@ -198,5 +286,9 @@ struct tombolo_eventfd {
 #define TOMBOLO_IOC_EVENTFD	_IOW(TOMBOLO_IOC_MAGIC, 5, struct tombolo_eventfd)
 #define TOMBOLO_IOC_RING	_IOW(TOMBOLO_IOC_MAGIC, 6, struct tombolo_ring)
 #define TOMBOLO_IOC_CLEAR	_IOW(TOMBOLO_IOC_MAGIC, 7, struct tombolo_range)
+#define TOMBOLO_IOC_NET	_IOWR(TOMBOLO_IOC_MAGIC, 8, struct tombolo_net)
+#define TOMBOLO_IOC_NET_LINK	_IOW(TOMBOLO_IOC_MAGIC, 9, struct tombolo_net_link)
+#define TOMBOLO_IOC_NET_UNLINK	_IOR(TOMBOLO_IOC_MAGIC, 10, struct tombolo_net_turn)
+#define TOMBOLO_IOC_NET_STAT	_IOR(TOMBOLO_IOC_MAGIC, 11, struct tombolo_net_stat)
 
 #endif /* _UAPI_TOMBOLO_IVSHMEM_H */

@@ -27,6 +27,7 @@ mod client;
 mod finder;
 mod forks;
 mod hub;
+pub mod interface;
 mod link;
 mod mailbox;
 pub mod module;

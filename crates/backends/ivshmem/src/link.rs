@@ -5,7 +5,7 @@ use std::{io, os::fd::BorrowedFd, sync::Arc};
 
 use rustix::io::Errno;
 use tombolo_domain::{
-    Deadline, Doorbell, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, SingleDoorbell,
+    Deadline, Doorbell, DriverParts, Endpoint, Error, Liveness, Memory, Offer, Peer, Received, Result, SingleDoorbell,
     SingleNotifier, wait_readable,
 };
 use tombolo_layout::limits::{CONTROL_MESSAGE_MAX, PAGE};
@@ -173,6 +173,14 @@ impl Endpoint for VmEndpoint {
 
     fn leave(&mut self) {
         self.hub.leave();
+    }
+
+    fn driver_parts(&self, offer: &Offer) -> Option<DriverParts> {
+        let own_at = self.pool.pass(offer.token::<Token>()?)?.offset;
+        let (own, peer) = self.hub.port().slices()?;
+        let (own, peer) = (own.try_clone_to_owned().ok()?, peer.try_clone_to_owned().ok()?);
+        let peer_at = self.mapped.only()?.offset;
+        Some(DriverParts { own, own_at, peer, peer_at, life: mailbox::STATE_AT, over: mailbox::CLOSED })
     }
 
     fn liveness(&self) -> Liveness {

@@ -226,6 +226,12 @@ impl Mailbox {
 pub(crate) struct Mapped(Arc<Mutex<Vec<Passed>>>);
 
 impl Mapped {
+    /// The segment that is mapped, if it is one.
+    pub(crate) fn only(&self) -> Option<Passed> {
+        let mapped = lock(&self.0);
+        if let [one] = mapped[..] { Some(one) } else { None }
+    }
+
     /// V-6. Whether the peer may pass this now: whole pages of its slice behind the page, and neither these nor the
     /// handle passed before and still mapped.
     pub(crate) fn admit(&self, new: Passed, slice: u64, max: u64, page: &OwnPage) -> Result<SegmentRelease> {

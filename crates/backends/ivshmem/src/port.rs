@@ -160,6 +160,12 @@ impl Port {
         self.heard[bell].get().map_or(self.own.fd(), AsFd::as_fd)
     }
 
+    /// Both slices, where they are the module's.
+    pub(crate) fn slices(&self) -> Option<(BorrowedFd<'_>, BorrowedFd<'_>)> {
+        let (peer, _) = self.peer.get().filter(|_| matches!(self.ring, Ring::Module))?;
+        Some((self.own.fd(), peer.as_fd()))
+    }
+
     /// V-7. Whether the broker of this kernel carries the rings, so that the call needs it, or who keeps its descriptors meanwhile.
     pub(crate) fn is_carried(&self) -> bool {
         matches!(self.ring, Ring::Events(_))

@@ -21,7 +21,10 @@ use rustix::{
 use tombolo_mem::OwnSegment;
 use tombolo_os::{lock::lock, reserved::ReservedFd};
 
-use crate::uapi::{self, EventfdArgs, Info, LinkArgs, RangeArgs, RingArgs, SliceArgs, SlicesArgs};
+use crate::uapi::{
+    self, EventfdArgs, Info, LinkArgs, NetArgs, NetLinkArgs, NetStat, NetTurn, RangeArgs, RingArgs, SliceArgs,
+    SlicesArgs,
+};
 
 /// Any call: its number and its argument, which the kernel may read and write.
 struct Call<T> {
@@ -94,6 +97,22 @@ pub(crate) fn clear(link: BorrowedFd<'_>, args: RangeArgs) -> Result<()> {
 
 pub(crate) fn eventfd(slice: BorrowedFd<'_>, channel: u32, event: BorrowedFd<'_>) -> Result<()> {
     call(slice, uapi::IOC_EVENTFD, EventfdArgs { channel, fd: event.as_raw_fd() }).map(drop)
+}
+
+pub(crate) fn net(file: BorrowedFd<'_>, args: NetArgs) -> Result<NetArgs> {
+    call(file, uapi::IOC_NET, args).map(|(_, args)| args)
+}
+
+pub(crate) fn net_link(file: BorrowedFd<'_>, args: NetLinkArgs) -> Result<()> {
+    call(file, uapi::IOC_NET_LINK, args).map(drop)
+}
+
+pub(crate) fn net_unlink(file: BorrowedFd<'_>) -> Result<NetTurn> {
+    call(file, uapi::IOC_NET_UNLINK, NetTurn::default()).map(|(_, turn)| turn)
+}
+
+pub(crate) fn net_stat(file: BorrowedFd<'_>) -> Result<NetStat> {
+    call(file, uapi::IOC_NET_STAT, NetStat::default()).map(|(_, stat)| stat)
 }
 
 /// A range of shared memory that this program alone writes: a slice of the module's, or a range of a memfd.
@@ -188,5 +207,9 @@ mod tests {
         assert!(slices(file.as_fd(), &mut []).is_err());
         assert_eq!(notify(file.as_fd(), RingArgs::default()), Err(Errno::NOTTY));
         assert_eq!(clear(file.as_fd(), RangeArgs::default()), Err(Errno::NOTTY));
+        assert_eq!(net(file.as_fd(), NetArgs::default()), Err(Errno::NOTTY));
+        assert_eq!(net_link(file.as_fd(), NetLinkArgs::default()), Err(Errno::NOTTY));
+        assert_eq!(net_unlink(file.as_fd()), Err(Errno::NOTTY));
+        assert_eq!(net_stat(file.as_fd()), Err(Errno::NOTTY));
     }
 }

@@ -115,6 +115,88 @@ mirror! {
         /// -1: nowhere.
         fd: i32,
     }
+    /// A network interface.
+    NetArgs = "tombolo_net" {
+        /// Its name, which may have `%d`; comes back as it is.
+        name: [u8; 16],
+        /// Its address.
+        address: [u8; 6],
+        /// Zero.
+        reserved: u16,
+        /// Its MTU.
+        mtu: u32,
+        /// Its number comes back.
+        index: u32,
+        /// What it can take comes back: bits of a hello (N-4).
+        takes: u64,
+    }
+    /// A channel that an interface takes over.
+    NetLinkArgs = "tombolo_net_link" {
+        /// The slice with the own segment.
+        own_fd: i32,
+        /// The slice with the peer's.
+        peer_fd: i32,
+        /// Where in that slice it is.
+        own_segment: u64,
+        /// The peer's, likewise.
+        peer_segment: u64,
+        /// The writer's record: its position,
+        tail: u64,
+        /// the head last seen,
+        head_seen: u64,
+        /// and the wait word last rung for.
+        rung_data: u64,
+        /// The reader's: its position,
+        head: u64,
+        /// the tail last seen,
+        tail_seen: u64,
+        /// and the wait word last rung for.
+        rung_space: u64,
+        /// What the peer's hello takes.
+        gives: u64,
+        /// What the own one does.
+        takes: u64,
+        /// The longest frame that the peer takes.
+        gives_most: u32,
+        /// The longest that this end does.
+        takes_most: u32,
+        /// Where in the peer's slice its state is.
+        life: u32,
+        /// From which state on it is over.
+        over: u32,
+        /// The peer's address.
+        source: [u8; 6],
+        /// `NET_…`
+        flags: u16,
+    }
+    /// Where the pipes of a channel stand that an interface gives back.
+    NetTurn = "tombolo_net_turn" {
+        /// As in [`NetLinkArgs`].
+        tail: u64,
+        /// Likewise.
+        head_seen: u64,
+        /// Likewise.
+        rung_data: u64,
+        /// Likewise.
+        head: u64,
+        /// Likewise.
+        tail_seen: u64,
+        /// Likewise.
+        rung_space: u64,
+        /// Why the link ended: `NET_ENDED_…`, or 0.
+        ended: u32,
+        /// The clause R-… that a corrupt ring broke.
+        clause: u32,
+    }
+    /// What an interface counted.
+    NetStat = "tombolo_net_stat" {
+        /// Of what went to the peer.
+        sent: [u64; 16],
+        /// Of what came from it.
+        received: [u64; 16],
+        /// Of both.
+        both: [u64; 8],
+    }
 }
 
 /// The version of the interface.
@@ -135,6 +217,19 @@ pub const INFO_WRITE_BACK: u32 = 1 << 1;
 pub const SLICE_PEER: u32 = 1 << 0;
 /// Maps for reading only.
 pub const SLICE_READ_ONLY: u32 = 1 << 1;
+
+/// Frames may come from other addresses than the peer's.
+pub const NET_ANY_SOURCE: u16 = 1 << 0;
+/// The peer closed.
+pub const NET_ENDED_CLOSED: u32 = 1;
+/// It gave up.
+pub const NET_ENDED_ABORTED: u32 = 2;
+/// Its slice was closed.
+pub const NET_ENDED_GONE: u32 = 3;
+/// Its ring is corrupt.
+pub const NET_ENDED_CORRUPT: u32 = 4;
+/// The link was hung up, or a device unplugged.
+pub const NET_ENDED_REVOKED: u32 = 5;
 
 /// What an ioctl's argument is to the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -158,6 +253,10 @@ pub(crate) const IOC_HANG_UP: u32 = opcode(Way::None, 4, 0);
 pub(crate) const IOC_EVENTFD: u32 = opcode(Way::Write, 5, size_of::<EventfdArgs>());
 pub(crate) const IOC_RING: u32 = opcode(Way::Write, 6, size_of::<RingArgs>());
 pub(crate) const IOC_CLEAR: u32 = opcode(Way::Write, 7, size_of::<RangeArgs>());
+pub(crate) const IOC_NET: u32 = opcode(Way::Both, 8, size_of::<NetArgs>());
+pub(crate) const IOC_NET_LINK: u32 = opcode(Way::Write, 9, size_of::<NetLinkArgs>());
+pub(crate) const IOC_NET_UNLINK: u32 = opcode(Way::Read, 10, size_of::<NetTurn>());
+pub(crate) const IOC_NET_STAT: u32 = opcode(Way::Read, 11, size_of::<NetStat>());
 
 #[cfg(test)]
 mod tests {
@@ -224,6 +323,12 @@ mod tests {
             ("TOMBOLO_INFO_WRITE_BACK", format!("(1U << {})", INFO_WRITE_BACK.ilog2())),
             ("TOMBOLO_SLICE_PEER", format!("(1U << {})", SLICE_PEER.ilog2())),
             ("TOMBOLO_SLICE_READ_ONLY", format!("(1U << {})", SLICE_READ_ONLY.ilog2())),
+            ("TOMBOLO_NET_ANY_SOURCE", format!("(1U << {})", NET_ANY_SOURCE.ilog2())),
+            ("TOMBOLO_NET_ENDED_CLOSED", NET_ENDED_CLOSED.to_string()),
+            ("TOMBOLO_NET_ENDED_ABORTED", NET_ENDED_ABORTED.to_string()),
+            ("TOMBOLO_NET_ENDED_GONE", NET_ENDED_GONE.to_string()),
+            ("TOMBOLO_NET_ENDED_CORRUPT", NET_ENDED_CORRUPT.to_string()),
+            ("TOMBOLO_NET_ENDED_REVOKED", NET_ENDED_REVOKED.to_string()),
             ("TOMBOLO_IOC_MAGIC", "0xE7".into()),
             ("TOMBOLO_IOC_INFO", "_IOR(TOMBOLO_IOC_MAGIC, 0, struct tombolo_info)".into()),
             ("TOMBOLO_IOC_LINK", "_IOW(TOMBOLO_IOC_MAGIC, 1, struct tombolo_link)".into()),
@@ -233,6 +338,10 @@ mod tests {
             ("TOMBOLO_IOC_EVENTFD", "_IOW(TOMBOLO_IOC_MAGIC, 5, struct tombolo_eventfd)".into()),
             ("TOMBOLO_IOC_RING", "_IOW(TOMBOLO_IOC_MAGIC, 6, struct tombolo_ring)".into()),
             ("TOMBOLO_IOC_CLEAR", "_IOW(TOMBOLO_IOC_MAGIC, 7, struct tombolo_range)".into()),
+            ("TOMBOLO_IOC_NET", "_IOWR(TOMBOLO_IOC_MAGIC, 8, struct tombolo_net)".into()),
+            ("TOMBOLO_IOC_NET_LINK", "_IOW(TOMBOLO_IOC_MAGIC, 9, struct tombolo_net_link)".into()),
+            ("TOMBOLO_IOC_NET_UNLINK", "_IOR(TOMBOLO_IOC_MAGIC, 10, struct tombolo_net_turn)".into()),
+            ("TOMBOLO_IOC_NET_STAT", "_IOR(TOMBOLO_IOC_MAGIC, 11, struct tombolo_net_stat)".into()),
         ];
         for (name, here) in numbers {
             let there = defined(header, name);

@@ -10,6 +10,8 @@ mod backends;
 mod caches;
 mod connect;
 mod control;
+#[doc(hidden)]
+pub mod driver;
 mod end;
 mod error;
 #[doc(hidden)]

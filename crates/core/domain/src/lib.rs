@@ -20,7 +20,7 @@ mod single;
 pub use doorbell::{Doorbell, Slot, Woken};
 pub use error::Error;
 pub use finding::{PeerFinder, Sought};
-pub use link::{Allocator, Endpoint, Liveness, Memory, Offer, Peer, Received};
+pub use link::{Allocator, DriverParts, Endpoint, Liveness, Memory, Offer, Peer, Received};
 pub use poll::wait_readable;
 pub use rendezvous::{Connecting, Held, Listener, Rendezvous};
 pub use single::{SingleDoorbell, SingleNotifier};

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
 //! What two ends have of each other once they met.
 
-use std::{any::Any, fmt, os::fd::BorrowedFd, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
 use tombolo_mem::{OwnSegment, PeerSegment};
 
@@ -161,6 +166,23 @@ pub struct Received {
     pub segment: Option<PeerSegment>,
 }
 
+/// Where the segments of a channel are, for a driver of this kernel's that is to use them in this end's place.
+#[derive(Debug)]
+pub struct DriverParts {
+    /// What the own segment is in.
+    pub own: OwnedFd,
+    /// Where in it.
+    pub own_at: u64,
+    /// What the peer's segment is in.
+    pub peer: OwnedFd,
+    /// Where in it.
+    pub peer_at: u64,
+    /// Where in that the peer's state stands, a byte.
+    pub life: u32,
+    /// From which state on the peer is over.
+    pub over: u8,
+}
+
 /// Two ends that met: their memory, a path for control messages, and each other's life.
 ///
 /// Control messages are few (set-up, hand-over), at most
@@ -214,6 +236,11 @@ pub trait Endpoint: Memory + Send + fmt::Debug {
     /// Tells the peer that this end publishes nothing more because the link is being taken away (V-9). Never blocks. A
     /// backend whose links are not taken away has nothing to tell.
     fn leave(&mut self) {}
+
+    /// Where both segments are, the own one being what `offer` stands for, if a driver of this kernel's can use them.
+    fn driver_parts(&self, _offer: &Offer) -> Option<DriverParts> {
+        None
+    }
 
     /// What is known of the peer's life now. May cost a system call or a few.
     fn liveness(&self) -> Liveness;

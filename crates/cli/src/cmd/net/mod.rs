@@ -8,7 +8,8 @@ use std::{os::fd::AsFd, path::PathBuf};
 use clap::Subcommand;
 use tombolo_bench::size;
 use tombolo_net::{
-    Config, Control, Engine, Found, MTU_LEAST, MTU_MOST, Mac, Place, RING_DEFAULT, RING_LEAST, Request, TapConfig,
+    Config, Control, Engine, EngineKind, Found, MTU_LEAST, MTU_MOST, Mac, NicConfig, Place, RING_DEFAULT, RING_LEAST,
+    Request,
 };
 
 use crate::{
@@ -84,6 +85,20 @@ struct UpArgs {
     /// Bytes of the ring to the peer: a power of two from 256KiB
     #[arg(long, value_name = "SIZE", default_value_t = RING_DEFAULT as usize, value_parser = ring)]
     ring: usize,
+    /// Who moves its frames
+    #[arg(long, value_name = "WHO", value_enum, default_value = "tap")]
+    engine: EngineName,
+}
+
+/// Who moves the frames.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum EngineName {
+    /// This process, through a TAP device: everywhere
+    Tap,
+    /// The kernel's module, in a virtual machine that has it: vm: alone
+    Kernel,
+    /// The module where it can, else this process
+    Auto,
 }
 
 /// Where several interfaces have one name.
@@ -173,13 +188,18 @@ impl UpArgs {
         };
         let machine = std::fs::read("/etc/machine-id").ok().filter(|id| !id.is_empty());
         let words = [place.role(), place.address(), &self.name];
-        let tap = TapConfig {
+        let engine = match self.engine {
+            EngineName::Tap => EngineKind::Tap,
+            EngineName::Kernel => EngineKind::Kernel,
+            EngineName::Auto => EngineKind::Auto,
+        };
+        let nic = NicConfig {
             name: self.name.clone(),
             netns: self.netns.clone(),
             mac: self.mac,
             default_mac: machine.map(|machine| Mac::derived(&machine, words)),
             mtu: self.mtu,
         };
-        Config { tap, place, any_source: self.any_source, ring: self.ring as u64 }
+        Config { nic, engine, place, any_source: self.any_source, ring: self.ring as u64 }
     }
 }

@@ -50,6 +50,7 @@ fn block(status: &Value) -> String {
         "channel",
         format!("{} {}, process {}", text(&status["role"]), text(&status["address"]), text(&status["pid"])),
     );
+    line("engine", text(&status["engine"]));
     line("links", format!("{}, the last for {} s", text(&status["links"]), text(&status["seconds"])));
     if status["peer"].is_object() {
         let peer = &status["peer"];

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! A network interface of the kernel module's, as `tombolo net` uses it: it takes over a channel whose ends have agreed.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+};
+
+use tombolo_domain::DriverParts;
+use tombolo_layout::private::Record;
+
+use crate::{
+    sys,
+    uapi::{self, NetArgs, NetLinkArgs, NetStat, NetTurn},
+};
+
+/// Where the module makes interfaces.
+const DEVICE: &str = "/dev/net/tombolo";
+
+/// What frames may be, by the two hellos (N-4 to N-6).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrameLimits {
+    /// Bits of the peer's hello.
+    pub gives: u64,
+    /// The longest frame that it takes.
+    pub gives_most: u32,
+    /// Bits of the own hello.
+    pub takes: u64,
+    /// The longest frame that this end takes.
+    pub takes_most: u32,
+    /// The peer's address.
+    pub source: [u8; 6],
+    /// Whether frames may come from others.
+    pub any_source: bool,
+}
+
+/// An interface, which goes with this value.
+#[derive(Debug)]
+pub struct Interface(File);
+
+impl Interface {
+    /// Opens the module's device, without an interface yet.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no module that has one.
+    pub fn open() -> io::Result<Self> {
+        OpenOptions::new().read(true).write(true).open(DEVICE).map(Self)
+    }
+
+    /// Makes the interface, in this thread's network namespace. Returns what it can take (N-4).
+    ///
+    /// # Errors
+    /// What the kernel says, as the module's header has it.
+    pub fn make(&self, name: &str, address: [u8; 6], mtu: u32) -> io::Result<u64> {
+        let mut args = NetArgs { address, mtu, ..NetArgs::default() };
+        let room = args.name.get_mut(..name.len()).filter(|room| room.len() < 16);
+        room.ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(name.as_bytes());
+        Ok(sys::net(self.0.as_fd(), args)?.takes)
+    }
+
+    /// Lets the interface move the frames of a channel from now on.
+    ///
+    /// # Errors
+    /// As [`make`](Self::make).
+    pub fn take_over(&self, parts: &DriverParts, records: &[Record; 2], limits: &FrameLimits) -> io::Result<()> {
+        let [writer, reader] = records;
+        let args = NetLinkArgs {
+            own_fd: parts.own.as_raw_fd(),
+            peer_fd: parts.peer.as_raw_fd(),
+            own_segment: parts.own_at,
+            peer_segment: parts.peer_at,
+            tail: writer.position,
+            head_seen: writer.peer_position,
+            rung_data: writer.rung,
+            head: reader.position,
+            tail_seen: reader.peer_position,
+            rung_space: reader.rung,
+            gives: limits.gives,
+            takes: limits.takes,
+            gives_most: limits.gives_most,
+            takes_most: limits.takes_most,
+            life: parts.life,
+            over: parts.over.into(),
+            source: limits.source,
+            flags: if limits.any_source { uapi::NET_ANY_SOURCE } else { 0 },
+        };
+        Ok(sys::net_link(self.0.as_fd(), args)?)
+    }
+
+    /// Takes the channel back. Returns how it ended, and both records as they stand now.
+    ///
+    /// # Errors
+    /// `NotConnected` where the interface has none: it may have been removed.
+    pub fn give_back(&self, records: [Record; 2]) -> io::Result<(NetTurn, [Record; 2])> {
+        let turn = sys::net_unlink(self.0.as_fd())?;
+        let [writer, reader] = records;
+        let writer = Record {
+            position: turn.tail,
+            peer_position: turn.head_seen,
+            bound: turn.head_seen,
+            rung: turn.rung_data,
+            ..writer
+        };
+        let reader = Record {
+            position: turn.head,
+            peer_position: turn.tail_seen,
+            bound: turn.head,
+            rung: turn.rung_space,
+            ..reader
+        };
+        Ok((turn, [writer, reader]))
+    }
+
+    /// What it has counted.
+    ///
+    /// # Errors
+    /// It was removed.
+    pub fn counted(&self) -> io::Result<NetStat> {
+        Ok(sys::net_stat(self.0.as_fd())?)
+    }
+}
+
+/// It polls readable once the link has ended by itself, or the interface was removed.
+impl AsFd for Interface {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

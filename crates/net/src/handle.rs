@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+//! What every interface is asked and told, whoever moves its frames.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    thread,
+};
+
+use rustix::{
+    io::Errno,
+    thread::{LinkNameSpaceType, move_into_link_name_space},
+};
+
+use crate::{
+    error::{Error, Result},
+    mac::Mac,
+    netlink::{Link, Netlink},
+};
+
+/// How an interface is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NicConfig {
+    /// Its name.
+    pub name: String,
+    /// The network namespace that it is to be in: a name as `ip netns` knows it, or a path.
+    pub netns: Option<String>,
+    /// Its address, else what the kernel has chosen.
+    pub mac: Option<Mac>,
+    /// Its address if it is new and none is asked for.
+    pub default_mac: Option<Mac>,
+    /// Its MTU, else 1500 or what it has.
+    pub mtu: Option<u32>,
+}
+
+/// An interface by its number, in its namespace.
+#[derive(Debug)]
+pub struct Handle {
+    /// The tables of its namespace.
+    pub netlink: Netlink,
+    /// What it is called.
+    pub name: String,
+    /// Its number.
+    pub index: i32,
+}
+
+impl Handle {
+    /// Gives a new interface its MTU and switches it on.
+    pub fn begin(&self, mtu: Option<u32>) -> Result<()> {
+        if let Some(mtu) = mtu {
+            self.set_mtu(mtu)?;
+        }
+        if self.link()?.up {
+            return Ok(());
+        }
+        self.netlink.set_up(self.index).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::PERM) => Error::NotPermitted(self.name.clone()),
+            _ => Error::Os { call: "RTM_NEWLINK", source: error },
+        })
+    }
+
+    /// What it is like now: its administrator may change that at any time.
+    pub fn link(&self) -> Result<Link> {
+        self.netlink.link(self.index).map_err(|error| self.failed("RTM_GETLINK", error))
+    }
+
+    /// Changes its MTU.
+    pub fn set_mtu(&self, mtu: u32) -> Result<()> {
+        // Who was given an interface by root may not change it, nor need to.
+        if self.link()?.mtu == mtu {
+            return Ok(());
+        }
+        self.netlink.set_mtu(self.index, mtu).map_err(|source| match Errno::from_io_error(&source) {
+            Some(Errno::NODEV) => Error::Removed(self.name.clone()),
+            _ => Error::Mtu { name: self.name.clone(), mtu, source },
+        })
+    }
+
+    /// Why a call about it failed.
+    pub fn failed(&self, call: &'static str, source: io::Error) -> Error {
+        match Errno::from_io_error(&source) {
+            // The descriptor has no interface any more.
+            Some(Errno::BADFD | Errno::NODEV | Errno::NXIO | Errno::NOTCONN) => Error::Removed(self.name.clone()),
+            _ => Error::Os { call, source },
+        }
+    }
+}
+
+/// Makes an interface in the namespace that it is to be in.
+pub fn in_namespace<T: Send>(config: &NicConfig, make: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    check_name(&config.name)?;
+    match &config.netns {
+        None => make(),
+        // A namespace is a thread's: this one ends with it.
+        Some(netns) => thread::scope(|scope| {
+            let made = scope.spawn(|| {
+                enter(&namespace_path(netns))?;
+                make()
+            });
+            made.join().expect("the thread that makes an interface does not panic")
+        }),
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    let fits = (1..=15).contains(&name.len()) && name != "." && name != "..";
+    let plain = name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/:%".contains(&byte));
+    if fits && plain { Ok(()) } else { Err(Error::BadName(name.into())) }
+}
+
+/// Where the kernel shows a namespace: a name is one of `ip netns`.
+#[must_use]
+pub fn namespace_path(netns: &str) -> PathBuf {
+    if netns.contains('/') { netns.into() } else { Path::new("/run/netns").join(netns) }
+}
+
+fn enter(path: &Path) -> Result<()> {
+    let file = File::open(path).map_err(|source| Error::NoNamespace { path: path.into(), source })?;
+    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).map_err(|error| {
+        let (path, source) = (path.into(), error.into());
+        if error == Errno::PERM { Error::Namespace { path, source } } else { Error::NoNamespace { path, source } }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_interface_can_have_are_refused() {
+        for good in ["tmb0", "a", "fifteen-bytes-x", "a.b_c@d"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", ".", "..", "a/b", "a:1", "tmb%d", "a b", "a\tb", "sixteen-bytes-xy", "ä"] {
+            let error = check_name(bad).unwrap_err().to_string();
+            assert!(error.contains("is no name of an interface"), "{error}");
+        }
+        assert_eq!(namespace_path("web").to_str(), Some("/run/netns/web"));
+        assert_eq!(namespace_path("/proc/7/ns/net").to_str(), Some("/proc/7/ns/net"));
+    }
+}
