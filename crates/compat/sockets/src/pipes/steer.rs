@@ -70,7 +70,7 @@ impl Tx {
                 return Err(Failed::Os(Errno::CONNRESET)); // Said once by the kernel, and that is for the program's next call.
             }
             let mut bytes = Vec::new();
-            self.writer.unread_from(from, &mut bytes)?;
+            self.writer.handover().unread_from(from, &mut bytes)?;
             match kernel.send(fd, &[IoSlice::new(&bytes)]) {
                 Ok(n) => connection.count(Direction::Out, n),
                 Err(Errno::AGAIN) => return Ok(true),
