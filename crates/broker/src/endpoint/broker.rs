@@ -600,9 +600,7 @@ fn refuse(Refusal(code, why): Refusal) -> Message {
 /// A number that is not 0.
 fn random() -> io::Result<u64> {
     loop {
-        let mut bytes = [0; 8];
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-        match u64::from_ne_bytes(bytes) {
+        match u64::from_ne_bytes(tombolo_os::random::bytes()?) {
             0 => {}
             number => return Ok(number),
         }
