@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! V-1, V-2. A program and the broker of its own kernel, over a UNIX socket.
+//! A program and the broker of its own kernel, over a UNIX socket (V-1, V-2).
 
 use std::{
     io::{self, IoSlice},
@@ -34,8 +34,8 @@ fn myself() -> Credentials {
     (rustix::process::getpid(), rustix::process::geteuid(), rustix::process::getegid())
 }
 
-/// V-1. A conversation whose last question was answered, for the next one. Neither a child made by fork nor who has become
-/// another user meanwhile asks in it.
+/// A conversation whose last question was answered, for the next one (V-1). Neither a child made by fork nor who has
+/// become another user meanwhile asks in it.
 #[derive(Debug, Default)]
 pub(crate) struct Idle(Mutex<Option<(PathBuf, Credentials, Client)>>);
 
@@ -148,7 +148,7 @@ impl Client {
         }
     }
 
-    /// B-19. The domain that has `number`, and its number.
+    /// The domain that has `number`, and its number (B-19).
     pub(crate) fn who(&mut self, number: u16) -> Result<Option<(u16, Name)>> {
         self.send_message(1, Message::Who { number })?;
         match self.answer(1, Deadline::after(PATIENCE), "the domain with that number") {
@@ -228,7 +228,7 @@ fn call_for(peer: &Name, service: Name) -> (String, Message) {
     (address, Message::Connect { peer: peer.clone(), service, offset, len, channel })
 }
 
-/// V-2. A call that was asked for by one who does not wait for the broker.
+/// A call that was asked for by one who does not wait for the broker (V-2).
 #[derive(Debug)]
 pub(crate) struct PendingCall {
     path: PathBuf,
@@ -299,7 +299,7 @@ impl Connecting for PendingCall {
     }
 }
 
-/// V-2. A call that the broker stated, with this end's side of it.
+/// A call that the broker stated, with this endpoint's side of it (V-2).
 fn begin(statement: Message, mut descriptors: Vec<OwnedFd>) -> Result<VmEndpoint> {
     let Message::Connect { peer, service, offset, len, channel } = statement else {
         return Err(malformed("V-2", "a call is stated by Connect"));

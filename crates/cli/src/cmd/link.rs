@@ -19,7 +19,7 @@ use crate::{
 
 /// How long the broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// B-21. The longest that a broker may be configured to give programs to leave a link.
+/// The longest that a broker may be configured to give programs to leave a link (B-21).
 const LEAVE_MAX: Duration = Duration::from_secs(60);
 
 /// Join virtual machines, take them apart, and show what there is: asks `tombolod` on their host

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! B-2. The fields of a body, one after the other.
+//! The fields of a body, one after the other (B-2).
 
 /// What is wrong with a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

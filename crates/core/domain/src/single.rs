@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-//! A bell for one of many that share a link: whoever waits for that one alone watches it, and nobody else is woken.
+//! A doorbell for one of many that share a link: whoever waits for that one alone watches it, and nobody else is woken.
 //!
-//! It is made as L-7 says and for the same reasons: the ringer reads an eventfd that is full, which never blocks, and the
-//! waiter watches it for edges of writability and never reads it.
+//! It is made as L-7 says and for the same reasons: the notifier reads an eventfd that is full, which never blocks, and
+//! the waiter watches it for edges of writability and never reads it.
 
 use std::{
     io,
@@ -14,16 +14,16 @@ use tombolo_os::{
     reserved::ReservedFd,
 };
 
-/// A bell that this end waits at.
+/// A doorbell that this endpoint waits at.
 #[derive(Debug)]
 pub struct SingleDoorbell(ReservedFd);
 
-/// A bell that the peer waits at.
+/// A doorbell that the peer waits at.
 #[derive(Debug)]
 pub struct SingleNotifier(ReservedFd);
 
 impl SingleDoorbell {
-    /// A silent bell.
+    /// A silent doorbell.
     ///
     /// # Errors
     /// Where there is no descriptor for it.
